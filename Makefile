@@ -1,0 +1,66 @@
+# make demo: the demo, on a fresh Debian or Ubuntu machine with python3 >= 3.10.   make test: everything that must be clean.
+# Both install what they need first: system packages only when missing, the rest in $(VENV).
+
+VENV ?= .venv
+PYTHON_BIN = $(abspath $(VENV))/bin/python
+STAGE = tools/stage.sh
+PYTEST_ARGS ?=
+
+.PHONY: demo test install setup build lint format types stress soak bench package clean
+
+# A tree that is set up for development runs the demo from its editable build; any other from a plain install.
+ifneq ($(wildcard $(VENV)/requirements-dev.installed),)
+demo: build
+else
+demo: install
+endif
+	$(PYTHON_BIN) examples/digits.py
+
+install:
+	@$(STAGE) set-up tools/setup.sh $(VENV)
+	@$(STAGE) install $(PYTHON_BIN) -m pip install -q -c requirements-dev.txt '.[demo]'
+
+# pytest comes last, so that its summary is what one sees last.
+test: build lint types stress
+	@mkdir -p build
+	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
+
+setup:
+	@$(STAGE) set-up tools/setup.sh $(VENV) dev
+
+build: setup
+	@$(STAGE) build $(PYTHON_BIN) -m pip install -q --no-build-isolation --no-deps -e .
+
+lint: setup
+	@$(STAGE) lint tools/lint.sh $(VENV)
+
+format: setup
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	find cpp -name '*.h' -print0 -o -name '*.inl' -print0 -o -name '*.cpp' -print0 | xargs -0 $(VENV)/bin/clang-format -i
+
+types: setup
+	@$(STAGE) types tools/typecheck.sh $(PYTHON_BIN)
+
+stress: setup
+	@$(STAGE) "stress, ASan + UBSan" tools/stress.sh address,undefined
+	@$(STAGE) "stress, TSan" tools/stress.sh thread
+
+# The same tests for hours instead of minutes. Every number may be given on the command line.
+soak: export PCCL_SOAK = 1
+soak: export HYPOTHESIS_PROFILE = soak
+soak: export PCCL_SIM_SCHEDULES ?= 200000
+soak: export PCCL_KILLS ?= 2000
+soak: export PCCL_STRESS_SECONDS ?= 1800
+soak: build stress
+	$(PYTHON_BIN) -m pytest --timeout 14400 $(PYTEST_ARGS)
+
+bench: build
+	$(PYTHON_BIN) benchmarks/allreduce.py
+
+# The sdist, the wheel made from it, and that wheel in a clean environment.
+package: setup
+	@$(STAGE) package tools/check_package.sh $(PYTHON_BIN)
+
+clean:
+	rm -rf build dist $(VENV)

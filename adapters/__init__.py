@@ -1,0 +1,8 @@
+"""Other frameworks' arrays.
+
+NumPy needs no adapter; torch's and JAX's are imported when the first such array arrives.
+"""
+
+from pccl._arrays import Adapter, Array, Buffer, Node, register
+
+__all__ = ["Adapter", "Array", "Buffer", "Node", "register"]

@@ -1,0 +1,61 @@
+"""torch tensors in CPU memory: reduced in place in their own memory, results share NumPy's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pccl.adapters import Buffer, Node
+from pccl.errors import InvalidArgument, NotSupported
+from pccl.types import DataType
+
+__all__ = ["flatten", "from_buffers", "recognises", "to_buffers"]
+
+
+def recognises(leaf: object) -> bool:
+    """Whether `leaf` is a tensor; parameters are."""
+    return isinstance(leaf, torch.Tensor)
+
+
+def to_buffers(leaf: torch.Tensor, *, writable: bool) -> Sequence[Buffer]:
+    """One view of the tensor's memory, any strides. The autograd graph is not involved.
+
+    Raises:
+        NotSupported: Not a plain dense tensor in CPU memory, or a dtype that is not there yet.
+        InvalidArgument: Its dtype cannot be reduced.
+    """
+    if any(base.__name__ == "DTensor" for base in type(leaf).__mro__):
+        raise NotSupported.because("", "DTensor is not supported yet; pass its local tensor")
+    if leaf.device.type != "cpu":
+        raise NotSupported.because(
+            "", f"a tensor on {leaf.device} is not supported yet; use .cpu()"
+        )
+    if leaf.layout != torch.strided or leaf.is_quantized:
+        raise NotSupported.because("", "only dense tensors are supported yet")
+    dtype = DataType.from_torch_dtype(leaf.dtype)
+    plain = leaf.detach()
+    if plain.is_neg():
+        if writable:
+            raise InvalidArgument.because("", "a tensor with the negative bit cannot be written")
+        plain = plain.resolve_neg()
+    if dtype is DataType.BFLOAT16:
+        plain = plain.view(torch.int16)  # NumPy has no bfloat16
+    try:
+        return [Buffer(plain.numpy(), dtype)]
+    except (RuntimeError, TypeError) as error:
+        raise NotSupported.because("", f"torch gives no NumPy view: {error}") from error
+
+
+def from_buffers(like: torch.Tensor, buffers: Sequence[Buffer]) -> torch.Tensor:
+    """A new tensor without gradient over the result's memory."""
+    ((array, dtype),) = buffers
+    made = torch.from_numpy(np.asarray(array))
+    return made.view(torch.bfloat16) if dtype is DataType.BFLOAT16 else made
+
+
+def flatten(node: Any) -> Node | None:
+    """torch registers no containers that pccl does not know."""
+    return None

@@ -1,0 +1,79 @@
+// Causes of failure, and the value-or-error types every room returns.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "pccl/base/ids.h"
+
+namespace pccl {
+
+// What went wrong. One Python exception class each (pccl/errors.py); what the caller should do stands behind it.
+enum class Code : std::uint8_t {
+  ok = 0,
+  invalid_argument = 1,       // fix: this call's own arguments
+  invalid_usage = 2,          // fix: wrong state (not connected, closed, twice, forked)
+  not_initialized = 3,        // fix: level 2 before init
+  pending_operations = 4,     // fix: level 1 topology call with unfinished handles
+  not_supported = 5,          // fix: known, but not built yet
+  mismatched_call = 6,        // fix: members disagree; `peer` is the odd one out
+  deadlock = 7,               // fix: members wait in calls that cannot meet
+  too_few_peers = 8,          // retry: level 1 reduction alone
+  peer_lost = 9,              // retry: a member was lost in the operation, inputs are intact
+  unreachable = 10,           // rejoin: no path to a neighbour
+  timeout = 11,               // retry: a caller's deadline
+  master_lost = 12,           // rejoin: no master within the reconnect window
+  refused = 13,               // fix: join refused (version, limits, group)
+  authentication_failed = 14, // fix: secret
+  evicted = 15,               // rejoin: the master removed this peer
+  revision_mismatch = 16,     // fix: offered revision is ahead of the group's
+  state_unavailable = 17,     // stop: no holder of the state left
+  internal_error = 18,        // stop: a broken invariant of ours
+  interrupted = 19,           // the caller's own Ctrl-C; other members see peer_lost
+};
+
+// The failure itself: a cause, one sentence for a person, and whom it concerns.
+struct Error {
+  Code code = Code::internal_error;
+  std::string reason;
+  PeerId peer{};        // the odd one out, the lost one, ... ; zero when nobody in particular
+  std::string waiting;  // deadlock only: who waits in what, a line per member
+};
+
+// Success or an Error.
+class [[nodiscard]] Status {
+ public:
+  Status() = default;
+  Status(Error error) : error_(std::move(error)), ok_(false) {}  // NOLINT: implicit by design
+  Status(Code code, std::string reason) : Status(Error{code, std::move(reason), {}, {}}) {}
+  [[nodiscard]] bool ok() const { return ok_; }
+  explicit operator bool() const { return ok_; }
+  [[nodiscard]] const Error& error() const { return error_; }
+
+ private:
+  Error error_{Code::ok, {}, {}, {}};
+  bool ok_ = true;
+};
+
+// A T or an Error.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::move(value)) {}      // NOLINT: implicit by design
+  Result(Error error) : state_(std::move(error)) {}  // NOLINT: implicit by design
+  Result(Code code, std::string reason) : state_(Error{code, std::move(reason), {}, {}}) {}
+  [[nodiscard]] bool ok() const { return state_.index() == 0; }
+  explicit operator bool() const { return ok(); }
+  T& operator*() { return std::get<0>(state_); }
+  const T& operator*() const { return std::get<0>(state_); }
+  T* operator->() { return &std::get<0>(state_); }
+  const T* operator->() const { return &std::get<0>(state_); }
+  [[nodiscard]] const Error& error() const { return std::get<1>(state_); }
+
+ private:
+  std::variant<T, Error> state_;
+};
+
+}  // namespace pccl

@@ -1,0 +1,134 @@
+#include "pccl/base/settings.h"
+
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <string_view>
+
+namespace pccl {
+
+namespace {
+
+constexpr double kMaxSeconds = 1e8;  // three years; keeps every sum of durations far from overflow
+
+// Reads variables one after another and keeps the first failure, so that the list below stays a
+// plain list.
+class Reader {
+ public:
+  explicit Reader(const Settings::Lookup& lookup) : lookup_(lookup) {}
+
+  [[nodiscard]] const Status& status() const { return status_; }
+
+  void text(const char* name, std::string& value) {
+    if (const auto given = find(name)) value = *given;
+  }
+
+  void seconds(const char* name, Duration& value) {
+    const auto given = find(name);
+    if (!given) return;
+    double number = 0;
+    if (!parse(*given, number) || !std::isfinite(number) || number < 1e-3 || number > kMaxSeconds) {
+      return fail(name, *given, "seconds between 0.001 and 1e8, such as 2.5");
+    }
+    value = std::chrono::round<Duration>(std::chrono::duration<double>(number));
+  }
+
+  void seconds(const char* name, std::optional<Duration>& value) {
+    const auto given = find(name);
+    if (!given) return;
+    if (*given == "none") {
+      value.reset();
+      return;
+    }
+    Duration read{};
+    seconds(name, read);
+    if (status_.ok()) value = read;
+  }
+
+  template <class Integer>
+  void integer(const char* name, Integer& value, Integer least, Integer most) {
+    const auto given = find(name);
+    if (!given) return;
+    Integer number = 0;
+    if (!parse(*given, number) || number < least || number > most) {
+      return fail(name, *given,
+                  "a whole number from " + std::to_string(least) + " to " + std::to_string(most));
+    }
+    value = number;
+  }
+
+  void checksum(const char* name, Checksum& value) {
+    const auto given = find(name);
+    if (!given) return;
+    if (*given == "auto") {
+      value = Checksum::automatic;
+    } else if (*given == "always") {
+      value = Checksum::always;
+    } else if (*given == "never") {
+      value = Checksum::never;
+    } else {
+      fail(name, *given, "auto, always or never");
+    }
+  }
+
+  void require(bool holds, std::string sentence) {
+    if (status_.ok() && !holds) status_ = Status(Code::invalid_argument, std::move(sentence));
+  }
+
+ private:
+  [[nodiscard]] std::optional<std::string_view> find(const char* name) const {
+    const char* text = lookup_(name);
+    if (text == nullptr || *text == '\0') return std::nullopt;
+    return text;
+  }
+
+  // from_chars: the same in every locale, and nothing may follow the number.
+  template <class Number>
+  static bool parse(std::string_view text, Number& number) {
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && end == text.data() + text.size();
+  }
+
+  void fail(const char* name, std::string_view text, const std::string& wanted) {
+    require(false,
+            std::string(name) + "=\"" + std::string(text.substr(0, 64)) + "\" is not " + wanted);
+  }
+
+  const Settings::Lookup& lookup_;
+  Status status_;
+};
+
+}  // namespace
+
+Result<Settings> Settings::from(const Lookup& lookup) {
+  Settings settings;
+  std::string level;
+  Reader read(lookup);
+  read.text("PCCL_LOG_LEVEL", level);
+  if (!level.empty()) settings.log_level = parse_log_level(level);
+  read.text("PCCL_BIND", settings.bind_address);
+  read.seconds("PCCL_HEARTBEAT_INTERVAL", settings.heartbeat_interval);
+  read.seconds("PCCL_HEARTBEAT_TIMEOUT", settings.heartbeat_timeout);
+  read.seconds("PCCL_RECONNECT_TIMEOUT", settings.reconnect_timeout);
+  read.seconds("PCCL_LINK_TIMEOUT", settings.link_timeout);
+  read.integer("PCCL_BUFFER_BYTES", settings.buffer_bytes, std::size_t{16} << 10,
+               std::size_t{1} << 46);
+  read.integer("PCCL_SEGMENT_BYTES", settings.segment_bytes, std::size_t{4} << 10,
+               std::size_t{64} << 20);
+  read.integer("PCCL_STRIPES", settings.stripes, 0U, 256U);
+  read.seconds("PCCL_TIMEOUT", settings.timeout);
+  read.checksum("PCCL_CHECKSUM", settings.checksum);
+  read.require(settings.heartbeat_timeout > settings.heartbeat_interval,
+               "PCCL_HEARTBEAT_TIMEOUT must be longer than PCCL_HEARTBEAT_INTERVAL");
+  read.require(settings.segment_bytes % 64 == 0, "PCCL_SEGMENT_BYTES must be a multiple of 64");
+  read.require(settings.buffer_bytes / 4 >= settings.segment_bytes,
+               "PCCL_BUFFER_BYTES must be at least four times PCCL_SEGMENT_BYTES");
+  if (!read.status().ok()) return read.status().error();
+  return settings;
+}
+
+Result<Settings> Settings::from_environment() {
+  return from([](const char* name) { return std::getenv(name); });
+}
+
+}  // namespace pccl

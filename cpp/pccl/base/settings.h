@@ -1,0 +1,81 @@
+// Every PCCL_* variable the engine obeys, read in one place. Variables that stand for an argument
+// of `pccl.init` (PCCL_MASTER, PCCL_MIN_PEERS, PCCL_PORT, PCCL_ADVERTISE, PCCL_SECRET) are read by
+// the Python layer.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "pccl/base/error.h"
+#include "pccl/base/ids.h"
+#include "pccl/base/log.h"
+
+namespace pccl {
+
+// Who fills the 64-bit checksum of a data frame.
+enum class Checksum : std::uint8_t {
+  automatic,  // "auto": frames that leave the host, unless the link is encrypted
+  always,     // "always": every frame
+  never,      // "never": none; for measuring what it costs
+};
+
+// What a user can tune from outside. Read once when a communicator or master is made and handed
+// down as const: a later change of the environment concerns only later objects. Tests and the
+// simulator fill in their own. Durations are float seconds in the environment; an empty variable
+// counts as unset.
+struct Settings {
+  // PCCL_LOG_LEVEL: least level printed: TRACE DEBUG INFO WARN ERR FATAL NONE; unknown text means
+  // WARN.
+  LogLevel log_level = LogLevel::warn;
+
+  // PCCL_BIND: local address (literal or host name, no port) a peer listens on. Empty: all
+  // interfaces.
+  std::string bind_address;
+
+  // PCCL_HEARTBEAT_INTERVAL: seconds between signs of life on the control connection and on every
+  // link in use.
+  Duration heartbeat_interval = std::chrono::seconds(1);
+
+  // PCCL_HEARTBEAT_TIMEOUT: silence after which a pair is reported to the master. More than
+  // PCCL_LINK_TIMEOUT, so that a cut that heals in time costs nobody its membership.
+  Duration heartbeat_timeout = std::chrono::seconds(6);
+
+  // PCCL_RECONNECT_TIMEOUT: how long a control connection that broke alone is re-dialled before the
+  // master counts as lost.
+  Duration reconnect_timeout = std::chrono::seconds(10);
+
+  // PCCL_LINK_TIMEOUT: how long a connection to another peer is dialled or re-dialled before it is
+  // reported.
+  Duration link_timeout = std::chrono::seconds(3);
+
+  // PCCL_BUFFER_BYTES: bound of this process's receive buffers that were promised to senders as
+  // credit. At least four segments.
+  std::size_t buffer_bytes = std::size_t{256} << 20;
+
+  // PCCL_SEGMENT_BYTES: unit in flight: checked, acknowledged and sent again as a whole. A multiple
+  // of 64, so that no element of any type is split; 4 KiB to 64 MiB.
+  std::size_t segment_bytes = std::size_t{512} << 10;
+
+  // PCCL_STRIPES: connections per link, 0 to 256. 0: the library decides.
+  unsigned stripes = 0;
+
+  // PCCL_TIMEOUT: seconds for a call that was given no timeout of its own; "none": waits while
+  // members make progress.
+  std::optional<Duration> timeout;
+
+  // PCCL_CHECKSUM: auto, always or never.
+  Checksum checksum = Checksum::automatic;
+
+  // Reads the process's environment. Text that does not parse or is out of range is
+  // invalid_argument and names the variable. Not to be called while another thread changes the
+  // environment.
+  [[nodiscard]] static Result<Settings> from_environment();
+
+  // The same from any source: `lookup(name)` returns the text, or nullptr when unset.
+  using Lookup = std::function<const char*(const char* name)>;
+  [[nodiscard]] static Result<Settings> from(const Lookup& lookup);
+};
+
+}  // namespace pccl

@@ -1,0 +1,636 @@
+#include "pccl/collective/executor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "pccl/reduce/reduce.h"
+#include "pccl/topology/plan.h"
+
+namespace pccl::collective {
+namespace {
+
+constexpr std::uint32_t kUnlimited = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint32_t kNoSource = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint32_t kMaxWindow = 64;
+constexpr std::size_t kMaxEarlyOperations = 1 << 16;
+
+iovec vec(const void* data, std::size_t size) { return {const_cast<void*>(data), size}; }
+
+}  // namespace
+
+// ---- sizes and look-ups -------------------------------------------------------------------------------------------
+
+Executor::Operation* Executor::find(const wire::OpKey& key) {
+  const auto it = operations_.find(key);
+  return it == operations_.end() ? nullptr : it->second.get();
+}
+
+std::uint32_t Executor::wire_bytes(const Operation& operation, std::uint32_t segment, bool accumulated) const {
+  const Segment& cut = operation.layout.segments[segment];
+  return accumulated ? cut.accumulated_bytes : cut.raw_bytes;
+}
+
+std::uint32_t Executor::source_index(const Operation& operation, std::uint32_t segment, const PeerId& from) const {
+  const auto rank = operation.ranks.find(from);
+  if (rank == operation.ranks.end()) return kNoSource;
+  const auto& sources = operation.schedule.chunks[operation.layout.segments[segment].chunk].sources;
+  for (std::uint32_t i = 0; i < sources.size(); ++i) {
+    if (sources[i].rank == rank->second) return i;
+  }
+  return kNoSource;
+}
+
+std::uint64_t Executor::partial_bytes_from(const Operation& operation, std::uint32_t rank) const {
+  std::uint64_t bytes = 0;
+  for (const Segment& segment : operation.layout.segments) {
+    for (const Source& source : operation.schedule.chunks[segment.chunk].sources) {
+      if (source.rank == rank) bytes += source.accumulated ? segment.accumulated_bytes : segment.raw_bytes;
+    }
+  }
+  return bytes;
+}
+
+link::FrameHeader Executor::header_for(const Operation& operation, link::FrameType type) const {
+  link::FrameHeader header;
+  header.type = type;
+  header.signature = operation.spec.signature;
+  header.key = operation.spec.key;
+  header.attempt = operation.spec.attempt;
+  return header;
+}
+
+Traffic Executor::traffic(const wire::OpKey& key) const {
+  const auto it = operations_.find(key);
+  return it == operations_.end() ? Traffic{} : it->second->traffic;
+}
+
+// ---- starting and ending ------------------------------------------------------------------------------------------
+
+void Executor::start(OperationSpec spec) {
+  auto owned = std::make_unique<Operation>();
+  Operation& operation = *owned;
+  operation.spec = std::move(spec);
+  operation.token = ++next_token_;
+  const wire::OpKey key = operation.spec.key;
+  operations_[key] = std::move(owned);
+  prepare(operation);
+
+  // What we can send without waiting for anybody: chunks whose journey starts here. (And alone, the whole result.)
+  for (std::uint32_t i = 0; i < operation.layout.segments.size(); ++i) {
+    const ChunkFlow& flow = operation.schedule.chunks[operation.layout.segments[i].chunk];
+    if (!flow.sources.empty()) continue;
+    if (flow.owner()) {
+      combine(operation, i);
+    } else {
+      offer(operation, operation.spec.world->members[flow.partial_to].id, i, false);
+    }
+  }
+  post_receives(operation);
+  use_early(operation);
+  if (operation.unfinished == 0 && operations_.contains(key)) host_.finished(key);
+}
+
+void Executor::prepare(Operation& operation) {
+  const OperationSpec& spec = operation.spec;
+  const wire::EpochRecord& world = *spec.world;
+  std::uint64_t bytes = 0;
+  std::size_t scratch_bytes = 0;
+  bool widens = false;
+  std::vector<ArrayShape> shapes;
+  for (const ArrayRef& array : spec.arrays) {
+    const std::size_t element = element_size(array.dtype);
+    shapes.push_back({array.count, array.dtype});
+    bytes += array.count * element;
+    widens = widens || element_size(accumulation_type(array.dtype, spec.op)) > element;
+    if (array.send == array.recv) scratch_bytes += (array.count * element + 63) / 64 * 64;
+  }
+  if (scratch_bytes > 0) operation.scratch = pool_->take(scratch_bytes);
+  std::size_t used = 0;
+  for (const ArrayRef& array : spec.arrays) {
+    if (array.send != array.recv) {
+      operation.out.push_back(static_cast<std::uint8_t*>(array.recv));
+      continue;
+    }
+    operation.out.push_back(operation.scratch.data() + used);
+    used += (array.count * element_size(array.dtype) + 63) / 64 * 64;
+  }
+  const wire::SizeClass& size = topology::size_class(world.plan, bytes, widens);
+  operation.schedule = size.kind == wire::ScheduleKind::ring ? ring(world.plan.order, spec.rank)
+                                                             : direct(size.shares, spec.rank);
+  operation.layout = cut(shapes, spec.op, operation.schedule.shares, world.plan.segment_bytes);
+  operation.segments.resize(operation.layout.segments.size());
+  operation.widened.resize(widens ? operation.layout.segments.size() : 0);
+  operation.unfinished = operation.layout.segments.size();
+  for (std::uint32_t rank = 0; rank < world.members.size(); ++rank) {
+    operation.ranks[world.members[rank].id] = rank;
+  }
+  std::map<std::uint32_t, std::uint64_t> partial_bytes;  // by rank, what we contribute
+  for (std::size_t i = 0; i < operation.segments.size(); ++i) {
+    const ChunkFlow& flow = operation.schedule.chunks[operation.layout.segments[i].chunk];
+    operation.segments[i].missing = static_cast<std::uint32_t>(flow.sources.size());
+    operation.segments[i].seen.resize(flow.sources.size());
+    if (!flow.owner()) {
+      partial_bytes[flow.partial_to] +=
+          wire_bytes(operation, static_cast<std::uint32_t>(i), !flow.sources.empty());
+    }
+  }
+  for (const auto& [rank, amount] : partial_bytes) {
+    const PeerId& to = world.members[rank].id;
+    Outlet& outlet = operation.outlets[to];
+    if (amount > options_.eager_bytes) continue;  // the receiver grants by itself when it has posted
+    Port& port = ports_[to];
+    if (port.eager_out + amount <= options_.eager_room) {
+      outlet.eager = true;
+      outlet.eager_left = amount;
+      port.eager_out += amount;
+    } else {
+      send_control(to, header_for(operation, link::FrameType::ask));
+    }
+  }
+}
+
+void Executor::cancel(const wire::OpKey& key) {
+  const auto it = operations_.find(key);
+  if (it == operations_.end()) return;
+  Operation& operation = *it->second;
+  for (const auto& [peer, rank] : operation.ranks) {
+    if (rank == operation.spec.rank) continue;
+    const auto port = ports_.find(peer);
+    std::uint64_t unsent = host_.release(peer, operation.token);
+    const auto outlet = operation.outlets.find(peer);
+    if (outlet != operation.outlets.end()) unsent += outlet->second.eager_left;
+    if (port == ports_.end()) continue;
+    port->second.eager_out -= std::min(port->second.eager_out, unsent);
+    std::erase(port->second.turn, key);
+  }
+  for (const auto& [peer, segments] : operation.window) {
+    const std::uint64_t bytes = std::uint64_t{segments} * operation.spec.world->plan.segment_bytes;
+    granted_bytes_ -= std::min(granted_bytes_, bytes);
+  }
+  operations_.erase(it);
+}
+
+void Executor::commit(const wire::OpKey& key) {
+  const auto it = operations_.find(key);
+  if (it == operations_.end()) return;
+  const Operation& operation = *it->second;
+  for (std::size_t i = 0; i < operation.spec.arrays.size(); ++i) {
+    const ArrayRef& array = operation.spec.arrays[i];
+    if (array.send != array.recv || array.count == 0) continue;
+    std::memcpy(array.recv, operation.out[i], array.count * element_size(array.dtype));
+  }
+  cancel(key);
+}
+
+void Executor::set_epoch(std::uint64_t epoch, std::uint64_t abort_floor, std::uint64_t admission) {
+  epoch_ = epoch;
+  abort_floor_ = abort_floor;
+  admission_ = admission;
+  std::vector<wire::OpKey> stale;
+  for (const auto& [key, early] : early_) {
+    if (key.admission != admission || early.attempt < abort_floor) stale.push_back(key);
+  }
+  for (const wire::OpKey& key : stale) drop_early(key);
+}
+
+void Executor::reset_link(const PeerId& peer) {
+  ports_.erase(peer);
+  for (auto& [key, early] : early_) {
+    std::erase_if(early.frames, [&](const EarlyFrame& frame) { return frame.from == peer; });
+    early.grants.erase(peer);
+    early.asks.erase(peer);
+  }
+  for (auto& [key, operation] : operations_) {
+    const auto outlet = operation->outlets.find(peer);
+    if (outlet == operation->outlets.end()) continue;
+    outlet->second.queued = false;
+    outlet->second.eager_left = 0;  // what it had reserved went with the port
+  }
+}
+
+// ---- combining ----------------------------------------------------------------------------------------------------
+
+// All contributions of the segment are here: combines them with our own elements.
+void Executor::combine(Operation& operation, std::uint32_t index) {
+  const Segment& segment = operation.layout.segments[index];
+  SegmentState& state = operation.segments[index];
+  const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
+  const OperationSpec& spec = operation.spec;
+  const unsigned divisor = flow.owner() ? static_cast<unsigned>(spec.world->members.size()) : 0;
+  std::sort(state.held.begin(), state.held.end(), [](const Held& a, const Held& b) { return a.source < b.source; });
+  const bool widened = !flow.owner() && segment.accumulated_bytes != segment.raw_bytes;
+  if (widened) operation.widened[index] = pool_->take(segment.accumulated_bytes);
+  std::size_t raw_at = 0;
+  std::size_t wide_at = 0;
+  std::vector<reduce::Contribution> contributions(state.held.size());
+  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+    const ArrayRef& array = spec.arrays[piece.array];
+    const std::size_t element = element_size(array.dtype);
+    const std::size_t wide = element_size(accumulation_type(array.dtype, spec.op));
+    for (std::size_t i = 0; i < contributions.size(); ++i) {
+      const bool accumulated = flow.sources[state.held[i].source].accumulated;
+      contributions[i] = {state.held[i].buffer.data() + (accumulated ? wide_at : raw_at), accumulated};
+    }
+    const auto* own = static_cast<const std::uint8_t*>(array.send) + piece.first * element;
+    std::uint8_t* to = widened ? operation.widened[index].data() + wide_at
+                               : operation.out[piece.array] + piece.first * element;
+    reduce::reduce(array.dtype, spec.op, own, contributions, divisor, to, piece.count);
+    raw_at += piece.count * element;
+    wide_at += piece.count * wide;
+  }
+  state.held.clear();
+  if (flow.owner()) {
+    segment_final(operation, index);
+  } else {
+    offer(operation, spec.world->members[flow.partial_to].id, index, false);
+  }
+}
+
+void Executor::segment_final(Operation& operation, std::uint32_t index) {
+  SegmentState& state = operation.segments[index];
+  if (state.finished) return;
+  state.finished = true;
+  --operation.unfinished;
+  const ChunkFlow& flow = operation.schedule.chunks[operation.layout.segments[index].chunk];
+  for (const std::uint32_t rank : flow.final_to) {
+    offer(operation, operation.spec.world->members[rank].id, index, true);
+  }
+}
+
+void Executor::contribution(Operation& operation, std::uint32_t index, std::uint32_t source, Buffer buffer) {
+  SegmentState& state = operation.segments[index];
+  if (state.seen[source]) return;
+  state.seen[source] = true;
+  state.held.push_back({source, std::move(buffer)});
+  const ChunkFlow& flow = operation.schedule.chunks[operation.layout.segments[index].chunk];
+  if (--state.missing > 0) return;
+  combine(operation, index);
+  if (flow.sources.size() < 2) return;
+  // Their memory is free again: the contributors may send the next ones.
+  for (const Source& from : flow.sources) {
+    const PeerId& peer = operation.spec.world->members[from.rank].id;
+    const auto window = operation.window.find(peer);
+    if (window == operation.window.end()) continue;
+    grant(operation, peer, 1);
+  }
+}
+
+// ---- granting and sending -----------------------------------------------------------------------------------------
+
+// Tells contributors that we are ready for them. Those that send little do so unasked.
+void Executor::post_receives(Operation& operation) {
+  std::set<std::uint32_t> contributors;
+  std::map<std::uint32_t, bool> staged;  // contributions wait for others: memory is bounded by a window
+  for (const Segment& segment : operation.layout.segments) {
+    const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
+    for (const Source& source : flow.sources) {
+      contributors.insert(source.rank);
+      staged[source.rank] = staged[source.rank] || flow.sources.size() > 1;
+    }
+  }
+  const auto early = early_.find(operation.spec.key);
+  for (const std::uint32_t rank : contributors) {
+    const PeerId& peer = operation.spec.world->members[rank].id;
+    const bool asked = early != early_.end() && early->second.asks.contains(peer);
+    if (partial_bytes_from(operation, rank) <= options_.eager_bytes && !asked) continue;
+    if (!staged[rank]) {
+      grant(operation, peer, kUnlimited);
+      continue;
+    }
+    const std::uint64_t segment_bytes = operation.spec.world->plan.segment_bytes;
+    const std::uint64_t left = options_.buffer_bytes > granted_bytes_ ? options_.buffer_bytes - granted_bytes_ : 0;
+    const std::uint64_t fits = left / 4 / segment_bytes / contributors.size();
+    const auto window = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(fits, 1, kMaxWindow));
+    operation.window[peer] = window;
+    granted_bytes_ += window * segment_bytes;
+    grant(operation, peer, window);
+  }
+}
+
+void Executor::grant(Operation& operation, const PeerId& to, std::uint32_t credit) {
+  link::FrameHeader header = header_for(operation, link::FrameType::ready);
+  header.credit = credit;
+  send_control(to, header);
+}
+
+void Executor::send_control(const PeerId& to, const link::FrameHeader& header) {
+  ports_[to].control.push_back(header);
+  host_.wake(to);
+}
+
+void Executor::offer(Operation& operation, const PeerId& to, std::uint32_t segment, bool final) {
+  Outlet& outlet = operation.outlets[to];
+  (final ? outlet.finals : outlet.partials).push_back(segment);
+  queue_turn(to, operation, outlet);
+}
+
+void Executor::queue_turn(const PeerId& to, Operation& operation, Outlet& outlet) {
+  if (!outlet.sendable()) return;
+  if (!outlet.queued) {
+    outlet.queued = true;
+    ports_[to].turn.push_back(operation.spec.key);
+  }
+  host_.wake(to);
+}
+
+bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
+  const auto found = ports_.find(to);
+  if (found == ports_.end()) return false;
+  Port& port = found->second;
+  if (!port.control.empty()) {
+    frame = link::make_frame(port.control.front());
+    port.control.pop_front();
+    return true;
+  }
+  if (port.eager_used >= options_.eager_room / 4) {
+    link::FrameHeader header;
+    header.type = link::FrameType::eager_return;
+    header.credit = static_cast<std::uint32_t>(port.eager_used);
+    port.eager_used = 0;
+    frame = link::make_frame(header);
+    return true;
+  }
+  while (!port.turn.empty()) {
+    const wire::OpKey key = port.turn.front();
+    port.turn.pop_front();
+    Operation* operation = find(key);
+    if (operation == nullptr) continue;
+    Outlet& outlet = operation->outlets[to];
+    outlet.queued = false;
+    if (!outlet.sendable()) continue;
+    const bool final = !outlet.finals.empty();
+    auto& list = final ? outlet.finals : outlet.partials;
+    const std::uint32_t index = list.front();
+    list.pop_front();
+    const Segment& segment = operation->layout.segments[index];
+    const ChunkFlow& flow = operation->schedule.chunks[segment.chunk];
+    const bool accumulated = !final && !flow.sources.empty();
+    link::FrameHeader header = header_for(*operation, link::FrameType::data);
+    header.final = final;
+    header.segment = index;
+    header.payload_bytes = wire_bytes(*operation, index, accumulated);
+    if (!final && outlet.eager) {
+      header.eager = true;
+      frame.eager_bytes = header.payload_bytes;
+      outlet.eager_left -= std::min<std::uint64_t>(outlet.eager_left, header.payload_bytes);
+    } else if (!final && outlet.credit != kUnlimited) {
+      --outlet.credit;
+    }
+    frame.payload.clear();
+    if (accumulated && segment.accumulated_bytes != segment.raw_bytes) {
+      const Buffer& wide = operation->widened[index];
+      frame.payload.push_back(vec(wide.data(), wide.size()));
+    } else {
+      for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+        const Piece& piece = operation->layout.pieces[segment.first_piece + p];
+        const ArrayRef& array = operation->spec.arrays[piece.array];
+        const std::size_t element = element_size(array.dtype);
+        // Our own elements start a chunk's journey; everything else was put where results go.
+        const auto* from = final || accumulated ? operation->out[piece.array]
+                                                : static_cast<const std::uint8_t*>(array.send);
+        frame.payload.push_back(vec(from + piece.first * element, piece.count * element));
+      }
+    }
+    if (host_.checked(to)) header.checksum = link::checksum(header, frame.payload);
+    frame.header = link::encode(header);
+    frame.payload_bytes = header.payload_bytes;
+    frame.token = operation->token;
+    frame.trailer = true;
+    operation->traffic.tx_bytes += header.payload_bytes;
+    if (outlet.sendable()) {
+      outlet.queued = true;
+      port.turn.push_back(key);
+    }
+    return true;
+  }
+  return false;
+}
+
+// ---- receiving ----------------------------------------------------------------------------------------------------
+
+void Executor::eager_consumed(const PeerId& from, std::uint64_t bytes) {
+  Port& port = ports_[from];
+  port.eager_used += bytes;
+  if (port.eager_used >= options_.eager_room / 4) host_.wake(from);
+}
+
+void Executor::drop_early(const wire::OpKey& key) {
+  const auto it = early_.find(key);
+  if (it == early_.end()) return;
+  for (const EarlyFrame& frame : it->second.frames) {
+    Port& port = ports_[frame.from];
+    port.eager_kept -= std::min<std::uint64_t>(port.eager_kept, frame.header.payload_bytes);
+    eager_consumed(frame.from, frame.header.payload_bytes);
+  }
+  early_.erase(it);
+}
+
+link::Placement Executor::place(const PeerId& from, const link::FrameHeader& header) {
+  link::Placement placement;
+  const auto refuse = [&](std::string why) {
+    placement.kind = link::Placement::Kind::refuse;
+    placement.reason = std::move(why);
+    return std::move(placement);
+  };
+  const auto drain = [&] {
+    if (header.eager) eager_consumed(from, header.payload_bytes);
+    placement.kind = link::Placement::Kind::drain;
+    return std::move(placement);
+  };
+  if (header.payload_bytes == 0) return refuse("an empty data frame");
+  if (header.attempt > epoch_) {
+    placement.kind = link::Placement::Kind::hold;
+    return placement;
+  }
+  if (header.attempt < abort_floor_ || header.key.admission != admission_) return drain();
+  Operation* operation = find(header.key);
+  if (operation == nullptr) {
+    if (host_.started(header.key)) return drain();
+    if (header.final) return refuse("final bytes for an operation that was not called here");
+    Port& port = ports_[from];
+    if (!header.eager || port.eager_kept + header.payload_bytes > options_.eager_room) {
+      return refuse("data for an operation that was not called here, beyond the room for it");
+    }
+    if (early_.size() >= kMaxEarlyOperations) return refuse("data for too many operations not called here");
+    port.eager_kept += header.payload_bytes;
+    placement.kind = link::Placement::Kind::store;
+    placement.buffer = pool_->take(header.payload_bytes);
+    placement.where = {vec(placement.buffer.data(), header.payload_bytes)};
+    return placement;
+  }
+  if (operation->spec.signature != header.signature) {
+    // The master compares signatures and will name the odd one out; meanwhile nothing is mixed.
+    host_.disagrees(header.key);
+    return drain();
+  }
+  if (operation->spec.attempt != header.attempt) return drain();
+  if (header.segment >= operation->layout.segments.size()) return refuse("a segment beyond the operation's end");
+  const Segment& segment = operation->layout.segments[header.segment];
+  const ChunkFlow& flow = operation->schedule.chunks[segment.chunk];
+  SegmentState& state = operation->segments[header.segment];
+  placement.token = operation->token;
+  if (header.final) {
+    const auto rank = operation->ranks.find(from);
+    if (rank == operation->ranks.end() || flow.final_from != rank->second) {
+      return refuse("final bytes from a peer that does not have them");
+    }
+    if (header.payload_bytes != segment.raw_bytes) return refuse("a segment of the wrong length");
+    // A partial result that is still to be passed on lies where the final one goes; then this is no honest final.
+    if (state.missing > 0) return refuse("final bytes before this peer's contribution");
+    if (state.finished) return drain();
+    placement.kind = link::Placement::Kind::store;
+    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+      const Piece& piece = operation->layout.pieces[segment.first_piece + p];
+      const std::size_t element = element_size(operation->spec.arrays[piece.array].dtype);
+      placement.where.push_back(vec(operation->out[piece.array] + piece.first * element, piece.count * element));
+    }
+    return placement;
+  }
+  const std::uint32_t source = source_index(*operation, header.segment, from);
+  if (source == kNoSource) return refuse("a contribution from a peer that makes none");
+  if (header.payload_bytes != wire_bytes(*operation, header.segment, flow.sources[source].accumulated)) {
+    return refuse("a segment of the wrong length");
+  }
+  if (state.seen[source]) return drain();
+  placement.kind = link::Placement::Kind::store;
+  placement.buffer = pool_->take(header.payload_bytes);
+  placement.where = {vec(placement.buffer.data(), header.payload_bytes)};
+  return placement;
+}
+
+Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, Buffer buffer) {
+  Operation* operation = find(header.key);
+  if (header.attempt < abort_floor_ || header.key.admission != admission_) {
+    if (header.eager) eager_consumed(from, header.payload_bytes);
+    return {};
+  }
+  if (operation == nullptr || operation->spec.attempt != header.attempt ||
+      operation->spec.signature != header.signature) {
+    // It was placed before the operation was called here, or the operation ended meanwhile.
+    if (operation == nullptr && buffer && header.eager && !host_.started(header.key)) {
+      Early& early = early_[header.key];
+      early.attempt = std::max(early.attempt, header.attempt);
+      early.frames.push_back({from, header, std::move(buffer)});
+    } else if (header.eager) {
+      Port& port = ports_[from];
+      port.eager_kept -= std::min<std::uint64_t>(port.eager_kept, header.payload_bytes);
+      eager_consumed(from, header.payload_bytes);
+    }
+    return {};
+  }
+  operation->traffic.rx_bytes += header.payload_bytes;
+  if (header.eager) eager_consumed(from, header.payload_bytes);
+  if (header.final) {
+    segment_final(*operation, header.segment);
+  } else {
+    const std::uint32_t source =
+        header.segment < operation->segments.size() ? source_index(*operation, header.segment, from) : kNoSource;
+    if (source == kNoSource) return Status(Code::refused, "a contribution from a peer that makes none");
+    if (header.payload_bytes !=
+        wire_bytes(*operation, header.segment,
+                   operation->schedule.chunks[operation->layout.segments[header.segment].chunk]
+                       .sources[source]
+                       .accumulated)) {
+      return Status(Code::refused, "a segment of the wrong length");
+    }
+    contribution(*operation, header.segment, source, std::move(buffer));
+  }
+  if (operation->unfinished == 0) host_.finished(header.key);
+  return {};
+}
+
+void Executor::voided(const PeerId& from, const link::FrameHeader& header) {
+  if (!header.eager) return;
+  Port& port = ports_[from];
+  if (find(header.key) == nullptr) {
+    port.eager_kept -= std::min<std::uint64_t>(port.eager_kept, header.payload_bytes);
+  }
+  eager_consumed(from, header.payload_bytes);
+}
+
+// What came for the operation before it was called here.
+void Executor::use_early(Operation& operation) {
+  const auto it = early_.find(operation.spec.key);
+  if (it == early_.end()) return;
+  if (it->second.attempt > operation.spec.attempt) return;  // for the attempt after this one
+  Early early = std::move(it->second);
+  early_.erase(it);
+  if (early.attempt < operation.spec.attempt) early.grants.clear();
+  for (const auto& [peer, credit] : early.grants) {
+    link::FrameHeader header = header_for(operation, link::FrameType::ready);
+    header.credit = credit;
+    (void)control(peer, header);
+  }
+  for (EarlyFrame& frame : early.frames) {
+    Port& port = ports_[frame.from];
+    port.eager_kept -= std::min<std::uint64_t>(port.eager_kept, frame.header.payload_bytes);
+    eager_consumed(frame.from, frame.header.payload_bytes);
+    if (frame.header.signature != operation.spec.signature) {
+      host_.disagrees(operation.spec.key);
+      continue;
+    }
+    if (frame.header.attempt != operation.spec.attempt || frame.header.segment >= operation.segments.size()) continue;
+    const std::uint32_t source = source_index(operation, frame.header.segment, frame.from);
+    const Segment& segment = operation.layout.segments[frame.header.segment];
+    if (source == kNoSource ||
+        frame.header.payload_bytes != wire_bytes(operation, frame.header.segment,
+                                                 operation.schedule.chunks[segment.chunk].sources[source].accumulated)) {
+      continue;  // the signature agrees, so an honest peer cannot be here; a dishonest one gains nothing
+    }
+    operation.traffic.rx_bytes += frame.header.payload_bytes;
+    contribution(operation, frame.header.segment, source, std::move(frame.buffer));
+  }
+}
+
+Status Executor::control(const PeerId& from, const link::FrameHeader& header) {
+  if (header.type == link::FrameType::eager_return) {
+    Port& port = ports_[from];
+    port.eager_out -= std::min<std::uint64_t>(port.eager_out, header.credit);
+    return {};
+  }
+  if (header.key.admission != admission_ || header.attempt < abort_floor_) {
+    // Of an attempt that is over, or of an epoch this peer is about to hear of.
+    if (header.attempt <= epoch_) return {};
+  }
+  Operation* operation = find(header.key);
+  if (operation == nullptr || operation->spec.attempt < header.attempt) {
+    if (operation == nullptr && header.attempt <= epoch_ && host_.started(header.key)) return {};
+    if (early_.size() >= kMaxEarlyOperations) return Status(Code::refused, "grants for too many operations");
+    Early& early = early_[header.key];
+    if (header.attempt > early.attempt) {
+      early.grants.clear();
+      early.asks.clear();
+    }
+    early.attempt = std::max(early.attempt, header.attempt);
+    if (header.type == link::FrameType::ready) {
+      std::uint32_t& credit = early.grants[from];
+      credit = header.credit == kUnlimited ? kUnlimited : credit + header.credit;
+    } else {
+      early.asks.insert(from);
+    }
+    return {};
+  }
+  if (operation->spec.attempt != header.attempt) return {};
+  if (operation->spec.signature != header.signature) {
+    host_.disagrees(header.key);
+    return {};
+  }
+  if (header.type == link::FrameType::ask) {
+    const auto rank = operation->ranks.find(from);
+    if (rank == operation->ranks.end()) return Status(Code::refused, "a question from a stranger");
+    // Small as it is, it fits: one grant for all of it.
+    grant(*operation, from, kUnlimited);
+    return {};
+  }
+  const auto outlet = operation->outlets.find(from);
+  if (outlet == operation->outlets.end()) return {};
+  Outlet& out = outlet->second;
+  out.credit = header.credit == kUnlimited || out.credit == kUnlimited ? kUnlimited : out.credit + header.credit;
+  queue_turn(from, *operation, out);
+  return {};
+}
+
+}  // namespace pccl::collective

@@ -1,0 +1,191 @@
+// Runs operations over links, whatever their schedule: a segment is combined the moment its contributions are there and
+// passed on at once. Sans-I/O: stripes ask it where bytes go and what to send next.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "pccl/base/buffer.h"
+#include "pccl/base/dtype.h"
+#include "pccl/base/error.h"
+#include "pccl/collective/schedule.h"
+#include "pccl/link/stripe.h"
+#include "pccl/wire/records.h"
+
+namespace pccl::collective {
+
+// One array of an operation. `send` and `recv` are the same memory (in place) or do not overlap.
+struct ArrayRef {
+  const void* send = nullptr;
+  void* recv = nullptr;
+  std::uint64_t count = 0;  // elements
+  DataType dtype = DataType::float32;
+};
+
+// One attempt at one operation.
+struct OperationSpec {
+  wire::OpKey key;
+  std::uint64_t attempt = 0;
+  std::uint32_t signature = 0;  // members with another one never exchange bytes with this one
+  ReduceOp op = ReduceOp::sum;
+  std::vector<ArrayRef> arrays;
+  std::shared_ptr<const wire::EpochRecord> world;  // members in rank order, and the plan
+  std::uint32_t rank = 0;
+};
+
+struct Traffic {
+  std::uint64_t tx_bytes = 0;  // payload
+  std::uint64_t rx_bytes = 0;
+};
+
+struct ExecutorOptions {
+  std::uint64_t buffer_bytes = 256ULL << 20;  // staged contributions, over all operations (each may stage one segment)
+  std::uint32_t eager_bytes = 64 << 10;       // to one peer: at most this much of an operation is sent unasked ...
+  std::uint64_t eager_room = 1 << 20;         // ... while all such bytes that the peer has not used stay below this
+};
+
+// What the executor needs around it. Called from inside its methods.
+class ExecutorHost {
+ public:
+  virtual ~ExecutorHost() = default;
+  // Every result byte of the attempt is in engine or user memory; it waits for its verdict.
+  virtual void finished(const wire::OpKey& key) = 0;
+  // There may be something to send to this peer.
+  virtual void wake(const PeerId& peer) = 0;
+  // Whether this operation was started here already (so what arrives late for it is of no use).
+  virtual bool started(const wire::OpKey& key) = 0;
+  // Link::release on all stripes of this peer; returns the eager bytes dropped.
+  virtual std::uint64_t release(const PeerId& peer, std::uint64_t token) = 0;
+  // A frame of this operation has another signature than ours.
+  virtual void disagrees(const wire::OpKey& key) = 0;
+  // Frames to this peer carry checksums.
+  virtual bool checked(const PeerId& peer) = 0;
+};
+
+// *one thread: the engine's*
+class Executor {
+ public:
+  Executor(const ExecutorOptions& options, std::shared_ptr<BufferPool> pool, ExecutorHost& host)
+      : options_(options), pool_(std::move(pool)), host_(host) {}
+
+  // Starts an attempt. Arrays must stay valid until commit or cancel returns. REQUIRES: the key is not running.
+  void start(OperationSpec spec);
+  // Gives up an attempt: when this returns no array is used any more and inputs are as they were.
+  void cancel(const wire::OpKey& key);
+  // The verdict was commit: in-place results are moved into their arrays. REQUIRES: finished(key) was called.
+  void commit(const wire::OpKey& key);
+  [[nodiscard]] bool running(const wire::OpKey& key) const { return operations_.contains(key); }
+  [[nodiscard]] Traffic traffic(const wire::OpKey& key) const;
+
+  // The epoch changed: what was received for attempts before `abort_floor` or another admission is dropped.
+  void set_epoch(std::uint64_t epoch, std::uint64_t abort_floor, std::uint64_t admission);
+  // What was received for an operation that ended before it was called here is dropped.
+  void forget(const wire::OpKey& key) { drop_early(key); }
+  // The connection to a peer is new, or gone: grants and eager room start over.
+  void reset_link(const PeerId& peer);
+
+  // -- the link's side
+  link::Placement place(const PeerId& from, const link::FrameHeader& header);
+  Status arrived(const PeerId& from, const link::FrameHeader& header, Buffer buffer);
+  void voided(const PeerId& from, const link::FrameHeader& header);
+  Status control(const PeerId& from, const link::FrameHeader& header);
+  bool next(const PeerId& to, link::OutgoingFrame& frame);
+  // Payload bytes waiting for a grant or for the wire, over all peers: for tests.
+  [[nodiscard]] std::size_t operation_count() const { return operations_.size(); }
+
+ private:
+  struct Held {
+    std::uint32_t source = 0;  // index into the flow's sources
+    Buffer buffer;
+  };
+  struct SegmentState {
+    std::vector<Held> held;          // contributions that wait for the others
+    std::vector<bool> seen;          // by source
+    std::uint32_t missing = 0;       // contributions
+    bool finished = false;           // final bytes are in place
+  };
+  // What goes to one peer.
+  struct Outlet {
+    std::deque<std::uint32_t> finals;
+    std::deque<std::uint32_t> partials;
+    std::uint32_t credit = 0;          // partial segments that may go now
+    bool eager = false;                // partials go without a grant, out of reserved room
+    std::uint64_t eager_left = 0;      // reserved and not yet sent
+    bool queued = false;               // in the link's turn list
+    [[nodiscard]] bool sendable() const {
+      return !finals.empty() || (!partials.empty() && (eager || credit > 0));
+    }
+  };
+  struct Operation {
+    OperationSpec spec;
+    std::uint64_t token = 0;
+    Schedule schedule;
+    Layout layout;
+    std::vector<SegmentState> segments;
+    std::size_t unfinished = 0;               // segments
+    Buffer scratch;                           // results of in-place arrays until the commit
+    std::vector<std::uint8_t*> out;           // by array: where results go
+    std::vector<Buffer> widened;              // by segment: partial results wider than the elements
+    std::map<PeerId, Outlet> outlets;
+    std::map<PeerId, std::uint32_t> ranks;
+    std::map<PeerId, std::uint32_t> window;   // grants outstanding, by contributor
+    Traffic traffic;
+  };
+  // A link's state.
+  struct Port {
+    std::deque<wire::OpKey> turn;  // operations with something to send, each gets a segment in turn
+    std::deque<link::FrameHeader> control;
+    std::uint64_t eager_out = 0;     // reserved or sent, not returned
+    std::uint64_t eager_used = 0;    // received and used, not yet returned
+    std::uint64_t eager_kept = 0;    // received for operations not started here
+  };
+  struct EarlyFrame {
+    PeerId from;
+    link::FrameHeader header;
+    Buffer buffer;
+  };
+  struct Early {
+    std::vector<EarlyFrame> frames;
+    std::map<PeerId, std::uint32_t> grants;
+    std::set<PeerId> asks;
+    std::uint64_t attempt = 0;  // of the newest thing in here
+  };
+
+  void prepare(Operation& operation);
+  void combine(Operation& operation, std::uint32_t segment);
+  void segment_final(Operation& operation, std::uint32_t segment);
+  void contribution(Operation& operation, std::uint32_t segment, std::uint32_t source, Buffer buffer);
+  void offer(Operation& operation, const PeerId& to, std::uint32_t segment, bool final);
+  void post_receives(Operation& operation);
+  void grant(Operation& operation, const PeerId& to, std::uint32_t credit);
+  void use_early(Operation& operation);
+  void drop_early(const wire::OpKey& key);
+  void eager_consumed(const PeerId& from, std::uint64_t bytes);
+  void queue_turn(const PeerId& to, Operation& operation, Outlet& outlet);
+  void send_control(const PeerId& to, const link::FrameHeader& header);
+  [[nodiscard]] std::uint32_t wire_bytes(const Operation& operation, std::uint32_t segment, bool accumulated) const;
+  [[nodiscard]] std::uint64_t partial_bytes_from(const Operation& operation, std::uint32_t rank) const;
+  [[nodiscard]] std::uint32_t source_index(const Operation& operation, std::uint32_t segment,
+                                           const PeerId& from) const;
+  [[nodiscard]] Operation* find(const wire::OpKey& key);
+  link::FrameHeader header_for(const Operation& operation, link::FrameType type) const;
+
+  ExecutorOptions options_;
+  std::shared_ptr<BufferPool> pool_;
+  ExecutorHost& host_;
+  std::uint64_t epoch_ = 0;
+  std::uint64_t abort_floor_ = 0;
+  std::uint64_t admission_ = 0;
+  std::uint64_t next_token_ = 0;
+  std::uint64_t granted_bytes_ = 0;
+  std::map<wire::OpKey, std::unique_ptr<Operation>> operations_;
+  std::map<wire::OpKey, Early> early_;
+  std::map<PeerId, Port> ports_;
+};
+
+}  // namespace pccl::collective

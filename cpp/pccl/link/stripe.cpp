@@ -1,0 +1,301 @@
+#include "pccl/link/stripe.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace pccl::link {
+namespace {
+
+constexpr std::size_t kFillerBytes = 256 << 10;
+constexpr std::size_t kReadAheadBytes = 8 << 10;
+constexpr std::size_t kBatchBytes = 1 << 20;  // written in one system call
+constexpr std::size_t kBatchVectors = 64;
+constexpr std::uint64_t kVoidToken = ~std::uint64_t{0};  // of a frame that was given up half-way
+
+// What half-sent frames of an operation that ended are filled up with.
+const std::uint8_t* filler() {
+  static const std::vector<std::uint8_t> zeros(kFillerBytes, 0);
+  return zeros.data();
+}
+
+constexpr std::array<std::uint8_t, kTrailerBytes> trailer_bytes(std::uint64_t value) {
+  std::array<std::uint8_t, kTrailerBytes> bytes{};
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(value >> (8 * i));
+  return bytes;
+}
+constexpr auto kValid = trailer_bytes(kTrailerValid);
+constexpr auto kVoid = trailer_bytes(kTrailerVoid);
+
+iovec vec(const void* data, std::size_t size) { return {const_cast<void*>(data), size}; }
+
+std::size_t frame_bytes(const OutgoingFrame& frame) {
+  return kFrameHeaderBytes + frame.payload_bytes + (frame.trailer ? kTrailerBytes : 0);
+}
+
+}  // namespace
+
+OutgoingFrame make_frame(const FrameHeader& header, wire::Bytes payload) {
+  OutgoingFrame frame;
+  FrameHeader full = header;
+  full.payload_bytes = static_cast<std::uint32_t>(payload.size());
+  frame.header = encode(full);
+  frame.payload_bytes = full.payload_bytes;
+  frame.owned = std::move(payload);
+  return frame;
+}
+
+std::uint64_t checksum(const FrameHeader& header, std::span<const iovec> payload) {
+  FrameHeader plain = header;
+  plain.checksum = 0;
+  const auto bytes = encode(plain);
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  XXH3_64bits_update(&state, bytes.data(), bytes.size());
+  for (const iovec& part : payload) XXH3_64bits_update(&state, part.iov_base, part.iov_len);
+  const std::uint64_t sum = XXH3_64bits_digest(&state);
+  return sum == 0 ? 1 : sum;  // 0 says "not checked"
+}
+
+// ---- writing ------------------------------------------------------------------------------------------------------
+
+std::span<const iovec> Stripe::outgoing() {
+  std::size_t ready = 0;
+  for (const OutgoingFrame& frame : queue_) ready += frame_bytes(frame);
+  while (ready - std::min(ready, front_sent_) < kBatchBytes && queue_.size() < kBatchVectors / 4) {
+    OutgoingFrame frame;
+    if (!traffic_.next(*this, frame)) break;
+    ready += frame_bytes(frame);
+    queue_.push_back(std::move(frame));
+  }
+  out_.clear();
+  std::size_t skip = front_sent_;
+  const auto add = [&](const void* data, std::size_t size) {
+    const std::size_t skipped = std::min(skip, size);
+    skip -= skipped;
+    if (size > skipped) out_.push_back(vec(static_cast<const std::uint8_t*>(data) + skipped, size - skipped));
+  };
+  for (const OutgoingFrame& frame : queue_) {
+    if (out_.size() >= kBatchVectors) break;
+    add(frame.header.data(), frame.header.size());
+    if (frame.owned.empty()) {
+      for (const iovec& part : frame.payload) add(part.iov_base, part.iov_len);
+    } else {
+      add(frame.owned.data(), frame.owned.size());
+    }
+    if (frame.trailer) {
+      const auto& mark = frame.token == kVoidToken ? kVoid : kValid;
+      add(mark.data(), mark.size());
+    }
+  }
+  return out_;
+}
+
+void Stripe::sent(std::size_t bytes) {
+  bytes_sent_ += bytes;
+  front_sent_ += bytes;
+  while (!queue_.empty() && front_sent_ >= frame_bytes(queue_.front())) {
+    front_sent_ -= frame_bytes(queue_.front());
+    queue_.pop_front();
+  }
+}
+
+std::uint64_t Stripe::release(std::uint64_t token) {
+  std::uint64_t dropped = 0;
+  for (std::size_t i = queue_.size(); i-- > 0;) {
+    OutgoingFrame& frame = queue_[i];
+    if (frame.token != token) continue;
+    if (i > 0 || front_sent_ == 0) {
+      dropped += frame.eager_bytes;
+      queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(i));
+      continue;
+    }
+    // Begun: the receiver counts on its length. Send that many bytes of nothing and mark it void.
+    frame.token = kVoidToken;
+    frame.payload.clear();
+    for (std::size_t left = frame.payload_bytes; left > 0;) {
+      const std::size_t size = std::min(left, kFillerBytes);
+      frame.payload.push_back(vec(filler(), size));
+      left -= size;
+    }
+  }
+  if (phase_ == Phase::payload && placement_.kind == Placement::Kind::store && placement_.token == token) drain_rest();
+  return dropped;
+}
+
+// ---- reading ------------------------------------------------------------------------------------------------------
+
+std::span<const iovec> Stripe::incoming() {
+  in_.clear();
+  switch (phase_) {
+    case Phase::held:
+      break;
+    case Phase::header:
+      if (ahead_.empty()) ahead_.resize(kReadAheadBytes);
+      in_.push_back(vec(header_bytes_.data() + header_filled_, kFrameHeaderBytes - header_filled_));
+      in_.push_back(vec(ahead_.data(), ahead_.size()));
+      break;
+    case Phase::payload:
+      // The next header comes with the same system call.
+      for (std::size_t i = rest_at_; i < rest_.size() && in_.size() < kBatchVectors; ++i) in_.push_back(rest_[i]);
+      if (rest_.size() - rest_at_ < kBatchVectors) in_.push_back(vec(header_bytes_.data(), kFrameHeaderBytes));
+      break;
+  }
+  return in_;
+}
+
+std::size_t Stripe::skip_payload(std::size_t bytes) {
+  std::size_t taken = 0;
+  while (bytes > 0 && rest_at_ < rest_.size()) {
+    iovec& part = rest_[rest_at_];
+    const std::size_t size = std::min(bytes, part.iov_len);
+    part.iov_base = static_cast<std::uint8_t*>(part.iov_base) + size;
+    part.iov_len -= size;
+    bytes -= size;
+    taken += size;
+    if (part.iov_len == 0) ++rest_at_;
+  }
+  return taken;
+}
+
+Status Stripe::received(std::size_t bytes) {
+  bytes_received_ += bytes;
+  if (phase_ == Phase::header) {
+    const std::size_t size = std::min(bytes, kFrameHeaderBytes - header_filled_);
+    header_filled_ += size;
+    ahead_at_ = 0;
+    ahead_end_ = bytes - size;
+    if (header_filled_ < kFrameHeaderBytes) return {};
+    if (Status status = take_header(); !status) return status;
+    return take_ahead();
+  }
+  bytes -= skip_payload(bytes);
+  if (rest_at_ < rest_.size()) return {};
+  header_filled_ = bytes;
+  if (Status status = finish_frame(); !status) return status;
+  if (header_filled_ < kFrameHeaderBytes) return {};
+  return take_header();
+}
+
+// Works off what was read ahead, until it is used up or the stripe is held.
+Status Stripe::take_ahead() {
+  while (ahead_at_ < ahead_end_ && phase_ != Phase::held) {
+    const std::size_t left = ahead_end_ - ahead_at_;
+    if (phase_ == Phase::header) {
+      const std::size_t size = std::min(left, kFrameHeaderBytes - header_filled_);
+      std::memcpy(header_bytes_.data() + header_filled_, ahead_.data() + ahead_at_, size);
+      header_filled_ += size;
+      ahead_at_ += size;
+      if (header_filled_ < kFrameHeaderBytes) return {};
+      if (Status status = take_header(); !status) return status;
+      continue;
+    }
+    iovec& part = rest_[rest_at_];
+    const std::size_t size = std::min(left, part.iov_len);
+    std::memcpy(part.iov_base, ahead_.data() + ahead_at_, size);
+    ahead_at_ += size;
+    skip_payload(size);
+    if (rest_at_ == rest_.size()) {
+      header_filled_ = 0;
+      if (Status status = finish_frame(); !status) return status;
+    }
+  }
+  return {};
+}
+
+Status Stripe::take_header() {
+  const auto header = decode(header_bytes_);
+  if (!header) return header.error();
+  header_ = *header;
+  header_filled_ = 0;
+  return place_payload();
+}
+
+Status Stripe::place_payload() {
+  placement_ = {};
+  rest_.clear();
+  rest_at_ = 0;
+  if (header_.type != FrameType::data) {
+    if (header_.payload_bytes == 0) {
+      phase_ = Phase::header;
+      return traffic_.control(*this, header_, {});
+    }
+    small_.resize(header_.payload_bytes);
+    rest_.push_back(vec(small_.data(), small_.size()));
+    phase_ = Phase::payload;
+    return {};
+  }
+  placement_ = traffic_.place(*this, header_);
+  switch (placement_.kind) {
+    case Placement::Kind::refuse:
+      return Status(Code::refused, placement_.reason);
+    case Placement::Kind::hold:
+      phase_ = Phase::held;
+      return {};
+    case Placement::Kind::drain: {
+      phase_ = Phase::payload;
+      rest_.push_back(vec(nullptr, header_.payload_bytes));
+      rest_.push_back(vec(trailer_.data(), trailer_.size()));
+      drain_rest();
+      return {};
+    }
+    case Placement::Kind::store:
+      break;
+  }
+  phase_ = Phase::payload;
+  for (const iovec& part : placement_.where) {
+    if (part.iov_len > 0) rest_.push_back(part);
+  }
+  rest_.push_back(vec(trailer_.data(), trailer_.size()));
+  return {};
+}
+
+// Turns what is left of the payload (not the trailer) away from where it was going.
+void Stripe::drain_rest() {
+  placement_.kind = Placement::Kind::drain;
+  if (rest_at_ + 1 < rest_.size()) {
+    if (!drain_) drain_ = std::make_unique<std::uint8_t[]>(kFillerBytes);
+    std::size_t left = 0;
+    for (std::size_t i = rest_at_; i + 1 < rest_.size(); ++i) left += rest_[i].iov_len;
+    const iovec trailer = rest_.back();
+    rest_.clear();
+    rest_at_ = 0;
+    for (; left > 0; left -= std::min(left, kFillerBytes)) {
+      rest_.push_back(vec(drain_.get(), std::min(left, kFillerBytes)));
+    }
+    rest_.push_back(trailer);
+  }
+  placement_.buffer = {};
+  placement_.where.clear();
+}
+
+Status Stripe::finish_frame() {
+  phase_ = Phase::header;
+  if (header_.type != FrameType::data) return traffic_.control(*this, header_, small_);
+  if (trailer_ != kValid && trailer_ != kVoid) {
+    return Status(Code::refused, "a data frame does not end in a trailer");
+  }
+  if (placement_.kind != Placement::Kind::store || trailer_ == kVoid) {
+    const bool stored = placement_.kind == Placement::Kind::store;
+    placement_ = {};
+    if (stored) traffic_.voided(*this, header_);
+    return {};
+  }
+  if (header_.checksum != 0 && checksum(header_, placement_.where) != header_.checksum) {
+    return Status(Code::refused, "a data frame's checksum is wrong");
+  }
+  Buffer buffer = std::move(placement_.buffer);
+  placement_ = {};
+  return traffic_.arrived(*this, header_, std::move(buffer));
+}
+
+Status Stripe::resume() {
+  if (phase_ != Phase::held) return {};
+  if (Status status = place_payload(); !status) return status;
+  return take_ahead();
+}
+
+}  // namespace pccl::link

@@ -1,0 +1,745 @@
+#include "pccl/master/group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "pccl/topology/plan.h"
+
+namespace pccl::master {
+namespace {
+
+template <class... Fs>
+struct Overloaded : Fs... {
+  using Fs::operator()...;
+};
+
+std::string plural(std::size_t count, const std::string& noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
+}  // namespace
+
+// ---- looking things up --------------------------------------------------------------------------------------------
+
+Group::Peer* Group::member(const PeerId& id) {
+  const auto it = std::find_if(members_.begin(), members_.end(),
+                               [&](const Peer& peer) { return peer.member.id == id; });
+  return it == members_.end() ? nullptr : &*it;
+}
+
+Group::Peer* Group::by_connection(ConnectionId connection) {
+  for (auto* list : {&members_, &candidates_}) {
+    for (Peer& peer : *list) {
+      if (peer.connection == connection) return &peer;
+    }
+  }
+  return nullptr;
+}
+
+bool Group::knows(ConnectionId connection) const {
+  return const_cast<Group*>(this)->by_connection(connection) != nullptr;
+}
+
+std::size_t Group::rank_of(const PeerId& id) const {
+  for (std::size_t rank = 0; rank < members_.size(); ++rank) {
+    if (members_[rank].member.id == id) return rank;
+  }
+  return members_.size();
+}
+
+bool Group::decided_beyond(const wire::CallKey& key, std::uint64_t applied) const {
+  const auto it = decided_.find(key);
+  return it != decided_.end() && it->second > applied;
+}
+
+bool Group::entered_by_all(const wire::CallKey& key) const {
+  if (const auto* op = std::get_if<wire::OpKey>(&key)) {
+    const auto it = operations_.find(*op);
+    return it != operations_.end() && it->second.entries.size() == members_.size();
+  }
+  const auto it = rounds_.find(std::get<wire::RoundKey>(key));
+  return it != rounds_.end() && it->second.entered.size() == members_.size();
+}
+
+bool Group::hurried() const {
+  if (!trouble_.empty() || stuck_since_) return true;
+  return std::any_of(operations_.begin(), operations_.end(),
+                     [](const auto& item) { return item.second.mismatch_since.has_value(); });
+}
+
+std::string Group::summary() const {
+  std::string text = "epoch " + std::to_string(record_.epoch) + " members";
+  for (const Peer& peer : members_) text += " " + peer.member.id.brief();
+  for (const auto& [key, operation] : operations_) {
+    text += "\n" + wire::describe(key) + ":";
+    for (const auto& [id, entry] : operation.entries) text += " " + id.brief() + (entry.done ? "+" : "");
+  }
+  for (const auto& [key, round] : rounds_) {
+    text += "\n" + wire::describe(key) + ":";
+    for (const PeerId& id : round.entered) text += " " + id.brief();
+  }
+  return text;
+}
+
+// ---- the log ------------------------------------------------------------------------------------------------------
+
+void Group::append(std::variant<wire::EpochRecord, wire::Verdict, wire::Outcome> what) {
+  wire::LogEntry entry{++last_ordinal_, std::move(what)};
+  wire::Log message{{entry}};
+  for (const Peer& peer : members_) {
+    if (peer.connection != 0) around_.send(peer.connection, collected_, message);
+  }
+  log_.push_back(std::move(entry));
+}
+
+void Group::advance_collected() {
+  std::uint64_t least = last_ordinal_;
+  for (const Peer& peer : members_) least = std::min(least, peer.applied);
+  if (least <= collected_) return;
+  collected_ = least;
+  while (!log_.empty() && log_.front().ordinal <= collected_) log_.pop_front();
+  std::erase_if(decided_, [&](const auto& item) { return item.second <= collected_; });
+}
+
+// Ends a call for every member, also for those that enter it later.
+void Group::decide(const wire::CallKey& key, Code code, const PeerId& culprit, const std::string& reason,
+                   const std::string& waiting) {
+  if (const auto* op = std::get_if<wire::OpKey>(&key)) {
+    append(wire::Verdict{*op, record_.epoch, code, code == Code::ok && newcomers_ready(), culprit, reason, waiting});
+    operations_.erase(*op);
+  } else {
+    const auto& round = std::get<wire::RoundKey>(key);
+    append(wire::Outcome{round, code, newcomers_ready() ? 1U : 0U, around_.census(), culprit, reason, waiting});
+    rounds_.erase(round);
+  }
+  decided_[key] = last_ordinal_;
+}
+
+bool Group::plan_epoch() {
+  std::set<topology::Edge> edges;
+  for (const auto& [a, b] : unusable_) {
+    const auto first = static_cast<std::uint32_t>(rank_of(a));
+    const auto second = static_cast<std::uint32_t>(rank_of(b));
+    if (first < members_.size() && second < members_.size()) edges.insert(std::minmax(first, second));
+  }
+  auto plan = topology::make_plan(static_cast<std::uint32_t>(members_.size()), options_.segment_bytes, edges);
+  if (!plan) return false;
+  record_.plan = std::move(*plan);
+  return true;
+}
+
+// The present members_, as a new epoch. REQUIRES: plan_epoch() succeeded for them, or there are none.
+void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departures,
+                        std::vector<wire::OpKey> aborted) {
+  ++record_.epoch;
+  record_.cause = cause;
+  if (cause == wire::Cause::admission) record_.admission = record_.epoch;
+  if (cause != wire::Cause::plan) record_.abort_floor = record_.epoch;
+  record_.members.clear();
+  for (const Peer& peer : members_) record_.members.push_back(peer.member);
+  record_.census = around_.census();
+  record_.departures = std::move(departures);
+  record_.aborted = std::move(aborted);
+  append(record_);
+  stuck_since_.reset();
+  tell_newcomers();
+}
+
+// ---- joining ------------------------------------------------------------------------------------------------------
+
+void Group::add_candidate(ConnectionId connection, const wire::Join& join, const std::string& seen, Instant now) {
+  const auto refuse = [&](const std::string& reason) {
+    around_.send(connection, 0, wire::Refused{Code::refused, reason});
+    around_.close(connection);
+  };
+  if (members_.size() + candidates_.size() >= options_.max_peers) {
+    return refuse("group " + std::to_string(id_) + " is full (" + plural(options_.max_peers, "peer") + ")");
+  }
+  if (join.id.empty() || member(join.id) != nullptr) return refuse("peer id " + join.id.brief() + " is in use");
+  // A newcomer whose connection broke comes again before we noticed: the new one counts.
+  for (const Peer& candidate : candidates_) {
+    if (candidate.member.id == join.id) around_.close(candidate.connection);
+  }
+  std::erase_if(candidates_, [&](const Peer& candidate) { return candidate.member.id == join.id; });
+  Peer peer;
+  peer.member = {join.id, around_.next_join_ordinal(), join.addresses};
+  peer.connection = connection;
+  peer.heard = now;
+  peer.min_peers = std::max(1U, join.min_peers);
+  peer.waiting = join.waiting && !(join.start_only && !members_.empty());
+  candidates_.push_back(std::move(peer));
+  const bool started = !members_.empty();
+  std::uint32_t wanted = 0;
+  std::uint32_t present = 0;
+  for (const Peer& candidate : candidates_) {
+    if (!candidate.waiting) continue;
+    ++present;
+    wanted = std::max(wanted, candidate.min_peers);
+  }
+  around_.send(connection, 0,
+               wire::Welcome{candidates_.back().member.joined, started,
+                             !started && wanted > present ? wanted - present : 0, seen});
+  if (started) {
+    tell_newcomers();
+  } else {
+    start_if_ready(now);
+  }
+}
+
+// Until a group has members, those who wait form it as soon as the largest min_peers among them is reached.
+void Group::start_if_ready(Instant) {
+  if (!members_.empty()) return;
+  std::size_t present = 0;
+  std::uint32_t wanted = 1;
+  for (const Peer& candidate : candidates_) {
+    if (!candidate.waiting) continue;
+    ++present;
+    wanted = std::max(wanted, candidate.min_peers);
+  }
+  if (present == 0 || present < wanted) return;
+  operations_.clear();
+  rounds_.clear();
+  log_.clear();
+  decided_.clear();
+  trouble_.clear();
+  unusable_.clear();
+  collected_ = last_ordinal_;
+  for (auto it = candidates_.begin(); it != candidates_.end();) {
+    if (!it->waiting) {
+      ++it;
+      continue;
+    }
+    it->applied = last_ordinal_;
+    members_.push_back(std::move(*it));
+    it = candidates_.erase(it);
+  }
+  plan_epoch();
+  around_.log("group " + std::to_string(id_) + ": started with " + plural(members_.size(), "peer"));
+  begin_epoch(wire::Cause::admission, {}, {});
+}
+
+bool Group::newcomer_ready(const Peer& candidate) const {
+  return candidate.waiting && candidate.connection != 0 && candidate.prepared_epoch == record_.epoch;
+}
+
+bool Group::newcomers_ready() const {
+  return std::any_of(candidates_.begin(), candidates_.end(),
+                     [&](const Peer& candidate) { return newcomer_ready(candidate); });
+}
+
+// Newcomers learn whom to dial, members whom to expect.
+void Group::tell_newcomers() {
+  if (members_.empty()) return;
+  wire::Expect expect;
+  for (const Peer& candidate : candidates_) {
+    if (!candidate.waiting) continue;
+    expect.newcomers.push_back(candidate.member);
+  }
+  // Members first: whoever is dialled should know why.
+  for (const Peer& peer : members_) {
+    if (peer.connection != 0) around_.send(peer.connection, collected_, expect);
+  }
+  const wire::Prepare prepare{record_.epoch, record_.members};
+  for (const Peer& candidate : candidates_) {
+    if (candidate.waiting && candidate.prepared_epoch != record_.epoch) {
+      around_.send(candidate.connection, 0, prepare);
+    }
+  }
+}
+
+bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant now) {
+  Peer* peer = member(rejoin.id);
+  if (peer == nullptr) return false;
+  if (peer->connection != 0) around_.close(peer->connection);
+  peer->connection = connection;
+  peer->heard = now;
+  peer->blocked = {};
+  // What it had seen is what it says now; a lost message of ours is sent again, a lost one of its is in the report.
+  const std::uint64_t applied = std::min(rejoin.report.applied, last_ordinal_);
+  peer->applied = std::max(peer->applied, applied);
+  around_.send(connection, collected_, wire::Welcome{peer->member.joined, true, 0, {}});
+  wire::Log missing;
+  for (const wire::LogEntry& entry : log_) {
+    if (entry.ordinal > applied) missing.entries.push_back(entry);
+  }
+  if (!missing.entries.empty()) around_.send(connection, collected_, missing);
+  const PeerId id = rejoin.id;
+  for (const wire::OpState& state : rejoin.report.operations) {
+    Peer* sender = member(id);  // a verdict may have changed the members
+    if (sender == nullptr) return true;
+    on_operation(*sender, state, applied, now);
+  }
+  for (const wire::RoundKey& key : rejoin.report.rounds) {
+    if (key.admission != record_.admission || decided_beyond(key, applied)) continue;
+    OpenRound& round = rounds_[key];
+    if (round.entered.empty()) round.opened = now;
+    round.entered.insert(id);
+    check_round(key, now);
+  }
+  return true;
+}
+
+Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& around,
+                     const std::vector<std::pair<ConnectionId, wire::Rejoin>>& reports, Instant now) {
+  Group group(id, options, around);
+  const auto ahead = [](const wire::Report& a, const wire::Report& b) {
+    return std::pair(a.record.epoch, a.applied) < std::pair(b.record.epoch, b.applied);
+  };
+  const wire::Report* best = &reports.front().second.report;
+  for (const auto& [connection, rejoin] : reports) {
+    if (ahead(*best, rejoin.report)) best = &rejoin.report;
+  }
+  group.record_ = best->record;
+  group.last_ordinal_ = best->applied;
+  std::map<std::uint64_t, wire::LogEntry> log;
+  for (const auto& [connection, rejoin] : reports) {
+    for (const wire::LogEntry& entry : rejoin.report.log) {
+      if (entry.ordinal <= best->applied) log.try_emplace(entry.ordinal, entry);
+    }
+  }
+  group.collected_ = best->applied;
+  for (auto& [ordinal, entry] : log) {
+    group.collected_ = std::min(group.collected_, ordinal - 1);
+    std::visit(Overloaded{[&, at = ordinal](const wire::EpochRecord& record) {
+                            for (const wire::OpKey& key : record.aborted) group.decided_[key] = at;
+                          },
+                          [&, at = ordinal](const auto& decision) { group.decided_[decision.key] = at; }},
+               entry.what);
+    group.log_.push_back(std::move(entry));
+  }
+  for (const wire::Member& member : group.record_.members) {
+    Peer peer;
+    peer.member = member;
+    peer.heard = now;
+    peer.disconnected_at = now;
+    peer.applied = group.collected_;
+    group.members_.push_back(std::move(peer));
+  }
+  for (const auto& [connection, rejoin] : reports) {
+    if (!group.rejoin(connection, rejoin, now)) {
+      around.send(connection, 0, wire::Refused{Code::evicted, "the run went on without this peer"});
+      around.close(connection);
+    }
+  }
+  return group;
+}
+
+// ---- leaving ------------------------------------------------------------------------------------------------------
+
+void Group::evict(ConnectionId connection, Code code, const std::string& reason, Instant now) {
+  Peer* peer = by_connection(connection);
+  if (peer == nullptr) return;
+  if (member(peer->member.id) == peer) {
+    remove({{peer->member.id, code, reason}}, now);
+    return;
+  }
+  around_.send(connection, 0, wire::Refused{code, reason});
+  around_.close(connection);
+  std::erase_if(candidates_, [&](const Peer& candidate) { return candidate.connection == connection; });
+  tell_newcomers();
+}
+
+void Group::remove(const std::vector<Departed>& departed, Instant now) {
+  std::vector<wire::Departure> departures;
+  for (const Departed& gone : departed) {
+    Peer* peer = member(gone.id);
+    if (peer == nullptr) continue;
+    around_.log("group " + std::to_string(id_) + ": peer " + gone.id.brief() + " is out: " + gone.reason);
+    if (peer->connection != 0) {
+      around_.send(peer->connection, collected_, wire::Refused{gone.code, gone.reason});
+      around_.close(peer->connection);
+    }
+    departures.push_back({gone.id, gone.reason});
+    std::erase_if(trouble_, [&](const auto& item) {
+      return item.first.first == gone.id || item.first.second == gone.id;
+    });
+    std::erase_if(unusable_, [&](const auto& pair) { return pair.first == gone.id || pair.second == gone.id; });
+    for (auto& [key, operation] : operations_) operation.entries.erase(gone.id);
+    for (auto& [key, round] : rounds_) round.entered.erase(gone.id);
+    std::erase_if(members_, [&](const Peer& other) { return other.member.id == gone.id; });
+  }
+  if (departures.empty()) return;
+  while (!members_.empty() && !plan_epoch()) {
+    // Without the departed no ring avoids the unusable links: try those links again rather than evict for them.
+    unusable_.clear();
+  }
+  std::vector<wire::OpKey> aborted;
+  for (auto it = operations_.begin(); it != operations_.end();) {
+    OpenOperation& operation = it->second;
+    if (!operation.rerun && !members_.empty()) aborted.push_back(it->first);
+    if (!operation.rerun || operation.entries.empty()) {
+      it = operations_.erase(it);
+      continue;
+    }
+    for (auto& [id, entry] : operation.entries) entry.done = false;
+    operation.mismatch_since.reset();
+    ++it;
+  }
+  std::erase_if(rounds_, [](const auto& item) { return item.second.entered.empty(); });
+  begin_epoch(wire::Cause::loss, std::move(departures), aborted);
+  for (const wire::OpKey& key : aborted) decided_[key] = last_ordinal_;
+  advance_collected();
+  check_calls(now);
+  start_if_ready(now);
+}
+
+void Group::on_disconnect(ConnectionId connection, Instant now) {
+  Peer* peer = by_connection(connection);
+  if (peer == nullptr) return;
+  if (member(peer->member.id) != peer) {
+    std::erase_if(candidates_, [&](const Peer& candidate) { return candidate.connection == connection; });
+    tell_newcomers();
+    return;
+  }
+  peer->connection = 0;
+  peer->disconnected_at = now;
+  check_links(now);
+}
+
+// ---- messages of members and newcomers ----------------------------------------------------------------------------
+
+void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now) {
+  Peer* peer = by_connection(from);
+  if (peer == nullptr) return;
+  peer->heard = now;
+  const bool is_member = member(peer->member.id) == peer;
+  const std::uint64_t applied = frame.envelope.ordinal;
+  if (is_member) {
+    if (applied > last_ordinal_) {
+      return evict(from, Code::evicted, "it claims to have seen decisions that were never made", now);
+    }
+    if (applied > peer->applied) {
+      peer->applied = applied;
+      advance_collected();
+    }
+  }
+  const PeerId id = peer->member.id;
+  const auto misuse = [&](const char* what) {
+    evict(from, Code::evicted, std::string("protocol misuse: ") + what, now);
+  };
+  std::visit(
+      Overloaded{
+          [&](const wire::Heartbeat&) {},
+          [&](const wire::RequestAdmission&) {
+            if (is_member || peer->waiting) return;
+            peer->waiting = true;
+            if (members_.empty()) {
+              start_if_ready(now);
+            } else {
+              tell_newcomers();
+            }
+          },
+          [&](const wire::Prepared& prepared) {
+            if (!is_member) peer->prepared_epoch = prepared.epoch;
+          },
+          [&](const wire::EnterRound& enter) {
+            if (!is_member) return misuse("a newcomer entered a round");
+            if (enter.key.admission != record_.admission || decided_beyond(enter.key, applied)) return;
+            if (rounds_.size() >= options_.max_open_calls) return misuse("too many open rounds");
+            OpenRound& round = rounds_[enter.key];
+            if (round.entered.empty()) round.opened = now;
+            round.entered.insert(id);
+            check_round(enter.key, now);
+          },
+          [&](const wire::OpReport& report) {
+            if (!is_member) return misuse("a newcomer entered an operation");
+            for (const wire::OpState& state : report.states) {
+              Peer* sender = member(id);
+              if (sender == nullptr) return;
+              on_operation(*sender, state, applied, now);
+            }
+          },
+          [&](const wire::AbortRequest& request) {
+            if (!is_member) return;
+            if (decided_beyond(request.key, applied)) return;
+            const std::uint64_t admission = std::visit([](const auto& key) { return key.admission; }, request.key);
+            if (admission != record_.admission) return;
+            const std::string who = "peer " + id.brief();
+            if (request.code == Code::interrupted) {
+              decide(request.key, Code::peer_lost, id,
+                     who + " was interrupted in " + wire::describe(request.key), {});
+            } else {
+              decide(request.key, Code::timeout, id,
+                     "the deadline of " + who + " passed in " + wire::describe(request.key), {});
+            }
+          },
+          [&](const wire::LinkReport& report) {
+            if (!is_member) {
+              // A newcomer that cannot reach a member must not come in and be a loss to everybody a moment later.
+              if (report.state == wire::LinkState::unreachable && member(report.peer) != nullptr) {
+                evict(from, Code::unreachable, "it cannot reach peer " + report.peer.brief() + ": " + report.reason,
+                      now);
+              }
+              return;
+            }
+            if (report.epoch != record_.epoch || member(report.peer) == nullptr) return;
+            LinkTrouble& trouble = trouble_[{id, report.peer}];
+            if (trouble.since == Instant{}) trouble.since = now;
+            // Unreachable and silent are final; they do not fall back to broken.
+            if (trouble.reason.empty() || report.state != wire::LinkState::broken) {
+              if (trouble.state == wire::LinkState::broken && report.state != wire::LinkState::broken) {
+                trouble.since = now;
+              }
+              trouble.state = report.state;
+              trouble.reason = report.reason.empty() ? "no reason given" : report.reason;
+            }
+            check_links(now);
+          },
+          [&](const wire::Blocked& blocked) {
+            if (!is_member) return;
+            peer->blocked = blocked;
+            peer->blocked_at_ordinal = applied;
+            check_stuck(now);
+          },
+          [&](const wire::Leave& leave) {
+            if (is_member) {
+              remove({{id, Code::evicted, leave.reason.empty() ? "it left" : leave.reason}}, now);
+            } else {
+              around_.close(from);
+              std::erase_if(candidates_, [&](const Peer& candidate) { return candidate.connection == from; });
+              tell_newcomers();
+            }
+          },
+          [&](const auto&) { misuse("a message that peers do not send here"); }},
+      frame.message);
+}
+
+void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t applied, Instant now) {
+  if (state.key.admission != record_.admission || decided_beyond(state.key, applied)) return;
+  if (operations_.size() >= options_.max_open_calls && !operations_.contains(state.key)) {
+    return evict(from.connection, Code::evicted, "too many open operations", now);
+  }
+  const auto [it, fresh] = operations_.try_emplace(state.key);
+  OpenOperation& operation = it->second;
+  if (fresh) {
+    operation.opened = now;
+    operation.rerun = state.rerun;
+  }
+  Entry& entry = operation.entries[from.member.id];
+  entry.signature = state.signature;
+  entry.attempt = state.attempt;
+  // A report of an attempt that was aborted meanwhile says only that the peer has entered.
+  entry.done = state.phase == wire::OpPhase::done && state.attempt >= record_.abort_floor;
+  check_operation(state.key, now);
+}
+
+void Group::check_operation(const wire::OpKey& key, Instant now) {
+  const auto it = operations_.find(key);
+  if (it == operations_.end()) return;
+  OpenOperation& operation = it->second;
+  std::vector<Claim> claims;
+  std::size_t done = 0;
+  for (const Peer& peer : members_) {
+    const auto entry = operation.entries.find(peer.member.id);
+    if (entry == operation.entries.end()) continue;
+    if (entry->second.done) ++done;
+    // Plans differ between attempts, and with them signatures: only those of the present attempts are compared.
+    if (entry->second.attempt >= record_.abort_floor) claims.push_back({peer.member.id, entry->second.signature});
+  }
+  if (claims.size() > 1) {
+    const bool waited = operation.mismatch_since && now - *operation.mismatch_since >= options_.mismatch_grace;
+    if (const auto mismatch = judge_mismatch(wire::describe(key), claims, members_.size(), waited)) {
+      decide(key, Code::mismatched_call, mismatch->culprit, mismatch->reason, {});
+      return;
+    }
+    const bool differ = std::any_of(claims.begin(), claims.end(), [&](const Claim& claim) {
+      return claim.signature.hash != claims.front().signature.hash;
+    });
+    if (differ) {
+      if (!operation.mismatch_since) operation.mismatch_since = now;
+      return;
+    }
+  }
+  if (done == members_.size()) decide(key, Code::ok, {}, {}, {});
+}
+
+void Group::check_round(const wire::RoundKey& key, Instant) {
+  const auto it = rounds_.find(key);
+  if (it == rounds_.end() || it->second.entered.size() < members_.size()) return;
+  if (key.kind != wire::RoundKind::admit || !newcomers_ready()) {
+    decide(key, Code::ok, {}, {}, {});
+    return;
+  }
+  // Everybody stands at the same call: the newcomers that are ready come in here, and all counters start anew.
+  const std::size_t before = members_.size();
+  rounds_.clear();
+  operations_.clear();
+  for (auto candidate = candidates_.begin(); candidate != candidates_.end();) {
+    if (!newcomer_ready(*candidate)) {
+      ++candidate;
+      continue;
+    }
+    candidate->applied = last_ordinal_;
+    members_.push_back(std::move(*candidate));
+    candidate = candidates_.erase(candidate);
+  }
+  if (!plan_epoch()) {
+    unusable_.clear();
+    plan_epoch();
+  }
+  around_.log("group " + std::to_string(id_) + ": " + plural(members_.size() - before, "newcomer") + " let in, " +
+              plural(members_.size(), "member"));
+  begin_epoch(wire::Cause::admission, {}, {});
+}
+
+void Group::check_calls(Instant now) {
+  std::vector<wire::OpKey> operations;
+  for (const auto& [key, operation] : operations_) operations.push_back(key);
+  for (const wire::OpKey& key : operations) check_operation(key, now);
+  std::vector<wire::RoundKey> rounds;
+  for (const auto& [key, round] : rounds_) rounds.push_back(key);
+  for (const wire::RoundKey& key : rounds) check_round(key, now);
+}
+
+// ---- links, silence, stuck groups ---------------------------------------------------------------------------------
+
+void Group::check_links(Instant now) {
+  std::vector<Departed> gone;
+  for (const Peer& peer : members_) {
+    if (peer.connection != 0) continue;
+    // A broken control connection and one report of a bad link: that is what a killed process looks like.
+    for (const auto& [pair, trouble] : trouble_) {
+      if (pair.second == peer.member.id) {
+        gone.push_back({peer.member.id, Code::evicted, "connection lost (" + trouble.reason + ")"});
+        break;
+      }
+    }
+  }
+  if (!gone.empty()) return remove(gone, now);
+
+  bool reset = false;
+  std::vector<BadLink> bad;
+  bool ripe = false;
+  for (const auto& [pair, trouble] : trouble_) {
+    if (trouble.state == wire::LinkState::broken) {
+      reset = reset || now - trouble.since >= options_.broken_link_grace;
+    } else {
+      bad.push_back({pair.first, pair.second});
+      ripe = ripe || now - trouble.since >= options_.heartbeat_interval;
+    }
+  }
+  if (ripe) {
+    for (const BadLink& link : bad) unusable_.insert(std::minmax(link.reporter, link.about));
+    if (plan_epoch()) {
+      around_.log("group " + std::to_string(id_) + ": planned around " + plural(bad.size(), "bad link report"));
+      reset = true;
+    } else {
+      std::vector<PeerId> ids;
+      for (const Peer& peer : members_) ids.push_back(peer.member.id);
+      const std::optional<PeerId> victim = judge_links(ids, bad);
+      for (const BadLink& link : bad) unusable_.erase(std::minmax(link.reporter, link.about));
+      trouble_.clear();
+      if (victim) {
+        std::string with;
+        for (const BadLink& link : bad) {
+          if (link.about == *victim) with += " " + link.reporter.brief();
+          if (link.reporter == *victim) with += " " + link.about.brief();
+        }
+        remove({{*victim, Code::unreachable, "its links to these peers do not work:" + with}}, now);
+      }
+      return;
+    }
+  }
+  if (!reset) return;
+  // Both ends live: what was in flight on the link is lost, so operations start over while it is dialled again.
+  std::vector<wire::OpKey> aborted;
+  std::string reason = "a connection between two members broke";
+  if (!trouble_.empty()) {
+    const auto& [pair, trouble] = *trouble_.begin();
+    reason += " (" + pair.first.brief() + " - " + pair.second.brief() + ": " + trouble.reason + ")";
+  }
+  around_.log("group " + std::to_string(id_) + ": " + reason);
+  trouble_.clear();
+  for (auto it = operations_.begin(); it != operations_.end();) {
+    for (auto& [id, entry] : it->second.entries) entry.done = false;
+    it->second.mismatch_since.reset();
+    if (it->second.rerun) {
+      ++it;
+    } else {
+      aborted.push_back(it->first);
+      it = operations_.erase(it);
+    }
+  }
+  begin_epoch(wire::Cause::loss, {{PeerId{}, reason}}, aborted);
+  for (const wire::OpKey& key : aborted) decided_[key] = last_ordinal_;
+}
+
+void Group::check_stuck(Instant now) {
+  std::vector<Waiting> waiting;
+  for (const Peer& peer : members_) {
+    waiting.push_back({peer.member.id, peer.connection != 0 && peer.blocked_at_ordinal == last_ordinal_,
+                       peer.blocked});
+  }
+  const Stuckness verdict =
+      judge_stuck(waiting, [&](const wire::CallKey& call) { return entered_by_all(call); });
+  if (verdict == Stuckness::moving) {
+    stuck_since_.reset();
+    return;
+  }
+  if (!stuck_since_) stuck_since_ = now;
+  if (verdict == Stuckness::suspicious && now - *stuck_since_ < options_.several_threads_grace) return;
+  const std::string text = describe_waiting(waiting);
+  std::set<wire::CallKey> calls;
+  for (const Waiting& member : waiting) calls.insert(member.blocked.waits.begin(), member.blocked.waits.end());
+  around_.log("group " + std::to_string(id_) + " is stuck: " + text);
+  stuck_since_.reset();
+  for (const wire::CallKey& call : calls) {
+    decide(call, Code::deadlock, {}, "the members wait in calls that cannot meet: " + text, text);
+  }
+}
+
+void Group::notice_stragglers(Instant now) {
+  const auto notice = [&](const wire::CallKey& key, auto has_entered) {
+    std::string missing;
+    std::size_t count = 0;
+    for (const Peer& peer : members_) {
+      if (has_entered(peer.member.id)) continue;
+      if (++count <= 4) missing += " " + peer.member.id.brief();
+    }
+    if (count == 0) return;
+    const wire::Notice line{"waiting for " + plural(count, "peer") + " in " + wire::describe(key) + ":" + missing};
+    for (const Peer& peer : members_) {
+      if (peer.connection != 0 && has_entered(peer.member.id)) around_.send(peer.connection, collected_, line);
+    }
+  };
+  for (auto& [key, operation] : operations_) {
+    if (operation.noticed || now - operation.opened < options_.straggler_notice) continue;
+    operation.noticed = true;
+    notice(key, [&](const PeerId& id) { return operation.entries.contains(id); });
+  }
+  for (auto& [key, round] : rounds_) {
+    if (round.noticed || now - round.opened < options_.straggler_notice) continue;
+    round.noticed = true;
+    notice(key, [&](const PeerId& id) { return round.entered.contains(id); });
+  }
+}
+
+void Group::on_time(Instant now) {
+  const auto seconds = [](Duration duration) {
+    return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(duration).count()) + " s";
+  };
+  std::vector<Departed> gone;
+  for (const Peer& peer : members_) {
+    if (peer.connection != 0 && now - peer.heard >= options_.heartbeat_timeout) {
+      gone.push_back({peer.member.id, Code::evicted, "not heard for " + seconds(options_.heartbeat_timeout)});
+    } else if (peer.connection == 0 && now - peer.disconnected_at >= options_.reconnect_timeout) {
+      gone.push_back({peer.member.id, Code::evicted,
+                      "its control connection broke and did not come back within " +
+                          seconds(options_.reconnect_timeout)});
+    }
+  }
+  if (!gone.empty()) remove(gone, now);
+  std::vector<ConnectionId> silent;
+  for (const Peer& candidate : candidates_) {
+    if (now - candidate.heard >= options_.heartbeat_timeout) silent.push_back(candidate.connection);
+  }
+  for (const ConnectionId connection : silent) {
+    evict(connection, Code::evicted, "not heard for " + seconds(options_.heartbeat_timeout), now);
+  }
+  check_links(now);
+  check_calls(now);
+  check_stuck(now);
+  notice_stragglers(now);
+}
+
+}  // namespace pccl::master

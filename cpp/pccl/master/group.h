@@ -1,0 +1,178 @@
+// One group's membership, log, open calls and their verdicts. Pure: events in, messages out, no clock and no sockets.
+//
+//   event                      | what may follow
+//   ---------------------------+---------------------------------------------------------------------------------
+//   add_candidate, ask         | group not started and min_peers reached: epoch (admission); else Prepare, Expect
+//   prepared                   | the newcomer may enter at the next admit round
+//   enter round                | all members in: outcome, or epoch (admission) when newcomers are ready
+//   operation entered/done     | signatures differ: verdict mismatch; all done: verdict commit
+//   abort request              | verdict timeout/interrupted, unless decided already
+//   link report                | peer's control gone too: loss; stays: link reset (epoch, loss), plan without it, eviction
+//   control connection gone    | a broken link to it reported: loss; reconnect window over: loss
+//   blocked report             | nobody can move: verdict deadlock for every call waited in
+//   leave, silence, misuse     | loss
+//   loss                       | epoch (loss): policy-abort operations end, the others lose their `done`; rounds go on
+//
+// Every decision is an entry of the log, which all members see in the same order.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "pccl/base/error.h"
+#include "pccl/base/ids.h"
+#include "pccl/master/decisions.h"
+#include "pccl/wire/messages.h"
+
+namespace pccl::master {
+
+using ConnectionId = std::uint64_t;  // given by the server; 0 is none
+
+struct Options {
+  Duration heartbeat_interval = std::chrono::seconds(1);
+  Duration heartbeat_timeout = std::chrono::seconds(6);
+  Duration reconnect_timeout = std::chrono::seconds(10);
+  Duration handshake_timeout = std::chrono::seconds(5);
+  Duration broken_link_grace = std::chrono::milliseconds(300);  // a killed peer's control connection breaks within it
+  Duration mismatch_grace = std::chrono::milliseconds(500);     // wait for more signatures before naming the odd one
+  Duration several_threads_grace = std::chrono::seconds(10);    // stuck, but a member has several threads
+  Duration straggler_notice = std::chrono::seconds(10);
+  std::uint32_t segment_bytes = 512 << 10;
+  std::size_t max_open_calls = 1 << 16;  // per group
+  std::size_t max_peers = 4096;          // per group
+};
+
+// What a group needs of the master around it.
+class Surroundings {
+ public:
+  virtual ~Surroundings() = default;
+  virtual void send(ConnectionId to, std::uint64_t collected, const wire::Message& message) = 0;
+  virtual void close(ConnectionId connection) = 0;
+  virtual void log(std::string line) = 0;
+  virtual wire::Census census() = 0;
+  virtual std::uint64_t next_join_ordinal() = 0;
+};
+
+// *one thread: the master's*
+class Group {
+ public:
+  Group(std::uint32_t id, const Options& options, Surroundings& around)
+      : id_(id), options_(options), around_(around) {}
+
+  // The group as its members know it. REQUIRES: reports is not empty.
+  static Group rebuild(std::uint32_t id, const Options& options, Surroundings& around,
+                       const std::vector<std::pair<ConnectionId, wire::Rejoin>>& reports, Instant now);
+
+  void add_candidate(ConnectionId connection, const wire::Join& join, const std::string& seen, Instant now);
+  // A member's new control connection. False when it is a member no more.
+  bool rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant now);
+  void on_message(ConnectionId from, const wire::Frame& frame, Instant now);
+  void on_disconnect(ConnectionId connection, Instant now);
+  void on_time(Instant now);
+  // The peer broke the rules; it goes, with this sentence.
+  void evict(ConnectionId connection, Code code, const std::string& reason, Instant now);
+
+  [[nodiscard]] bool knows(ConnectionId connection) const;
+  [[nodiscard]] const wire::EpochRecord& record() const { return record_; }
+  [[nodiscard]] std::uint64_t last_ordinal() const { return last_ordinal_; }
+  [[nodiscard]] std::uint64_t collected() const { return collected_; }
+  [[nodiscard]] bool empty() const { return members_.empty() && candidates_.empty(); }
+  // A decision falls due within some hundred milliseconds.
+  [[nodiscard]] bool hurried() const;
+  // Open operations with who entered and who is done: for the tests of rebuild.
+  [[nodiscard]] std::string summary() const;
+
+ private:
+  struct Peer {
+    wire::Member member;
+    ConnectionId connection = 0;
+    Instant heard{};
+    // candidate
+    std::uint32_t min_peers = 1;
+    bool waiting = false;
+    std::uint64_t prepared_epoch = 0;
+    // member
+    Instant disconnected_at{};
+    std::uint64_t applied = 0;
+    std::uint64_t blocked_at_ordinal = 0;  // what it had applied when it said it was blocked
+    wire::Blocked blocked;
+  };
+  struct Entry {
+    wire::Signature signature;
+    std::uint64_t attempt = 0;
+    bool done = false;
+  };
+  struct OpenOperation {
+    std::map<PeerId, Entry> entries;
+    bool rerun = false;
+    Instant opened{};
+    std::optional<Instant> mismatch_since;
+    bool noticed = false;
+  };
+  struct OpenRound {
+    std::set<PeerId> entered;
+    Instant opened{};
+    bool noticed = false;
+  };
+  struct LinkTrouble {
+    wire::LinkState state = wire::LinkState::broken;
+    Instant since{};
+    std::string reason;
+  };
+  struct Departed {
+    PeerId id;
+    Code code = Code::evicted;
+    std::string reason;
+  };
+
+  // -- the log
+  void append(std::variant<wire::EpochRecord, wire::Verdict, wire::Outcome> what);
+  void begin_epoch(wire::Cause cause, std::vector<wire::Departure> departures, std::vector<wire::OpKey> aborted);
+  void decide(const wire::CallKey& key, Code code, const PeerId& culprit, const std::string& reason,
+              const std::string& waiting);
+  void advance_collected();
+
+  // -- membership
+  void start_if_ready(Instant now);
+  void tell_newcomers();
+  [[nodiscard]] bool newcomer_ready(const Peer& candidate) const;
+  [[nodiscard]] bool newcomers_ready() const;
+  void remove(const std::vector<Departed>& departed, Instant now);
+  bool plan_epoch();  // record_.plan for the present members; false when no plan avoids the unusable links
+  [[nodiscard]] Peer* member(const PeerId& id);
+  [[nodiscard]] Peer* by_connection(ConnectionId connection);
+  [[nodiscard]] std::size_t rank_of(const PeerId& id) const;
+
+  // -- calls
+  void on_operation(Peer& from, const wire::OpState& state, std::uint64_t applied, Instant now);
+  void check_operation(const wire::OpKey& key, Instant now);
+  void check_round(const wire::RoundKey& key, Instant now);
+  void check_calls(Instant now);
+  void check_stuck(Instant now);
+  void check_links(Instant now);
+  void notice_stragglers(Instant now);
+  [[nodiscard]] bool decided_beyond(const wire::CallKey& key, std::uint64_t applied) const;
+  [[nodiscard]] bool entered_by_all(const wire::CallKey& key) const;
+
+  std::uint32_t id_;
+  Options options_;
+  Surroundings& around_;
+  wire::EpochRecord record_;
+  std::vector<Peer> members_;     // in rank order
+  std::vector<Peer> candidates_;  // in order of joining
+  std::deque<wire::LogEntry> log_;  // not yet collected by all
+  std::uint64_t last_ordinal_ = 0;
+  std::uint64_t collected_ = 0;
+  std::map<wire::CallKey, std::uint64_t> decided_;  // verdicts not yet collected by all -> ordinal
+  std::map<wire::OpKey, OpenOperation> operations_;
+  std::map<wire::RoundKey, OpenRound> rounds_;
+  std::map<std::pair<PeerId, PeerId>, LinkTrouble> trouble_;  // (reporter, about)
+  std::set<std::pair<PeerId, PeerId>> unusable_;              // smaller id first; the plan goes without
+  std::optional<Instant> stuck_since_;
+};
+
+}  // namespace pccl::master

@@ -1,0 +1,223 @@
+#include "pccl/master/master.h"
+
+#include <algorithm>
+
+namespace pccl::master {
+namespace {
+
+// How long a restarted master waits for more members once a majority has come back.
+constexpr Duration kRecoveryGrace = std::chrono::seconds(1);
+constexpr std::size_t kMaxGroups = 65536;
+
+}  // namespace
+
+const Group* Master::group(std::uint32_t id) const {
+  const auto it = groups_.find(id);
+  return it == groups_.end() ? nullptr : it->second.get();
+}
+
+Group& Master::group_for(std::uint32_t id) {
+  auto& group = groups_[id];
+  if (!group) group.reset(new Group(id, options_, *this));
+  return *group;
+}
+
+bool Master::anonymous(ConnectionId connection) const {
+  const auto it = connections_.find(connection);
+  return it == connections_.end() || !it->second.group;
+}
+
+Duration Master::tick() const {
+  Duration tick = std::min<Duration>(options_.heartbeat_interval / 2, std::chrono::milliseconds(500));
+  for (const auto& [id, group] : groups_) {
+    if (group->hurried()) tick = std::min<Duration>(tick, std::chrono::milliseconds(50));
+  }
+  return tick;
+}
+
+void Master::send(ConnectionId to, std::uint64_t collected, const wire::Message& message) {
+  const auto it = connections_.find(to);
+  if (it == connections_.end() || it->second.closing) return;
+  actions_.emplace_back(Send{to, wire::encode({run_, term_, collected}, message)});
+}
+
+void Master::close(ConnectionId connection) {
+  const auto it = connections_.find(connection);
+  if (it == connections_.end() || it->second.closing) return;
+  it->second.closing = true;
+  actions_.emplace_back(Close{connection});
+}
+
+void Master::refuse(ConnectionId connection, Code code, const std::string& reason) {
+  send(connection, 0, wire::Refused{code, reason});
+  close(connection);
+}
+
+wire::Census Master::census() {
+  wire::Census census;
+  for (const auto& [id, group] : groups_) {
+    const auto size = static_cast<std::uint32_t>(group->record().members.size());
+    if (size == 0) continue;
+    census.members += size;
+    ++census.groups;
+    census.largest_group = std::max(census.largest_group, size);
+  }
+  return census;
+}
+
+void Master::on_connect(ConnectionId connection, const std::string& address, Instant now) {
+  connections_[connection] = {address, now, std::nullopt, false};
+}
+
+void Master::on_disconnect(ConnectionId id, Instant now) {
+  const auto it = connections_.find(id);
+  if (it == connections_.end()) return;
+  const std::optional<std::uint32_t> group = it->second.group;
+  connections_.erase(it);
+  for (auto& [group_id, recovery] : recoveries_) {
+    std::erase_if(recovery.reports, [&](const auto& report) { return report.first == id; });
+  }
+  std::erase_if(recoveries_, [](const auto& item) { return item.second.reports.empty(); });
+  if (!group) return;
+  const auto found = groups_.find(*group);
+  if (found != groups_.end()) found->second->on_disconnect(id, now);
+}
+
+void Master::on_garbage(ConnectionId id, const Error& error, Instant now) {
+  const auto it = connections_.find(id);
+  if (it == connections_.end() || it->second.closing) return;
+  log("connection from " + it->second.address + " refused: " + error.reason);
+  if (it->second.group) {
+    group_for(*it->second.group).evict(id, Code::evicted, "protocol misuse: " + error.reason, now);
+  }
+  refuse(id, Code::refused, error.reason);
+}
+
+void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
+  const auto it = connections_.find(id);
+  if (it == connections_.end() || it->second.closing) return;
+  Connection& connection = it->second;
+  if (connection.group) {
+    if (frame.envelope.run != run_) {
+      return on_garbage(id, {Code::refused, "a message of another run", {}, {}}, now);
+    }
+    const auto found = groups_.find(*connection.group);
+    if (found != groups_.end()) found->second->on_message(id, frame, now);
+    return;
+  }
+  if (const auto* first = std::get_if<wire::Join>(&frame.message)) return join(id, connection, *first, now);
+  if (std::holds_alternative<wire::Rejoin>(frame.message)) return rejoin(id, connection, frame, now);
+  on_garbage(id, {Code::refused, "the first message must be Join or Rejoin", {}, {}}, now);
+}
+
+void Master::join(ConnectionId id, Connection& connection, const wire::Join& join, Instant now) {
+  if (!groups_.contains(join.group) && groups_.size() >= kMaxGroups) {
+    return refuse(id, Code::refused, "too many groups");
+  }
+  if (join.addresses.size() > 64) return refuse(id, Code::refused, "too many addresses");
+  wire::Join seen = join;
+  // The address this connection comes from is one more way to reach the peer; most likely the best one.
+  if (!join.addresses.empty()) {
+    const wire::Address source{connection.address, join.addresses.front().port};
+    std::erase(seen.addresses, source);
+    seen.addresses.insert(seen.addresses.begin(), source);
+  }
+  connection.group = join.group;
+  group_for(join.group).add_candidate(id, seen, connection.address, now);
+}
+
+void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now) {
+  const auto& rejoin = std::get<wire::Rejoin>(frame.message);
+  if (frame.envelope.run == run_ && frame.envelope.term == term_) {
+    const auto it = groups_.find(rejoin.group);
+    if (it != groups_.end()) {
+      connection.group = rejoin.group;
+      if (it->second->rejoin(id, rejoin, now)) return;
+      connection.group.reset();
+    }
+    return refuse(id, Code::evicted, "the run went on without this peer");
+  }
+  // Another master's member. It is welcome if this one has no run of its own yet and follows that term.
+  const bool same_run = frame.envelope.run == run_;
+  if (!same_run && !groups_.empty()) {
+    return refuse(id, Code::evicted, "this master serves another run");
+  }
+  if (groups_.contains(rejoin.group)) {
+    connection.group = rejoin.group;
+    if (groups_[rejoin.group]->rejoin(id, rejoin, now)) return;
+    connection.group.reset();
+    return refuse(id, Code::evicted, "the run went on without this peer");
+  }
+  if (!same_run) {
+    if (!recoveries_.empty()) return refuse(id, Code::evicted, "this master serves another run");
+    run_ = frame.envelope.run;
+  }
+  term_ = std::max(term_, frame.envelope.term + 1);
+  Recovery& recovery = recoveries_[rejoin.group];
+  if (recovery.reports.empty()) recovery.since = now;
+  std::erase_if(recovery.reports, [&](const auto& report) { return report.second.id == rejoin.id; });
+  recovery.reports.emplace_back(id, rejoin);
+  joins_ = std::max(joins_, [&] {
+    std::uint64_t highest = 0;
+    for (const wire::Member& member : rejoin.report.record.members) highest = std::max(highest, member.joined);
+    return highest;
+  }());
+  recover_if_ready(rejoin.group, now);
+}
+
+// A group is rebuilt when a majority of its last epoch is back, at once when all are.
+void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
+  const auto it = recoveries_.find(group_id);
+  if (it == recoveries_.end()) return;
+  Recovery& recovery = it->second;
+  const wire::EpochRecord* last = nullptr;
+  for (const auto& [id, rejoin] : recovery.reports) {
+    if (last == nullptr || rejoin.report.record.epoch > last->epoch) last = &rejoin.report.record;
+  }
+  std::size_t back = 0;
+  for (const wire::Member& member : last->members) {
+    back += std::any_of(recovery.reports.begin(), recovery.reports.end(),
+                        [&](const auto& report) { return report.second.id == member.id; })
+                ? 1U
+                : 0U;
+  }
+  const std::size_t all = last->members.size();
+  if (back * 2 <= all || (back < all && now - recovery.since < kRecoveryGrace)) return;
+  std::vector<std::pair<ConnectionId, wire::Rejoin>> reports = std::move(recovery.reports);
+  recoveries_.erase(it);
+  for (const auto& [id, rejoin] : reports) connections_[id].group = group_id;
+  log("group " + std::to_string(group_id) + ": brought back from the reports of " + std::to_string(back) + " of " +
+      std::to_string(all) + " members");
+  groups_[group_id].reset(new Group(Group::rebuild(group_id, options_, *this, reports, now)));
+}
+
+void Master::on_time(Instant now) {
+  std::vector<ConnectionId> mute;
+  for (const auto& [id, connection] : connections_) {
+    const bool recovering = std::any_of(recoveries_.begin(), recoveries_.end(), [&, at = id](const auto& item) {
+      return std::any_of(item.second.reports.begin(), item.second.reports.end(),
+                         [&](const auto& report) { return report.first == at; });
+    });
+    if (!connection.group && !connection.closing && !recovering &&
+        now - connection.since >= options_.handshake_timeout) {
+      mute.push_back(id);
+    }
+  }
+  for (const ConnectionId id : mute) {
+    refuse(id, Code::refused, "no Join within the handshake timeout");
+  }
+  std::vector<std::uint32_t> recovering;
+  for (const auto& [id, recovery] : recoveries_) recovering.push_back(id);
+  for (const std::uint32_t id : recovering) recover_if_ready(id, now);
+  for (const auto& [id, group] : groups_) group->on_time(now);
+  if (now - last_heartbeat_ >= options_.heartbeat_interval) {
+    last_heartbeat_ = now;
+    for (const auto& [id, connection] : connections_) {
+      if (!connection.group) continue;
+      const auto group = groups_.find(*connection.group);
+      if (group != groups_.end()) send(id, group->second->collected(), wire::Heartbeat{});
+    }
+  }
+}
+
+}  // namespace pccl::master

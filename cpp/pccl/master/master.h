@@ -1,0 +1,88 @@
+// The master: routes each control connection to its group, and brings a run back from its members' reports when this
+// master has no memory of it. Pure: (event, now) in, actions out. server.cpp is the only file with I/O.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "pccl/master/group.h"
+
+namespace pccl::master {
+
+struct Send {
+  ConnectionId to = 0;
+  wire::Bytes bytes;
+};
+// Flush what was sent before, then close.
+struct Close {
+  ConnectionId connection = 0;
+};
+struct LogLine {
+  std::string text;
+};
+using Action = std::variant<Send, Close, LogLine>;
+
+// *one thread: the server's*
+class Master final : private Surroundings {
+ public:
+  Master(const Options& options, std::uint64_t run, std::uint32_t term) : options_(options), run_(run), term_(term) {}
+
+  // `address`: where the connection comes from, without the port. It is dropped when it says nothing for the
+  // handshake timeout.
+  void on_connect(ConnectionId connection, const std::string& address, Instant now);
+  void on_frame(ConnectionId connection, const wire::Frame& frame, Instant now);
+  // The bytes were not ours; `error` says why. The connection is refused with that sentence.
+  void on_garbage(ConnectionId connection, const Error& error, Instant now);
+  void on_disconnect(ConnectionId connection, Instant now);
+  void on_time(Instant now);
+  // Call on_time no later than this long from now.
+  [[nodiscard]] Duration tick() const;
+
+  [[nodiscard]] std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
+  [[nodiscard]] std::uint64_t run() const { return run_; }
+  [[nodiscard]] std::uint32_t term() const { return term_; }
+  [[nodiscard]] const Group* group(std::uint32_t id) const;
+  // True until the peer on it has said who it is: the server allows such a connection little.
+  [[nodiscard]] bool anonymous(ConnectionId connection) const;
+
+ private:
+  struct Connection {
+    std::string address;
+    Instant since{};
+    std::optional<std::uint32_t> group;
+    bool closing = false;
+  };
+  // Members that came back to a master that does not know their group (it was restarted).
+  struct Recovery {
+    Instant since{};
+    std::vector<std::pair<ConnectionId, wire::Rejoin>> reports;
+  };
+
+  void join(ConnectionId id, Connection& connection, const wire::Join& join, Instant now);
+  void rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
+  void recover_if_ready(std::uint32_t group, Instant now);
+  void refuse(ConnectionId connection, Code code, const std::string& reason);
+  Group& group_for(std::uint32_t id);
+
+  void send(ConnectionId to, std::uint64_t collected, const wire::Message& message) override;
+  void close(ConnectionId connection) override;
+  void log(std::string line) override { actions_.emplace_back(LogLine{std::move(line)}); }
+  wire::Census census() override;
+  std::uint64_t next_join_ordinal() override { return ++joins_; }
+
+  Options options_;
+  std::uint64_t run_;
+  std::uint32_t term_;
+  std::uint64_t joins_ = 0;
+  Instant last_heartbeat_{};
+  std::map<ConnectionId, Connection> connections_;
+  std::map<std::uint32_t, std::unique_ptr<Group>> groups_;
+  std::map<std::uint32_t, Recovery> recoveries_;
+  std::vector<Action> actions_;
+};
+
+}  // namespace pccl::master

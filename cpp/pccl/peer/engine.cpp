@@ -1,0 +1,974 @@
+#include "pccl/peer/engine.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "pccl/topology/plan.h"
+
+namespace pccl::peer {
+namespace {
+
+// A small operation is done before the master needs to hear that it began: the entry is reported only after this.
+constexpr Duration kEnterDelay = std::chrono::milliseconds(1);
+constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
+constexpr Duration kDialStagger = std::chrono::milliseconds(200);    // between the addresses of one peer
+constexpr Duration kControlRetry = std::chrono::milliseconds(250);   // re-dialling a master that was there
+constexpr Duration kJoinRetry = std::chrono::seconds(1);             // dialling a master that was not
+constexpr Duration kAbortGrace = std::chrono::seconds(1);            // for a verdict after giving up
+constexpr Duration kBlockedAfter = std::chrono::seconds(1);
+constexpr std::size_t kMaxParked = 64;
+constexpr std::size_t kMaxHandshakes = 512;
+constexpr std::uint32_t kRemoteStripes = 4;
+constexpr std::uint32_t kLocalStripes = 1;
+
+std::uint64_t signature_hash(const OperationRequest& request, const wire::Plan& plan) {
+  wire::Bytes bytes;
+  wire::Writer writer(bytes);
+  writer(static_cast<std::uint8_t>(request.op), request.rerun, request.structure, topology::hash(plan));
+  // Reserved from the first version on, so that members of mixed versions disagree loudly: weight, quantization.
+  writer(std::uint8_t{0}, std::uint8_t{0});
+  for (const collective::ArrayRef& array : request.arrays) {
+    writer(array.count, static_cast<std::uint8_t>(array.dtype));
+  }
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+}  // namespace
+
+Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
+    : options_(options),
+      session_(options.join, *this),
+      executor_({.buffer_bytes = options.settings.buffer_bytes}, std::move(pool), *this),
+      asked_(options.join.waiting) {}
+
+Engine::~Engine() = default;
+
+Standing Engine::standing() const {
+  if (out_) return Standing::out;
+  if (session_.member()) return Standing::member;
+  return joined_once_ && !asked_ ? Standing::newcomer : Standing::joining;
+}
+
+// ---- the control connection ---------------------------------------------------------------------------------------
+
+void Engine::start(Instant now) {
+  now_ = now;
+  last_tick_ = now;
+  next_tick_ = now;
+  next_control_dial_ = now;
+  on_time(now);
+}
+
+void Engine::on_control_open(Instant now) {
+  now_ = now;
+  dialling_control_ = false;
+  if (out_) return;
+  control_open_ = true;
+  control_heard_ = now;
+  session_.on_open();
+}
+
+void Engine::on_control_bytes(std::span<const std::uint8_t> bytes, Instant now) {
+  now_ = now;
+  if (out_ || !control_open_) return;
+  control_heard_ = now;
+  const Status status = session_.on_bytes(bytes);
+  if (status || out_) return;
+  if (!joined_once_) return die({Code::refused, "this is no pccl master: " + status.error().reason, {}, {}});
+  actions_.close_control = true;
+  on_control_lost(status.error().reason, now);
+}
+
+void Engine::on_control_lost(const std::string& reason, Instant now) {
+  now_ = now;
+  dialling_control_ = false;
+  if (out_) return;
+  control_failure_ = reason;
+  if (!joined_once_) {
+    ++join_failures_;
+    control_open_ = false;
+    session_.on_lost();
+    next_control_dial_ = now + kJoinRetry;
+    return;
+  }
+  if (control_open_) {
+    control_open_ = false;
+    control_lost_at_ = now;
+    session_.on_lost();
+    blocked_reported_ = false;
+    next_control_dial_ = now;
+    log(LogLevel::info, "the connection to the master broke (" + reason + "); dialling again");
+    return;
+  }
+  next_control_dial_ = now + kControlRetry;
+}
+
+void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
+  joined_once_ = true;
+  joined_ = welcome.joined;
+  if (session_.member()) {
+    if (again) log(LogLevel::info, "back at the master");
+    for (auto& [id, link] : links_) {
+      if (link.wanted && !link.up) {
+        session_.report_link(id, link.reported ? wire::LinkState::unreachable : wire::LinkState::broken,
+                             link.last_failure);
+      }
+    }
+    return;
+  }
+  prepared_epoch_ = 0;
+  waiting_for_ = welcome.waiting_for;
+  if (options_.join.start_only && welcome.group_started && !again) asked_ = false;
+}
+
+void Engine::on_refused(const Error& error) {
+  log(LogLevel::debug, "the master ended our part in the run: " + error.reason);
+  die(error);
+}
+
+void Engine::on_notice(const std::string& text) { log(LogLevel::warn, text); }
+
+void Engine::request_admission(Instant now) {
+  now_ = now;
+  if (out_ || session_.member() || asked_) return;
+  asked_ = true;
+  session_.request_admission();
+}
+
+void Engine::leave(const std::string& reason, Instant now) {
+  now_ = now;
+  if (out_) return;
+  session_.leave(reason);
+  die({Code::invalid_usage, "the communicator is closed", {}, {}});
+}
+
+// The peer's part in the run is over: every call ends with `error`, every connection is closed.
+void Engine::die(Error error) {
+  if (out_) return;
+  out_ = true;
+  end_ = std::move(error);
+  std::vector<wire::OpKey> operations;
+  for (const auto& [key, operation] : operations_) operations.push_back(key);
+  for (const wire::OpKey& key : operations) end_operation(key, end_, session_.record());
+  for (auto& [key, round] : rounds_) end_call(*round.call, end_, session_.record());
+  rounds_.clear();
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, state] : stripes_) ids.push_back(id);
+  for (const std::uint64_t id : ids) close_stripe(id);
+  links_.clear();
+  dials_.clear();
+  control_open_ = false;
+  actions_.close_control = true;
+  actions_.calls_ended = true;
+}
+
+// ---- epochs -------------------------------------------------------------------------------------------------------
+
+void Engine::on_epoch(const Record& record) {
+  census_ = record->census;
+  const bool admission = record->cause == wire::Cause::admission;
+  if (admission) {
+    const bool founded = asked_;
+    asked_ = false;
+    waiting_for_ = 0;
+    prepare_.reset();
+    untagged_ = 0;
+    tagged_.clear();
+    round_counts_.clear();
+    newcomers_wait_.reset();
+    if (founded) fresh_ = true;
+    // Everybody stood in the admit round. A call of another thread that was under way has lost its number.
+    const Error late{Code::invalid_usage, "newcomers were let in while this call was under way", {}, {}};
+    std::vector<wire::OpKey> keys;
+    for (const auto& [key, operation] : operations_) keys.push_back(key);
+    for (const wire::OpKey& key : keys) end_operation(key, late, record);
+    for (auto& [key, round] : rounds_) {
+      end_call(*round.call, key.kind == wire::RoundKind::admit ? Error{Code::ok, {}, {}, {}} : late, record);
+    }
+    rounds_.clear();
+  }
+  std::vector<wire::OpKey> again;
+  if (record->cause == wire::Cause::loss) {
+    std::vector<wire::OpKey> keys;
+    for (const auto& [key, operation] : operations_) keys.push_back(key);
+    for (const wire::OpKey& key : keys) {
+      Operation& operation = operations_.at(key);
+      if (std::find(record->aborted.begin(), record->aborted.end(), key) != record->aborted.end()) {
+        const auto error = session_.take_covering(key);
+        end_operation(key, error ? *error : Error{Code::peer_lost, "a member was lost", {}, {}}, record);
+      } else if (record->members.size() == 1 && operation.request.alone_is_error) {
+        end_operation(key, {Code::too_few_peers, "all other members are gone", {}, {}}, record);
+      } else {
+        const collective::Traffic moved = executor_.traffic(key);
+        operation.call->traffic.tx_bytes += moved.tx_bytes;
+        operation.call->traffic.rx_bytes += moved.rx_bytes;
+        executor_.cancel(key);
+        again.push_back(key);
+      }
+    }
+    for (const wire::OpKey& key : record->aborted) {
+      if (started(key)) (void)session_.take_covering(key);
+    }
+  }
+  executor_.set_epoch(record->epoch, record->abort_floor, record->admission);
+  choose_links();
+  for (const auto& [id, state] : stripes_) {
+    if (state.stripe->held()) actions_.resume.push_back(id);
+  }
+  for (const wire::OpKey& key : again) run_attempt(operations_.at(key));
+  actions_.calls_ended = true;  // somebody may wait to be let in
+}
+
+// ---- calls --------------------------------------------------------------------------------------------------------
+
+CallPtr Engine::enter(wire::RoundKind kind, Instant now) {
+  now_ = now;
+  auto call = std::make_shared<Call>();
+  if (out_) {
+    end_call(*call, end_, nullptr);
+    return call;
+  }
+  if (!session_.member()) {
+    end_call(*call, {Code::invalid_usage, "not a member of the run", {}, {}}, nullptr);
+    return call;
+  }
+  fresh_ = false;
+  const wire::RoundKey key{kind, record()->admission, round_counts_[kind]++};
+  call->key = key;
+  if (const auto covering = session_.take_covering(key)) {
+    end_call(*call, *covering, record());
+    return call;
+  }
+  rounds_[key] = {call};
+  session_.enter(key);
+  return call;
+}
+
+CallPtr Engine::start_operation(OperationRequest request, Instant now) {
+  now_ = now;
+  auto call = std::make_shared<Call>();
+  if (out_) {
+    end_call(*call, end_, nullptr);
+    return call;
+  }
+  if (!session_.member()) {
+    end_call(*call, {Code::invalid_usage, "not a member of the run", {}, {}}, nullptr);
+    return call;
+  }
+  fresh_ = false;
+  const bool alone = record()->members.size() == 1;
+  if (alone && request.alone_is_error) {
+    end_call(*call, {Code::too_few_peers, "this peer is alone in its group", {}, {}}, record());
+    return call;
+  }
+  wire::OpKey key{record()->admission, request.tag.has_value(), request.tag.value_or(0), 0};
+  key.sequence = request.tag ? tagged_[*request.tag]++ : untagged_++;
+  call->key = key;
+  if (const auto covering = session_.take_covering(key)) {
+    executor_.forget(key);
+    end_call(*call, *covering, record());
+    return call;
+  }
+  Operation& operation = operations_[key];
+  operation.call = call;
+  operation.request = std::move(request);
+  run_attempt(operation);
+  if (alone) {
+    // Nobody else to agree with.
+    executor_.commit(key);
+    end_operation(key, {Code::ok, {}, {}, {}}, record());
+  }
+  return call;
+}
+
+// Starts the operation among the present members.
+void Engine::run_attempt(Operation& operation) {
+  const Record& world = record();
+  const auto& key = std::get<wire::OpKey>(operation.call->key);
+  operation.attempt = world->epoch;
+  operation.entered = false;
+  operation.finished = false;
+  operation.signature = {signature_hash(operation.request, world->plan),
+                         operation.request.description + ", " + name(operation.request.op)};
+  ++operation.call->attempts;
+  entering_.emplace_back(now_ + kEnterDelay, key);
+  collective::OperationSpec spec;
+  spec.key = key;
+  spec.attempt = operation.attempt;
+  spec.signature = static_cast<std::uint32_t>(operation.signature.hash);
+  spec.op = operation.request.op;
+  spec.arrays = operation.request.arrays;
+  spec.world = world;
+  for (std::uint32_t rank = 0; rank < world->members.size(); ++rank) {
+    if (world->members[rank].id == id()) spec.rank = rank;
+  }
+  executor_.start(std::move(spec));
+}
+
+void Engine::finished(const wire::OpKey& key) {
+  const auto it = operations_.find(key);
+  if (it == operations_.end() || it->second.finished) return;
+  it->second.finished = true;
+  it->second.entered = true;
+  done_.push_back(key);
+}
+
+// Tells the master which operations were entered; those whose delay has passed, or all.
+void Engine::report_entered(Instant now, bool all) {
+  std::vector<wire::OpState> states;
+  while (!entering_.empty() && (all || entering_.front().first <= now)) {
+    const auto it = operations_.find(entering_.front().second);
+    entering_.pop_front();
+    if (it == operations_.end() || it->second.entered) continue;
+    Operation& operation = it->second;
+    operation.entered = true;
+    states.push_back(
+        {it->first, operation.attempt, wire::OpPhase::entered, operation.request.rerun, operation.signature});
+  }
+  session_.report(states);
+}
+
+void Engine::disagrees(const wire::OpKey&) { report_entered(now_, true); }
+
+bool Engine::started(const wire::OpKey& key) {
+  if (!record() || key.admission != record()->admission) return true;
+  if (!key.tagged) return key.sequence < untagged_;
+  const auto it = tagged_.find(key.tag);
+  return it != tagged_.end() && key.sequence < it->second;
+}
+
+void Engine::end_call(Call& call, Error error, const Record& record) {
+  aborting_.erase(call.key);
+  call.error = std::move(error);
+  call.record = record;
+  call.done.store(true, std::memory_order_release);
+  actions_.calls_ended = true;
+}
+
+void Engine::end_operation(const wire::OpKey& key, Error error, const Record& record) {
+  const auto it = operations_.find(key);
+  if (it == operations_.end()) return;
+  const collective::Traffic moved = executor_.traffic(key);
+  executor_.cancel(key);
+  const CallPtr call = it->second.call;
+  call->traffic.tx_bytes += moved.tx_bytes;
+  call->traffic.rx_bytes += moved.rx_bytes;
+  operations_.erase(it);
+  end_call(*call, std::move(error), record);
+}
+
+void Engine::on_verdict(const wire::Verdict& verdict) {
+  const auto it = operations_.find(verdict.key);
+  if (verdict.code == Code::ok) {
+    newcomers_wait_ = verdict.newcomers_wait;
+    if (it == operations_.end()) return;
+    if (!it->second.finished) {
+      return die({Code::internal_error, "the master committed an operation that is not done here", {}, {}});
+    }
+    const collective::Traffic moved = executor_.traffic(verdict.key);
+    executor_.commit(verdict.key);
+    it->second.call->traffic.tx_bytes += moved.tx_bytes;
+    it->second.call->traffic.rx_bytes += moved.rx_bytes;
+    end_operation(verdict.key, {Code::ok, {}, {}, {}}, record());
+    return;
+  }
+  if (it == operations_.end()) {
+    // It covers the call when it comes; unless that was here and is over.
+    if (started(verdict.key)) (void)session_.take_covering(verdict.key);
+    executor_.forget(verdict.key);
+    return;
+  }
+  const auto error = session_.take_covering(verdict.key);
+  end_operation(verdict.key, error ? *error : Error{verdict.code, verdict.reason, {}, {}}, record());
+}
+
+void Engine::on_outcome(const wire::Outcome& outcome) {
+  census_ = outcome.census;
+  const auto it = rounds_.find(outcome.key);
+  if (it == rounds_.end()) {
+    const auto count = round_counts_.find(outcome.key.kind);
+    if (count != round_counts_.end() && outcome.key.sequence < count->second) {
+      (void)session_.take_covering(outcome.key);
+    }
+    return;
+  }
+  const CallPtr call = it->second.call;
+  rounds_.erase(it);
+  call->answer = outcome.answer;
+  Error error{Code::ok, {}, {}, {}};
+  if (outcome.code != Code::ok) {
+    const auto covering = session_.take_covering(outcome.key);
+    error = covering ? *covering : Error{outcome.code, outcome.reason, {}, {}};
+  }
+  end_call(*call, std::move(error), record());
+}
+
+void Engine::abort(const CallPtr& call, Code code, Instant now) {
+  now_ = now;
+  if (out_ || call->done || aborting_.contains(call->key)) return;
+  aborting_[call->key] = {now + kAbortGrace, code};
+  report_entered(now, true);
+  session_.request_abort(call->key, code);
+}
+
+// ---- links --------------------------------------------------------------------------------------------------------
+
+// Which peers we need a link to: those of the plan; for a newcomer all members; and newcomers that may dial us.
+void Engine::choose_links() {
+  std::map<PeerId, wire::Member> wanted;
+  if (const Record& world = record()) {
+    std::size_t rank = 0;
+    while (rank < world->members.size() && world->members[rank].id != id()) ++rank;
+    for (const auto& [a, b] : topology::edges(world->plan)) {
+      if (a != rank && b != rank) continue;
+      const wire::Member& other = world->members[a == rank ? b : a];
+      wanted[other.id] = other;
+    }
+    for (const wire::Member& newcomer : expected_) wanted.try_emplace(newcomer.id, newcomer);
+  } else if (prepare_) {
+    for (const wire::Member& member : prepare_->members) wanted[member.id] = member;
+  }
+  for (auto it = links_.begin(); it != links_.end();) {
+    if (wanted.contains(it->first)) {
+      ++it;
+      continue;
+    }
+    link_down(it->second, "not needed any more", false);
+    it = links_.erase(it);
+  }
+  for (const auto& [peer, member] : wanted) {
+    const auto [it, fresh] = links_.try_emplace(peer);
+    it->second.peer = member;
+    it->second.wanted = true;
+    if (fresh) {
+      it->second.down_since = now_;
+      it->second.next_dial = now_;
+    } else if (!it->second.up) {
+      // A new epoch is a new chance.
+      it->second.down_since = now_;
+      it->second.reported = false;
+    }
+  }
+  // Hellos that came before the epoch that names their sender.
+  std::vector<std::uint64_t> parked;
+  for (const auto& [stripe, state] : stripes_) {
+    if (state.parked && links_.contains(state.hello.from)) parked.push_back(stripe);
+  }
+  for (const std::uint64_t stripe : parked) {
+    const auto it = stripes_.find(stripe);
+    if (it == stripes_.end()) continue;
+    it->second.parked = false;
+    accept_hello(it->second);
+  }
+  check_prepared();
+}
+
+void Engine::on_prepare(const wire::Prepare& prepare) {
+  if (session_.member()) return;
+  prepare_ = prepare;
+  choose_links();
+}
+
+void Engine::on_expect(const wire::Expect& expect) {
+  expected_ = expect.newcomers;
+  choose_links();
+}
+
+void Engine::check_prepared() {
+  if (session_.member() || !prepare_ || prepared_epoch_ == prepare_->epoch) return;
+  for (const wire::Member& member : prepare_->members) {
+    const auto it = links_.find(member.id);
+    if (it == links_.end() || !it->second.up) return;
+  }
+  prepared_epoch_ = prepare_->epoch;
+  session_.prepared(prepare_->epoch);
+}
+
+void Engine::dial(Link& link, const wire::Address& address, std::uint32_t stripe) {
+  const std::uint64_t token = next_dial_token_++;
+  dials_[token] = {link.peer.id, address, stripe, link.generation};
+  if (stripe == 0) ++link.dials_open;
+  actions_.dials.push_back({token, address});
+}
+
+// The newer peer of a pair dials, one address after the other until one answers.
+void Engine::dial_due(Instant now) {
+  for (auto& [peer, link] : links_) {
+    if (link.up || !link.wanted || joined_ <= link.peer.joined || link.peer.addresses.empty()) continue;
+    while (now >= link.next_dial && link.dials_open < link.peer.addresses.size()) {
+      if (link.dials_open == 0) link.generation = next_generation_++;
+      dial(link, link.peer.addresses[link.next_address++ % link.peer.addresses.size()], 0);
+      link.next_dial = now + kDialStagger;
+    }
+  }
+}
+
+void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now) {
+  now_ = now;
+  const auto it = dials_.find(token);
+  if (it == dials_.end()) {
+    actions_.close.push_back(stripe);
+    return;
+  }
+  const Dial dial = it->second;
+  dials_.erase(it);
+  const auto link = links_.find(dial.peer);
+  const bool useful = link != links_.end() && link->second.generation == dial.generation &&
+                      (dial.stripe == 0 ? !link->second.up : link->second.up);
+  if (!useful) {
+    if (link != links_.end() && dial.stripe == 0 && link->second.dials_open > 0) --link->second.dials_open;
+    actions_.close.push_back(stripe);
+    return;
+  }
+  StripeState& state = stripes_[stripe];
+  state.stripe.reset(new link::Stripe(stripe, *this));
+  state.peer = dial.peer;
+  state.dialled = true;
+  state.local = local;
+  state.address = dial.address;
+  state.deadline = now + kHandshakeTimeout;
+  const std::uint32_t wanted = options_.settings.stripes != 0 ? options_.settings.stripes
+                                                              : (local ? kLocalStripes : kRemoteStripes);
+  state.hello = {session_.run(), id(), dial.peer, dial.generation, dial.stripe, wanted};
+  wire::Bytes payload;
+  wire::Writer writer(payload);
+  writer(state.hello);
+  link::FrameHeader header;
+  header.type = link::FrameType::hello;
+  state.stripe->push(link::make_frame(header, std::move(payload)));
+  flush_.insert(stripe);
+}
+
+void Engine::on_dial_failed(std::uint64_t token, const std::string& reason, Instant now) {
+  now_ = now;
+  const auto it = dials_.find(token);
+  if (it == dials_.end()) return;
+  const Dial dial = it->second;
+  dials_.erase(it);
+  const auto link = links_.find(dial.peer);
+  if (link == links_.end()) return;
+  link->second.last_failure = dial.address.host + ":" + std::to_string(dial.address.port) + ": " + reason;
+  if (dial.stripe == 0 && link->second.dials_open > 0) --link->second.dials_open;
+}
+
+void Engine::on_accepted(std::uint64_t stripe, bool local, Instant now) {
+  now_ = now;
+  std::size_t handshakes = 0;
+  for (const auto& [id, state] : stripes_) handshakes += state.established ? 0 : 1;
+  if (out_ || handshakes >= kMaxHandshakes) {
+    actions_.close.push_back(stripe);
+    return;
+  }
+  StripeState& state = stripes_[stripe];
+  state.stripe.reset(new link::Stripe(stripe, *this));
+  state.local = local;
+  state.deadline = now + kHandshakeTimeout;
+}
+
+Status Engine::on_hello(StripeState& state, const link::FrameHeader& header,
+                        std::span<const std::uint8_t> payload) {
+  const bool greeting = header.type == link::FrameType::hello;
+  if (state.established || greeting == state.dialled || state.parked) {
+    return Status(Code::refused, "a handshake out of turn");
+  }
+  if (header.type == link::FrameType::refused) {
+    return Status(Code::refused,
+                  "refused: " + std::string(payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(
+                                                                 std::min<std::size_t>(payload.size(), 256))));
+  }
+  link::Hello hello;
+  wire::Reader reader(payload);
+  reader(hello);
+  if (!reader.complete()) return Status(Code::refused, "a malformed handshake");
+  if (!greeting) {
+    if (hello.from != state.peer || hello.to != id()) return Status(Code::refused, "another peer answered");
+    establish(state);
+    return {};
+  }
+  state.hello = hello;
+  const bool stranger = !links_.contains(hello.from);
+  if (hello.to != id() || (session_.run() != 0 && hello.run != session_.run()) || hello.stripes > 256 ||
+      hello.stripe >= std::max(1U, hello.stripes)) {
+    link::FrameHeader answer;
+    answer.type = link::FrameType::refused;
+    const std::string why = hello.to != id() ? "another peer listens here" : "not of this run";
+    state.stripe->push(link::make_frame(answer, wire::Bytes(why.begin(), why.end())));
+    flush_.insert(state.stripe->id());
+    state.deadline = now_;  // close it at the next tick, when the answer is out
+    state.parked = true;
+    state.hello.from = {};
+    return {};
+  }
+  if (stranger) {
+    // Perhaps one of the next epoch: wait for it, within the handshake's deadline.
+    std::size_t parked = 0;
+    for (const auto& [id, other] : stripes_) parked += other.parked ? 1 : 0;
+    if (parked >= kMaxParked) return Status(Code::refused, "too many unknown peers");
+    state.parked = true;
+    return {};
+  }
+  accept_hello(state);
+  return {};
+}
+
+void Engine::accept_hello(StripeState& state) {
+  const auto it = links_.find(state.hello.from);
+  if (it == links_.end()) return;
+  Link& link = it->second;
+  const std::uint64_t id = state.stripe->id();
+  if (state.hello.generation < link.generation && link.up) return close_stripe(id);
+  if (state.hello.generation != link.generation) {
+    if (link.up) link_down(link, "replaced by a new connection", true);
+    link.generation = state.hello.generation;
+  }
+  for (const std::uint64_t other : link.stripes) {
+    if (stripes_.at(other).hello.stripe == state.hello.stripe) return close_stripe(id);
+  }
+  state.peer = state.hello.from;
+  link::FrameHeader header;
+  header.type = link::FrameType::welcome;
+  wire::Bytes payload;
+  wire::Writer writer(payload);
+  writer(link::Hello{session_.run(), this->id(), state.peer, state.hello.generation, state.hello.stripe,
+                     state.hello.stripes});
+  state.stripe->push(link::make_frame(header, std::move(payload)));
+  establish(state);
+}
+
+void Engine::establish(StripeState& state) {
+  Link& link = links_.at(state.peer);
+  state.established = true;
+  const std::uint64_t id = state.stripe->id();
+  if (state.dialled && (link.generation != state.hello.generation || (link.up && state.hello.stripe == 0))) {
+    return close_stripe(id);  // another address was faster
+  }
+  link.stripes.push_back(id);
+  flush_.insert(id);
+  if (link.up) return;
+  link.up = true;
+  link.reported = false;
+  link.heard = now_;
+  link.checked = options_.settings.checksum == Checksum::always ||
+                 (options_.settings.checksum == Checksum::automatic && !state.local);
+  if (state.dialled) {
+    if (link.dials_open > 0) --link.dials_open;
+    for (std::uint32_t stripe = 1; stripe < state.hello.stripes; ++stripe) dial(link, state.address, stripe);
+  }
+  check_prepared();
+}
+
+void Engine::close_stripe(std::uint64_t id) {
+  const auto it = stripes_.find(id);
+  if (it == stripes_.end()) return;
+  actions_.close.push_back(id);
+  closed_.push_back(std::move(it->second));
+  stripes_.erase(it);
+  flush_.erase(id);
+}
+
+void Engine::link_down(Link& link, const std::string& reason, bool report) {
+  const bool was_up = link.up;
+  link.up = false;
+  const std::vector<std::uint64_t> stripes = std::exchange(link.stripes, {});
+  for (const std::uint64_t id : stripes) close_stripe(id);
+  // Dials under way belong to the old generation: they are closed when they come through.
+  std::erase_if(dials_, [&](const auto& item) { return item.second.peer == link.peer.id; });
+  for (auto it = stripes_.begin(); it != stripes_.end();) {
+    const std::uint64_t id = it->first;
+    const bool half_open = it->second.dialled && !it->second.established && it->second.peer == link.peer.id;
+    ++it;
+    if (half_open) close_stripe(id);
+  }
+  link.dials_open = 0;
+  link.down_since = now_;
+  link.next_dial = now_;
+  link.reported = false;
+  link.last_failure = reason;
+  if (!was_up) return;
+  executor_.reset_link(link.peer.id);
+  if (prepare_) prepared_epoch_ = 0;
+  if (report) session_.report_link(link.peer.id, wire::LinkState::broken, reason);
+}
+
+void Engine::on_stripe_failed(std::uint64_t id, const std::string& reason, Instant now) {
+  now_ = now;
+  const auto it = stripes_.find(id);
+  if (it == stripes_.end()) return;
+  StripeState& state = it->second;
+  const auto link = links_.find(state.peer);
+  if (state.established && link != links_.end()) {
+    log(LogLevel::debug, "link to " + state.peer.brief() + " broke: " + reason);
+    link_down(link->second, reason, true);
+    return;
+  }
+  if (state.dialled && link != links_.end()) {
+    link->second.last_failure = state.address.host + ":" + std::to_string(state.address.port) + ": " + reason;
+    if (state.hello.stripe == 0 && link->second.dials_open > 0) --link->second.dials_open;
+  }
+  close_stripe(id);
+}
+
+link::Stripe* Engine::stripe(std::uint64_t id) {
+  const auto it = stripes_.find(id);
+  return it == stripes_.end() ? nullptr : it->second.stripe.get();
+}
+
+void Engine::wake(const PeerId& peer) {
+  const auto it = links_.find(peer);
+  if (it == links_.end() || !it->second.up) return;
+  flush_.insert(it->second.stripes.begin(), it->second.stripes.end());
+}
+
+std::uint64_t Engine::release(const PeerId& peer, std::uint64_t token) {
+  const auto it = links_.find(peer);
+  if (it == links_.end()) return 0;
+  std::uint64_t dropped = 0;
+  for (const std::uint64_t id : it->second.stripes) {
+    const auto state = stripes_.find(id);
+    if (state != stripes_.end()) dropped += state->second.stripe->release(token);
+  }
+  return dropped;
+}
+
+bool Engine::checked(const PeerId& peer) {
+  const auto it = links_.find(peer);
+  return it != links_.end() && it->second.checked;
+}
+
+link::Placement Engine::place(link::Stripe& from, const link::FrameHeader& header) {
+  const auto it = stripes_.find(from.id());
+  if (it == stripes_.end() || !it->second.established) {
+    link::Placement refused;
+    refused.kind = link::Placement::Kind::refuse;
+    refused.reason = "data before the handshake";
+    return refused;
+  }
+  return executor_.place(it->second.peer, header);
+}
+
+Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, Buffer buffer) {
+  const auto it = stripes_.find(from.id());
+  if (it == stripes_.end()) return {};
+  return executor_.arrived(it->second.peer, header, std::move(buffer));
+}
+
+void Engine::voided(link::Stripe& from, const link::FrameHeader& header) {
+  const auto it = stripes_.find(from.id());
+  if (it != stripes_.end()) executor_.voided(it->second.peer, header);
+}
+
+Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
+                       std::span<const std::uint8_t> payload) {
+  const auto it = stripes_.find(from.id());
+  if (it == stripes_.end()) return {};
+  switch (header.type) {
+    case link::FrameType::hello:
+    case link::FrameType::welcome:
+    case link::FrameType::refused:
+      return on_hello(it->second, header, payload);
+    default:
+      break;
+  }
+  if (!it->second.established) return Status(Code::refused, "frames before the handshake");
+  if (header.type == link::FrameType::heartbeat) return {};
+  return executor_.control(it->second.peer, header);
+}
+
+bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
+  const auto it = stripes_.find(to.id());
+  if (it == stripes_.end() || !it->second.established) return false;
+  return executor_.next(it->second.peer, frame);
+}
+
+// Signs of life on every link, silence, links that do not come up.
+void Engine::watch_links() {
+  std::vector<std::pair<PeerId, std::string>> unreachable;
+  for (auto& [peer, link] : links_) {
+    const bool member = record() != nullptr && std::any_of(record()->members.begin(), record()->members.end(),
+                                                           [&](const auto& m) { return m.id == link.peer.id; });
+    if (!link.up) {
+      if (link.wanted && !link.reported && now_ - link.down_since >= options_.settings.link_timeout &&
+          (member || prepare_)) {
+        link.reported = true;
+        session_.report_link(peer, wire::LinkState::unreachable,
+                             link.last_failure.empty() ? "no connection came about" : link.last_failure);
+      }
+      continue;
+    }
+    std::uint64_t heard = 0;
+    std::uint64_t sent = 0;
+    bool held = false;
+    for (const std::uint64_t id : link.stripes) {
+      const link::Stripe& stripe = *stripes_.at(id).stripe;
+      heard += stripe.bytes_received();
+      sent += stripe.bytes_sent();
+      held = held || stripe.held();
+    }
+    if (heard != link.bytes_heard || held) {
+      link.bytes_heard = heard;
+      link.heard = now_;
+    } else if (now_ - link.heard >= options_.settings.heartbeat_timeout && !link.reported && member) {
+      link.reported = true;
+      session_.report_link(peer, wire::LinkState::silent, "nothing heard on the link");
+    }
+    if (sent == link.bytes_sent && stripes_.at(link.stripes.front()).stripe->idle()) {
+      link::FrameHeader header;
+      header.type = link::FrameType::heartbeat;
+      stripes_.at(link.stripes.front()).stripe->push(link::make_frame(header));
+      flush_.insert(link.stripes.front());
+    }
+    link.bytes_sent = sent;
+  }
+}
+
+// ---- threads ------------------------------------------------------------------------------------------------------
+
+void Engine::thread_inside(std::uint64_t thread) { threads_[thread].inside = true; }
+
+void Engine::thread_outside(std::uint64_t thread) {
+  const auto it = threads_.find(thread);
+  if (it == threads_.end()) return;
+  thread_continues(thread);
+  it->second.inside = false;
+}
+
+void Engine::thread_waits(std::uint64_t thread, const CallPtr& call, Instant now) {
+  ThreadState& state = threads_[thread];
+  state.inside = true;
+  state.waits = call;
+  state.since = now;
+}
+
+void Engine::thread_continues(std::uint64_t thread) {
+  const auto it = threads_.find(thread);
+  if (it == threads_.end() || !it->second.waits) return;
+  it->second.waits.reset();
+  if (!blocked_reported_) return;
+  blocked_reported_ = false;
+  if (!out_) session_.blocked({});
+}
+
+void Engine::thread_ended(std::uint64_t thread) {
+  thread_continues(thread);
+  threads_.erase(thread);
+}
+
+void Engine::report_blocked(Instant now) {
+  wire::Blocked blocked;
+  for (const auto& [thread, state] : threads_) {
+    if (state.waits && !state.waits->done && now - state.since >= kBlockedAfter) {
+      blocked.waits.push_back(state.waits->key);
+    }
+    // A thread that began to wait a moment ago counts as outside: it is not blocked yet.
+    blocked.outside = blocked.outside || !state.waits || now - state.since < kBlockedAfter;
+  }
+  std::uint64_t bytes = 0;
+  for (const auto& [id, state] : stripes_) {
+    if (state.established) bytes += state.stripe->bytes_received() + state.stripe->bytes_sent();
+  }
+  if (blocked.waits.empty()) {
+    if (blocked_reported_) session_.blocked({});
+    blocked_reported_ = false;
+    return;
+  }
+  blocked.multi_threaded = threads_.size() > 1;
+  // Heartbeats alone are not movement: a few frames an interval and link.
+  blocked.moving = bytes - bytes_at_blocked_ > links_.size() * 16 * link::kFrameHeaderBytes;
+  bytes_at_blocked_ = bytes;
+  blocked_reported_ = true;
+  session_.blocked(blocked);
+}
+
+// ---- time ---------------------------------------------------------------------------------------------------------
+
+void Engine::on_time(Instant now) {
+  now_ = now;
+  if (out_) return;
+  const Settings& settings = options_.settings;
+  if (now - last_tick_ > settings.heartbeat_timeout / 2) {
+    // We were frozen, not the others: what they sent meanwhile is still to be read.
+    control_heard_ = now;
+    for (auto& [peer, link] : links_) link.heard = now;
+  }
+  last_tick_ = now;
+  report_entered(now, false);
+  for (const auto& [key, until] : aborting_) {
+    if (now < until.first) continue;
+    const Code code = until.second == Code::interrupted ? Code::interrupted : Code::timeout;
+    const std::string what = wire::describe(key);
+    session_.leave("gave up on " + what);
+    die({code, "no verdict on " + what + " within a second after giving up; this peer has left the run", {}, {}});
+    return;
+  }
+  if (!control_open_ && !dialling_control_) {
+    if (joined_once_ && now - control_lost_at_ >= settings.reconnect_timeout) {
+      return die({Code::master_lost, "the master could not be reached again: " + control_failure_, {}, {}});
+    }
+    if (now >= next_control_dial_) {
+      dialling_control_ = true;
+      actions_.dial_control = true;
+      next_control_dial_ = now + kControlRetry;
+    }
+  } else if (!control_open_ && joined_once_ && now - control_lost_at_ >= settings.reconnect_timeout) {
+    return die({Code::master_lost, "the master could not be reached again: " + control_failure_, {}, {}});
+  }
+  if (control_open_ && now - control_heard_ >= settings.heartbeat_timeout) {
+    actions_.close_control = true;
+    on_control_lost("nothing heard from the master", now);
+  }
+  dial_due(now);
+  if (now < next_tick_) return;
+  next_tick_ = now + settings.heartbeat_interval / 4;
+  std::vector<std::uint64_t> late;
+  for (const auto& [id, state] : stripes_) {
+    if (!state.established && now >= state.deadline) late.push_back(id);
+  }
+  for (const std::uint64_t id : late) on_stripe_failed(id, "no handshake in time", now);
+  if (now >= next_heartbeat_) {
+    next_heartbeat_ = now + settings.heartbeat_interval;
+    session_.heartbeat();
+    watch_links();
+  }
+  if (now >= next_blocked_) {
+    next_blocked_ = now + kBlockedAfter / 2;
+    report_blocked(now);
+  }
+}
+
+Instant Engine::next_deadline() const {
+  if (out_) return now_ + std::chrono::seconds(1);
+  Instant next = next_tick_;
+  if (!entering_.empty()) next = std::min(next, entering_.front().first);
+  if (!control_open_ && !dialling_control_) next = std::min(next, next_control_dial_);
+  for (const auto& [key, until] : aborting_) next = std::min(next, until.first);
+  for (const auto& [peer, link] : links_) {
+    if (!link.up && link.wanted && joined_ > link.peer.joined && link.dials_open < link.peer.addresses.size()) {
+      next = std::min(next, link.next_dial);
+    }
+  }
+  return next;
+}
+
+EngineActions Engine::take_actions() {
+  closed_.clear();
+  if (!done_.empty()) {
+    std::vector<wire::OpState> states;
+    for (const wire::OpKey& key : std::exchange(done_, {})) {
+      const auto it = operations_.find(key);
+      // Alone, or aborted a moment ago: nobody asks.
+      if (it == operations_.end() || !it->second.finished) continue;
+      states.push_back({key, it->second.attempt, wire::OpPhase::done, it->second.request.rerun, it->second.signature});
+    }
+    session_.report(states);
+  }
+  EngineActions actions = std::exchange(actions_, {});
+  actions.control = session_.take_output();
+  actions.flush.assign(flush_.begin(), flush_.end());
+  flush_.clear();
+  return actions;
+}
+
+}  // namespace pccl::peer

@@ -1,0 +1,298 @@
+// One peer, whole: the session with the master, the links to other peers, the operations over them, and the calls of
+// the user. Sans-I/O: a shell (runtime.cpp, or the simulator) brings events and carries out actions.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "pccl/base/buffer.h"
+#include "pccl/base/settings.h"
+#include "pccl/collective/executor.h"
+#include "pccl/link/stripe.h"
+#include "pccl/peer/session.h"
+
+namespace pccl::peer {
+
+// A round or an operation, from the user's call to its end. Made by the engine; `done` may be read by any thread, the
+// results only after it.
+struct Call {
+  wire::CallKey key;
+  std::atomic<bool> done{false};
+  Error error{Code::ok, {}, {}, {}};
+  Record record;             // the epoch in which it was decided
+  std::uint64_t answer = 0;  // round
+  std::uint32_t attempts = 0;
+  collective::Traffic traffic;
+};
+using CallPtr = std::shared_ptr<Call>;
+
+// What to reduce, and what to do when a member is lost.
+struct OperationRequest {
+  std::vector<collective::ArrayRef> arrays;
+  ReduceOp op = ReduceOp::sum;
+  std::optional<std::uint64_t> tag;  // nothing: matched by order
+  bool rerun = false;                // on_loss = rerun (else abort)
+  bool alone_is_error = false;       // level 1: too_few_peers in a world of one
+  std::uint64_t structure = 0;       // hash of what else must agree: key paths, shapes
+  std::string description;           // for errors: "1000 float32"
+};
+
+struct EngineOptions {
+  JoinOptions join;
+  Settings settings;
+};
+
+struct DialRequest {
+  std::uint64_t token = 0;
+  wire::Address address;
+};
+
+// What the shell has to do after it brought an event.
+struct EngineActions {
+  std::vector<wire::Bytes> control;          // write to the control connection
+  bool dial_control = false;                 // connect to the master (again)
+  bool close_control = false;                // flush, then close
+  std::vector<DialRequest> dials;            // connect to a peer; answered by on_dialled or on_dial_failed
+  std::vector<std::uint64_t> flush;          // stripes that may have something to write
+  std::vector<std::uint64_t> resume;         // stripes that may be read again
+  std::vector<std::uint64_t> close;          // flush what is lined up without waiting, then close
+  std::vector<std::pair<LogLevel, std::string>> log;
+  bool calls_ended = false;                  // wake who waits for a call
+};
+
+// Where the peer stands in the run.
+enum class Standing {
+  joining,   // no answer of the master yet, or waiting to be let in
+  newcomer,  // joined; a member from its first collective call on
+  member,
+  out,       // closed, evicted, cut off: `Engine::end()` says why
+};
+
+// *one thread at a time: whoever drives the loop*
+class Engine final : private SessionHost, private collective::ExecutorHost, private link::Traffic {
+ public:
+  Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool);
+  ~Engine() override;
+
+  // -- events
+  void start(Instant now);  // dials the master, again and again until it is reached or leave()
+  // Before bytes are moved through a stripe.
+  void at(Instant now) { now_ = now; }
+  void on_control_open(Instant now);
+  void on_control_bytes(std::span<const std::uint8_t> bytes, Instant now);
+  void on_control_lost(const std::string& reason, Instant now);
+  // `local`: both ends are on one host. `stripe` is an id the shell never uses again.
+  void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now);
+  void on_dial_failed(std::uint64_t token, const std::string& reason, Instant now);
+  void on_accepted(std::uint64_t stripe, bool local, Instant now);
+  // Null when the stripe is to be closed.
+  [[nodiscard]] link::Stripe* stripe(std::uint64_t id);
+  // `status`: what Stripe::received or resume said, or why the connection ended.
+  void on_stripe_failed(std::uint64_t stripe, const std::string& reason, Instant now);
+  void on_time(Instant now);
+  [[nodiscard]] Instant next_deadline() const;
+  [[nodiscard]] EngineActions take_actions();
+
+  // -- the user's calls
+  // This peer's next call is a collective one; until it is a member, it waits to be let in.
+  void request_admission(Instant now);
+  [[nodiscard]] CallPtr enter(wire::RoundKind kind, Instant now);
+  // Arrays must stay valid until the call is done. Ends at once when the world is one (or with an error).
+  [[nodiscard]] CallPtr start_operation(OperationRequest request, Instant now);
+  // The caller gives up: the call still ends by the master's verdict, or a second from now by leaving the run.
+  void abort(const CallPtr& call, Code code, Instant now);
+  void leave(const std::string& reason, Instant now);
+
+  // Level 2's admission point asks the master only when newcomers wait or nobody knows.
+  [[nodiscard]] bool admission_round_needed() const { return !newcomers_wait_.has_value() || *newcomers_wait_; }
+  void pass_admission_point() { newcomers_wait_.reset(); }
+  // No collective call yet since this peer was let in; `use_fresh` is that call.
+  [[nodiscard]] bool fresh() const { return fresh_; }
+  void use_fresh() { fresh_ = false; }
+
+  // -- threads, for the stuck rule. `thread` is any number that names one.
+  void thread_inside(std::uint64_t thread);
+  void thread_outside(std::uint64_t thread);
+  void thread_waits(std::uint64_t thread, const CallPtr& call, Instant now);
+  void thread_continues(std::uint64_t thread);
+  void thread_ended(std::uint64_t thread);
+
+  // -- what the peer knows
+  [[nodiscard]] Standing standing() const;
+  [[nodiscard]] const Error& end() const { return end_; }  // REQUIRES: standing() == out
+  [[nodiscard]] const Record& record() const { return session_.record(); }
+  [[nodiscard]] const PeerId& id() const { return session_.id(); }
+  [[nodiscard]] std::uint32_t waiting_for() const { return waiting_for_; }
+  // Attempts to reach the master for the first time that failed, and why the last one did.
+  [[nodiscard]] std::uint32_t join_failures() const { return join_failures_; }
+  [[nodiscard]] const std::string& control_failure() const { return control_failure_; }
+  // Sizes over all groups, as of the latest epoch or outcome.
+  [[nodiscard]] const wire::Census& census() const { return census_; }
+  [[nodiscard]] std::size_t unfinished() const { return operations_.size(); }
+  [[nodiscard]] const Session& session() const { return session_; }
+
+ private:
+  struct Operation {
+    CallPtr call;
+    OperationRequest request;
+    std::uint64_t attempt = 0;
+    wire::Signature signature;
+    bool entered = false;  // the master knows of this attempt
+    bool finished = false; // waits for its verdict
+    Instant enter_due{};
+  };
+  struct RoundCall {
+    CallPtr call;
+  };
+  struct Link {
+    wire::Member peer;
+    bool wanted = false;             // the plan uses it, or a newcomer prepares it
+    bool up = false;
+    bool checked = false;
+    std::uint64_t generation = 0;
+    std::vector<std::uint64_t> stripes;  // established
+    std::optional<wire::Address> address;
+    // dialling
+    std::size_t next_address = 0;
+    std::size_t dials_open = 0;
+    Instant next_dial{};
+    Instant down_since{};
+    bool reported = false;
+    std::string last_failure;
+    // liveness
+    Instant heard{};
+    std::uint64_t bytes_heard = 0;
+    std::uint64_t bytes_sent = 0;
+  };
+  struct StripeState {
+    std::unique_ptr<link::Stripe> stripe;
+    PeerId peer;               // zero until the hello
+    bool dialled = false;
+    bool local = false;
+    bool established = false;
+    bool parked = false;       // a hello from somebody the next epoch may name
+    link::Hello hello;
+    wire::Address address;
+    Instant deadline{};        // of the handshake
+  };
+  struct Dial {
+    PeerId peer;
+    wire::Address address;
+    std::uint32_t stripe = 0;
+    std::uint64_t generation = 0;
+  };
+  struct ThreadState {
+    bool inside = false;
+    CallPtr waits;
+    Instant since{};
+  };
+
+  // SessionHost
+  void on_welcome(const wire::Welcome& welcome, bool again) override;
+  void on_epoch(const Record& record) override;
+  void on_verdict(const wire::Verdict& verdict) override;
+  void on_outcome(const wire::Outcome& outcome) override;
+  void on_prepare(const wire::Prepare& prepare) override;
+  void on_expect(const wire::Expect& expect) override;
+  void on_notice(const std::string& text) override;
+  void on_refused(const Error& error) override;
+  // ExecutorHost
+  void finished(const wire::OpKey& key) override;
+  void wake(const PeerId& peer) override;
+  bool started(const wire::OpKey& key) override;
+  std::uint64_t release(const PeerId& peer, std::uint64_t token) override;
+  void disagrees(const wire::OpKey& key) override;
+  bool checked(const PeerId& peer) override;
+  // link::Traffic
+  link::Placement place(link::Stripe& from, const link::FrameHeader& header) override;
+  Status arrived(link::Stripe& from, const link::FrameHeader& header, Buffer buffer) override;
+  void voided(link::Stripe& from, const link::FrameHeader& header) override;
+  Status control(link::Stripe& from, const link::FrameHeader& header,
+                 std::span<const std::uint8_t> payload) override;
+  bool next(link::Stripe& to, link::OutgoingFrame& frame) override;
+
+  // -- links
+  void choose_links();
+  void dial_due(Instant now);
+  void dial(Link& link, const wire::Address& address, std::uint32_t stripe);
+  void accept_hello(StripeState& state);
+  void establish(StripeState& state);
+  void link_down(Link& link, const std::string& reason, bool report);
+  void close_stripe(std::uint64_t id);
+  void check_prepared();
+  void watch_links();
+  [[nodiscard]] Status on_hello(StripeState& state, const link::FrameHeader& header,
+                                std::span<const std::uint8_t> payload);
+
+  // -- calls
+  void run_attempt(Operation& operation);
+  void report_entered(Instant now, bool all);
+  void end_call(Call& call, Error error, const Record& record);
+  void end_operation(const wire::OpKey& key, Error error, const Record& record);
+  void die(Error error);
+  void report_blocked(Instant now);
+  void log(LogLevel level, std::string text) { actions_.log.emplace_back(level, std::move(text)); }
+
+  EngineOptions options_;
+  Session session_;
+  collective::Executor executor_;
+  EngineActions actions_;
+  Instant now_{};
+  Instant last_tick_{};
+  Instant next_tick_{};
+
+  // control connection
+  bool control_open_ = false;
+  bool dialling_control_ = false;
+  Instant control_lost_at_{};
+  Instant control_heard_{};
+  Instant next_control_dial_{};
+  Instant next_heartbeat_{};
+  std::string control_failure_;
+  std::uint32_t join_failures_ = 0;
+  bool joined_once_ = false;
+  wire::Census census_;
+  std::uint32_t waiting_for_ = 0;
+  bool group_started_ = false;
+  bool asked_ = false;  // waits to be let in
+  bool out_ = false;
+  Error end_;
+
+  // links
+  std::map<PeerId, Link> links_;
+  std::map<std::uint64_t, StripeState> stripes_;
+  std::map<std::uint64_t, Dial> dials_;
+  std::uint64_t next_dial_token_ = 1;
+  std::uint64_t next_generation_ = 1;
+  std::uint64_t joined_ = 0;  // our join ordinal
+  std::optional<wire::Prepare> prepare_;
+  std::uint64_t prepared_epoch_ = 0;
+  std::vector<wire::Member> expected_;
+  std::set<std::uint64_t> flush_;
+  std::vector<StripeState> closed_;  // until no call of theirs can be on the stack
+
+  // calls
+  std::map<wire::OpKey, Operation> operations_;
+  std::map<wire::RoundKey, RoundCall> rounds_;
+  std::map<wire::CallKey, std::pair<Instant, Code>> aborting_;  // until when a verdict is waited for
+  std::deque<std::pair<Instant, wire::OpKey>> entering_;        // reports of entry that fall due, in order
+  std::vector<wire::OpKey> done_;                               // finished, to be reported
+  std::uint64_t untagged_ = 0;
+  std::map<std::uint64_t, std::uint64_t> tagged_;
+  std::map<wire::RoundKind, std::uint64_t> round_counts_;
+  std::optional<bool> newcomers_wait_;  // flag of the latest commit since the last admission point
+  bool fresh_ = false;
+  std::map<std::uint64_t, ThreadState> threads_;
+  bool blocked_reported_ = false;
+  Instant next_blocked_{};
+  std::uint64_t bytes_at_blocked_ = 0;
+};
+
+}  // namespace pccl::peer

@@ -1,0 +1,217 @@
+#include "pccl/peer/session.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace pccl::peer {
+namespace {
+
+template <class... Fs>
+struct Overloaded : Fs... {
+  using Fs::operator()...;
+};
+
+// What members find that call an operation a loss ended before they came to it.
+Error loss_error(const wire::EpochRecord& record) {
+  Error error{Code::peer_lost, {}, {}, {}};
+  for (const wire::Departure& gone : record.departures) {
+    if (!error.reason.empty()) error.reason += "; ";
+    if (gone.id.empty()) {
+      error.reason += gone.reason;
+    } else {
+      error.reason += "peer " + gone.id.brief() + " is out: " + gone.reason;
+      if (error.peer.empty()) error.peer = gone.id;
+    }
+  }
+  return error;
+}
+
+}  // namespace
+
+// Between Rejoin and Welcome nothing else is said: a restarted master does not know us yet. What changes meanwhile is
+// said again on Welcome.
+void Session::say(const wire::Message& message) {
+  const bool first = std::holds_alternative<wire::Join>(message) || std::holds_alternative<wire::Rejoin>(message);
+  if (!open_ || (!welcomed_ && !first)) return;
+  output_.push_back(wire::encode({run_, term_, applied_}, message));
+}
+
+void Session::on_open() {
+  open_ = true;
+  welcomed_ = false;
+  broken_ = {};
+  reader_ = wire::FrameReader();
+  if (member()) {
+    say(wire::Rejoin{options_.id, options_.group, make_report()});
+  } else {
+    say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting, options_.start_only,
+                   options_.addresses, options_.software});
+  }
+}
+
+void Session::on_lost() {
+  open_ = false;
+  welcomed_ = false;
+  output_.clear();
+}
+
+void Session::say_again() {
+  wire::OpReport report;
+  for (const auto& [key, state] : operations_) report.states.push_back(state);
+  if (!report.states.empty()) say(report);
+  for (const wire::RoundKey& key : rounds_) say(wire::EnterRound{key});
+  for (const auto& [key, code] : aborts_) say(wire::AbortRequest{key, code});
+}
+
+Status Session::on_bytes(std::span<const std::uint8_t> bytes) {
+  reader_.feed(bytes);
+  wire::Frame frame;
+  while (open_) {
+    const Result<bool> got = reader_.next(frame);
+    if (!got) return got.error();
+    if (!*got) break;
+    on_frame(frame);
+    if (!broken_) return broken_;
+  }
+  return {};
+}
+
+void Session::on_frame(const wire::Frame& frame) {
+  if (frame.envelope.term < term_) return;  // a master that was replaced
+  if (joined_ && member() && frame.envelope.run != run_ &&
+      !std::holds_alternative<wire::Refused>(frame.message)) {
+    broken_ = Status(Code::refused, "the master speaks of another run");
+    return;
+  }
+  run_ = frame.envelope.run;
+  term_ = frame.envelope.term;
+  if (frame.envelope.ordinal > collected_) {
+    collected_ = std::min(frame.envelope.ordinal, applied_);
+    while (!log_.empty() && log_.front().ordinal <= collected_) log_.pop_front();
+  }
+  std::visit(Overloaded{
+                 [&](const wire::Welcome& welcome) {
+                   const bool again = joined_;
+                   joined_ = true;
+                   welcomed_ = true;
+                   if (again && member()) say_again();
+                   host_.on_welcome(welcome, again);
+                 },
+                 [&](const wire::Refused& refused) { host_.on_refused({refused.code, refused.reason, {}, {}}); },
+                 [&](const wire::Log& log) {
+                   for (const wire::LogEntry& entry : log.entries) {
+                     broken_ = apply(entry);
+                     if (!broken_) return;
+                   }
+                 },
+                 [&](const wire::Prepare& prepare) { host_.on_prepare(prepare); },
+                 [&](const wire::Expect& expect) { host_.on_expect(expect); },
+                 [&](const wire::Notice& notice) { host_.on_notice(notice.text); },
+                 [&](const wire::Heartbeat&) {},
+                 [&](const auto&) { broken_ = Status(Code::refused, "a message that masters do not send"); },
+             },
+             frame.message);
+}
+
+Status Session::apply(const wire::LogEntry& entry) {
+  if (member()) {
+    if (entry.ordinal <= applied_) return {};  // sent again after a reconnect
+    if (entry.ordinal != applied_ + 1) return Status(Code::refused, "the master skipped entries of the log");
+  } else if (!std::holds_alternative<wire::EpochRecord>(entry.what)) {
+    return Status(Code::refused, "the log of a newcomer must begin with an epoch");
+  }
+  applied_ = entry.ordinal;
+  log_.push_back(entry);
+  std::visit(Overloaded{
+                 [&](const wire::EpochRecord& epoch) {
+                   record_ = std::make_shared<const wire::EpochRecord>(epoch);
+                   if (epoch.cause == wire::Cause::admission) {
+                     operations_.clear();
+                     rounds_.clear();
+                     aborts_.clear();
+                     covering_.clear();
+                   }
+                   for (const wire::OpKey& key : epoch.aborted) {
+                     operations_.erase(key);
+                     aborts_.erase(key);
+                     covering_[key] = loss_error(epoch);
+                   }
+                   host_.on_epoch(record_);
+                 },
+                 [&](const wire::Verdict& verdict) {
+                   operations_.erase(verdict.key);
+                   aborts_.erase(verdict.key);
+                   if (verdict.code != Code::ok) {
+                     covering_[verdict.key] = {verdict.code, verdict.reason, verdict.culprit, verdict.waiting};
+                   }
+                   host_.on_verdict(verdict);
+                 },
+                 [&](const wire::Outcome& outcome) {
+                   rounds_.erase(outcome.key);
+                   aborts_.erase(outcome.key);
+                   if (outcome.code != Code::ok) {
+                     covering_[outcome.key] = {outcome.code, outcome.reason, outcome.culprit, outcome.waiting};
+                   }
+                   host_.on_outcome(outcome);
+                 },
+             },
+             entry.what);
+  return {};
+}
+
+std::optional<Error> Session::take_covering(const wire::CallKey& key) {
+  const auto it = covering_.find(key);
+  if (it == covering_.end()) return std::nullopt;
+  Error error = std::move(it->second);
+  covering_.erase(it);
+  return error;
+}
+
+wire::Report Session::make_report() const {
+  wire::Report report;
+  if (record_) report.record = *record_;
+  report.applied = applied_;
+  report.log.assign(log_.begin(), log_.end());
+  for (const auto& [key, state] : operations_) report.operations.push_back(state);
+  report.rounds.assign(rounds_.begin(), rounds_.end());
+  return report;
+}
+
+void Session::request_admission() {
+  options_.waiting = true;
+  options_.start_only = false;
+  if (!member()) say(wire::RequestAdmission{});
+}
+
+void Session::prepared(std::uint64_t epoch) { say(wire::Prepared{epoch}); }
+
+void Session::enter(const wire::RoundKey& key) {
+  rounds_.insert(key);
+  say(wire::EnterRound{key});
+}
+
+void Session::report(const std::vector<wire::OpState>& states) {
+  if (states.empty()) return;
+  for (const wire::OpState& state : states) operations_[state.key] = state;
+  say(wire::OpReport{states});
+}
+
+void Session::request_abort(const wire::CallKey& key, Code code) {
+  aborts_[key] = code;
+  say(wire::AbortRequest{key, code});
+}
+
+void Session::report_link(const PeerId& peer, wire::LinkState state, const std::string& reason) {
+  say(wire::LinkReport{peer, state, record_ ? record_->epoch : 0, reason});
+}
+
+void Session::blocked(const wire::Blocked& blocked) { say(blocked); }
+
+void Session::leave(const std::string& reason) {
+  say(wire::Leave{reason});
+  open_ = false;
+}
+
+void Session::heartbeat() { say(wire::Heartbeat{}); }
+
+}  // namespace pccl::peer

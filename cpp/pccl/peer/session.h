@@ -1,0 +1,108 @@
+// A peer's conversation with the master: joins, follows the group's log, reports its calls, comes back after a broken
+// connection. Sans-I/O: bytes in, bytes out; what it learns goes to its host.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "pccl/base/error.h"
+#include "pccl/base/ids.h"
+#include "pccl/wire/messages.h"
+
+namespace pccl::peer {
+
+using Record = std::shared_ptr<const wire::EpochRecord>;
+
+struct JoinOptions {
+  PeerId id;
+  std::uint32_t group = 0;
+  std::uint32_t min_peers = 1;
+  bool waiting = true;      // wait to be a member from the start
+  bool start_only = false;  // ... unless the group has started already: then request_admission says when (level 2)
+  std::vector<wire::Address> addresses;
+  std::string software;
+};
+
+// What a session tells. Called from inside its methods.
+class SessionHost {
+ public:
+  virtual ~SessionHost() = default;
+  virtual void on_welcome(const wire::Welcome& welcome, bool again) = 0;
+  virtual void on_epoch(const Record& record) = 0;
+  virtual void on_verdict(const wire::Verdict& verdict) = 0;
+  virtual void on_outcome(const wire::Outcome& outcome) = 0;
+  virtual void on_prepare(const wire::Prepare& prepare) = 0;
+  virtual void on_expect(const wire::Expect& expect) = 0;
+  virtual void on_notice(const std::string& text) = 0;
+  // The master wants this peer no more.
+  virtual void on_refused(const Error& error) = 0;
+};
+
+// *one thread: the engine's*
+class Session {
+ public:
+  Session(JoinOptions options, SessionHost& host) : options_(std::move(options)), host_(host) {}
+
+  // -- the control connection
+  void on_open();  // says Join or Rejoin
+  // A bad status: these bytes are no master's; drop the connection.
+  Status on_bytes(std::span<const std::uint8_t> bytes);
+  void on_lost();
+  [[nodiscard]] std::vector<wire::Bytes> take_output() { return std::exchange(output_, {}); }
+  [[nodiscard]] bool welcomed() const { return welcomed_; }
+
+  // -- what the peer says. Dropped while the connection is down, for Rejoin carries the state.
+  void request_admission();
+  void prepared(std::uint64_t epoch);
+  void enter(const wire::RoundKey& key);
+  void report(const std::vector<wire::OpState>& states);
+  void request_abort(const wire::CallKey& key, Code code);
+  void report_link(const PeerId& peer, wire::LinkState state, const std::string& reason);
+  void blocked(const wire::Blocked& blocked);
+  void leave(const std::string& reason);
+  void heartbeat();
+
+  // -- what the peer knows
+  [[nodiscard]] const PeerId& id() const { return options_.id; }
+  [[nodiscard]] std::uint64_t run() const { return run_; }
+  [[nodiscard]] std::uint32_t term() const { return term_; }
+  [[nodiscard]] const Record& record() const { return record_; }  // null before the admission
+  [[nodiscard]] bool member() const { return record_ != nullptr; }
+  [[nodiscard]] wire::Report make_report() const;
+  // The verdict a call that is entered only now has got already; each is given once.
+  [[nodiscard]] std::optional<Error> take_covering(const wire::CallKey& key);
+  [[nodiscard]] std::uint64_t applied() const { return applied_; }
+
+ private:
+  void say(const wire::Message& message);
+  void say_again();
+  void on_frame(const wire::Frame& frame);
+  Status apply(const wire::LogEntry& entry);
+
+  JoinOptions options_;
+  SessionHost& host_;
+  wire::FrameReader reader_;
+  std::vector<wire::Bytes> output_;
+  bool open_ = false;
+  bool welcomed_ = false;  // on this connection
+  bool joined_ = false;    // ever
+  std::uint64_t run_ = 0;
+  std::uint32_t term_ = 0;
+  Record record_;
+  std::uint64_t applied_ = 0;
+  std::uint64_t collected_ = 0;
+  std::deque<wire::LogEntry> log_;  // not known to be collected by all
+  std::map<wire::OpKey, wire::OpState> operations_;  // reported, without a verdict
+  std::set<wire::RoundKey> rounds_;
+  std::map<wire::CallKey, Code> aborts_;
+  std::map<wire::CallKey, Error> covering_;
+  Status broken_;
+};
+
+}  // namespace pccl::peer

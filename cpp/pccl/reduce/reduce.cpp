@@ -1,0 +1,63 @@
+#include "pccl/reduce/reduce.h"
+
+#include <iterator>
+#include <string_view>
+
+#include "pccl/reduce/kernels.h"
+
+namespace pccl::reduce {
+namespace {
+
+struct InstructionSet {
+  const char* name;
+  const KernelTable* table;
+  bool (*supported)();
+};
+
+// Best first.
+constexpr InstructionSet kInstructionSets[] = {
+#if defined(__x86_64__)
+    {"avx512", &kAvx512Kernels,
+     [] {
+       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+     }},
+    {"avx2", &kAvx2Kernels,
+     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }},
+#endif
+    {"baseline", &kBaselineKernels, [] { return true; }},
+};
+
+const InstructionSet*& chosen() {
+  static const InstructionSet* set = [] {
+    const InstructionSet* best = std::begin(kInstructionSets);
+    while (!best->supported()) ++best;  // the last one always is
+    return best;
+  }();
+  return set;
+}
+
+}  // namespace
+
+void reduce(DataType dtype, ReduceOp op, const void* own,
+            std::span<const Contribution> contributions, unsigned divisor, void* out,
+            std::size_t count) {
+  if (count == 0) return;
+  const Kernel kernel =
+      chosen()->table->kernels[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
+  kernel(own, contributions.data(), contributions.size(), divisor, out, count);
+}
+
+const char* instruction_set() { return chosen()->name; }
+
+bool force_instruction_set(const char* name) {
+  for (const InstructionSet& set : kInstructionSets) {
+    if (std::string_view(set.name) == name && set.supported()) {
+      chosen() = &set;
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace pccl::reduce

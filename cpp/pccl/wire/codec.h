@@ -1,0 +1,172 @@
+// Bytes <-> structs. A message is one struct with one field list (`fields`), used by both directions. Little-endian,
+// fixed-width; strings and lists carry a 32-bit count. Reading never trusts a count: it allocates only what was read.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "pccl/base/ids.h"
+
+namespace pccl::wire {
+
+// Of the control protocol and of the links; a peer of another version is refused with a sentence.
+inline constexpr std::uint8_t kProtocolVersion = 1;
+
+using Bytes = std::vector<std::uint8_t>;
+
+// Longest string any message may carry; longer ones are cut when written and refused when read.
+inline constexpr std::size_t kMaxString = 2048;
+
+template <class T>
+concept HasFields = requires(T& value, int& visitor) { &T::template fields<T, int>; };
+
+// An enum on the wire: `constexpr unsigned enum_count(E)` beside it says how many values it has (0 .. count-1).
+template <class T>
+concept WireEnum = std::is_enum_v<T>;
+
+class Writer {
+ public:
+  explicit Writer(Bytes& out) : out_(out) {}
+
+  template <class... Ts>
+  void operator()(const Ts&... values) {
+    (put(values), ...);
+  }
+
+ private:
+  template <class T>
+  void put(const T& value) {
+    if constexpr (std::is_same_v<T, bool>) {
+      out_.push_back(value ? 1 : 0);
+    } else if constexpr (std::is_unsigned_v<T>) {
+      for (std::size_t i = 0; i < sizeof(T); ++i) {
+        out_.push_back(static_cast<std::uint8_t>(value >> (8 * i)));
+      }
+    } else if constexpr (WireEnum<T>) {
+      out_.push_back(static_cast<std::uint8_t>(value));
+    } else {
+      T::fields(value, *this);
+    }
+  }
+  void put(const PeerId& id) { out_.insert(out_.end(), id.bytes.begin(), id.bytes.end()); }
+  void put(const std::string& text) {
+    const std::size_t size = text.size() < kMaxString ? text.size() : kMaxString;
+    put(static_cast<std::uint32_t>(size));
+    out_.insert(out_.end(), text.begin(), text.begin() + static_cast<std::ptrdiff_t>(size));
+  }
+  template <class T>
+  void put(const std::vector<T>& list) {
+    put(static_cast<std::uint32_t>(list.size()));
+    for (const T& item : list) put(item);
+  }
+  template <class... Ts>
+  void put(const std::variant<Ts...>& choice) {
+    out_.push_back(static_cast<std::uint8_t>(choice.index()));
+    std::visit([this](const auto& value) { put(value); }, choice);
+  }
+
+  Bytes& out_;
+};
+
+// Bounds-checked. After the first failure every read is a no-op and `ok()` is false.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::uint8_t> in) : in_(in) {}
+
+  template <class... Ts>
+  void operator()(Ts&... values) {
+    (get(values), ...);
+  }
+
+  [[nodiscard]] bool ok() const { return ok_; }
+  // True when everything was read and nothing is left over.
+  [[nodiscard]] bool complete() const { return ok_ && at_ == in_.size(); }
+
+ private:
+  [[nodiscard]] std::size_t left() const { return in_.size() - at_; }
+  bool need(std::size_t count) {
+    if (left() < count) ok_ = false;
+    return ok_;
+  }
+
+  template <class T>
+  void get(T& value) {
+    if constexpr (std::is_same_v<T, bool>) {
+      std::uint8_t byte = 0;
+      get(byte);
+      if (byte > 1) ok_ = false;
+      value = byte == 1;
+    } else if constexpr (std::is_unsigned_v<T>) {
+      if (!need(sizeof(T))) return;
+      value = 0;
+      for (std::size_t i = 0; i < sizeof(T); ++i) {
+        value = static_cast<T>(value | (static_cast<T>(in_[at_ + i]) << (8 * i)));
+      }
+      at_ += sizeof(T);
+    } else if constexpr (WireEnum<T>) {
+      std::uint8_t byte = 0;
+      get(byte);
+      if (byte >= enum_count(T{})) {
+        ok_ = false;
+      } else {
+        value = static_cast<T>(byte);
+      }
+    } else {
+      T::fields(value, *this);
+    }
+  }
+  void get(PeerId& id) {
+    if (!need(id.bytes.size())) return;
+    std::memcpy(id.bytes.data(), in_.data() + at_, id.bytes.size());
+    at_ += id.bytes.size();
+  }
+  void get(std::string& text) {
+    std::uint32_t size = 0;
+    get(size);
+    if (size > kMaxString) ok_ = false;
+    if (!ok_ || !need(size)) return;
+    text.assign(reinterpret_cast<const char*>(in_.data()) + at_, size);
+    at_ += size;
+  }
+  template <class T>
+  void get(std::vector<T>& list) {
+    std::uint32_t count = 0;
+    get(count);
+    if (count > left()) ok_ = false;  // every item takes a byte or more
+    list.clear();
+    for (std::uint32_t i = 0; ok_ && i < count; ++i) {
+      T item{};
+      get(item);
+      if (ok_) list.push_back(std::move(item));
+    }
+  }
+  template <class... Ts>
+  void get(std::variant<Ts...>& choice) {
+    std::uint8_t index = 0;
+    get(index);
+    if (!ok_) return;
+    if (index >= sizeof...(Ts)) {
+      ok_ = false;
+      return;
+    }
+    choose(choice, index, std::index_sequence_for<Ts...>{});
+  }
+  template <class... Ts, std::size_t... Is>
+  void choose(std::variant<Ts...>& choice, std::size_t index, std::index_sequence<Is...>) {
+    ((index == Is ? get(choice.template emplace<Is>()) : void()), ...);
+  }
+
+  std::span<const std::uint8_t> in_;
+  std::size_t at_ = 0;
+  bool ok_ = true;
+};
+
+}  // namespace pccl::wire

@@ -1,0 +1,122 @@
+#include "pccl/wire/messages.h"
+
+namespace pccl::wire {
+namespace {
+
+struct Header {
+  std::uint32_t magic = kMagic;
+  std::uint8_t version = kProtocolVersion;
+  std::uint8_t type = 0;
+  std::uint16_t zero = 0;
+  std::uint32_t length = 0;
+  std::uint32_t term = 0;
+  std::uint64_t run = 0;
+  std::uint64_t ordinal = 0;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.magic, self.version, self.type, self.zero, self.length, self.term, self.run,
+          self.ordinal);
+  }
+};
+
+// Builds the alternative number `index` of Message from `reader`.
+template <std::size_t... Is>
+void read_alternative(Message& message, std::size_t index, Reader& reader,
+                      std::index_sequence<Is...>) {
+  ((index == Is ? reader(message.template emplace<Is>()) : void()), ...);
+}
+
+}  // namespace
+
+const char* name(RoundKind kind) {
+  switch (kind) {
+    case RoundKind::admit:
+      return "admit";
+    case RoundKind::peers_pending:
+      return "are_peers_pending";
+    case RoundKind::barrier:
+      return "barrier";
+  }
+  return "round";
+}
+
+std::string describe(const OpKey& key) {
+  std::string text = "allreduce";
+  if (key.tagged) text += " tag " + std::to_string(key.tag);
+  return text + " #" + std::to_string(key.sequence);
+}
+
+std::string describe(const RoundKey& key) {
+  return std::string(name(key.kind)) + " #" + std::to_string(key.sequence);
+}
+
+std::string describe(const CallKey& key) {
+  return std::visit([](const auto& k) { return describe(k); }, key);
+}
+
+Bytes encode(const Envelope& envelope, const Message& message) {
+  Bytes bytes;
+  bytes.reserve(256);
+  Writer writer(bytes);
+  Header header;
+  header.type = static_cast<std::uint8_t>(message.index());
+  header.term = envelope.term;
+  header.run = envelope.run;
+  header.ordinal = envelope.ordinal;
+  writer(header);
+  std::visit([&](const auto& body) { writer(body); }, message);
+  const auto length = static_cast<std::uint32_t>(bytes.size() - kHeaderBytes);
+  for (std::size_t i = 0; i < 4; ++i) bytes[8 + i] = static_cast<std::uint8_t>(length >> (8 * i));
+  return bytes;
+}
+
+Result<bool> FrameReader::next(Frame& frame) {
+  const std::span<const std::uint8_t> rest = std::span(buffer_).subspan(at_);
+  // Judge the first bytes as soon as they are here: a foreign client should not be waited for.
+  const std::size_t magic_bytes = rest.size() < 4 ? rest.size() : 4;
+  for (std::size_t i = 0; i < magic_bytes; ++i) {
+    if (rest[i] != static_cast<std::uint8_t>(kMagic >> (8 * i))) {
+      return Error{Code::refused, "these bytes are not pccl's control protocol", {}, {}};
+    }
+  }
+  if (rest.size() > 4 && rest[4] != kProtocolVersion) {
+    return Error{Code::refused,
+                 "protocol version " + std::to_string(rest[4]) + " does not match version " +
+                     std::to_string(kProtocolVersion),
+                 {},
+                 {}};
+  }
+  if (rest.size() < kHeaderBytes) return false;
+  Header header;
+  Reader header_reader(rest.first(kHeaderBytes));
+  header_reader(header);
+  if (header.zero != 0 || header.type >= std::variant_size_v<Message>) {
+    return Error{Code::refused, "unknown message type " + std::to_string(header.type), {}, {}};
+  }
+  if (header.length > max_payload_) {
+    return Error{Code::refused,
+                 "a message of " + std::to_string(header.length) + " bytes is over the limit of " +
+                     std::to_string(max_payload_),
+                 {},
+                 {}};
+  }
+  if (rest.size() < kHeaderBytes + header.length) return false;
+  Reader reader(rest.subspan(kHeaderBytes, header.length));
+  read_alternative(frame.message, header.type, reader,
+                   std::make_index_sequence<std::variant_size_v<Message>>{});
+  if (!reader.complete()) {
+    return Error{Code::refused, "malformed message of type " + std::to_string(header.type), {}, {}};
+  }
+  frame.envelope = {header.run, header.term, header.ordinal};
+  at_ += kHeaderBytes + header.length;
+  if (at_ == buffer_.size()) {
+    buffer_.clear();
+    at_ = 0;
+  } else if (at_ > buffer_.size() / 2) {
+    buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<std::ptrdiff_t>(at_));
+    at_ = 0;
+  }
+  return true;
+}
+
+}  // namespace pccl::wire

@@ -1,0 +1,254 @@
+// The control protocol: every message between a peer and the master. docs/protocol.md has the table.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "pccl/wire/records.h"
+
+namespace pccl::wire {
+
+// ---- peer -> master -----------------------------------------------------------------------------------------------
+
+// First message of a new peer. Answered by Welcome or Refused.
+struct Join {
+  PeerId id;
+  std::uint32_t group = 0;      // peers reduce only within a group
+  std::uint32_t min_peers = 1;  // until the group has started: wait for that many
+  bool waiting = false;         // this peer waits to be a member now (else RequestAdmission follows some day)
+  bool start_only = false;      // ... but only as a founder: if the group has started, it does not wait yet
+  std::vector<Address> addresses;
+  std::string software;  // "pccl 0.1.0", for logs and refusals
+  bool operator==(const Join&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.id, self.group, self.min_peers, self.waiting, self.start_only, self.addresses,
+          self.software);
+  }
+};
+
+// First message on a re-dialled control connection of a member. Answered by Welcome and the log's missing entries,
+// or Refused when the peer is a member no more.
+struct Rejoin {
+  PeerId id;
+  std::uint32_t group = 0;
+  Report report;
+  bool operator==(const Rejoin&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.id, self.group, self.report);
+  }
+};
+
+// A newcomer's first collective call: it waits to be let in. Answered by Prepare, in the end by an epoch.
+struct RequestAdmission {
+  bool operator==(const RequestAdmission&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self&, Visitor&) {}
+};
+
+// A newcomer's links to all members of `epoch` are up (answer to Prepare).
+struct Prepared {
+  std::uint64_t epoch = 0;
+  bool operator==(const Prepared&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.epoch);
+  }
+};
+
+// A member enters a round. Answered by an Outcome, or by the epoch of an admission.
+struct EnterRound {
+  RoundKey key;
+  bool operator==(const EnterRound&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.key);
+  }
+};
+
+// A member's operations moved on. Answered by a Verdict each, in the end.
+struct OpReport {
+  std::vector<OpState> states;
+  bool operator==(const OpReport&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.states);
+  }
+};
+
+// A member gives up on a call (deadline, Ctrl-C). Answered by the call's verdict, which may still be commit.
+struct AbortRequest {
+  CallKey key;
+  Code code = Code::timeout;  // timeout or interrupted
+  bool operator==(const AbortRequest&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.key, self.code);
+  }
+};
+
+// How a link stands, seen from one end.
+enum class LinkState : std::uint8_t {
+  broken,       // it was up and its connection ended
+  unreachable,  // it could not be (re)dialled in time
+  silent,       // nothing was heard on it for the heartbeat timeout
+};
+constexpr unsigned enum_count(LinkState) { return 3; }
+
+// A member (or a newcomer that prepares) says that a link does not work. Never answered directly.
+struct LinkReport {
+  PeerId peer;
+  LinkState state = LinkState::broken;
+  std::uint64_t epoch = 0;
+  std::string reason;
+  bool operator==(const LinkReport&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.peer, self.state, self.epoch, self.reason);
+  }
+};
+
+// Where a member's threads have been blocked for a second or more. No waits: the report before is taken back.
+struct Blocked {
+  std::vector<CallKey> waits;
+  bool multi_threaded = false;  // more than one thread has used the communicator
+  bool outside = false;         // one of them is outside it now
+  bool moving = false;          // links moved bytes since the report before
+  bool operator==(const Blocked&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.waits, self.multi_threaded, self.outside, self.moving);
+  }
+};
+
+// A peer goes, in good order. Not answered.
+struct Leave {
+  std::string reason;
+  bool operator==(const Leave&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.reason);
+  }
+};
+
+// Both ways, every heartbeat interval. The header's ordinal is what matters.
+struct Heartbeat {
+  bool operator==(const Heartbeat&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self&, Visitor&) {}
+};
+
+// ---- master -> peer -----------------------------------------------------------------------------------------------
+
+// Answers Join and Rejoin.
+struct Welcome {
+  std::uint64_t joined = 0;        // this peer's join ordinal
+  bool group_started = false;      // at a Join: the group has members already
+  std::uint32_t waiting_for = 0;   // peers still missing until min_peers are there
+  std::string seen;                // the address the master sees this peer at
+  bool operator==(const Welcome&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.joined, self.group_started, self.waiting_for, self.seen);
+  }
+};
+
+// The peer is not let in, or is removed; the connection ends.
+struct Refused {
+  Code code = Code::refused;  // refused or evicted
+  std::string reason;
+  bool operator==(const Refused&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.code, self.reason);
+  }
+};
+
+// New entries of the group's log, in order.
+struct Log {
+  std::vector<LogEntry> entries;
+  bool operator==(const Log&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.entries);
+  }
+};
+
+// To a waiting newcomer: dial these members. Sent again whenever the membership changes. Answered by Prepared.
+struct Prepare {
+  std::uint64_t epoch = 0;
+  std::vector<Member> members;
+  bool operator==(const Prepare&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.epoch, self.members);
+  }
+};
+
+// To members: these newcomers may dial you. The whole list each time.
+struct Expect {
+  std::vector<Member> newcomers;
+  bool operator==(const Expect&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.newcomers);
+  }
+};
+
+// A line for the log of a user who waits ("peer 1a2b3c4d has not called allreduce #7 for 10 s").
+struct Notice {
+  std::string text;
+  bool operator==(const Notice&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.text);
+  }
+};
+
+// ---- the envelope -------------------------------------------------------------------------------------------------
+
+// The index in this list is the type byte on the wire: append only.
+using Message = std::variant<Join, Rejoin, RequestAdmission, Prepared, EnterRound, OpReport, AbortRequest, LinkReport,
+                             Blocked, Leave, Heartbeat, Welcome, Refused, Log, Prepare, Expect, Notice>;
+
+// What every control frame starts with.
+struct Envelope {
+  std::uint64_t run = 0;      // run id; 0 in a Join
+  std::uint32_t term = 0;     // the master's term; peers follow only an equal or higher one
+  std::uint64_t ordinal = 0;  // from a peer: last log entry applied; from the master: last one collected by all
+  bool operator==(const Envelope&) const = default;
+};
+
+inline constexpr std::uint32_t kMagic = 0x4c434350;  // "PCCL"
+inline constexpr std::size_t kHeaderBytes = 32;      // magic 4, version 1, type 1, zero 2, length 4, term 4, run 8, ordinal 8
+inline constexpr std::size_t kMaxFirstPayload = 1U << 20;  // until the peer is known
+inline constexpr std::size_t kMaxPayload = 1U << 24;
+
+struct Frame {
+  Envelope envelope;
+  Message message;
+  bool operator==(const Frame&) const = default;
+};
+
+[[nodiscard]] Bytes encode(const Envelope& envelope, const Message& message);
+
+// Cuts a byte stream into frames. Feed bytes as they come; `next` yields a frame, nothing yet, or why the stream is
+// not one of ours (then the connection is of no more use).
+class FrameReader {
+ public:
+  explicit FrameReader(std::size_t max_payload = kMaxPayload) : max_payload_(max_payload) {}
+  void limit(std::size_t max_payload) { max_payload_ = max_payload; }
+  void feed(std::span<const std::uint8_t> bytes) { buffer_.insert(buffer_.end(), bytes.begin(), bytes.end()); }
+  // True with a frame in `frame`, false when more bytes are needed.
+  Result<bool> next(Frame& frame);
+
+ private:
+  Bytes buffer_;
+  std::size_t at_ = 0;
+  std::size_t max_payload_;
+};
+
+}  // namespace pccl::wire

@@ -1,0 +1,130 @@
+"""Arrays averaged between machines that join and leave whenever they like.
+
+    import pccl
+
+    pccl.init("10.0.0.1:48148")
+    mean = pccl.allreduce(gradients, op="avg")
+
+`Communicator` is the explicit level below, one call per phase of a run.
+"""
+
+try:
+    from pccl._core import __version__
+except ModuleNotFoundError as error:
+    if error.name != "pccl._core":
+        raise
+    raise ImportError(
+        "pccl's native part is missing here; this looks like its source tree. "
+        "Run `pip install .` and start Python elsewhere (or `python -P -m ...`)"
+    ) from error
+
+from pccl import cuda
+from pccl.api import (
+    Membership,
+    Work,
+    admit,
+    allreduce,
+    allreduce_async,
+    barrier,
+    init,
+    is_initialized,
+    membership,
+    rank,
+    shutdown,
+    world_size,
+)
+from pccl.communicator import AsyncReduceHandle, Communicator, MasterNode
+from pccl.errors import (
+    AuthenticationFailed,
+    Deadlock,
+    Evicted,
+    InternalError,
+    InvalidArgument,
+    InvalidUsage,
+    MasterLost,
+    MismatchedCall,
+    NotInitialized,
+    NotSupported,
+    PCCLError,
+    PeerLost,
+    PendingOperations,
+    Refused,
+    Result,
+    RevisionMismatch,
+    StateUnavailable,
+    Timeout,
+    TooFewPeers,
+    Unreachable,
+)
+from pccl.types import (
+    Attribute,
+    DataType,
+    DeviceType,
+    DistributionHint,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    SharedState,
+    SharedStateSyncInfo,
+    SharedStateSyncStrategy,
+    TensorInfo,
+)
+
+__all__ = [
+    "AsyncReduceHandle",
+    "Attribute",
+    "AuthenticationFailed",
+    "Communicator",
+    "DataType",
+    "Deadlock",
+    "DeviceType",
+    "DistributionHint",
+    "Evicted",
+    "InternalError",
+    "InvalidArgument",
+    "InvalidUsage",
+    "MasterLost",
+    "MasterNode",
+    "Membership",
+    "MismatchedCall",
+    "NotInitialized",
+    "NotSupported",
+    "PCCLError",
+    "PeerLost",
+    "PendingOperations",
+    "QuantizationAlgorithm",
+    "QuantizationOptions",
+    "ReduceDescriptor",
+    "ReduceInfo",
+    "ReduceOp",
+    "ReduceOpDescriptor",
+    "ReduceOperandDescriptor",
+    "Refused",
+    "Result",
+    "RevisionMismatch",
+    "SharedState",
+    "SharedStateSyncInfo",
+    "SharedStateSyncStrategy",
+    "StateUnavailable",
+    "TensorInfo",
+    "Timeout",
+    "TooFewPeers",
+    "Unreachable",
+    "Work",
+    "__version__",
+    "admit",
+    "allreduce",
+    "allreduce_async",
+    "barrier",
+    "cuda",
+    "init",
+    "is_initialized",
+    "membership",
+    "rank",
+    "shutdown",
+    "world_size",
+]

@@ -1,0 +1,302 @@
+"""Arrays of any framework <-> the flat byte views that the engine works on.
+
+The adapter of a framework's arrays is found by the module names of the array's type, and imported
+only then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from pccl.errors import InvalidArgument, NotSupported
+from pccl.types import DataType
+
+Array = npt.NDArray[Any]
+Rebuild = Callable[[Sequence[object]], object]
+
+
+class Buffer(NamedTuple):
+    """CPU memory of an array.
+
+    Attributes:
+        array: NumPy view of it, any shape and strides. Its own dtype only has the right size.
+        dtype: What the elements are.
+    """
+
+    array: Array
+    dtype: DataType
+
+
+class Node(NamedTuple):
+    """One level of a tree: `keys` as text, e.g. "['w']" or ".bias"; equally many `children`."""
+
+    keys: Sequence[str]
+    children: Sequence[object]
+    rebuild: Rebuild
+
+
+class Adapter(Protocol):
+    """What pccl asks of a framework. Errors it raises need no path: the caller adds it."""
+
+    def recognises(self, leaf: object) -> bool:
+        """Whether `leaf` is one of its arrays."""
+
+    def to_buffers(self, leaf: Any, *, writable: bool) -> Sequence[Buffer]:
+        """Views of the array's memory, kept alive by them.
+
+        Args:
+            leaf: The array.
+            writable: The views are to be written; what is written is seen in `leaf`.
+
+        Raises:
+            InvalidArgument: It cannot be reduced, or not written.
+            NotSupported: It could be, but not yet.
+        """
+
+    def from_buffers(self, like: Any, buffers: Sequence[Buffer]) -> object:
+        """A new array of the kind of `like`, from memory that belongs to it from now on."""
+
+    def flatten(self, node: object) -> Node | None:
+        """One level of a container type registered with the framework; None for all else."""
+
+
+_KNOWN = {"torch": "pccl.adapters.torch", "jax": "pccl.adapters.jax", "jaxlib": "pccl.adapters.jax"}
+_registered: dict[str, Adapter] = {}
+_by_type: WeakKeyDictionary[type, tuple[Adapter, ...]] = WeakKeyDictionary()
+
+
+def register(module: str, adapter: Adapter) -> None:
+    """Teaches pccl another framework's arrays.
+
+    Args:
+        module: First part of the name of the module that defines the array type, e.g. "cupy".
+        adapter: An object, or a module, with the functions of `Adapter`.
+    """
+    _registered[module] = adapter
+    _by_type.clear()
+
+
+def _adapter_of_module(module: str) -> Adapter | None:
+    if module not in _registered and module in _KNOWN:
+        register(module, importlib.import_module(_KNOWN[module]))
+    return _registered.get(module)
+
+
+def find_adapter(leaf: object) -> Adapter | None:
+    """The adapter that recognises `leaf`."""
+    found = _by_type.get(type(leaf))
+    if found is None:
+        roots = dict.fromkeys(base.__module__.partition(".")[0] for base in type(leaf).__mro__)
+        found = tuple(a for a in map(_adapter_of_module, roots) if a is not None)
+        _by_type[type(leaf)] = found
+    return next((adapter for adapter in found if adapter.recognises(leaf)), None)
+
+
+def flatten_registered(node: object) -> Node | None:
+    """One level of a container that a framework in use knows: JAX, or a registered one."""
+    if "jax" in sys.modules:
+        _adapter_of_module("jax")
+    for adapter in dict.fromkeys(_registered.values()):
+        found = adapter.flatten(node)
+        if found is not None:
+            return found
+    return None
+
+
+class Leaf(NamedTuple):
+    """One array or number on its way in.
+
+    Attributes:
+        buffers: Its memory.
+        restore: Makes the result's kind from result arrays, one per buffer.
+    """
+
+    buffers: Sequence[Buffer]
+    restore: Callable[[Sequence[Array]], object]
+
+
+def _named(error: InvalidArgument | NotSupported, func: str, where: str) -> Exception:
+    """The same error, of the call that the user made, naming the array."""
+    return type(error).because(func, f"{where}: {error.reason}")
+
+
+def read(leaf: object, func: str, where: str, *, mean: bool = False) -> Leaf:
+    """The memory of an input leaf: array, NumPy scalar, or Python int or float.
+
+    Args:
+        leaf: The array or number.
+        func: The user's call, for errors.
+        where: Names the leaf in errors.
+        mean: The op is avg: a Python int becomes a float, since its mean is one.
+
+    Raises:
+        InvalidArgument: Not an array or number that can be reduced.
+        NotSupported: Not yet.
+    """
+    try:
+        return _read(leaf, mean=mean)
+    except (InvalidArgument, NotSupported) as error:
+        raise _named(error, func, where) from error.__cause__
+
+
+def _read(leaf: object, *, mean: bool) -> Leaf:
+    if isinstance(leaf, np.ndarray):
+        return Leaf([_numpy_buffer(leaf)], lambda results: results[0])
+    if isinstance(leaf, np.generic):
+        return Leaf([_numpy_buffer(np.asarray(leaf))], lambda results: results[0][()])
+    if isinstance(leaf, int | float) and not isinstance(leaf, bool):
+        as_float = mean or isinstance(leaf, float)
+        try:
+            number = np.array(leaf, np.float64 if as_float else np.int64)
+        except OverflowError:
+            raise InvalidArgument.because("", "the int does not fit in 64 bits") from None
+        dtype = DataType.DOUBLE if as_float else DataType.INT64
+        return Leaf([Buffer(number, dtype)], lambda results: results[0].item())
+    adapter = find_adapter(leaf)
+    if adapter is None:
+        kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
+        raise InvalidArgument.because("", f"a {kind} is neither an array nor a number")
+    buffers = adapter.to_buffers(leaf, writable=False)
+
+    def restore(results: Sequence[Array]) -> object:
+        made = [Buffer(r, b.dtype) for r, b in zip(results, buffers, strict=True)]
+        return adapter.from_buffers(leaf, made)
+
+    return Leaf(buffers, restore)
+
+
+def write(leaf: object, func: str, where: str) -> Sequence[Buffer]:
+    """The memory of an output leaf.
+
+    Raises:
+        InvalidArgument: It cannot be written.
+        NotSupported: Not yet.
+    """
+    try:
+        if isinstance(leaf, np.ndarray):
+            buffers: Sequence[Buffer] = [_numpy_buffer(leaf)]
+        else:
+            adapter = find_adapter(leaf)
+            if adapter is None:
+                sentence = f"a {type(leaf).__name__} cannot be written; only arrays can be outputs"
+                raise InvalidArgument.because("", sentence)
+            buffers = adapter.to_buffers(leaf, writable=True)
+        for array, _ in buffers:
+            if not array.flags.writeable:
+                raise InvalidArgument.because("", "the array is read-only")
+            if any(
+                stride == 0 and extent > 1
+                for stride, extent in zip(array.strides, array.shape, strict=True)
+            ):
+                raise InvalidArgument.because("", "its elements share memory (it was broadcast)")
+    except (InvalidArgument, NotSupported) as error:
+        raise _named(error, func, where) from error.__cause__
+    return buffers
+
+
+def _numpy_buffer(array: Array) -> Buffer:
+    if isinstance(array, np.ma.MaskedArray):
+        raise InvalidArgument.because("", "a masked array cannot be reduced; fill it first")
+    return Buffer(np.asarray(array), DataType.from_numpy_dtype(array.dtype))
+
+
+def memory_at(address: int, count: int, dtype: DataType) -> Buffer:
+    """`count` elements at an address, which the caller keeps valid."""
+    size = count * dtype.size
+    if size == 0:
+        return Buffer(np.empty(0, np.uint8), dtype)
+    import ctypes
+
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    return Buffer(np.ctypeslib.as_array(memory), dtype)
+
+
+def _flat(array: Array) -> Array:
+    """A C-contiguous array's bytes."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def _span(flat: Array) -> tuple[int, int]:
+    begin = int(flat.__array_interface__["data"][0])
+    return begin, begin + flat.size
+
+
+class Staging:
+    """What the engine reads and writes for one operation, and the way of the results.
+
+    The engine gets the caller's own memory wherever that is safe. Private copies stand in for
+    arrays that are not C-contiguous, and where an input overlaps an output other than exactly (that
+    is in place, which the engine does), or two outputs overlap.
+
+    Attributes:
+        arrays: (send, recv, dtype code) for the engine.
+        results: Result arrays, one per input, in the inputs' shapes; complete after `finish`.
+    """
+
+    def __init__(self, sends: Sequence[Buffer], recvs: Sequence[Array] | None = None) -> None:
+        self.results: list[Array] = []
+        self._copy_back: list[tuple[Array, Array]] = []  # (the caller's array, private result)
+        flat_sends = [_flat(np.ascontiguousarray(array)) for array, _ in sends]
+        if recvs is None:
+            self.results = [np.empty(array.shape, array.dtype) for array, _ in sends]
+            flat_recvs = [_flat(result) for result in self.results]
+        else:
+            flat_recvs = self._place(recvs)
+            self._separate(flat_sends, flat_recvs)
+        self.arrays = [
+            (send, recv, int(buffer.dtype))
+            for send, recv, buffer in zip(flat_sends, flat_recvs, sends, strict=True)
+        ]
+
+    def _place(self, recvs: Sequence[Array]) -> list[Array]:
+        """The outputs' bytes, disjoint: the caller's memory or private memory."""
+        flat_recvs = []
+        taken: list[tuple[int, int]] = []
+        for array in recvs:
+            result = array
+            if array.flags.c_contiguous:
+                begin, end = _span(_flat(array))
+                at = bisect_right(taken, (begin, sys.maxsize))
+                before = at > 0 and taken[at - 1][1] > begin
+                after = at < len(taken) and taken[at][0] < end
+                if not (before or after):
+                    if end > begin:
+                        taken.insert(at, (begin, end))
+                else:
+                    result = np.empty(array.shape, array.dtype)
+            else:
+                result = np.empty(array.shape, array.dtype)
+            if result is not array:
+                self._copy_back.append((array, result))
+            self.results.append(result)
+            flat_recvs.append(_flat(result))
+        return flat_recvs
+
+    @staticmethod
+    def _separate(flat_sends: list[Array], flat_recvs: Sequence[Array]) -> None:
+        """Copies each input that an output would overwrite, except exactly in place."""
+        spans = sorted((*_span(recv), index) for index, recv in enumerate(flat_recvs) if recv.size)
+        begins = [begin for begin, _, _ in spans]
+        for index, send in enumerate(flat_sends):
+            begin, end = _span(send)
+            # Outputs are disjoint, so those that overlap [begin, end) are neighbours in `spans`.
+            at = max(0, bisect_right(begins, begin) - 1)
+            while at < len(spans) and spans[at][0] < end:
+                if spans[at][1] > begin and spans[at] != (begin, end, index):
+                    flat_sends[index] = send.copy()
+                    break
+                at += 1
+
+    def finish(self) -> None:
+        """After the commit: fills the caller's arrays that the engine could not write itself."""
+        for array, result in self._copy_back:
+            array[...] = result
+        self._copy_back.clear()

@@ -1,0 +1,99 @@
+"""The native engine, as the Python layers see it (bindings in cpp/pccl/bindings/)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+__version__: str
+
+class Communicator:
+    """One peer's part in a run. Every blocking method releases the GIL and obeys Ctrl-C.
+
+    Failures are raised by calling `pccl.errors.from_engine(cause, result, func_name, reason, peer, waiting)`,
+    where `cause` is the engine's code, `result` the level-1 code of that call, `peer` 32 hex digits or "".
+    `timeout` is in seconds; None waits as long as members make progress.
+    """
+
+    def __init__(
+        self,
+        master: str,
+        *,
+        peer_group: int,
+        stripes: int,
+        port: int,
+        advertise: Sequence[str],
+    ) -> None: ...
+    def join(self, *, min_peers: int, attempts: int, timeout: float | None, enter: bool) -> None:
+        """Reaches the master and joins. `enter=True` (level 1) returns when admitted as a member; else (level 2)
+        when the group has started: as a member if it started with us, as a newcomer if it had started before."""
+
+    def admit(self, timeout: float | None) -> bool:
+        """Level 2's admission point; completes this peer's own operations first."""
+
+    def update_topology(self, timeout: float | None) -> None:
+        """Level 1's admission point; PendingOperations with unfinished handles."""
+
+    def peers_pending(self, timeout: float | None) -> bool: ...
+    def barrier(self, timeout: float | None) -> None: ...
+    def start(
+        self,
+        arrays: Sequence[tuple[Any, Any, int]],
+        *,
+        op: int,
+        tag: int | None,
+        level: int,
+        rerun: bool,
+        structure: bytes,
+        description: str,
+        timeout: float | None,
+    ) -> Operation:
+        """Starts one all-reduce over a list of arrays.
+
+        `arrays`: (send, recv, dtype code) each; send and recv are flat C-contiguous uint8 views of equal size
+        (send may be read-only and may be the same memory as recv: then it is in place). They are kept alive
+        by the Operation. `tag=None` matches by order. `level=1` raises TooFewPeers alone; `level=2` waits to be
+        admitted first (a newcomer's first collective call; up to `timeout`) and works alone.
+        `rerun`: run again among the survivors when a member is lost. `structure`: hash input for what must be
+        equal on all members beyond sizes and dtypes (key paths, shapes); `description`: for error sentences.
+        """
+
+    def membership(self) -> tuple[int, int, int, list[str], int]:
+        """(epoch, rank, world_size, peer ids in rank order, peer_group), as of the last call; rank -1 if no member."""
+
+    def attribute(self, which: int) -> int: ...
+    def unfinished(self) -> int:
+        """Operations started and not finished."""
+
+    def peer_id(self) -> str: ...
+    def is_open(self) -> bool:
+        """Joined, and neither closed, evicted nor cut off."""
+
+    def close(self) -> None:
+        """Leaves the run. Idempotent."""
+
+class Operation:
+    def wait(self, timeout: float | None) -> ReduceInfo:
+        """Blocks until the verdict; raises the failure. May be called again, from any thread."""
+
+    def done(self) -> bool: ...
+
+class ReduceInfo:
+    world_size: int
+    contributors: list[str]
+    epoch: int
+    attempts: int
+    tx_bytes: int
+    rx_bytes: int
+
+class Master:
+    def __init__(self, listen: str) -> None: ...
+    def run(self) -> None:
+        """Binds and serves on a thread of its own; returns at once."""
+
+    def address(self) -> str:
+        """host:port really bound."""
+
+    def interrupt(self) -> None: ...
+    def wait(self, timeout: float | None) -> bool:
+        """True when it has stopped. Releases the GIL, obeys Ctrl-C."""
+
+def run_master(listen: str) -> int: ...

@@ -1,0 +1,106 @@
+"""What the Python layers read from the environment, and checks of arguments that several calls share.
+
+An argument wins over its variable. An empty variable counts as unset.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from operator import index
+
+from pccl.errors import InvalidArgument, NotSupported
+
+DEFAULT_PORT = 48148
+_MAX_TAG = 2**64 - 1
+
+
+def text(variable: str) -> str | None:
+    """The variable's value, or None."""
+    return os.environ.get(variable) or None
+
+
+def integer(
+    value: int | None,
+    name: str,
+    func: str,
+    low: int,
+    high: int,
+    *,
+    variable: str | None = None,
+    default: int | None = None,
+) -> int:
+    """The argument `name`, else the variable, else the default; checked to be in low..high."""
+    given: object = value
+    if given is None and variable is not None:
+        given, name = text(variable), variable
+        if given is None and default is not None:
+            return default
+    try:
+        number = int(given) if isinstance(given, str) and name == variable else index(given)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        number = None
+    if number is None or isinstance(given, bool) or not low <= number <= high:
+        sentence = f"{name} must be an integer in {low}..{high}, not {given!r}"
+        raise InvalidArgument.because(func, sentence)
+    return number
+
+
+def seconds(timeout: float | None, func: str) -> float | None:
+    """A call's timeout in seconds: the argument, else PCCL_TIMEOUT, else None (no deadline)."""
+    given: float | str | None = timeout
+    if given is None:
+        given = text("PCCL_TIMEOUT")
+        if given is None:
+            return None
+    try:
+        number = float(given)
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number) or number < 0:
+        sentence = f"a timeout is a number of seconds of at least 0, not {given!r}"
+        raise InvalidArgument.because(func, sentence)
+    return None if math.isinf(number) else number
+
+
+class Deadline:
+    """One timeout shared by the steps of a call."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    def left(self) -> float | None:
+        """Seconds left, at least 0; None without a deadline."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+
+def tag(value: int, func: str) -> int:
+    """A tag: any integer that fits in 64 bits, unsigned."""
+    return integer(value, "tag", func, 0, _MAX_TAG)
+
+
+def addresses(value: str | Sequence[str] | None, func: str) -> list[str]:
+    """`advertise=`, else PCCL_ADVERTISE: one address, several, or several separated by commas."""
+    given = text("PCCL_ADVERTISE") if value is None else value
+    parts = given.split(",") if isinstance(given, str) else list(given or ())
+    if not all(isinstance(part, str) for part in parts):
+        raise InvalidArgument.because(func, f"advertise takes addresses as text, not {given!r}")
+    return [part.strip() for part in parts if part.strip()]
+
+
+def refuse_secret(secret: str | bytes | None, func: str) -> None:
+    """A secret is never silently ignored.
+
+    Raises:
+        NotSupported: A secret was given as argument or in the environment.
+    """
+    for name, given in (
+        ("secret", secret),
+        ("PCCL_SECRET", text("PCCL_SECRET")),
+        ("PCCL_SECRET_FILE", text("PCCL_SECRET_FILE")),
+    ):
+        if given is not None:
+            sentence = f"{name} is set, but authentication and encryption are not supported yet"
+            raise NotSupported.because(func, sentence)

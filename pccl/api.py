@@ -1,0 +1,425 @@
+"""Level 2: module functions on the process's default communicator, or on `comm=`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pccl import _arrays, _core, _settings, communicator
+from pccl import tree as trees
+from pccl._arrays import Array, Leaf, Staging
+from pccl.communicator import Communicator
+from pccl.errors import InvalidArgument, InvalidUsage, NotInitialized, NotSupported
+from pccl.types import ReduceInfo, ReduceOp
+
+__all__ = [
+    "Membership",
+    "Work",
+    "admit",
+    "allreduce",
+    "allreduce_async",
+    "barrier",
+    "init",
+    "is_initialized",
+    "membership",
+    "rank",
+    "shutdown",
+    "world_size",
+]
+
+# One second apart: a master that is started together with its peers is up by then.
+_JOIN_ATTEMPTS = 10
+_MAX_PEERS = 2**31 - 1
+
+_default: Communicator | None = None
+_init_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Who reduces together; equal on all members after the same pccl call.
+
+    Attributes:
+        epoch: Number of this membership.
+        rank: This peer's place in order of admission; -1 while it waits to be let in.
+        world_size: Number of members.
+        peers: Their ids (32 hex digits), in rank order.
+        peer_group: The group's number.
+    """
+
+    epoch: int
+    rank: int
+    world_size: int
+    peers: tuple[str, ...]
+    peer_group: int
+
+
+def init(
+    master: str | None = None,
+    *,
+    peer_group: int = 0,
+    min_peers: int | None = None,
+    timeout: float | None = None,
+    port: int | None = None,
+    advertise: str | Sequence[str] | None = None,
+    secret: str | bytes | None = None,
+) -> Communicator:
+    """Joins a run and makes this process's default communicator.
+
+    Returns once `min_peers` peers have joined. When the group has started before, it returns at
+    once: the first collective call then waits for the members to let this peer in, which they do in
+    `admit`.
+
+    Args:
+        master: The master's "host:port"; host names, IPv4 and "[IPv6]:port". Default: PCCL_MASTER.
+        peer_group: Peers reduce only with peers of the same group.
+        min_peers: Peers to wait for before the group starts. Default: PCCL_MIN_PEERS, else 1.
+        timeout: Seconds for the whole call. Default: PCCL_TIMEOUT; without either, about ten
+            seconds to reach the master and no limit for the other peers to come.
+        port: Where other peers connect. Default: PCCL_PORT, else any free port.
+        advertise: More addresses at which other peers may find this one. Default: PCCL_ADVERTISE,
+            comma-separated.
+        secret: Not supported yet.
+
+    Raises:
+        InvalidArgument: There is no master's address, or an argument makes no sense.
+        InvalidUsage: Already initialised.
+        Unreachable: No master at that address.
+        Refused: The master does not take this peer; says why.
+        Timeout: Not enough peers came in time.
+    """
+    global _default
+    func = "init"
+    if not _init_lock.acquire(blocking=False):
+        raise InvalidUsage.because(func, "another thread is in pccl.init()")
+    try:
+        if is_initialized():
+            sentence = "pccl is initialised already; call pccl.shutdown() first"
+            raise InvalidUsage.because(func, sentence)
+        address = master if master is not None else _settings.text("PCCL_MASTER")
+        if address is None:
+            sentence = (
+                "no master: pass pccl.init('host:port'), set PCCL_MASTER, or start this program with "
+                "`pccl run -n 4 -- python ...`"
+            )
+            raise InvalidArgument.because(func, sentence)
+        peers = _settings.integer(
+            min_peers, "min_peers", func, 1, _MAX_PEERS, variable="PCCL_MIN_PEERS", default=1
+        )
+        limit = _settings.seconds(timeout, func)
+        attempts = _JOIN_ATTEMPTS if limit is None else int(limit) + 1
+        comm = Communicator(address, peer_group, port=port, advertise=advertise, secret=secret)
+        comm._join(func, min_peers=peers, attempts=attempts, timeout=limit, enter=False)
+        _default = comm
+        return comm
+    finally:
+        _init_lock.release()
+
+
+def shutdown() -> None:
+    """Leaves the run. Does nothing when not initialised. Runs by itself at exit."""
+    global _default
+    comm, _default = _default, None
+    if comm is not None:
+        comm.close()
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called in this process, and neither `shutdown` nor the communicator's `close` since."""
+    comm = _default
+    return comm is not None and not comm._closed and comm._fork == communicator._forks
+
+
+def _use(comm: Communicator | None, func: str) -> Communicator:
+    found = _default if comm is None else comm
+    if found is None or (comm is None and found._closed and found._fork == communicator._forks):
+        raise NotInitialized.because(func, "call pccl.init('host:port') first")
+    return found
+
+
+def _engine(comm: Communicator | None, func: str) -> _core.Communicator:
+    return _use(comm, func)._joined(func)
+
+
+def admit(*, timeout: float | None = None, comm: Communicator | None = None) -> bool:
+    """Lets waiting newcomers in. All members call it at the same place.
+
+    Costs nothing when nobody waits. First completes this peer's own operations in flight. A
+    newcomer's first call waits to be let in.
+
+    Args:
+        timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
+        comm: Default: the process's communicator.
+
+    Returns:
+        True when members were added since this peer's previous admission point: time to share the
+        state.
+
+    Raises:
+        NotInitialized: Before `init`.
+        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`.
+    """
+    return _engine(comm, "admit").admit(_settings.seconds(timeout, "admit"))
+
+
+def barrier(*, timeout: float | None = None, comm: Communicator | None = None) -> None:
+    """Waits until all members are here.
+
+    Args:
+        timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
+        comm: Default: the process's communicator.
+
+    Raises:
+        NotInitialized: Before `init`.
+        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`.
+    """
+    _engine(comm, "barrier").barrier(_settings.seconds(timeout, "barrier"))
+
+
+def membership(comm: Communicator | None = None) -> Membership:
+    """Who reduces together. Changes only inside a pccl call.
+
+    Raises:
+        NotInitialized: Before `init`.
+    """
+    epoch, own_rank, size, peers, group = _engine(comm, "membership").membership()
+    return Membership(epoch, own_rank, size, tuple(peers), group)
+
+
+def rank(comm: Communicator | None = None) -> int:
+    """This peer's place in order of admission, 0 for the longest-standing; -1 while it waits to be let in.
+
+    Raises:
+        NotInitialized: Before `init`.
+    """
+    return _engine(comm, "rank").membership()[1]
+
+
+def world_size(comm: Communicator | None = None) -> int:
+    """Number of members.
+
+    Raises:
+        NotInitialized: Before `init`.
+    """
+    return _engine(comm, "world_size").membership()[2]
+
+
+def allreduce(
+    tree: Any,
+    op: ReduceOp | str = "sum",
+    *,
+    out: Any = None,
+    weight: float | None = None,
+    quantize: object = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+    return_info: bool = False,
+) -> Any:
+    """Combines `tree` element-wise over all members of the group.
+
+    When a member is lost it runs again among the others from the untouched inputs. Alone, it
+    returns the input's values.
+
+    Args:
+        tree: An array, or nested dicts, lists, tuples, named tuples or dataclasses of arrays:
+            NumPy, JAX or torch, of any shape, contiguous or not; integers and floats of 8 to 64
+            bits and bfloat16. Also Python ints (combined as int64) and floats (float64). All of it
+            is one operation: either all leaves are combined over the same members, or none is.
+        op: "sum", "avg" or "mean" (divides by the members that contributed; integer arrays round
+            toward zero, a Python int gives a float), "prod", "min", "max", or a `ReduceOp`.
+        out: Writable arrays of the same structure, dtypes and shapes to write the results to; may
+            be `tree` itself.
+            Default: new arrays.
+        weight: Not supported yet.
+        quantize: Not supported yet.
+        tag: Members' calls with equal tags meet, whatever the order. Default: calls meet by order.
+        timeout: Seconds for the whole call. Default: PCCL_TIMEOUT; without either, waits as long as
+            members make progress.
+        comm: Default: the process's communicator.
+        return_info: Return `(tree, ReduceInfo)`.
+
+    Returns:
+        `out` if it was given; else the same structure and kinds of arrays as `tree`. The same bytes
+        on every member.
+
+    Raises:
+        InvalidArgument: A leaf cannot be reduced or written; names its path.
+        MismatchedCall: Members disagree on structure, shape, dtype or op; names the odd one out.
+        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Whatever is raised, inputs and
+            outputs are as before the call.
+    """
+    func = "allreduce"
+    deadline = _settings.Deadline(_settings.seconds(timeout, func))
+    work = _start(func, tree, op, out, weight, quantize, tag, comm, deadline.left())
+    result = work._wait(deadline.left())
+    return (result, work.info) if return_info else result
+
+
+def allreduce_async(
+    tree: Any,
+    op: ReduceOp | str = "sum",
+    *,
+    out: Any = None,
+    weight: float | None = None,
+    quantize: object = None,
+    tag: int | None = None,
+    comm: Communicator | None = None,
+) -> Work:
+    """As `allreduce`, without waiting: proceeds while Python computes.
+
+    The arrays of `tree` must not be written, and those of `out` not be touched, until the result is
+    there.
+    """
+    func = "allreduce_async"
+    timeout = _settings.seconds(None, func)
+    return _start(func, tree, op, out, weight, quantize, tag, comm, timeout)
+
+
+def _start(
+    func: str,
+    tree: Any,
+    op: ReduceOp | str,
+    out: Any,
+    weight: object,
+    quantize: object,
+    tag: int | None,
+    comm: Communicator | None,
+    timeout: float | None,
+) -> Work:
+    used = _use(comm, func)
+    used._joined(func)
+    for name, value in (("weight", weight), ("quantize", quantize)):
+        if value is not None:
+            raise NotSupported.because(func, f"{name}= is not supported yet")
+    how = ReduceOp.parse(op, func)
+    flat = trees.flatten(tree, func)
+    leaves = [
+        _arrays.read(leaf, func, f"tree{path}", mean=how is ReduceOp.AVG)
+        for path, leaf in zip(flat.paths, flat.leaves, strict=True)
+    ]
+    buffers = [leaf.buffers for leaf in leaves]
+    sends = [buffer for leaf in leaves for buffer in leaf.buffers]
+    recvs = None if out is None else _outputs(func, flat.paths, leaves, out)
+    staging = Staging(sends, recvs)
+    operation = used._start(
+        func,
+        staging,
+        op=how,
+        tag=None if tag is None else _settings.tag(tag, func),
+        level=2,
+        rerun=True,
+        structure=trees.structure(flat.paths, buffers),
+        description=trees.describe(flat.paths, buffers),
+        timeout=timeout,
+    )
+    if out is None:
+        return Work(used, operation, lambda: flat.unflatten(_restore(leaves, staging)))
+
+    def written() -> Any:
+        staging.finish()
+        return out
+
+    return Work(used, operation, written)
+
+
+def _outputs(func: str, paths: Sequence[str], leaves: Sequence[Leaf], out: Any) -> list[Array]:
+    """The arrays to write to, checked to match the inputs leaf by leaf."""
+    flat = trees.flatten(out, func, "out")
+    if flat.paths != list(paths):
+        different = set(paths).symmetric_difference(flat.paths)
+        sentence = "out has another structure than tree: " + ", ".join(
+            f"only {'tree' if path in paths else 'out'}{path}" for path in sorted(different)[:3]
+        )
+        raise InvalidArgument.because(func, sentence)
+    arrays = []
+    for path, leaf, target in zip(paths, leaves, flat.leaves, strict=True):
+        targets = _arrays.write(target, func, f"out{path}")
+        wanted = [(buffer.dtype, buffer.array.shape) for buffer in leaf.buffers]
+        if wanted != [(buffer.dtype, buffer.array.shape) for buffer in targets]:
+            have = ", ".join(map(trees.describe_buffer, targets))
+            want = ", ".join(map(trees.describe_buffer, leaf.buffers))
+            raise InvalidArgument.because(func, f"out{path} is {have}, but tree{path} is {want}")
+        arrays += [buffer.array for buffer in targets]
+    return arrays
+
+
+def _restore(leaves: Sequence[Leaf], staging: Staging) -> list[object]:
+    """The results as the kinds of arrays and numbers that came in."""
+    results = iter(staging.results)
+    return [leaf.restore([next(results) for _ in leaf.buffers]) for leaf in leaves]
+
+
+class Work:
+    """An `allreduce_async` in flight. Dropping it is safe: it runs to its end and keeps its arrays until then.
+
+    Awaitable: `await work` waits in a thread of the event loop's executor. An `out=` array that is
+    not contiguous is filled when somebody waits.
+    """
+
+    def __init__(
+        self, comm: Communicator, operation: _core.Operation, result: Callable[[], Any]
+    ) -> None:
+        self._comm = comm
+        # Guards what follows; held while a result is made, never while waiting.
+        self._lock = threading.Lock()
+        self._operation: _core.Operation | None = operation
+        self._make: Callable[[], Any] | None = result  # until made
+        self._result: Any = None
+        self._info: ReduceInfo | None = None
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Waits for the result. May be called again, from any thread: returns the same object.
+
+        Args:
+            timeout: Seconds. Default: PCCL_TIMEOUT, else no limit.
+
+        Returns:
+            `out` if it was given; else a tree like the input's.
+
+        Raises:
+            PCCLError: As `allreduce`.
+        """
+        return self._wait(_settings.seconds(timeout, "Work.wait"))
+
+    def _wait(self, timeout: float | None) -> Any:
+        operation = self._operation
+        if operation is not None:
+            self._check_not_forked()
+            info = operation.wait(timeout)
+            with self._lock:
+                if self._make is not None:
+                    self._result = self._make()
+                    self._info = communicator.reduce_info(info)
+                    self._make = self._operation = None  # lets the inputs go
+            self._comm._forget(operation)
+        return self._result
+
+    def _check_not_forked(self) -> None:
+        if self._comm._fork != communicator._forks:
+            raise InvalidUsage.because("Work.wait", "this process was forked; the Work is a copy")
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        operation = self._operation
+        return operation is None or operation.done()
+
+    @property
+    def info(self) -> ReduceInfo:
+        """How the operation went.
+
+        Raises:
+            InvalidUsage: It is not finished.
+            PCCLError: It failed.
+        """
+        if not self.done():
+            raise InvalidUsage.because("Work.info", "the operation is not finished; wait() first")
+        self._wait(None)
+        assert self._info is not None
+        return self._info
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()

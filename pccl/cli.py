@@ -1,0 +1,96 @@
+"""The `pccl` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pccl import __version__, launch, master
+from pccl.errors import PCCLError
+
+__all__ = ["main"]
+
+_RUN_EPILOG = """\
+Every rank gets PCCL_MASTER, PCCL_MIN_PEERS, PCCL_BIND=127.0.0.1 and PCCL_LOCAL_RANK, so
+`pccl.init()` needs no arguments. Output lines are prefixed by that number: [2] text.
+
+When a rank fails the others are stopped and its exit status is returned (128 + n for signal n).
+With --elastic the others go on without it, and the status is 0 if at least one rank succeeds.
+
+Ctrl-C interrupts all ranks; those that do not end are terminated, then killed. Status 130.
+
+On several machines: run `pccl master` on one, and `PCCL_MASTER=host:port python train.py` on each.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pccl", description="All-reduce between machines that join and leave."
+    )
+    parser.add_argument("--version", action="version", version=f"pccl {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("master", help="run a master", description="Runs a master.")
+    serve.add_argument(
+        "--listen",
+        default=master.DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help="where to listen; port 0 takes a free one (default: %(default)s)",
+    )
+    serve.add_argument(
+        "--insecure", action="store_true", help="no authentication: so far every master is"
+    )
+
+    run = commands.add_parser(
+        "run",
+        help="run a program as several peers on this machine",
+        description="Runs a program as several peers on this machine, with a master of their own.",
+        usage="pccl run [-h] -n N [--elastic] -- COMMAND [ARG ...]",
+        epilog=_RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    run.add_argument("-n", "--nproc", type=int, required=True, metavar="N", help="number of ranks")
+    run.add_argument(
+        "--elastic",
+        action="store_true",
+        help="go on without ranks that fail, while at least one lives",
+    )
+    run.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="e.g. python train.py"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: Arguments; default: the process's.
+
+    Returns:
+        The exit status.
+    """
+    given = list(sys.argv[1:] if argv is None else argv)
+    program: list[str] = []
+    if (
+        given[:1] == ["run"] and "--" in given
+    ):  # argparse's own reading of -- differs between versions
+        at = given.index("--")
+        given, program = given[:at], given[at + 1 :]
+    parser = _parser()
+    options = parser.parse_args(given)
+    if options.command == "master":
+        return master.serve(options.listen)
+    command = [*options.program, *program]
+    if options.nproc < 1:
+        parser.error("-n must be at least 1")
+    if not command:
+        parser.error("no program to run; e.g. pccl run -n 4 -- python train.py")
+    try:
+        return launch.launch(command, options.nproc, elastic=options.elastic)
+    except PCCLError as error:
+        print(f"pccl run: {error.reason or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,639 @@
+"""Level 1, and the master: what peers and masters do, and what happens at fork and exit."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from pccl import _arrays, _core, _settings, tree
+from pccl.errors import InvalidArgument, InvalidUsage, NotSupported, PCCLError, Result
+from pccl.types import (
+    Attribute,
+    DataType,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+    SharedState,
+    SharedStateSyncInfo,
+    SharedStateSyncStrategy,
+)
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from pccl._arrays import Buffer, Staging
+
+__all__ = ["AsyncReduceHandle", "Communicator", "MasterNode"]
+
+_MAX_GROUP = 2**32 - 1
+_MAX_STRIPES = 4096
+_INTERRUPT_SECONDS = 5.0  # a master that was told to stop has closed its port long before
+
+# Forks between this process and the one that imported pccl: tells a forked copy from the original.
+_forks = 0
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_masters: set[MasterNode] = set()  # running
+
+
+def _after_fork_in_child() -> None:
+    global _forks
+    _forks += 1
+    _masters.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Leaves every run, then keeps the process alive while it serves as a master."""
+    for comm in list(_open):
+        comm._leave_at_exit()
+    ended_by = getattr(sys, "last_type", None)
+    try:
+        for master in list(_masters):
+            if isinstance(ended_by, type) and issubclass(ended_by, KeyboardInterrupt):
+                master.interrupt()
+            else:
+                print(f"pccl: still master on {master.address}; Ctrl-C ends it", file=sys.stderr)
+                master.wait()
+    except KeyboardInterrupt:
+        for master in list(_masters):
+            master.interrupt()
+
+
+class Communicator:
+    """One peer's part in a run.
+
+    Any thread may call it; calls without a tag come from one thread. Use as a context manager to
+    connect and close.
+
+    Args:
+        address: The master's "host:port"; host names, IPv4 and "[IPv6]:port".
+        peer_group: Peers reduce only with peers of the same group.
+        p2p_connection_pool_size: TCP connections per link to another host; 0 adapts.
+        port: Where other peers connect. Default: PCCL_PORT, else any free port.
+        advertise: More addresses at which other peers may find this one. Default: PCCL_ADVERTISE,
+            comma-separated.
+        secret: Not supported yet.
+
+    Raises:
+        InvalidArgument: An argument or its variable makes no sense.
+        NotSupported: A secret was given, here or as PCCL_SECRET or PCCL_SECRET_FILE.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        peer_group: int = 0,
+        p2p_connection_pool_size: int = 0,
+        *,
+        port: int | None = None,
+        advertise: str | Sequence[str] | None = None,
+        secret: str | bytes | None = None,
+    ) -> None:
+        func = "Communicator"
+        if not isinstance(address, str) or not address:
+            raise InvalidArgument.because(func, f"address must be 'host:port', not {address!r}")
+        _settings.refuse_secret(secret, func)
+        self._address = address
+        self._group = _settings.integer(peer_group, "peer_group", func, 0, _MAX_GROUP)
+        self._stripes = _settings.integer(
+            p2p_connection_pool_size, "p2p_connection_pool_size", func, 0, _MAX_STRIPES
+        )
+        self._port = _settings.integer(
+            port, "port", func, 0, 65535, variable="PCCL_PORT", default=0
+        )
+        self._advertise = _settings.addresses(advertise, func)
+        self._engine: _core.Communicator | None = None
+        self._joining = False
+        self._closed = False
+        self._fork = _forks
+        # Unfinished operations, so that they keep their arrays even if nobody waits for them.
+        self._operations: dict[int, _core.Operation] = {}
+        # Guards _operations, _joining and _engine; never held in a blocking call.
+        self._lock = threading.Lock()
+
+    # Joining and leaving.
+
+    def connect(self, n_attempts: int = 5, *, timeout: float | None = None) -> None:
+        """Joins the run. The first peer of a group returns at once, a later one when the members let it in.
+
+        Args:
+            n_attempts: How often to try to reach the master, one second apart.
+            timeout: Seconds for the whole call. None waits for the members as long as they make
+                progress.
+
+        Raises:
+            PCCLError: `Unreachable` after the last attempt, `Refused`, `Timeout` ...; all with the
+                result MASTER_CONNECTION_FAILED.
+            InvalidUsage: Connected already, or closed.
+        """
+        if n_attempts < 1:
+            raise InvalidArgument.because("connect", "n_attempts must be at least 1")
+        self._join("connect", min_peers=1, attempts=n_attempts, timeout=timeout, enter=True)
+
+    def _join(
+        self, func: str, *, min_peers: int, attempts: int, timeout: float | None, enter: bool
+    ) -> None:
+        limit = _settings.seconds(timeout, func)
+        self._check_usable(func)
+        with self._lock:
+            if self._joining or (self._engine is not None and self._engine.is_open()):
+                raise InvalidUsage.because(func, "this communicator is connected already")
+            self._joining = True
+        try:
+            # A peer that failed to join, or was cut off, comes back as a new peer.
+            engine = _core.Communicator(
+                self._address,
+                peer_group=self._group,
+                stripes=self._stripes,
+                port=self._port,
+                advertise=self._advertise,
+            )
+            try:
+                engine.join(min_peers=min_peers, attempts=attempts, timeout=limit, enter=enter)
+            except BaseException:
+                engine.close()
+                raise
+            self._engine = engine
+            _open.add(self)
+            if self._closed:  # by another thread, meanwhile
+                engine.close()
+        finally:
+            self._joining = False
+
+    def close(self) -> None:
+        """Leaves the run: the others see a departure, not a loss. May be called again; afterwards nothing else may."""
+        if self._fork != _forks:
+            return
+        self._closed = True
+        _open.discard(self)
+        if self._engine is not None:
+            self._engine.close()
+        with self._lock:
+            self._operations.clear()
+
+    def _leave_at_exit(self) -> None:
+        try:
+            self.close()
+        except (PCCLError, KeyboardInterrupt):
+            pass  # the process ends anyway; the master notices
+
+    def __enter__(self) -> Communicator:
+        if self._engine is None or not self._engine.is_open():
+            self.connect()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "not connected" if self._engine is None else "joined"
+        return f"<pccl.Communicator master={self._address} peer_group={self._group} {state}>"
+
+    def _check_usable(self, func: str) -> None:
+        if self._fork != _forks:
+            sentence = "this process was forked; its copy of the communicator cannot be used"
+            raise InvalidUsage.because(func, sentence)
+        if self._closed:
+            raise InvalidUsage.because(func, "this communicator is closed; make a new one")
+
+    def _joined(self, func: str) -> _core.Communicator:
+        self._check_usable(func)
+        if self._engine is None:
+            raise InvalidUsage.because(func, "not connected; call connect() first")
+        return self._engine
+
+    # Membership.
+
+    def update_topology(self, *, timeout: float | None = None) -> None:
+        """Lets waiting peers in. All members call it; the first call after joining returns at once.
+
+        Raises:
+            PendingOperations: Handles of this communicator are not finished.
+            PCCLError: Any other failure, with the result UPDATE_TOPOLOGY_FAILED.
+        """
+        func = "update_topology"
+        self._joined(func).update_topology(_settings.seconds(timeout, func))
+
+    def are_peers_pending(self, *, timeout: float | None = None) -> bool:
+        """Whether peers wait to be let in. All members call it and get the same answer; operations may be in flight."""
+        func = "are_peers_pending"
+        return self._joined(func).peers_pending(_settings.seconds(timeout, func))
+
+    def get_attribute(self, attribute: Attribute) -> int:
+        """A number of peers or groups, as of this peer's last call that updated its view."""
+        func = "get_attribute"
+        try:
+            which = Attribute(attribute)
+        except ValueError:
+            raise InvalidArgument.because(func, f"no attribute {attribute!r}") from None
+        return self._joined(func).attribute(int(which))
+
+    def optimize_topology(self) -> NoReturn:
+        """Not supported yet.
+
+        Raises:
+            NotSupported: Always.
+        """
+        raise NotSupported.because("optimize_topology", "not supported yet")
+
+    def sync_shared_state(
+        self,
+        shared_state: SharedState,
+        strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
+    ) -> SharedStateSyncInfo:
+        """Not supported yet.
+
+        Raises:
+            NotSupported: Always.
+        """
+        raise NotSupported.because("sync_shared_state", "not supported yet")
+
+    # Reductions.
+
+    def all_reduce(
+        self,
+        send: Any,
+        recv: Any,
+        *,
+        op: ReduceOp | str,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+        timeout: float | None = None,
+    ) -> ReduceInfo:
+        """Reduces `send` over all members into `recv`, and waits.
+
+        Args:
+            send: NumPy array (or CPU torch tensor) of numbers, any shape. Unchanged, unless `recv`
+                is the same memory.
+            recv: Array of the same kind, dtype and number of elements. May be `send`: after a
+                failure it is as before.
+            op: How elements are combined.
+            tag: Members' calls with equal tags meet, in the order of each member's calls.
+            operand_descriptor: Default: the arrays' own dtype. Another dtype is refused.
+            quantization_options: Only None or the algorithm NONE yet.
+            timeout: Seconds for the whole call. None waits as long as members make progress.
+
+        Raises:
+            TooFewPeers: Alone in the group.
+            PeerLost: A member was lost (RANK_CONNECTION_LOST); update the topology and call again.
+            MismatchedCall: Members disagree on count, dtype or op.
+            InvalidArgument: The arrays do not fit together.
+        """
+        func = "all_reduce"
+        deadline = _settings.Deadline(_settings.seconds(timeout, func))
+        handle = self._launch(
+            func, send, recv, op, tag, operand_descriptor, quantization_options, deadline.left()
+        )
+        return handle._finish(deadline.left())
+
+    def all_reduce_async(
+        self,
+        send: Any,
+        recv: Any,
+        *,
+        op: ReduceOp | str,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+    ) -> AsyncReduceHandle:
+        """As `all_reduce`, without waiting. Neither array may be touched before the handle says that it is over.
+
+        Raises:
+            TooFewPeers, InvalidArgument: As in `all_reduce`; what fails later is the handle's to
+                tell.
+        """
+        func = "all_reduce_async"
+        timeout = _settings.seconds(None, func)
+        return self._launch(
+            func, send, recv, op, tag, operand_descriptor, quantization_options, timeout
+        )
+
+    def _launch(
+        self,
+        func: str,
+        send: Any,
+        recv: Any,
+        op: ReduceOp | str,
+        tag: int,
+        operand_descriptor: ReduceOperandDescriptor | None,
+        quantization_options: QuantizationOptions | None,
+        timeout: float | None,
+    ) -> AsyncReduceHandle:
+        self._joined(func)
+        _refuse_quantization(quantization_options, func)
+        sent = _one_buffer(_arrays.read(send, func, "send").buffers, func, "send")
+        received = _one_buffer(_arrays.write(recv, func, "recv"), func, "recv")
+        if sent.dtype != received.dtype:
+            sentence = f"send is {sent.dtype.label}, but recv is {received.dtype.label}"
+            raise InvalidArgument.because(func, sentence)
+        if sent.array.size != received.array.size:
+            sentence = f"send has {sent.array.size} elements, but recv has {received.array.size}"
+            raise InvalidArgument.because(func, sentence)
+        if operand_descriptor is not None and operand_descriptor.datatype != sent.dtype:
+            declared = DataType(operand_descriptor.datatype).label
+            sentence = f"the descriptor says {declared}, but the data is {sent.dtype.label}"
+            raise InvalidArgument.because(func, sentence)
+        staging = _arrays.Staging([sent], [received.array])
+        operation = self._start(
+            func,
+            staging,
+            op=ReduceOp.parse(op, func),
+            tag=_settings.tag(tag, func),
+            level=1,
+            rerun=False,
+            structure=b"",
+            description=tree.describe_buffer(sent),
+            timeout=timeout,
+        )
+        return AsyncReduceHandle(self, operation, staging)
+
+    def _start(
+        self,
+        func: str,
+        staging: Staging,
+        *,
+        op: ReduceOp,
+        tag: int | None,
+        level: int,
+        rerun: bool,
+        structure: bytes,
+        description: str,
+        timeout: float | None,
+    ) -> _core.Operation:
+        """Starts an operation, and keeps it and its arrays until it is finished, even if nobody waits for it."""
+        operation = self._joined(func).start(
+            staging.arrays,
+            op=int(op),
+            tag=tag,
+            level=level,
+            rerun=rerun,
+            structure=structure,
+            description=description,
+            timeout=timeout,
+        )
+        with self._lock:
+            finished = [key for key, kept in self._operations.items() if kept.done()]
+            for key in finished:
+                del self._operations[key]
+            self._operations[id(operation)] = operation
+        return operation
+
+    def _forget(self, operation: _core.Operation) -> None:
+        """Lets a finished operation's arrays go."""
+        with self._lock:
+            self._operations.pop(id(operation), None)
+
+    def all_reduce_multiple_with_retry(
+        self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4
+    ) -> ReduceInfo:
+        """Runs several reductions, each again among the survivors when a member is lost, and waits for all.
+
+        Args:
+            descriptors: What to reduce; members pass the same tags.
+            max_in_flight: How many run at once.
+
+        Returns:
+            The last reduction's info, with bytes and attempts of all.
+
+        Raises:
+            TooFewPeers: Alone in the group.
+            InvalidArgument: `max_in_flight` is not positive.
+        """
+        func = "all_reduce_multiple_with_retry"
+        if max_in_flight < 1:
+            raise InvalidArgument.because(func, "max_in_flight must be at least 1")
+        for descriptor in descriptors:
+            _refuse_quantization(descriptor.reduce_descriptor.quantization_options, func)
+        self._joined(func)
+        running: deque[AsyncReduceHandle] = deque()
+        done: list[ReduceInfo] = []
+        try:
+            for descriptor in descriptors:
+                if len(running) == max_in_flight:
+                    done.append(running[0]._finish(None))
+                    running.popleft()
+                running.append(self._launch_at_addresses(descriptor, func))
+            while running:
+                done.append(running[0]._finish(None))
+                running.popleft()
+        except PCCLError:
+            for handle in running:  # the caller's memory is in use until they are over
+                handle.wait()
+            raise
+        if not done:
+            return ReduceInfo(local_world_size=self._joined(func).membership()[2])
+        return ReduceInfo(
+            local_world_size=done[-1].local_world_size,
+            tx_bytes=sum(info.tx_bytes for info in done),
+            rx_bytes=sum(info.rx_bytes for info in done),
+            contributors=done[-1].contributors,
+            epoch=done[-1].epoch,
+            attempts=sum(info.attempts for info in done),
+        )
+
+    def _launch_at_addresses(self, descriptor: ReduceOpDescriptor, func: str) -> AsyncReduceHandle:
+        what = descriptor.reduce_descriptor
+        dtype = DataType(what.operand_descriptor.datatype)
+        sent = _arrays.memory_at(descriptor.sendbuf_ptr, what.count, dtype)
+        received = _arrays.memory_at(descriptor.recvbuf_ptr, what.count, dtype)
+        staging = _arrays.Staging([sent], [received.array])
+        operation = self._start(
+            func,
+            staging,
+            op=ReduceOp.parse(what.op, func),
+            tag=_settings.tag(what.tag, func),
+            level=1,
+            rerun=True,
+            structure=b"",
+            description=f"{dtype.label}[{what.count}]",
+            timeout=_settings.seconds(None, func),
+        )
+        return AsyncReduceHandle(self, operation, staging, descriptor)
+
+
+def _one_buffer(buffers: Sequence[Buffer], func: str, name: str) -> Buffer:
+    if len(buffers) != 1:
+        raise NotSupported.because(func, f"{name} has several parts; only pccl.allreduce takes it")
+    return buffers[0]
+
+
+def _refuse_quantization(options: QuantizationOptions | None, func: str) -> None:
+    if options is not None and options.algorithm != QuantizationAlgorithm.NONE:
+        raise NotSupported.because(func, "quantization is not supported yet")
+
+
+def reduce_info(info: _core.ReduceInfo) -> ReduceInfo:
+    """The engine's account of an operation, as a plain value."""
+    return ReduceInfo(
+        local_world_size=info.world_size,
+        tx_bytes=info.tx_bytes,
+        rx_bytes=info.rx_bytes,
+        contributors=tuple(info.contributors),
+        epoch=info.epoch,
+        attempts=info.attempts,
+    )
+
+
+class AsyncReduceHandle:
+    """A level-1 reduction in flight. Any thread may wait, as often as it likes."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        operation: _core.Operation,
+        staging: Staging,
+        kept: object = None,
+    ) -> None:
+        self._comm = comm
+        self._lock = threading.Lock()  # guards what follows; never held while waiting
+        self._running: tuple[_core.Operation, Staging, object] | None = (operation, staging, kept)
+        self._info: ReduceInfo | None = None
+        self._error: PCCLError | None = None
+
+    def _finish(self, timeout: float | None) -> ReduceInfo:
+        """Waits and raises the failure."""
+        running = self._running
+        if running is not None:
+            if self._comm._fork != _forks:
+                raise InvalidUsage.because("wait", "this process was forked; the handle is a copy")
+            operation, staging, _ = running
+            info = reduce_info(operation.wait(timeout))
+            with self._lock:
+                staging.finish()
+                self._info = info
+                self._running = None  # lets the arrays go
+            self._comm._forget(operation)
+        assert self._info is not None
+        return self._info
+
+    def wait(self) -> tuple[bool, int, ReduceInfo]:
+        """Waits until the reduction is over. Never raises, but for Ctrl-C.
+
+        Returns:
+            (success, the result code, info); after a failure info is all zero and `exception()`
+            tells the cause.
+        """
+        if self._error is None:
+            try:
+                return True, int(Result.SUCCESS), self._finish(None)
+            except PCCLError as error:
+                self._error = error
+        return False, int(self._error.result), ReduceInfo()
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        running = self._running
+        return running is None or self._error is not None or running[0].done()
+
+    def exception(self) -> PCCLError | None:
+        """Waits, and returns the failure; None after a success."""
+        self.wait()
+        return self._error
+
+
+class MasterNode:
+    """A master in this process, on a thread of the engine's.
+
+    While it runs the process stays alive at its end, until Ctrl-C (or SIGTERM). `with` runs it and
+    interrupts it.
+
+    Args:
+        listen_address: "host:port" to listen on; port 0 takes a free one, see `address`.
+
+    Raises:
+        NotSupported: PCCL_SECRET or PCCL_SECRET_FILE is set.
+    """
+
+    def __init__(self, listen_address: str) -> None:
+        if not isinstance(listen_address, str) or not listen_address:
+            sentence = f"listen_address must be 'host:port', not {listen_address!r}"
+            raise InvalidArgument.because("MasterNode", sentence)
+        _settings.refuse_secret(None, "MasterNode")
+        self._listen_address = listen_address
+        self._address = listen_address
+        self._engine: _core.Master | None = None
+        self._fork = _forks
+
+    @property
+    def address(self) -> str:
+        """host:port really bound; before `run`, the one asked for."""
+        return self._address
+
+    def run(self) -> None:
+        """Listens and serves; returns at once.
+
+        Raises:
+            InvalidUsage: It runs already, or the address cannot be bound.
+        """
+        if self in _masters:
+            raise InvalidUsage.because("MasterNode.run", "this master runs already")
+        engine = _core.Master(self._listen_address)
+        engine.run()
+        self._engine = engine
+        self._address = engine.address()
+        self._fork = _forks
+        _masters.add(self)
+
+    def _started(self, func: str) -> _core.Master:
+        if self._engine is None:
+            raise InvalidUsage.because(func, "this master was never run")
+        if self._fork != _forks:
+            raise InvalidUsage.because(func, "this process was forked; its copy is no master")
+        return self._engine
+
+    def interrupt(self) -> None:
+        """Stops it. When this returns its port is free again. May be called again."""
+        engine = self._started("MasterNode.interrupt")
+        engine.interrupt()
+        engine.wait(_INTERRUPT_SECONDS)
+        _masters.discard(self)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it has stopped. Ctrl-C while waiting stops it.
+
+        Args:
+            timeout: Seconds; None waits without end.
+
+        Returns:
+            Whether it has stopped.
+        """
+        engine = self._started("MasterNode.wait")
+        try:
+            stopped = engine.wait(timeout)
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
+        if stopped:
+            _masters.discard(self)
+        return stopped
+
+    def __enter__(self) -> MasterNode:
+        self.run()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.interrupt()

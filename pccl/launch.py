@@ -1,0 +1,257 @@
+"""`pccl run`: a program as several peers on this machine, with a master on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import BinaryIO
+
+from pccl.communicator import MasterNode
+
+__all__ = ["launch"]
+
+_GRACE_SECONDS = 5.0  # between SIGINT, SIGTERM and SIGKILL
+_DRAIN_SECONDS = 2.0  # for output after a rank's end, when something it left behind holds the pipe
+_READ_BYTES = 1 << 16
+_MAX_LINE_BYTES = 1 << 20  # a longer line is written in pieces
+_FAILED_TO_START = 127
+
+
+def launch(
+    command: Sequence[str],
+    ranks: int,
+    *,
+    elastic: bool = False,
+    grace: float = _GRACE_SECONDS,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Runs `command` as `ranks` processes and waits for them. Call it from the main thread.
+
+    Args:
+        command: The program and its arguments. "python" means this interpreter when there is no
+            such program, and so does a file that ends with .py and cannot be executed.
+        ranks: Number of processes.
+        elastic: Go on without ranks that fail, while at least one lives. Otherwise the first
+            failure stops all.
+        grace: Seconds between SIGINT, SIGTERM and SIGKILL when ranks are stopped.
+        environment: Variables of the processes. Default: this process's.
+
+    Returns:
+        The exit status: 0; else the first failing rank's (128 + n for signal n), with `elastic`
+            only when no rank
+        succeeded; 130 after Ctrl-C, 143 after SIGTERM.
+
+    Raises:
+        PCCLError: The master could not be started.
+    """
+    with MasterNode("127.0.0.1:0") as master:
+        base = dict(os.environ if environment is None else environment)
+        # These are one process's own: all ranks cannot have them.
+        base = {k: v for k, v in base.items() if k not in ("PCCL_PORT", "PCCL_ADVERTISE")}
+        base |= {
+            "PCCL_MASTER": master.address,
+            "PCCL_MIN_PEERS": str(ranks),
+            "PCCL_BIND": "127.0.0.1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        return asyncio.run(_Launch(_resolve(command), ranks, base, elastic, grace).run())
+
+
+def _resolve(command: Sequence[str]) -> list[str]:
+    program = command[0]
+    if program in ("python", "python3") and shutil.which(program) is None:
+        return [sys.executable, *command[1:]]
+    if program.endswith(".py") and os.path.isfile(program) and not os.access(program, os.X_OK):
+        return [sys.executable, *command]
+    return list(command)
+
+
+def _status(code: int) -> int:
+    """A shell's status for asyncio's return code, which is -n for signal n."""
+    return 128 - code if code < 0 else code
+
+
+class _Launch:
+    """One run. Lives in one event loop."""
+
+    def __init__(
+        self,
+        command: list[str],
+        ranks: int,
+        environment: dict[str, str],
+        elastic: bool,
+        grace: float,
+    ) -> None:
+        self._command = command
+        self._ranks = ranks
+        self._environment = environment
+        self._elastic = elastic
+        self._grace = grace
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._readers: list[asyncio.Future[None]] = []
+        self._signals: asyncio.Queue[int] = asyncio.Queue()  # for us, or SIGPIPE: output closed
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        with ExitStack() as undo:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    loop.add_signal_handler(number, self._signals.put_nowait, number)
+                    undo.callback(loop.remove_signal_handler, number)
+            undo.callback(self._kill_all)
+            try:
+                for rank in range(self._ranks):
+                    self._processes.append(await self._start(rank))
+            except OSError as error:
+                self._say(f"cannot run {self._command[0]}: {error.strerror}")
+                return _FAILED_TO_START
+            exits = [asyncio.ensure_future(process.wait()) for process in self._processes]
+            status = await self._supervise(exits)
+            await self._drain()
+            return status
+
+    async def _start(self, rank: int) -> asyncio.subprocess.Process:
+        # Pipes of our own: with asyncio's, waiting for a process may also wait for whoever
+        # inherited its output.
+        out = await self._pipe(rank, sys.stdout.buffer)
+        err = await self._pipe(rank, sys.stderr.buffer)
+        try:
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=self._environment | {"PCCL_LOCAL_RANK": str(rank)},
+                start_new_session=True,  # a group of its own: the terminal's Ctrl-C reaches only us
+            )
+        finally:
+            os.close(out)
+            os.close(err)
+
+    async def _pipe(self, rank: int, sink: BinaryIO) -> int:
+        """The writing end of a pipe whose lines are forwarded to `sink`."""
+        reading, writing = os.pipe()
+        stream = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(reading, "rb", 0)
+        )
+        self._readers.append(asyncio.ensure_future(self._forward(rank, stream, sink)))
+        return writing
+
+    async def _supervise(self, exits: Sequence[asyncio.Future[int]]) -> int:
+        """Waits for the ranks, or for a reason to stop them. Returns the status."""
+        succeeded = False
+        failure = 0
+        told = asyncio.ensure_future(self._signals.get())
+        running = set(exits)
+        try:
+            while running:
+                finished, _ = await asyncio.wait(
+                    {*running, told}, return_when=asyncio.FIRST_COMPLETED
+                )
+                for future in [f for f in exits if f in finished]:
+                    running.discard(future)
+                    code = future.result()
+                    if code == 0:
+                        succeeded = True
+                        continue
+                    failure = failure or _status(code)
+                    self._say(f"rank {exits.index(future)} {_ending(code)}{self._then(running)}")
+                    if running and not self._elastic:
+                        told.cancel()  # from now on a signal means hurry
+                        await self._stop(running, (signal.SIGTERM, signal.SIGKILL))
+                        return failure
+                if told in finished:
+                    number = told.result()
+                    first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+                    steps = (first, signal.SIGTERM, signal.SIGKILL)
+                    await self._stop(running, steps if first == signal.SIGINT else steps[1:])
+                    return 128 + number
+        finally:
+            told.cancel()
+        return 0 if self._elastic and succeeded else failure
+
+    def _then(self, running: set[asyncio.Future[int]]) -> str:
+        if not running:
+            return ""
+        if self._elastic:
+            return f"; {len(running)} of {self._ranks} go on"
+        return "; stopping the others"
+
+    async def _stop(self, running: set[asyncio.Future[int]], steps: Sequence[int]) -> None:
+        """Signals the ranks, step by step; another Ctrl-C takes the next step at once."""
+        for number in steps:
+            for process in self._processes:
+                if process.returncode is None:
+                    self._signal(process, number)
+            hurry = asyncio.ensure_future(self._signals.get())
+            ended = asyncio.ensure_future(asyncio.wait(running))
+            await asyncio.wait(
+                {hurry, ended},
+                timeout=None if number == signal.SIGKILL else self._grace,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            hurry.cancel()
+            if ended.done():
+                return
+            ended.cancel()
+        await asyncio.wait(running)
+
+    @staticmethod
+    def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+
+    def _kill_all(self) -> None:
+        """Whatever happened: no rank outlives its launcher."""
+        for process in self._processes:
+            if process.returncode is None:
+                self._signal(process, signal.SIGKILL)
+
+    async def _drain(self) -> None:
+        """Waits for the rest of the output, but not for what a rank left behind."""
+        _, unfinished = await asyncio.wait(self._readers, timeout=_DRAIN_SECONDS)
+        for reader in unfinished:
+            reader.cancel()
+
+    async def _forward(self, rank: int, source: asyncio.StreamReader, sink: BinaryIO) -> None:
+        """Copies whole lines, each prefixed by the rank."""
+        prefix = f"[{rank}] ".encode()
+        rest = b""
+        while data := await source.read(_READ_BYTES):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _MAX_LINE_BYTES:
+                lines.append(rest)
+                rest = b""
+            self._write(sink, prefix, lines)
+        if rest:
+            self._write(sink, prefix, [rest])
+
+    def _write(self, sink: BinaryIO, prefix: bytes, lines: list[bytes]) -> None:
+        try:
+            sink.write(b"".join(prefix + line + b"\n" for line in lines))
+            sink.flush()
+        except BrokenPipeError:  # e.g. our reader was `head`: stop the ranks, reading on
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sink.fileno())
+            os.close(nowhere)
+            self._signals.put_nowait(signal.SIGPIPE)
+
+    @staticmethod
+    def _say(text: str) -> None:
+        with suppress(BrokenPipeError):
+            print(f"pccl run: {text}", file=sys.stderr, flush=True)
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit status {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"

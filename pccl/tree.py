@@ -1,0 +1,169 @@
+"""The one rule by which nested containers become a list of arrays, the same for all frameworks.
+
+Dict keys sorted, lists, tuples and named tuples by position, dataclasses by field; None is no leaf.
+Other container types that are registered with JAX are flattened by JAX, when the program has loaded
+it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pccl._arrays import Buffer, Node, find_adapter, flatten_registered
+from pccl.errors import InvalidArgument
+
+_Build = Callable[[Iterator[object]], object]
+_DESCRIBED = 3  # arrays that a description names before it only counts
+
+
+class Tree(NamedTuple):
+    """A flattened tree.
+
+    Attributes:
+        paths: Where each leaf is, e.g. "['layers'][0].bias"; "" when the tree is itself a leaf.
+        leaves: The leaves, in the order that all members share.
+        build: Makes the same structure around other leaves, taken from an iterator.
+    """
+
+    paths: list[str]
+    leaves: list[object]
+    build: _Build
+
+    def unflatten(self, leaves: Sequence[object]) -> Any:
+        """The same structure with these leaves."""
+        return self.build(iter(leaves))
+
+
+def flatten(tree: object, func: str, name: str = "tree") -> Tree:
+    """Flattens `tree`.
+
+    Args:
+        tree: Nested containers; what is no container is a leaf, whatever it is.
+        func: The user's call, for errors.
+        name: What errors call the tree.
+
+    Raises:
+        InvalidArgument: Dict keys are not all strings or all ints, or containers contain
+            themselves.
+    """
+    flat = Tree([], [], lambda leaves: None)
+    try:
+        return flat._replace(build=_walk(tree, "", flat, func, name))
+    except RecursionError:
+        sentence = f"{name} is nested too deeply, or contains itself"
+        raise InvalidArgument.because(func, sentence) from None
+
+
+def _walk(node: object, path: str, flat: Tree, func: str, name: str) -> _Build:
+    if node is None:
+        return lambda leaves: None
+    parts = _parts(node, path, func, name)
+    if parts is None:
+        flat.paths.append(path)
+        flat.leaves.append(node)
+        return next
+    builds = [
+        _walk(child, path + key, flat, func, name)
+        for key, child in zip(parts.keys, parts.children, strict=True)
+    ]
+    rebuild = parts.rebuild
+    return lambda leaves: rebuild([build(leaves) for build in builds])
+
+
+def _parts(node: object, path: str, func: str, name: str) -> Node | None:
+    """One level of `node`; None when it is a leaf."""
+    # Ours before JAX's: an OrderedDict must not depend on whether this member has loaded jax.
+    if type(node) in (dict, OrderedDict, defaultdict):
+        return _dict_parts(node, path, func, name)  # type: ignore[arg-type]
+    if type(node) in (list, tuple):
+        return _sequence_parts(node)  # type: ignore[arg-type]
+    if isinstance(node, np.ndarray | np.generic | int | float | complex | str | bytes):
+        return None
+    if find_adapter(node) is not None:
+        return None
+    registered = flatten_registered(node)
+    if registered is not None:
+        return registered
+    if isinstance(node, dict):
+        return _dict_parts(node, path, func, name)
+    if isinstance(node, list | tuple):
+        return _sequence_parts(node)
+    if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        return _dataclass_parts(node)
+    return None
+
+
+def _dict_parts(node: dict[Any, object], path: str, func: str, name: str) -> Node:
+    keys = list(node)
+    if all(isinstance(key, str) for key in keys):
+        written = str.__repr__
+    elif all(isinstance(key, int) and not isinstance(key, bool) for key in keys):
+        written = int.__repr__
+    else:
+        kinds = ", ".join(sorted({type(key).__name__ for key in keys}))
+        sentence = f"{name}{path} has keys of type {kinds}; only strings, or only ints, will do"
+        raise InvalidArgument.because(func, sentence)
+    keys.sort()
+
+    def rebuild(children: Sequence[object]) -> object:
+        made = copy.copy(node)  # keeps its type, order of insertion and default factory
+        made.update(zip(keys, children, strict=True))
+        return made
+
+    return Node([f"[{written(key)}]" for key in keys], [node[key] for key in keys], rebuild)
+
+
+def _sequence_parts(node: Sequence[object]) -> Node:
+    fields = getattr(node, "_fields", None)
+    if isinstance(node, tuple) and fields is not None:
+        make: Callable[[Any], object] = type(node)._make  # type: ignore[attr-defined]
+        return Node([f".{field}" for field in fields], node, make)
+    return Node([f"[{index}]" for index in range(len(node))], node, type(node))
+
+
+def _dataclass_parts(node: Any) -> Node:
+    names = [field.name for field in dataclasses.fields(node)]
+
+    def rebuild(children: Sequence[object]) -> object:
+        # Not by the constructor: it may check or convert, and some fields are not its arguments.
+        made = copy.copy(node)
+        for name, child in zip(names, children, strict=True):
+            object.__setattr__(made, name, child)
+        return made
+
+    return Node([f".{name}" for name in names], [getattr(node, name) for name in names], rebuild)
+
+
+def structure(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> bytes:
+    """What must be equal on all members: key paths, dtypes and shapes. For a hash."""
+    lines = (
+        f"{path}:{buffer.dtype.label}:{buffer.array.shape}"
+        for path, leaf in zip(paths, buffers, strict=True)
+        for buffer in leaf
+    )
+    return "\n".join(lines).encode()
+
+
+def describe(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> str:
+    """The arrays in a few words, for error sentences: "['b'] float32[4], ['w'] float32[3,4]"."""
+    named = [
+        f"{path} {describe_buffer(buffer)}".lstrip()
+        for path, leaf in zip(paths, buffers, strict=True)
+        for buffer in leaf
+    ]
+    if len(named) > _DESCRIBED:
+        elements = sum(buffer.array.size for leaf in buffers for buffer in leaf)
+        more = f"{len(named) - _DESCRIBED} more arrays, {elements} elements in all"
+        named = [*named[:_DESCRIBED], more]
+    return ", ".join(named) or "no arrays"
+
+
+def describe_buffer(buffer: Buffer) -> str:
+    """One array in a few words: "float32[3,4]"."""
+    return f"{buffer.dtype.label}[{','.join(map(str, buffer.array.shape))}]"

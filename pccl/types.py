@@ -1,0 +1,432 @@
+"""Level 1's enums and descriptors: a superset of pypccl's, with the same names and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pccl.errors import InvalidArgument, NotSupported, Result
+
+__all__ = [
+    "Attribute",
+    "DataType",
+    "DeviceType",
+    "DistributionHint",
+    "QuantizationAlgorithm",
+    "QuantizationOptions",
+    "ReduceDescriptor",
+    "ReduceInfo",
+    "ReduceOp",
+    "ReduceOpDescriptor",
+    "ReduceOperandDescriptor",
+    "Result",
+    "SharedState",
+    "SharedStateSyncInfo",
+    "SharedStateSyncStrategy",
+    "TensorInfo",
+]
+
+
+class ReduceOp(IntEnum):
+    """How elements are combined."""
+
+    SUM = 0
+    AVG = 1  # divides by the members that contributed; integers round toward zero
+    PROD = 2
+    MAX = 3
+    MIN = 4
+
+    @classmethod
+    def parse(cls, op: ReduceOp | str | int, func: str) -> ReduceOp:
+        """The op that `op` names: a member, or "sum", "avg" (or "mean"), "prod", "min", "max".
+
+        Raises:
+            InvalidArgument: It names none.
+        """
+        try:
+            if isinstance(op, str):
+                return cls["AVG" if op == "mean" else op.upper()]
+            return cls(op)
+        except (KeyError, ValueError):
+            sentence = f"op must be a ReduceOp, or sum, avg (mean), prod, min or max, not {op!r}"
+            raise InvalidArgument.because(func, sentence) from None
+
+
+class Attribute(IntEnum):
+    """What `Communicator.get_attribute` can tell: numbers of peers and groups."""
+
+    GLOBAL_WORLD_SIZE = 1
+    LOCAL_WORLD_SIZE = 2
+    NUM_DISTINCT_PEER_GROUPS = 3
+    LARGEST_PEER_GROUP_WORLD_SIZE = 4
+
+
+class DataType(IntEnum):
+    """Element types that can be reduced."""
+
+    UINT8 = 0
+    INT8 = 1
+    INT16 = 2
+    UINT16 = 3
+    UINT32 = 4
+    INT32 = 5
+    UINT64 = 6
+    INT64 = 7
+    FLOAT16 = 8
+    BFLOAT16 = 9
+    FLOAT = 10
+    DOUBLE = 11
+
+    @property
+    def label(self) -> str:
+        """The name that NumPy, JAX and torch share, e.g. "float32"."""
+        return {"FLOAT": "float32", "DOUBLE": "float64"}.get(self.name, self.name.lower())
+
+    @property
+    def size(self) -> int:
+        """Bytes per element."""
+        return _SIZES[self]
+
+    def to_numpy_dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype.
+
+        Raises:
+            NotSupported: BFLOAT16 in a program that has not imported `ml_dtypes` (or jax): NumPy
+                alone lacks it.
+        """
+        try:
+            return np.dtype(self.label)
+        except TypeError:
+            sentence = f"NumPy knows {self.label} only after `import ml_dtypes`"
+            raise NotSupported.because("to_numpy_dtype", sentence) from None
+
+    def to_torch_dtype(self) -> Any:
+        """The torch dtype. Imports torch."""
+        import torch
+
+        return getattr(torch, self.label)
+
+    @classmethod
+    def from_numpy_dtype(cls, dtype: npt.DTypeLike) -> DataType:
+        """The element type of a NumPy dtype; bfloat16 is known by its name, whoever made it.
+
+        Raises:
+            NotSupported: A known numeric dtype that is not there yet (float8, big-endian numbers,
+                ...).
+            InvalidArgument: Not a number type that can be reduced (bool, complex, text, objects,
+                ...).
+        """
+        given = np.dtype(dtype)
+        found = _BY_LABEL.get(given.name)
+        if found is None:
+            raise _unfit_dtype(given.name, "from_numpy_dtype")
+        if not given.isnative:
+            sentence = f"byte order {given.str!r} is foreign; convert it to the native one"
+            raise NotSupported.because("from_numpy_dtype", sentence)
+        return found
+
+    @classmethod
+    def from_torch_dtype(cls, dtype: Any) -> DataType:
+        """The element type of a torch dtype. Does not import torch.
+
+        Raises:
+            NotSupported, InvalidArgument: As in `from_numpy_dtype`.
+        """
+        label = str(dtype).removeprefix("torch.")
+        found = _BY_LABEL.get(label)
+        if found is None:
+            raise _unfit_dtype(label, "from_torch_dtype")
+        return found
+
+
+_BY_LABEL = {dtype.label: dtype for dtype in DataType}
+_SIZES = dict(zip(DataType, (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8), strict=True))
+
+
+def _unfit_dtype(label: str, func: str) -> InvalidArgument | NotSupported:
+    if label.startswith(("float", "int", "uint")):
+        return NotSupported.because(func, f"dtype {label} is not supported yet")
+    return InvalidArgument.because(func, f"dtype {label} cannot be reduced")
+
+
+class DeviceType(IntEnum):
+    """Where memory lives."""
+
+    CPU = 0
+    CUDA = 1
+
+    @classmethod
+    def from_torch_device_type(cls, device_type: str) -> DeviceType | None:
+        """The member for torch's `device.type`; None for devices that pccl does not know."""
+        return cls.__members__.get(device_type.upper())
+
+
+class DistributionHint(IntEnum):
+    """How values are probably spread; only a hint."""
+
+    NONE = 0
+    NORMAL = 1
+    UNIFORM = 2
+
+
+class QuantizationAlgorithm(IntEnum):
+    """How values are made smaller on the wire."""
+
+    NONE = 0
+    MIN_MAX = 1
+    ZERO_POINT_SCALE = 2
+
+
+class SharedStateSyncStrategy(IntEnum):
+    """A peer's part in a level-1 shared-state synchronisation."""
+
+    ENFORCE_POPULAR = 0
+    RECEIVE_ONLY = 1
+    SEND_ONLY = 2
+
+
+@dataclass
+class ReduceOperandDescriptor:
+    """What the elements of an operand are."""
+
+    datatype: DataType
+    distribution_hint: DistributionHint = DistributionHint.NONE
+
+
+@dataclass
+class QuantizationOptions:
+    """How an operand travels."""
+
+    quantized_datatype: DataType = DataType.UINT8
+    algorithm: QuantizationAlgorithm = QuantizationAlgorithm.MIN_MAX
+
+
+@dataclass
+class ReduceDescriptor:
+    """One reduction without its memory.
+
+    Attributes:
+        count: Number of elements.
+        op: How they are combined.
+        tag: Names the operation: members' calls with equal tags meet.
+        operand_descriptor: What the elements are.
+        quantization_options: How they travel.
+    """
+
+    count: int
+    op: ReduceOp
+    tag: int
+    operand_descriptor: ReduceOperandDescriptor
+    quantization_options: QuantizationOptions = field(
+        default_factory=lambda: QuantizationOptions(algorithm=QuantizationAlgorithm.NONE)
+    )
+
+
+class ReduceOpDescriptor:
+    """One reduction with its memory, for `Communicator.all_reduce_multiple_with_retry`.
+
+    Args:
+        sendbuf_ptr: Address of `reduce_descriptor.count` contiguous input elements in CPU memory.
+            The caller keeps them alive and unchanged until the reduction is over.
+        recvbuf_ptr: Address of as many output elements; may equal `sendbuf_ptr` (in place).
+        reduce_descriptor: The rest.
+
+    `from_numpy` and `from_torch` keep their arrays alive by themselves.
+    """
+
+    def __init__(
+        self, sendbuf_ptr: int, recvbuf_ptr: int, reduce_descriptor: ReduceDescriptor
+    ) -> None:
+        if reduce_descriptor.count < 0:
+            raise InvalidArgument.because("ReduceOpDescriptor", "count is negative")
+        if reduce_descriptor.count and not (sendbuf_ptr and recvbuf_ptr):
+            raise InvalidArgument.because("ReduceOpDescriptor", "a buffer's address is null")
+        self.sendbuf_ptr = int(sendbuf_ptr or 0)
+        self.recvbuf_ptr = int(recvbuf_ptr or 0)
+        self.reduce_descriptor = reduce_descriptor
+        self._kept: tuple[object, ...] = ()
+
+    @staticmethod
+    def from_numpy(
+        send: npt.NDArray[Any], recv: npt.NDArray[Any], reduce_descriptor: ReduceDescriptor
+    ) -> ReduceOpDescriptor:
+        """Reduces the first `reduce_descriptor.count` elements of `send` into `recv`.
+
+        Args:
+            send: C-contiguous array.
+            recv: C-contiguous writable array of the same dtype and size; may be `send`.
+            reduce_descriptor: Its data type must be the arrays'.
+
+        Raises:
+            InvalidArgument: The arrays or the descriptor do not fit together.
+        """
+        func = "ReduceOpDescriptor.from_numpy"
+        for name, array in (("send", send), ("recv", recv)):
+            if not isinstance(array, np.ndarray):
+                raise InvalidArgument.because(func, f"{name} is no NumPy array")
+            if not array.flags.c_contiguous:
+                raise InvalidArgument.because(func, f"{name} is not C-contiguous")
+        if not recv.flags.writeable:
+            raise InvalidArgument.because(func, "recv is read-only")
+        kinds = (DataType.from_numpy_dtype(send.dtype), DataType.from_numpy_dtype(recv.dtype))
+        _check_operands(func, kinds, (send.size, recv.size), reduce_descriptor)
+        descriptor = ReduceOpDescriptor(send.ctypes.data, recv.ctypes.data, reduce_descriptor)
+        descriptor._kept = (send, recv)
+        return descriptor
+
+    @staticmethod
+    def from_torch(send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
+        """As `from_numpy`, for contiguous CPU tensors."""
+        func = "ReduceOpDescriptor.from_torch"
+        for name, tensor in (("send", send), ("recv", recv)):
+            _check_torch(func, name, tensor)
+        kinds = (DataType.from_torch_dtype(send.dtype), DataType.from_torch_dtype(recv.dtype))
+        _check_operands(func, kinds, (send.numel(), recv.numel()), reduce_descriptor)
+        descriptor = ReduceOpDescriptor(send.data_ptr(), recv.data_ptr(), reduce_descriptor)
+        descriptor._kept = (send, recv)
+        return descriptor
+
+
+def _check_operands(
+    func: str,
+    kinds: tuple[DataType, DataType],
+    sizes: tuple[int, int],
+    reduce_descriptor: ReduceDescriptor,
+) -> None:
+    if kinds[0] != kinds[1]:
+        sentence = f"send is {kinds[0].label}, but recv is {kinds[1].label}"
+        raise InvalidArgument.because(func, sentence)
+    declared = DataType(reduce_descriptor.operand_descriptor.datatype)
+    if declared != kinds[0]:
+        sentence = f"the descriptor says {declared.label}, but the data is {kinds[0].label}"
+        raise InvalidArgument.because(func, sentence)
+    if sizes[0] != sizes[1]:
+        sentence = f"send has {sizes[0]} elements, but recv has {sizes[1]}"
+        raise InvalidArgument.because(func, sentence)
+    if reduce_descriptor.count > sizes[0]:
+        sentence = f"count is {reduce_descriptor.count}, but there are {sizes[0]} elements"
+        raise InvalidArgument.because(func, sentence)
+
+
+def _check_torch(func: str, name: str, tensor: Any) -> None:
+    if any(base.__name__ == "DTensor" for base in type(tensor).__mro__):
+        raise InvalidArgument.because(func, f"{name} is a DTensor; pass its local tensor")
+    if tensor.device.type != "cpu":
+        raise NotSupported.because(func, f"{name} is on {tensor.device}; only CPU tensors yet")
+    if not tensor.is_contiguous():
+        raise InvalidArgument.because(func, f"{name} is not contiguous")
+
+
+@dataclass(frozen=True)
+class ReduceInfo:
+    """What a finished reduction knows about itself.
+
+    Attributes:
+        local_world_size: Members whose input is in the result.
+        tx_bytes: Bytes this peer sent.
+        rx_bytes: Bytes this peer received.
+        contributors: Ids of those members, in rank order.
+        epoch: Number of the membership that completed it.
+        attempts: 1, and one more for each run after a loss.
+    """
+
+    local_world_size: int = 0
+    tx_bytes: int = 0
+    rx_bytes: int = 0
+    contributors: tuple[str, ...] = ()
+    epoch: int = 0
+    attempts: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """The same as `local_world_size`."""
+        return self.local_world_size
+
+
+class TensorInfo:
+    """One entry of a level-1 shared state: an array by its address.
+
+    `from_numpy` and `from_torch` keep their array alive.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data_ptr: int,
+        *,
+        numel: int,
+        dtype: DataType,
+        device_type: DeviceType,
+        allow_content_inequality: bool,
+    ) -> None:
+        if not data_ptr:
+            raise InvalidArgument.because("TensorInfo", f"the address of {name!r} is null")
+        self.name = name
+        self.data_ptr = data_ptr
+        self.numel = numel
+        self.dtype = dtype
+        self.device_type = device_type
+        self.allow_content_inequality = allow_content_inequality
+        self._kept: object = None
+
+    @classmethod
+    def from_numpy(
+        cls, tensor: npt.NDArray[Any], name: str, *, allow_content_inequality: bool = False
+    ) -> TensorInfo:
+        """An entry for a C-contiguous NumPy array."""
+        if not tensor.flags.c_contiguous:
+            raise InvalidArgument.because("TensorInfo.from_numpy", f"{name} is not C-contiguous")
+        info = cls(
+            name,
+            tensor.ctypes.data,
+            numel=tensor.size,
+            dtype=DataType.from_numpy_dtype(tensor.dtype),
+            device_type=DeviceType.CPU,
+            allow_content_inequality=allow_content_inequality,
+        )
+        info._kept = tensor
+        return info
+
+    @classmethod
+    def from_torch(
+        cls, tensor: Any, name: str, *, allow_content_inequality: bool = False
+    ) -> TensorInfo:
+        """An entry for a contiguous CPU tensor."""
+        _check_torch("TensorInfo.from_torch", name, tensor)
+        info = cls(
+            name,
+            tensor.data_ptr(),
+            numel=tensor.numel(),
+            dtype=DataType.from_torch_dtype(tensor.dtype),
+            device_type=DeviceType.CPU,
+            allow_content_inequality=allow_content_inequality,
+        )
+        info._kept = tensor
+        return info
+
+
+class SharedState:
+    """The entries that a level-1 synchronisation makes equal on all members, and their revision."""
+
+    def __init__(self, tensor_infos: Sequence[TensorInfo]) -> None:
+        if not tensor_infos:
+            raise InvalidArgument.because("SharedState", "a shared state has at least one entry")
+        self.tensor_infos = list(tensor_infos)
+        self.revision = 0
+
+    def push_revision(self) -> None:
+        """Counts one more revision."""
+        self.revision += 1
+
+
+@dataclass(frozen=True)
+class SharedStateSyncInfo:
+    """Bytes of shared state that a synchronisation sent and received."""
+
+    tx_bytes: int = 0
+    rx_bytes: int = 0

@@ -1,0 +1,245 @@
+"""`pccl run`: what its ranks get, what it prints, and how it ends. The ranks are plain Python programs."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+SLEEPER = "import signal; print('ready', flush=True); [signal.pause() for _ in iter(int, 1)]"
+
+
+def start(code, *options, ranks=2, **extra):
+    """`pccl run` of a program given as text."""
+    command = [sys.executable, "-m", "pccl", "run", "-n", str(ranks), *options, "--"]
+    return subprocess.Popen(
+        [*command, sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **extra,
+    )
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs to the end; returns (status, lines of output, error text)."""
+
+    def run(code, *options, ranks=2, **extra):
+        process = start(code, *options, ranks=ranks, cwd=tmp_path, **extra)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out.splitlines(), err
+
+    return run
+
+
+def wait_for_lines(process, count):
+    return [process.stdout.readline() for _ in range(count)]
+
+
+def test_every_rank_finds_the_master_and_its_own_number(run):
+    code = (
+        "import os; e = os.environ\n"
+        "print(e['PCCL_MIN_PEERS'], e['PCCL_BIND'], e['PCCL_LOCAL_RANK'], e['PCCL_MASTER'])"
+    )
+    status, lines, err = run(code, ranks=3)
+    assert (status, err) == (0, "")
+    assert len(lines) == 3
+    masters = set()
+    for rank, line in enumerate(sorted(lines)):
+        prefix, peers, bind, own, master = line.split()
+        assert (prefix, peers, bind, own) == (f"[{rank}]", "3", "127.0.0.1", str(rank))
+        masters.add(master)
+    (master,) = masters
+    host, port = master.split(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+
+
+def test_the_master_listens_while_the_ranks_run(run):
+    code = (
+        "import os, socket\n"
+        "host, port = os.environ['PCCL_MASTER'].split(':')\n"
+        "socket.create_connection((host, int(port)), 10).close()"
+    )
+    assert run(code)[0] == 0
+
+
+def test_settings_that_only_one_process_can_have_are_not_passed_on(run):
+    code = "import os; print('PCCL_PORT' in os.environ or 'PCCL_ADVERTISE' in os.environ)"
+    env = os.environ | {"PCCL_PORT": "5000", "PCCL_ADVERTISE": "example.org:5000"}
+    assert sorted(run(code, env=env)[1]) == ["[0] False", "[1] False"]
+
+
+def test_lines_stay_whole_and_in_order(run):
+    code = (
+        "import sys\n"
+        "for i in range(2000):\n"
+        "    sys.stdout.write(f'{i} ' + 'x' * 50)\n"
+        "    sys.stdout.write('y' * 50 + '\\n')\n"
+    )
+    status, lines, _ = run(code)
+    assert status == 0
+    for rank in range(2):
+        own = [line for line in lines if line.startswith(f"[{rank}] ")]
+        assert own == [f"[{rank}] {i} {'x' * 50}{'y' * 50}" for i in range(2000)]
+
+
+def test_the_last_line_needs_no_newline_and_a_long_one_arrives(run):
+    status, lines, _ = run("print('z' * 300_000, end='')", ranks=1)
+    assert status == 0
+    assert lines == ["[0] " + "z" * 300_000]
+
+
+def test_errors_go_to_the_error_stream(run):
+    status, lines, err = run("import sys; print('oh', file=sys.stderr)", ranks=1)
+    assert (status, lines, err) == (0, [], "[0] oh\n")
+
+
+def test_a_failing_rank_stops_the_others_and_gives_its_status(tmp_path):
+    code = f"import os, sys\nif os.environ['PCCL_LOCAL_RANK'] == '1': sys.exit(7)\n{SLEEPER}"
+    process = start(code, ranks=3, cwd=tmp_path)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 7
+    assert "rank 1 ended with exit status 7; stopping the others" in err
+
+
+def test_a_killed_rank_gives_the_status_of_its_signal(run):
+    status, _, err = run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", ranks=1)
+    assert status == 128 + signal.SIGKILL
+    assert "SIGKILL" in err
+
+
+def test_an_elastic_run_goes_on_without_a_failed_rank(run):
+    code = "import os, sys\nif os.environ['PCCL_LOCAL_RANK'] == '0': sys.exit(7)\nprint('done')"
+    status, lines, err = run(code, "--elastic")
+    assert (status, lines) == (0, ["[1] done"])
+    assert "rank 0 ended with exit status 7" in err
+
+
+def test_an_elastic_run_without_any_success_fails(run):
+    assert run("raise SystemExit(9)", "--elastic")[0] == 9
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_all_ranks(tmp_path, number, status):
+    process = start(SLEEPER, cwd=tmp_path)
+    assert sorted(wait_for_lines(process, 2)) == ["[0] ready\n", "[1] ready\n"]
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert err.count("KeyboardInterrupt") == (2 if number == signal.SIGINT else 0)
+
+
+def test_ranks_that_ignore_signals_are_killed_when_ctrl_c_is_repeated(tmp_path):
+    code = (
+        "import signal\n"
+        "def ignore(number, frame): print(signal.Signals(number).name, flush=True)\n"
+        "signal.signal(signal.SIGINT, ignore); signal.signal(signal.SIGTERM, ignore)\n"
+        "print('ready', flush=True)\n"
+        "while True: signal.pause()"
+    )
+    process = start(code, ranks=1, cwd=tmp_path)
+    assert wait_for_lines(process, 1) == ["[0] ready\n"]
+    process.send_signal(signal.SIGINT)
+    assert wait_for_lines(process, 1) == ["[0] SIGINT\n"]
+    process.send_signal(signal.SIGINT)
+    assert wait_for_lines(process, 1) == ["[0] SIGTERM\n"]
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+def test_what_a_rank_started_gets_the_signal_too(tmp_path):
+    code = (
+        "import subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {SLEEPER!r}])\n"
+        "child.wait()"
+    )
+    process = start(code, ranks=1, cwd=tmp_path)
+    assert wait_for_lines(process, 1) == ["[0] ready\n"]
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(
+        timeout=60
+    )  # the pipe ends only when the rank's child has ended too
+    assert (process.returncode, out) == (143, "")
+
+
+def test_a_reader_that_leaves_ends_the_run(tmp_path):
+    process = start("while True: print('x' * 100)", cwd=tmp_path)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+    process.stderr.close()
+
+
+def test_a_program_that_does_not_exist_is_said_so(tmp_path):
+    command = [sys.executable, "-m", "pccl", "run", "-n", "2", "--", "no-such-program"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 127
+    assert "cannot run no-such-program" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run", "-n", "0", "--", "true"], ["run", "-n", "2"], ["run", "true"], []]
+)
+def test_a_command_line_that_makes_no_sense_is_refused(tmp_path, arguments):
+    command = [sys.executable, "-m", "pccl", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert done.returncode == 2
+    assert "usage: pccl" in done.stderr
+
+
+def test_the_program_keeps_its_own_options_and_dashes(run, tmp_path):
+    show = tmp_path / "show.py"
+    show.write_text("import sys; print(sys.argv[1:])")
+    command = [sys.executable, "-m", "pccl", "run", "-n", "1", "--"]
+    done = subprocess.run(
+        [*command, str(show), "-n", "5", "--", "--elastic"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert done.stdout == "[0] ['-n', '5', '--', '--elastic']\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("program", ["pccl master --listen", "pccl.master --listen-address"])
+def test_a_master_says_where_it_listens_and_ends_at_a_signal(tmp_path, program, number):
+    module, *options = program.split()
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *options, "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert process.stdout.readline().startswith("listening on 127.0.0.1:")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_script_that_runs_a_master_stays_alive_until_a_signal(tmp_path):
+    code = (
+        "import pccl\n"
+        "def main():\n"
+        "    master = pccl.MasterNode(listen_address='127.0.0.1:0')\n"
+        "    master.run()\n"
+        "    print(master.address, flush=True)\n"
+        "main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    address = process.stdout.readline().strip()
+    assert f"still master on {address}" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0

@@ -1,0 +1,116 @@
+"""The package as such: what importing it does, what is in it, and what a release of it would contain."""
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import pccl
+import pccl._core
+
+ROOT = Path(__file__).resolve().parent.parent
+DISTRIBUTION = "pccl-collectives"
+
+
+def run_python(code: str, folder: Path) -> str:
+    """Runs `code` in a fresh interpreter outside the source tree and returns what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_loads_neither_torch_nor_jax(tmp_path: Path) -> None:
+    code = "import sys, pccl; print(sorted({'torch', 'jax', 'jaxlib', 'ml_dtypes'} & set(sys.modules)))"
+    assert run_python(code, tmp_path) == "[]\n"
+
+
+def test_import_starts_no_thread_and_prints_nothing(tmp_path: Path) -> None:
+    # Compared with NumPy alone, whose linear algebra may keep threads of its own.
+    count = "import os; print(len(os.listdir('/proc/self/task')))"
+    alone = run_python(f"import numpy; {count}", tmp_path)
+    assert run_python(f"import numpy, pccl; {count}", tmp_path) == alone
+
+
+def test_all_versions_are_the_distribution_version() -> None:
+    version = importlib.metadata.version(DISTRIBUTION)
+    assert pccl.__version__ == version
+    assert pccl._core.__version__ == version
+
+
+def test_package_is_marked_as_typed() -> None:
+    assert (Path(pccl.__file__).parent / "py.typed").is_file()
+
+
+def test_console_scripts_lead_to_functions() -> None:
+    scripts = importlib.metadata.distribution(DISTRIBUTION).entry_points
+    found = {script.name: script for script in scripts if script.group == "console_scripts"}
+    assert set(found) == {"pccl", "pccl_master"}
+    for script in found.values():
+        assert callable(script.load())
+
+
+def test_installing_pulls_in_numpy_the_binding_backend_and_rich_alone() -> None:
+    required = importlib.metadata.requires(DISTRIBUTION) or []
+    plain = {re.split(r"[<>=!~\[ ;]", line)[0] for line in required if "extra ==" not in line}
+    assert plain == {"numpy", "nanobind-backend", "rich"}
+
+
+def test_test_tools_are_pinned_and_come_from_no_named_place() -> None:
+    for line in (ROOT / "requirements-dev.txt").read_text().splitlines():
+        requirement = line.partition("#")[0].strip()
+        assert not requirement or re.match(r"^[\w.-]+==[\w.]+(;|$)", requirement), line
+        assert "//" not in line and not line.startswith("-"), line
+
+
+def stub_names(body: list[ast.stmt], prefix: str) -> set[str]:
+    """Dotted names of the public functions, classes and members a stub declares."""
+    names = set()
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
+            names.add(prefix + node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            if not node.target.id.startswith("_"):
+                names.add(prefix + node.target.id)
+        if isinstance(node, ast.ClassDef):
+            names |= stub_names(node.body, f"{prefix}{node.name}.")
+    return names
+
+
+def test_stub_names_exactly_what_the_native_module_has() -> None:
+    stub = ast.parse((ROOT / "pccl" / "_core.pyi").read_text())
+    native = set()
+    for name, value in vars(pccl._core).items():
+        if name.startswith("_"):
+            continue
+        native.add(name)
+        if isinstance(value, type):
+            native |= {f"{name}.{member}" for member in vars(value) if not member.startswith("_")}
+    assert stub_names(stub.body, "") == native
+
+
+def test_source_distribution_has_what_a_build_needs_and_no_build_products(tmp_path: Path) -> None:
+    code = f"import scikit_build_core.build as b; print(b.build_sdist({str(tmp_path)!r}))"
+    pytest.importorskip("scikit_build_core")
+    name = run_python(code, ROOT).splitlines()[-1]
+    with tarfile.open(tmp_path / name) as archive:
+        files = {member.partition("/")[2] for member in archive.getnames()}
+    needed = ["CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "PKG-INFO", "Makefile"]
+    needed += ["pccl/__init__.py", "pccl/_core.pyi", "pccl/py.typed", "cpp/pccl/base/error.h"]
+    needed += ["adapters/__init__.py", "tests/conftest.py", "requirements-dev.txt"]
+    assert set(needed) <= files
+    unwanted = re.compile(r"^(build|dist|\.venv|\.ci|\.git)(/|$)|\.so$|__pycache__")
+    assert not [file for file in files if unwanted.search(file)]
+
+
+def test_release_wheels_are_built_without_the_testing_module() -> None:
+    # The check of a real wheel takes a build: tools/check_package.sh.
+    text = (ROOT / "pyproject.toml").read_text()
+    table = text.partition("[tool.scikit-build.cmake.define]")[2].partition("\n[")[0]
+    assert 'PCCL_TESTING = "OFF"' in table

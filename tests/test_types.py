@@ -1,0 +1,147 @@
+"""Level 1's enums and descriptors."""
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import numpy as np
+import pytest
+
+import pccl
+from pccl import (
+    DataType,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    ReduceOperandDescriptor,
+)
+
+NUMPY_TYPES = [dtype for dtype in DataType if dtype is not DataType.BFLOAT16]
+
+
+def descriptor(count, dtype=DataType.FLOAT):
+    return ReduceDescriptor(count, ReduceOp.SUM, 0, ReduceOperandDescriptor(dtype))
+
+
+@pytest.mark.parametrize("dtype", NUMPY_TYPES)
+def test_numpy_dtypes_convert_both_ways(dtype):
+    assert DataType.from_numpy_dtype(dtype.to_numpy_dtype()) is dtype
+    assert dtype.to_numpy_dtype().itemsize == dtype.size
+
+
+def test_values_are_those_of_pypccl():
+    assert [d.value for d in DataType] == list(range(12))
+    assert (DataType.INT16, DataType.FLOAT, DataType.DOUBLE) == (2, 10, 11)
+    assert [op.name for op in ReduceOp] == ["SUM", "AVG", "PROD", "MAX", "MIN"]
+    assert pccl.Result.TOPOLOGY_OPTIMIZATION_FAILED == 12
+
+
+def test_bfloat16_is_known_by_name():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    assert DataType.from_numpy_dtype(ml_dtypes.bfloat16) is DataType.BFLOAT16
+    assert DataType.BFLOAT16.to_numpy_dtype() == np.dtype(ml_dtypes.bfloat16)
+
+
+def test_bfloat16_says_what_to_import_when_numpy_lacks_it(tmp_path):
+    code = (
+        "import pccl\n"
+        "try: pccl.DataType.BFLOAT16.to_numpy_dtype()\n"
+        "except pccl.NotSupported as error: assert 'ml_dtypes' in str(error)\n"
+        "else: raise SystemExit('no error')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "complex64", "object", "U3", "M8[s]"])
+def test_dtypes_that_cannot_be_reduced_are_invalid(dtype):
+    with pytest.raises(pccl.InvalidArgument):
+        DataType.from_numpy_dtype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i8", "longdouble"])
+def test_known_numbers_that_are_not_there_yet_are_not_supported(dtype):
+    with pytest.raises(pccl.NotSupported):
+        DataType.from_numpy_dtype(dtype)
+
+
+def test_torch_dtypes_convert_both_ways():
+    torch = pytest.importorskip("torch")
+    for dtype in DataType:
+        assert DataType.from_torch_dtype(dtype.to_torch_dtype()) is dtype
+    with pytest.raises(ValueError, match="bool"):
+        DataType.from_torch_dtype(torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("given", "op"),
+    [("sum", 0), ("avg", 1), ("mean", 1), ("prod", 2), ("max", 3), ("min", 4), (1, 1)],
+)
+def test_an_op_can_be_named(given, op):
+    assert ReduceOp.parse(given, "allreduce") is ReduceOp(op)
+
+
+@pytest.mark.parametrize("given", ["median", 5, None, 0.5])
+def test_other_ops_are_refused(given):
+    with pytest.raises(pccl.InvalidArgument, match="op must be"):
+        ReduceOp.parse(given, "allreduce")
+
+
+def test_quantization_options_take_positions_as_in_pypccl():
+    options = QuantizationOptions(DataType.UINT8, QuantizationAlgorithm.MIN_MAX)
+    assert options == QuantizationOptions()
+
+
+def test_device_types_are_found_by_torchs_name():
+    assert pccl.DeviceType.from_torch_device_type("cuda") is pccl.DeviceType.CUDA
+    assert pccl.DeviceType.from_torch_device_type("meta") is None
+
+
+def test_a_descriptor_keeps_its_arrays_alive():
+    send, recv = np.ones(3, np.float32), np.empty(3, np.float32)
+    alive = weakref.ref(send)
+    made = ReduceOpDescriptor.from_numpy(send, recv, descriptor(3))
+    assert made.sendbuf_ptr == send.ctypes.data
+    del send
+    gc.collect()
+    assert alive() is not None
+
+
+@pytest.mark.parametrize(
+    ("send", "recv", "what", "message"),
+    [
+        (np.ones(3, "f4"), np.ones(3, "f8"), descriptor(3), "float64"),
+        (np.ones(3, "f4"), np.ones(4, "f4"), descriptor(3), "4"),
+        (np.ones(3, "f4"), np.ones(3, "f4"), descriptor(4), "count is 4"),
+        (np.ones(3, "f4"), np.ones(3, "f4"), descriptor(3, DataType.INT32), "int32"),
+        (np.ones(6, "f4")[::2], np.ones(3, "f4"), descriptor(3), "contiguous"),
+        ([1.0], np.ones(1, "f4"), descriptor(1), "no NumPy array"),
+    ],
+)
+def test_descriptors_that_do_not_fit_their_arrays_are_refused(send, recv, what, message):
+    with pytest.raises(pccl.InvalidArgument, match=message):
+        ReduceOpDescriptor.from_numpy(send, recv, what)
+
+
+def test_null_addresses_are_refused_unless_nothing_is_there():
+    with pytest.raises(pccl.InvalidArgument, match="null"):
+        ReduceOpDescriptor(0, 0, descriptor(1))
+    ReduceOpDescriptor(0, 0, descriptor(0))
+
+
+def test_a_shared_state_counts_revisions_and_has_entries():
+    entry = pccl.TensorInfo.from_numpy(np.ones(3), "w")
+    state = pccl.SharedState([entry])
+    state.push_revision()
+    assert state.revision == 1
+    with pytest.raises(pccl.InvalidArgument):
+        pccl.SharedState([])
+
+
+def test_the_public_names_are_those_promised():
+    assert all(hasattr(pccl, name) for name in pccl.__all__)
+    assert sorted(pccl.__all__) == list(pccl.__all__)
+    assert not {"sync", "broadcast", "empty", "Quantize"} & set(pccl.__all__)
+    assert pccl.cuda.is_available() is False

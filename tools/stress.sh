@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# stress.sh SANITIZERS: builds the stress program with them (any that -fsanitize= takes: "address,undefined",
+# "thread") in build/stress-SANITIZERS, and runs it. PCCL_STRESS_SECONDS says for how long (the program's default
+# otherwise).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+sanitizers=$1
+folder=build/stress-${sanitizers//,/-}
+
+if [ ! -f cpp/stress/main.cpp ]; then
+  echo "stress: cpp/stress/main.cpp is not there yet; nothing to run"
+  exit 0
+fi
+cmake -S . -B "$folder" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPCCL_PYTHON=OFF \
+  -DPCCL_STRESS=ON -DPCCL_WERROR=ON -DPCCL_SANITIZE="$sanitizers" >/dev/null
+cmake --build "$folder" --target pccl_stress
+
+# Older TSan run-times cannot start under the address randomisation of newer kernels. Containers may forbid turning
+# it off; then the program runs as it is.
+run=()
+if setarch -R true 2>/dev/null; then run=(setarch -R); fi
+# Nothing of this run leaves the machine.
+export PCCL_BIND=127.0.0.1
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
+"${run[@]}" "$folder/pccl_stress"
