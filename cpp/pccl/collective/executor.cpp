@@ -421,9 +421,7 @@ void Executor::drop_early(const wire::OpKey& key) {
   const auto it = early_.find(key);
   if (it == early_.end()) return;
   for (const EarlyFrame& frame : it->second.frames) {
-    Port& port = ports_[frame.from];
-    port.eager_kept -= std::min<std::uint64_t>(port.eager_kept, frame.header.payload_bytes);
-    eager_consumed(frame.from, frame.header.payload_bytes);
+    unkeep(frame.from, frame.header.payload_bytes);
   }
   early_.erase(it);
 }
@@ -501,54 +499,49 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
   return placement;
 }
 
-Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, Buffer buffer) {
+// Early data leaves the room it had taken.
+void Executor::unkeep(const PeerId& from, std::uint64_t bytes) {
+  Port& port = ports_[from];
+  port.eager_kept -= std::min(port.eager_kept, bytes);
+  eager_consumed(from, bytes);
+}
+
+Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token, Buffer buffer) {
   Operation* operation = find(header.key);
-  if (header.attempt < abort_floor_ || header.key.admission != admission_) {
-    if (header.eager) eager_consumed(from, header.payload_bytes);
-    return {};
-  }
-  if (operation == nullptr || operation->spec.attempt != header.attempt ||
-      operation->spec.signature != header.signature) {
-    // It was placed before the operation was called here, or the operation ended meanwhile.
-    if (operation == nullptr && buffer && header.eager && !host_.started(header.key)) {
-      Early& early = early_[header.key];
-      early.attempt = std::max(early.attempt, header.attempt);
-      early.frames.push_back({from, header, std::move(buffer)});
-    } else if (header.eager) {
-      Port& port = ports_[from];
-      port.eager_kept -= std::min<std::uint64_t>(port.eager_kept, header.payload_bytes);
-      eager_consumed(from, header.payload_bytes);
+  if (token == 0) {
+    // Placed before the operation was called here. It may have been called since, or ended.
+    if (header.attempt < abort_floor_ || header.key.admission != admission_ ||
+        (operation == nullptr && host_.started(header.key))) {
+      unkeep(from, header.payload_bytes);
+      return {};
     }
-    return {};
-  }
-  operation->traffic.rx_bytes += header.payload_bytes;
-  if (header.eager) eager_consumed(from, header.payload_bytes);
-  if (header.final) {
-    segment_final(*operation, header.segment);
+    Early& early = early_[header.key];
+    early.attempt = std::max(early.attempt, header.attempt);
+    early.frames.push_back({from, header, std::move(buffer)});
+    if (operation == nullptr) return {};
+    use_early(*operation);
   } else {
-    const std::uint32_t source =
-        header.segment < operation->segments.size() ? source_index(*operation, header.segment, from) : kNoSource;
-    if (source == kNoSource) return Status(Code::refused, "a contribution from a peer that makes none");
-    if (header.payload_bytes !=
-        wire_bytes(*operation, header.segment,
-                   operation->schedule.chunks[operation->layout.segments[header.segment].chunk]
-                       .sources[source]
-                       .accumulated)) {
-      return Status(Code::refused, "a segment of the wrong length");
+    // release() drains what belonged to an operation that ended, so this one is running.
+    if (operation == nullptr || operation->token != token) return {};
+    operation->traffic.rx_bytes += header.payload_bytes;
+    if (header.eager) eager_consumed(from, header.payload_bytes);
+    if (header.final) {
+      segment_final(*operation, header.segment);
+    } else {
+      contribution(*operation, header.segment, source_index(*operation, header.segment, from), std::move(buffer));
     }
-    contribution(*operation, header.segment, source, std::move(buffer));
   }
   if (operation->unfinished == 0) host_.finished(header.key);
   return {};
 }
 
-void Executor::voided(const PeerId& from, const link::FrameHeader& header) {
+void Executor::voided(const PeerId& from, const link::FrameHeader& header, std::uint64_t token) {
   if (!header.eager) return;
-  Port& port = ports_[from];
-  if (find(header.key) == nullptr) {
-    port.eager_kept -= std::min<std::uint64_t>(port.eager_kept, header.payload_bytes);
+  if (token == 0) {
+    unkeep(from, header.payload_bytes);
+  } else {
+    eager_consumed(from, header.payload_bytes);
   }
-  eager_consumed(from, header.payload_bytes);
 }
 
 // What came for the operation before it was called here.
@@ -565,9 +558,7 @@ void Executor::use_early(Operation& operation) {
     (void)control(peer, header);
   }
   for (EarlyFrame& frame : early.frames) {
-    Port& port = ports_[frame.from];
-    port.eager_kept -= std::min<std::uint64_t>(port.eager_kept, frame.header.payload_bytes);
-    eager_consumed(frame.from, frame.header.payload_bytes);
+    unkeep(frame.from, frame.header.payload_bytes);
     if (frame.header.signature != operation.spec.signature) {
       host_.disagrees(operation.spec.key);
       continue;

@@ -91,8 +91,8 @@ class Executor {
 
   // -- the link's side
   link::Placement place(const PeerId& from, const link::FrameHeader& header);
-  Status arrived(const PeerId& from, const link::FrameHeader& header, Buffer buffer);
-  void voided(const PeerId& from, const link::FrameHeader& header);
+  Status arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token, Buffer buffer);
+  void voided(const PeerId& from, const link::FrameHeader& header, std::uint64_t token);
   Status control(const PeerId& from, const link::FrameHeader& header);
   bool next(const PeerId& to, link::OutgoingFrame& frame);
   // Payload bytes waiting for a grant or for the wire, over all peers: for tests.
@@ -166,6 +166,7 @@ class Executor {
   void use_early(Operation& operation);
   void drop_early(const wire::OpKey& key);
   void eager_consumed(const PeerId& from, std::uint64_t bytes);
+  void unkeep(const PeerId& from, std::uint64_t bytes);
   void queue_turn(const PeerId& to, Operation& operation, Outlet& outlet);
   void send_control(const PeerId& to, const link::FrameHeader& header);
   [[nodiscard]] std::uint32_t wire_bytes(const Operation& operation, std::uint32_t segment, bool accumulated) const;

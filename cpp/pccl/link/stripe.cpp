@@ -122,7 +122,10 @@ std::uint64_t Stripe::release(std::uint64_t token) {
       left -= size;
     }
   }
-  if (phase_ == Phase::payload && placement_.kind == Placement::Kind::store && placement_.token == token) drain_rest();
+  if (phase_ == Phase::payload && placement_.kind == Placement::Kind::store && placement_.token == token) {
+    drain_rest();
+    traffic_.voided(*this, header_, token);
+  }
   return dropped;
 }
 
@@ -279,17 +282,15 @@ Status Stripe::finish_frame() {
     return Status(Code::refused, "a data frame does not end in a trailer");
   }
   if (placement_.kind != Placement::Kind::store || trailer_ == kVoid) {
-    const bool stored = placement_.kind == Placement::Kind::store;
-    placement_ = {};
-    if (stored) traffic_.voided(*this, header_);
+    const Placement gone = std::exchange(placement_, {});
+    if (gone.kind == Placement::Kind::store) traffic_.voided(*this, header_, gone.token);
     return {};
   }
   if (header_.checksum != 0 && checksum(header_, placement_.where) != header_.checksum) {
     return Status(Code::refused, "a data frame's checksum is wrong");
   }
-  Buffer buffer = std::move(placement_.buffer);
-  placement_ = {};
-  return traffic_.arrived(*this, header_, std::move(buffer));
+  Placement full = std::exchange(placement_, {});
+  return traffic_.arrived(*this, header_, full.token, std::move(full.buffer));
 }
 
 Status Stripe::resume() {

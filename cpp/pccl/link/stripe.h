@@ -31,7 +31,7 @@ struct Placement {
   Kind kind = Kind::drain;
   std::vector<iovec> where;  // store: payload_bytes in all
   Buffer buffer;             // store: engine memory that `where` points into, if it does
-  std::uint64_t token = 0;   // store: the operation, for release()
+  std::uint64_t token = 0;   // store: the operation, for release(); 0: none yet
   std::string reason;
 };
 
@@ -51,10 +51,10 @@ class Traffic {
  public:
   virtual ~Traffic() = default;
   virtual Placement place(Stripe& from, const FrameHeader& header) = 0;
-  // A data frame is complete and verified. `buffer` is the placement's.
-  virtual Status arrived(Stripe& from, const FrameHeader& header, Buffer buffer) = 0;
-  // A data frame that was placed (stored) came to its end void: its sender gave it up.
-  virtual void voided(Stripe& from, const FrameHeader& header) = 0;
+  // A stored data frame is complete and verified. `token` and `buffer` are the placement's.
+  virtual Status arrived(Stripe& from, const FrameHeader& header, std::uint64_t token, Buffer buffer) = 0;
+  // A stored data frame will not arrive: its sender gave it up, or its place was released.
+  virtual void voided(Stripe& from, const FrameHeader& header, std::uint64_t token) = 0;
   // A frame of another type is complete.
   virtual Status control(Stripe& from, const FrameHeader& header, std::span<const std::uint8_t> payload) = 0;
   // The next frame for this stripe, if there is one.

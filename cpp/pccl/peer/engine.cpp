@@ -107,6 +107,7 @@ void Engine::on_control_lost(const std::string& reason, Instant now) {
 }
 
 void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
+  if (out_) return;
   joined_once_ = true;
   joined_ = welcome.joined;
   if (session_.member()) {
@@ -161,6 +162,7 @@ void Engine::die(Error error) {
   links_.clear();
   dials_.clear();
   control_open_ = false;
+  session_.stop();
   actions_.close_control = true;
   actions_.calls_ended = true;
 }
@@ -168,6 +170,7 @@ void Engine::die(Error error) {
 // ---- epochs -------------------------------------------------------------------------------------------------------
 
 void Engine::on_epoch(const Record& record) {
+  if (out_) return;
   census_ = record->census;
   const bool admission = record->cause == wire::Cause::admission;
   if (admission) {
@@ -361,6 +364,7 @@ void Engine::end_operation(const wire::OpKey& key, Error error, const Record& re
 }
 
 void Engine::on_verdict(const wire::Verdict& verdict) {
+  if (out_) return;
   const auto it = operations_.find(verdict.key);
   if (verdict.code == Code::ok) {
     newcomers_wait_ = verdict.newcomers_wait;
@@ -386,6 +390,7 @@ void Engine::on_verdict(const wire::Verdict& verdict) {
 }
 
 void Engine::on_outcome(const wire::Outcome& outcome) {
+  if (out_) return;
   census_ = outcome.census;
   const auto it = rounds_.find(outcome.key);
   if (it == rounds_.end()) {
@@ -467,12 +472,13 @@ void Engine::choose_links() {
 }
 
 void Engine::on_prepare(const wire::Prepare& prepare) {
-  if (session_.member()) return;
+  if (out_ || session_.member()) return;
   prepare_ = prepare;
   choose_links();
 }
 
 void Engine::on_expect(const wire::Expect& expect) {
+  if (out_) return;
   expected_ = expect.newcomers;
   choose_links();
 }
@@ -749,15 +755,15 @@ link::Placement Engine::place(link::Stripe& from, const link::FrameHeader& heade
   return executor_.place(it->second.peer, header);
 }
 
-Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, Buffer buffer) {
+Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token, Buffer buffer) {
   const auto it = stripes_.find(from.id());
   if (it == stripes_.end()) return {};
-  return executor_.arrived(it->second.peer, header, std::move(buffer));
+  return executor_.arrived(it->second.peer, header, token, std::move(buffer));
 }
 
-void Engine::voided(link::Stripe& from, const link::FrameHeader& header) {
+void Engine::voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) {
   const auto it = stripes_.find(from.id());
-  if (it != stripes_.end()) executor_.voided(it->second.peer, header);
+  if (it != stripes_.end()) executor_.voided(it->second.peer, header, token);
 }
 
 Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
@@ -862,8 +868,8 @@ void Engine::report_blocked(Instant now) {
     if (state.waits && !state.waits->done && now - state.since >= kBlockedAfter) {
       blocked.waits.push_back(state.waits->key);
     }
-    // A thread that began to wait a moment ago counts as outside: it is not blocked yet.
-    blocked.outside = blocked.outside || !state.waits || now - state.since < kBlockedAfter;
+    // A thread that began to wait a moment ago, or is about to continue, counts as outside: it is not blocked.
+    blocked.outside = blocked.outside || !state.waits || state.waits->done || now - state.since < kBlockedAfter;
   }
   std::uint64_t bytes = 0;
   for (const auto& [id, state] : stripes_) {

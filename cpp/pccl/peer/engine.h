@@ -212,8 +212,8 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
   bool checked(const PeerId& peer) override;
   // link::Traffic
   link::Placement place(link::Stripe& from, const link::FrameHeader& header) override;
-  Status arrived(link::Stripe& from, const link::FrameHeader& header, Buffer buffer) override;
-  void voided(link::Stripe& from, const link::FrameHeader& header) override;
+  Status arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token, Buffer buffer) override;
+  void voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) override;
   Status control(link::Stripe& from, const link::FrameHeader& header,
                  std::span<const std::uint8_t> payload) override;
   bool next(link::Stripe& to, link::OutgoingFrame& frame) override;

@@ -66,6 +66,7 @@ class Session {
   void report_link(const PeerId& peer, wire::LinkState state, const std::string& reason);
   void blocked(const wire::Blocked& blocked);
   void leave(const std::string& reason);
+  void stop() { open_ = false; }  // nothing is heard or said any more; what was said is still to be written
   void heartbeat();
 
   // -- what the peer knows
