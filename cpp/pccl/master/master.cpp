@@ -105,7 +105,12 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
     if (found != groups_.end()) found->second->on_message(id, frame, now);
     return;
   }
-  if (const auto* first = std::get_if<wire::Join>(&frame.message)) return join(id, connection, *first, now);
+  if (const auto* first = std::get_if<wire::Join>(&frame.message)) {
+    // A newcomer of a run that this master (restarted) does not know yet: it shall come again when the members are
+    // back, rather than found a run of its own here.
+    if (frame.envelope.run != 0 && frame.envelope.run != run_) return close(id);
+    return join(id, connection, *first, now);
+  }
   if (std::holds_alternative<wire::Rejoin>(frame.message)) return rejoin(id, connection, frame, now);
   on_garbage(id, {Code::refused, "the first message must be Join or Rejoin", {}, {}}, now);
 }

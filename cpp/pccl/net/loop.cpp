@@ -1,0 +1,139 @@
+#include "pccl/net/loop.h"
+
+#include <pthread.h>
+
+#include <asio/post.hpp>
+#include <chrono>
+#include <csignal>
+
+namespace pccl::net {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long the background thread leaves the loop alone after a caller has let it go. Longer than a Python program
+// takes between two small reductions, shorter than anybody notices.
+constexpr Duration kLinger = std::chrono::milliseconds(1);
+
+}  // namespace
+
+LoopDriver::LoopDriver() : work_(asio::make_work_guard(context_)) {}
+
+LoopDriver::~LoopDriver() = default;
+
+void LoopDriver::start() {
+  // Signals are for the program's own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { background(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void LoopDriver::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    background_.notify_one();
+    if (polling_ && !woken_) {
+      woken_ = true;
+      asio::post(context_, [] {});
+    }
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void LoopDriver::take(std::unique_lock<std::mutex>& lock) {
+  if (held_) {
+    ++wanted_;
+    if (polling_ && !woken_) {
+      woken_ = true;
+      asio::post(context_, [] {});  // brings the driver out of its wait for events
+    }
+    turn_free_.wait(lock, [&] { return !held_; });
+    --wanted_;
+  }
+  held_ = true;
+}
+
+void LoopDriver::give(std::unique_lock<std::mutex>&) {
+  held_ = false;
+  if (wanted_ > 0) {
+    turn_free_.notify_one();
+  } else if (sleepers_ > 0) {
+    changed_.notify_one();  // one of them drives now
+  } else if (parked_) {
+    background_.notify_one();
+  }
+}
+
+void LoopDriver::acquire() {
+  std::unique_lock lock(mutex_);
+  take(lock);
+}
+
+void LoopDriver::release() {
+  const Instant now = Clock::now();
+  std::unique_lock lock(mutex_);
+  linger_until_ = now + kLinger;
+  give(lock);
+}
+
+void LoopDriver::notify() {
+  const std::lock_guard lock(mutex_);
+  if (sleepers_ > 0) changed_.notify_all();
+}
+
+bool LoopDriver::wait(const std::function<bool()>& done, Instant until) {
+  for (;;) {
+    if (done()) return true;
+    if (Clock::now() >= until) return false;
+    {
+      std::unique_lock lock(mutex_);
+      if (wanted_ > 0) {
+        ++sleepers_;
+        give(lock);
+        // Also while `held_` is momentarily false, those in take() come first.
+        changed_.wait_until(lock, until, [&] { return done() || (!held_ && wanted_ == 0); });
+        --sleepers_;
+        take(lock);
+        continue;
+      }
+      polling_ = true;
+    }
+    context_.run_one_until(until);
+    const std::lock_guard lock(mutex_);
+    polling_ = false;
+    woken_ = false;
+  }
+}
+
+void LoopDriver::background() {
+  std::unique_lock lock(mutex_);
+  const auto free = [&] { return !held_ && wanted_ == 0 && sleepers_ == 0; };
+  while (!stopping_) {
+    if (!free()) {
+      parked_ = true;
+      background_.wait(lock, [&] { return stopping_ || free(); });
+      parked_ = false;
+      continue;
+    }
+    if (Clock::now() < linger_until_) {
+      const Instant until = linger_until_;
+      background_.wait_until(lock, until, [&] { return stopping_; });
+      continue;
+    }
+    held_ = true;
+    polling_ = true;
+    lock.unlock();
+    context_.run_one();
+    lock.lock();
+    polling_ = false;
+    woken_ = false;
+    held_ = false;
+    if (wanted_ > 0) turn_free_.notify_one();
+  }
+}
+
+}  // namespace pccl::net

@@ -1,0 +1,142 @@
+#include "pccl/net/socket.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "pccl/net/address.h"
+#include "pccl/net/fork.h"
+
+namespace pccl::net {
+namespace {
+
+constexpr int kBacklog = 1024;
+
+void set_option(int descriptor, int level, int option, int value) {
+  (void)::setsockopt(descriptor, level, option, &value, sizeof value);
+}
+
+int open_socket(int family) {
+  return open_descriptor(
+      [&] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP); });
+}
+
+Result<int> listen_with(const asio::ip::tcp::endpoint& endpoint, bool dual_stack) {
+  const auto fail = [&](int number) {
+    return Error{Code::invalid_usage, "cannot listen on " + to_string(endpoint) + ": " + error_text(number), {}, {}};
+  };
+  const int descriptor = open_socket(endpoint.protocol().family());
+  if (descriptor < 0) return fail(errno);
+  set_option(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
+  if (endpoint.address().is_v6()) {
+    set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, dual_stack ? 0 : 1);
+  }
+  if (::bind(descriptor, endpoint.data(), static_cast<socklen_t>(endpoint.size())) != 0 ||
+      ::listen(descriptor, kBacklog) != 0) {
+    const int number = errno;
+    close_descriptor(descriptor);
+    return fail(number);
+  }
+  return descriptor;
+}
+
+template <class Ask>
+asio::ip::tcp::endpoint ask_endpoint(Ask ask) {
+  asio::ip::tcp::endpoint endpoint;
+  auto size = static_cast<socklen_t>(endpoint.capacity());
+  if (ask(endpoint.data(), &size) != 0) return {};
+  endpoint.resize(size);
+  return endpoint;
+}
+
+}  // namespace
+
+void Socket::close() {
+  if (raw_ < 0) return;
+  // Taken off the loop first, then closed where forks are watched for.
+  descriptor_.release();
+  close_descriptor(std::exchange(raw_, -1));
+}
+
+int Socket::give() {
+  descriptor_.release();
+  return std::exchange(raw_, -1);
+}
+
+ssize_t Socket::read(std::span<const iovec> into) const {
+  for (;;) {
+    const ssize_t got = ::readv(raw_, into.data(), static_cast<int>(into.size()));
+    if (got >= 0) return got;
+    if (errno != EINTR) return -errno;
+  }
+}
+
+ssize_t Socket::write(std::span<const iovec> from) const {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(from.data());
+  message.msg_iovlen = from.size();
+  for (;;) {
+    const ssize_t put = ::sendmsg(raw_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (put >= 0) return put;
+    if (errno != EINTR) return -errno;
+  }
+}
+
+asio::ip::tcp::endpoint Socket::local() const {
+  return ask_endpoint([&](sockaddr* to, socklen_t* size) { return ::getsockname(raw_, to, size); });
+}
+
+asio::ip::tcp::endpoint Socket::remote() const {
+  return ask_endpoint([&](sockaddr* to, socklen_t* size) { return ::getpeername(raw_, to, size); });
+}
+
+Result<int> listen_on(const asio::ip::tcp::endpoint& endpoint) {
+  return listen_with(endpoint, false);
+}
+
+Result<int> listen_everywhere(std::uint16_t port) {
+  auto both = listen_with({asio::ip::address_v6::any(), port}, true);
+  if (both) return both;
+  return listen_with({asio::ip::address_v4::any(), port}, false);
+}
+
+int accept_on(const Socket& listener) {
+  for (;;) {
+    const int descriptor = open_descriptor(
+        [&] { return ::accept4(listener.raw(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
+    if (descriptor >= 0) {
+      set_option(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+      return descriptor;
+    }
+    if (errno != EINTR && errno != ECONNABORTED) return -errno;
+  }
+}
+
+int connect_to(const asio::ip::tcp::endpoint& endpoint) {
+  const int descriptor = open_socket(endpoint.protocol().family());
+  if (descriptor < 0) return -errno;
+  set_option(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+  if (::connect(descriptor, endpoint.data(), static_cast<socklen_t>(endpoint.size())) == 0 ||
+      errno == EINPROGRESS || errno == EINTR) {
+    return descriptor;
+  }
+  const int number = errno;
+  close_descriptor(descriptor);
+  return -number;
+}
+
+int connect_error(int descriptor) {
+  int number = 0;
+  socklen_t size = sizeof number;
+  if (::getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &number, &size) != 0) return errno;
+  return number;
+}
+
+std::string error_text(int error_number) {
+  return std::generic_category().message(error_number);
+}
+
+}  // namespace pccl::net

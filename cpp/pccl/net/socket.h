@@ -1,0 +1,71 @@
+// A TCP descriptor on an event loop. The loop only says when it may be read or written; the reading and writing is
+// done by the owner, without blocking, so that no buffer is referenced between two calls.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <asio/io_context.hpp>
+#include <asio/ip/tcp.hpp>
+#include <asio/posix/descriptor.hpp>
+#include <span>
+#include <utility>
+
+#include "pccl/base/error.h"
+
+namespace pccl::net {
+
+// All descriptors are non-blocking, close-on-exec and not kept by forked children; a broken connection raises no
+// signal. *one thread at a time: whoever drives the loop*
+class Socket {
+ public:
+  // Takes the descriptor over.
+  Socket(asio::io_context& context, int descriptor)
+      : descriptor_(context, descriptor), raw_(descriptor) {}
+  ~Socket() { close(); }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  [[nodiscard]] int raw() const { return raw_; }
+  [[nodiscard]] bool is_open() const { return raw_ >= 0; }
+  // Handlers that wait are called with an error. May be called again.
+  void close();
+  // The descriptor is somebody else's now.
+  [[nodiscard]] int give();
+
+  // Calls `ready(error_code)` once.
+  template <class Handler>
+  void wait_readable(Handler&& ready) {
+    descriptor_.async_wait(asio::posix::descriptor_base::wait_read, std::forward<Handler>(ready));
+  }
+  template <class Handler>
+  void wait_writable(Handler&& ready) {
+    descriptor_.async_wait(asio::posix::descriptor_base::wait_write, std::forward<Handler>(ready));
+  }
+
+  // Bytes moved; 0 from read: the other end closed; negative: -errno (-EAGAIN: not now).
+  [[nodiscard]] ssize_t read(std::span<const iovec> into) const;
+  [[nodiscard]] ssize_t write(std::span<const iovec> from) const;
+
+  [[nodiscard]] asio::ip::tcp::endpoint local() const;
+  [[nodiscard]] asio::ip::tcp::endpoint remote() const;
+
+ private:
+  asio::posix::descriptor descriptor_;
+  int raw_;
+};
+
+// A descriptor that listens, or why not.
+[[nodiscard]] Result<int> listen_on(const asio::ip::tcp::endpoint& endpoint);
+// On all interfaces: IPv6 and IPv4 at once where the system can, else IPv4.
+[[nodiscard]] Result<int> listen_everywhere(std::uint16_t port);
+// The next connection; negative: -errno.
+[[nodiscard]] int accept_on(const Socket& listener);
+// Begins to connect; the socket is writable when that is over, and connect_error says how it went. Negative: -errno.
+[[nodiscard]] int connect_to(const asio::ip::tcp::endpoint& endpoint);
+[[nodiscard]] int connect_error(int descriptor);
+
+// "Connection refused"
+[[nodiscard]] std::string error_text(int error_number);
+
+}  // namespace pccl::net

@@ -1,0 +1,402 @@
+#include "pccl/peer/runtime.h"
+
+#include <algorithm>
+#include <asio/post.hpp>
+#include <cerrno>
+#include <utility>
+
+#include "pccl/base/log.h"
+#include "pccl/net/address.h"
+#include "pccl/net/fork.h"
+
+namespace pccl::peer {
+namespace {
+
+constexpr std::size_t kTurnBytes = 4 << 20;  // read or written on one stripe before others have their turn
+constexpr std::size_t kControlReadBytes = 64 << 10;
+constexpr int kControlReads = 16;  // in one turn
+constexpr int kAccepts = 64;       // in one turn
+constexpr std::size_t kMaxAddresses = 32;
+constexpr Duration kControlDialTimeout = std::chrono::seconds(5);
+constexpr Duration kAcceptPause = std::chrono::milliseconds(100);  // when descriptors have run out
+
+Instant clock_now() { return std::chrono::steady_clock::now(); }
+
+struct Listening {
+  int descriptor = -1;
+  asio::ip::tcp::endpoint at;
+};
+
+Result<Listening> listen(const std::string& bind_address, std::uint16_t port) {
+  asio::io_context context;
+  asio::ip::tcp::endpoint where;
+  if (!bind_address.empty()) {
+    const wire::Address address{bind_address, port};
+    if (const auto numeric = net::numeric_endpoint(address)) {
+      where = *numeric;
+    } else {
+      asio::error_code error;
+      asio::ip::tcp::resolver resolver(context);
+      const auto found = resolver.resolve(bind_address, std::to_string(port), error);
+      if (error || found.empty()) {
+        return Error{Code::invalid_argument, "cannot resolve PCCL_BIND=" + bind_address, {}, {}};
+      }
+      where = found.begin()->endpoint();
+    }
+  }
+  const auto descriptor = bind_address.empty() ? net::listen_everywhere(port) : net::listen_on(where);
+  if (!descriptor) return descriptor.error();
+  net::Socket listener(context, *descriptor);
+  const auto at = listener.local();
+  return Listening{listener.give(), at};
+}
+
+// Where others find what listens at `at`.
+std::vector<wire::Address> own_addresses(const asio::ip::tcp::endpoint& at,
+                                         const std::vector<wire::Address>& advertise) {
+  std::vector<wire::Address> addresses;
+  const auto add = [&](const wire::Address& address) {
+    if (addresses.size() < kMaxAddresses &&
+        std::find(addresses.begin(), addresses.end(), address) == addresses.end()) {
+      addresses.push_back(address);
+    }
+  };
+  if (at.address().is_unspecified()) {
+    for (const std::string& host : net::interface_addresses()) {
+      if (at.address().is_v6() || host.find(':') == std::string::npos) add({host, at.port()});
+    }
+  } else {
+    add({at.address().to_string(), at.port()});
+  }
+  for (const wire::Address& address : advertise) {
+    add({address.host, address.port == 0 ? at.port() : address.port});
+  }
+  return addresses;
+}
+
+std::size_t total(std::span<const iovec> parts) {
+  std::size_t bytes = 0;
+  for (const iovec& part : parts) bytes += part.iov_len;
+  return bytes;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
+  const auto listening = listen(options.settings.bind_address, options.port);
+  if (!listening) return listening.error();
+  options.join.addresses = own_addresses(listening->at, options.advertise);
+  std::shared_ptr<Runtime> made(new Runtime(std::move(options), listening->descriptor));
+  {
+    const net::Turn turn(made->driver_);
+    made->accept();
+    made->engine_.start(clock_now());
+    made->act();
+  }
+  made->driver_.start();
+  return made;
+}
+
+Runtime::Runtime(RuntimeOptions options, int listener)
+    : options_(std::move(options)),
+      engine_({options_.join, options_.settings},
+              std::make_shared<BufferPool>(options_.settings.buffer_bytes)),
+      listener_(std::make_unique<net::Socket>(driver_.context(), listener)),
+      timer_(driver_.context()),
+      accept_again_(driver_.context()),
+      scratch_(kControlReadBytes) {}
+
+Runtime::~Runtime() = default;
+
+void Runtime::shut() {
+  driver_.stop();
+  const net::Turn turn(driver_);
+  shut_ = true;
+  listener_.reset();
+  timer_.cancel();
+  accept_again_.cancel();
+  for (const auto& [token, connector] : dials_) connector->cancel();
+  dials_.clear();
+  if (control_dial_) control_dial_->cancel();
+  control_dial_.reset();
+  control_.socket.reset();
+  wires_.clear();
+}
+
+void Runtime::thread_ended(const std::shared_ptr<Runtime>& runtime, std::uint64_t thread) {
+  asio::post(runtime->driver_.context(), [at = runtime.get(), thread] {
+    at->engine_.thread_ended(thread);
+    at->act();
+  });
+}
+
+// ---- carrying out -------------------------------------------------------------------------------------------------
+
+void Runtime::act() {
+  bool ended = false;
+  for (bool more = true; more && !shut_;) {
+    EngineActions actions = engine_.take_actions();
+    more = !actions.control.empty() || actions.dial_control || actions.close_control ||
+           !actions.dials.empty() || !actions.flush.empty() || !actions.resume.empty() ||
+           !actions.close.empty();
+    ended = ended || actions.calls_ended;
+    for (const auto& [level, text] : actions.log) log(level, engine_.id(), text);
+    for (const wire::Bytes& bytes : actions.control) {
+      control_.out.insert(control_.out.end(), bytes.begin(), bytes.end());
+    }
+    if (!actions.control.empty()) write_control();
+    if (actions.close_control) finish_control();
+    if (actions.dial_control) dial_control();
+    for (const std::uint64_t id : actions.resume) {
+      link::Stripe* stripe = engine_.stripe(id);
+      if (stripe == nullptr) continue;
+      if (const Status status = stripe->resume(); !status) {
+        engine_.on_stripe_failed(id, status.error().reason, clock_now());
+      } else {
+        await_readable(id);
+      }
+    }
+    for (const std::uint64_t id : actions.flush) write(id);
+    for (const std::uint64_t id : actions.close) close(id);
+    for (const DialRequest& request : actions.dials) dial(request);
+  }
+  arm_timer();
+  standing_.store(engine_.standing(), std::memory_order_release);
+  unfinished_.store(engine_.unfinished(), std::memory_order_release);
+  join_failures_.store(engine_.join_failures(), std::memory_order_release);
+  control_flushed_.store(control_.socket == nullptr || control_.out.empty(),
+                         std::memory_order_release);
+  if (ended) driver_.notify();
+}
+
+void Runtime::arm_timer() {
+  if (shut_ || engine_.standing() == Standing::out) return;
+  const Instant due = engine_.next_deadline();
+  if (due >= armed_) return;
+  armed_ = due;
+  timer_.expires_at(due);
+  timer_.async_wait([this](const asio::error_code& error) {
+    if (error) return;  // armed again for an earlier time
+    armed_ = Instant::max();
+    engine_.on_time(clock_now());
+    act();
+  });
+}
+
+// ---- the master ---------------------------------------------------------------------------------------------------
+
+void Runtime::dial_control() {
+  if (control_dial_) control_dial_->cancel();
+  control_dial_ = net::Connector::start(
+      driver_.context(), options_.master, kControlDialTimeout,
+      [this](std::unique_ptr<net::Socket> socket, const std::string& failure) {
+        control_dial_.reset();
+        if (socket == nullptr) {
+          dial_failure_ = failure;
+          engine_.on_control_lost(failure, clock_now());
+        } else {
+          control_ = {};
+          control_.socket = std::move(socket);
+          control_.number = next_control_++;
+          engine_.on_control_open(clock_now());
+          await_control();
+        }
+        act();
+      });
+}
+
+void Runtime::await_control() {
+  control_.socket->wait_readable([this, number = control_.number](const asio::error_code& error) {
+    if (!error) read_control(number);
+  });
+}
+
+void Runtime::read_control(std::uint64_t number) {
+  if (number != control_.number || control_.socket == nullptr || control_.closing) return;
+  const iovec into{scratch_.data(), scratch_.size()};
+  for (int i = 0; i < kControlReads; ++i) {
+    const ssize_t got = control_.socket->read({&into, 1});
+    if (got == -EAGAIN) break;
+    if (got <= 0) {
+      lose_control(got == 0 ? "the master closed the connection"
+                            : net::error_text(static_cast<int>(-got)));
+      return act();
+    }
+    engine_.on_control_bytes(std::span(scratch_).first(static_cast<std::size_t>(got)), clock_now());
+    if (static_cast<std::size_t>(got) < scratch_.size()) break;
+  }
+  act();
+  if (number == control_.number && control_.socket != nullptr && !control_.closing) await_control();
+}
+
+void Runtime::write_control() {
+  if (control_.socket == nullptr) control_.out.clear();  // said again when the master is back
+  if (control_.writing) return;
+  while (control_.out_at < control_.out.size()) {
+    const iovec from{control_.out.data() + control_.out_at, control_.out.size() - control_.out_at};
+    const ssize_t put = control_.socket->write({&from, 1});
+    if (put == -EAGAIN) {
+      control_.writing = true;
+      control_.socket->wait_writable(
+          [this, number = control_.number](const asio::error_code& error) {
+            if (error || number != control_.number) return;
+            control_.writing = false;
+            write_control();
+            act();
+          });
+      return;
+    }
+    if (put < 0) return lose_control(net::error_text(static_cast<int>(-put)));
+    control_.out_at += static_cast<std::size_t>(put);
+  }
+  control_.out.clear();
+  control_.out_at = 0;
+  if (control_.closing) control_ = {};
+}
+
+void Runtime::lose_control(const std::string& reason) {
+  const bool tell = !control_.closing;
+  control_ = {};
+  if (tell) engine_.on_control_lost(reason, clock_now());
+}
+
+// What is lined up goes out, as far as the other end takes it before the next connection is there.
+void Runtime::finish_control() {
+  if (control_.socket == nullptr) return;
+  // Unread bytes would make closing a reset, which may overtake what was said last.
+  const iovec into{scratch_.data(), scratch_.size()};
+  for (int i = 0; i < kControlReads && control_.socket->read({&into, 1}) > 0; ++i) {
+  }
+  control_.closing = true;
+  write_control();
+}
+
+// ---- other peers --------------------------------------------------------------------------------------------------
+
+void Runtime::accept() {
+  listener_->wait_readable([this](const asio::error_code& error) {
+    if (error) return;
+    for (int i = 0; i < kAccepts; ++i) {
+      const int descriptor = net::accept_on(*listener_);
+      if (descriptor == -EAGAIN) break;
+      if (descriptor < 0) {
+        log(LogLevel::warn, engine_.id(),
+            "cannot accept a connection: " + net::error_text(-descriptor));
+        accept_again_.expires_after(kAcceptPause);
+        accept_again_.async_wait([this](const asio::error_code& late) {
+          if (!late) accept();
+        });
+        return act();
+      }
+      const std::uint64_t id = next_wire_++;
+      Wire& wire = wires_[id];
+      wire.socket = std::make_unique<net::Socket>(driver_.context(), descriptor);
+      const bool local = net::same_host(wire.socket->local(), wire.socket->remote());
+      engine_.on_accepted(id, local, clock_now());
+      await_readable(id);
+    }
+    act();
+    if (!shut_) accept();
+  });
+}
+
+void Runtime::dial(const DialRequest& request) {
+  const std::uint64_t token = request.token;
+  dials_[token] = net::Connector::start(
+      driver_.context(), request.address, options_.settings.link_timeout,
+      [this, token](std::unique_ptr<net::Socket> socket, const std::string& failure) {
+        dials_.erase(token);
+        if (socket == nullptr) {
+          engine_.on_dial_failed(token, failure, clock_now());
+        } else {
+          const std::uint64_t id = next_wire_++;
+          const bool local = net::same_host(socket->local(), socket->remote());
+          wires_[id].socket = std::move(socket);
+          engine_.on_dialled(token, id, local, clock_now());
+          await_readable(id);
+        }
+        act();
+      });
+}
+
+void Runtime::await_readable(std::uint64_t id) {
+  const auto it = wires_.find(id);
+  if (it == wires_.end() || it->second.reading || engine_.stripe(id) == nullptr) return;
+  it->second.reading = true;
+  it->second.socket->wait_readable([this, id](const asio::error_code& error) {
+    if (!error) read(id);
+  });
+}
+
+void Runtime::read(std::uint64_t id) {
+  const auto it = wires_.find(id);
+  if (it == wires_.end()) return;
+  Wire& wire = it->second;
+  wire.reading = false;
+  bool more = true;
+  for (std::size_t moved = 0; more && moved < kTurnBytes;) {
+    link::Stripe* stripe = engine_.stripe(id);
+    if (stripe == nullptr) break;  // act() closes it
+    const std::span<const iovec> into = stripe->incoming();
+    if (into.empty()) break;  // held: resume comes back
+    const std::size_t room = total(into);
+    const ssize_t got = wire.socket->read(into);
+    if (got == -EAGAIN) break;
+    if (got <= 0) {
+      engine_.on_stripe_failed(
+          id, got == 0 ? "closed by the other end" : net::error_text(static_cast<int>(-got)),
+          clock_now());
+      break;
+    }
+    const auto bytes = static_cast<std::size_t>(got);
+    moved += bytes;
+    more = bytes == room;
+    if (const Status status = stripe->received(bytes); !status) {
+      engine_.on_stripe_failed(id, status.error().reason, clock_now());
+      break;
+    }
+  }
+  link::Stripe* stripe = engine_.stripe(id);
+  if (stripe != nullptr && !stripe->held()) await_readable(id);
+  act();
+}
+
+void Runtime::write(std::uint64_t id) {
+  const auto it = wires_.find(id);
+  if (it == wires_.end() || it->second.writing) return;
+  Wire& wire = it->second;
+  const auto go_on = [this, id](const asio::error_code& error) {
+    const auto found = wires_.find(id);
+    if (error || found == wires_.end()) return;
+    found->second.writing = false;
+    write(id);
+    act();
+  };
+  for (std::size_t moved = 0;;) {
+    link::Stripe* stripe = engine_.stripe(id);
+    if (stripe == nullptr) return;
+    const std::span<const iovec> from = stripe->outgoing();
+    if (from.empty()) return;
+    if (moved >= kTurnBytes) {
+      wire.writing = true;
+      asio::post(driver_.context(), [go_on] { go_on({}); });
+      return;
+    }
+    const ssize_t put = wire.socket->write(from);
+    if (put == -EAGAIN) {
+      wire.writing = true;
+      wire.socket->wait_writable(go_on);
+      return;
+    }
+    if (put < 0) {
+      engine_.on_stripe_failed(id, net::error_text(static_cast<int>(-put)), clock_now());
+      return;
+    }
+    stripe->sent(static_cast<std::size_t>(put));
+    moved += static_cast<std::size_t>(put);
+  }
+}
+
+void Runtime::close(std::uint64_t id) { wires_.erase(id); }
+
+}  // namespace pccl::peer

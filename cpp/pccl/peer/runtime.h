@@ -1,0 +1,114 @@
+// Sockets, timers and a loop around one engine: brings it events and carries out its actions.
+#pragma once
+
+#include <asio/steady_timer.hpp>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "pccl/net/connector.h"
+#include "pccl/net/loop.h"
+#include "pccl/net/socket.h"
+#include "pccl/peer/engine.h"
+
+namespace pccl::peer {
+
+struct RuntimeOptions {
+  wire::Address master;
+  JoinOptions join;  // its addresses are filled in by open()
+  Settings settings;
+  std::uint16_t port = 0;                // where other peers connect; 0: any free one
+  std::vector<wire::Address> advertise;  // port 0: the port above
+};
+
+// A forked copy must be neither used nor destroyed (net/fork.h).
+class Runtime {
+ public:
+  // Listens, and starts the loop and the engine; it dials the master.
+  [[nodiscard]] static Result<std::shared_ptr<Runtime>> open(RuntimeOptions options);
+  ~Runtime();  // REQUIRES: shut() has returned
+
+  // -- any thread
+  [[nodiscard]] net::LoopDriver& driver() { return driver_; }
+  [[nodiscard]] Standing standing() const { return standing_.load(std::memory_order_acquire); }
+  [[nodiscard]] std::size_t unfinished() const {
+    return unfinished_.load(std::memory_order_acquire);
+  }
+  [[nodiscard]] std::uint32_t join_failures() const {
+    return join_failures_.load(std::memory_order_acquire);
+  }
+  // A thread that has used the engine is gone. Does not block.
+  static void thread_ended(const std::shared_ptr<Runtime>& runtime, std::uint64_t thread);
+  // Ends the background thread and closes all connections. REQUIRES: not with the turn.
+  void shut();
+
+  // -- REQUIRES: the turn
+  [[nodiscard]] Engine& engine() { return engine_; }
+  // Why the latest attempt to reach the master failed.
+  [[nodiscard]] const std::string& dial_failure() const { return dial_failure_; }
+  // To be called after every use of the engine: carries out what it asks for.
+  void act();
+  // What was said to the master is on its way.
+  [[nodiscard]] bool control_flushed() const { return control_flushed_.load(); }
+
+ private:
+  struct Wire {
+    std::unique_ptr<net::Socket> socket;
+    bool reading = false;  // waits to be readable
+    bool writing = false;  // waits to be writable, or for its next turn
+  };
+  struct Control {
+    std::unique_ptr<net::Socket> socket;
+    std::uint64_t number = 0;  // of the connection: late events of an earlier one are told apart
+    wire::Bytes out;
+    std::size_t out_at = 0;
+    bool writing = false;
+    bool closing = false;
+  };
+
+  Runtime(RuntimeOptions options, int listener);
+
+  void accept();
+  void dial_control();
+  void read_control(std::uint64_t number);
+  void write_control();
+  void lose_control(const std::string& reason);
+  void finish_control();
+  void dial(const DialRequest& request);
+  void await_control();
+  void await_readable(std::uint64_t id);
+  void read(std::uint64_t id);
+  void write(std::uint64_t id);
+  void close(std::uint64_t id);
+  void arm_timer();
+
+  RuntimeOptions options_;
+  net::LoopDriver driver_;
+  Engine engine_;
+  std::unique_ptr<net::Socket> listener_;
+  asio::steady_timer timer_;
+  asio::steady_timer accept_again_;
+  Instant armed_ = Instant::max();
+  Control control_;
+  std::uint64_t next_control_ = 1;
+  std::string dial_failure_;
+  std::shared_ptr<net::Connector> control_dial_;
+  std::map<std::uint64_t, std::shared_ptr<net::Connector>> dials_;  // by token
+  std::map<std::uint64_t, Wire> wires_;                             // by stripe
+  std::uint64_t next_wire_ = 1;
+  std::vector<std::uint8_t> scratch_;  // what is read from the master
+  bool shut_ = false;
+
+  std::atomic<Standing> standing_{Standing::joining};
+  std::atomic<std::size_t> unfinished_{0};
+  std::atomic<std::uint32_t> join_failures_{0};
+  std::atomic<bool> control_flushed_{true};
+};
+
+}  // namespace pccl::peer

@@ -1,0 +1,139 @@
+// The master's process in a simulated run.
+#include <utility>
+
+#include "pccl/testing/sim_world.h"
+
+namespace pccl::simulation {
+
+void MasterHost::start() {
+  ++life_;
+  master_ = std::make_unique<master::Master>(world_.master_options, world_.random.next() | 1, 1);
+  timer_ = Instant::max();
+  world_.network.listen(kMasterNode,
+                        [this](const ConnectionPtr& connection) { accept(connection); });
+  arm();
+}
+
+void MasterHost::stop() {
+  ++life_;
+  master_.reset();
+  peers_.clear();
+  stalled_until_ = {};
+  world_.network.kill(kMasterNode);
+}
+
+void MasterHost::stall(Instant until) {
+  stalled_until_ = until;
+  world_.timeline.at(until, [this, life = life_] {
+    if (life != life_) return;
+    std::vector<master::ConnectionId> ids;
+    for (const auto& [id, peer] : peers_) ids.push_back(id);
+    for (const master::ConnectionId id : ids) pump(id);
+    arm();
+  });
+}
+
+void MasterHost::accept(const ConnectionPtr& connection) {
+  const master::ConnectionId id = next_connection_++;
+  peers_[id].connection = connection;
+  connection->on_ready(1, [this, id, life = life_] {
+    if (life == life_) pump(id);
+  });
+  master_->on_connect(id, "h" + std::to_string(connection->node(0)), world_.now());
+  settle();
+  pump(id);
+}
+
+void MasterHost::pump(master::ConnectionId id) {
+  if (world_.now() < stalled_until_) return;
+  const auto it = peers_.find(id);
+  if (it == peers_.end()) return;
+  Peer& peer = it->second;
+  const ConnectionPtr connection = peer.connection;
+  const auto bytes = connection->readable(1);
+  if (!bytes.empty()) {
+    peer.reader.limit(master_->anonymous(id) ? wire::kMaxFirstPayload : wire::kMaxPayload);
+    peer.reader.feed(bytes);
+    connection->consume(1, bytes.size());
+    wire::Frame frame;
+    while (true) {
+      const Result<bool> got = peer.reader.next(frame);
+      if (!got) {
+        master_->on_garbage(id, got.error(), world_.now());
+        break;
+      }
+      if (!*got) break;
+      master_->on_frame(id, frame, world_.now());
+    }
+  }
+  if (connection->ended(1)) {
+    connection->close(1);
+    peers_.erase(id);
+    master_->on_disconnect(id, world_.now());
+  }
+  settle();
+}
+
+void MasterHost::settle() {
+  for (master::Action& action : master_->take_actions()) {
+    if (auto* send = std::get_if<master::Send>(&action)) {
+      const auto it = peers_.find(send->to);
+      if (it != peers_.end()) {
+        it->second.connection->write(1, tamper(send->to, std::move(send->bytes)));
+      }
+    } else if (const auto* close = std::get_if<master::Close>(&action)) {
+      const auto it = peers_.find(close->connection);
+      if (it == peers_.end()) continue;
+      it->second.connection->close(1);
+      peers_.erase(it);
+      master_->on_disconnect(close->connection, world_.now());
+    } else if (const auto* line = std::get_if<master::LogLine>(&action)) {
+      if (world_.tracing()) world_.log("master", line->text);
+    }
+  }
+  arm();
+}
+
+void MasterHost::arm() {
+  const Instant due = world_.now() + master_->tick();
+  if (timer_ <= due && timer_ > world_.now()) return;
+  timer_ = due;
+  world_.timeline.at(due, [this, due, life = life_] {
+    if (life != life_ || due != timer_) return;
+    if (world_.now() < stalled_until_) return;  // the end of the stall arms it again
+    timer_ = Instant::max();
+    master_->on_time(world_.now());
+    settle();
+  });
+}
+
+bool MasterHost::quiet() const {
+  if (world_.now() < stalled_until_) return false;
+  for (const auto& [id, peer] : peers_) {
+    if (!peer.connection->quiet()) return false;
+  }
+  return true;
+}
+
+// Bugs made on purpose: what one member hears is not what was decided.
+wire::Bytes MasterHost::tamper(master::ConnectionId, wire::Bytes bytes) {
+  if (world_.options.bug != Bug::other_verdict) return bytes;
+  wire::FrameReader reader;
+  reader.feed(bytes);
+  wire::Frame frame;
+  const Result<bool> got = reader.next(frame);
+  if (!got || !*got) return bytes;
+  auto* log = std::get_if<wire::Log>(&frame.message);
+  if (log == nullptr) return bytes;
+  for (wire::LogEntry& entry : log->entries) {
+    auto* verdict = std::get_if<wire::Verdict>(&entry.what);
+    if (verdict == nullptr || verdict->code != Code::ok || !world_.bug_due(Bug::other_verdict)) {
+      continue;
+    }
+    verdict->code = Code::peer_lost;
+    verdict->reason = "a lie";
+  }
+  return wire::encode(frame.envelope, frame.message);
+}
+
+}  // namespace pccl::simulation

@@ -1,0 +1,160 @@
+"""Real processes for tests: peers that run a piece of code, and talk with the test in lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# What every worker starts with. `x()` is this peer's own array: every element is a number made from its id, so that the
+# sum over any set of contributors is known to everybody and exact.
+PRELUDE = """
+import json, os, signal, sys, threading
+import numpy as np
+import pccl
+
+def say(**what):
+    print(json.dumps(what), flush=True)
+
+def hear():
+    return json.loads(sys.stdin.readline())
+
+def value(peer):
+    return int(peer[:6], 16)
+
+def x(count=1000, dtype=np.int64):
+    return np.full(count, value(pccl.init_peer), dtype)
+
+def expected(info):
+    return sum(value(peer) for peer in info.contributors)
+
+def start(**options):
+    comm = pccl.init(**options)
+    pccl.init_peer = comm._engine.peer_id()
+    return comm
+"""
+
+
+class Worker:
+    """One process. `tell` writes a line to it, `next` reads the next one from it."""
+
+    def __init__(self, code: str, **env: str) -> None:
+        self._stderr = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env={**os.environ, **env},
+            cwd=tempfile.gettempdir(),  # not the source tree, which has no extension
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.decode())
+        self._lines.put(None)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def stderr(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace")
+
+    def next(self, timeout: float = 30.0) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=timeout)
+        except queue.Empty:
+            raise AssertionError(f"worker said nothing for {timeout} s\n{self.stderr()}") from None
+        if line is None:
+            raise AssertionError(f"worker ended: {self.process.wait()}\n{self.stderr()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def expect(self, event: str, timeout: float = 30.0) -> dict[str, Any]:
+        answer = self.next(timeout)
+        assert answer.get("event") == event, f"{answer}\n{self.stderr()}"
+        return answer
+
+    def tell(self, what: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(what).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def ends(self, timeout: float = 30.0) -> int:
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"worker did not end in {timeout} s\n{self.stderr()}") from None
+
+    def destroy(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()  # also a stopped one
+            self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+        self._stderr.close()
+
+
+class Run:
+    """A master and its peers, all real processes, gone at the end of the test."""
+
+    def __init__(self, **env: str) -> None:
+        self.env = env
+        self.workers: list[Worker] = []
+        self.master = self._serve("127.0.0.1:0")
+        self.address = self.master.expect("listening")["address"]
+
+    def _serve(self, listen: str) -> Worker:
+        worker = Worker(
+            f"""
+            master = pccl.MasterNode({listen!r})
+            master.run()
+            say(event="listening", address=master.address)
+            master.wait()
+            """,
+            **self.env,
+        )
+        self.workers.append(worker)
+        return worker
+
+    def restart_master(self) -> None:
+        """A new master at the old one's address, with no memory of the run."""
+        self.master = self._serve(self.address)
+        assert self.master.expect("listening")["address"] == self.address
+
+    def peer(self, code: str, **env: str) -> Worker:
+        worker = Worker(code, PCCL_MASTER=self.address, **{**self.env, **env})
+        self.workers.append(worker)
+        return worker
+
+    def peers(self, count: int, code: str, **env: str) -> list[Worker]:
+        """`count` peers that start together."""
+        return [self.peer(code, PCCL_MIN_PEERS=str(count), **env) for _ in range(count)]
+
+
+@contextmanager
+def running(**env: str) -> Iterator[Run]:
+    run = Run(**env)
+    try:
+        yield run
+    finally:
+        for worker in run.workers:
+            worker.destroy()
