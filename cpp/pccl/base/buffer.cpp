@@ -22,9 +22,11 @@ BufferPool::~BufferPool() {
 }
 
 Buffer BufferPool::take(std::size_t size) {
-  // Powers of two up to 1 MiB, then multiples of it: blocks fit again without wasting half of a large one.
+  // Powers of two up to 1 MiB, then multiples of it: blocks fit again without wasting half of a
+  // large one.
   constexpr std::size_t kMiB = 1 << 20;
-  const std::size_t capacity = size <= kMiB ? std::bit_ceil(std::max(size, kSmallest)) : (size + kMiB - 1) / kMiB * kMiB;
+  const std::size_t capacity =
+      size <= kMiB ? std::bit_ceil(std::max(size, kSmallest)) : (size + kMiB - 1) / kMiB * kMiB;
   Buffer buffer;
   {
     const std::lock_guard lock(mutex_);

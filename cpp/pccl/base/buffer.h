@@ -1,5 +1,5 @@
-// Engine memory for bytes in flight: aligned blocks that go back to a pool, so that a steady run allocates nothing and
-// touches no fresh pages.
+// Engine memory for bytes in flight: aligned blocks that go back to a pool, so that a steady run
+// allocates nothing and touches no fresh pages.
 #pragma once
 
 #include <cstddef>

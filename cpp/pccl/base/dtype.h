@@ -44,8 +44,8 @@ inline constexpr std::uint8_t kReduceOpCount = 5;
   }
 }
 
-// The type partial results have while they travel: float32 for the 16-bit floats, 64-bit integers under avg,
-// else the element type itself.
+// The type partial results have while they travel: float32 for the 16-bit floats, 64-bit integers
+// under avg, else the element type itself.
 [[nodiscard]] constexpr DataType accumulation_type(DataType type, ReduceOp op) {
   switch (type) {
     case DataType::float16:

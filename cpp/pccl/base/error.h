@@ -10,28 +10,29 @@
 
 namespace pccl {
 
-// What went wrong. One Python exception class each (pccl/errors.py); what the caller should do stands behind it.
+// What went wrong. One Python exception class each (pccl/errors.py); what the caller should do
+// stands behind it.
 enum class Code : std::uint8_t {
   ok = 0,
-  invalid_argument = 1,       // fix: this call's own arguments
-  invalid_usage = 2,          // fix: wrong state (not connected, closed, twice, forked)
-  not_initialized = 3,        // fix: level 2 before init
-  pending_operations = 4,     // fix: level 1 topology call with unfinished handles
-  not_supported = 5,          // fix: known, but not built yet
-  mismatched_call = 6,        // fix: members disagree; `peer` is the odd one out
-  deadlock = 7,               // fix: members wait in calls that cannot meet
-  too_few_peers = 8,          // retry: level 1 reduction alone
-  peer_lost = 9,              // retry: a member was lost in the operation, inputs are intact
-  unreachable = 10,           // rejoin: no path to a neighbour
-  timeout = 11,               // retry: a caller's deadline
-  master_lost = 12,           // rejoin: no master within the reconnect window
-  refused = 13,               // fix: join refused (version, limits, group)
-  authentication_failed = 14, // fix: secret
-  evicted = 15,               // rejoin: the master removed this peer
-  revision_mismatch = 16,     // fix: offered revision is ahead of the group's
-  state_unavailable = 17,     // stop: no holder of the state left
-  internal_error = 18,        // stop: a broken invariant of ours
-  interrupted = 19,           // the caller's own Ctrl-C; other members see peer_lost
+  invalid_argument = 1,        // fix: this call's own arguments
+  invalid_usage = 2,           // fix: wrong state (not connected, closed, twice, forked)
+  not_initialized = 3,         // fix: level 2 before init
+  pending_operations = 4,      // fix: level 1 topology call with unfinished handles
+  not_supported = 5,           // fix: known, but not built yet
+  mismatched_call = 6,         // fix: members disagree; `peer` is the odd one out
+  deadlock = 7,                // fix: members wait in calls that cannot meet
+  too_few_peers = 8,           // retry: level 1 reduction alone
+  peer_lost = 9,               // retry: a member was lost in the operation, inputs are intact
+  unreachable = 10,            // rejoin: no path to a neighbour
+  timeout = 11,                // retry: a caller's deadline
+  master_lost = 12,            // rejoin: no master within the reconnect window
+  refused = 13,                // fix: join refused (version, limits, group)
+  authentication_failed = 14,  // fix: secret
+  evicted = 15,                // rejoin: the master removed this peer
+  revision_mismatch = 16,      // fix: offered revision is ahead of the group's
+  state_unavailable = 17,      // stop: no holder of the state left
+  internal_error = 18,         // stop: a broken invariant of ours
+  interrupted = 19,            // the caller's own Ctrl-C; other members see peer_lost
 };
 
 // The failure itself: a cause, one sentence for a person, and whom it concerns.

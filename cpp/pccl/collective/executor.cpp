@@ -20,19 +20,22 @@ iovec vec(const void* data, std::size_t size) { return {const_cast<void*>(data),
 
 }  // namespace
 
-// ---- sizes and look-ups -------------------------------------------------------------------------------------------
+// ---- sizes and look-ups
+// -------------------------------------------------------------------------------------------
 
 Executor::Operation* Executor::find(const wire::OpKey& key) {
   const auto it = operations_.find(key);
   return it == operations_.end() ? nullptr : it->second.get();
 }
 
-std::uint32_t Executor::wire_bytes(const Operation& operation, std::uint32_t segment, bool accumulated) const {
+std::uint32_t Executor::wire_bytes(const Operation& operation, std::uint32_t segment,
+                                   bool accumulated) const {
   const Segment& cut = operation.layout.segments[segment];
   return accumulated ? cut.accumulated_bytes : cut.raw_bytes;
 }
 
-std::uint32_t Executor::source_index(const Operation& operation, std::uint32_t segment, const PeerId& from) const {
+std::uint32_t Executor::source_index(const Operation& operation, std::uint32_t segment,
+                                     const PeerId& from) const {
   const auto rank = operation.ranks.find(from);
   if (rank == operation.ranks.end()) return kNoSource;
   const auto& sources = operation.schedule.chunks[operation.layout.segments[segment].chunk].sources;
@@ -46,7 +49,8 @@ std::uint64_t Executor::partial_bytes_from(const Operation& operation, std::uint
   std::uint64_t bytes = 0;
   for (const Segment& segment : operation.layout.segments) {
     for (const Source& source : operation.schedule.chunks[segment.chunk].sources) {
-      if (source.rank == rank) bytes += source.accumulated ? segment.accumulated_bytes : segment.raw_bytes;
+      if (source.rank == rank)
+        bytes += source.accumulated ? segment.accumulated_bytes : segment.raw_bytes;
     }
   }
   return bytes;
@@ -66,7 +70,8 @@ Traffic Executor::traffic(const wire::OpKey& key) const {
   return it == operations_.end() ? Traffic{} : it->second->traffic;
 }
 
-// ---- starting and ending ------------------------------------------------------------------------------------------
+// ---- starting and ending
+// ------------------------------------------------------------------------------------------
 
 void Executor::start(OperationSpec spec) {
   auto owned = std::make_unique<Operation>();
@@ -77,7 +82,8 @@ void Executor::start(OperationSpec spec) {
   operations_[key] = std::move(owned);
   prepare(operation);
 
-  // What we can send without waiting for anybody: chunks whose journey starts here. (And alone, the whole result.)
+  // What we can send without waiting for anybody: chunks whose journey starts here. (And alone, the
+  // whole result.)
   for (std::uint32_t i = 0; i < operation.layout.segments.size(); ++i) {
     const ChunkFlow& flow = operation.schedule.chunks[operation.layout.segments[i].chunk];
     if (!flow.sources.empty()) continue;
@@ -139,7 +145,8 @@ void Executor::prepare(Operation& operation) {
   for (const auto& [rank, amount] : partial_bytes) {
     const PeerId& to = world.members[rank].id;
     Outlet& outlet = operation.outlets[to];
-    if (amount > options_.eager_bytes) continue;  // the receiver grants by itself when it has posted
+    if (amount > options_.eager_bytes)
+      continue;  // the receiver grants by itself when it has posted
     Port& port = ports_[to];
     if (port.eager_out + amount <= options_.eager_room) {
       outlet.eager = true;
@@ -210,7 +217,8 @@ void Executor::reset_link(const PeerId& peer) {
   }
 }
 
-// ---- combining ----------------------------------------------------------------------------------------------------
+// ---- combining
+// ----------------------------------------------------------------------------------------------------
 
 // All contributions of the segment are here: combines them with our own elements.
 void Executor::combine(Operation& operation, std::uint32_t index) {
@@ -219,7 +227,8 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
   const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
   const OperationSpec& spec = operation.spec;
   const unsigned divisor = flow.owner() ? static_cast<unsigned>(spec.world->members.size()) : 0;
-  std::sort(state.held.begin(), state.held.end(), [](const Held& a, const Held& b) { return a.source < b.source; });
+  std::sort(state.held.begin(), state.held.end(),
+            [](const Held& a, const Held& b) { return a.source < b.source; });
   const bool widened = !flow.owner() && segment.accumulated_bytes != segment.raw_bytes;
   if (widened) operation.widened[index] = pool_->take(segment.accumulated_bytes);
   std::size_t raw_at = 0;
@@ -232,7 +241,8 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
     const std::size_t wide = element_size(accumulation_type(array.dtype, spec.op));
     for (std::size_t i = 0; i < contributions.size(); ++i) {
       const bool accumulated = flow.sources[state.held[i].source].accumulated;
-      contributions[i] = {state.held[i].buffer.data() + (accumulated ? wide_at : raw_at), accumulated};
+      contributions[i] = {state.held[i].buffer.data() + (accumulated ? wide_at : raw_at),
+                          accumulated};
     }
     const auto* own = static_cast<const std::uint8_t*>(array.send) + piece.first * element;
     std::uint8_t* to = widened ? operation.widened[index].data() + wide_at
@@ -260,7 +270,8 @@ void Executor::segment_final(Operation& operation, std::uint32_t index) {
   }
 }
 
-void Executor::contribution(Operation& operation, std::uint32_t index, std::uint32_t source, Buffer buffer) {
+void Executor::contribution(Operation& operation, std::uint32_t index, std::uint32_t source,
+                            Buffer buffer) {
   SegmentState& state = operation.segments[index];
   if (state.seen[source]) return;
   state.seen[source] = true;
@@ -278,12 +289,14 @@ void Executor::contribution(Operation& operation, std::uint32_t index, std::uint
   }
 }
 
-// ---- granting and sending -----------------------------------------------------------------------------------------
+// ---- granting and sending
+// -----------------------------------------------------------------------------------------
 
 // Tells contributors that we are ready for them. Those that send little do so unasked.
 void Executor::post_receives(Operation& operation) {
   std::set<std::uint32_t> contributors;
-  std::map<std::uint32_t, bool> staged;  // contributions wait for others: memory is bounded by a window
+  std::map<std::uint32_t, bool>
+      staged;  // contributions wait for others: memory is bounded by a window
   for (const Segment& segment : operation.layout.segments) {
     const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
     for (const Source& source : flow.sources) {
@@ -301,7 +314,8 @@ void Executor::post_receives(Operation& operation) {
       continue;
     }
     const std::uint64_t segment_bytes = operation.spec.world->plan.segment_bytes;
-    const std::uint64_t left = options_.buffer_bytes > granted_bytes_ ? options_.buffer_bytes - granted_bytes_ : 0;
+    const std::uint64_t left =
+        options_.buffer_bytes > granted_bytes_ ? options_.buffer_bytes - granted_bytes_ : 0;
     const std::uint64_t fits = left / 4 / segment_bytes / contributors.size();
     const auto window = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(fits, 1, kMaxWindow));
     operation.window[peer] = window;
@@ -409,7 +423,8 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
   return false;
 }
 
-// ---- receiving ----------------------------------------------------------------------------------------------------
+// ---- receiving
+// ----------------------------------------------------------------------------------------------------
 
 void Executor::eager_consumed(const PeerId& from, std::uint64_t bytes) {
   Port& port = ports_[from];
@@ -452,7 +467,8 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     if (!header.eager || port.eager_kept + header.payload_bytes > options_.eager_room) {
       return refuse("data for an operation that was not called here, beyond the room for it");
     }
-    if (early_.size() >= kMaxEarlyOperations) return refuse("data for too many operations not called here");
+    if (early_.size() >= kMaxEarlyOperations)
+      return refuse("data for too many operations not called here");
     port.eager_kept += header.payload_bytes;
     placement.kind = link::Placement::Kind::store;
     placement.buffer = pool_->take(header.payload_bytes);
@@ -465,7 +481,8 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     return drain();
   }
   if (operation->spec.attempt != header.attempt) return drain();
-  if (header.segment >= operation->layout.segments.size()) return refuse("a segment beyond the operation's end");
+  if (header.segment >= operation->layout.segments.size())
+    return refuse("a segment beyond the operation's end");
   const Segment& segment = operation->layout.segments[header.segment];
   const ChunkFlow& flow = operation->schedule.chunks[segment.chunk];
   SegmentState& state = operation->segments[header.segment];
@@ -476,20 +493,23 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
       return refuse("final bytes from a peer that does not have them");
     }
     if (header.payload_bytes != segment.raw_bytes) return refuse("a segment of the wrong length");
-    // A partial result that is still to be passed on lies where the final one goes; then this is no honest final.
+    // A partial result that is still to be passed on lies where the final one goes; then this is no
+    // honest final.
     if (state.missing > 0) return refuse("final bytes before this peer's contribution");
     if (state.finished) return drain();
     placement.kind = link::Placement::Kind::store;
     for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
       const Piece& piece = operation->layout.pieces[segment.first_piece + p];
       const std::size_t element = element_size(operation->spec.arrays[piece.array].dtype);
-      placement.where.push_back(vec(operation->out[piece.array] + piece.first * element, piece.count * element));
+      placement.where.push_back(
+          vec(operation->out[piece.array] + piece.first * element, piece.count * element));
     }
     return placement;
   }
   const std::uint32_t source = source_index(*operation, header.segment, from);
   if (source == kNoSource) return refuse("a contribution from a peer that makes none");
-  if (header.payload_bytes != wire_bytes(*operation, header.segment, flow.sources[source].accumulated)) {
+  if (header.payload_bytes !=
+      wire_bytes(*operation, header.segment, flow.sources[source].accumulated)) {
     return refuse("a segment of the wrong length");
   }
   if (state.seen[source]) return drain();
@@ -506,7 +526,8 @@ void Executor::unkeep(const PeerId& from, std::uint64_t bytes) {
   eager_consumed(from, bytes);
 }
 
-Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token, Buffer buffer) {
+Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token,
+                         Buffer buffer) {
   Operation* operation = find(header.key);
   if (token == 0) {
     // Placed before the operation was called here. It may have been called since, or ended.
@@ -528,7 +549,8 @@ Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, st
     if (header.final) {
       segment_final(*operation, header.segment);
     } else {
-      contribution(*operation, header.segment, source_index(*operation, header.segment, from), std::move(buffer));
+      contribution(*operation, header.segment, source_index(*operation, header.segment, from),
+                   std::move(buffer));
     }
   }
   if (operation->unfinished == 0) host_.finished(header.key);
@@ -563,13 +585,17 @@ void Executor::use_early(Operation& operation) {
       host_.disagrees(operation.spec.key);
       continue;
     }
-    if (frame.header.attempt != operation.spec.attempt || frame.header.segment >= operation.segments.size()) continue;
+    if (frame.header.attempt != operation.spec.attempt ||
+        frame.header.segment >= operation.segments.size())
+      continue;
     const std::uint32_t source = source_index(operation, frame.header.segment, frame.from);
     const Segment& segment = operation.layout.segments[frame.header.segment];
     if (source == kNoSource ||
-        frame.header.payload_bytes != wire_bytes(operation, frame.header.segment,
-                                                 operation.schedule.chunks[segment.chunk].sources[source].accumulated)) {
-      continue;  // the signature agrees, so an honest peer cannot be here; a dishonest one gains nothing
+        frame.header.payload_bytes !=
+            wire_bytes(operation, frame.header.segment,
+                       operation.schedule.chunks[segment.chunk].sources[source].accumulated)) {
+      continue;  // the signature agrees, so an honest peer cannot be here; a dishonest one gains
+                 // nothing
     }
     operation.traffic.rx_bytes += frame.header.payload_bytes;
     contribution(operation, frame.header.segment, source, std::move(frame.buffer));
@@ -589,7 +615,8 @@ Status Executor::control(const PeerId& from, const link::FrameHeader& header) {
   Operation* operation = find(header.key);
   if (operation == nullptr || operation->spec.attempt < header.attempt) {
     if (operation == nullptr && header.attempt <= epoch_ && host_.started(header.key)) return {};
-    if (early_.size() >= kMaxEarlyOperations) return Status(Code::refused, "grants for too many operations");
+    if (early_.size() >= kMaxEarlyOperations)
+      return Status(Code::refused, "grants for too many operations");
     Early& early = early_[header.key];
     if (header.attempt > early.attempt) {
       early.grants.clear();
@@ -619,7 +646,8 @@ Status Executor::control(const PeerId& from, const link::FrameHeader& header) {
   const auto outlet = operation->outlets.find(from);
   if (outlet == operation->outlets.end()) return {};
   Outlet& out = outlet->second;
-  out.credit = header.credit == kUnlimited || out.credit == kUnlimited ? kUnlimited : out.credit + header.credit;
+  out.credit = header.credit == kUnlimited || out.credit == kUnlimited ? kUnlimited
+                                                                       : out.credit + header.credit;
   queue_turn(from, *operation, out);
   return {};
 }

@@ -1,5 +1,6 @@
-// Runs operations over links, whatever their schedule: a segment is combined the moment its contributions are there and
-// passed on at once. Sans-I/O: stripes ask it where bytes go and what to send next.
+// Runs operations over links, whatever their schedule: a segment is combined the moment its
+// contributions are there and passed on at once. Sans-I/O: stripes ask it where bytes go and what
+// to send next.
 #pragma once
 
 #include <cstdint>
@@ -44,9 +45,12 @@ struct Traffic {
 };
 
 struct ExecutorOptions {
-  std::uint64_t buffer_bytes = 256ULL << 20;  // staged contributions, over all operations (each may stage one segment)
-  std::uint32_t eager_bytes = 64 << 10;       // to one peer: at most this much of an operation is sent unasked ...
-  std::uint64_t eager_room = 1 << 20;         // ... while all such bytes that the peer has not used stay below this
+  std::uint64_t buffer_bytes =
+      256ULL << 20;  // staged contributions, over all operations (each may stage one segment)
+  std::uint32_t eager_bytes =
+      64 << 10;  // to one peer: at most this much of an operation is sent unasked ...
+  std::uint64_t eager_room =
+      1 << 20;  // ... while all such bytes that the peer has not used stay below this
 };
 
 // What the executor needs around it. Called from inside its methods.
@@ -73,16 +77,19 @@ class Executor {
   Executor(const ExecutorOptions& options, std::shared_ptr<BufferPool> pool, ExecutorHost& host)
       : options_(options), pool_(std::move(pool)), host_(host) {}
 
-  // Starts an attempt. Arrays must stay valid until commit or cancel returns. REQUIRES: the key is not running.
+  // Starts an attempt. Arrays must stay valid until commit or cancel returns. REQUIRES: the key is
+  // not running.
   void start(OperationSpec spec);
   // Gives up an attempt: when this returns no array is used any more and inputs are as they were.
   void cancel(const wire::OpKey& key);
-  // The verdict was commit: in-place results are moved into their arrays. REQUIRES: finished(key) was called.
+  // The verdict was commit: in-place results are moved into their arrays. REQUIRES: finished(key)
+  // was called.
   void commit(const wire::OpKey& key);
   [[nodiscard]] bool running(const wire::OpKey& key) const { return operations_.contains(key); }
   [[nodiscard]] Traffic traffic(const wire::OpKey& key) const;
 
-  // The epoch changed: what was received for attempts before `abort_floor` or another admission is dropped.
+  // The epoch changed: what was received for attempts before `abort_floor` or another admission is
+  // dropped.
   void set_epoch(std::uint64_t epoch, std::uint64_t abort_floor, std::uint64_t admission);
   // What was received for an operation that ended before it was called here is dropped.
   void forget(const wire::OpKey& key) { drop_early(key); }
@@ -91,7 +98,8 @@ class Executor {
 
   // -- the link's side
   link::Placement place(const PeerId& from, const link::FrameHeader& header);
-  Status arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token, Buffer buffer);
+  Status arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token,
+                 Buffer buffer);
   void voided(const PeerId& from, const link::FrameHeader& header, std::uint64_t token);
   Status control(const PeerId& from, const link::FrameHeader& header);
   bool next(const PeerId& to, link::OutgoingFrame& frame);
@@ -104,19 +112,19 @@ class Executor {
     Buffer buffer;
   };
   struct SegmentState {
-    std::vector<Held> held;          // contributions that wait for the others
-    std::vector<bool> seen;          // by source
-    std::uint32_t missing = 0;       // contributions
-    bool finished = false;           // final bytes are in place
+    std::vector<Held> held;     // contributions that wait for the others
+    std::vector<bool> seen;     // by source
+    std::uint32_t missing = 0;  // contributions
+    bool finished = false;      // final bytes are in place
   };
   // What goes to one peer.
   struct Outlet {
     std::deque<std::uint32_t> finals;
     std::deque<std::uint32_t> partials;
-    std::uint32_t credit = 0;          // partial segments that may go now
-    bool eager = false;                // partials go without a grant, out of reserved room
-    std::uint64_t eager_left = 0;      // reserved and not yet sent
-    bool queued = false;               // in the link's turn list
+    std::uint32_t credit = 0;      // partial segments that may go now
+    bool eager = false;            // partials go without a grant, out of reserved room
+    std::uint64_t eager_left = 0;  // reserved and not yet sent
+    bool queued = false;           // in the link's turn list
     [[nodiscard]] bool sendable() const {
       return !finals.empty() || (!partials.empty() && (eager || credit > 0));
     }
@@ -127,22 +135,22 @@ class Executor {
     Schedule schedule;
     Layout layout;
     std::vector<SegmentState> segments;
-    std::size_t unfinished = 0;               // segments
-    Buffer scratch;                           // results of in-place arrays until the commit
-    std::vector<std::uint8_t*> out;           // by array: where results go
-    std::vector<Buffer> widened;              // by segment: partial results wider than the elements
+    std::size_t unfinished = 0;      // segments
+    Buffer scratch;                  // results of in-place arrays until the commit
+    std::vector<std::uint8_t*> out;  // by array: where results go
+    std::vector<Buffer> widened;     // by segment: partial results wider than the elements
     std::map<PeerId, Outlet> outlets;
     std::map<PeerId, std::uint32_t> ranks;
-    std::map<PeerId, std::uint32_t> window;   // grants outstanding, by contributor
+    std::map<PeerId, std::uint32_t> window;  // grants outstanding, by contributor
     Traffic traffic;
   };
   // A link's state.
   struct Port {
     std::deque<wire::OpKey> turn;  // operations with something to send, each gets a segment in turn
     std::deque<link::FrameHeader> control;
-    std::uint64_t eager_out = 0;     // reserved or sent, not returned
-    std::uint64_t eager_used = 0;    // received and used, not yet returned
-    std::uint64_t eager_kept = 0;    // received for operations not started here
+    std::uint64_t eager_out = 0;   // reserved or sent, not returned
+    std::uint64_t eager_used = 0;  // received and used, not yet returned
+    std::uint64_t eager_kept = 0;  // received for operations not started here
   };
   struct EarlyFrame {
     PeerId from;
@@ -159,7 +167,8 @@ class Executor {
   void prepare(Operation& operation);
   void combine(Operation& operation, std::uint32_t segment);
   void segment_final(Operation& operation, std::uint32_t segment);
-  void contribution(Operation& operation, std::uint32_t segment, std::uint32_t source, Buffer buffer);
+  void contribution(Operation& operation, std::uint32_t segment, std::uint32_t source,
+                    Buffer buffer);
   void offer(Operation& operation, const PeerId& to, std::uint32_t segment, bool final);
   void post_receives(Operation& operation);
   void grant(Operation& operation, const PeerId& to, std::uint32_t credit);
@@ -169,8 +178,10 @@ class Executor {
   void unkeep(const PeerId& from, std::uint64_t bytes);
   void queue_turn(const PeerId& to, Operation& operation, Outlet& outlet);
   void send_control(const PeerId& to, const link::FrameHeader& header);
-  [[nodiscard]] std::uint32_t wire_bytes(const Operation& operation, std::uint32_t segment, bool accumulated) const;
-  [[nodiscard]] std::uint64_t partial_bytes_from(const Operation& operation, std::uint32_t rank) const;
+  [[nodiscard]] std::uint32_t wire_bytes(const Operation& operation, std::uint32_t segment,
+                                         bool accumulated) const;
+  [[nodiscard]] std::uint64_t partial_bytes_from(const Operation& operation,
+                                                 std::uint32_t rank) const;
   [[nodiscard]] std::uint32_t source_index(const Operation& operation, std::uint32_t segment,
                                            const PeerId& from) const;
   [[nodiscard]] Operation* find(const wire::OpKey& key);

@@ -1,9 +1,11 @@
-// Schedules: which bytes one rank sends and receives in an all-reduce, as data. Pure arithmetic: no sockets, no threads.
+// Schedules: which bytes one rank sends and receives in an all-reduce, as data. Pure arithmetic: no
+// sockets, no threads.
 //
-// An operation's arrays are laid end to end as one line of elements and cut into chunks (one owner each) and chunks into
-// segments (the unit in flight). A schedule says, per chunk, whose contributions this rank combines with its own, where
-// the partial result goes, where the final one comes from and to whom it is passed on. `ring`, `direct` and every tree
-// are instances of that one form, so one executor runs them all.
+// An operation's arrays are laid end to end as one line of elements and cut into chunks (one owner
+// each) and chunks into segments (the unit in flight). A schedule says, per chunk, whose
+// contributions this rank combines with its own, where the partial result goes, where the final one
+// comes from and to whom it is passed on. `ring`, `direct` and every tree are instances of that one
+// form, so one executor runs them all.
 #pragma once
 
 #include <cstddef>
@@ -20,43 +22,48 @@ inline constexpr std::uint32_t kNobody = 0xffffffff;
 // A contribution this rank receives for a chunk.
 struct Source {
   std::uint32_t rank = kNobody;
-  bool accumulated = false;  // it is a partial result in the accumulation type, not the sender's raw elements
+  bool accumulated =
+      false;  // it is a partial result in the accumulation type, not the sender's raw elements
   bool operator==(const Source&) const = default;
 };
 
-// What one rank does with one chunk. Own elements first, then `sources` in order, are combined; the owner's result is
-// final, everybody else's is partial.
+// What one rank does with one chunk. Own elements first, then `sources` in order, are combined; the
+// owner's result is final, everybody else's is partial.
 struct ChunkFlow {
-  std::vector<Source> sources;            // contributions to wait for, in the order in which they are combined
-  std::uint32_t partial_to = kNobody;     // where the combined partial goes; kNobody on the owner
-  std::uint32_t final_from = kNobody;     // who sends the final bytes; kNobody on the owner
-  std::vector<std::uint32_t> final_to;    // to whom this rank passes the final bytes on
+  std::vector<Source>
+      sources;  // contributions to wait for, in the order in which they are combined
+  std::uint32_t partial_to = kNobody;   // where the combined partial goes; kNobody on the owner
+  std::uint32_t final_from = kNobody;   // who sends the final bytes; kNobody on the owner
+  std::vector<std::uint32_t> final_to;  // to whom this rank passes the final bytes on
   [[nodiscard]] bool owner() const { return partial_to == kNobody; }
   bool operator==(const ChunkFlow&) const = default;
 };
 
-// One rank's part of an operation: a flow per chunk. `shares[c]` is chunk c's weight in the cut (see cut_chunks).
+// One rank's part of an operation: a flow per chunk. `shares[c]` is chunk c's weight in the cut
+// (see cut_chunks).
 struct Schedule {
   std::vector<ChunkFlow> chunks;
   std::vector<std::uint32_t> shares;
 };
 
-// The ring of `order.size()` ranks; order[position] = rank. Chunk c is owned by the rank at position c; its partial
-// result starts at position c+1, travels once around and ends at c; the final bytes travel once around from there.
-// 2(n-1)/n of the array leaves each rank; bandwidth-optimal (Patarasuk & Yuan, JPDC 2009).
-// REQUIRES: order is a permutation of 0..n-1, rank < n, n >= 1.
+// The ring of `order.size()` ranks; order[position] = rank. Chunk c is owned by the rank at
+// position c; its partial result starts at position c+1, travels once around and ends at c; the
+// final bytes travel once around from there. 2(n-1)/n of the array leaves each rank;
+// bandwidth-optimal (Patarasuk & Yuan, JPDC 2009). REQUIRES: order is a permutation of 0..n-1, rank
+// < n, n >= 1.
 [[nodiscard]] Schedule ring(std::span<const std::uint32_t> order, std::uint32_t rank);
 
-// Everybody sends its raw elements of chunk c to rank c, which combines them in rank order (its own first, then the
-// others ascending) and sends the final bytes to all. Two hops whatever n is. `shares` are the chunks' weights; a zero
-// share is an empty chunk. REQUIRES: shares.size() = n, at least one share > 0, rank < n.
+// Everybody sends its raw elements of chunk c to rank c, which combines them in rank order (its own
+// first, then the others ascending) and sends the final bytes to all. Two hops whatever n is.
+// `shares` are the chunks' weights; a zero share is an empty chunk. REQUIRES: shares.size() = n, at
+// least one share > 0, rank < n.
 [[nodiscard]] Schedule direct(std::span<const std::uint32_t> shares, std::uint32_t rank);
 
 // A run of elements of one array.
 struct Piece {
-  std::uint32_t array = 0;   // index into the operation's arrays
-  std::uint64_t first = 0;   // element
-  std::uint64_t count = 0;   // elements, > 0
+  std::uint32_t array = 0;  // index into the operation's arrays
+  std::uint64_t first = 0;  // element
+  std::uint64_t count = 0;  // elements, > 0
   bool operator==(const Piece&) const = default;
 };
 
@@ -82,11 +89,12 @@ struct Layout {
   std::vector<Segment> segments;  // in line order; never empty ones, so an empty operation has none
 };
 
-// Cuts the arrays' line into shares.size() chunks whose byte sizes are proportional to the shares (boundaries fall on
-// multiples of 64 bytes of an array, or on an array's ends), and those into segments of at most `segment_bytes` raw
-// bytes (at least one element each; a piece never crosses an array's end, a segment may hold pieces of many arrays).
-// Integer arithmetic only: the same on every machine. Totals up to 2^60 bytes.
-// REQUIRES: segment_bytes in [64, 2^24], at least one share > 0.
+// Cuts the arrays' line into shares.size() chunks whose byte sizes are proportional to the shares
+// (boundaries fall on multiples of 64 bytes of an array, or on an array's ends), and those into
+// segments of at most `segment_bytes` raw bytes (at least one element each; a piece never crosses
+// an array's end, a segment may hold pieces of many arrays). Integer arithmetic only: the same on
+// every machine. Totals up to 2^60 bytes. REQUIRES: segment_bytes in [64, 2^24], at least one share
+// > 0.
 [[nodiscard]] Layout cut(std::span<const ArrayShape> arrays, ReduceOp op,
                          std::span<const std::uint32_t> shares, std::uint32_t segment_bytes);
 

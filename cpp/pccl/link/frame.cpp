@@ -18,14 +18,17 @@ Result<FrameHeader> decode(std::span<const std::uint8_t, kFrameHeaderBytes> byte
   FrameHeader header;
   wire::Reader reader(bytes);
   reader(header);
-  if (header.magic != kFrameMagic) return {Code::refused, "these bytes are not pccl's link protocol"};
+  if (header.magic != kFrameMagic)
+    return {Code::refused, "these bytes are not pccl's link protocol"};
   if (header.version != wire::kProtocolVersion) {
-    return {Code::refused, "link protocol version " + std::to_string(header.version) + " does not match"};
+    return {Code::refused,
+            "link protocol version " + std::to_string(header.version) + " does not match"};
   }
   if (!reader.complete()) return {Code::refused, "malformed frame header"};
   const std::uint32_t limit = header.type == FrameType::data ? kMaxDataPayload : kMaxSmallPayload;
   if (header.payload_bytes > limit) {
-    return {Code::refused, "a frame of " + std::to_string(header.payload_bytes) + " bytes is over the limit"};
+    return {Code::refused,
+            "a frame of " + std::to_string(header.payload_bytes) + " bytes is over the limit"};
   }
   return header;
 }

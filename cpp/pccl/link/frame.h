@@ -1,4 +1,5 @@
-// Frames between peers: a fixed header, a payload, and behind data a trailer. docs/protocol.md has the table.
+// Frames between peers: a fixed header, a payload, and behind data a trailer. docs/protocol.md has
+// the table.
 #pragma once
 
 #include <array>
@@ -11,13 +12,14 @@
 namespace pccl::link {
 
 enum class FrameType : std::uint8_t {
-  hello,         // dialler -> listener, first on a stripe; payload Hello. Answered by welcome or refused
-  welcome,       // listener -> dialler; payload Hello with from/to swapped
-  refused,       // listener -> dialler; payload a sentence. The connection ends
-  heartbeat,     // both ways, when nothing else was sent for an interval
-  data,          // one segment of an operation; followed by a trailer
-  ready,         // receiver -> contributor: send `credit` more segments of this operation's partial phase
-  ask,           // contributor -> receiver: eager room is used up; please send ready when you have posted this one
+  hello,    // dialler -> listener, first on a stripe; payload Hello. Answered by welcome or refused
+  welcome,  // listener -> dialler; payload Hello with from/to swapped
+  refused,  // listener -> dialler; payload a sentence. The connection ends
+  heartbeat,  // both ways, when nothing else was sent for an interval
+  data,       // one segment of an operation; followed by a trailer
+  ready,  // receiver -> contributor: send `credit` more segments of this operation's partial phase
+  ask,    // contributor -> receiver: eager room is used up; please send ready when you have posted
+          // this one
   eager_return,  // receiver -> contributor: `credit` bytes of eager data were consumed
 };
 constexpr unsigned enum_count(FrameType) { return 8; }
@@ -26,30 +28,34 @@ inline constexpr std::uint32_t kFrameMagic = 0x31464350;  // "PCF1"
 inline constexpr std::size_t kFrameHeaderBytes = 72;
 inline constexpr std::size_t kTrailerBytes = 8;
 inline constexpr std::uint64_t kTrailerValid = 0x646e656c6c697770;
-inline constexpr std::uint64_t kTrailerVoid = 0x64696f7664696f76;  // the sender gave the frame up half-way: ignore it
-inline constexpr std::uint32_t kMaxSmallPayload = 4096;             // of every type but data
-inline constexpr std::uint32_t kMaxDataPayload = 1U << 27;          // a segment of 2^24 bytes widened eightfold
+inline constexpr std::uint64_t kTrailerVoid =
+    0x64696f7664696f76;  // the sender gave the frame up half-way: ignore it
+inline constexpr std::uint32_t kMaxSmallPayload = 4096;  // of every type but data
+inline constexpr std::uint32_t kMaxDataPayload =
+    1U << 27;  // a segment of 2^24 bytes widened eightfold
 
 struct FrameHeader {
   std::uint32_t magic = kFrameMagic;
   FrameType type = FrameType::heartbeat;
-  bool final = false;               // data: final bytes (else a contribution)
-  bool eager = false;               // data: sent without a grant; counts against the link's eager room
+  bool final = false;  // data: final bytes (else a contribution)
+  bool eager = false;  // data: sent without a grant; counts against the link's eager room
   std::uint8_t version = wire::kProtocolVersion;
   std::uint32_t payload_bytes = 0;
-  std::uint32_t signature = 0;      // low bits of the operation's signature: members that disagree never mix bytes
-  wire::OpKey key;                  // 25 bytes
-  std::uint64_t attempt = 0;        // epoch in which the sender runs the operation
-  std::uint32_t segment = 0;        // index into the operation's layout
-  std::uint32_t credit = 0;         // ready: segments; eager_return: bytes
-  std::uint64_t checksum = 0;       // XXH3-64 of header (this field zero) and payload; 0: not checked
+  std::uint32_t signature =
+      0;            // low bits of the operation's signature: members that disagree never mix bytes
+  wire::OpKey key;  // 25 bytes
+  std::uint64_t attempt = 0;   // epoch in which the sender runs the operation
+  std::uint32_t segment = 0;   // index into the operation's layout
+  std::uint32_t credit = 0;    // ready: segments; eager_return: bytes
+  std::uint64_t checksum = 0;  // XXH3-64 of header (this field zero) and payload; 0: not checked
   std::uint8_t padding0 = 0;
   std::uint16_t padding1 = 0;
   std::uint32_t padding2 = 0;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.magic, self.type, self.final, self.eager, self.version, self.payload_bytes, self.signature, self.key,
-          self.attempt, self.segment, self.credit, self.checksum, self.padding0, self.padding1, self.padding2);
+    visit(self.magic, self.type, self.final, self.eager, self.version, self.payload_bytes,
+          self.signature, self.key, self.attempt, self.segment, self.credit, self.checksum,
+          self.padding0, self.padding1, self.padding2);
   }
 };
 

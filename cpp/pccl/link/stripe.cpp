@@ -24,7 +24,8 @@ const std::uint8_t* filler() {
 
 constexpr std::array<std::uint8_t, kTrailerBytes> trailer_bytes(std::uint64_t value) {
   std::array<std::uint8_t, kTrailerBytes> bytes{};
-  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::uint8_t>(value >> (8 * i));
+  for (std::size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<std::uint8_t>(value >> (8 * i));
   return bytes;
 }
 constexpr auto kValid = trailer_bytes(kTrailerValid);
@@ -60,7 +61,8 @@ std::uint64_t checksum(const FrameHeader& header, std::span<const iovec> payload
   return sum == 0 ? 1 : sum;  // 0 says "not checked"
 }
 
-// ---- writing ------------------------------------------------------------------------------------------------------
+// ---- writing
+// ------------------------------------------------------------------------------------------------------
 
 std::span<const iovec> Stripe::outgoing() {
   std::size_t ready = 0;
@@ -76,7 +78,8 @@ std::span<const iovec> Stripe::outgoing() {
   const auto add = [&](const void* data, std::size_t size) {
     const std::size_t skipped = std::min(skip, size);
     skip -= skipped;
-    if (size > skipped) out_.push_back(vec(static_cast<const std::uint8_t*>(data) + skipped, size - skipped));
+    if (size > skipped)
+      out_.push_back(vec(static_cast<const std::uint8_t*>(data) + skipped, size - skipped));
   };
   for (const OutgoingFrame& frame : queue_) {
     if (out_.size() >= kBatchVectors) break;
@@ -122,14 +125,16 @@ std::uint64_t Stripe::release(std::uint64_t token) {
       left -= size;
     }
   }
-  if (phase_ == Phase::payload && placement_.kind == Placement::Kind::store && placement_.token == token) {
+  if (phase_ == Phase::payload && placement_.kind == Placement::Kind::store &&
+      placement_.token == token) {
     drain_rest();
     traffic_.voided(*this, header_, token);
   }
   return dropped;
 }
 
-// ---- reading ------------------------------------------------------------------------------------------------------
+// ---- reading
+// ------------------------------------------------------------------------------------------------------
 
 std::span<const iovec> Stripe::incoming() {
   in_.clear();
@@ -143,8 +148,10 @@ std::span<const iovec> Stripe::incoming() {
       break;
     case Phase::payload:
       // The next header comes with the same system call.
-      for (std::size_t i = rest_at_; i < rest_.size() && in_.size() < kBatchVectors; ++i) in_.push_back(rest_[i]);
-      if (rest_.size() - rest_at_ < kBatchVectors) in_.push_back(vec(header_bytes_.data(), kFrameHeaderBytes));
+      for (std::size_t i = rest_at_; i < rest_.size() && in_.size() < kBatchVectors; ++i)
+        in_.push_back(rest_[i]);
+      if (rest_.size() - rest_at_ < kBatchVectors)
+        in_.push_back(vec(header_bytes_.data(), kFrameHeaderBytes));
       break;
   }
   return in_;

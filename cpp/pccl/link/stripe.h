@@ -1,5 +1,6 @@
-// The byte pump of one connection: cuts what arrives into frames and puts payloads where they belong; lines up frames
-// to be written. Sans-I/O: the shell asks where bytes go and says how many went.
+// The byte pump of one connection: cuts what arrives into frames and puts payloads where they
+// belong; lines up frames to be written. Sans-I/O: the shell asks where bytes go and says how many
+// went.
 #pragma once
 
 #include <sys/uio.h>
@@ -40,10 +41,10 @@ struct OutgoingFrame {
   std::array<std::uint8_t, kFrameHeaderBytes> header{};
   std::vector<iovec> payload;  // memory of the operation `token`, or of `owned`
   std::uint32_t payload_bytes = 0;
-  std::uint64_t token = 0;     // 0: belongs to no operation
+  std::uint64_t token = 0;        // 0: belongs to no operation
   std::uint32_t eager_bytes = 0;  // of the link's eager room
   bool trailer = false;
-  wire::Bytes owned;           // a small payload of its own
+  wire::Bytes owned;  // a small payload of its own
 };
 
 // Whoever runs over stripes. *one thread: the engine's*
@@ -52,11 +53,13 @@ class Traffic {
   virtual ~Traffic() = default;
   virtual Placement place(Stripe& from, const FrameHeader& header) = 0;
   // A stored data frame is complete and verified. `token` and `buffer` are the placement's.
-  virtual Status arrived(Stripe& from, const FrameHeader& header, std::uint64_t token, Buffer buffer) = 0;
+  virtual Status arrived(Stripe& from, const FrameHeader& header, std::uint64_t token,
+                         Buffer buffer) = 0;
   // A stored data frame will not arrive: its sender gave it up, or its place was released.
   virtual void voided(Stripe& from, const FrameHeader& header, std::uint64_t token) = 0;
   // A frame of another type is complete.
-  virtual Status control(Stripe& from, const FrameHeader& header, std::span<const std::uint8_t> payload) = 0;
+  virtual Status control(Stripe& from, const FrameHeader& header,
+                         std::span<const std::uint8_t> payload) = 0;
   // The next frame for this stripe, if there is one.
   virtual bool next(Stripe& to, OutgoingFrame& frame) = 0;
 };
@@ -74,10 +77,13 @@ class Stripe {
 
   [[nodiscard]] std::uint64_t id() const { return id_; }
 
-  // -- writing. What to write next; empty when there is nothing. Valid until the next call of any method.
+  // -- writing. What to write next; empty when there is nothing. Valid until the next call of any
+  // method.
   std::span<const iovec> outgoing();
   void sent(std::size_t bytes);
-  void push(OutgoingFrame frame) { queue_.push_back(std::move(frame)); }  // ahead of the traffic's frames
+  void push(OutgoingFrame frame) {
+    queue_.push_back(std::move(frame));
+  }  // ahead of the traffic's frames
   [[nodiscard]] bool idle() const { return queue_.empty(); }
 
   // -- reading. Where the next bytes go; empty while held. Valid until the next call of any method.
@@ -87,9 +93,9 @@ class Stripe {
   // Asks again where the held frame goes.
   Status resume();
 
-  // The operation's memory is used no more when this returns: frames not begun are dropped, a half-sent one goes on
-  // from filler and is void, a half-received one is drained. Waits for nobody. Returns the eager bytes of the frames
-  // that were dropped.
+  // The operation's memory is used no more when this returns: frames not begun are dropped, a
+  // half-sent one goes on from filler and is void, a half-received one is drained. Waits for
+  // nobody. Returns the eager bytes of the frames that were dropped.
   std::uint64_t release(std::uint64_t token);
 
   [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_; }
@@ -100,7 +106,7 @@ class Stripe {
   Status take_header();
   Status place_payload();
   Status finish_frame();
-  Status take_ahead();                         // bytes that were read together with a header
+  Status take_ahead();                          // bytes that were read together with a header
   std::size_t skip_payload(std::size_t bytes);  // of `bytes`, how many were payload
   void drain_rest();
 
@@ -122,9 +128,9 @@ class Stripe {
   std::vector<iovec> rest_;  // what of the payload is still to come, trailer included
   std::size_t rest_at_ = 0;
   std::array<std::uint8_t, kTrailerBytes> trailer_{};
-  wire::Bytes small_;                   // payload of a control frame
+  wire::Bytes small_;  // payload of a control frame
   std::unique_ptr<std::uint8_t[]> drain_;
-  std::vector<std::uint8_t> ahead_;     // read together with a header
+  std::vector<std::uint8_t> ahead_;  // read together with a header
   std::size_t ahead_at_ = 0;
   std::size_t ahead_end_ = 0;
   std::vector<iovec> in_;

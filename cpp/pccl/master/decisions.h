@@ -22,11 +22,12 @@ struct Mismatch {
   std::string reason;
 };
 
-// The members that entered disagree. The signature held by most is taken as meant (ties: the longest-standing
-// member's); the longest-standing member with another one is the odd one out. Nothing while the claims agree, or while
-// more claims could still tell who is odd: `members` have not all entered, no signature has a majority of them, and
-// `waited_enough` is false.
-[[nodiscard]] std::optional<Mismatch> judge_mismatch(const std::string& call, const std::vector<Claim>& claims,
+// The members that entered disagree. The signature held by most is taken as meant (ties: the
+// longest-standing member's); the longest-standing member with another one is the odd one out.
+// Nothing while the claims agree, or while more claims could still tell who is odd: `members` have
+// not all entered, no signature has a majority of them, and `waited_enough` is false.
+[[nodiscard]] std::optional<Mismatch> judge_mismatch(const std::string& call,
+                                                     const std::vector<Claim>& claims,
                                                      std::size_t members, bool waited_enough);
 
 // Two members say, one of them or both, that the link between them does not work.
@@ -35,8 +36,9 @@ struct BadLink {
   PeerId about;
 };
 
-// Whom to evict for links that stay down: the peer in most reported pairs; ties: the newest. `members` in order of
-// joining. A pair reported from both ends counts once. Nothing when no pair is left.
+// Whom to evict for links that stay down: the peer in most reported pairs; ties: the newest.
+// `members` in order of joining. A pair reported from both ends counts once. Nothing when no pair
+// is left.
 [[nodiscard]] std::optional<PeerId> judge_links(const std::vector<PeerId>& members,
                                                 const std::vector<BadLink>& reports);
 
@@ -50,13 +52,15 @@ struct Waiting {
 // How a group stands: moving, stuck, or stuck if it stays so (some member has several threads).
 enum class Stuckness { moving, suspicious, stuck };
 
-// A group is stuck when every member is blocked, none has a thread outside, no link moves bytes and no call that
-// somebody waits in has been entered by all. REQUIRES: `meets` says of a call whether all members have entered it.
+// A group is stuck when every member is blocked, none has a thread outside, no link moves bytes and
+// no call that somebody waits in has been entered by all. REQUIRES: `meets` says of a call whether
+// all members have entered it.
 template <class Meets>
 [[nodiscard]] Stuckness judge_stuck(const std::vector<Waiting>& members, const Meets& meets) {
   bool several_threads = false;
   for (const Waiting& member : members) {
-    if (!member.current || member.blocked.waits.empty() || member.blocked.outside || member.blocked.moving) {
+    if (!member.current || member.blocked.waits.empty() || member.blocked.outside ||
+        member.blocked.moving) {
       return Stuckness::moving;
     }
     several_threads = several_threads || member.blocked.multi_threaded;

@@ -19,7 +19,8 @@ std::string plural(std::size_t count, const std::string& noun) {
 
 }  // namespace
 
-// ---- looking things up --------------------------------------------------------------------------------------------
+// ---- looking things up
+// --------------------------------------------------------------------------------------------
 
 Group::Peer* Group::member(const PeerId& id) {
   const auto it = std::find_if(members_.begin(), members_.end(),
@@ -72,7 +73,8 @@ std::string Group::summary() const {
   for (const Peer& peer : members_) text += " " + peer.member.id.brief();
   for (const auto& [key, operation] : operations_) {
     text += "\n" + wire::describe(key) + ":";
-    for (const auto& [id, entry] : operation.entries) text += " " + id.brief() + (entry.done ? "+" : "");
+    for (const auto& [id, entry] : operation.entries)
+      text += " " + id.brief() + (entry.done ? "+" : "");
   }
   for (const auto& [key, round] : rounds_) {
     text += "\n" + wire::describe(key) + ":";
@@ -81,7 +83,8 @@ std::string Group::summary() const {
   return text;
 }
 
-// ---- the log ------------------------------------------------------------------------------------------------------
+// ---- the log
+// ------------------------------------------------------------------------------------------------------
 
 void Group::append(std::variant<wire::EpochRecord, wire::Verdict, wire::Outcome> what) {
   wire::LogEntry entry{++last_ordinal_, std::move(what)};
@@ -102,14 +105,16 @@ void Group::advance_collected() {
 }
 
 // Ends a call for every member, also for those that enter it later.
-void Group::decide(const wire::CallKey& key, Code code, const PeerId& culprit, const std::string& reason,
-                   const std::string& waiting) {
+void Group::decide(const wire::CallKey& key, Code code, const PeerId& culprit,
+                   const std::string& reason, const std::string& waiting) {
   if (const auto* op = std::get_if<wire::OpKey>(&key)) {
-    append(wire::Verdict{*op, record_.epoch, code, code == Code::ok && newcomers_ready(), culprit, reason, waiting});
+    append(wire::Verdict{*op, record_.epoch, code, code == Code::ok && newcomers_ready(), culprit,
+                         reason, waiting});
     operations_.erase(*op);
   } else {
     const auto& round = std::get<wire::RoundKey>(key);
-    append(wire::Outcome{round, code, newcomers_ready() ? 1U : 0U, around_.census(), culprit, reason, waiting});
+    append(wire::Outcome{round, code, newcomers_ready() ? 1U : 0U, around_.census(), culprit,
+                         reason, waiting});
     rounds_.erase(round);
   }
   decided_[key] = last_ordinal_;
@@ -120,15 +125,18 @@ bool Group::plan_epoch() {
   for (const auto& [a, b] : unusable_) {
     const auto first = static_cast<std::uint32_t>(rank_of(a));
     const auto second = static_cast<std::uint32_t>(rank_of(b));
-    if (first < members_.size() && second < members_.size()) edges.insert(std::minmax(first, second));
+    if (first < members_.size() && second < members_.size())
+      edges.insert(std::minmax(first, second));
   }
-  auto plan = topology::make_plan(static_cast<std::uint32_t>(members_.size()), options_.segment_bytes, edges);
+  auto plan = topology::make_plan(static_cast<std::uint32_t>(members_.size()),
+                                  options_.segment_bytes, edges);
   if (!plan) return false;
   record_.plan = std::move(*plan);
   return true;
 }
 
-// The present members_, as a new epoch. REQUIRES: plan_epoch() succeeded for them, or there are none.
+// The present members_, as a new epoch. REQUIRES: plan_epoch() succeeded for them, or there are
+// none.
 void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departures,
                         std::vector<wire::OpKey> aborted) {
   ++record_.epoch;
@@ -145,17 +153,21 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
   tell_newcomers();
 }
 
-// ---- joining ------------------------------------------------------------------------------------------------------
+// ---- joining
+// ------------------------------------------------------------------------------------------------------
 
-void Group::add_candidate(ConnectionId connection, const wire::Join& join, const std::string& seen, Instant now) {
+void Group::add_candidate(ConnectionId connection, const wire::Join& join, const std::string& seen,
+                          Instant now) {
   const auto refuse = [&](const std::string& reason) {
     around_.send(connection, 0, wire::Refused{Code::refused, reason});
     around_.close(connection);
   };
   if (members_.size() + candidates_.size() >= options_.max_peers) {
-    return refuse("group " + std::to_string(id_) + " is full (" + plural(options_.max_peers, "peer") + ")");
+    return refuse("group " + std::to_string(id_) + " is full (" +
+                  plural(options_.max_peers, "peer") + ")");
   }
-  if (join.id.empty() || member(join.id) != nullptr) return refuse("peer id " + join.id.brief() + " is in use");
+  if (join.id.empty() || member(join.id) != nullptr)
+    return refuse("peer id " + join.id.brief() + " is in use");
   // A newcomer whose connection broke comes again before we noticed: the new one counts.
   for (const Peer& candidate : candidates_) {
     if (candidate.member.id == join.id) around_.close(candidate.connection);
@@ -186,7 +198,8 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
   }
 }
 
-// Until a group has members, those who wait form it as soon as the largest min_peers among them is reached.
+// Until a group has members, those who wait form it as soon as the largest min_peers among them is
+// reached.
 void Group::start_if_ready(Instant) {
   if (!members_.empty()) return;
   std::size_t present = 0;
@@ -219,7 +232,8 @@ void Group::start_if_ready(Instant) {
 }
 
 bool Group::newcomer_ready(const Peer& candidate) const {
-  return candidate.waiting && candidate.connection != 0 && candidate.prepared_epoch == record_.epoch;
+  return candidate.waiting && candidate.connection != 0 &&
+         candidate.prepared_epoch == record_.epoch;
 }
 
 bool Group::newcomers_ready() const {
@@ -254,7 +268,8 @@ bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant 
   peer->connection = connection;
   peer->heard = now;
   peer->blocked = {};
-  // What it had seen is what it says now; a lost message of ours is sent again, a lost one of its is in the report.
+  // What it had seen is what it says now; a lost message of ours is sent again, a lost one of its
+  // is in the report.
   const std::uint64_t applied = std::min(rejoin.report.applied, last_ordinal_);
   peer->applied = std::max(peer->applied, applied);
   around_.send(connection, collected_, wire::Welcome{peer->member.joined, true, 0, {}});
@@ -280,7 +295,8 @@ bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant 
 }
 
 Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& around,
-                     const std::vector<std::pair<ConnectionId, wire::Rejoin>>& reports, Instant now) {
+                     const std::vector<std::pair<ConnectionId, wire::Rejoin>>& reports,
+                     Instant now) {
   Group group(id, options, around);
   const auto ahead = [](const wire::Report& a, const wire::Report& b) {
     return std::pair(a.record.epoch, a.applied) < std::pair(b.record.epoch, b.applied);
@@ -300,11 +316,12 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
   group.collected_ = best->applied;
   for (auto& [ordinal, entry] : log) {
     group.collected_ = std::min(group.collected_, ordinal - 1);
-    std::visit(Overloaded{[&, at = ordinal](const wire::EpochRecord& record) {
-                            for (const wire::OpKey& key : record.aborted) group.decided_[key] = at;
-                          },
-                          [&, at = ordinal](const auto& decision) { group.decided_[decision.key] = at; }},
-               entry.what);
+    std::visit(
+        Overloaded{[&, at = ordinal](const wire::EpochRecord& record) {
+                     for (const wire::OpKey& key : record.aborted) group.decided_[key] = at;
+                   },
+                   [&, at = ordinal](const auto& decision) { group.decided_[decision.key] = at; }},
+        entry.what);
     group.log_.push_back(std::move(entry));
   }
   for (const wire::Member& member : group.record_.members) {
@@ -324,7 +341,8 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
   return group;
 }
 
-// ---- leaving ------------------------------------------------------------------------------------------------------
+// ---- leaving
+// ------------------------------------------------------------------------------------------------------
 
 void Group::evict(ConnectionId connection, Code code, const std::string& reason, Instant now) {
   Peer* peer = by_connection(connection);
@@ -335,7 +353,8 @@ void Group::evict(ConnectionId connection, Code code, const std::string& reason,
   }
   around_.send(connection, 0, wire::Refused{code, reason});
   around_.close(connection);
-  std::erase_if(candidates_, [&](const Peer& candidate) { return candidate.connection == connection; });
+  std::erase_if(candidates_,
+                [&](const Peer& candidate) { return candidate.connection == connection; });
   tell_newcomers();
 }
 
@@ -344,7 +363,8 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
   for (const Departed& gone : departed) {
     Peer* peer = member(gone.id);
     if (peer == nullptr) continue;
-    around_.log("group " + std::to_string(id_) + ": peer " + gone.id.brief() + " is out: " + gone.reason);
+    around_.log("group " + std::to_string(id_) + ": peer " + gone.id.brief() +
+                " is out: " + gone.reason);
     if (peer->connection != 0) {
       around_.send(peer->connection, collected_, wire::Refused{gone.code, gone.reason});
       around_.close(peer->connection);
@@ -353,14 +373,17 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
     std::erase_if(trouble_, [&](const auto& item) {
       return item.first.first == gone.id || item.first.second == gone.id;
     });
-    std::erase_if(unusable_, [&](const auto& pair) { return pair.first == gone.id || pair.second == gone.id; });
+    std::erase_if(unusable_, [&](const auto& pair) {
+      return pair.first == gone.id || pair.second == gone.id;
+    });
     for (auto& [key, operation] : operations_) operation.entries.erase(gone.id);
     for (auto& [key, round] : rounds_) round.entered.erase(gone.id);
     std::erase_if(members_, [&](const Peer& other) { return other.member.id == gone.id; });
   }
   if (departures.empty()) return;
   while (!members_.empty() && !plan_epoch()) {
-    // Without the departed no ring avoids the unusable links: try those links again rather than evict for them.
+    // Without the departed no ring avoids the unusable links: try those links again rather than
+    // evict for them.
     unusable_.clear();
   }
   std::vector<wire::OpKey> aborted;
@@ -387,7 +410,8 @@ void Group::on_disconnect(ConnectionId connection, Instant now) {
   Peer* peer = by_connection(connection);
   if (peer == nullptr) return;
   if (member(peer->member.id) != peer) {
-    std::erase_if(candidates_, [&](const Peer& candidate) { return candidate.connection == connection; });
+    std::erase_if(candidates_,
+                  [&](const Peer& candidate) { return candidate.connection == connection; });
     tell_newcomers();
     return;
   }
@@ -396,7 +420,8 @@ void Group::on_disconnect(ConnectionId connection, Instant now) {
   check_links(now);
 }
 
-// ---- messages of members and newcomers ----------------------------------------------------------------------------
+// ---- messages of members and newcomers
+// ----------------------------------------------------------------------------
 
 void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now) {
   Peer* peer = by_connection(from);
@@ -406,7 +431,8 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
   const std::uint64_t applied = frame.envelope.ordinal;
   if (is_member) {
     if (applied > last_ordinal_) {
-      return evict(from, Code::evicted, "it claims to have seen decisions that were never made", now);
+      return evict(from, Code::evicted, "it claims to have seen decisions that were never made",
+                   now);
     }
     if (applied > peer->applied) {
       peer->applied = applied;
@@ -434,7 +460,8 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           },
           [&](const wire::EnterRound& enter) {
             if (!is_member) return misuse("a newcomer entered a round");
-            if (enter.key.admission != record_.admission || decided_beyond(enter.key, applied)) return;
+            if (enter.key.admission != record_.admission || decided_beyond(enter.key, applied))
+              return;
             if (rounds_.size() >= options_.max_open_calls) return misuse("too many open rounds");
             OpenRound& round = rounds_[enter.key];
             if (round.entered.empty()) round.opened = now;
@@ -452,7 +479,8 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           [&](const wire::AbortRequest& request) {
             if (!is_member) return;
             if (decided_beyond(request.key, applied)) return;
-            const std::uint64_t admission = std::visit([](const auto& key) { return key.admission; }, request.key);
+            const std::uint64_t admission =
+                std::visit([](const auto& key) { return key.admission; }, request.key);
             if (admission != record_.admission) return;
             const std::string who = "peer " + id.brief();
             if (request.code == Code::interrupted) {
@@ -465,10 +493,11 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           },
           [&](const wire::LinkReport& report) {
             if (!is_member) {
-              // A newcomer that cannot reach a member must not come in and be a loss to everybody a moment later.
+              // A newcomer that cannot reach a member must not come in and be a loss to everybody a
+              // moment later.
               if (report.state == wire::LinkState::unreachable && member(report.peer) != nullptr) {
-                evict(from, Code::unreachable, "it cannot reach peer " + report.peer.brief() + ": " + report.reason,
-                      now);
+                evict(from, Code::unreachable,
+                      "it cannot reach peer " + report.peer.brief() + ": " + report.reason, now);
               }
               return;
             }
@@ -477,7 +506,8 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
             if (trouble.since == Instant{}) trouble.since = now;
             // Unreachable and silent are final; they do not fall back to broken.
             if (trouble.reason.empty() || report.state != wire::LinkState::broken) {
-              if (trouble.state == wire::LinkState::broken && report.state != wire::LinkState::broken) {
+              if (trouble.state == wire::LinkState::broken &&
+                  report.state != wire::LinkState::broken) {
                 trouble.since = now;
               }
               trouble.state = report.state;
@@ -496,7 +526,8 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
               remove({{id, Code::evicted, leave.reason.empty() ? "it left" : leave.reason}}, now);
             } else {
               around_.close(from);
-              std::erase_if(candidates_, [&](const Peer& candidate) { return candidate.connection == from; });
+              std::erase_if(candidates_,
+                            [&](const Peer& candidate) { return candidate.connection == from; });
               tell_newcomers();
             }
           },
@@ -504,7 +535,8 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
       frame.message);
 }
 
-void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t applied, Instant now) {
+void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t applied,
+                         Instant now) {
   if (state.key.admission != record_.admission || decided_beyond(state.key, applied)) return;
   if (operations_.size() >= options_.max_open_calls && !operations_.contains(state.key)) {
     return evict(from.connection, Code::evicted, "too many open operations", now);
@@ -533,12 +565,16 @@ void Group::check_operation(const wire::OpKey& key, Instant now) {
     const auto entry = operation.entries.find(peer.member.id);
     if (entry == operation.entries.end()) continue;
     if (entry->second.done) ++done;
-    // Plans differ between attempts, and with them signatures: only those of the present attempts are compared.
-    if (entry->second.attempt >= record_.abort_floor) claims.push_back({peer.member.id, entry->second.signature});
+    // Plans differ between attempts, and with them signatures: only those of the present attempts
+    // are compared.
+    if (entry->second.attempt >= record_.abort_floor)
+      claims.push_back({peer.member.id, entry->second.signature});
   }
   if (claims.size() > 1) {
-    const bool waited = operation.mismatch_since && now - *operation.mismatch_since >= options_.mismatch_grace;
-    if (const auto mismatch = judge_mismatch(wire::describe(key), claims, members_.size(), waited)) {
+    const bool waited =
+        operation.mismatch_since && now - *operation.mismatch_since >= options_.mismatch_grace;
+    if (const auto mismatch =
+            judge_mismatch(wire::describe(key), claims, members_.size(), waited)) {
       decide(key, Code::mismatched_call, mismatch->culprit, mismatch->reason, {});
       return;
     }
@@ -560,7 +596,8 @@ void Group::check_round(const wire::RoundKey& key, Instant) {
     decide(key, Code::ok, {}, {}, {});
     return;
   }
-  // Everybody stands at the same call: the newcomers that are ready come in here, and all counters start anew.
+  // Everybody stands at the same call: the newcomers that are ready come in here, and all counters
+  // start anew.
   const std::size_t before = members_.size();
   rounds_.clear();
   operations_.clear();
@@ -577,8 +614,8 @@ void Group::check_round(const wire::RoundKey& key, Instant) {
     unusable_.clear();
     plan_epoch();
   }
-  around_.log("group " + std::to_string(id_) + ": " + plural(members_.size() - before, "newcomer") + " let in, " +
-              plural(members_.size(), "member"));
+  around_.log("group " + std::to_string(id_) + ": " + plural(members_.size() - before, "newcomer") +
+              " let in, " + plural(members_.size(), "member"));
   begin_epoch(wire::Cause::admission, {}, {});
 }
 
@@ -591,13 +628,15 @@ void Group::check_calls(Instant now) {
   for (const wire::RoundKey& key : rounds) check_round(key, now);
 }
 
-// ---- links, silence, stuck groups ---------------------------------------------------------------------------------
+// ---- links, silence, stuck groups
+// ---------------------------------------------------------------------------------
 
 void Group::check_links(Instant now) {
   std::vector<Departed> gone;
   for (const Peer& peer : members_) {
     if (peer.connection != 0) continue;
-    // A broken control connection and one report of a bad link: that is what a killed process looks like.
+    // A broken control connection and one report of a bad link: that is what a killed process looks
+    // like.
     for (const auto& [pair, trouble] : trouble_) {
       if (pair.second == peer.member.id) {
         gone.push_back({peer.member.id, Code::evicted, "connection lost (" + trouble.reason + ")"});
@@ -621,7 +660,8 @@ void Group::check_links(Instant now) {
   if (ripe) {
     for (const BadLink& link : bad) unusable_.insert(std::minmax(link.reporter, link.about));
     if (plan_epoch()) {
-      around_.log("group " + std::to_string(id_) + ": planned around " + plural(bad.size(), "bad link report"));
+      around_.log("group " + std::to_string(id_) + ": planned around " +
+                  plural(bad.size(), "bad link report"));
       reset = true;
     } else {
       std::vector<PeerId> ids;
@@ -641,7 +681,8 @@ void Group::check_links(Instant now) {
     }
   }
   if (!reset) return;
-  // Both ends live: what was in flight on the link is lost, so operations start over while it is dialled again.
+  // Both ends live: what was in flight on the link is lost, so operations start over while it is
+  // dialled again.
   std::vector<wire::OpKey> aborted;
   std::string reason = "a connection between two members broke";
   if (!trouble_.empty()) {
@@ -667,7 +708,8 @@ void Group::check_links(Instant now) {
 void Group::check_stuck(Instant now) {
   std::vector<Waiting> waiting;
   for (const Peer& peer : members_) {
-    waiting.push_back({peer.member.id, peer.connection != 0 && peer.blocked_at_ordinal == last_ordinal_,
+    waiting.push_back({peer.member.id,
+                       peer.connection != 0 && peer.blocked_at_ordinal == last_ordinal_,
                        peer.blocked});
   }
   const Stuckness verdict =
@@ -677,10 +719,12 @@ void Group::check_stuck(Instant now) {
     return;
   }
   if (!stuck_since_) stuck_since_ = now;
-  if (verdict == Stuckness::suspicious && now - *stuck_since_ < options_.several_threads_grace) return;
+  if (verdict == Stuckness::suspicious && now - *stuck_since_ < options_.several_threads_grace)
+    return;
   const std::string text = describe_waiting(waiting);
   std::set<wire::CallKey> calls;
-  for (const Waiting& member : waiting) calls.insert(member.blocked.waits.begin(), member.blocked.waits.end());
+  for (const Waiting& member : waiting)
+    calls.insert(member.blocked.waits.begin(), member.blocked.waits.end());
   around_.log("group " + std::to_string(id_) + " is stuck: " + text);
   stuck_since_.reset();
   for (const wire::CallKey& call : calls) {
@@ -697,9 +741,11 @@ void Group::notice_stragglers(Instant now) {
       if (++count <= 4) missing += " " + peer.member.id.brief();
     }
     if (count == 0) return;
-    const wire::Notice line{"waiting for " + plural(count, "peer") + " in " + wire::describe(key) + ":" + missing};
+    const wire::Notice line{"waiting for " + plural(count, "peer") + " in " + wire::describe(key) +
+                            ":" + missing};
     for (const Peer& peer : members_) {
-      if (peer.connection != 0 && has_entered(peer.member.id)) around_.send(peer.connection, collected_, line);
+      if (peer.connection != 0 && has_entered(peer.member.id))
+        around_.send(peer.connection, collected_, line);
     }
   };
   for (auto& [key, operation] : operations_) {
@@ -716,12 +762,14 @@ void Group::notice_stragglers(Instant now) {
 
 void Group::on_time(Instant now) {
   const auto seconds = [](Duration duration) {
-    return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(duration).count()) + " s";
+    return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(duration).count()) +
+           " s";
   };
   std::vector<Departed> gone;
   for (const Peer& peer : members_) {
     if (peer.connection != 0 && now - peer.heard >= options_.heartbeat_timeout) {
-      gone.push_back({peer.member.id, Code::evicted, "not heard for " + seconds(options_.heartbeat_timeout)});
+      gone.push_back(
+          {peer.member.id, Code::evicted, "not heard for " + seconds(options_.heartbeat_timeout)});
     } else if (peer.connection == 0 && now - peer.disconnected_at >= options_.reconnect_timeout) {
       gone.push_back({peer.member.id, Code::evicted,
                       "its control connection broke and did not come back within " +

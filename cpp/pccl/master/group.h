@@ -1,17 +1,18 @@
-// One group's membership, log, open calls and their verdicts. Pure: events in, messages out, no clock and no sockets.
+// One group's membership, log, open calls and their verdicts. Pure: events in, messages out, no
+// clock and no sockets.
 //
 //   event                      | what may follow
 //   ---------------------------+---------------------------------------------------------------------------------
-//   add_candidate, ask         | group not started and min_peers reached: epoch (admission); else Prepare, Expect
-//   prepared                   | the newcomer may enter at the next admit round
-//   enter round                | all members in: outcome, or epoch (admission) when newcomers are ready
-//   operation entered/done     | signatures differ: verdict mismatch; all done: verdict commit
-//   abort request              | verdict timeout/interrupted, unless decided already
-//   link report                | peer's control gone too: loss; stays: link reset (epoch, loss), plan without it, eviction
-//   control connection gone    | a broken link to it reported: loss; reconnect window over: loss
-//   blocked report             | nobody can move: verdict deadlock for every call waited in
-//   leave, silence, misuse     | loss
-//   loss                       | epoch (loss): policy-abort operations end, the others lose their `done`; rounds go on
+//   add_candidate, ask         | group not started and min_peers reached: epoch (admission); else
+//   Prepare, Expect prepared                   | the newcomer may enter at the next admit round
+//   enter round                | all members in: outcome, or epoch (admission) when newcomers are
+//   ready operation entered/done     | signatures differ: verdict mismatch; all done: verdict
+//   commit abort request              | verdict timeout/interrupted, unless decided already link
+//   report                | peer's control gone too: loss; stays: link reset (epoch, loss), plan
+//   without it, eviction control connection gone    | a broken link to it reported: loss; reconnect
+//   window over: loss blocked report             | nobody can move: verdict deadlock for every call
+//   waited in leave, silence, misuse     | loss loss                       | epoch (loss):
+//   policy-abort operations end, the others lose their `done`; rounds go on
 //
 // Every decision is an entry of the log, which all members see in the same order.
 #pragma once
@@ -37,9 +38,12 @@ struct Options {
   Duration heartbeat_timeout = std::chrono::seconds(6);
   Duration reconnect_timeout = std::chrono::seconds(10);
   Duration handshake_timeout = std::chrono::seconds(5);
-  Duration broken_link_grace = std::chrono::milliseconds(300);  // a killed peer's control connection breaks within it
-  Duration mismatch_grace = std::chrono::milliseconds(500);     // wait for more signatures before naming the odd one
-  Duration several_threads_grace = std::chrono::seconds(10);    // stuck, but a member has several threads
+  Duration broken_link_grace =
+      std::chrono::milliseconds(300);  // a killed peer's control connection breaks within it
+  Duration mismatch_grace =
+      std::chrono::milliseconds(500);  // wait for more signatures before naming the odd one
+  Duration several_threads_grace =
+      std::chrono::seconds(10);  // stuck, but a member has several threads
   Duration straggler_notice = std::chrono::seconds(10);
   std::uint32_t segment_bytes = 512 << 10;
   std::size_t max_open_calls = 1 << 16;  // per group
@@ -65,9 +69,11 @@ class Group {
 
   // The group as its members know it. REQUIRES: reports is not empty.
   static Group rebuild(std::uint32_t id, const Options& options, Surroundings& around,
-                       const std::vector<std::pair<ConnectionId, wire::Rejoin>>& reports, Instant now);
+                       const std::vector<std::pair<ConnectionId, wire::Rejoin>>& reports,
+                       Instant now);
 
-  void add_candidate(ConnectionId connection, const wire::Join& join, const std::string& seen, Instant now);
+  void add_candidate(ConnectionId connection, const wire::Join& join, const std::string& seen,
+                     Instant now);
   // A member's new control connection. False when it is a member no more.
   bool rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant now);
   void on_message(ConnectionId from, const wire::Frame& frame, Instant now);
@@ -131,7 +137,8 @@ class Group {
 
   // -- the log
   void append(std::variant<wire::EpochRecord, wire::Verdict, wire::Outcome> what);
-  void begin_epoch(wire::Cause cause, std::vector<wire::Departure> departures, std::vector<wire::OpKey> aborted);
+  void begin_epoch(wire::Cause cause, std::vector<wire::Departure> departures,
+                   std::vector<wire::OpKey> aborted);
   void decide(const wire::CallKey& key, Code code, const PeerId& culprit, const std::string& reason,
               const std::string& waiting);
   void advance_collected();
@@ -142,7 +149,8 @@ class Group {
   [[nodiscard]] bool newcomer_ready(const Peer& candidate) const;
   [[nodiscard]] bool newcomers_ready() const;
   void remove(const std::vector<Departed>& departed, Instant now);
-  bool plan_epoch();  // record_.plan for the present members; false when no plan avoids the unusable links
+  bool plan_epoch();  // record_.plan for the present members; false when no plan avoids the
+                      // unusable links
   [[nodiscard]] Peer* member(const PeerId& id);
   [[nodiscard]] Peer* by_connection(ConnectionId connection);
   [[nodiscard]] std::size_t rank_of(const PeerId& id) const;
@@ -162,8 +170,8 @@ class Group {
   Options options_;
   Surroundings& around_;
   wire::EpochRecord record_;
-  std::vector<Peer> members_;     // in rank order
-  std::vector<Peer> candidates_;  // in order of joining
+  std::vector<Peer> members_;       // in rank order
+  std::vector<Peer> candidates_;    // in order of joining
   std::deque<wire::LogEntry> log_;  // not yet collected by all
   std::uint64_t last_ordinal_ = 0;
   std::uint64_t collected_ = 0;
@@ -171,7 +179,7 @@ class Group {
   std::map<wire::OpKey, OpenOperation> operations_;
   std::map<wire::RoundKey, OpenRound> rounds_;
   std::map<std::pair<PeerId, PeerId>, LinkTrouble> trouble_;  // (reporter, about)
-  std::set<std::pair<PeerId, PeerId>> unusable_;              // smaller id first; the plan goes without
+  std::set<std::pair<PeerId, PeerId>> unusable_;  // smaller id first; the plan goes without
   std::optional<Instant> stuck_since_;
 };
 

@@ -28,7 +28,8 @@ bool Master::anonymous(ConnectionId connection) const {
 }
 
 Duration Master::tick() const {
-  Duration tick = std::min<Duration>(options_.heartbeat_interval / 2, std::chrono::milliseconds(500));
+  Duration tick =
+      std::min<Duration>(options_.heartbeat_interval / 2, std::chrono::milliseconds(500));
   for (const auto& [id, group] : groups_) {
     if (group->hurried()) tick = std::min<Duration>(tick, std::chrono::milliseconds(50));
   }
@@ -106,12 +107,13 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
     return;
   }
   if (const auto* first = std::get_if<wire::Join>(&frame.message)) {
-    // A newcomer of a run that this master (restarted) does not know yet: it shall come again when the members are
-    // back, rather than found a run of its own here.
+    // A newcomer of a run that this master (restarted) does not know yet: it shall come again when
+    // the members are back, rather than found a run of its own here.
     if (frame.envelope.run != 0 && frame.envelope.run != run_) return close(id);
     return join(id, connection, *first, now);
   }
-  if (std::holds_alternative<wire::Rejoin>(frame.message)) return rejoin(id, connection, frame, now);
+  if (std::holds_alternative<wire::Rejoin>(frame.message))
+    return rejoin(id, connection, frame, now);
   on_garbage(id, {Code::refused, "the first message must be Join or Rejoin", {}, {}}, now);
 }
 
@@ -121,7 +123,8 @@ void Master::join(ConnectionId id, Connection& connection, const wire::Join& joi
   }
   if (join.addresses.size() > 64) return refuse(id, Code::refused, "too many addresses");
   wire::Join seen = join;
-  // The address this connection comes from is one more way to reach the peer; most likely the best one.
+  // The address this connection comes from is one more way to reach the peer; most likely the best
+  // one.
   if (!join.addresses.empty()) {
     const wire::Address source{connection.address, join.addresses.front().port};
     std::erase(seen.addresses, source);
@@ -131,7 +134,8 @@ void Master::join(ConnectionId id, Connection& connection, const wire::Join& joi
   group_for(join.group).add_candidate(id, seen, connection.address, now);
 }
 
-void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now) {
+void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame,
+                    Instant now) {
   const auto& rejoin = std::get<wire::Rejoin>(frame.message);
   if (frame.envelope.run == run_ && frame.envelope.term == term_) {
     const auto it = groups_.find(rejoin.group);
@@ -142,7 +146,8 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
     }
     return refuse(id, Code::evicted, "the run went on without this peer");
   }
-  // Another master's member. It is welcome if this one has no run of its own yet and follows that term.
+  // Another master's member. It is welcome if this one has no run of its own yet and follows that
+  // term.
   const bool same_run = frame.envelope.run == run_;
   if (!same_run && !groups_.empty()) {
     return refuse(id, Code::evicted, "this master serves another run");
@@ -160,11 +165,13 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
   term_ = std::max(term_, frame.envelope.term + 1);
   Recovery& recovery = recoveries_[rejoin.group];
   if (recovery.reports.empty()) recovery.since = now;
-  std::erase_if(recovery.reports, [&](const auto& report) { return report.second.id == rejoin.id; });
+  std::erase_if(recovery.reports,
+                [&](const auto& report) { return report.second.id == rejoin.id; });
   recovery.reports.emplace_back(id, rejoin);
   joins_ = std::max(joins_, [&] {
     std::uint64_t highest = 0;
-    for (const wire::Member& member : rejoin.report.record.members) highest = std::max(highest, member.joined);
+    for (const wire::Member& member : rejoin.report.record.members)
+      highest = std::max(highest, member.joined);
     return highest;
   }());
   recover_if_ready(rejoin.group, now);
@@ -191,18 +198,19 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
   std::vector<std::pair<ConnectionId, wire::Rejoin>> reports = std::move(recovery.reports);
   recoveries_.erase(it);
   for (const auto& [id, rejoin] : reports) connections_[id].group = group_id;
-  log("group " + std::to_string(group_id) + ": brought back from the reports of " + std::to_string(back) + " of " +
-      std::to_string(all) + " members");
+  log("group " + std::to_string(group_id) + ": brought back from the reports of " +
+      std::to_string(back) + " of " + std::to_string(all) + " members");
   groups_[group_id].reset(new Group(Group::rebuild(group_id, options_, *this, reports, now)));
 }
 
 void Master::on_time(Instant now) {
   std::vector<ConnectionId> mute;
   for (const auto& [id, connection] : connections_) {
-    const bool recovering = std::any_of(recoveries_.begin(), recoveries_.end(), [&, at = id](const auto& item) {
-      return std::any_of(item.second.reports.begin(), item.second.reports.end(),
-                         [&](const auto& report) { return report.first == at; });
-    });
+    const bool recovering =
+        std::any_of(recoveries_.begin(), recoveries_.end(), [&, at = id](const auto& item) {
+          return std::any_of(item.second.reports.begin(), item.second.reports.end(),
+                             [&](const auto& report) { return report.first == at; });
+        });
     if (!connection.group && !connection.closing && !recovering &&
         now - connection.since >= options_.handshake_timeout) {
       mute.push_back(id);

@@ -1,5 +1,6 @@
-// The master: routes each control connection to its group, and brings a run back from its members' reports when this
-// master has no memory of it. Pure: (event, now) in, actions out. server.cpp is the only file with I/O.
+// The master: routes each control connection to its group, and brings a run back from its members'
+// reports when this master has no memory of it. Pure: (event, now) in, actions out. server.cpp is
+// the only file with I/O.
 #pragma once
 
 #include <map>
@@ -29,10 +30,11 @@ using Action = std::variant<Send, Close, LogLine>;
 // *one thread: the server's*
 class Master final : private Surroundings {
  public:
-  Master(const Options& options, std::uint64_t run, std::uint32_t term) : options_(options), run_(run), term_(term) {}
+  Master(const Options& options, std::uint64_t run, std::uint32_t term)
+      : options_(options), run_(run), term_(term) {}
 
-  // `address`: where the connection comes from, without the port. It is dropped when it says nothing for the
-  // handshake timeout.
+  // `address`: where the connection comes from, without the port. It is dropped when it says
+  // nothing for the handshake timeout.
   void on_connect(ConnectionId connection, const std::string& address, Instant now);
   void on_frame(ConnectionId connection, const wire::Frame& frame, Instant now);
   // The bytes were not ours; `error` says why. The connection is refused with that sentence.

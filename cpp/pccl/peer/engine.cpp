@@ -11,13 +11,16 @@
 namespace pccl::peer {
 namespace {
 
-// A small operation is done before the master needs to hear that it began: the entry is reported only after this.
+// A small operation is done before the master needs to hear that it began: the entry is reported
+// only after this.
 constexpr Duration kEnterDelay = std::chrono::milliseconds(1);
 constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
-constexpr Duration kDialStagger = std::chrono::milliseconds(200);    // between the addresses of one peer
-constexpr Duration kControlRetry = std::chrono::milliseconds(250);   // re-dialling a master that was there
-constexpr Duration kJoinRetry = std::chrono::seconds(1);             // dialling a master that was not
-constexpr Duration kAbortGrace = std::chrono::seconds(1);            // for a verdict after giving up
+constexpr Duration kDialStagger =
+    std::chrono::milliseconds(200);  // between the addresses of one peer
+constexpr Duration kControlRetry =
+    std::chrono::milliseconds(250);                        // re-dialling a master that was there
+constexpr Duration kJoinRetry = std::chrono::seconds(1);   // dialling a master that was not
+constexpr Duration kAbortGrace = std::chrono::seconds(1);  // for a verdict after giving up
 constexpr Duration kBlockedAfter = std::chrono::seconds(1);
 constexpr std::size_t kMaxParked = 64;
 constexpr std::size_t kMaxHandshakes = 512;
@@ -27,8 +30,10 @@ constexpr std::uint32_t kLocalStripes = 1;
 std::uint64_t signature_hash(const OperationRequest& request, const wire::Plan& plan) {
   wire::Bytes bytes;
   wire::Writer writer(bytes);
-  writer(static_cast<std::uint8_t>(request.op), request.rerun, request.structure, topology::hash(plan));
-  // Reserved from the first version on, so that members of mixed versions disagree loudly: weight, quantization.
+  writer(static_cast<std::uint8_t>(request.op), request.rerun, request.structure,
+         topology::hash(plan));
+  // Reserved from the first version on, so that members of mixed versions disagree loudly: weight,
+  // quantization.
   writer(std::uint8_t{0}, std::uint8_t{0});
   for (const collective::ArrayRef& array : request.arrays) {
     writer(array.count, static_cast<std::uint8_t>(array.dtype));
@@ -52,7 +57,8 @@ Standing Engine::standing() const {
   return joined_once_ && !asked_ ? Standing::newcomer : Standing::joining;
 }
 
-// ---- the control connection ---------------------------------------------------------------------------------------
+// ---- the control connection
+// ---------------------------------------------------------------------------------------
 
 void Engine::start(Instant now) {
   now_ = now;
@@ -77,7 +83,8 @@ void Engine::on_control_bytes(std::span<const std::uint8_t> bytes, Instant now) 
   control_heard_ = now;
   const Status status = session_.on_bytes(bytes);
   if (status || out_) return;
-  if (!joined_once_) return die({Code::refused, "this is no pccl master: " + status.error().reason, {}, {}});
+  if (!joined_once_)
+    return die({Code::refused, "this is no pccl master: " + status.error().reason, {}, {}});
   actions_.close_control = true;
   on_control_lost(status.error().reason, now);
 }
@@ -114,7 +121,8 @@ void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
     if (again) log(LogLevel::info, "back at the master");
     for (auto& [id, link] : links_) {
       if (link.wanted && !link.up) {
-        session_.report_link(id, link.reported ? wire::LinkState::unreachable : wire::LinkState::broken,
+        session_.report_link(id,
+                             link.reported ? wire::LinkState::unreachable : wire::LinkState::broken,
                              link.last_failure);
       }
     }
@@ -167,7 +175,8 @@ void Engine::die(Error error) {
   actions_.calls_ended = true;
 }
 
-// ---- epochs -------------------------------------------------------------------------------------------------------
+// ---- epochs
+// -------------------------------------------------------------------------------------------------------
 
 void Engine::on_epoch(const Record& record) {
   if (out_) return;
@@ -183,13 +192,16 @@ void Engine::on_epoch(const Record& record) {
     round_counts_.clear();
     newcomers_wait_.reset();
     if (founded) fresh_ = true;
-    // Everybody stood in the admit round. A call of another thread that was under way has lost its number.
-    const Error late{Code::invalid_usage, "newcomers were let in while this call was under way", {}, {}};
+    // Everybody stood in the admit round. A call of another thread that was under way has lost its
+    // number.
+    const Error late{
+        Code::invalid_usage, "newcomers were let in while this call was under way", {}, {}};
     std::vector<wire::OpKey> keys;
     for (const auto& [key, operation] : operations_) keys.push_back(key);
     for (const wire::OpKey& key : keys) end_operation(key, late, record);
     for (auto& [key, round] : rounds_) {
-      end_call(*round.call, key.kind == wire::RoundKind::admit ? Error{Code::ok, {}, {}, {}} : late, record);
+      end_call(*round.call, key.kind == wire::RoundKind::admit ? Error{Code::ok, {}, {}, {}} : late,
+               record);
     }
     rounds_.clear();
   }
@@ -201,7 +213,8 @@ void Engine::on_epoch(const Record& record) {
       Operation& operation = operations_.at(key);
       if (std::find(record->aborted.begin(), record->aborted.end(), key) != record->aborted.end()) {
         const auto error = session_.take_covering(key);
-        end_operation(key, error ? *error : Error{Code::peer_lost, "a member was lost", {}, {}}, record);
+        end_operation(key, error ? *error : Error{Code::peer_lost, "a member was lost", {}, {}},
+                      record);
       } else if (record->members.size() == 1 && operation.request.alone_is_error) {
         end_operation(key, {Code::too_few_peers, "all other members are gone", {}, {}}, record);
       } else {
@@ -225,7 +238,8 @@ void Engine::on_epoch(const Record& record) {
   actions_.calls_ended = true;  // somebody may wait to be let in
 }
 
-// ---- calls --------------------------------------------------------------------------------------------------------
+// ---- calls
+// --------------------------------------------------------------------------------------------------------
 
 CallPtr Engine::enter(wire::RoundKind kind, Instant now) {
   now_ = now;
@@ -328,8 +342,8 @@ void Engine::report_entered(Instant now, bool all) {
     if (it == operations_.end() || it->second.entered) continue;
     Operation& operation = it->second;
     operation.entered = true;
-    states.push_back(
-        {it->first, operation.attempt, wire::OpPhase::entered, operation.request.rerun, operation.signature});
+    states.push_back({it->first, operation.attempt, wire::OpPhase::entered, operation.request.rerun,
+                      operation.signature});
   }
   session_.report(states);
 }
@@ -370,7 +384,10 @@ void Engine::on_verdict(const wire::Verdict& verdict) {
     newcomers_wait_ = verdict.newcomers_wait;
     if (it == operations_.end()) return;
     if (!it->second.finished) {
-      return die({Code::internal_error, "the master committed an operation that is not done here", {}, {}});
+      return die({Code::internal_error,
+                  "the master committed an operation that is not done here",
+                  {},
+                  {}});
     }
     const collective::Traffic moved = executor_.traffic(verdict.key);
     executor_.commit(verdict.key);
@@ -386,7 +403,8 @@ void Engine::on_verdict(const wire::Verdict& verdict) {
     return;
   }
   const auto error = session_.take_covering(verdict.key);
-  end_operation(verdict.key, error ? *error : Error{verdict.code, verdict.reason, {}, {}}, record());
+  end_operation(verdict.key, error ? *error : Error{verdict.code, verdict.reason, {}, {}},
+                record());
 }
 
 void Engine::on_outcome(const wire::Outcome& outcome) {
@@ -419,9 +437,11 @@ void Engine::abort(const CallPtr& call, Code code, Instant now) {
   session_.request_abort(call->key, code);
 }
 
-// ---- links --------------------------------------------------------------------------------------------------------
+// ---- links
+// --------------------------------------------------------------------------------------------------------
 
-// Which peers we need a link to: those of the plan; for a newcomer all members; and newcomers that may dial us.
+// Which peers we need a link to: those of the plan; for a newcomer all members; and newcomers that
+// may dial us.
 void Engine::choose_links() {
   std::map<PeerId, wire::Member> wanted;
   if (const Record& world = record()) {
@@ -503,7 +523,8 @@ void Engine::dial(Link& link, const wire::Address& address, std::uint32_t stripe
 // The newer peer of a pair dials, one address after the other until one answers.
 void Engine::dial_due(Instant now) {
   for (auto& [peer, link] : links_) {
-    if (link.up || !link.wanted || joined_ <= link.peer.joined || link.peer.addresses.empty()) continue;
+    if (link.up || !link.wanted || joined_ <= link.peer.joined || link.peer.addresses.empty())
+      continue;
     while (now >= link.next_dial && link.dials_open < link.peer.addresses.size()) {
       if (link.dials_open == 0) link.generation = next_generation_++;
       dial(link, link.peer.addresses[link.next_address++ % link.peer.addresses.size()], 0);
@@ -525,7 +546,8 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
   const bool useful = link != links_.end() && link->second.generation == dial.generation &&
                       (dial.stripe == 0 ? !link->second.up : link->second.up);
   if (!useful) {
-    if (link != links_.end() && dial.stripe == 0 && link->second.dials_open > 0) --link->second.dials_open;
+    if (link != links_.end() && dial.stripe == 0 && link->second.dials_open > 0)
+      --link->second.dials_open;
     actions_.close.push_back(stripe);
     return;
   }
@@ -536,8 +558,9 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
   state.local = local;
   state.address = dial.address;
   state.deadline = now + kHandshakeTimeout;
-  const std::uint32_t wanted = options_.settings.stripes != 0 ? options_.settings.stripes
-                                                              : (local ? kLocalStripes : kRemoteStripes);
+  const std::uint32_t wanted = options_.settings.stripes != 0
+                                   ? options_.settings.stripes
+                                   : (local ? kLocalStripes : kRemoteStripes);
   state.hello = {session_.run(), id(), dial.peer, dial.generation, dial.stripe, wanted};
   wire::Bytes payload;
   wire::Writer writer(payload);
@@ -556,7 +579,8 @@ void Engine::on_dial_failed(std::uint64_t token, const std::string& reason, Inst
   dials_.erase(it);
   const auto link = links_.find(dial.peer);
   if (link == links_.end()) return;
-  link->second.last_failure = dial.address.host + ":" + std::to_string(dial.address.port) + ": " + reason;
+  link->second.last_failure =
+      dial.address.host + ":" + std::to_string(dial.address.port) + ": " + reason;
   if (dial.stripe == 0 && link->second.dials_open > 0) --link->second.dials_open;
 }
 
@@ -582,22 +606,25 @@ Status Engine::on_hello(StripeState& state, const link::FrameHeader& header,
   }
   if (header.type == link::FrameType::refused) {
     return Status(Code::refused,
-                  "refused: " + std::string(payload.begin(), payload.begin() + static_cast<std::ptrdiff_t>(
-                                                                 std::min<std::size_t>(payload.size(), 256))));
+                  "refused: " + std::string(payload.begin(),
+                                            payload.begin() +
+                                                static_cast<std::ptrdiff_t>(
+                                                    std::min<std::size_t>(payload.size(), 256))));
   }
   link::Hello hello;
   wire::Reader reader(payload);
   reader(hello);
   if (!reader.complete()) return Status(Code::refused, "a malformed handshake");
   if (!greeting) {
-    if (hello.from != state.peer || hello.to != id()) return Status(Code::refused, "another peer answered");
+    if (hello.from != state.peer || hello.to != id())
+      return Status(Code::refused, "another peer answered");
     establish(state);
     return {};
   }
   state.hello = hello;
   const bool stranger = !links_.contains(hello.from);
-  if (hello.to != id() || (session_.run() != 0 && hello.run != session_.run()) || hello.stripes > 256 ||
-      hello.stripe >= std::max(1U, hello.stripes)) {
+  if (hello.to != id() || (session_.run() != 0 && hello.run != session_.run()) ||
+      hello.stripes > 256 || hello.stripe >= std::max(1U, hello.stripes)) {
     link::FrameHeader answer;
     answer.type = link::FrameType::refused;
     const std::string why = hello.to != id() ? "another peer listens here" : "not of this run";
@@ -638,8 +665,8 @@ void Engine::accept_hello(StripeState& state) {
   header.type = link::FrameType::welcome;
   wire::Bytes payload;
   wire::Writer writer(payload);
-  writer(link::Hello{session_.run(), this->id(), state.peer, state.hello.generation, state.hello.stripe,
-                     state.hello.stripes});
+  writer(link::Hello{session_.run(), this->id(), state.peer, state.hello.generation,
+                     state.hello.stripe, state.hello.stripes});
   state.stripe->push(link::make_frame(header, std::move(payload)));
   establish(state);
 }
@@ -648,7 +675,8 @@ void Engine::establish(StripeState& state) {
   Link& link = links_.at(state.peer);
   state.established = true;
   const std::uint64_t id = state.stripe->id();
-  if (state.dialled && (link.generation != state.hello.generation || (link.up && state.hello.stripe == 0))) {
+  if (state.dialled &&
+      (link.generation != state.hello.generation || (link.up && state.hello.stripe == 0))) {
     return close_stripe(id);  // another address was faster
   }
   link.stripes.push_back(id);
@@ -661,7 +689,8 @@ void Engine::establish(StripeState& state) {
                  (options_.settings.checksum == Checksum::automatic && !state.local);
   if (state.dialled) {
     if (link.dials_open > 0) --link.dials_open;
-    for (std::uint32_t stripe = 1; stripe < state.hello.stripes; ++stripe) dial(link, state.address, stripe);
+    for (std::uint32_t stripe = 1; stripe < state.hello.stripes; ++stripe)
+      dial(link, state.address, stripe);
   }
   check_prepared();
 }
@@ -684,7 +713,8 @@ void Engine::link_down(Link& link, const std::string& reason, bool report) {
   std::erase_if(dials_, [&](const auto& item) { return item.second.peer == link.peer.id; });
   for (auto it = stripes_.begin(); it != stripes_.end();) {
     const std::uint64_t id = it->first;
-    const bool half_open = it->second.dialled && !it->second.established && it->second.peer == link.peer.id;
+    const bool half_open =
+        it->second.dialled && !it->second.established && it->second.peer == link.peer.id;
     ++it;
     if (half_open) close_stripe(id);
   }
@@ -711,7 +741,8 @@ void Engine::on_stripe_failed(std::uint64_t id, const std::string& reason, Insta
     return;
   }
   if (state.dialled && link != links_.end()) {
-    link->second.last_failure = state.address.host + ":" + std::to_string(state.address.port) + ": " + reason;
+    link->second.last_failure =
+        state.address.host + ":" + std::to_string(state.address.port) + ": " + reason;
     if (state.hello.stripe == 0 && link->second.dials_open > 0) --link->second.dials_open;
   }
   close_stripe(id);
@@ -755,7 +786,8 @@ link::Placement Engine::place(link::Stripe& from, const link::FrameHeader& heade
   return executor_.place(it->second.peer, header);
 }
 
-Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token, Buffer buffer) {
+Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token,
+                       Buffer buffer) {
   const auto it = stripes_.find(from.id());
   if (it == stripes_.end()) return {};
   return executor_.arrived(it->second.peer, header, token, std::move(buffer));
@@ -793,14 +825,16 @@ bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
 void Engine::watch_links() {
   std::vector<std::pair<PeerId, std::string>> unreachable;
   for (auto& [peer, link] : links_) {
-    const bool member = record() != nullptr && std::any_of(record()->members.begin(), record()->members.end(),
-                                                           [&](const auto& m) { return m.id == link.peer.id; });
+    const bool member =
+        record() != nullptr && std::any_of(record()->members.begin(), record()->members.end(),
+                                           [&](const auto& m) { return m.id == link.peer.id; });
     if (!link.up) {
-      if (link.wanted && !link.reported && now_ - link.down_since >= options_.settings.link_timeout &&
-          (member || prepare_)) {
+      if (link.wanted && !link.reported &&
+          now_ - link.down_since >= options_.settings.link_timeout && (member || prepare_)) {
         link.reported = true;
-        session_.report_link(peer, wire::LinkState::unreachable,
-                             link.last_failure.empty() ? "no connection came about" : link.last_failure);
+        session_.report_link(
+            peer, wire::LinkState::unreachable,
+            link.last_failure.empty() ? "no connection came about" : link.last_failure);
       }
       continue;
     }
@@ -816,7 +850,8 @@ void Engine::watch_links() {
     if (heard != link.bytes_heard || held) {
       link.bytes_heard = heard;
       link.heard = now_;
-    } else if (now_ - link.heard >= options_.settings.heartbeat_timeout && !link.reported && member) {
+    } else if (now_ - link.heard >= options_.settings.heartbeat_timeout && !link.reported &&
+               member) {
       link.reported = true;
       session_.report_link(peer, wire::LinkState::silent, "nothing heard on the link");
     }
@@ -830,7 +865,8 @@ void Engine::watch_links() {
   }
 }
 
-// ---- threads ------------------------------------------------------------------------------------------------------
+// ---- threads
+// ------------------------------------------------------------------------------------------------------
 
 void Engine::thread_inside(std::uint64_t thread) { threads_[thread].inside = true; }
 
@@ -868,8 +904,10 @@ void Engine::report_blocked(Instant now) {
     if (state.waits && !state.waits->done && now - state.since >= kBlockedAfter) {
       blocked.waits.push_back(state.waits->key);
     }
-    // A thread that began to wait a moment ago, or is about to continue, counts as outside: it is not blocked.
-    blocked.outside = blocked.outside || !state.waits || state.waits->done || now - state.since < kBlockedAfter;
+    // A thread that began to wait a moment ago, or is about to continue, counts as outside: it is
+    // not blocked.
+    blocked.outside =
+        blocked.outside || !state.waits || state.waits->done || now - state.since < kBlockedAfter;
   }
   std::uint64_t bytes = 0;
   for (const auto& [id, state] : stripes_) {
@@ -888,7 +926,8 @@ void Engine::report_blocked(Instant now) {
   session_.blocked(blocked);
 }
 
-// ---- time ---------------------------------------------------------------------------------------------------------
+// ---- time
+// ---------------------------------------------------------------------------------------------------------
 
 void Engine::on_time(Instant now) {
   now_ = now;
@@ -906,20 +945,28 @@ void Engine::on_time(Instant now) {
     const Code code = until.second == Code::interrupted ? Code::interrupted : Code::timeout;
     const std::string what = wire::describe(key);
     session_.leave("gave up on " + what);
-    die({code, "no verdict on " + what + " within a second after giving up; this peer has left the run", {}, {}});
+    die({code,
+         "no verdict on " + what + " within a second after giving up; this peer has left the run",
+         {},
+         {}});
     return;
   }
   if (!control_open_ && !dialling_control_) {
     if (joined_once_ && now - control_lost_at_ >= settings.reconnect_timeout) {
-      return die({Code::master_lost, "the master could not be reached again: " + control_failure_, {}, {}});
+      return die({Code::master_lost,
+                  "the master could not be reached again: " + control_failure_,
+                  {},
+                  {}});
     }
     if (now >= next_control_dial_) {
       dialling_control_ = true;
       actions_.dial_control = true;
       next_control_dial_ = now + kControlRetry;
     }
-  } else if (!control_open_ && joined_once_ && now - control_lost_at_ >= settings.reconnect_timeout) {
-    return die({Code::master_lost, "the master could not be reached again: " + control_failure_, {}, {}});
+  } else if (!control_open_ && joined_once_ &&
+             now - control_lost_at_ >= settings.reconnect_timeout) {
+    return die(
+        {Code::master_lost, "the master could not be reached again: " + control_failure_, {}, {}});
   }
   if (control_open_ && now - control_heard_ >= settings.heartbeat_timeout) {
     actions_.close_control = true;
@@ -951,7 +998,8 @@ Instant Engine::next_deadline() const {
   if (!control_open_ && !dialling_control_) next = std::min(next, next_control_dial_);
   for (const auto& [key, until] : aborting_) next = std::min(next, until.first);
   for (const auto& [peer, link] : links_) {
-    if (!link.up && link.wanted && joined_ > link.peer.joined && link.dials_open < link.peer.addresses.size()) {
+    if (!link.up && link.wanted && joined_ > link.peer.joined &&
+        link.dials_open < link.peer.addresses.size()) {
       next = std::min(next, link.next_dial);
     }
   }
@@ -966,7 +1014,8 @@ EngineActions Engine::take_actions() {
       const auto it = operations_.find(key);
       // Alone, or aborted a moment ago: nobody asks.
       if (it == operations_.end() || !it->second.finished) continue;
-      states.push_back({key, it->second.attempt, wire::OpPhase::done, it->second.request.rerun, it->second.signature});
+      states.push_back({key, it->second.attempt, wire::OpPhase::done, it->second.request.rerun,
+                        it->second.signature});
     }
     session_.report(states);
   }

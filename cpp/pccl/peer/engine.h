@@ -1,5 +1,6 @@
-// One peer, whole: the session with the master, the links to other peers, the operations over them, and the calls of
-// the user. Sans-I/O: a shell (runtime.cpp, or the simulator) brings events and carries out actions.
+// One peer, whole: the session with the master, the links to other peers, the operations over them,
+// and the calls of the user. Sans-I/O: a shell (runtime.cpp, or the simulator) brings events and
+// carries out actions.
 #pragma once
 
 #include <atomic>
@@ -20,8 +21,8 @@
 
 namespace pccl::peer {
 
-// A round or an operation, from the user's call to its end. Made by the engine; `done` may be read by any thread, the
-// results only after it.
+// A round or an operation, from the user's call to its end. Made by the engine; `done` may be read
+// by any thread, the results only after it.
 struct Call {
   wire::CallKey key;
   std::atomic<bool> done{false};
@@ -56,15 +57,15 @@ struct DialRequest {
 
 // What the shell has to do after it brought an event.
 struct EngineActions {
-  std::vector<wire::Bytes> control;          // write to the control connection
-  bool dial_control = false;                 // connect to the master (again)
-  bool close_control = false;                // flush, then close
-  std::vector<DialRequest> dials;            // connect to a peer; answered by on_dialled or on_dial_failed
-  std::vector<std::uint64_t> flush;          // stripes that may have something to write
-  std::vector<std::uint64_t> resume;         // stripes that may be read again
-  std::vector<std::uint64_t> close;          // flush what is lined up without waiting, then close
+  std::vector<wire::Bytes> control;   // write to the control connection
+  bool dial_control = false;          // connect to the master (again)
+  bool close_control = false;         // flush, then close
+  std::vector<DialRequest> dials;     // connect to a peer; answered by on_dialled or on_dial_failed
+  std::vector<std::uint64_t> flush;   // stripes that may have something to write
+  std::vector<std::uint64_t> resume;  // stripes that may be read again
+  std::vector<std::uint64_t> close;   // flush what is lined up without waiting, then close
   std::vector<std::pair<LogLevel, std::string>> log;
-  bool calls_ended = false;                  // wake who waits for a call
+  bool calls_ended = false;  // wake who waits for a call
 };
 
 // Where the peer stands in the run.
@@ -72,7 +73,7 @@ enum class Standing {
   joining,   // no answer of the master yet, or waiting to be let in
   newcomer,  // joined; a member from its first collective call on
   member,
-  out,       // closed, evicted, cut off: `Engine::end()` says why
+  out,  // closed, evicted, cut off: `Engine::end()` says why
 };
 
 // *one thread at a time: whoever drives the loop*
@@ -104,14 +105,18 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
   // This peer's next call is a collective one; until it is a member, it waits to be let in.
   void request_admission(Instant now);
   [[nodiscard]] CallPtr enter(wire::RoundKind kind, Instant now);
-  // Arrays must stay valid until the call is done. Ends at once when the world is one (or with an error).
+  // Arrays must stay valid until the call is done. Ends at once when the world is one (or with an
+  // error).
   [[nodiscard]] CallPtr start_operation(OperationRequest request, Instant now);
-  // The caller gives up: the call still ends by the master's verdict, or a second from now by leaving the run.
+  // The caller gives up: the call still ends by the master's verdict, or a second from now by
+  // leaving the run.
   void abort(const CallPtr& call, Code code, Instant now);
   void leave(const std::string& reason, Instant now);
 
   // Level 2's admission point asks the master only when newcomers wait or nobody knows.
-  [[nodiscard]] bool admission_round_needed() const { return !newcomers_wait_.has_value() || *newcomers_wait_; }
+  [[nodiscard]] bool admission_round_needed() const {
+    return !newcomers_wait_.has_value() || *newcomers_wait_;
+  }
   void pass_admission_point() { newcomers_wait_.reset(); }
   // No collective call yet since this peer was let in; `use_fresh` is that call.
   [[nodiscard]] bool fresh() const { return fresh_; }
@@ -144,8 +149,8 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
     OperationRequest request;
     std::uint64_t attempt = 0;
     wire::Signature signature;
-    bool entered = false;  // the master knows of this attempt
-    bool finished = false; // waits for its verdict
+    bool entered = false;   // the master knows of this attempt
+    bool finished = false;  // waits for its verdict
     Instant enter_due{};
   };
   struct RoundCall {
@@ -153,7 +158,7 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
   };
   struct Link {
     wire::Member peer;
-    bool wanted = false;             // the plan uses it, or a newcomer prepares it
+    bool wanted = false;  // the plan uses it, or a newcomer prepares it
     bool up = false;
     bool checked = false;
     std::uint64_t generation = 0;
@@ -173,14 +178,14 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
   };
   struct StripeState {
     std::unique_ptr<link::Stripe> stripe;
-    PeerId peer;               // zero until the hello
+    PeerId peer;  // zero until the hello
     bool dialled = false;
     bool local = false;
     bool established = false;
-    bool parked = false;       // a hello from somebody the next epoch may name
+    bool parked = false;  // a hello from somebody the next epoch may name
     link::Hello hello;
     wire::Address address;
-    Instant deadline{};        // of the handshake
+    Instant deadline{};  // of the handshake
   };
   struct Dial {
     PeerId peer;
@@ -212,7 +217,8 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
   bool checked(const PeerId& peer) override;
   // link::Traffic
   link::Placement place(link::Stripe& from, const link::FrameHeader& header) override;
-  Status arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token, Buffer buffer) override;
+  Status arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token,
+                 Buffer buffer) override;
   void voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) override;
   Status control(link::Stripe& from, const link::FrameHeader& header,
                  std::span<const std::uint8_t> payload) override;
@@ -281,9 +287,11 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
   // calls
   std::map<wire::OpKey, Operation> operations_;
   std::map<wire::RoundKey, RoundCall> rounds_;
-  std::map<wire::CallKey, std::pair<Instant, Code>> aborting_;  // until when a verdict is waited for
-  std::deque<std::pair<Instant, wire::OpKey>> entering_;        // reports of entry that fall due, in order
-  std::vector<wire::OpKey> done_;                               // finished, to be reported
+  std::map<wire::CallKey, std::pair<Instant, Code>>
+      aborting_;  // until when a verdict is waited for
+  std::deque<std::pair<Instant, wire::OpKey>>
+      entering_;                   // reports of entry that fall due, in order
+  std::vector<wire::OpKey> done_;  // finished, to be reported
   std::uint64_t untagged_ = 0;
   std::map<std::uint64_t, std::uint64_t> tagged_;
   std::map<wire::RoundKind, std::uint64_t> round_counts_;

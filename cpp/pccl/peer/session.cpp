@@ -28,10 +28,11 @@ Error loss_error(const wire::EpochRecord& record) {
 
 }  // namespace
 
-// Between Rejoin and Welcome nothing else is said: a restarted master does not know us yet. What changes meanwhile is
-// said again on Welcome.
+// Between Rejoin and Welcome nothing else is said: a restarted master does not know us yet. What
+// changes meanwhile is said again on Welcome.
 void Session::say(const wire::Message& message) {
-  const bool first = std::holds_alternative<wire::Join>(message) || std::holds_alternative<wire::Rejoin>(message);
+  const bool first =
+      std::holds_alternative<wire::Join>(message) || std::holds_alternative<wire::Rejoin>(message);
   if (!open_ || (!welcomed_ && !first)) return;
   output_.push_back(wire::encode({run_, term_, applied_}, message));
 }
@@ -44,8 +45,8 @@ void Session::on_open() {
   if (member()) {
     say(wire::Rejoin{options_.id, options_.group, make_report()});
   } else {
-    say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting, options_.start_only,
-                   options_.addresses, options_.software});
+    say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting,
+                   options_.start_only, options_.addresses, options_.software});
   }
 }
 
@@ -97,7 +98,9 @@ void Session::on_frame(const wire::Frame& frame) {
                    if (again && member()) say_again();
                    host_.on_welcome(welcome, again);
                  },
-                 [&](const wire::Refused& refused) { host_.on_refused({refused.code, refused.reason, {}, {}}); },
+                 [&](const wire::Refused& refused) {
+                   host_.on_refused({refused.code, refused.reason, {}, {}});
+                 },
                  [&](const wire::Log& log) {
                    for (const wire::LogEntry& entry : log.entries) {
                      broken_ = apply(entry);
@@ -108,7 +111,9 @@ void Session::on_frame(const wire::Frame& frame) {
                  [&](const wire::Expect& expect) { host_.on_expect(expect); },
                  [&](const wire::Notice& notice) { host_.on_notice(notice.text); },
                  [&](const wire::Heartbeat&) {},
-                 [&](const auto&) { broken_ = Status(Code::refused, "a message that masters do not send"); },
+                 [&](const auto&) {
+                   broken_ = Status(Code::refused, "a message that masters do not send");
+                 },
              },
              frame.message);
 }
@@ -116,7 +121,8 @@ void Session::on_frame(const wire::Frame& frame) {
 Status Session::apply(const wire::LogEntry& entry) {
   if (member()) {
     if (entry.ordinal <= applied_) return {};  // sent again after a reconnect
-    if (entry.ordinal != applied_ + 1) return Status(Code::refused, "the master skipped entries of the log");
+    if (entry.ordinal != applied_ + 1)
+      return Status(Code::refused, "the master skipped entries of the log");
   } else if (!std::holds_alternative<wire::EpochRecord>(entry.what)) {
     return Status(Code::refused, "the log of a newcomer must begin with an epoch");
   }
@@ -142,7 +148,8 @@ Status Session::apply(const wire::LogEntry& entry) {
                    operations_.erase(verdict.key);
                    aborts_.erase(verdict.key);
                    if (verdict.code != Code::ok) {
-                     covering_[verdict.key] = {verdict.code, verdict.reason, verdict.culprit, verdict.waiting};
+                     covering_[verdict.key] = {verdict.code, verdict.reason, verdict.culprit,
+                                               verdict.waiting};
                    }
                    host_.on_verdict(verdict);
                  },
@@ -150,7 +157,8 @@ Status Session::apply(const wire::LogEntry& entry) {
                    rounds_.erase(outcome.key);
                    aborts_.erase(outcome.key);
                    if (outcome.code != Code::ok) {
-                     covering_[outcome.key] = {outcome.code, outcome.reason, outcome.culprit, outcome.waiting};
+                     covering_[outcome.key] = {outcome.code, outcome.reason, outcome.culprit,
+                                               outcome.waiting};
                    }
                    host_.on_outcome(outcome);
                  },

@@ -1,5 +1,5 @@
-// A peer's conversation with the master: joins, follows the group's log, reports its calls, comes back after a broken
-// connection. Sans-I/O: bytes in, bytes out; what it learns goes to its host.
+// A peer's conversation with the master: joins, follows the group's log, reports its calls, comes
+// back after a broken connection. Sans-I/O: bytes in, bytes out; what it learns goes to its host.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,8 @@ struct JoinOptions {
   std::uint32_t group = 0;
   std::uint32_t min_peers = 1;
   bool waiting = true;      // wait to be a member from the start
-  bool start_only = false;  // ... unless the group has started already: then request_admission says when (level 2)
+  bool start_only = false;  // ... unless the group has started already: then request_admission says
+                            // when (level 2)
   std::vector<wire::Address> addresses;
   std::string software;
 };
@@ -66,7 +67,9 @@ class Session {
   void report_link(const PeerId& peer, wire::LinkState state, const std::string& reason);
   void blocked(const wire::Blocked& blocked);
   void leave(const std::string& reason);
-  void stop() { open_ = false; }  // nothing is heard or said any more; what was said is still to be written
+  void stop() {
+    open_ = false;
+  }  // nothing is heard or said any more; what was said is still to be written
   void heartbeat();
 
   // -- what the peer knows
@@ -98,7 +101,7 @@ class Session {
   Record record_;
   std::uint64_t applied_ = 0;
   std::uint64_t collected_ = 0;
-  std::deque<wire::LogEntry> log_;  // not known to be collected by all
+  std::deque<wire::LogEntry> log_;                   // not known to be collected by all
   std::map<wire::OpKey, wire::OpState> operations_;  // reported, without a verdict
   std::set<wire::RoundKey> rounds_;
   std::map<wire::CallKey, Code> aborts_;

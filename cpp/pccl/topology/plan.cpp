@@ -12,8 +12,9 @@ namespace {
 
 Edge edge(std::uint32_t a, std::uint32_t b) { return a < b ? Edge{a, b} : Edge{b, a}; }
 
-// Extends `order` to a ring over all ranks that avoids `unusable`, trying low ranks first. `budget` bounds the search:
-// with few unusable links a ring is found at once, with very many the answer "none" may be wrong for large worlds.
+// Extends `order` to a ring over all ranks that avoids `unusable`, trying low ranks first. `budget`
+// bounds the search: with few unusable links a ring is found at once, with very many the answer
+// "none" may be wrong for large worlds.
 bool extend_ring(std::vector<std::uint32_t>& order, std::vector<bool>& used, std::uint32_t world,
                  const std::set<Edge>& unusable, int& budget) {
   if (--budget < 0) return false;
@@ -52,7 +53,8 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
     plan.classes.push_back({kSingleOwnerBytes, wire::ScheduleKind::direct, first});
     plan.classes.push_back({kDirectBytes, wire::ScheduleKind::direct, equal});
   }
-  plan.classes.push_back({std::numeric_limits<std::uint64_t>::max(), wire::ScheduleKind::ring, equal});
+  plan.classes.push_back(
+      {std::numeric_limits<std::uint64_t>::max(), wire::ScheduleKind::ring, equal});
   return plan;
 }
 

@@ -1,5 +1,5 @@
-// The plan of an epoch: which schedule operations of each size run, and along which links. Pure integer functions of
-// what the master knows; peers only read the result.
+// The plan of an epoch: which schedule operations of each size run, and along which links. Pure
+// integer functions of what the master knows; peers only read the result.
 #pragma once
 
 #include <cstdint>
@@ -22,17 +22,21 @@ inline constexpr std::uint32_t kMaxMesh = 32;
 
 // Up to this many bytes one rank combines everything: the fewest messages.
 inline constexpr std::uint64_t kSingleOwnerBytes = 16 << 10;
-// Up to this many bytes every rank owns a share and sends directly; above, the ring's fewer, longer streams win.
+// Up to this many bytes every rank owns a share and sends directly; above, the ring's fewer, longer
+// streams win.
 inline constexpr std::uint64_t kDirectBytes = 512 << 10;
 
-// The plan for `world` ranks that uses none of the `unusable` links. Nothing when no ring avoids them all.
+// The plan for `world` ranks that uses none of the `unusable` links. Nothing when no ring avoids
+// them all.
 [[nodiscard]] std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_bytes,
                                                   const std::set<Edge>& unusable);
 
-// The size class an operation of `bytes` bytes runs in. `widens`: partial results of its elements take more bytes than
-// the elements (float16, bfloat16, small integers under avg), so `direct`, which sends elements only, is the better
-// choice at every size. REQUIRES: plan.classes is not empty.
-[[nodiscard]] const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, bool widens);
+// The size class an operation of `bytes` bytes runs in. `widens`: partial results of its elements
+// take more bytes than the elements (float16, bfloat16, small integers under avg), so `direct`,
+// which sends elements only, is the better choice at every size. REQUIRES: plan.classes is not
+// empty.
+[[nodiscard]] const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes,
+                                                bool widens);
 
 // All links the plan may use.
 [[nodiscard]] std::set<Edge> edges(const wire::Plan& plan);

@@ -1,5 +1,6 @@
-// Bytes <-> structs. A message is one struct with one field list (`fields`), used by both directions. Little-endian,
-// fixed-width; strings and lists carry a 32-bit count. Reading never trusts a count: it allocates only what was read.
+// Bytes <-> structs. A message is one struct with one field list (`fields`), used by both
+// directions. Little-endian, fixed-width; strings and lists carry a 32-bit count. Reading never
+// trusts a count: it allocates only what was read.
 #pragma once
 
 #include <array>
@@ -26,9 +27,12 @@ using Bytes = std::vector<std::uint8_t>;
 inline constexpr std::size_t kMaxString = 2048;
 
 template <class T>
-concept HasFields = requires(T& value, int& visitor) { &T::template fields<T, int>; };
+concept HasFields = requires(T& value, int& visitor) {
+  &T::template fields<T, int>;
+};
 
-// An enum on the wire: `constexpr unsigned enum_count(E)` beside it says how many values it has (0 .. count-1).
+// An enum on the wire: `constexpr unsigned enum_count(E)` beside it says how many values it has (0
+// .. count-1).
 template <class T>
 concept WireEnum = std::is_enum_v<T>;
 

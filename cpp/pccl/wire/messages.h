@@ -1,4 +1,5 @@
-// The control protocol: every message between a peer and the master. docs/protocol.md has the table.
+// The control protocol: every message between a peer and the master. docs/protocol.md has the
+// table.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +11,18 @@
 
 namespace pccl::wire {
 
-// ---- peer -> master -----------------------------------------------------------------------------------------------
+// ---- peer -> master
+// -----------------------------------------------------------------------------------------------
 
 // First message of a new peer. Answered by Welcome or Refused.
 struct Join {
   PeerId id;
   std::uint32_t group = 0;      // peers reduce only within a group
   std::uint32_t min_peers = 1;  // until the group has started: wait for that many
-  bool waiting = false;         // this peer waits to be a member now (else RequestAdmission follows some day)
-  bool start_only = false;      // ... but only as a founder: if the group has started, it does not wait yet
+  bool waiting =
+      false;  // this peer waits to be a member now (else RequestAdmission follows some day)
+  bool start_only =
+      false;  // ... but only as a founder: if the group has started, it does not wait yet
   std::vector<Address> addresses;
   std::string software;  // "pccl 0.1.0", for logs and refusals
   bool operator==(const Join&) const = default;
@@ -29,8 +33,8 @@ struct Join {
   }
 };
 
-// First message on a re-dialled control connection of a member. Answered by Welcome and the log's missing entries,
-// or Refused when the peer is a member no more.
+// First message on a re-dialled control connection of a member. Answered by Welcome and the log's
+// missing entries, or Refused when the peer is a member no more.
 struct Rejoin {
   PeerId id;
   std::uint32_t group = 0;
@@ -42,7 +46,8 @@ struct Rejoin {
   }
 };
 
-// A newcomer's first collective call: it waits to be let in. Answered by Prepare, in the end by an epoch.
+// A newcomer's first collective call: it waits to be let in. Answered by Prepare, in the end by an
+// epoch.
 struct RequestAdmission {
   bool operator==(const RequestAdmission&) const = default;
   template <class Self, class Visitor>
@@ -79,7 +84,8 @@ struct OpReport {
   }
 };
 
-// A member gives up on a call (deadline, Ctrl-C). Answered by the call's verdict, which may still be commit.
+// A member gives up on a call (deadline, Ctrl-C). Answered by the call's verdict, which may still
+// be commit.
 struct AbortRequest {
   CallKey key;
   Code code = Code::timeout;  // timeout or interrupted
@@ -111,7 +117,8 @@ struct LinkReport {
   }
 };
 
-// Where a member's threads have been blocked for a second or more. No waits: the report before is taken back.
+// Where a member's threads have been blocked for a second or more. No waits: the report before is
+// taken back.
 struct Blocked {
   std::vector<CallKey> waits;
   bool multi_threaded = false;  // more than one thread has used the communicator
@@ -141,14 +148,15 @@ struct Heartbeat {
   static void fields(Self&, Visitor&) {}
 };
 
-// ---- master -> peer -----------------------------------------------------------------------------------------------
+// ---- master -> peer
+// -----------------------------------------------------------------------------------------------
 
 // Answers Join and Rejoin.
 struct Welcome {
-  std::uint64_t joined = 0;        // this peer's join ordinal
-  bool group_started = false;      // at a Join: the group has members already
-  std::uint32_t waiting_for = 0;   // peers still missing until min_peers are there
-  std::string seen;                // the address the master sees this peer at
+  std::uint64_t joined = 0;       // this peer's join ordinal
+  bool group_started = false;     // at a Join: the group has members already
+  std::uint32_t waiting_for = 0;  // peers still missing until min_peers are there
+  std::string seen;               // the address the master sees this peer at
   bool operator==(const Welcome&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
@@ -177,7 +185,8 @@ struct Log {
   }
 };
 
-// To a waiting newcomer: dial these members. Sent again whenever the membership changes. Answered by Prepared.
+// To a waiting newcomer: dial these members. Sent again whenever the membership changes. Answered
+// by Prepared.
 struct Prepare {
   std::uint64_t epoch = 0;
   std::vector<Member> members;
@@ -208,22 +217,26 @@ struct Notice {
   }
 };
 
-// ---- the envelope -------------------------------------------------------------------------------------------------
+// ---- the envelope
+// -------------------------------------------------------------------------------------------------
 
 // The index in this list is the type byte on the wire: append only.
-using Message = std::variant<Join, Rejoin, RequestAdmission, Prepared, EnterRound, OpReport, AbortRequest, LinkReport,
-                             Blocked, Leave, Heartbeat, Welcome, Refused, Log, Prepare, Expect, Notice>;
+using Message = std::variant<Join, Rejoin, RequestAdmission, Prepared, EnterRound, OpReport,
+                             AbortRequest, LinkReport, Blocked, Leave, Heartbeat, Welcome, Refused,
+                             Log, Prepare, Expect, Notice>;
 
 // What every control frame starts with.
 struct Envelope {
-  std::uint64_t run = 0;      // run id; 0 in a Join
-  std::uint32_t term = 0;     // the master's term; peers follow only an equal or higher one
-  std::uint64_t ordinal = 0;  // from a peer: last log entry applied; from the master: last one collected by all
+  std::uint64_t run = 0;   // run id; 0 in a Join
+  std::uint32_t term = 0;  // the master's term; peers follow only an equal or higher one
+  std::uint64_t ordinal =
+      0;  // from a peer: last log entry applied; from the master: last one collected by all
   bool operator==(const Envelope&) const = default;
 };
 
 inline constexpr std::uint32_t kMagic = 0x4c434350;  // "PCCL"
-inline constexpr std::size_t kHeaderBytes = 32;      // magic 4, version 1, type 1, zero 2, length 4, term 4, run 8, ordinal 8
+inline constexpr std::size_t kHeaderBytes =
+    32;  // magic 4, version 1, type 1, zero 2, length 4, term 4, run 8, ordinal 8
 inline constexpr std::size_t kMaxFirstPayload = 1U << 20;  // until the peer is known
 inline constexpr std::size_t kMaxPayload = 1U << 24;
 
@@ -235,13 +248,15 @@ struct Frame {
 
 [[nodiscard]] Bytes encode(const Envelope& envelope, const Message& message);
 
-// Cuts a byte stream into frames. Feed bytes as they come; `next` yields a frame, nothing yet, or why the stream is
-// not one of ours (then the connection is of no more use).
+// Cuts a byte stream into frames. Feed bytes as they come; `next` yields a frame, nothing yet, or
+// why the stream is not one of ours (then the connection is of no more use).
 class FrameReader {
  public:
   explicit FrameReader(std::size_t max_payload = kMaxPayload) : max_payload_(max_payload) {}
   void limit(std::size_t max_payload) { max_payload_ = max_payload; }
-  void feed(std::span<const std::uint8_t> bytes) { buffer_.insert(buffer_.end(), bytes.begin(), bytes.end()); }
+  void feed(std::span<const std::uint8_t> bytes) {
+    buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+  }
   // True with a frame in `frame`, false when more bytes are needed.
   Result<bool> next(Frame& frame);
 

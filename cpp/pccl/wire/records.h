@@ -28,10 +28,11 @@ struct Address {
   }
 };
 
-// ---- keys ---------------------------------------------------------------------------------------------------------
+// ---- keys
+// ---------------------------------------------------------------------------------------------------------
 
-// Names one operation for all its attempts. Sequence counts the calls of that tag (untagged calls share one counter)
-// since the admission.
+// Names one operation for all its attempts. Sequence counts the calls of that tag (untagged calls
+// share one counter) since the admission.
 struct OpKey {
   std::uint64_t admission = 0;  // epoch of the last admission
   bool tagged = false;
@@ -60,13 +61,15 @@ struct RoundKey {
 };
 
 using CallKey = std::variant<OpKey, RoundKey>;
-[[nodiscard]] std::string describe(const OpKey& key);    // "allreduce #3", "allreduce tag 7 #0"
+[[nodiscard]] std::string describe(const OpKey& key);     // "allreduce #3", "allreduce tag 7 #0"
 [[nodiscard]] std::string describe(const RoundKey& key);  // "barrier #2"
 [[nodiscard]] std::string describe(const CallKey& key);
 
-// ---- operations ---------------------------------------------------------------------------------------------------
+// ---- operations
+// ---------------------------------------------------------------------------------------------------
 
-// What must be equal on all members of an operation: a hash of everything, and a sentence for errors.
+// What must be equal on all members of an operation: a hash of everything, and a sentence for
+// errors.
 struct Signature {
   std::uint64_t hash = 0;
   std::string text;  // "1000 float32, sum"
@@ -94,7 +97,8 @@ struct OpState {
   }
 };
 
-// ---- the plan -----------------------------------------------------------------------------------------------------
+// ---- the plan
+// -----------------------------------------------------------------------------------------------------
 
 enum class ScheduleKind : std::uint8_t { ring, direct };
 constexpr unsigned enum_count(ScheduleKind) { return 2; }
@@ -123,7 +127,8 @@ struct Plan {
   }
 };
 
-// ---- the group's log ----------------------------------------------------------------------------------------------
+// ---- the group's log
+// ----------------------------------------------------------------------------------------------
 
 struct Member {
   PeerId id;
@@ -158,17 +163,19 @@ struct Census {
   }
 };
 
-// Why an epoch began. `loss`: operations in flight are aborted, also when only a link broke and nobody departed.
+// Why an epoch began. `loss`: operations in flight are aborted, also when only a link broke and
+// nobody departed.
 enum class Cause : std::uint8_t { admission, loss, plan };
 constexpr unsigned enum_count(Cause) { return 3; }
 
-// A group's membership and plan: the whole record, so that every peer can report it to a new master.
+// A group's membership and plan: the whole record, so that every peer can report it to a new
+// master.
 struct EpochRecord {
   std::uint64_t epoch = 0;
   Cause cause = Cause::admission;
-  std::uint64_t admission = 0;   // the last epoch with cause admission
-  std::uint64_t abort_floor = 0; // attempts of earlier epochs are void
-  std::vector<Member> members;   // in rank order
+  std::uint64_t admission = 0;    // the last epoch with cause admission
+  std::uint64_t abort_floor = 0;  // attempts of earlier epochs are void
+  std::vector<Member> members;    // in rank order
   Plan plan;
   Census census;
   std::vector<Departure> departures;  // who left since the epoch before
@@ -185,11 +192,11 @@ struct EpochRecord {
 struct Verdict {
   OpKey key;
   std::uint64_t attempt = 0;
-  Code code = Code::ok;          // ok: commit
-  bool newcomers_wait = false;   // commit only
+  Code code = Code::ok;         // ok: commit
+  bool newcomers_wait = false;  // commit only
   PeerId culprit;
   std::string reason;
-  std::string waiting;           // deadlock only
+  std::string waiting;  // deadlock only
   bool operator==(const Verdict&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
@@ -198,7 +205,8 @@ struct Verdict {
   }
 };
 
-// The master's one decision on a round. An admit round that lets newcomers in is decided by its EpochRecord instead.
+// The master's one decision on a round. An admit round that lets newcomers in is decided by its
+// EpochRecord instead.
 struct Outcome {
   RoundKey key;
   Code code = Code::ok;
@@ -228,10 +236,10 @@ struct LogEntry {
 // All a member knows that a master without memory needs.
 struct Report {
   EpochRecord record;
-  std::uint64_t applied = 0;       // ordinal of the last entry applied
-  std::vector<LogEntry> log;       // entries not known to be collected by all, up to `applied`
-  std::vector<OpState> operations; // entered or done, without a verdict
-  std::vector<RoundKey> rounds;    // entered, without an outcome
+  std::uint64_t applied = 0;        // ordinal of the last entry applied
+  std::vector<LogEntry> log;        // entries not known to be collected by all, up to `applied`
+  std::vector<OpState> operations;  // entered or done, without a verdict
+  std::vector<RoundKey> rounds;     // entered, without an outcome
   bool operator==(const Report&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
