@@ -271,8 +271,8 @@ def plot(history: list[dict[str, Any]], killed_at: int, path: Path) -> None:
     axis.axvline(killed_at, color="tab:red", linestyle="--")
     axis.annotate(
         " SIGKILL",
-        (killed_at, 1),
-        (2, -12),
+        (killed_at, 0.5),
+        (2, 0),
         ("data", "axes fraction"),
         "offset points",
         color="tab:red",
@@ -345,6 +345,7 @@ def launch(steps: int, plot_file: Path, svg_file: Path | None) -> int:
             statuses[VICTIM] == -signal.SIGKILL
             and len(survivors) == PEERS - 1
             and len(history) == steps
+            and history[0]["peers"] == PEERS
             and history[-1]["peers"] == PEERS - 1
         ),
         f"their weights are bit-identical (SHA-256 {hashes[0][:16] if hashes else '-'}...)": (

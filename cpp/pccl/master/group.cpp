@@ -129,7 +129,7 @@ bool Group::plan_epoch() {
       edges.insert(std::minmax(first, second));
   }
   auto plan = topology::make_plan(static_cast<std::uint32_t>(members_.size()),
-                                  options_.segment_bytes, edges);
+                                  options_.segment_bytes, edges, options_.thresholds);
   if (!plan) return false;
   record_.plan = std::move(*plan);
   return true;
@@ -261,9 +261,38 @@ void Group::tell_newcomers() {
   }
 }
 
+// A member may hold decisions of the master before us that none of the others had reported when the group was brought
+// back. They stand, as long as we have decided nothing else since. False when they cannot.
+bool Group::adopt(const wire::Report& report) {
+  if (report.applied <= last_ordinal_) return true;
+  if (last_ordinal_ != rebuilt_at_ || report.record.epoch != record_.epoch) return false;
+  std::uint64_t next = last_ordinal_ + 1;
+  for (const wire::LogEntry& entry : report.log) {
+    if (entry.ordinal < next) continue;
+    if (entry.ordinal != next++ || std::holds_alternative<wire::EpochRecord>(entry.what)) return false;
+  }
+  if (next != report.applied + 1) return false;
+  for (const wire::LogEntry& entry : report.log) {
+    if (entry.ordinal <= last_ordinal_) continue;
+    append(entry.what);
+    std::visit(Overloaded{[](const wire::EpochRecord&) {},
+                          [&](const wire::Verdict& verdict) {
+                            operations_.erase(verdict.key);
+                            decided_[verdict.key] = last_ordinal_;
+                          },
+                          [&](const wire::Outcome& outcome) {
+                            rounds_.erase(outcome.key);
+                            decided_[outcome.key] = last_ordinal_;
+                          }},
+               entry.what);
+  }
+  rebuilt_at_ = last_ordinal_;
+  return true;
+}
+
 bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant now) {
   Peer* peer = member(rejoin.id);
-  if (peer == nullptr) return false;
+  if (peer == nullptr || !adopt(rejoin.report)) return false;
   if (peer->connection != 0) around_.close(peer->connection);
   peer->connection = connection;
   peer->heard = now;
@@ -307,6 +336,7 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
   }
   group.record_ = best->record;
   group.last_ordinal_ = best->applied;
+  group.rebuilt_at_ = best->applied;
   std::map<std::uint64_t, wire::LogEntry> log;
   for (const auto& [connection, rejoin] : reports) {
     for (const wire::LogEntry& entry : rejoin.report.log) {

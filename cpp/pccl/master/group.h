@@ -27,6 +27,7 @@
 #include "pccl/base/error.h"
 #include "pccl/base/ids.h"
 #include "pccl/master/decisions.h"
+#include "pccl/topology/plan.h"
 #include "pccl/wire/messages.h"
 
 namespace pccl::master {
@@ -46,6 +47,7 @@ struct Options {
       std::chrono::seconds(10);  // stuck, but a member has several threads
   Duration straggler_notice = std::chrono::seconds(10);
   std::uint32_t segment_bytes = 512 << 10;
+  topology::Thresholds thresholds;
   std::size_t max_open_calls = 1 << 16;  // per group
   std::size_t max_peers = 4096;          // per group
 };
@@ -142,6 +144,7 @@ class Group {
   void decide(const wire::CallKey& key, Code code, const PeerId& culprit, const std::string& reason,
               const std::string& waiting);
   void advance_collected();
+  bool adopt(const wire::Report& report);
 
   // -- membership
   void start_if_ready(Instant now);
@@ -175,6 +178,7 @@ class Group {
   std::deque<wire::LogEntry> log_;  // not yet collected by all
   std::uint64_t last_ordinal_ = 0;
   std::uint64_t collected_ = 0;
+  std::uint64_t rebuilt_at_ = 0;  // last_ordinal_ when the group was brought back from reports
   std::map<wire::CallKey, std::uint64_t> decided_;  // verdicts not yet collected by all -> ordinal
   std::map<wire::OpKey, OpenOperation> operations_;
   std::map<wire::RoundKey, OpenRound> rounds_;

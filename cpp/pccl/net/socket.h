@@ -7,7 +7,7 @@
 
 #include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
-#include <asio/posix/descriptor.hpp>
+#include <asio/posix/basic_stream_descriptor.hpp>
 #include <span>
 #include <utility>
 
@@ -51,7 +51,7 @@ class Socket {
   [[nodiscard]] asio::ip::tcp::endpoint remote() const;
 
  private:
-  asio::posix::descriptor descriptor_;
+  asio::posix::basic_stream_descriptor<asio::io_context::executor_type> descriptor_;
   int raw_;
 };
 

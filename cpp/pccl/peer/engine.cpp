@@ -46,7 +46,10 @@ std::uint64_t signature_hash(const OperationRequest& request, const wire::Plan& 
 Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
     : options_(options),
       session_(options.join, *this),
-      executor_({.buffer_bytes = options.settings.buffer_bytes}, std::move(pool), *this),
+      executor_({.buffer_bytes = options.settings.buffer_bytes,
+                 .eager_bytes = options.eager_bytes,
+                 .eager_room = options.eager_room},
+                std::move(pool), *this),
       asked_(options.join.waiting) {}
 
 Engine::~Engine() = default;

@@ -48,6 +48,9 @@ struct OperationRequest {
 struct EngineOptions {
   JoinOptions join;
   Settings settings;
+  // How much is sent unasked (collective::ExecutorOptions); equal on all peers. Tests use less.
+  std::uint32_t eager_bytes = 64 << 10;
+  std::uint64_t eager_room = 1 << 20;
 };
 
 struct DialRequest {

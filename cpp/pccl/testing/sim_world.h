@@ -71,6 +71,9 @@ struct ArrayData {
   [[nodiscard]] const wire::Bytes& result() const { return in_place ? send : recv; }
 };
 
+// Whole numbers as elements of that type.
+[[nodiscard]] wire::Bytes to_bytes(DataType dtype, const std::vector<std::int64_t>& values);
+
 // An operation as the user's process sees it.
 struct Reduction {
   peer::CallPtr call;

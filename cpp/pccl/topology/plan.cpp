@@ -33,7 +33,8 @@ bool extend_ring(std::vector<std::uint32_t>& order, std::vector<bool>& used, std
 }  // namespace
 
 std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_bytes,
-                                    const std::set<Edge>& unusable) {
+                                    const std::set<Edge>& unusable,
+                                    const Thresholds& thresholds) {
   wire::Plan plan;
   plan.segment_bytes = segment_bytes;
   if (unusable.empty()) {
@@ -50,8 +51,8 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
   if (unusable.empty() && world <= kMaxMesh) {
     std::vector<std::uint32_t> first(world, 0);
     if (world > 0) first[0] = 1;
-    plan.classes.push_back({kSingleOwnerBytes, wire::ScheduleKind::direct, first});
-    plan.classes.push_back({kDirectBytes, wire::ScheduleKind::direct, equal});
+    plan.classes.push_back({thresholds.single_owner_bytes, wire::ScheduleKind::direct, first});
+    plan.classes.push_back({thresholds.direct_bytes, wire::ScheduleKind::direct, equal});
   }
   plan.classes.push_back(
       {std::numeric_limits<std::uint64_t>::max(), wire::ScheduleKind::ring, equal});

@@ -20,16 +20,20 @@ using Edge = std::pair<std::uint32_t, std::uint32_t>;
 // Groups above this size run rings only: `direct` wants a link between every two members.
 inline constexpr std::uint32_t kMaxMesh = 32;
 
-// Up to this many bytes one rank combines everything: the fewest messages.
-inline constexpr std::uint64_t kSingleOwnerBytes = 16 << 10;
-// Up to this many bytes every rank owns a share and sends directly; above, the ring's fewer, longer
-// streams win.
-inline constexpr std::uint64_t kDirectBytes = 512 << 10;
+// Where one schedule ends and the next begins. Tests use smaller ones.
+struct Thresholds {
+  // Up to this many bytes one rank combines everything: the fewest messages.
+  std::uint64_t single_owner_bytes = 16 << 10;
+  // Up to this many bytes every rank owns a share and sends directly; above, the ring's fewer,
+  // longer streams win.
+  std::uint64_t direct_bytes = 512 << 10;
+};
 
 // The plan for `world` ranks that uses none of the `unusable` links. Nothing when no ring avoids
 // them all.
 [[nodiscard]] std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_bytes,
-                                                  const std::set<Edge>& unusable);
+                                                  const std::set<Edge>& unusable,
+                                                  const Thresholds& thresholds = {});
 
 // The size class an operation of `bytes` bytes runs in. `widens`: partial results of its elements
 // take more bytes than the elements (float16, bfloat16, small integers under avg), so `direct`,

@@ -1,0 +1,41 @@
+// Level 1's result codes: what a failure reports depends on its cause and on the call.
+#pragma once
+
+#include <cstdint>
+
+#include "pccl/base/error.h"
+
+namespace pccl {
+
+// Values are level 1's (docs/migration.md).
+enum class Result1 : std::uint8_t {
+  success = 0,
+  not_initialized = 1,
+  internal_error = 2,
+  invalid_argument = 3,
+  invalid_usage = 4,
+  too_few_peers = 5,
+  master_connection_failed = 6,
+  rank_connection_failed = 7,
+  rank_connection_lost = 8,
+  no_shared_state_available = 9,
+  pending_async_ops = 10,
+  update_topology_failed = 11,
+  topology_optimization_failed = 12,
+};
+
+// Which column of the table a call belongs to.
+enum class CallKind : std::uint8_t {
+  connect,            // connect, init
+  topology,           // update_topology, admit
+  optimize,           // optimize_topology
+  question,           // are_peers_pending, get_attribute
+  sync_shared_state,  // level 1
+  sync,               // level 2
+  collective,         // reductions, their waits, barrier
+};
+
+// The one table of API results, for Python and C.
+[[nodiscard]] Result1 result_of(Code cause, CallKind call);
+
+}  // namespace pccl

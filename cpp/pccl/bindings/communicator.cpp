@@ -1,0 +1,170 @@
+#include "pccl/bindings/communicator.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "pccl/bindings/operation.h"
+#include "pccl/net/address.h"
+
+namespace pccl::bindings {
+
+Comm::~Comm() {
+  if (engine->inert()) {
+    // A forked copy: the arrays may be half-written, but nobody writes them any more.
+    engine.reset();
+    return;
+  }
+  {
+    const nb::gil_scoped_release release;
+    engine->close();  // no array is used after this
+    engine.reset();
+  }
+  kept.clear();
+}
+
+void Comm::keep(peer::CallPtr call, Arrays arrays) { kept.emplace_back(std::move(call), std::move(arrays)); }
+
+void Comm::drop_finished() {
+  kept.remove_if([](const auto& item) { return item.first->done.load(std::memory_order_acquire); });
+}
+
+namespace {
+
+wire::Address parse(const std::string& text, std::uint16_t default_port, const char* function) {
+  auto address = net::parse_address(text, default_port);
+  if (!address) raise(address.error(), CallKind::collective, function);
+  if (address->host.empty()) {
+    raise({Code::invalid_argument, "\"" + text + "\" names no host", {}, {}}, CallKind::collective, function);
+  }
+  return *address;
+}
+
+std::shared_ptr<Comm> make(const std::string& master, std::uint32_t peer_group, unsigned stripes, std::uint16_t port,
+                           const std::vector<std::string>& advertise) {
+  const char* function = "Communicator";
+  peer::CommunicatorOptions options;
+  options.settings = read_settings(function);
+  options.master = parse(master, net::kDefaultPort, function);
+  options.group = peer_group;
+  options.port = port;
+  if (stripes > 256) {
+    raise({Code::invalid_argument, "at most 256 connections per link", {}, {}}, CallKind::collective, function);
+  }
+  if (stripes != 0) options.settings.stripes = stripes;
+  for (const std::string& text : advertise) options.advertise.push_back(parse(text, 0, function));
+  return std::make_shared<Comm>(std::move(options));
+}
+
+// Runs a blocking call without the GIL; a signal handler's exception wins over the call's own result.
+template <class Call>
+auto block(const Comm& comm, const Seconds& timeout, CallKind kind, const char* function, const Call& call) {
+  Signals signals;
+  const peer::Limit limit{duration(timeout), signals.hook()};
+  const std::shared_ptr<peer::Communicator> engine = comm.engine;
+  auto result = [&] {
+    const nb::gil_scoped_release release;
+    return call(*engine, limit);
+  }();
+  signals.rethrow();
+  if (!result) raise(result.error(), kind, function);
+  if constexpr (!std::is_same_v<decltype(result), Status>) return *result;
+}
+
+std::tuple<std::uint64_t, int, std::size_t, std::vector<std::string>, std::uint32_t> membership(const Comm& comm) {
+  const Result<peer::View> view = comm.engine->view();
+  if (!view) raise(view.error(), CallKind::question, "membership");
+  std::vector<std::string> peers;
+  int rank = -1;
+  if (view->record == nullptr) return {0, rank, 0, peers, comm.engine->group()};
+  for (const wire::Member& member : view->record->members) {
+    if (member.id == comm.engine->id()) rank = static_cast<int>(peers.size());
+    peers.push_back(member.id.hex());
+  }
+  return {view->record->epoch, rank, peers.size(), peers, comm.engine->group()};
+}
+
+std::uint64_t attribute(const Comm& comm, int which) {
+  const char* function = "get_attribute";
+  const Result<peer::View> view = comm.engine->view();
+  if (!view) raise(view.error(), CallKind::question, function);
+  switch (which) {  // pccl.types.Attribute
+    case 1:
+      return view->census.members;
+    case 2:
+      return view->record == nullptr ? 0 : view->record->members.size();
+    case 3:
+      return view->census.groups;
+    case 4:
+      return view->census.largest_group;
+    default:
+      raise({Code::invalid_argument, "no such attribute", {}, {}}, CallKind::question, function);
+  }
+}
+
+}  // namespace
+
+void bind_communicator(nb::module_& m) {
+  nb::class_<Comm>(m, "Communicator")
+      .def(nb::new_(&make), "master"_a, nb::kw_only(), "peer_group"_a, "stripes"_a, "port"_a, "advertise"_a)
+      .def(
+          "join",
+          [](Comm& comm, std::uint32_t min_peers, unsigned attempts, Seconds timeout, bool enter) {
+            block(comm, timeout, CallKind::connect, enter ? "connect" : "init", [&](auto& engine, const auto& limit) {
+              return engine.join({min_peers, attempts, enter}, limit);
+            });
+          },
+          nb::kw_only(), "min_peers"_a, "attempts"_a, nb::arg("timeout").none(), "enter"_a)
+      .def(
+          "admit",
+          [](Comm& comm, Seconds timeout) {
+            return block(comm, timeout, CallKind::topology, "admit",
+                          [](auto& engine, const auto& limit) { return engine.admit(limit); });
+          },
+          nb::arg("timeout").none())
+      .def(
+          "update_topology",
+          [](Comm& comm, Seconds timeout) {
+            block(comm, timeout, CallKind::topology, "update_topology",
+                  [](auto& engine, const auto& limit) { return engine.update_topology(limit); });
+          },
+          nb::arg("timeout").none())
+      .def(
+          "peers_pending",
+          [](Comm& comm, Seconds timeout) {
+            return block(comm, timeout, CallKind::question, "are_peers_pending",
+                          [](auto& engine, const auto& limit) { return engine.peers_pending(limit); });
+          },
+          nb::arg("timeout").none())
+      .def(
+          "barrier",
+          [](Comm& comm, Seconds timeout) {
+            block(comm, timeout, CallKind::collective, "barrier",
+                  [](auto& engine, const auto& limit) { return engine.barrier(limit); });
+          },
+          nb::arg("timeout").none())
+      .def("start", &start_operation, "arrays"_a, nb::kw_only(), "op"_a, nb::arg("tag").none(), "level"_a, "rerun"_a,
+           "structure"_a, "description"_a, nb::arg("timeout").none())
+      .def("membership", &membership)
+      .def("attribute", &attribute, "which"_a)
+      .def("unfinished", [](const Comm& comm) { return comm.engine->unfinished(); })
+      .def("peer_id", [](const Comm& comm) { return comm.engine->id().hex(); })
+      .def("is_open", [](const Comm& comm) { return comm.engine->is_open(); })
+      .def("close", [](Comm& comm) {
+        const std::shared_ptr<peer::Communicator> engine = comm.engine;
+        {
+          const nb::gil_scoped_release release;
+          engine->close();
+        }
+        comm.drop_finished();
+      });
+}
+
+}  // namespace pccl::bindings

@@ -1,0 +1,32 @@
+// A communicator as Python holds it: the engine's, and the arrays of operations whose handles are gone.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "pccl/bindings/common.h"
+#include "pccl/peer/communicator.h"
+
+namespace pccl::bindings {
+
+using Arrays = std::vector<nb::object>;
+
+// All methods: REQUIRES the GIL.
+struct Comm {
+  explicit Comm(peer::CommunicatorOptions options)
+      : engine(std::make_shared<peer::Communicator>(std::move(options))) {}
+  ~Comm();
+  Comm(const Comm&) = delete;
+  Comm& operator=(const Comm&) = delete;
+
+  // Keeps the arrays until the call is done.
+  void keep(peer::CallPtr call, Arrays arrays);
+  void drop_finished();
+
+  std::shared_ptr<peer::Communicator> engine;
+  std::list<std::pair<peer::CallPtr, Arrays>> kept;
+};
+
+}  // namespace pccl::bindings

@@ -1,0 +1,101 @@
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "pccl/bindings/common.h"
+#include "pccl/master/server.h"
+#include "pccl/net/address.h"
+#include "pccl/net/fork.h"
+
+namespace pccl::bindings {
+namespace {
+
+constexpr Duration kSlice = std::chrono::milliseconds(100);  // between two looks for Ctrl-C
+
+class Node {
+ public:
+  explicit Node(const std::string& listen) : generation_(net::fork_generation()) {
+    const auto address = net::parse_address(listen, net::kDefaultPort);
+    if (!address) raise(address.error(), CallKind::collective, "MasterNode");
+    server_ = std::make_unique<master::Server>(*address, read_settings("MasterNode"));
+  }
+  ~Node() {
+    if (inert()) {
+      (void)server_.release();  // it cannot be destroyed without its thread
+      return;
+    }
+    const nb::gil_scoped_release release;
+    server_.reset();
+  }
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  void run() {
+    check("MasterNode.run");
+    if (ran_) raise({Code::invalid_usage, "a master runs once", {}, {}}, CallKind::collective, "MasterNode.run");
+    const Status status = server_->run();
+    if (!status) raise(status.error(), CallKind::collective, "MasterNode.run");
+    ran_ = true;
+  }
+  std::string address() {
+    check("MasterNode.address");
+    return server_->address();
+  }
+  void interrupt() {
+    check("MasterNode.interrupt");
+    const nb::gil_scoped_release release;
+    server_->interrupt();
+  }
+  bool wait(Seconds timeout) {
+    check("MasterNode.wait");
+    Signals signals;
+    const auto limit = duration(timeout);
+    const Instant start = std::chrono::steady_clock::now();
+    bool ended = false;
+    {
+      const nb::gil_scoped_release release;
+      for (;;) {
+        Instant until = std::chrono::steady_clock::now() + kSlice;
+        if (limit) until = std::min(until, start + *limit);
+        ended = server_->wait(until);
+        if (ended || signals.check() || (limit && std::chrono::steady_clock::now() >= start + *limit)) break;
+      }
+    }
+    signals.rethrow();
+    return ended;
+  }
+
+ private:
+  [[nodiscard]] bool inert() const { return net::fork_generation() != generation_; }
+  void check(const char* function) const {
+    if (!inert()) return;
+    raise({Code::invalid_usage, "this process was forked; its copy is no master", {}, {}}, CallKind::collective,
+          function);
+  }
+
+  std::uint64_t generation_;
+  bool ran_ = false;
+  std::unique_ptr<master::Server> server_;
+};
+
+int run_master(const std::string& listen) {
+  Node node(listen);
+  node.run();
+  (void)node.wait(std::nullopt);
+  return 0;
+}
+
+}  // namespace
+
+void bind_master(nb::module_& m) {
+  nb::class_<Node>(m, "Master")
+      .def(nb::init<const std::string&>(), "listen"_a)
+      .def("run", &Node::run)
+      .def("address", &Node::address)
+      .def("interrupt", &Node::interrupt)
+      .def("wait", &Node::wait, nb::arg("timeout").none());
+  m.def("run_master", &run_master, "listen"_a);
+}
+
+}  // namespace pccl::bindings

@@ -1,0 +1,129 @@
+#include "pccl/bindings/operation.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <utility>
+#include <vector>
+
+namespace pccl::bindings {
+namespace {
+
+using Input = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Output = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+[[noreturn]] void refuse(const char* function, const char* reason) {
+  raise({Code::invalid_argument, reason, {}, {}}, CallKind::collective, function);
+}
+
+// How it went, as pccl.types.ReduceInfo wants it.
+struct Info {
+  std::size_t world_size = 0;
+  std::vector<std::string> contributors;
+  std::uint64_t epoch = 0;
+  std::uint32_t attempts = 0;
+  std::uint64_t tx_bytes = 0;
+  std::uint64_t rx_bytes = 0;
+};
+
+Info wait(Operation& operation, Seconds timeout) {
+  Signals signals;
+  const peer::Limit limit{duration(timeout), signals.hook()};
+  const std::shared_ptr<peer::Communicator> engine = operation.comm->engine;
+  const peer::CallPtr call = operation.call;
+  const char* function = operation.function;
+  const Status status = [&] {
+    const nb::gil_scoped_release release;
+    return engine->wait(call, limit);
+  }();
+  if (operation.done()) operation.arrays.clear();
+  signals.rethrow();
+  if (!status) raise(status.error(), CallKind::collective, function);
+  Info info;
+  info.attempts = call->attempts;
+  info.tx_bytes = call->traffic.tx_bytes;
+  info.rx_bytes = call->traffic.rx_bytes;
+  if (call->record != nullptr) {
+    info.epoch = call->record->epoch;
+    for (const wire::Member& member : call->record->members) info.contributors.push_back(member.id.hex());
+    info.world_size = info.contributors.size();
+  }
+  return info;
+}
+
+}  // namespace
+
+Operation::~Operation() {
+  if (done()) return;
+  if (comm->engine->inert()) {
+    new Arrays(std::move(arrays));  // a forked copy: the parent's engine has them
+    return;
+  }
+  comm->keep(std::move(call), std::move(arrays));
+}
+
+std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm, const nb::iterable& arrays, int op,
+                                           std::optional<std::uint64_t> tag, int level, bool rerun,
+                                           const nb::bytes& structure, const std::string& description,
+                                           Seconds timeout) {
+  const char* function = level == 1 ? "all_reduce" : "allreduce";
+  comm->drop_finished();
+  peer::OperationRequest request;
+  Arrays in_use;
+  if (op < 0 || op >= kReduceOpCount) refuse(function, "no such op");
+  for (const nb::handle item : arrays) {
+    const auto entry = nb::cast<nb::tuple>(item);
+    if (entry.size() != 3) refuse(function, "an entry is (send, recv, dtype)");
+    // Never a converted copy: results would go to the copy.
+    Input send;
+    Output recv;
+    if (!nb::try_cast(entry[0], send, false) || !nb::try_cast(entry[1], recv, false)) {
+      refuse(function, "arrays must be flat, C-contiguous views of bytes; recv writable");
+    }
+    const auto dtype = nb::cast<unsigned>(entry[2]);
+    if (dtype >= kDataTypeCount) refuse(function, "no such dtype");
+    const auto type = static_cast<DataType>(dtype);
+    if (send.size() != recv.size() || send.size() % element_size(type) != 0) {
+      refuse(function, "send and recv must have the same whole number of elements");
+    }
+    request.arrays.push_back({send.data(), recv.data(), send.size() / element_size(type), type});
+    in_use.emplace_back(entry[0]);
+    in_use.emplace_back(entry[1]);
+  }
+  request.op = static_cast<ReduceOp>(op);
+  request.tag = tag;
+  request.rerun = rerun;
+  request.alone_is_error = level == 1;
+  request.structure = XXH3_64bits(structure.c_str(), structure.size());
+  request.description = description;
+  Signals signals;
+  const peer::Limit limit{duration(timeout), signals.hook()};
+  const std::shared_ptr<peer::Communicator> engine = comm->engine;
+  const Result<peer::CallPtr> call = [&] {
+    const nb::gil_scoped_release release;
+    return engine->start(std::move(request), limit);
+  }();
+  if (!call) {
+    signals.rethrow();
+    raise(call.error(), CallKind::collective, function);
+  }
+  return std::make_shared<Operation>(comm, *call, std::move(in_use), function);
+}
+
+void bind_operation(nb::module_& m) {
+  nb::class_<Info>(m, "ReduceInfo")
+      .def_ro("world_size", &Info::world_size)
+      .def_ro("contributors", &Info::contributors)
+      .def_ro("epoch", &Info::epoch)
+      .def_ro("attempts", &Info::attempts)
+      .def_ro("tx_bytes", &Info::tx_bytes)
+      .def_ro("rx_bytes", &Info::rx_bytes);
+  nb::class_<Operation>(m, "Operation")
+      .def("wait", &wait, nb::arg("timeout").none())
+      .def("done", &Operation::done);
+}
+
+}  // namespace pccl::bindings

@@ -1,0 +1,282 @@
+#include "pccl/master/server.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <asio/ip/tcp.hpp>
+#include <asio/post.hpp>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include "pccl/base/log.h"
+#include "pccl/net/address.h"
+
+namespace pccl::master {
+namespace {
+
+constexpr std::size_t kMaxAnonymous = 1024;         // connections that have not said who they are
+constexpr std::size_t kMaxQueued = 64 << 20;        // bytes that a peer does not fetch
+constexpr std::size_t kReadBytes = 64 << 10;
+constexpr int kReads = 16;    // of one connection in one turn
+constexpr int kAccepts = 64;  // in one turn
+constexpr Duration kCloseGrace = std::chrono::seconds(1);
+constexpr Duration kAcceptPause = std::chrono::milliseconds(100);  // when descriptors have run out
+
+Instant clock_now() { return std::chrono::steady_clock::now(); }
+
+Options options_from(const Settings& settings) {
+  Options options;
+  options.heartbeat_interval = settings.heartbeat_interval;
+  options.heartbeat_timeout = settings.heartbeat_timeout;
+  options.reconnect_timeout = settings.reconnect_timeout;
+  options.segment_bytes = static_cast<std::uint32_t>(settings.segment_bytes);
+  return options;
+}
+
+std::uint64_t random_run() {
+  std::uint64_t run = 0;
+  while (run == 0) std::memcpy(&run, PeerId::random().bytes.data(), sizeof run);
+  return run;
+}
+
+Result<int> open_listener(const wire::Address& address) {
+  if (address.host.empty()) return net::listen_everywhere(address.port);
+  if (const auto numeric = net::numeric_endpoint(address)) return net::listen_on(*numeric);
+  asio::io_context context;
+  asio::ip::tcp::resolver resolver(context);
+  asio::error_code error;
+  const auto found = resolver.resolve(address.host, std::to_string(address.port), error);
+  if (error) {
+    return Error{Code::invalid_usage, "cannot resolve " + address.host + ": " + error.message(), {}, {}};
+  }
+  Result<int> listener = Error{Code::invalid_usage, address.host + " has no address", {}, {}};
+  for (const auto& candidate : found) {
+    listener = net::listen_on(candidate.endpoint());
+    if (listener) break;
+  }
+  return listener;
+}
+
+}  // namespace
+
+Server::Server(wire::Address listen, const Settings& settings)
+    : listen_(std::move(listen)),
+      options_(options_from(settings)),
+      master_(options_, random_run(), 1),
+      timer_(context_),
+      accept_again_(context_),
+      scratch_(kReadBytes) {}
+
+Server::~Server() { interrupt(); }
+
+Status Server::run() {
+  const auto listener = open_listener(listen_);
+  if (!listener) return listener.error();
+  listener_ = std::make_unique<net::Socket>(context_, *listener);
+  address_ = net::to_string(listener_->local());
+  accept();
+  arm_timer();
+  const std::lock_guard lock(mutex_);
+  running_ = true;
+  // Signals are for the program's own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { serve(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return {};
+}
+
+void Server::serve() {
+  context_.run();
+  connections_.clear();
+  listener_.reset();
+  const std::lock_guard lock(mutex_);
+  running_ = false;
+  ended_.notify_all();
+}
+
+void Server::interrupt() {
+  context_.stop();
+  std::unique_lock lock(mutex_);
+  ended_.wait(lock, [&] { return !running_; });
+  if (thread_.joinable()) thread_.join();  // it has nothing left to do but to end
+}
+
+bool Server::wait(Instant until) {
+  std::unique_lock lock(mutex_);
+  return ended_.wait_until(lock, until, [&] { return !running_; });
+}
+
+void Server::accept() {
+  listener_->wait_readable([this](const asio::error_code& error) {
+    if (error) return;
+    const Instant now = clock_now();
+    for (int i = 0; i < kAccepts; ++i) {
+      const int descriptor = net::accept_on(*listener_);
+      if (descriptor == -EAGAIN) break;
+      if (descriptor < 0) {
+        log(LogLevel::warn, "master", "cannot accept a connection: " + net::error_text(-descriptor));
+        accept_again_.expires_after(kAcceptPause);
+        accept_again_.async_wait([this](const asio::error_code& late) {
+          if (!late) accept();
+        });
+        return act();
+      }
+      auto socket = std::make_unique<net::Socket>(context_, descriptor);
+      if (anonymous_ >= kMaxAnonymous) continue;  // closes it
+      const ConnectionId id = next_++;
+      const std::string from = net::plain(socket->remote().address()).to_string();
+      Connection& connection = connections_[id];
+      connection.socket = std::move(socket);
+      ++anonymous_;
+      master_.on_connect(id, from, now);
+      await_readable(id, connection);
+    }
+    act();
+    accept();
+  });
+}
+
+void Server::await_readable(ConnectionId id, Connection& connection) {
+  connection.socket->wait_readable([this, id](const asio::error_code& error) {
+    if (!error) read(id);
+  });
+}
+
+void Server::read(ConnectionId id) {
+  const auto it = connections_.find(id);
+  if (it == connections_.end()) return;
+  Connection& connection = it->second;
+  const iovec into{scratch_.data(), scratch_.size()};
+  bool lost = false;
+  bool garbage = false;
+  for (int i = 0; i < kReads && !garbage; ++i) {
+    const ssize_t got = connection.socket->read({&into, 1});
+    if (got == -EAGAIN) break;
+    if (got <= 0) {
+      lost = true;
+      break;
+    }
+    const auto bytes = static_cast<std::size_t>(got);
+    if (!connection.closing) {
+      connection.reader.feed(std::span(scratch_).first(bytes));
+      for (;;) {
+        wire::Frame frame;
+        const Result<bool> next = connection.reader.next(frame);
+        if (!next) {
+          master_.on_garbage(id, next.error(), clock_now());
+          garbage = true;
+          break;
+        }
+        if (!*next) break;
+        master_.on_frame(id, frame, clock_now());
+        if (connection.anonymous && !master_.anonymous(id)) {
+          connection.anonymous = false;
+          --anonymous_;
+          connection.reader.limit(wire::kMaxPayload);
+        }
+      }
+    }
+    if (bytes < scratch_.size()) break;
+  }
+  if (lost) {
+    drop(id);
+  } else if (!garbage) {
+    await_readable(id, connection);
+  }
+  act();
+}
+
+void Server::drop(ConnectionId id) {
+  const auto it = connections_.find(id);
+  if (it == connections_.end()) return;
+  if (it->second.anonymous) --anonymous_;
+  connections_.erase(it);
+  master_.on_disconnect(id, clock_now());
+}
+
+// Carries out what the master decided; each connection gets one write for all that it is told.
+void Server::act() {
+  for (;;) {
+    const std::vector<Action> actions = master_.take_actions();
+    if (actions.empty()) break;
+    std::set<ConnectionId> touched;
+    for (const Action& action : actions) {
+      if (const auto* send = std::get_if<Send>(&action)) {
+        const auto it = connections_.find(send->to);
+        if (it == connections_.end() || it->second.closing) continue;
+        it->second.out.insert(it->second.out.end(), send->bytes.begin(), send->bytes.end());
+        touched.insert(send->to);
+      } else if (const auto* close = std::get_if<Close>(&action)) {
+        const auto it = connections_.find(close->connection);
+        if (it == connections_.end()) continue;
+        it->second.closing = clock_now() + kCloseGrace;
+        touched.insert(close->connection);
+      } else {
+        log(LogLevel::info, "master", std::get<LogLine>(action).text);
+      }
+    }
+    for (const ConnectionId id : touched) {
+      const auto it = connections_.find(id);
+      if (it != connections_.end() && !flush(id, it->second)) drop(id);
+    }
+  }
+  arm_timer();
+}
+
+bool Server::flush(ConnectionId id, Connection& connection) {
+  while (!connection.writing && connection.out_at < connection.out.size()) {
+    const iovec from{connection.out.data() + connection.out_at,
+                     connection.out.size() - connection.out_at};
+    const ssize_t put = connection.socket->write({&from, 1});
+    if (put == -EAGAIN) {
+      connection.writing = true;
+      connection.socket->wait_writable([this, id](const asio::error_code& error) {
+        const auto it = connections_.find(id);
+        if (error || it == connections_.end()) return;
+        it->second.writing = false;
+        if (!flush(id, it->second)) drop(id);
+        act();
+      });
+      break;
+    }
+    if (put < 0) return false;
+    connection.out_at += static_cast<std::size_t>(put);
+  }
+  if (connection.out_at == connection.out.size()) {
+    connection.out.clear();
+    connection.out_at = 0;
+    return !connection.closing;
+  }
+  if (connection.out_at > connection.out.size() / 2) {
+    connection.out.erase(connection.out.begin(),
+                         connection.out.begin() + static_cast<std::ptrdiff_t>(connection.out_at));
+    connection.out_at = 0;
+  }
+  return connection.out.size() - connection.out_at <= kMaxQueued;
+}
+
+void Server::arm_timer() {
+  const Instant due = clock_now() + master_.tick();
+  if (due >= armed_) return;
+  armed_ = due;
+  timer_.expires_at(due);
+  timer_.async_wait([this](const asio::error_code& error) {
+    if (error) return;  // armed again for an earlier time
+    armed_ = Instant::max();
+    const Instant now = clock_now();
+    master_.on_time(now);
+    std::vector<ConnectionId> late;
+    for (const auto& [id, connection] : connections_) {
+      if (connection.closing && now >= *connection.closing) late.push_back(id);
+    }
+    for (const ConnectionId id : late) drop(id);
+    act();
+  });
+}
+
+}  // namespace pccl::master

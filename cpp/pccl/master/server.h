@@ -1,0 +1,83 @@
+// The master on the network: a listener, the peers' control connections, a timer and a thread around one Master.
+#pragma once
+
+#include <asio/io_context.hpp>
+#include <asio/steady_timer.hpp>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pccl/base/settings.h"
+#include "pccl/master/master.h"
+#include "pccl/net/socket.h"
+
+namespace pccl::master {
+
+// Serves once: run, interrupt, and no more. *any thread*; a forked copy must be neither used nor destroyed.
+class Server {
+ public:
+  // `listen`: "host:port"; port 0 takes a free one; an empty host is all interfaces.
+  Server(wire::Address listen, const Settings& settings);
+  ~Server();  // interrupts
+  Server(const Server&) = delete;
+  Server& operator=(const Server&) = delete;
+
+  // Binds, and serves on a thread of its own. Call once.
+  Status run();
+  // host:port really bound. REQUIRES: run() succeeded.
+  [[nodiscard]] const std::string& address() const { return address_; }
+  // Ends it: when this returns, all connections are closed and the port is free. May be called again.
+  void interrupt();
+  // True when it has ended (or never ran), false when `until` has passed first.
+  bool wait(Instant until);
+
+ private:
+  struct Connection {
+    std::unique_ptr<net::Socket> socket;
+    wire::FrameReader reader{wire::kMaxFirstPayload};
+    bool anonymous = true;
+    wire::Bytes out;
+    std::size_t out_at = 0;
+    bool writing = false;
+    std::optional<Instant> closing;  // flush until then, then close
+  };
+
+  // -- the server's thread
+  void serve();
+  void accept();
+  void await_readable(ConnectionId id, Connection& connection);
+  void read(ConnectionId id);
+  void act();
+  // False when the connection is no more.
+  bool flush(ConnectionId id, Connection& connection);
+  void drop(ConnectionId id);
+  void arm_timer();
+
+  wire::Address listen_;
+  Options options_;
+  std::string address_;
+  asio::io_context context_;
+  Master master_;
+  std::unique_ptr<net::Socket> listener_;
+  asio::steady_timer timer_;
+  asio::steady_timer accept_again_;
+  Instant armed_ = Instant::max();
+  std::map<ConnectionId, Connection> connections_;
+  std::size_t anonymous_ = 0;
+  ConnectionId next_ = 1;
+  std::vector<std::uint8_t> scratch_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable ended_;
+  bool running_ = false;
+  std::thread thread_;
+};
+
+}  // namespace pccl::master

@@ -1,0 +1,448 @@
+#include "pccl/peer/communicator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "pccl/base/log.h"
+#include "pccl/net/address.h"
+#include "pccl/net/fork.h"
+
+#ifndef PCCL_VERSION
+#define PCCL_VERSION "unknown"
+#endif
+
+namespace pccl::peer {
+namespace {
+
+constexpr Duration kSlice = std::chrono::milliseconds(100);   // between two looks for Ctrl-C
+constexpr Duration kVerdictGrace = std::chrono::seconds(3);   // the engine leaves the run by itself before
+constexpr Duration kLeaveGrace = std::chrono::seconds(1);
+constexpr Duration kRemindNewcomer = std::chrono::seconds(1);
+constexpr Duration kRemindGroup = std::chrono::seconds(10);
+
+Instant clock_now() { return std::chrono::steady_clock::now(); }
+
+std::optional<Instant> deadline_of(const Limit& limit) {
+  if (!limit.timeout) return std::nullopt;
+  return clock_now() + *limit.timeout;
+}
+
+bool passed(const std::optional<Instant>& deadline) { return deadline && clock_now() >= *deadline; }
+
+Status closed_error() { return Status(Code::invalid_usage, "this communicator is closed"); }
+
+// Tells every runtime that the thread has used when it ends.
+class ThreadTrace {
+ public:
+  ~ThreadTrace() {
+    if (net::fork_generation() != generation_) return;
+    for (const auto& used : used_) {
+      if (const auto runtime = used.lock()) Runtime::thread_ended(runtime, number_);
+    }
+  }
+  std::uint64_t number() const { return number_; }
+  void uses(const std::shared_ptr<Runtime>& runtime) {
+    bool known = false;
+    std::erase_if(used_, [&](const std::weak_ptr<Runtime>& used) {
+      known = known || (!used.owner_before(runtime) && !runtime.owner_before(used));
+      return used.expired();
+    });
+    if (!known) used_.push_back(runtime);
+  }
+
+ private:
+  static std::uint64_t next_number() {
+    static std::atomic<std::uint64_t> last{0};
+    return ++last;
+  }
+  const std::uint64_t number_ = next_number();
+  const std::uint64_t generation_ = net::fork_generation();
+  std::vector<std::weak_ptr<Runtime>> used_;
+};
+
+ThreadTrace& this_thread() {
+  thread_local ThreadTrace trace;
+  return trace;
+}
+
+}  // namespace
+
+// A call of one thread: has the turn, and counts as inside for the stuck rule.
+class Communicator::Visit {
+ public:
+  explicit Visit(std::shared_ptr<Runtime> runtime)
+      : runtime_(std::move(runtime)), turn_(runtime_->driver()), thread_(this_thread().number()) {
+    this_thread().uses(runtime_);
+    engine().thread_inside(thread_);
+  }
+  ~Visit() {
+    engine().thread_outside(thread_);
+    runtime_->act();
+  }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+
+  Runtime& runtime() { return *runtime_; }
+  Engine& engine() { return runtime_->engine(); }
+  std::uint64_t thread() const { return thread_; }
+  // Asks for Ctrl-C. Others may have the turn meanwhile.
+  bool interrupted(const Limit& limit) {
+    if (!limit.interrupted) return false;
+    runtime_->driver().release();
+    const bool answer = limit.interrupted();
+    runtime_->driver().acquire();
+    return answer;
+  }
+
+ private:
+  std::shared_ptr<Runtime> runtime_;  // outlives the turn
+  net::Turn turn_;
+  std::uint64_t thread_;
+};
+
+Communicator::Communicator(CommunicatorOptions options)
+    : options_(std::move(options)), generation_(net::fork_generation()) {}
+
+Communicator::~Communicator() {
+  if (inert()) {
+    new std::shared_ptr<Runtime>(std::move(runtime_));  // it cannot be destroyed without its threads
+    return;
+  }
+  close();
+}
+
+bool Communicator::inert() const { return net::fork_generation() != generation_; }
+
+Result<std::shared_ptr<Runtime>> Communicator::runtime() {
+  if (inert()) {
+    return Error{Code::invalid_usage, "this process was forked; its copy of the communicator cannot be used", {}, {}};
+  }
+  if (closed_) return closed_error().error();
+  const std::lock_guard lock(mutex_);
+  if (runtime_ == nullptr) return Error{Code::invalid_usage, "not joined yet", {}, {}};
+  return runtime_;
+}
+
+// The call that ends now was decided among the members of `record`.
+void Communicator::look(Engine& engine, const Record& record) {
+  const std::lock_guard lock(mutex_);
+  see(record);
+  view_.census = engine.census();
+}
+
+void Communicator::see(const Record& record) {
+  if (record == nullptr || (view_.record != nullptr && record->epoch <= view_.record->epoch)) return;
+  view_.record = record;
+  view_.census = record->census;
+}
+
+// ---- waiting ------------------------------------------------------------------------------------------------------
+
+// `give_up`: a deadline or Ctrl-C ends the call itself, for all members; else only this wait for it.
+Status Communicator::await_call(Visit& visit, const CallPtr& call, const Deadline& deadline, const Limit& limit,
+                                bool give_up) {
+  Engine& engine = visit.engine();
+  const auto done = [&] { return call->done.load(std::memory_order_acquire); };
+  Code gave_up = Code::ok;
+  if (!done()) {
+    engine.thread_waits(visit.thread(), call, clock_now());
+    Instant last = Instant::max();  // give_up: until then the engine ends the call
+    for (;;) {
+      Instant until = clock_now() + kSlice;
+      if (gave_up == Code::ok && deadline) until = std::min(until, *deadline);
+      if (visit.runtime().driver().wait(done, until)) break;
+      if (gave_up == Code::ok) {
+        const bool interrupted = visit.interrupted(limit);
+        if (done() && !interrupted) break;
+        if (interrupted) {
+          gave_up = Code::interrupted;
+        } else if (passed(deadline)) {
+          gave_up = Code::timeout;
+        } else {
+          continue;
+        }
+        if (!give_up || done()) break;
+        engine.abort(call, gave_up, clock_now());
+        visit.runtime().act();
+        last = clock_now() + kVerdictGrace;
+      } else if (clock_now() >= last) {
+        engine.leave("no verdict came", clock_now());
+        visit.runtime().act();
+      }
+    }
+    engine.thread_continues(visit.thread());
+  }
+  if (done()) look(engine, call->record);
+  if (gave_up == Code::interrupted) return Status(Code::interrupted, "interrupted");
+  if (!done()) return Status(Code::timeout, "the deadline passed while operations were unfinished");
+  if (call->error.code != Code::ok) return call->error;
+  return {};
+}
+
+// `remind` is called once a slice.
+Status Communicator::await_standing(Visit& visit, const std::function<bool()>& done, const Deadline& deadline,
+                                    const Limit& limit, const std::function<void()>& remind) {
+  for (;;) {
+    Instant until = clock_now() + kSlice;
+    if (deadline) until = std::min(until, *deadline);
+    if (visit.runtime().driver().wait(done, until)) return {};
+    if (visit.interrupted(limit)) return Status(Code::interrupted, "interrupted");
+    if (done()) return {};
+    if (passed(deadline)) return Status(Code::timeout, "the deadline passed");
+    remind();
+  }
+}
+
+// A newcomer's first collective call waits here.
+Status Communicator::become_member(Visit& visit, const Deadline& deadline, const Limit& limit) {
+  Runtime& runtime = visit.runtime();
+  Engine& engine = visit.engine();
+  if (engine.standing() != Standing::out && engine.standing() != Standing::member) {
+    engine.request_admission(clock_now());
+    runtime.act();
+    std::optional<Instant> remind = clock_now() + kRemindNewcomer;
+    const Status status = await_standing(
+        visit,
+        [&] { return runtime.standing() == Standing::member || runtime.standing() == Standing::out; }, deadline,
+        limit, [&] {
+          if (!passed(remind)) return;
+          remind.reset();
+          log(LogLevel::warn, id_, "waiting to be let in by the members");
+        });
+    if (!status) {
+      if (status.error().code != Code::timeout) return status;
+      return Status(Code::timeout, "the members did not let this peer in within the timeout");
+    }
+  }
+  if (engine.standing() == Standing::out) return engine.end();
+  look(engine, engine.record());
+  return {};
+}
+
+Result<CallPtr> Communicator::round(Visit& visit, wire::RoundKind kind, const Deadline& deadline,
+                                    const Limit& limit) {
+  const CallPtr call = visit.engine().enter(kind, clock_now());
+  visit.runtime().act();
+  if (const Status status = await_call(visit, call, deadline, limit, true); !status) return status.error();
+  return call;
+}
+
+// ---- joining and leaving ------------------------------------------------------------------------------------------
+
+Status Communicator::join(const JoinRequest& request, const Limit& limit) {
+  if (inert() || closed_) return runtime().error();
+  const Deadline deadline = deadline_of(limit);
+  RuntimeOptions options;
+  options.master = options_.master;
+  options.settings = options_.settings;
+  options.port = options_.port;
+  options.advertise = options_.advertise;
+  options.join.id = id_;
+  options.join.group = options_.group;
+  options.join.min_peers = request.min_peers;
+  options.join.waiting = true;
+  options.join.start_only = !request.enter;
+  options.join.software = std::string("pccl ") + PCCL_VERSION;
+  std::shared_ptr<Runtime> runtime;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return closed_error();
+    if (runtime_ != nullptr) return Status(Code::invalid_usage, "this communicator has joined already");
+    auto opened = Runtime::open(std::move(options));
+    if (!opened) return opened.error();
+    runtime = runtime_ = *opened;
+  }
+  Visit visit(runtime);
+  Engine& engine = visit.engine();
+  const std::string master = net::to_string(options_.master);
+  std::optional<Instant> remind = clock_now() + kRemindGroup;
+  const Status status = await_standing(
+      visit,
+      [&] { return runtime->standing() != Standing::joining || runtime->join_failures() >= request.attempts; },
+      deadline, limit, [&] {
+        if (!passed(remind)) return;
+        remind.reset();
+        if (engine.waiting_for() > 0) {
+          log(LogLevel::warn, id_, "waiting for " + std::to_string(engine.waiting_for()) + " more peers");
+        } else if (runtime->join_failures() > 0) {
+          log(LogLevel::warn, id_, "waiting for a master at " + master + ": " + runtime->dial_failure());
+        } else {
+          log(LogLevel::warn, id_, "waiting to be let in by the members");
+        }
+      });
+  if (!status && status.error().code == Code::interrupted) return status;
+  if (engine.standing() == Standing::out) return engine.end();
+  if (engine.standing() == Standing::joining) {
+    if (runtime->join_failures() > 0) {
+      return Status(Code::unreachable, "no master at " + master + ": " + runtime->dial_failure());
+    }
+    if (engine.waiting_for() > 0) {
+      return Status(Code::timeout, std::to_string(engine.waiting_for()) + " more peers did not come in time");
+    }
+    return Status(Code::timeout, "not let in within the timeout");
+  }
+  look(engine, engine.record());
+  joined_ = true;
+  return {};
+}
+
+void Communicator::close() {
+  if (inert() || closed_.exchange(true)) return;
+  std::shared_ptr<Runtime> runtime;
+  {
+    const std::lock_guard lock(mutex_);
+    runtime = runtime_;
+  }
+  if (runtime == nullptr) return;
+  {
+    const net::Turn turn(runtime->driver());
+    runtime->engine().leave({}, clock_now());
+    runtime->act();
+    runtime->driver().wait([&] { return runtime->control_flushed(); }, clock_now() + kLeaveGrace);
+  }
+  runtime->shut();
+}
+
+// ---- collective calls ---------------------------------------------------------------------------------------------
+
+Result<bool> Communicator::admit(const Limit& limit) {
+  const auto found = runtime();
+  if (!found) return found.error();
+  const Deadline deadline = deadline_of(limit);
+  Visit visit(*found);
+  Engine& engine = visit.engine();
+  if (const Status status = become_member(visit, deadline, limit); !status) return status.error();
+  if (engine.fresh()) {
+    engine.use_fresh();
+    engine.pass_admission_point();
+    return true;
+  }
+  std::vector<CallPtr> unfinished;
+  {
+    const std::lock_guard lock(mutex_);
+    unfinished = started_;
+  }
+  for (const CallPtr& call : unfinished) {
+    // How it ends is told to who waits for it.
+    const Status status = await_call(visit, call, deadline, limit, false);
+    if (!call->done || (!status && status.error().code == Code::interrupted)) return status.error();
+  }
+  if (engine.standing() == Standing::out) return engine.end();
+  if (!engine.admission_round_needed() && engine.record()->members.size() > 1) {
+    engine.pass_admission_point();
+    return false;
+  }
+  const std::uint64_t before = engine.record()->admission;
+  const auto call = round(visit, wire::RoundKind::admit, deadline, limit);
+  if (!call) return call.error();
+  engine.use_fresh();
+  engine.pass_admission_point();
+  return (*call)->record->admission != before;
+}
+
+Status Communicator::update_topology(const Limit& limit) {
+  const auto found = runtime();
+  if (!found) return found.error();
+  const Deadline deadline = deadline_of(limit);
+  Visit visit(*found);
+  Engine& engine = visit.engine();
+  if (engine.unfinished() > 0) {
+    return Status(Code::pending_operations,
+                  std::to_string(engine.unfinished()) + " operations of this communicator are unfinished");
+  }
+  if (const Status status = become_member(visit, deadline, limit); !status) return status;
+  if (!engine.fresh()) {
+    const auto call = round(visit, wire::RoundKind::admit, deadline, limit);
+    if (!call) return call.error();
+  }
+  engine.use_fresh();
+  engine.pass_admission_point();
+  return {};
+}
+
+Result<bool> Communicator::peers_pending(const Limit& limit) {
+  const auto found = runtime();
+  if (!found) return found.error();
+  const Deadline deadline = deadline_of(limit);
+  Visit visit(*found);
+  if (const Status status = become_member(visit, deadline, limit); !status) return status.error();
+  visit.engine().use_fresh();
+  const auto call = round(visit, wire::RoundKind::peers_pending, deadline, limit);
+  if (!call) return call.error();
+  return (*call)->answer != 0;
+}
+
+Status Communicator::barrier(const Limit& limit) {
+  const auto found = runtime();
+  if (!found) return found.error();
+  const Deadline deadline = deadline_of(limit);
+  Visit visit(*found);
+  Engine& engine = visit.engine();
+  if (const Status status = become_member(visit, deadline, limit); !status) return status;
+  engine.use_fresh();
+  if (engine.record()->members.size() == 1) return {};
+  const auto call = round(visit, wire::RoundKind::barrier, deadline, limit);
+  if (!call) return call.error();
+  return {};
+}
+
+Result<CallPtr> Communicator::start(OperationRequest request, const Limit& limit) {
+  const auto found = runtime();
+  if (!found) return found.error();
+  const Deadline deadline = deadline_of(limit);
+  Visit visit(*found);
+  Engine& engine = visit.engine();
+  if (engine.standing() != Standing::member) {
+    if (const Status status = become_member(visit, deadline, limit); !status) return status.error();
+  }
+  engine.use_fresh();
+  const CallPtr call = engine.start_operation(std::move(request), clock_now());
+  visit.runtime().act();
+  // Alone from the start: told here. What ends an operation later is told to who waits for it.
+  if (call->done && call->attempts == 0 && call->error.code == Code::too_few_peers) {
+    look(engine, call->record);
+    return call->error;
+  }
+  const std::lock_guard lock(mutex_);
+  std::erase_if(started_, [](const CallPtr& old) { return old->done.load(std::memory_order_acquire); });
+  started_.push_back(call);
+  return call;
+}
+
+Status Communicator::wait(const CallPtr& call, const Limit& limit) {
+  if (inert()) return runtime().error();
+  std::shared_ptr<Runtime> runtime;
+  {
+    const std::lock_guard lock(mutex_);
+    runtime = runtime_;
+    if (call->done.load(std::memory_order_acquire)) {  // no need to disturb who drives
+      see(call->record);
+      return call->error.code == Code::ok ? Status() : Status(call->error);
+    }
+  }
+  const Deadline deadline = deadline_of(limit);
+  Visit visit(runtime);
+  return await_call(visit, call, deadline, limit, true);
+}
+
+// ---- what is known ------------------------------------------------------------------------------------------------
+
+Result<View> Communicator::view() {
+  if (const auto found = runtime(); !found) return found.error();
+  const std::lock_guard lock(mutex_);
+  return view_;
+}
+
+std::size_t Communicator::unfinished() {
+  if (inert()) return 0;
+  const std::lock_guard lock(mutex_);
+  return runtime_ == nullptr ? 0 : runtime_->unfinished();
+}
+
+bool Communicator::is_open() {
+  if (inert() || closed_ || !joined_) return false;
+  const std::lock_guard lock(mutex_);
+  return runtime_->standing() != Standing::out;
+}
+
+}  // namespace pccl::peer

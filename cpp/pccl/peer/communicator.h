@@ -1,0 +1,109 @@
+// The calls of a user, for the bindings: they block, obey deadlines and Ctrl-C, and may come from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "pccl/peer/runtime.h"
+
+namespace pccl::peer {
+
+struct CommunicatorOptions {
+  wire::Address master;
+  std::uint32_t group = 0;
+  Settings settings;
+  std::uint16_t port = 0;
+  std::vector<wire::Address> advertise;
+};
+
+// What ends a call before its work does.
+struct Limit {
+  std::optional<Duration> timeout;
+  // Asked every 100 ms or so while the call is blocked, from the calling thread, without any lock: true ends the call
+  // as interrupted. May call the communicator. May be empty.
+  std::function<bool()> interrupted;
+};
+
+struct JoinRequest {
+  std::uint32_t min_peers = 1;
+  unsigned attempts = 1;  // to reach the master, a second apart
+  bool enter = true;      // come back as a member; else already when the group turns out to have started before
+};
+
+// Who reduces together, as of this communicator's latest call.
+struct View {
+  Record record;  // null: no member yet
+  wire::Census census;
+};
+
+// One peer. *any thread*. After a fork the child's copy answers invalid_usage to everything.
+class Communicator {
+ public:
+  explicit Communicator(CommunicatorOptions options);
+  ~Communicator();  // close()
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  // -- calls that block. A deadline or Ctrl-C asks the master to end the call for everybody; what it says within a
+  // second is the result.
+
+  // Once.
+  Status join(const JoinRequest& request, const Limit& limit);
+  // Level 2's admission point; first completes this peer's own operations. True when members were added.
+  [[nodiscard]] Result<bool> admit(const Limit& limit);
+  // Level 1's: pending_operations while there are unfinished ones.
+  Status update_topology(const Limit& limit);
+  [[nodiscard]] Result<bool> peers_pending(const Limit& limit);
+  Status barrier(const Limit& limit);
+  // Blocks only a newcomer, until it is let in. The request's arrays must stay valid until the call is done.
+  [[nodiscard]] Result<CallPtr> start(OperationRequest request, const Limit& limit);
+  // The verdict. May be called again.
+  Status wait(const CallPtr& call, const Limit& limit);
+
+  // Leaves the run: the others see a departure, not a loss. Other threads' calls end. Takes a second at most.
+  void close();
+
+  // -- calls that do not block
+  [[nodiscard]] Result<View> view();
+  [[nodiscard]] std::size_t unfinished();
+  // Joined, and neither closed, evicted nor cut off.
+  [[nodiscard]] bool is_open();
+  [[nodiscard]] const PeerId& id() const { return id_; }
+  [[nodiscard]] std::uint32_t group() const { return options_.group; }
+  // A copy that a fork made.
+  [[nodiscard]] bool inert() const;
+
+ private:
+  class Visit;
+  using Deadline = std::optional<Instant>;
+
+  [[nodiscard]] Result<std::shared_ptr<Runtime>> runtime();
+  // REQUIRES, for what follows: the turn.
+  Status await_call(Visit& visit, const CallPtr& call, const Deadline& deadline, const Limit& limit, bool give_up);
+  Status await_standing(Visit& visit, const std::function<bool()>& done, const Deadline& deadline,
+                        const Limit& limit, const std::function<void()>& remind);
+  Status become_member(Visit& visit, const Deadline& deadline, const Limit& limit);
+  [[nodiscard]] Result<CallPtr> round(Visit& visit, wire::RoundKind kind, const Deadline& deadline,
+                                      const Limit& limit);
+  void look(Engine& engine, const Record& record);
+  void see(const Record& record);  // REQUIRES: mutex_
+
+  CommunicatorOptions options_;
+  const PeerId id_ = PeerId::random();
+  const std::uint64_t generation_;  // of forks
+  std::atomic<bool> closed_{false};
+  std::atomic<bool> joined_{false};
+  std::mutex mutex_;  // guards what follows; never held in a blocking call
+  std::shared_ptr<Runtime> runtime_;
+  View view_;
+  std::vector<CallPtr> started_;  // operations; done ones are dropped now and then
+};
+
+}  // namespace pccl::peer

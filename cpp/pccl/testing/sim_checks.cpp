@@ -1,0 +1,403 @@
+// The invariants of DESIGN section 4, as a simulated run can see them.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "pccl/testing/sim_world.h"
+
+namespace pccl::simulation {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+namespace {
+
+// With nothing disturbed any more, every call ends within this.
+constexpr Duration kCallLimit = seconds(90);
+// And every program within this.
+constexpr Duration kProgramLimit = seconds(900);
+constexpr std::size_t kKeptBuffers = 12;
+constexpr std::uint8_t kScribble = 0xa5;
+
+bool contains(const std::vector<PeerId>& members, const PeerId& id) {
+  return std::find(members.begin(), members.end(), id) != members.end();
+}
+
+std::vector<PeerId> ids(const peer::Record& record) {
+  std::vector<PeerId> ids;
+  if (record) {
+    for (const wire::Member& member : record->members) ids.push_back(member.id);
+  }
+  return ids;
+}
+
+std::string code_name(Code code) { return "code " + std::to_string(static_cast<int>(code)); }
+
+std::int64_t combine(ReduceOp op, std::int64_t a, std::int64_t b) {
+  switch (op) {
+    case ReduceOp::max:
+      return std::max(a, b);
+    case ReduceOp::min:
+      return std::min(a, b);
+    case ReduceOp::prod:
+      return a * b;
+    default:
+      return a + b;
+  }
+}
+
+// A master's surroundings when nobody listens.
+class Nobody final : public master::Surroundings {
+ public:
+  void send(master::ConnectionId, std::uint64_t, const wire::Message&) override {}
+  void close(master::ConnectionId) override {}
+  void log(std::string) override {}
+  wire::Census census() override { return {}; }
+  std::uint64_t next_join_ordinal() override { return 0; }
+};
+
+}  // namespace
+
+void Checks::fail(const std::string& invariant, const std::string& what) {
+  if (failed()) return;
+  violation_ = invariant + " broken in seed " + std::to_string(world_.seed()) + " at event " +
+               std::to_string(world_.timeline.events()) + ": " + what;
+  world_.log("checks", violation_);
+}
+
+// ---- what happened --------------------------------------------------------------------------------
+
+void Checks::started(const Host& host, const Reduction& reduction) {
+  const auto* key = std::get_if<wire::OpKey>(&reduction.call->key);
+  if (key == nullptr || key->admission == 0) return;  // it never began
+  Contribution contribution;
+  contribution.shape = reduction.shape;
+  contribution.op = reduction.op;
+  for (const ArrayData& array : reduction.arrays) {
+    contribution.arrays.emplace_back(array.dtype, array.values);
+  }
+  contributions_[{reduction.run, *key}][host.engine().id()] = std::move(contribution);
+}
+
+void Checks::after_event(Host& host) {
+  if (failed()) return;
+  for (auto it = host.reductions_.begin(); it != host.reductions_.end() && !failed();) {
+    Reduction& reduction = **it;
+    if (!reduction.call) {
+      ++it;
+      continue;
+    }
+    if (!reduction.call->done) {
+      inputs_survive(host, reduction);
+    } else if (!reduction.ended) {
+      ended(host, reduction);
+    } else if (host.reductions_.size() > kKeptBuffers) {
+      left_alone(host, reduction);
+      it = host.reductions_.erase(it);
+      continue;
+    }
+    ++it;
+  }
+  for (auto it = host.rounds_.begin(); it != host.rounds_.end() && !failed();) {
+    if (!it->call->done) {
+      ++it;
+      continue;
+    }
+    ended(host, *it);
+    it = host.rounds_.erase(it);
+  }
+}
+
+void Checks::ended(Host& host, Reduction& reduction) {
+  reduction.ended = true;
+  const peer::Call& call = *reduction.call;
+  const bool commit = call.error.code == Code::ok;
+  ++(commit ? world_.report.commits : world_.report.aborts);
+  world_.report.reruns += call.attempts > 1 ? call.attempts - 1 : 0;
+  if (call.error.code == Code::deadlock) ++world_.report.deadlocks;
+  if (call.error.code == Code::mismatched_call) ++world_.report.mismatches;
+  const std::string what = wire::describe(call.key);
+  if (world_.tracing()) {
+    world_.log(host.name(), what + (commit ? " is committed" : " fails: " + call.error.reason));
+  }
+  no_false_alarm(host, what, call.error.code);
+  if (!commit) inputs_survive(host, reduction);
+  const auto* key = std::get_if<wire::OpKey>(&call.key);
+  if (key != nullptr && key->admission != 0) {
+    const OpId id{reduction.run, *key};
+    if (commit) {
+      if (world_.bug_due(Bug::flip_result)) {
+        ArrayData& array = reduction.arrays.back();
+        wire::Bytes& bytes = array.in_place ? array.send : array.recv;
+        if (!bytes.empty()) bytes.back() ^= 1;
+      }
+      mismatch_is_for_all(host, id, reduction);
+      right_result(host, id, reduction);
+    }
+    // A peer that is out does not know the verdict; what it was told before stands.
+    if (commit || host.engine().standing() != peer::Standing::out) {
+      Ending ending{host.engine().id(), host.name(),   call.error.code, 0, ids(call.record), 0,
+                    call.error.peer,    {}};
+      ending.epoch = call.record ? call.record->epoch : 0;
+      if (commit) {
+        for (const ArrayData& array : reduction.arrays) ending.bytes.push_back(array.result());
+      }
+      std::vector<Ending>& endings = operations_[id];
+      one_verdict(what, endings, ending);
+      if (commit) bit_parity(what, endings, ending);
+      endings.push_back(std::move(ending));
+    }
+  }
+  if (commit && !reduction.arrays.empty() && reduction.arrays.front().dtype == DataType::int64) {
+    const wire::Bytes& bytes = reduction.arrays.front().result();
+    reduction.result.resize(bytes.size() / sizeof(std::int64_t));
+    if (!bytes.empty()) std::memcpy(reduction.result.data(), bytes.data(), bytes.size());
+  }
+  // The user does other things with the memory now: neither must the engine write it, nor send from it.
+  for (ArrayData& array : reduction.arrays) {
+    std::fill(array.send.begin(), array.send.end(), kScribble);
+    std::fill(array.recv.begin(), array.recv.end(), kScribble);
+  }
+}
+
+void Checks::ended(Host& host, const RoundEntry& round) {
+  const peer::Call& call = *round.call;
+  if (call.error.code == Code::deadlock) ++world_.report.deadlocks;
+  const std::string what = wire::describe(call.key);
+  if (world_.tracing()) {
+    world_.log(host.name(), what + (call.error.code == Code::ok ? " is over" : " fails: ") +
+                                call.error.reason);
+  }
+  no_false_alarm(host, what, call.error.code);
+  const auto* key = std::get_if<wire::RoundKey>(&call.key);
+  if (key == nullptr || key->admission == 0) return;
+  const bool commit = call.error.code == Code::ok;
+  if (!commit && host.engine().standing() == peer::Standing::out) return;
+  Ending ending{host.engine().id(), host.name(),     call.error.code, 0, ids(call.record),
+                call.answer,        call.error.peer, {}};
+  ending.epoch = call.record ? call.record->epoch : 0;
+  std::vector<Ending>& endings = rounds_[{round.run, *key}];
+  one_verdict(what, endings, ending);
+  endings.push_back(std::move(ending));
+}
+
+// ---- I1: one verdict ------------------------------------------------------------------------------
+
+// Two peers that are both members of the epochs in which they learnt it know of the same verdict, for the same members.
+void Checks::one_verdict(const std::string& what, const std::vector<Ending>& before,
+                         const Ending& now) {
+  for (const Ending& other : before) {
+    if (!contains(other.members, now.peer) || !contains(now.members, other.peer)) continue;
+    if (other.code != now.code || other.answer != now.answer) {
+      fail("I1", what + " ended with " + code_name(other.code) + " on " + other.host +
+                     " and with " + code_name(now.code) + " on " + now.host);
+    } else if (now.code == Code::ok && other.members != now.members) {
+      fail("I1", what + " was decided for different members on " + other.host + " and " + now.host);
+    }
+  }
+}
+
+// ---- I2: equal and right --------------------------------------------------------------------------
+
+void Checks::bit_parity(const std::string& what, const std::vector<Ending>& before,
+                        const Ending& now) {
+  for (const Ending& other : before) {
+    if (other.code != Code::ok || !contains(other.members, now.peer) ||
+        !contains(now.members, other.peer)) {
+      continue;
+    }
+    if (other.bytes != now.bytes) {
+      fail("I2", what + " has different bytes on " + other.host + " and " + now.host);
+    }
+  }
+}
+
+void Checks::right_result(const Host& host, const OpId& id, const Reduction& reduction) {
+  const auto& contributions = contributions_[id];
+  const std::vector<PeerId> members = ids(reduction.call->record);
+  std::vector<const Contribution*> inputs;
+  for (const PeerId& member : members) {
+    const auto it = contributions.find(member);
+    if (it == contributions.end()) {
+      return fail("I2", wire::describe(id.second) + " is committed on " + host.name() +
+                            " for a member that never called it: " + member.brief());
+    }
+    inputs.push_back(&it->second);
+  }
+  for (std::size_t a = 0; a < reduction.arrays.size(); ++a) {
+    const ArrayData& array = reduction.arrays[a];
+    std::vector<std::int64_t> expected(array.values.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      std::int64_t value = inputs.front()->arrays[a].second[i];
+      for (std::size_t m = 1; m < inputs.size(); ++m) {
+        value = combine(reduction.op, value, inputs[m]->arrays[a].second[i]);
+      }
+      if (reduction.op == ReduceOp::avg) value /= static_cast<std::int64_t>(inputs.size());
+      expected[i] = value;
+    }
+    if (to_bytes(array.dtype, expected) != array.result()) {
+      return fail("I2", wire::describe(id.second) + " has a wrong result on " + host.name() +
+                            ", array " + std::to_string(a));
+    }
+  }
+}
+
+// ---- I3: inputs survive ---------------------------------------------------------------------------
+
+// Until the commit the input is what it was; after any other end it stays so.
+void Checks::inputs_survive(const Host& host, const Reduction& reduction) {
+  for (const ArrayData& array : reduction.arrays) {
+    if (array.send == array.input) continue;
+    return fail("I3", "the input of " + wire::describe(reduction.call->key) + " on " + host.name() +
+                          (reduction.call->done ? " is not what it was after the failure"
+                                                : " was written before the commit"));
+  }
+}
+
+// The engine has let go of the memory of a call that is over.
+void Checks::left_alone(const Host& host, const Reduction& reduction) {
+  for (const ArrayData& array : reduction.arrays) {
+    for (const wire::Bytes* bytes : {&array.send, &array.recv}) {
+      if (std::all_of(bytes->begin(), bytes->end(),
+                      [](std::uint8_t byte) { return byte == kScribble; })) {
+        continue;
+      }
+      return fail("I3", "memory of " + wire::describe(reduction.call->key) + " on " + host.name() +
+                            " was written after the call was over");
+    }
+  }
+}
+
+// ---- I4: no hang, no false alarm ------------------------------------------------------------------
+
+void Checks::no_hang() {
+  const Instant now = world_.now();
+  if (now - world_.calm_since() > kProgramLimit) {
+    for (const auto& host : world_.hosts) {
+      if (host->program_over()) continue;
+      return fail("I4", "the program of " + host->name() + " does not come to its end");
+    }
+  }
+  for (const auto& host : world_.hosts) {
+    if (!host->alive() || host->frozen()) continue;
+    const auto late = [&](Instant since) {
+      return now - std::max(since, world_.calm_since()) > kCallLimit;
+    };
+    for (const ReductionPtr& reduction : host->reductions()) {
+      if (!reduction->call->done && late(reduction->since)) {
+        return fail("I4", host->name() + " hangs in " + wire::describe(reduction->call->key));
+      }
+    }
+    for (const RoundEntry& round : host->rounds()) {
+      if (!round.call->done && late(round.since)) {
+        return fail("I4", host->name() + " hangs in " + wire::describe(round.call->key));
+      }
+    }
+  }
+}
+
+// Members whose calls can meet are never told that they are stuck; those that are, are told soon.
+void Checks::no_false_alarm(const Host& host, const std::string& what, Code code) {
+  if (code != Code::deadlock) return;
+  if (world_.options.program != Program::stuck) {
+    return fail("I4", what + " on " + host.name() + " ended as stuck, and nobody was");
+  }
+  if (world_.report.faults > 0) return;
+  Instant latest{};
+  for (const auto& other : world_.hosts) {
+    Instant own{};
+    for (const ReductionPtr& reduction : other->reductions()) own = std::max(own, reduction->since);
+    for (const RoundEntry& round : other->rounds()) own = std::max(own, round.since);
+    latest = std::max(latest, own);
+  }
+  if (world_.now() - latest > milliseconds(2600)) {
+    fail("I4", what + " on " + host.name() + " was told only late that everybody was stuck");
+  }
+}
+
+// ---- I5: no silent wrong answer -------------------------------------------------------------------
+
+void Checks::mismatch_is_for_all(const Host& host, const OpId& id, const Reduction& reduction) {
+  const auto& contributions = contributions_[id];
+  for (const PeerId& member : ids(reduction.call->record)) {
+    const auto it = contributions.find(member);
+    if (it == contributions.end() || it->second.shape == reduction.shape) continue;
+    return fail("I5", wire::describe(id.second) + " is committed on " + host.name() +
+                          " though member " + member.brief() + " called it differently");
+  }
+}
+
+// ---- I7: the master can be rebuilt ----------------------------------------------------------------
+
+// At a moment when nothing is under way between the members and the master: a master made from their reports alone
+// stands where this one does.
+void Checks::rebuild_now() {
+  const master::Group* group = world_.master.group();
+  if (failed() || group == nullptr || group->record().members.empty() || !world_.master.quiet()) {
+    return;
+  }
+  std::vector<std::pair<master::ConnectionId, wire::Rejoin>> reports;
+  for (const wire::Member& member : group->record().members) {
+    Host* host = world_.host_of(member.id);
+    if (host == nullptr || !host->alive() || host->frozen() || !host->control_open()) return;
+    const peer::Session& session = host->engine().session();
+    if (!session.member() || !session.welcomed()) return;
+    wire::Rejoin rejoin{member.id, 0, session.make_report()};
+    if (world_.bug_due(Bug::forget_entry)) {
+      rejoin.report.operations.clear();
+      rejoin.report.rounds.clear();
+    }
+    reports.emplace_back(reports.size() + 1, std::move(rejoin));
+  }
+  // In any order.
+  for (std::size_t i = reports.size(); i > 1; --i) {
+    std::swap(reports[i - 1], reports[world_.random.below(i)]);
+  }
+  Nobody nobody;
+  const master::Group again =
+      master::Group::rebuild(0, world_.master_options, nobody, reports, world_.now());
+  ++world_.report.rebuilds;
+  if (again.record() != group->record()) {
+    fail("I7", "a rebuilt master has another record");
+  } else if (again.last_ordinal() != group->last_ordinal()) {
+    fail("I7", "a rebuilt master has ordinal " + std::to_string(again.last_ordinal()) + ", not " +
+                   std::to_string(group->last_ordinal()));
+  } else if (again.summary() != group->summary()) {
+    fail("I7", "a rebuilt master stands at\n" + again.summary() + "\ninstead of\n" +
+                   group->summary());
+  }
+}
+
+// ---- now and then ---------------------------------------------------------------------------------
+
+void Checks::every_second() { no_hang(); }
+
+void Checks::at_the_end() {
+  for (const auto& host : world_.hosts) {
+    for (const ReductionPtr& reduction : host->reductions()) {
+      if (reduction->call && reduction->call->done && reduction->ended) {
+        left_alone(*host, *reduction);
+      }
+    }
+  }
+  if (world_.report.faults > 0) return;
+  // Undisturbed, members that disagree are all told so, and of the same culprit.
+  for (const auto& [id, contributions] : contributions_) {
+    std::map<std::uint64_t, std::size_t> votes;
+    for (const auto& [peer, contribution] : contributions) ++votes[contribution.shape];
+    if (votes.size() < 2) continue;
+    for (const Ending& ending : operations_[id]) {
+      const auto culprit = contributions.find(ending.culprit);
+      if (ending.code != Code::mismatched_call) {
+        fail("I5", wire::describe(id.second) + " ended with " + code_name(ending.code) + " on " +
+                       ending.host + " though the members disagreed");
+      } else if (culprit == contributions.end()) {
+        fail("I5", wire::describe(id.second) + " names no culprit on " + ending.host);
+      } else if (votes[culprit->second.shape] * 2 > contributions.size()) {
+        fail("I5", wire::describe(id.second) + " names one of the majority as the odd one out");
+      }
+    }
+  }
+}
+
+}  // namespace pccl::simulation

@@ -1,0 +1,480 @@
+// What the users of simulated peers do: the loops of level 1 and level 2 as people write them.
+#include <algorithm>
+#include <utility>
+
+#include "pccl/testing/sim_world.h"
+
+namespace pccl::simulation {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+namespace {
+
+constexpr std::uint64_t kMain = 1;
+constexpr std::uint64_t kReduce = 2;
+constexpr std::uint64_t kSyncStructure = 77;
+
+// Whole numbers as elements; every sum of eight is exact in every type.
+void put(wire::Bytes& out, DataType dtype, std::int64_t value) {
+  const auto raw = [&](const auto number) {
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(&number);
+    out.insert(out.end(), bytes, bytes + sizeof number);
+  };
+  switch (dtype) {
+    case DataType::int8:
+      return raw(static_cast<std::int8_t>(value));
+    case DataType::int32:
+      return raw(static_cast<std::int32_t>(value));
+    case DataType::int64:
+      return raw(value);
+    case DataType::float32:
+      return raw(static_cast<float>(value));
+    case DataType::float64:
+      return raw(static_cast<double>(value));
+    case DataType::float16: {
+      // Exact for |value| <= 2048.
+      std::uint32_t bits = value < 0 ? 0x8000 : 0;
+      auto left = static_cast<std::uint32_t>(value < 0 ? -value : value);
+      if (left != 0) {
+        std::uint32_t exponent = 25;
+        while (left < 0x400) {
+          left <<= 1;
+          --exponent;
+        }
+        while (left > 0x7ff) {
+          left >>= 1;
+          ++exponent;
+        }
+        bits |= (exponent << 10) | (left & 0x3ff);
+      }
+      return raw(static_cast<std::uint16_t>(bits));
+    }
+    default:
+      return;
+  }
+}
+
+}  // namespace
+
+wire::Bytes to_bytes(DataType dtype, const std::vector<std::int64_t>& values) {
+  wire::Bytes bytes;
+  bytes.reserve(values.size() * 8);
+  for (const std::int64_t value : values) put(bytes, dtype, value);
+  return bytes;
+}
+
+// ---- building blocks ------------------------------------------------------------------------------
+
+void UserProgram::start() {
+  switch (host_.world().options.program) {
+    case Program::level1:
+      tasks_.push_back(level1());
+      break;
+    case Program::threads:
+      tasks_.push_back(threads_main());
+      tasks_.push_back(threads_reduce());
+      break;
+    default:
+      tasks_.push_back(level2());
+      break;
+  }
+  for (Task<>& task : tasks_) task.start();
+}
+
+bool UserProgram::out() const { return host_.engine().standing() == peer::Standing::out; }
+
+std::uint64_t UserProgram::own_rank() const {
+  const auto& members = host_.engine().record()->members;
+  for (std::uint64_t rank = 0; rank < members.size(); ++rank) {
+    if (members[rank].id == host_.engine().id()) return rank;
+  }
+  return members.size();
+}
+
+Random UserProgram::script_for(std::uint64_t step, std::uint64_t salt) const {
+  Random mix(host_.world().seed() ^ (step * 0x9e3779b97f4a7c15) ^ (salt << 56));
+  return Random(mix.next());
+}
+
+// The program is over: this peer goes, and may come back as a newcomer if it was put out.
+void UserProgram::end() {
+  peer::Engine& engine = host_.engine();
+  const bool put_out = out() && engine.end().code != Code::invalid_usage;
+  if (host_.world().tracing()) {
+    host_.world().log(host_.name(), out() ? "is out: " + engine.end().reason : "is through");
+  }
+  if (!out()) engine.leave("", host_.world().now());
+  host_.program_is_over();
+  if (put_out) host_.world().came_back_as_newcomer();
+}
+
+Task<Error> UserProgram::wait(Thread thread, peer::CallPtr call) {
+  peer::Engine& engine = host_.engine();
+  engine.thread_waits(thread, call, host_.world().now());
+  co_await host_.until([call] { return call->done.load(); });
+  engine.thread_continues(thread);
+  co_return call->error;
+}
+
+Task<> UserProgram::compute(Thread thread, Duration most) {
+  host_.engine().thread_outside(thread);
+  const Duration time = host_.world().random.duration(Duration(0), most);
+  co_await host_.sleep(time);
+  host_.engine().thread_inside(thread);
+}
+
+UserProgram::Shape UserProgram::draw_shape(Random& script) const {
+  static constexpr DataType kTypes[] = {DataType::int64, DataType::float32, DataType::int32,
+                                        DataType::float16, DataType::int8};
+  const Options& options = host_.world().options;
+  Shape shape;
+  const std::size_t arrays = script.chance(0.3) ? script.between(2, 4) : 1;
+  bool narrow = false;
+  for (std::size_t i = 0; i < arrays; ++i) {
+    const DataType dtype = kTypes[script.below(5)];
+    narrow = narrow || dtype == DataType::float16 || dtype == DataType::int8;
+    // Small ones are the most frequent, and empty ones happen.
+    const std::uint64_t limit = script.below(options.max_elements + 1);
+    shape.arrays.emplace_back(dtype, script.chance(0.05) ? 0 : script.below(limit + 1));
+  }
+  if (shape.arrays.size() == 1 && shape.arrays[0].second == 0) shape.arrays[0].second = 1;
+  static constexpr ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::min, ReduceOp::max, ReduceOp::avg};
+  shape.op = kOps[script.below(narrow ? 3 : 4)];
+  shape.structure = script.below(3);
+  return shape;
+}
+
+ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std::uint64_t> tag,
+                                          bool rerun, std::optional<std::int32_t> value) {
+  World& world = host_.world();
+  auto reduction = std::make_shared<Reduction>();
+  reduction->op = shape.op;
+  peer::OperationRequest request;
+  request.op = shape.op;
+  request.tag = tag;
+  request.rerun = rerun;
+  request.alone_is_error = world.options.program == Program::level1;
+  request.structure = shape.structure;
+  reduction->shape = shape.structure * 31 + static_cast<std::uint64_t>(shape.op);
+  for (const auto& [dtype, count] : shape.arrays) {
+    ArrayData array;
+    array.dtype = dtype;
+    array.in_place = world.random.chance(0.4);
+    // Averages of up to eight members stay whole.
+    const std::int32_t scale =
+        shape.op == ReduceOp::avg && (dtype == DataType::float32 || dtype == DataType::float64) ? 840
+                                                                                               : 1;
+    std::vector<std::int64_t> wide;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto drawn = static_cast<std::int32_t>(world.random.below(25)) - 12;
+      array.values.push_back(value ? *value : drawn * scale);
+      wide.push_back(array.values.back());
+    }
+    array.input = to_bytes(dtype, wide);
+    array.send = array.input;
+    if (!array.in_place) array.recv.assign(array.input.size(), 0xee);
+    reduction->shape = reduction->shape * 1000003 + count * 16 + static_cast<std::uint64_t>(dtype);
+    request.description += std::to_string(count) + " " + std::string(pccl::name(dtype)) + " ";
+    reduction->arrays.push_back(std::move(array));
+  }
+  return host_.reduce(std::move(reduction), std::move(request));
+}
+
+// Level 2's admission point. True when newcomers came in since the one before.
+Task<bool> UserProgram::admit(Thread thread) {
+  peer::Engine& engine = host_.engine();
+  engine.thread_inside(thread);
+  while (engine.unfinished() > 0 && !out()) {
+    peer::CallPtr open;
+    for (const ReductionPtr& reduction : host_.reductions()) {
+      if (!reduction->call->done) open = reduction->call;
+    }
+    if (!open) break;
+    (void)co_await wait(thread, open);
+  }
+  if (engine.standing() != peer::Standing::member) {
+    engine.request_admission(host_.world().now());
+    host_.settle();
+    co_await host_.until([this] {
+      return host_.engine().standing() == peer::Standing::member || out();
+    });
+  }
+  if (out()) co_return false;
+  if (engine.fresh()) {
+    engine.use_fresh();
+    engine.pass_admission_point();
+    co_return true;
+  }
+  if (!engine.admission_round_needed()) {
+    engine.pass_admission_point();
+    co_return false;
+  }
+  const std::uint64_t before = engine.record()->admission;
+  const peer::CallPtr call = host_.enter(wire::RoundKind::admit);
+  const Error error = co_await wait(thread, call);
+  if (out()) co_return false;
+  if (error.code == Code::ok) engine.pass_admission_point();
+  co_return engine.record()->admission != before;
+}
+
+// After an admission nobody knows how far the others are: all take the highest step.
+Task<std::optional<std::uint64_t>> UserProgram::agree_on_step(Thread thread, bool rerun) {
+  Shape shape;
+  shape.arrays = {{DataType::int64, 1}};
+  shape.op = ReduceOp::max;
+  shape.structure = kSyncStructure;
+  const std::optional<std::uint64_t> tag = rerun ? std::nullopt : std::optional<std::uint64_t>(0);
+  const ReductionPtr reduction =
+      start_reduction(shape, tag, rerun, static_cast<std::int32_t>(step_));
+  const Error error = co_await wait(thread, reduction->call);
+  if (error.code != Code::ok) co_return std::nullopt;
+  co_return static_cast<std::uint64_t>(reduction->result.front());
+}
+
+// Several operations at once, tagged and untagged, waited for in any order.
+Task<> UserProgram::burst(Thread thread, Random& script) {
+  std::vector<std::pair<Shape, std::optional<std::uint64_t>>> calls;
+  const std::uint64_t count = script.between(2, 6);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const Shape shape = draw_shape(script);
+    const bool tagged = script.chance(0.6);
+    calls.emplace_back(shape, tagged ? std::optional<std::uint64_t>(100 + i) : std::nullopt);
+  }
+  // Untagged calls meet by order; tagged ones may be made at any moment.
+  Random& random = host_.world().random;
+  std::vector<ReductionPtr> running;
+  while (!calls.empty()) {
+    std::size_t next = random.below(calls.size());
+    if (!calls[next].second) {
+      next = 0;
+      while (calls[next].second) ++next;
+    }
+    running.push_back(start_reduction(calls[next].first, calls[next].second, true));
+    calls.erase(calls.begin() + static_cast<std::ptrdiff_t>(next));
+    host_.settle();
+    if (random.chance(0.2)) co_await compute(thread, milliseconds(3));
+  }
+  while (!running.empty()) {
+    const std::size_t next = random.below(running.size());
+    const peer::CallPtr call = running[next]->call;
+    running.erase(running.begin() + static_cast<std::ptrdiff_t>(next));
+    (void)co_await wait(thread, call);
+  }
+}
+
+// One step of a level-2 program: the same for all members, whatever its calls end in.
+Task<> UserProgram::script(Thread thread, std::uint64_t step) {
+  Random script = script_for(step, 1);
+  const std::uint64_t calls = script.between(1, 4);
+  for (std::uint64_t i = 0; i < calls && !out(); ++i) {
+    switch (script.below(6)) {
+      case 0: {
+        const peer::CallPtr call = host_.enter(wire::RoundKind::barrier);
+        (void)co_await wait(thread, call);
+        break;
+      }
+      case 1: {
+        const peer::CallPtr call = host_.enter(wire::RoundKind::peers_pending);
+        (void)co_await wait(thread, call);
+        break;
+      }
+      case 2:
+        co_await burst(thread, script);
+        break;
+      default: {
+        const Shape shape = draw_shape(script);
+        const ReductionPtr reduction = start_reduction(shape, std::nullopt, true);
+        (void)co_await wait(thread, reduction->call);
+        break;
+      }
+    }
+  }
+}
+
+// One member's call differs from the others'.
+Task<> UserProgram::disagree(Thread thread, std::uint64_t step) {
+  Random script = script_for(step, 2);
+  Shape shape = draw_shape(script);
+  const std::uint64_t world = host_.engine().record()->members.size();
+  const std::uint64_t odd = script.below(world);
+  const std::uint64_t how = script.below(3);
+  if (own_rank() == odd && world > 1) {
+    if (how == 0) shape.arrays.front().second += 1 + script.below(20);
+    if (how == 1) shape.op = shape.op == ReduceOp::sum ? ReduceOp::max : ReduceOp::sum;
+    if (how == 2) shape.structure += 1000;
+  }
+  const ReductionPtr reduction = start_reduction(shape, std::nullopt, true);
+  (void)co_await wait(thread, reduction->call);
+}
+
+// Some members wait in a barrier while the others wait in an all-reduce; afterwards the other way round, so that all
+// have made the same calls.
+Task<> UserProgram::get_stuck(Thread thread, std::uint64_t step) {
+  Random script = script_for(step, 3);
+  const Shape shape = draw_shape(script);
+  const std::uint64_t world = host_.engine().record()->members.size();
+  const bool barrier_first = own_rank() == script.below(world);
+  for (int turn = 0; turn < 2 && !out(); ++turn) {
+    if ((turn == 0) == barrier_first) {
+      const peer::CallPtr call = host_.enter(wire::RoundKind::barrier);
+      (void)co_await wait(thread, call);
+    } else {
+      const ReductionPtr reduction = start_reduction(shape, std::nullopt, true);
+      (void)co_await wait(thread, reduction->call);
+    }
+  }
+}
+
+// ---- the programs ---------------------------------------------------------------------------------
+
+Task<> UserProgram::level2() {
+  World& world = host_.world();
+  peer::Engine& engine = host_.engine();
+  co_await host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
+  engine.thread_inside(kMain);
+  // A slow start-up stalls nobody.
+  co_await compute(kMain, world.random.chance(0.3) ? seconds(2) : milliseconds(1));
+  while (step_ < world.options.steps && !out()) {
+    const bool added = co_await admit(kMain);
+    if (out()) break;
+    if (added) aligned_ = false;
+    if (!aligned_) {
+      const std::optional<std::uint64_t> step = co_await agree_on_step(kMain, true);
+      if (!step) continue;
+      step_ = *step;
+      aligned_ = true;
+      if (step_ >= world.options.steps) break;
+    }
+    co_await script(kMain, step_);
+    if (!out() && world.options.program == Program::mismatch) co_await disagree(kMain, step_);
+    if (!out() && world.options.program == Program::stuck && step_ % 2 == 1) {
+      co_await get_stuck(kMain, step_);
+    }
+    ++step_;
+    co_await compute(kMain, world.think);
+  }
+  engine.thread_ended(kMain);
+  end();
+}
+
+Task<bool> UserProgram::update_topology(Thread thread) {
+  peer::Engine& engine = host_.engine();
+  engine.thread_inside(thread);
+  if (engine.fresh()) {
+    engine.use_fresh();
+    aligned_ = false;
+    co_return true;
+  }
+  const std::uint64_t before = engine.record()->admission;
+  const peer::CallPtr call = host_.enter(wire::RoundKind::admit);
+  const Error error = co_await wait(thread, call);
+  if (out()) co_return false;
+  if (engine.record()->admission != before) aligned_ = false;
+  co_return error.code == Code::ok;
+}
+
+Task<> UserProgram::level1() {
+  World& world = host_.world();
+  peer::Engine& engine = host_.engine();
+  co_await host_.until([this, &engine] {
+    return engine.standing() == peer::Standing::member || out();
+  });
+  int alone = 0;
+  while (step_ < world.options.steps && !out()) {
+    const bool updated = co_await update_topology(kMain);
+    if (out()) break;
+    if (!updated) continue;
+    if (engine.record()->members.size() == 1) {
+      // Nobody to reduce with: the user waits for company, for a while.
+      if (++alone > 3) ++step_;
+      co_await compute(kMain, milliseconds(200));
+      aligned_ = false;
+      if (step_ >= world.options.steps) break;
+      continue;
+    }
+    if (!aligned_) {
+      const std::optional<std::uint64_t> step = co_await agree_on_step(kMain, false);
+      if (!step) continue;
+      step_ = *step;
+      aligned_ = true;
+      if (step_ >= world.options.steps) break;
+    }
+    Random script = script_for(step_, 4);
+    const std::uint64_t count = script.between(1, 3);
+    std::vector<ReductionPtr> running;
+    for (std::uint64_t i = 0; i < count; ++i) {
+      running.push_back(start_reduction(draw_shape(script), i, false));
+      host_.settle();
+    }
+    bool all = true;
+    for (const ReductionPtr& reduction : running) {
+      const Error error = co_await wait(kMain, reduction->call);
+      all = all && error.code == Code::ok;
+    }
+    if (all) ++step_;
+    co_await compute(kMain, world.think);
+  }
+  engine.thread_ended(kMain);
+  end();
+}
+
+// The main thread computes, hands gradients to the reduce thread, and computes on.
+Task<> UserProgram::threads_main() {
+  World& world = host_.world();
+  peer::Engine& engine = host_.engine();
+  co_await host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
+  engine.thread_inside(kMain);
+  while (step_ < world.options.steps && !out()) {
+    const bool added = co_await admit(kMain);
+    if (out()) break;
+    if (added) aligned_ = false;
+    if (!aligned_) {
+      const std::optional<std::uint64_t> step = co_await agree_on_step(kMain, true);
+      if (!step) continue;
+      step_ = *step;
+      aligned_ = true;
+      if (step_ >= world.options.steps) break;
+    }
+    Random script = script_for(step_, 5);
+    const std::uint64_t count = script.between(1, 5);
+    for (std::uint64_t i = 0; i < count && !out(); ++i) {
+      jobs_.emplace_back(draw_shape(script), i);
+      // Now and then one member computes for longer than every grace of the stuck rule.
+      const bool long_one = world.random.chance(0.1);
+      co_await compute(kMain, long_one ? seconds(16) : milliseconds(50));
+    }
+    if (script.chance(0.3) && !out()) {
+      const peer::CallPtr call = host_.enter(wire::RoundKind::barrier);
+      (void)co_await wait(kMain, call);
+    }
+    // Waits for the other thread by the user's own means: outside.
+    engine.thread_outside(kMain);
+    co_await host_.until([this] { return (jobs_.empty() && !busy_) || out(); });
+    engine.thread_inside(kMain);
+    ++step_;
+  }
+  closing_ = true;
+  engine.thread_ended(kMain);
+  co_await host_.until([this] { return !busy_; });
+  end();
+}
+
+Task<> UserProgram::threads_reduce() {
+  peer::Engine& engine = host_.engine();
+  while (true) {
+    co_await host_.until([this] { return !jobs_.empty() || closing_; });
+    if (jobs_.empty() || out()) break;
+    const auto [shape, tag] = jobs_.front();
+    busy_ = true;
+    jobs_.pop_front();
+    engine.thread_inside(kReduce);
+    const ReductionPtr reduction = start_reduction(shape, 1000 + tag, true);
+    (void)co_await wait(kReduce, reduction->call);
+    engine.thread_outside(kReduce);
+    busy_ = false;
+  }
+  engine.thread_ended(kReduce);
+}
+
+}  // namespace pccl::simulation

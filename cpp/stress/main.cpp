@@ -1,0 +1,235 @@
+// Stress: a master and peers as threads of one process, over loopback, joining and leaving all the
+// time while they reduce, give up on calls and get visits from strangers. Every result is checked
+// against its contributors. Made to run under the address, undefined-behaviour and thread
+// sanitizers; PCCL_STRESS_SECONDS says for how long (default 20).
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "pccl/master/server.h"
+#include "pccl/peer/communicator.h"
+
+namespace pccl::stress {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr std::size_t kPeers = 5;
+
+struct Totals {
+  std::atomic<std::uint64_t> joins{0};
+  std::atomic<std::uint64_t> reductions{0};
+  std::atomic<std::uint64_t> reruns{0};
+  std::atomic<std::uint64_t> given_up{0};
+  std::atomic<std::uint64_t> strangers{0};
+};
+
+[[noreturn]] void fail(const std::string& what) {
+  std::fprintf(stderr, "stress: %s\n", what.c_str());
+  std::abort();
+}
+
+// What a peer contributes to every element: known to all from its id.
+std::int64_t value_of(const PeerId& id) {
+  std::uint32_t value = 0;
+  std::memcpy(&value, id.bytes.data(), 3);
+  return value;
+}
+
+std::int64_t sum_over(const wire::EpochRecord& record) {
+  std::int64_t sum = 0;
+  for (const wire::Member& member : record.members) sum += value_of(member.id);
+  return sum;
+}
+
+// Connects, says something that is not ours, and goes, or stays for a while.
+void visit(std::uint16_t port, std::mt19937_64& rng, Totals& totals) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return;
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+    std::vector<std::uint8_t> noise(rng() % 300);
+    for (std::uint8_t& byte : noise) byte = static_cast<std::uint8_t>(rng());
+    if (noise.size() > 4 && rng() % 2 == 0) std::memcpy(noise.data(), "PCCL", 4);
+    if (noise.size() > 4 && rng() % 4 == 0) std::memcpy(noise.data(), "PCF1", 4);
+    (void)!::send(fd, noise.data(), noise.size(), MSG_NOSIGNAL);
+    ++totals.strangers;
+  }
+  ::close(fd);
+}
+
+// One reduction in flight: `arrays` arrays, the first in place.
+struct Reduction {
+  peer::CallPtr call;
+  std::vector<std::vector<std::int64_t>> send;
+  std::vector<std::vector<std::int64_t>> recv;
+};
+
+class Peer {
+ public:
+  Peer(const wire::Address& master, std::uint64_t seed, Totals& totals)
+      : comm_(options(master)), master_port_(master.port), rng_(seed), totals_(totals) {}
+
+  // One life: join, some steps, leave. All members do the same steps in the same order; how many is
+  // up to each.
+  void live(unsigned steps) {
+    peer::Limit unlimited;
+    const peer::JoinRequest request{.min_peers = 1, .attempts = 5, .enter = false};
+    if (const Status joined = comm_.join(request, unlimited); !joined)
+      fail("join: " + joined.error().reason);
+    ++totals_.joins;
+    for (unsigned step = 0; step < steps; ++step) {
+      const Result<bool> admitted = comm_.admit(unlimited);
+      if (!admitted) fail("admit: " + admitted.error().reason);
+      if (*admitted) calls_ = 0;  // newcomers start to count as well
+      if (rng_() % 4 == 0) visit(master_port_, rng_, totals_);
+      std::vector<Reduction> flying;
+      flying.push_back(start(std::nullopt));
+      for (std::uint64_t tag = 0; tag < 3; ++tag) flying.push_back(start(tag));
+      // Now and then somebody runs out of patience.
+      peer::Limit limit;
+      const bool impatient = rng_() % 16 == 0;
+      if (impatient && rng_() % 2 == 0) limit.timeout = milliseconds(rng_() % 3);
+      if (impatient && !limit.timeout) limit.interrupted = [] { return true; };
+      for (Reduction& reduction : flying) check(reduction, limit);
+      if (const Status met = comm_.barrier(unlimited); !met && met.error().code != Code::timeout) {
+        fail("barrier: " + met.error().reason);
+      }
+    }
+    comm_.close();
+  }
+
+ private:
+  static peer::CommunicatorOptions options(const wire::Address& master) {
+    peer::CommunicatorOptions options;
+    options.master = master;
+    options.settings = *Settings::from_environment();
+    return options;
+  }
+
+  Reduction start(std::optional<std::uint64_t> tag) {
+    Reduction reduction;
+    // The same sizes on all members, others from call to call: in every class of schedule, empty
+    // ones too.
+    const std::size_t sizes[] = {1 + calls_ * 7919 % 100'000, calls_ % 5};
+    ++calls_;
+    peer::OperationRequest request;
+    request.op = ReduceOp::sum;
+    request.tag = tag;
+    request.rerun = true;
+    request.description = "stress";
+    request.structure = 1;
+    for (std::size_t i = 0; i < 2; ++i) {
+      reduction.send.emplace_back(tag ? 257 : sizes[i], value_of(comm_.id()));
+      reduction.recv.emplace_back(i == 0 ? 0 : reduction.send[i].size());
+    }
+    for (std::size_t i = 0; i < 2; ++i) {
+      std::int64_t* send = reduction.send[i].data();
+      request.arrays.push_back({send, i == 0 ? send : reduction.recv[i].data(),
+                                reduction.send[i].size(), DataType::int64});
+    }
+    Result<peer::CallPtr> call = comm_.start(std::move(request), {});
+    if (!call) fail("start: " + call.error().reason);
+    reduction.call = *call;
+    return reduction;
+  }
+
+  void check(const Reduction& reduction, const peer::Limit& limit) {
+    const Status status = comm_.wait(reduction.call, limit);
+    const std::int64_t mine = value_of(comm_.id());
+    if (!reduction.call->done) fail("wait came back before the end");
+    const Error& error = reduction.call->error;
+    if (error.code != Code::ok) {
+      // Somebody gave up on it, perhaps we; the input is as it was.
+      if (error.code != Code::timeout && error.code != Code::peer_lost) {
+        fail("allreduce: " + error.reason + (status.ok() ? "" : " / " + status.error().reason));
+      }
+      for (const auto& array : reduction.send) {
+        if (std::any_of(array.begin(), array.end(), [&](std::int64_t v) { return v != mine; })) {
+          fail("an input changed though the call failed");
+        }
+      }
+      ++totals_.given_up;
+      return;
+    }
+    const std::int64_t expected = sum_over(*reduction.call->record);
+    const auto wrong = [&](std::int64_t v) { return v != expected; };
+    if (std::any_of(reduction.send[0].begin(), reduction.send[0].end(), wrong) ||
+        std::any_of(reduction.recv[1].begin(), reduction.recv[1].end(), wrong)) {
+      fail("a wrong sum");
+    }
+    ++totals_.reductions;
+    if (reduction.call->attempts > 1) ++totals_.reruns;
+  }
+
+  peer::Communicator comm_;
+  std::uint16_t master_port_;
+  std::mt19937_64 rng_;
+  Totals& totals_;
+  std::size_t calls_ = 0;  // since the last admission
+};
+
+int run(Duration length, std::uint64_t seed) {
+  const Result<Settings> settings = Settings::from_environment();
+  if (!settings) fail(settings.error().reason);
+  master::Server server({"127.0.0.1", 0}, *settings);
+  if (const Status bound = server.run(); !bound) fail("master: " + bound.error().reason);
+  const std::string& address = server.address();
+  const auto port = static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));
+  const wire::Address master{"127.0.0.1", port};
+
+  Totals totals;
+  const Instant end = steady_clock::now() + length;
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < kPeers; ++i) {
+    threads.emplace_back([&, i] {
+      std::mt19937_64 rng(seed * 1000 + i);
+      while (steady_clock::now() < end) {
+        Peer(master, rng(), totals).live(static_cast<unsigned>(1 + rng() % 20));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  server.interrupt();
+  std::printf(
+      "stress: seed %llu: %llu joins, %llu reductions (%llu run again), %llu given up, %llu "
+      "strangers: all results right\n",
+      static_cast<unsigned long long>(seed), static_cast<unsigned long long>(totals.joins),
+      static_cast<unsigned long long>(totals.reductions),
+      static_cast<unsigned long long>(totals.reruns),
+      static_cast<unsigned long long>(totals.given_up),
+      static_cast<unsigned long long>(totals.strangers));
+  return totals.reductions > 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace pccl::stress
+
+int main() {
+  const char* seconds = std::getenv("PCCL_STRESS_SECONDS");
+  const char* seed = std::getenv("PCCL_STRESS_SEED");
+  const auto length = std::chrono::duration_cast<pccl::Duration>(
+      std::chrono::duration<double>(seconds != nullptr ? std::atof(seconds) : 20.0));
+  return pccl::stress::run(
+      length, seed != nullptr ? std::strtoull(seed, nullptr, 10) : std::random_device{}());
+}

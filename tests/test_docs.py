@@ -1,0 +1,126 @@
+"""The pages under docs/ name everything that the code has. Whether what they say is true, people must read."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import pccl
+import pccl.errors
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def source(path: str) -> str:
+    return (ROOT / "cpp" / "pccl" / path).read_text()
+
+
+def words_of(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of all table rows of a page."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_variable_of_the_library_is_a_setting_in_the_docs() -> None:
+    python = [path.read_text() for path in (ROOT / "pccl").glob("*.py")]
+    read = set(re.findall(r"\bPCCL_[A-Z_]+[A-Z]\b", "".join([source("base/settings.h"), *python])))
+    assert "PCCL_STRIPES" in read and "PCCL_MASTER" in read
+    assert read <= words_of(page("settings.md"))
+
+
+def test_every_control_message_has_its_row_with_its_number_and_fields() -> None:
+    header = source("wire/messages.h")
+    listed = re.search(r"using Message = std::variant<(.*?)>;", header, re.DOTALL)
+    assert listed
+    messages = [name.strip() for name in listed[1].split(",")]
+    by_name = {cells[1]: cells for cells in rows(page("protocol.md")) if len(cells) == 5}
+    for number, name in enumerate(messages):
+        assert by_name[name][0] == str(number)
+        body = re.search(rf"^struct {name} \{{(.*?)^\}};", header, re.DOTALL | re.MULTILINE)
+        assert body
+        visited = re.search(r"visit\(([^)]*)\)", body[1])
+        fields = re.findall(r"self\.(\w+)", visited[1]) if visited else []
+        missing = set(fields) - words_of(by_name[name][3])
+        assert not missing, f"{name}: {missing}"
+
+
+def test_every_record_on_the_wire_is_described() -> None:
+    structs = set(re.findall(r"^struct (\w+)", source("wire/records.h"), re.MULTILINE))
+    assert structs - words_of(page("protocol.md")) <= {"Departure", "OpState"}  # described in place
+
+
+def test_every_frame_has_its_row_with_its_number() -> None:
+    listed = re.search(r"enum class FrameType[^{]*\{(.*?)\};", source("link/frame.h"), re.DOTALL)
+    assert listed
+    frames = re.findall(r"^\s*(\w+),", listed[1], re.MULTILINE)
+    by_name = {cells[1]: cells[0] for cells in rows(page("protocol.md")) if len(cells) == 6}
+    assert {name: by_name.get(name) for name in frames} == {
+        name: str(number) for number, name in enumerate(frames)
+    }
+
+
+def test_every_field_of_the_frame_header_is_described_at_its_offset() -> None:
+    body = re.search(r"struct FrameHeader \{(.*?)\n\};", source("link/frame.h"), re.DOTALL)
+    assert body
+    declared = re.findall(r"^  ([\w:]+) (\w+)(?:\s*=\s*[^;]+)?;", body[1], re.MULTILINE)
+    sizes = {"std::uint64_t": 8, "std::uint32_t": 4, "std::uint16_t": 2, "std::uint8_t": 1}
+    sizes |= {"FrameType": 1, "bool": 1, "wire::OpKey": 25}
+    described = {cells[2]: cells[:2] for cells in rows(page("protocol.md")) if len(cells) == 4}
+    offset = 0
+    for kind, name in declared:
+        if not name.startswith("padding"):
+            assert described[name] == [str(offset), str(sizes[kind])], name
+        offset += sizes[kind]
+    assert offset == 72
+
+
+def test_every_exception_has_its_row_with_its_advice() -> None:
+    by_name = {
+        cells[0].strip("`"): cells[-1] for cells in rows(page("failure.md")) if len(cells) == 4
+    }
+    for name in pccl.errors.__all__:
+        cls = getattr(pccl.errors, name)
+        if issubclass(cls, pccl.PCCLError) and cls is not pccl.PCCLError:
+            assert by_name.get(name) == cls.advice, name
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    assert set(pccl.__all__) <= words_of(page("api.md"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Result",
+        "ReduceOp",
+        "Attribute",
+        "DataType",
+        "DeviceType",
+        "DistributionHint",
+        "QuantizationAlgorithm",
+        "SharedStateSyncStrategy",
+    ],
+)
+def test_the_migration_page_has_every_value_of_each_enum(name: str) -> None:
+    by_name = {
+        cells[0].strip("`"): cells[1] for cells in rows(page("migration.md")) if len(cells) == 2
+    }
+    values = [f"{member.name} {member.value}" for member in getattr(pccl, name)]
+    assert by_name[name] == ", ".join(values)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        if not target.startswith("http"):
+            assert (path.parent / target).exists(), target
