@@ -523,9 +523,18 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           },
           [&](const wire::LinkReport& report) {
             if (!is_member) {
+              const Peer* about = member(report.peer);
+              if (about == nullptr) return;
+              // The member is not heard of by us either: it is the one that is gone.
+              if (about->connection == 0) {
+                remove(
+                    {{report.peer, Code::evicted, "connection lost (" + report.reason + ")"}},
+                    now);
+                return;
+              }
               // A newcomer that cannot reach a member must not come in and be a loss to everybody a
               // moment later.
-              if (report.state == wire::LinkState::unreachable && member(report.peer) != nullptr) {
+              if (report.state == wire::LinkState::unreachable) {
                 evict(from, Code::unreachable,
                       "it cannot reach peer " + report.peer.brief() + ": " + report.reason, now);
               }

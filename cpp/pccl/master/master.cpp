@@ -108,8 +108,9 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
   }
   if (const auto* first = std::get_if<wire::Join>(&frame.message)) {
     // A newcomer of a run that this master (restarted) does not know yet: it shall come again when
-    // the members are back, rather than found a run of its own here.
+    // the members are back, rather than found a run of its own here. The same while they come back.
     if (frame.envelope.run != 0 && frame.envelope.run != run_) return close(id);
+    if (recoveries_.contains(first->group)) return close(id);
     return join(id, connection, *first, now);
   }
   if (std::holds_alternative<wire::Rejoin>(frame.message))
@@ -200,7 +201,10 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
   for (const auto& [id, rejoin] : reports) connections_[id].group = group_id;
   log("group " + std::to_string(group_id) + ": brought back from the reports of " +
       std::to_string(back) + " of " + std::to_string(all) + " members");
-  groups_[group_id].reset(new Group(Group::rebuild(group_id, options_, *this, reports, now)));
+  // Only then in the list: while it is made, it asks us for the census.
+  auto group =
+      std::make_unique<Group>(Group::rebuild(group_id, options_, *this, reports, now));
+  groups_[group_id] = std::move(group);
 }
 
 void Master::on_time(Instant now) {

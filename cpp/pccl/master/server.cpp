@@ -244,7 +244,12 @@ bool Server::flush(ConnectionId id, Connection& connection) {
       });
       break;
     }
-    if (put < 0) return false;
+    if (put < 0) {
+      // What the peer said last may still be unread, a Leave perhaps: reading finds the end.
+      connection.out.clear();
+      connection.out_at = 0;
+      return !connection.closing;
+    }
     connection.out_at += static_cast<std::size_t>(put);
   }
   if (connection.out_at == connection.out.size()) {

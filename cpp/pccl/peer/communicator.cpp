@@ -213,9 +213,9 @@ Status Communicator::become_member(Visit& visit, const Deadline& deadline, const
       if (status.error().code != Code::timeout) return status;
       return Status(Code::timeout, "the members did not let this peer in within the timeout");
     }
+    if (engine.standing() == Standing::member) look(engine, engine.record());
   }
   if (engine.standing() == Standing::out) return engine.end();
-  look(engine, engine.record());
   return {};
 }
 
@@ -380,7 +380,10 @@ Status Communicator::barrier(const Limit& limit) {
   Engine& engine = visit.engine();
   if (const Status status = become_member(visit, deadline, limit); !status) return status;
   engine.use_fresh();
-  if (engine.record()->members.size() == 1) return {};
+  if (engine.record()->members.size() == 1) {
+    look(engine, engine.record());
+    return {};
+  }
   const auto call = round(visit, wire::RoundKind::barrier, deadline, limit);
   if (!call) return call.error();
   return {};

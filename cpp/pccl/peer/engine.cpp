@@ -104,6 +104,13 @@ void Engine::on_control_lost(const std::string& reason, Instant now) {
     next_control_dial_ = now + kJoinRetry;
     return;
   }
+  if (control_open_ && !session_.welcomed()) {
+    // It was no answer: the master counts as lost since the connection before.
+    control_open_ = false;
+    session_.on_lost();
+    next_control_dial_ = now + kControlRetry;
+    return;
+  }
   if (control_open_) {
     control_open_ = false;
     control_lost_at_ = now;

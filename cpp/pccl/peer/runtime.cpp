@@ -246,7 +246,7 @@ void Runtime::write_control() {
           });
       return;
     }
-    if (put < 0) return lose_control(net::error_text(static_cast<int>(-put)));
+    if (put < 0) break;  // what the master said last may still be unread: reading finds the end
     control_.out_at += static_cast<std::size_t>(put);
   }
   control_.out.clear();
@@ -388,6 +388,7 @@ void Runtime::write(std::uint64_t id) {
       wire.socket->wait_writable(go_on);
       return;
     }
+    if (put < 0 && wire.reading) return;  // what came before the end is read first
     if (put < 0) {
       engine_.on_stripe_failed(id, net::error_text(static_cast<int>(-put)), clock_now());
       return;

@@ -84,6 +84,10 @@ void MasterHost::settle() {
     } else if (const auto* close = std::get_if<master::Close>(&action)) {
       const auto it = peers_.find(close->connection);
       if (it == peers_.end()) continue;
+      if (world_.tracing()) {
+        world_.log("master", "closes the connection of h" +
+                                 std::to_string(it->second.connection->node(0)));
+      }
       it->second.connection->close(1);
       peers_.erase(it);
       master_->on_disconnect(close->connection, world_.now());

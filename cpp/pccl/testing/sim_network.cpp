@@ -91,7 +91,10 @@ void Connection::deliver(int side) {
     if (!open(reader)) {
       // Nobody is there to read it: the writer is told.
       direction.used -= packet.bytes.size();
-      if (!packet.last) reset(side, direction.latency);
+      if (packet.last) continue;
+      // ... after whatever the reader sent before it closed.
+      const Instant before = directions_[index(reader)].last_due;
+      reset(side, std::max(direction.latency, before - now));
       continue;
     }
     if (packet.last) direction.finished = true;
@@ -161,6 +164,7 @@ void Connection::cut(int half_open) {
 }
 
 bool Connection::quiet() const {
+  if (dead_ || !sides_[0].open || !sides_[1].open) return false;
   return std::all_of(directions_.begin(), directions_.end(), [](const Direction& direction) {
     return direction.flying.empty() && direction.read == direction.arrived.size();
   });

@@ -112,7 +112,10 @@ void UserProgram::end() {
 Task<Error> UserProgram::wait(Thread thread, peer::CallPtr call) {
   peer::Engine& engine = host_.engine();
   engine.thread_waits(thread, call, host_.world().now());
-  co_await host_.until([call] { return call->done.load(); });
+  host_.settle();
+  // A named one: gcc 12 destroys temporaries with captures twice when they are awaited.
+  Host::Until ready = host_.until([call] { return call->done.load(); });
+  co_await ready;
   engine.thread_continues(thread);
   co_return call->error;
 }
@@ -196,9 +199,10 @@ Task<bool> UserProgram::admit(Thread thread) {
   if (engine.standing() != peer::Standing::member) {
     engine.request_admission(host_.world().now());
     host_.settle();
-    co_await host_.until([this] {
+    Host::Until let_in = host_.until([this] {
       return host_.engine().standing() == peer::Standing::member || out();
     });
+    co_await let_in;
   }
   if (out()) co_return false;
   if (engine.fresh()) {
@@ -331,7 +335,8 @@ Task<> UserProgram::get_stuck(Thread thread, std::uint64_t step) {
 Task<> UserProgram::level2() {
   World& world = host_.world();
   peer::Engine& engine = host_.engine();
-  co_await host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
+  Host::Until connected = host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
+  co_await connected;
   engine.thread_inside(kMain);
   // A slow start-up stalls nobody.
   co_await compute(kMain, world.random.chance(0.3) ? seconds(2) : milliseconds(1));
@@ -377,9 +382,10 @@ Task<bool> UserProgram::update_topology(Thread thread) {
 Task<> UserProgram::level1() {
   World& world = host_.world();
   peer::Engine& engine = host_.engine();
-  co_await host_.until([this, &engine] {
+  Host::Until member = host_.until([this, &engine] {
     return engine.standing() == peer::Standing::member || out();
   });
+  co_await member;
   int alone = 0;
   while (step_ < world.options.steps && !out()) {
     const bool updated = co_await update_topology(kMain);
@@ -423,7 +429,8 @@ Task<> UserProgram::level1() {
 Task<> UserProgram::threads_main() {
   World& world = host_.world();
   peer::Engine& engine = host_.engine();
-  co_await host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
+  Host::Until started = host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
+  co_await started;
   engine.thread_inside(kMain);
   while (step_ < world.options.steps && !out()) {
     const bool added = co_await admit(kMain);
@@ -450,20 +457,23 @@ Task<> UserProgram::threads_main() {
     }
     // Waits for the other thread by the user's own means: outside.
     engine.thread_outside(kMain);
-    co_await host_.until([this] { return (jobs_.empty() && !busy_) || out(); });
+    Host::Until reduced = host_.until([this] { return (jobs_.empty() && !busy_) || out(); });
+    co_await reduced;
     engine.thread_inside(kMain);
     ++step_;
   }
   closing_ = true;
   engine.thread_ended(kMain);
-  co_await host_.until([this] { return !busy_; });
+  Host::Until idle = host_.until([this] { return !busy_; });
+  co_await idle;
   end();
 }
 
 Task<> UserProgram::threads_reduce() {
   peer::Engine& engine = host_.engine();
   while (true) {
-    co_await host_.until([this] { return !jobs_.empty() || closing_; });
+    Host::Until work = host_.until([this] { return !jobs_.empty() || closing_; });
+    co_await work;
     if (jobs_.empty() || out()) break;
     const auto [shape, tag] = jobs_.front();
     busy_ = true;

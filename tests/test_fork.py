@@ -1,0 +1,163 @@
+"""After a fork the child's copies are inert, and the parent does not notice that there was one."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import pccl
+
+FORKS = 20
+_WORLD = 2
+
+
+def _child(comm: pccl.Communicator, raises: bool) -> None:
+    """What a forked child does; ends the process as Python programs end."""
+    status = 1
+    try:
+        with pytest.raises(pccl.InvalidUsage):
+            pccl.barrier(comm=comm)
+        with pytest.raises(pccl.InvalidUsage):
+            comm._engine.membership()
+        comm._engine.close()  # the engine's own guard, below Python's
+        del comm
+        status = 0
+        if raises:
+            raise KeyError("an exception in the child")
+    except KeyError:
+        pass
+    finally:
+        os._exit(status)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_children_that_end_leave_the_parents_reductions_alone() -> None:
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        comms = [pccl.Communicator(master.address) for _ in range(_WORLD)]
+        joins = [
+            threading.Thread(
+                target=comm._join,
+                args=("init",),
+                kwargs={"min_peers": _WORLD, "attempts": 5, "timeout": 30.0, "enter": False},
+            )
+            for comm in comms
+        ]
+        for join in joins:
+            join.start()
+        for join in joins:
+            join.join()
+        counts = [0] * _WORLD
+
+        def reduce(index: int) -> None:
+            try:
+                while True:
+                    more = np.array([0 if stop.is_set() else 1, 1], np.int64)
+                    total = pccl.allreduce(more, "min", comm=comms[index])
+                    assert total[1] == 1
+                    assert pccl.world_size(comms[index]) == _WORLD
+                    counts[index] += 1
+                    if total[0] == 0:
+                        return
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=reduce, args=(index,)) for index in range(_WORLD)]
+        for thread in threads:
+            thread.start()
+        for number in range(FORKS):
+            child = os.fork()
+            if child == 0:
+                _child(comms[0], raises=number % 2 == 1)
+            _, status = os.waitpid(child, 0)
+            assert os.waitstatus_to_exitcode(status) == 0
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert min(counts) > FORKS
+        for comm in comms:
+            comm.close()
+
+
+_PROGRAM = """
+import os, sys
+import numpy as np
+import pccl
+
+pccl.init(min_peers=2)
+children = []
+for number in range(10):
+    assert pccl.allreduce(np.ones(1000), "sum")[0] == 2.0
+    child = os.fork()
+    if child == 0:
+        if number % 2:
+            raise SystemExit(7)
+        sys.exit(7)  # runs exit handlers, collects garbage, ends the interpreter
+    children.append(child)
+    assert pccl.allreduce(np.ones(1000), "sum")[0] == 2.0
+for child in children:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert pccl.allreduce(np.ones(1000), "sum")[0] == 2.0
+assert pccl.world_size() == 2
+"""
+
+
+def test_children_that_run_the_whole_exit_of_python_leave_the_run_alone(tmp_path) -> None:
+    import subprocess
+    import sys
+
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        peers = [
+            subprocess.Popen(
+                [sys.executable, str(program)],
+                env={**os.environ, "PCCL_MASTER": master.address},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(2)
+        ]
+        for peer in peers:
+            _, errors = peer.communicate(timeout=60)
+            assert peer.returncode == 0, errors
+
+
+_VANISHING = """
+import os
+import numpy as np
+import pccl
+
+pccl.init(min_peers=2)
+pccl.allreduce(np.ones(10))
+child = os.fork()
+if child == 0:
+    os.read(0, 1)  # lives on, until the test says so
+    os._exit(0)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_child_that_lives_on_does_not_keep_its_dead_parents_connections(tmp_path) -> None:
+    import subprocess
+    import sys
+
+    program = tmp_path / "program.py"
+    program.write_text(_VANISHING)
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        comm = pccl.Communicator(master.address)
+        with subprocess.Popen(
+            [sys.executable, str(program)],
+            env={**os.environ, "PCCL_MASTER": master.address},
+            stdin=subprocess.PIPE,
+        ) as other:
+            comm._join("init", min_peers=2, attempts=5, timeout=30.0, enter=False)
+            pccl.allreduce(np.ones(10), comm=comm)
+            # Found out by broken connections, long before the silence of a heartbeat timeout.
+            _, info = pccl.allreduce(np.ones(10), comm=comm, timeout=4.0, return_info=True)
+            assert info.world_size == 1
+            other.communicate(b"x")
+        comm.close()
