@@ -249,8 +249,8 @@ def allreduce(
     Raises:
         InvalidArgument: A leaf cannot be reduced or written; names its path.
         MismatchedCall: Members disagree on structure, shape, dtype or op; names the odd one out.
-        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Whatever is raised, inputs and
-            outputs are as before the call.
+        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Whatever is raised, inputs are as
+            before the call, also in place; a separate `out` may have been written to.
     """
     func = "allreduce"
     deadline = _settings.Deadline(_settings.seconds(timeout, func))

@@ -113,9 +113,7 @@ def test_the_first_admission_point_is_passed_at_once_and_the_next_ones_cost_noth
 
     answers = run(master.address, 3, body)
     assert sorted(rank for _, _, rank, _ in answers) == [0, 1, 2]
-    assert all(
-        (first, again, world) == (True, False, 3) for first, again, _, world in answers
-    )
+    assert all((first, again, world) == (True, False, 3) for first, again, _, world in answers)
 
 
 def test_close_ends_other_threads_calls(master: pccl.MasterNode) -> None:

@@ -114,7 +114,7 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   read.integer("PCCL_BUFFER_BYTES", settings.buffer_bytes, std::size_t{16} << 10,
                std::size_t{1} << 46);
   read.integer("PCCL_SEGMENT_BYTES", settings.segment_bytes, std::size_t{4} << 10,
-               std::size_t{64} << 20);
+               std::size_t{16} << 20);
   read.integer("PCCL_STRIPES", settings.stripes, 0U, 256U);
   read.seconds("PCCL_TIMEOUT", settings.timeout);
   read.checksum("PCCL_CHECKSUM", settings.checksum);

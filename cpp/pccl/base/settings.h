@@ -55,7 +55,7 @@ struct Settings {
   std::size_t buffer_bytes = std::size_t{256} << 20;
 
   // PCCL_SEGMENT_BYTES: unit in flight: checked, acknowledged and sent again as a whole. A multiple
-  // of 64, so that no element of any type is split; 4 KiB to 64 MiB.
+  // of 64, so that no element of any type is split; 4 KiB to 16 MiB.
   std::size_t segment_bytes = std::size_t{512} << 10;
 
   // PCCL_STRIPES: connections per link, 0 to 256. 0: the library decides.

@@ -28,8 +28,8 @@ using Seconds = std::optional<double>;
 // The environment's settings, or InvalidArgument.
 [[nodiscard]] Settings read_settings(const char* function);
 
-// Looks for signals on behalf of a call that has released the GIL. What a handler raises (KeyboardInterrupt, mostly)
-// is kept until the call is over.
+// Looks for signals on behalf of a call that has released the GIL. What a handler raises
+// (KeyboardInterrupt, mostly) is kept until the call is over.
 class Signals {
  public:
   // True once a handler has raised. REQUIRES: not the GIL.

@@ -30,7 +30,9 @@ Comm::~Comm() {
   kept.clear();
 }
 
-void Comm::keep(peer::CallPtr call, Arrays arrays) { kept.emplace_back(std::move(call), std::move(arrays)); }
+void Comm::keep(peer::CallPtr call, Arrays arrays) {
+  kept.emplace_back(std::move(call), std::move(arrays));
+}
 
 void Comm::drop_finished() {
   kept.remove_if([](const auto& item) { return item.first->done.load(std::memory_order_acquire); });
@@ -42,13 +44,14 @@ wire::Address parse(const std::string& text, std::uint16_t default_port, const c
   auto address = net::parse_address(text, default_port);
   if (!address) raise(address.error(), CallKind::collective, function);
   if (address->host.empty()) {
-    raise({Code::invalid_argument, "\"" + text + "\" names no host", {}, {}}, CallKind::collective, function);
+    raise({Code::invalid_argument, "\"" + text + "\" names no host", {}, {}}, CallKind::collective,
+          function);
   }
   return *address;
 }
 
-std::shared_ptr<Comm> make(const std::string& master, std::uint32_t peer_group, unsigned stripes, std::uint16_t port,
-                           const std::vector<std::string>& advertise) {
+std::shared_ptr<Comm> make(const std::string& master, std::uint32_t peer_group, unsigned stripes,
+                           std::uint16_t port, const std::vector<std::string>& advertise) {
   const char* function = "Communicator";
   peer::CommunicatorOptions options;
   options.settings = read_settings(function);
@@ -56,16 +59,19 @@ std::shared_ptr<Comm> make(const std::string& master, std::uint32_t peer_group, 
   options.group = peer_group;
   options.port = port;
   if (stripes > 256) {
-    raise({Code::invalid_argument, "at most 256 connections per link", {}, {}}, CallKind::collective, function);
+    raise({Code::invalid_argument, "at most 256 connections per link", {}, {}},
+          CallKind::collective, function);
   }
   if (stripes != 0) options.settings.stripes = stripes;
   for (const std::string& text : advertise) options.advertise.push_back(parse(text, 0, function));
   return std::make_shared<Comm>(std::move(options));
 }
 
-// Runs a blocking call without the GIL; a signal handler's exception wins over the call's own result.
+// Runs a blocking call without the GIL; a signal handler's exception wins over the call's own
+// result.
 template <class Call>
-auto block(const Comm& comm, const Seconds& timeout, CallKind kind, const char* function, const Call& call) {
+auto block(const Comm& comm, const Seconds& timeout, CallKind kind, const char* function,
+           const Call& call) {
   Signals signals;
   const peer::Limit limit{duration(timeout), signals.hook()};
   const std::shared_ptr<peer::Communicator> engine = comm.engine;
@@ -78,7 +84,8 @@ auto block(const Comm& comm, const Seconds& timeout, CallKind kind, const char* 
   if constexpr (!std::is_same_v<decltype(result), Status>) return *result;
 }
 
-std::tuple<std::uint64_t, int, std::size_t, std::vector<std::string>, std::uint32_t> membership(const Comm& comm) {
+std::tuple<std::uint64_t, int, std::size_t, std::vector<std::string>, std::uint32_t> membership(
+    const Comm& comm) {
   const Result<peer::View> view = comm.engine->view();
   if (!view) raise(view.error(), CallKind::question, "membership");
   std::vector<std::string> peers;
@@ -113,20 +120,22 @@ std::uint64_t attribute(const Comm& comm, int which) {
 
 void bind_communicator(nb::module_& m) {
   nb::class_<Comm>(m, "Communicator")
-      .def(nb::new_(&make), "master"_a, nb::kw_only(), "peer_group"_a, "stripes"_a, "port"_a, "advertise"_a)
+      .def(nb::new_(&make), "master"_a, nb::kw_only(), "peer_group"_a, "stripes"_a, "port"_a,
+           "advertise"_a)
       .def(
           "join",
           [](Comm& comm, std::uint32_t min_peers, unsigned attempts, Seconds timeout, bool enter) {
-            block(comm, timeout, CallKind::connect, enter ? "connect" : "init", [&](auto& engine, const auto& limit) {
-              return engine.join({min_peers, attempts, enter}, limit);
-            });
+            block(comm, timeout, CallKind::connect, enter ? "connect" : "init",
+                  [&](auto& engine, const auto& limit) {
+                    return engine.join({min_peers, attempts, enter}, limit);
+                  });
           },
           nb::kw_only(), "min_peers"_a, "attempts"_a, nb::arg("timeout").none(), "enter"_a)
       .def(
           "admit",
           [](Comm& comm, Seconds timeout) {
             return block(comm, timeout, CallKind::topology, "admit",
-                          [](auto& engine, const auto& limit) { return engine.admit(limit); });
+                         [](auto& engine, const auto& limit) { return engine.admit(limit); });
           },
           nb::arg("timeout").none())
       .def(
@@ -139,8 +148,9 @@ void bind_communicator(nb::module_& m) {
       .def(
           "peers_pending",
           [](Comm& comm, Seconds timeout) {
-            return block(comm, timeout, CallKind::question, "are_peers_pending",
-                          [](auto& engine, const auto& limit) { return engine.peers_pending(limit); });
+            return block(
+                comm, timeout, CallKind::question, "are_peers_pending",
+                [](auto& engine, const auto& limit) { return engine.peers_pending(limit); });
           },
           nb::arg("timeout").none())
       .def(
@@ -150,8 +160,8 @@ void bind_communicator(nb::module_& m) {
                   [](auto& engine, const auto& limit) { return engine.barrier(limit); });
           },
           nb::arg("timeout").none())
-      .def("start", &start_operation, "arrays"_a, nb::kw_only(), "op"_a, nb::arg("tag").none(), "level"_a, "rerun"_a,
-           "structure"_a, "description"_a, nb::arg("timeout").none())
+      .def("start", &start_operation, "arrays"_a, nb::kw_only(), "op"_a, nb::arg("tag").none(),
+           "level"_a, "rerun"_a, "structure"_a, "description"_a, nb::arg("timeout").none())
       .def("membership", &membership)
       .def("attribute", &attribute, "which"_a)
       .def("unfinished", [](const Comm& comm) { return comm.engine->unfinished(); })

@@ -1,4 +1,5 @@
-// A communicator as Python holds it: the engine's, and the arrays of operations whose handles are gone.
+// A communicator as Python holds it: the engine's, and the arrays of operations whose handles are
+// gone.
 #pragma once
 
 #include <list>

@@ -33,7 +33,9 @@ class Node {
 
   void run() {
     check("MasterNode.run");
-    if (ran_) raise({Code::invalid_usage, "a master runs once", {}, {}}, CallKind::collective, "MasterNode.run");
+    if (ran_)
+      raise({Code::invalid_usage, "a master runs once", {}, {}}, CallKind::collective,
+            "MasterNode.run");
     const Status status = server_->run();
     if (!status) raise(status.error(), CallKind::collective, "MasterNode.run");
     ran_ = true;
@@ -59,7 +61,9 @@ class Node {
         Instant until = std::chrono::steady_clock::now() + kSlice;
         if (limit) until = std::min(until, start + *limit);
         ended = server_->wait(until);
-        if (ended || signals.check() || (limit && std::chrono::steady_clock::now() >= start + *limit)) break;
+        if (ended || signals.check() ||
+            (limit && std::chrono::steady_clock::now() >= start + *limit))
+          break;
       }
     }
     signals.rethrow();
@@ -70,8 +74,8 @@ class Node {
   [[nodiscard]] bool inert() const { return net::fork_generation() != generation_; }
   void check(const char* function) const {
     if (!inert()) return;
-    raise({Code::invalid_usage, "this process was forked; its copy is no master", {}, {}}, CallKind::collective,
-          function);
+    raise({Code::invalid_usage, "this process was forked; its copy is no master", {}, {}},
+          CallKind::collective, function);
   }
 
   std::uint64_t generation_;

@@ -48,7 +48,8 @@ Info wait(Operation& operation, Seconds timeout) {
   info.rx_bytes = call->traffic.rx_bytes;
   if (call->record != nullptr) {
     info.epoch = call->record->epoch;
-    for (const wire::Member& member : call->record->members) info.contributors.push_back(member.id.hex());
+    for (const wire::Member& member : call->record->members)
+      info.contributors.push_back(member.id.hex());
     info.world_size = info.contributors.size();
   }
   return info;
@@ -65,10 +66,11 @@ Operation::~Operation() {
   comm->keep(std::move(call), std::move(arrays));
 }
 
-std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm, const nb::iterable& arrays, int op,
+std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
+                                           const nb::iterable& arrays, int op,
                                            std::optional<std::uint64_t> tag, int level, bool rerun,
-                                           const nb::bytes& structure, const std::string& description,
-                                           Seconds timeout) {
+                                           const nb::bytes& structure,
+                                           const std::string& description, Seconds timeout) {
   const char* function = level == 1 ? "all_reduce" : "allreduce";
   comm->drop_finished();
   peer::OperationRequest request;

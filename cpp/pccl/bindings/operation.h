@@ -13,7 +13,10 @@ namespace pccl::bindings {
 // REQUIRES, for all: the GIL.
 struct Operation {
   Operation(std::shared_ptr<Comm> owner, peer::CallPtr handle, Arrays in_use, const char* name)
-      : comm(std::move(owner)), call(std::move(handle)), arrays(std::move(in_use)), function(name) {}
+      : comm(std::move(owner)),
+        call(std::move(handle)),
+        arrays(std::move(in_use)),
+        function(name) {}
   ~Operation();
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
@@ -25,9 +28,9 @@ struct Operation {
   const char* function;
 };
 
-[[nodiscard]] std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm, const nb::iterable& arrays,
-                                                         int op, std::optional<std::uint64_t> tag, int level,
-                                                         bool rerun, const nb::bytes& structure,
-                                                         const std::string& description, Seconds timeout);
+[[nodiscard]] std::shared_ptr<Operation> start_operation(
+    const std::shared_ptr<Comm>& comm, const nb::iterable& arrays, int op,
+    std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
+    const std::string& description, Seconds timeout);
 
 }  // namespace pccl::bindings

@@ -197,7 +197,8 @@ void Executor::set_epoch(std::uint64_t epoch, std::uint64_t abort_floor, std::ui
   admission_ = admission;
   std::vector<wire::OpKey> stale;
   for (const auto& [key, early] : early_) {
-    if (key.admission != admission || early.attempt < abort_floor) stale.push_back(key);
+    // Grants may be of an admission yet to come, two epochs from here.
+    if (key.admission < admission || early.attempt < abort_floor) stale.push_back(key);
   }
   for (const wire::OpKey& key : stale) drop_early(key);
 }

@@ -1,18 +1,21 @@
 // One group's membership, log, open calls and their verdicts. Pure: events in, messages out, no
 // clock and no sockets.
 //
-//   event                      | what may follow
-//   ---------------------------+---------------------------------------------------------------------------------
-//   add_candidate, ask         | group not started and min_peers reached: epoch (admission); else
-//   Prepare, Expect prepared                   | the newcomer may enter at the next admit round
-//   enter round                | all members in: outcome, or epoch (admission) when newcomers are
-//   ready operation entered/done     | signatures differ: verdict mismatch; all done: verdict
-//   commit abort request              | verdict timeout/interrupted, unless decided already link
-//   report                | peer's control gone too: loss; stays: link reset (epoch, loss), plan
-//   without it, eviction control connection gone    | a broken link to it reported: loss; reconnect
-//   window over: loss blocked report             | nobody can move: verdict deadlock for every call
-//   waited in leave, silence, misuse     | loss loss                       | epoch (loss):
-//   policy-abort operations end, the others lose their `done`; rounds go on
+// clang-format off
+//   event                   | what may follow
+//   ------------------------+-------------------------------------------------------------------------------------
+//   add_candidate, asks     | group not started and min_peers reached: epoch (admission); else Prepare, Expect
+//   prepared                | the newcomer may enter at the next admit round
+//   enters a round          | all members in: outcome, or epoch (admission) when newcomers are ready
+//   operation entered, done | signatures differ: verdict mismatch; all done: verdict commit
+//   abort request           | verdict timeout or peer_lost (interrupted), unless decided already
+//   link report             | the peer's control is gone too: loss; else link reset (epoch, loss), a plan without the
+//                           | link, or eviction
+//   control connection gone | a bad link to the peer was reported: loss; else loss when the reconnect window is over
+//   blocked report          | nobody can move: verdict deadlock for every call that is waited in
+//   leave, silence, misuse  | loss
+//   loss                    | epoch (loss): policy-abort operations end, the others lose their `done`; rounds go on
+// clang-format on
 //
 // Every decision is an entry of the log, which all members see in the same order.
 #pragma once

@@ -16,8 +16,8 @@
 namespace pccl::master {
 namespace {
 
-constexpr std::size_t kMaxAnonymous = 1024;         // connections that have not said who they are
-constexpr std::size_t kMaxQueued = 64 << 20;        // bytes that a peer does not fetch
+constexpr std::size_t kMaxAnonymous = 1024;   // connections that have not said who they are
+constexpr std::size_t kMaxQueued = 64 << 20;  // bytes that a peer does not fetch
 constexpr std::size_t kReadBytes = 64 << 10;
 constexpr int kReads = 16;    // of one connection in one turn
 constexpr int kAccepts = 64;  // in one turn
@@ -49,7 +49,8 @@ Result<int> open_listener(const wire::Address& address) {
   asio::error_code error;
   const auto found = resolver.resolve(address.host, std::to_string(address.port), error);
   if (error) {
-    return Error{Code::invalid_usage, "cannot resolve " + address.host + ": " + error.message(), {}, {}};
+    return Error{
+        Code::invalid_usage, "cannot resolve " + address.host + ": " + error.message(), {}, {}};
   }
   Result<int> listener = Error{Code::invalid_usage, address.host + " has no address", {}, {}};
   for (const auto& candidate : found) {
@@ -119,7 +120,8 @@ void Server::accept() {
       const int descriptor = net::accept_on(*listener_);
       if (descriptor == -EAGAIN) break;
       if (descriptor < 0) {
-        log(LogLevel::warn, "master", "cannot accept a connection: " + net::error_text(-descriptor));
+        log(LogLevel::warn, "master",
+            "cannot accept a connection: " + net::error_text(-descriptor));
         accept_again_.expires_after(kAcceptPause);
         accept_again_.async_wait([this](const asio::error_code& late) {
           if (!late) accept();

@@ -1,4 +1,5 @@
-// The master on the network: a listener, the peers' control connections, a timer and a thread around one Master.
+// The master on the network: a listener, the peers' control connections, a timer and a thread
+// around one Master.
 #pragma once
 
 #include <asio/io_context.hpp>
@@ -20,7 +21,8 @@
 
 namespace pccl::master {
 
-// Serves once: run, interrupt, and no more. *any thread*; a forked copy must be neither used nor destroyed.
+// Serves once: run, interrupt, and no more. *any thread*; a forked copy must be neither used nor
+// destroyed.
 class Server {
  public:
   // `listen`: "host:port"; port 0 takes a free one; an empty host is all interfaces.
@@ -33,7 +35,8 @@ class Server {
   Status run();
   // host:port really bound. REQUIRES: run() succeeded.
   [[nodiscard]] const std::string& address() const { return address_; }
-  // Ends it: when this returns, all connections are closed and the port is free. May be called again.
+  // Ends it: when this returns, all connections are closed and the port is free. May be called
+  // again.
   void interrupt();
   // True when it has ended (or never ran), false when `until` has passed first.
   bool wait(Instant until);

@@ -14,7 +14,9 @@ namespace pccl::net {
 Result<wire::Address> parse_address(std::string_view text, std::uint16_t default_port) {
   const auto fail = [&](const char* why) {
     return Error{Code::invalid_argument,
-                 "\"" + std::string(text.substr(0, 100)) + "\" is no \"host:port\": " + why, {}, {}};
+                 "\"" + std::string(text.substr(0, 100)) + "\" is no \"host:port\": " + why,
+                 {},
+                 {}};
   };
   std::string_view host = text;
   std::string_view port;

@@ -15,8 +15,8 @@ namespace pccl::net {
 
 inline constexpr std::uint16_t kDefaultPort = 48148;
 
-// "host", "host:port", "1.2.3.4:5", "[::1]:48148", "::1"; an empty host (":48148") is left empty. Without a port:
-// `default_port`.
+// "host", "host:port", "1.2.3.4:5", "[::1]:48148", "::1"; an empty host (":48148") is left empty.
+// Without a port: `default_port`.
 [[nodiscard]] Result<wire::Address> parse_address(std::string_view text,
                                                   std::uint16_t default_port);
 // The other way round; IPv6 in brackets.
@@ -33,8 +33,8 @@ inline constexpr std::uint16_t kDefaultPort = 48148;
 [[nodiscard]] bool same_host(const asio::ip::tcp::endpoint& local,
                              const asio::ip::tcp::endpoint& remote);
 
-// Addresses of this host's interfaces at which others may find it: those that are up; loopback last; no link-local
-// ones, which mean nothing without the interface's name.
+// Addresses of this host's interfaces at which others may find it: those that are up; loopback
+// last; no link-local ones, which mean nothing without the interface's name.
 [[nodiscard]] std::vector<std::string> interface_addresses();
 
 }  // namespace pccl::net

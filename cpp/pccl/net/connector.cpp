@@ -33,12 +33,12 @@ void Connector::begin(const wire::Address& address, Duration timeout) {
   }
   auto resolver = std::make_shared<asio::ip::tcp::resolver>(context_);
   resolver->async_resolve(
-      address.host, std::to_string(address.port),
-      asio::ip::tcp::resolver::numeric_service,
+      address.host, std::to_string(address.port), asio::ip::tcp::resolver::numeric_service,
       [self, resolver, host = address.host](const asio::error_code& error, const auto& results) {
         if (error) return self->finish(nullptr, "cannot resolve " + host + ": " + error.message());
         for (const auto& result : results) {
-          if (self->endpoints_.size() < kMaxEndpoints) self->endpoints_.push_back(result.endpoint());
+          if (self->endpoints_.size() < kMaxEndpoints)
+            self->endpoints_.push_back(result.endpoint());
         }
         self->try_next();
       });
@@ -79,7 +79,9 @@ void Connector::writable(std::size_t attempt) {
     --open_;
     return try_next();
   }
-  finish(std::move(tried.socket), {});
+  // Registered anew: a descriptor that has waited to be writable is reported as such for ever
+  // after, with every event.
+  finish(std::make_unique<Socket>(context_, tried.socket->give()), {});
 }
 
 void Connector::finish(std::unique_ptr<Socket> connection, const std::string& failure) {

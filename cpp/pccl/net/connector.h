@@ -16,12 +16,13 @@
 
 namespace pccl::net {
 
-// One attempt: addresses are tried in the resolver's order, the next one when the one before fails or does not answer
-// quickly; the first that connects wins. Keeps itself alive until it is over.
+// One attempt: addresses are tried in the resolver's order, the next one when the one before fails
+// or does not answer quickly; the first that connects wins. Keeps itself alive until it is over.
 // *one thread at a time: whoever drives the loop*
 class Connector : public std::enable_shared_from_this<Connector> {
  public:
-  // Gets the connection, or a sentence why there is none. Called once, from the loop, unless cancelled.
+  // Gets the connection, or a sentence why there is none. Called once, from the loop, unless
+  // cancelled.
   using Done = std::function<void(std::unique_ptr<Socket> connection, const std::string& failure)>;
   static std::shared_ptr<Connector> start(asio::io_context& context, const wire::Address& address,
                                           Duration timeout, Done done);

@@ -57,8 +57,6 @@ void close_descriptor(int descriptor) {
   ::close(descriptor);
 }
 
-std::uint64_t fork_generation() {
-  return descriptors().generation.load(std::memory_order_relaxed);
-}
+std::uint64_t fork_generation() { return descriptors().generation.load(std::memory_order_relaxed); }
 
 }  // namespace pccl::net

@@ -1,6 +1,7 @@
-// Who drives an event loop. Everything that lives on the loop is touched only by the thread that has the *turn*. A
-// background thread takes it when nobody else wants it; a calling thread takes it over, works on the loop's objects
-// directly, and drives the loop itself while it waits, so that what it waits for costs no hand-off between threads.
+// Who drives an event loop. Everything that lives on the loop is touched only by the thread that
+// has the *turn*. A background thread takes it when nobody else wants it; a calling thread takes it
+// over, works on the loop's objects directly, and drives the loop itself while it waits, so that
+// what it waits for costs no hand-off between threads.
 #pragma once
 
 #include <asio/executor_work_guard.hpp>
@@ -25,20 +26,22 @@ class LoopDriver {
   // Handlers are run by whoever has the turn. Posting to it is for any thread.
   [[nodiscard]] asio::io_context& context() { return context_; }
 
-  // Starts and ends the background thread. Waiting callers go on driving after stop(). Call each once; stop() not with
-  // the turn, and not from a handler.
+  // Starts and ends the background thread. Waiting callers go on driving after stop(). Call each
+  // once; stop() not with the turn, and not from a handler.
   void start();
   void stop();
 
-  // Blocks until the calling thread has the turn; a driver steps aside for it at once. Not recursive.
+  // Blocks until the calling thread has the turn; a driver steps aside for it at once. Not
+  // recursive.
   void acquire();
-  // Gives the turn back. The background thread takes over a moment later, so that a caller that comes back soon finds
-  // the turn free.
+  // Gives the turn back. The background thread takes over a moment later, so that a caller that
+  // comes back soon finds the turn free.
   void release();
 
-  // Until `done()`, or `until` has passed: drives the loop, or sleeps while another caller drives it. Returns done().
-  // REQUIRES: the turn, before; it is there afterwards too, but others may have had it meanwhile. `done` reads only
-  // what any thread may read at any time, and is quick: it is also called under the driver's lock.
+  // Until `done()`, or `until` has passed: drives the loop, or sleeps while another caller drives
+  // it. Returns done(). REQUIRES: the turn, before; it is there afterwards too, but others may have
+  // had it meanwhile. `done` reads only what any thread may read at any time, and is quick: it is
+  // also called under the driver's lock.
   bool wait(const std::function<bool()>& done, Instant until);
   // Callers that sleep look at their `done` again. REQUIRES: the turn.
   void notify();
@@ -56,10 +59,10 @@ class LoopDriver {
   std::condition_variable turn_free_;   // threads in take()
   std::condition_variable changed_;     // callers that sleep in wait()
   std::condition_variable background_;  // the background thread
-  bool held_ = false;      // somebody has the turn
-  bool polling_ = false;   // ... and is inside the loop
-  bool woken_ = false;     // ... and was told to come out
-  bool parked_ = false;    // the background thread sleeps until told
+  bool held_ = false;                   // somebody has the turn
+  bool polling_ = false;                // ... and is inside the loop
+  bool woken_ = false;                  // ... and was told to come out
+  bool parked_ = false;                 // the background thread sleeps until told
   bool stopping_ = false;
   unsigned wanted_ = 0;    // threads in take()
   unsigned sleepers_ = 0;  // callers in wait() that do not drive

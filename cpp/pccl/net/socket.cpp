@@ -26,7 +26,10 @@ int open_socket(int family) {
 
 Result<int> listen_with(const asio::ip::tcp::endpoint& endpoint, bool dual_stack) {
   const auto fail = [&](int number) {
-    return Error{Code::invalid_usage, "cannot listen on " + to_string(endpoint) + ": " + error_text(number), {}, {}};
+    return Error{Code::invalid_usage,
+                 "cannot listen on " + to_string(endpoint) + ": " + error_text(number),
+                 {},
+                 {}};
   };
   const int descriptor = open_socket(endpoint.protocol().family());
   if (descriptor < 0) return fail(errno);
@@ -135,8 +138,6 @@ int connect_error(int descriptor) {
   return number;
 }
 
-std::string error_text(int error_number) {
-  return std::generic_category().message(error_number);
-}
+std::string error_text(int error_number) { return std::generic_category().message(error_number); }
 
 }  // namespace pccl::net

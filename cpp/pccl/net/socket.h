@@ -1,5 +1,6 @@
-// A TCP descriptor on an event loop. The loop only says when it may be read or written; the reading and writing is
-// done by the owner, without blocking, so that no buffer is referenced between two calls.
+// A TCP descriptor on an event loop. The loop only says when it may be read or written; the reading
+// and writing is done by the owner, without blocking, so that no buffer is referenced between two
+// calls.
 #pragma once
 
 #include <sys/types.h>
@@ -15,8 +16,8 @@
 
 namespace pccl::net {
 
-// All descriptors are non-blocking, close-on-exec and not kept by forked children; a broken connection raises no
-// signal. *one thread at a time: whoever drives the loop*
+// All descriptors are non-blocking, close-on-exec and not kept by forked children; a broken
+// connection raises no signal. *one thread at a time: whoever drives the loop*
 class Socket {
  public:
   // Takes the descriptor over.
@@ -61,7 +62,8 @@ class Socket {
 [[nodiscard]] Result<int> listen_everywhere(std::uint16_t port);
 // The next connection; negative: -errno.
 [[nodiscard]] int accept_on(const Socket& listener);
-// Begins to connect; the socket is writable when that is over, and connect_error says how it went. Negative: -errno.
+// Begins to connect; the socket is writable when that is over, and connect_error says how it went.
+// Negative: -errno.
 [[nodiscard]] int connect_to(const asio::ip::tcp::endpoint& endpoint);
 [[nodiscard]] int connect_error(int descriptor);
 

@@ -14,8 +14,9 @@
 namespace pccl::peer {
 namespace {
 
-constexpr Duration kSlice = std::chrono::milliseconds(100);   // between two looks for Ctrl-C
-constexpr Duration kVerdictGrace = std::chrono::seconds(3);   // the engine leaves the run by itself before
+constexpr Duration kSlice = std::chrono::milliseconds(100);  // between two looks for Ctrl-C
+constexpr Duration kVerdictGrace =
+    std::chrono::seconds(3);  // the engine leaves the run by itself before
 constexpr Duration kLeaveGrace = std::chrono::seconds(1);
 constexpr Duration kRemindNewcomer = std::chrono::seconds(1);
 constexpr Duration kRemindGroup = std::chrono::seconds(10);
@@ -105,7 +106,8 @@ Communicator::Communicator(CommunicatorOptions options)
 
 Communicator::~Communicator() {
   if (inert()) {
-    new std::shared_ptr<Runtime>(std::move(runtime_));  // it cannot be destroyed without its threads
+    new std::shared_ptr<Runtime>(
+        std::move(runtime_));  // it cannot be destroyed without its threads
     return;
   }
   close();
@@ -115,7 +117,10 @@ bool Communicator::inert() const { return net::fork_generation() != generation_;
 
 Result<std::shared_ptr<Runtime>> Communicator::runtime() {
   if (inert()) {
-    return Error{Code::invalid_usage, "this process was forked; its copy of the communicator cannot be used", {}, {}};
+    return Error{Code::invalid_usage,
+                 "this process was forked; its copy of the communicator cannot be used",
+                 {},
+                 {}};
   }
   if (closed_) return closed_error().error();
   const std::lock_guard lock(mutex_);
@@ -131,16 +136,19 @@ void Communicator::look(Engine& engine, const Record& record) {
 }
 
 void Communicator::see(const Record& record) {
-  if (record == nullptr || (view_.record != nullptr && record->epoch <= view_.record->epoch)) return;
+  if (record == nullptr || (view_.record != nullptr && record->epoch <= view_.record->epoch))
+    return;
   view_.record = record;
   view_.census = record->census;
 }
 
-// ---- waiting ------------------------------------------------------------------------------------------------------
+// ---- waiting
+// ------------------------------------------------------------------------------------------------------
 
-// `give_up`: a deadline or Ctrl-C ends the call itself, for all members; else only this wait for it.
-Status Communicator::await_call(Visit& visit, const CallPtr& call, const Deadline& deadline, const Limit& limit,
-                                bool give_up) {
+// `give_up`: a deadline or Ctrl-C ends the call itself, for all members; else only this wait for
+// it.
+Status Communicator::await_call(Visit& visit, const CallPtr& call, const Deadline& deadline,
+                                const Limit& limit, bool give_up) {
   Engine& engine = visit.engine();
   const auto done = [&] { return call->done.load(std::memory_order_acquire); };
   Code gave_up = Code::ok;
@@ -180,8 +188,9 @@ Status Communicator::await_call(Visit& visit, const CallPtr& call, const Deadlin
 }
 
 // `remind` is called once a slice.
-Status Communicator::await_standing(Visit& visit, const std::function<bool()>& done, const Deadline& deadline,
-                                    const Limit& limit, const std::function<void()>& remind) {
+Status Communicator::await_standing(Visit& visit, const std::function<bool()>& done,
+                                    const Deadline& deadline, const Limit& limit,
+                                    const std::function<void()>& remind) {
   for (;;) {
     Instant until = clock_now() + kSlice;
     if (deadline) until = std::min(until, *deadline);
@@ -203,8 +212,11 @@ Status Communicator::become_member(Visit& visit, const Deadline& deadline, const
     std::optional<Instant> remind = clock_now() + kRemindNewcomer;
     const Status status = await_standing(
         visit,
-        [&] { return runtime.standing() == Standing::member || runtime.standing() == Standing::out; }, deadline,
-        limit, [&] {
+        [&] {
+          return runtime.standing() == Standing::member || runtime.standing() == Standing::out;
+        },
+        deadline, limit,
+        [&] {
           if (!passed(remind)) return;
           remind.reset();
           log(LogLevel::warn, id_, "waiting to be let in by the members");
@@ -223,11 +235,13 @@ Result<CallPtr> Communicator::round(Visit& visit, wire::RoundKind kind, const De
                                     const Limit& limit) {
   const CallPtr call = visit.engine().enter(kind, clock_now());
   visit.runtime().act();
-  if (const Status status = await_call(visit, call, deadline, limit, true); !status) return status.error();
+  if (const Status status = await_call(visit, call, deadline, limit, true); !status)
+    return status.error();
   return call;
 }
 
-// ---- joining and leaving ------------------------------------------------------------------------------------------
+// ---- joining and leaving
+// ------------------------------------------------------------------------------------------
 
 Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   if (inert() || closed_) return runtime().error();
@@ -247,7 +261,8 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return closed_error();
-    if (runtime_ != nullptr) return Status(Code::invalid_usage, "this communicator has joined already");
+    if (runtime_ != nullptr)
+      return Status(Code::invalid_usage, "this communicator has joined already");
     auto opened = Runtime::open(std::move(options));
     if (!opened) return opened.error();
     runtime = runtime_ = *opened;
@@ -258,14 +273,20 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   std::optional<Instant> remind = clock_now() + kRemindGroup;
   const Status status = await_standing(
       visit,
-      [&] { return runtime->standing() != Standing::joining || runtime->join_failures() >= request.attempts; },
-      deadline, limit, [&] {
+      [&] {
+        return runtime->standing() != Standing::joining ||
+               runtime->join_failures() >= request.attempts;
+      },
+      deadline, limit,
+      [&] {
         if (!passed(remind)) return;
         remind.reset();
         if (engine.waiting_for() > 0) {
-          log(LogLevel::warn, id_, "waiting for " + std::to_string(engine.waiting_for()) + " more peers");
+          log(LogLevel::warn, id_,
+              "waiting for " + std::to_string(engine.waiting_for()) + " more peers");
         } else if (runtime->join_failures() > 0) {
-          log(LogLevel::warn, id_, "waiting for a master at " + master + ": " + runtime->dial_failure());
+          log(LogLevel::warn, id_,
+              "waiting for a master at " + master + ": " + runtime->dial_failure());
         } else {
           log(LogLevel::warn, id_, "waiting to be let in by the members");
         }
@@ -277,7 +298,8 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
       return Status(Code::unreachable, "no master at " + master + ": " + runtime->dial_failure());
     }
     if (engine.waiting_for() > 0) {
-      return Status(Code::timeout, std::to_string(engine.waiting_for()) + " more peers did not come in time");
+      return Status(Code::timeout,
+                    std::to_string(engine.waiting_for()) + " more peers did not come in time");
     }
     return Status(Code::timeout, "not let in within the timeout");
   }
@@ -303,7 +325,8 @@ void Communicator::close() {
   runtime->shut();
 }
 
-// ---- collective calls ---------------------------------------------------------------------------------------------
+// ---- collective calls
+// ---------------------------------------------------------------------------------------------
 
 Result<bool> Communicator::admit(const Limit& limit) {
   const auto found = runtime();
@@ -347,8 +370,8 @@ Status Communicator::update_topology(const Limit& limit) {
   Visit visit(*found);
   Engine& engine = visit.engine();
   if (engine.unfinished() > 0) {
-    return Status(Code::pending_operations,
-                  std::to_string(engine.unfinished()) + " operations of this communicator are unfinished");
+    return Status(Code::pending_operations, std::to_string(engine.unfinished()) +
+                                                " operations of this communicator are unfinished");
   }
   if (const Status status = become_member(visit, deadline, limit); !status) return status;
   if (!engine.fresh()) {
@@ -407,7 +430,8 @@ Result<CallPtr> Communicator::start(OperationRequest request, const Limit& limit
     return call->error;
   }
   const std::lock_guard lock(mutex_);
-  std::erase_if(started_, [](const CallPtr& old) { return old->done.load(std::memory_order_acquire); });
+  std::erase_if(started_,
+                [](const CallPtr& old) { return old->done.load(std::memory_order_acquire); });
   started_.push_back(call);
   return call;
 }
@@ -428,7 +452,8 @@ Status Communicator::wait(const CallPtr& call, const Limit& limit) {
   return await_call(visit, call, deadline, limit, true);
 }
 
-// ---- what is known ------------------------------------------------------------------------------------------------
+// ---- what is known
+// ------------------------------------------------------------------------------------------------
 
 Result<View> Communicator::view() {
   if (const auto found = runtime(); !found) return found.error();

@@ -1,4 +1,5 @@
-// The calls of a user, for the bindings: they block, obey deadlines and Ctrl-C, and may come from any thread.
+// The calls of a user, for the bindings: they block, obey deadlines and Ctrl-C, and may come from
+// any thread.
 #pragma once
 
 #include <atomic>
@@ -26,15 +27,16 @@ struct CommunicatorOptions {
 // What ends a call before its work does.
 struct Limit {
   std::optional<Duration> timeout;
-  // Asked every 100 ms or so while the call is blocked, from the calling thread, without any lock: true ends the call
-  // as interrupted. May call the communicator. May be empty.
+  // Asked every 100 ms or so while the call is blocked, from the calling thread, without any lock:
+  // true ends the call as interrupted. May call the communicator. May be empty.
   std::function<bool()> interrupted;
 };
 
 struct JoinRequest {
   std::uint32_t min_peers = 1;
   unsigned attempts = 1;  // to reach the master, a second apart
-  bool enter = true;      // come back as a member; else already when the group turns out to have started before
+  bool enter =
+      true;  // come back as a member; else already when the group turns out to have started before
 };
 
 // Who reduces together, as of this communicator's latest call.
@@ -51,23 +53,26 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // -- calls that block. A deadline or Ctrl-C asks the master to end the call for everybody; what it says within a
-  // second is the result.
+  // -- calls that block. A deadline or Ctrl-C asks the master to end the call for everybody; what
+  // it says within a second is the result.
 
   // Once.
   Status join(const JoinRequest& request, const Limit& limit);
-  // Level 2's admission point; first completes this peer's own operations. True when members were added.
+  // Level 2's admission point; first completes this peer's own operations. True when members were
+  // added.
   [[nodiscard]] Result<bool> admit(const Limit& limit);
   // Level 1's: pending_operations while there are unfinished ones.
   Status update_topology(const Limit& limit);
   [[nodiscard]] Result<bool> peers_pending(const Limit& limit);
   Status barrier(const Limit& limit);
-  // Blocks only a newcomer, until it is let in. The request's arrays must stay valid until the call is done.
+  // Blocks only a newcomer, until it is let in. The request's arrays must stay valid until the call
+  // is done.
   [[nodiscard]] Result<CallPtr> start(OperationRequest request, const Limit& limit);
   // The verdict. May be called again.
   Status wait(const CallPtr& call, const Limit& limit);
 
-  // Leaves the run: the others see a departure, not a loss. Other threads' calls end. Takes a second at most.
+  // Leaves the run: the others see a departure, not a loss. Other threads' calls end. Takes a
+  // second at most.
   void close();
 
   // -- calls that do not block
@@ -86,7 +91,8 @@ class Communicator {
 
   [[nodiscard]] Result<std::shared_ptr<Runtime>> runtime();
   // REQUIRES, for what follows: the turn.
-  Status await_call(Visit& visit, const CallPtr& call, const Deadline& deadline, const Limit& limit, bool give_up);
+  Status await_call(Visit& visit, const CallPtr& call, const Deadline& deadline, const Limit& limit,
+                    bool give_up);
   Status await_standing(Visit& visit, const std::function<bool()>& done, const Deadline& deadline,
                         const Limit& limit, const std::function<void()>& remind);
   Status become_member(Visit& visit, const Deadline& deadline, const Limit& limit);

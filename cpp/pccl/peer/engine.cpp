@@ -130,17 +130,23 @@ void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
   if (session_.member()) {
     if (again) log(LogLevel::info, "back at the master");
     for (auto& [id, link] : links_) {
-      if (link.wanted && !link.up) {
+      // The master may not have heard of it, or be another one. A link that broke may be up again:
+      // what was under way on it is lost all the same.
+      if (link.reported) {
         session_.report_link(id,
-                             link.reported ? wire::LinkState::unreachable : wire::LinkState::broken,
+                             link.up ? wire::LinkState::silent : wire::LinkState::unreachable,
                              link.last_failure);
+      } else if (link.broke_under == record()->abort_floor) {
+        session_.report_link(id, wire::LinkState::broken, link.last_failure);
       }
     }
     return;
   }
   prepared_epoch_ = 0;
   waiting_for_ = welcome.waiting_for;
-  if (options_.join.start_only && welcome.group_started && !again) asked_ = false;
+  // Each Join says anew whether we wait; the answer says whether there was a start to wait for.
+  asked_ = requested_ ||
+           (options_.join.waiting && !(options_.join.start_only && welcome.group_started));
 }
 
 void Engine::on_refused(const Error& error) {
@@ -152,7 +158,8 @@ void Engine::on_notice(const std::string& text) { log(LogLevel::warn, text); }
 
 void Engine::request_admission(Instant now) {
   now_ = now;
-  if (out_ || session_.member() || asked_) return;
+  if (out_ || session_.member() || requested_) return;
+  requested_ = true;
   asked_ = true;
   session_.request_admission();
 }
@@ -240,6 +247,7 @@ void Engine::on_epoch(const Record& record) {
     }
   }
   executor_.set_epoch(record->epoch, record->abort_floor, record->admission);
+  renew_links();
   choose_links();
   for (const auto& [id, state] : stripes_) {
     if (state.stripe->held()) actions_.resume.push_back(id);
@@ -481,10 +489,6 @@ void Engine::choose_links() {
     if (fresh) {
       it->second.down_since = now_;
       it->second.next_dial = now_;
-    } else if (!it->second.up) {
-      // A new epoch is a new chance.
-      it->second.down_since = now_;
-      it->second.reported = false;
     }
   }
   // Hellos that came before the epoch that names their sender.
@@ -504,6 +508,7 @@ void Engine::choose_links() {
 void Engine::on_prepare(const wire::Prepare& prepare) {
   if (out_ || session_.member()) return;
   prepare_ = prepare;
+  renew_links();
   choose_links();
 }
 
@@ -684,6 +689,7 @@ void Engine::accept_hello(StripeState& state) {
 void Engine::establish(StripeState& state) {
   Link& link = links_.at(state.peer);
   state.established = true;
+  state.heard = now_;
   const std::uint64_t id = state.stripe->id();
   if (state.dialled &&
       (link.generation != state.hello.generation || (link.up && state.hello.stripe == 0))) {
@@ -736,7 +742,17 @@ void Engine::link_down(Link& link, const std::string& reason, bool report) {
   if (!was_up) return;
   executor_.reset_link(link.peer.id);
   if (prepare_) prepared_epoch_ = 0;
-  if (report) session_.report_link(link.peer.id, wire::LinkState::broken, reason);
+  if (!report) return;
+  if (record()) link.broke_under = record()->abort_floor;
+  session_.report_link(link.peer.id, wire::LinkState::broken, reason);
+}
+
+// A new epoch is a new chance for every link; reports of the epoch before may have been too late.
+void Engine::renew_links() {
+  for (auto& [peer, link] : links_) {
+    link.reported = false;
+    if (!link.up) link.down_since = now_;
+  }
 }
 
 void Engine::on_stripe_failed(std::uint64_t id, const std::string& reason, Instant now) {
@@ -833,7 +849,7 @@ bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
 
 // Signs of life on every link, silence, links that do not come up.
 void Engine::watch_links() {
-  std::vector<std::pair<PeerId, std::string>> unreachable;
+  std::vector<std::uint64_t> mute;
   for (auto& [peer, link] : links_) {
     const bool member =
         record() != nullptr && std::any_of(record()->members.begin(), record()->members.end(),
@@ -848,30 +864,35 @@ void Engine::watch_links() {
       }
       continue;
     }
-    std::uint64_t heard = 0;
-    std::uint64_t sent = 0;
-    bool held = false;
+    bool heard = false;
     for (const std::uint64_t id : link.stripes) {
-      const link::Stripe& stripe = *stripes_.at(id).stripe;
-      heard += stripe.bytes_received();
-      sent += stripe.bytes_sent();
-      held = held || stripe.held();
+      StripeState& state = stripes_.at(id);
+      if (state.stripe->bytes_received() != state.bytes_heard || state.stripe->held()) {
+        state.bytes_heard = state.stripe->bytes_received();
+        state.heard = now_;
+        heard = true;
+      }
+      if (state.stripe->bytes_sent() == state.bytes_sent && state.stripe->idle()) {
+        link::FrameHeader header;
+        header.type = link::FrameType::heartbeat;
+        state.stripe->push(link::make_frame(header));
+        flush_.insert(id);
+      }
+      state.bytes_sent = state.stripe->bytes_sent();
     }
-    if (heard != link.bytes_heard || held) {
-      link.bytes_heard = heard;
-      link.heard = now_;
-    } else if (now_ - link.heard >= options_.settings.heartbeat_timeout && !link.reported &&
-               member) {
+    if (heard) link.heard = now_;
+    if (now_ - link.heard < options_.settings.heartbeat_timeout) {
+      // One connection may be dead while the others live, and neither end be told.
+      for (const std::uint64_t id : link.stripes) {
+        if (now_ - stripes_.at(id).heard >= options_.settings.heartbeat_timeout) mute.push_back(id);
+      }
+    } else if (!link.reported && member) {
       link.reported = true;
       session_.report_link(peer, wire::LinkState::silent, "nothing heard on the link");
     }
-    if (sent == link.bytes_sent && stripes_.at(link.stripes.front()).stripe->idle()) {
-      link::FrameHeader header;
-      header.type = link::FrameType::heartbeat;
-      stripes_.at(link.stripes.front()).stripe->push(link::make_frame(header));
-      flush_.insert(link.stripes.front());
-    }
-    link.bytes_sent = sent;
+  }
+  for (const std::uint64_t id : mute) {
+    on_stripe_failed(id, "nothing heard on one of the link's connections", now_);
   }
 }
 
@@ -929,8 +950,8 @@ void Engine::report_blocked(Instant now) {
     return;
   }
   blocked.multi_threaded = threads_.size() > 1;
-  // Heartbeats alone are not movement: a few frames an interval and link.
-  blocked.moving = bytes - bytes_at_blocked_ > links_.size() * 16 * link::kFrameHeaderBytes;
+  // Heartbeats alone are not movement: a few frames an interval and stripe.
+  blocked.moving = bytes - bytes_at_blocked_ > stripes_.size() * 16 * link::kFrameHeaderBytes;
   bytes_at_blocked_ = bytes;
   blocked_reported_ = true;
   session_.blocked(blocked);
@@ -947,6 +968,7 @@ void Engine::on_time(Instant now) {
     // We were frozen, not the others: what they sent meanwhile is still to be read.
     control_heard_ = now;
     for (auto& [peer, link] : links_) link.heard = now;
+    for (auto& [id, state] : stripes_) state.heard = now;
   }
   last_tick_ = now;
   report_entered(now, false);
@@ -1018,6 +1040,11 @@ Instant Engine::next_deadline() const {
 
 EngineActions Engine::take_actions() {
   closed_.clear();
+  while (!entering_.empty()) {
+    const auto it = operations_.find(entering_.front().second);
+    if (it != operations_.end() && !it->second.entered) break;
+    entering_.pop_front();  // done before its entry fell due: no timer for it
+  }
   if (!done_.empty()) {
     std::vector<wire::OpState> states;
     for (const wire::OpKey& key : std::exchange(done_, {})) {

@@ -172,12 +172,11 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
     std::size_t dials_open = 0;
     Instant next_dial{};
     Instant down_since{};
-    bool reported = false;
+    bool reported = false;           // as unreachable or silent, in this epoch
+    std::uint64_t broke_under = 0;   // the abort floor when it broke last: no new one yet, bytes are missing
     std::string last_failure;
     // liveness
     Instant heard{};
-    std::uint64_t bytes_heard = 0;
-    std::uint64_t bytes_sent = 0;
   };
   struct StripeState {
     std::unique_ptr<link::Stripe> stripe;
@@ -189,6 +188,10 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
     link::Hello hello;
     wire::Address address;
     Instant deadline{};  // of the handshake
+    // liveness
+    Instant heard{};
+    std::uint64_t bytes_heard = 0;
+    std::uint64_t bytes_sent = 0;
   };
   struct Dial {
     PeerId peer;
@@ -229,6 +232,7 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
 
   // -- links
   void choose_links();
+  void renew_links();
   void dial_due(Instant now);
   void dial(Link& link, const wire::Address& address, std::uint32_t stripe);
   void accept_hello(StripeState& state);
@@ -270,7 +274,8 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
   wire::Census census_;
   std::uint32_t waiting_for_ = 0;
   bool group_started_ = false;
-  bool asked_ = false;  // waits to be let in
+  bool asked_ = false;      // waits to be let in
+  bool requested_ = false;  // ... because its first collective call said so
   bool out_ = false;
   Error end_;
 

@@ -12,7 +12,8 @@
 namespace pccl::peer {
 namespace {
 
-constexpr std::size_t kTurnBytes = 4 << 20;  // read or written on one stripe before others have their turn
+constexpr std::size_t kTurnBytes =
+    4 << 20;  // read or written on one stripe before others have their turn
 constexpr std::size_t kControlReadBytes = 64 << 10;
 constexpr int kControlReads = 16;  // in one turn
 constexpr int kAccepts = 64;       // in one turn
@@ -44,7 +45,8 @@ Result<Listening> listen(const std::string& bind_address, std::uint16_t port) {
       where = found.begin()->endpoint();
     }
   }
-  const auto descriptor = bind_address.empty() ? net::listen_everywhere(port) : net::listen_on(where);
+  const auto descriptor =
+      bind_address.empty() ? net::listen_everywhere(port) : net::listen_on(where);
   if (!descriptor) return descriptor.error();
   net::Socket listener(context, *descriptor);
   const auto at = listener.local();
@@ -130,7 +132,8 @@ void Runtime::thread_ended(const std::shared_ptr<Runtime>& runtime, std::uint64_
   });
 }
 
-// ---- carrying out -------------------------------------------------------------------------------------------------
+// ---- carrying out
+// -------------------------------------------------------------------------------------------------
 
 void Runtime::act() {
   bool ended = false;
@@ -183,7 +186,8 @@ void Runtime::arm_timer() {
   });
 }
 
-// ---- the master ---------------------------------------------------------------------------------------------------
+// ---- the master
+// ---------------------------------------------------------------------------------------------------
 
 void Runtime::dial_control() {
   if (control_dial_) control_dial_->cancel();
@@ -271,7 +275,8 @@ void Runtime::finish_control() {
   write_control();
 }
 
-// ---- other peers --------------------------------------------------------------------------------------------------
+// ---- other peers
+// --------------------------------------------------------------------------------------------------
 
 void Runtime::accept() {
   listener_->wait_readable([this](const asio::error_code& error) {

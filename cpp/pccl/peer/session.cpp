@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "pccl/topology/plan.h"
+
 namespace pccl::peer {
 namespace {
 
@@ -57,6 +59,8 @@ void Session::on_lost() {
 }
 
 void Session::say_again() {
+  // Asked for between the Join of this connection and its answer.
+  if (!member() && options_.waiting && !options_.start_only) say(wire::RequestAdmission{});
   wire::OpReport report;
   for (const auto& [key, state] : operations_) report.states.push_back(state);
   if (!report.states.empty()) say(report);
@@ -95,7 +99,7 @@ void Session::on_frame(const wire::Frame& frame) {
                    const bool again = joined_;
                    joined_ = true;
                    welcomed_ = true;
-                   if (again && member()) say_again();
+                   if (again) say_again();
                    host_.on_welcome(welcome, again);
                  },
                  [&](const wire::Refused& refused) {
@@ -125,6 +129,13 @@ Status Session::apply(const wire::LogEntry& entry) {
       return Status(Code::refused, "the master skipped entries of the log");
   } else if (!std::holds_alternative<wire::EpochRecord>(entry.what)) {
     return Status(Code::refused, "the log of a newcomer must begin with an epoch");
+  }
+  if (const auto* epoch = std::get_if<wire::EpochRecord>(&entry.what)) {
+    const bool in = std::any_of(epoch->members.begin(), epoch->members.end(),
+                                [&](const wire::Member& m) { return m.id == options_.id; });
+    if (!in || !topology::valid(epoch->plan, epoch->members.size())) {
+      return Status(Code::refused, "the master sent an epoch that makes no sense");
+    }
   }
   applied_ = entry.ordinal;
   log_.push_back(entry);

@@ -63,6 +63,10 @@ void MasterHost::pump(master::ConnectionId id) {
         break;
       }
       if (!*got) break;
+      if (world_.tracing() && !std::holds_alternative<wire::Heartbeat>(frame.message)) {
+        world_.log("master", "hears message type " + std::to_string(frame.message.index()) +
+                                 " from h" + std::to_string(connection->node(0)));
+      }
       master_->on_frame(id, frame, world_.now());
     }
   }

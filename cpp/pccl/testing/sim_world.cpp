@@ -60,6 +60,8 @@ World::World(std::uint64_t seed, const Options& given)
   network.chatter = random.chance(0.5) ? 0.02 : 0.5;
   think = random.chance(0.5) ? milliseconds(1) : (random.chance(0.8) ? milliseconds(50) : seconds(3));
   capacity = random.chance(0.5) ? random.between(64, 600) : 16384;
+  // Slow, but not so slow that waiting looks like hanging.
+  if (network.slowness > milliseconds(2)) capacity = 16384;
   settings.stripes = static_cast<unsigned>(random.below(4));
   settings.checksum = options.corruptions > 0 || random.chance(0.5) ? Checksum::always
                                                                     : Checksum::automatic;

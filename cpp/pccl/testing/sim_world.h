@@ -118,9 +118,7 @@ class Host {
   [[nodiscard]] const peer::Engine& engine() const { return *engine_; }
   [[nodiscard]] std::string name() const;
   [[nodiscard]] std::string state() const;  // what the peer is doing, in two or three words
-  [[nodiscard]] bool control_quiet() const { return !control_ || control_->quiet(); }
-  [[nodiscard]] bool control_open() const { return control_ != nullptr; }
-  [[nodiscard]] const ConnectionPtr& control() const { return control_; }
+  [[nodiscard]] bool control_quiet() const { return control_ && control_->quiet(); }
 
   // Runs `what` in this process: now, when it is thawed, or never.
   void run(std::function<void()> what);

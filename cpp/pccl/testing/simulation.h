@@ -28,7 +28,7 @@ enum class Bug : std::uint8_t {
   touch_input,    // an in-place input is written while the operation runs
   lose_report,    // a member's reports of finished operations do not reach the master
   forget_entry,   // a rebuilt master is not told of an open operation
-  commit_alone,   // members with different signatures are told commit
+  commit_alone,   // a member counts as having called differently, and the commit comes all the same
 };
 inline constexpr unsigned kBugs = 7;
 

@@ -33,8 +33,7 @@ bool extend_ring(std::vector<std::uint32_t>& order, std::vector<bool>& used, std
 }  // namespace
 
 std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_bytes,
-                                    const std::set<Edge>& unusable,
-                                    const Thresholds& thresholds) {
+                                    const std::set<Edge>& unusable, const Thresholds& thresholds) {
   wire::Plan plan;
   plan.segment_bytes = segment_bytes;
   if (unusable.empty()) {
@@ -75,6 +74,20 @@ const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, b
     if (direct != plan.classes.rend()) chosen = &*direct;
   }
   return *chosen;
+}
+
+bool valid(const wire::Plan& plan, std::size_t world) {
+  if (plan.segment_bytes < 64 || plan.segment_bytes > (1U << 24)) return false;
+  if (world == 0 || plan.order.size() != world || plan.classes.empty()) return false;
+  std::vector<bool> seen(world, false);
+  for (const std::uint32_t rank : plan.order) {
+    if (rank >= world || seen[rank]) return false;
+    seen[rank] = true;
+  }
+  return std::all_of(plan.classes.begin(), plan.classes.end(), [&](const wire::SizeClass& size) {
+    return size.shares.size() == world && std::any_of(size.shares.begin(), size.shares.end(),
+                                                      [](std::uint32_t s) { return s > 0; });
+  });
 }
 
 std::set<Edge> edges(const wire::Plan& plan) {

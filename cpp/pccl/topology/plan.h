@@ -42,6 +42,9 @@ struct Thresholds {
 [[nodiscard]] const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes,
                                                 bool widens);
 
+// Whether a plan that came from elsewhere is one that `world` members can run.
+[[nodiscard]] bool valid(const wire::Plan& plan, std::size_t world);
+
 // All links the plan may use.
 [[nodiscard]] std::set<Edge> edges(const wire::Plan& plan);
 
