@@ -84,6 +84,8 @@ def tag(value: int, func: str) -> int:
 def addresses(value: str | Sequence[str] | None, func: str) -> list[str]:
     """`advertise=`, else PCCL_ADVERTISE: one address, several, or several separated by commas."""
     given = text("PCCL_ADVERTISE") if value is None else value
+    if given is not None and not isinstance(given, Sequence):
+        raise InvalidArgument.because(func, f"advertise takes addresses as text, not {given!r}")
     parts = given.split(",") if isinstance(given, str) else list(given or ())
     if not all(isinstance(part, str) for part in parts):
         raise InvalidArgument.because(func, f"advertise takes addresses as text, not {given!r}")

@@ -11,6 +11,27 @@ class ChunkFlow(TypedDict):
     final_to: list[int]
     owner: bool
 
+class SimulationReport(TypedDict):
+    options: str
+    events: int
+    commits: int
+    aborts: int
+    reruns: int
+    epochs: int
+    faults: int
+    kills: int
+    joins: int
+    evictions: int
+    restarts: int
+    rebuilds: int
+    deadlocks: int
+    mismatches: int
+    checksum_drops: int
+    seconds: float
+    reached: set[tuple[str, str]]
+    violation: str
+    trace: list[str]
+
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 def reduce(
@@ -29,3 +50,43 @@ def direct(shares: list[int], rank: int) -> tuple[list[ChunkFlow], list[int]]: .
 def cut(
     arrays: list[tuple[int, int]], op: int, shares: list[int], segment_bytes: int
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int, int, int]]]: ...
+
+# Codec (cpp/pccl/testing/codec.cpp).
+control_types: int
+
+def control_round_trip(type: int, entropy: bytes) -> tuple[bytes, bool]: ...
+def control_decode(
+    data: bytes, pieces: list[int], max_payload: int
+) -> tuple[list[bytes], str, int]: ...
+def control_sample(name: str) -> bytes: ...
+def link_sample() -> bytes: ...
+def link_write(
+    frames: list[tuple[int, bytes]], pieces: list[int], release_after: int = -1
+) -> bytes: ...
+def link_read(
+    data: bytes, pieces: list[int], choices: bytes, release_after: int = -1
+) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]], int, str]: ...
+
+# Simulated runs (cpp/pccl/testing/simulation.h has the options; those not given are drawn from the seed).
+def simulate(
+    seed: int,
+    *,
+    quiet: bool = False,
+    program: str = ...,
+    bug: str = ...,
+    trace: bool = ...,
+    peers: int = ...,
+    joins: int = ...,
+    steps: int = ...,
+    max_elements: int = ...,
+    kills: int = ...,
+    freezes: int = ...,
+    partitions: int = ...,
+    cuts: int = ...,
+    stalls: int = ...,
+    corruptions: int = ...,
+    leaves: int = ...,
+    aborts: int = ...,
+    restarts: int = ...,
+    master_stalls: int = ...,
+) -> SimulationReport: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +135,8 @@ def is_initialized() -> bool:
 
 
 def _use(comm: Communicator | None, func: str) -> Communicator:
+    if comm is not None and not isinstance(comm, Communicator):
+        raise InvalidArgument.because(func, f"comm must be a Communicator, not {comm!r}")
     found = _default if comm is None else comm
     if found is None or (comm is None and found._closed and found._fork == communicator._forks):
         raise NotInitialized.because(func, "call pccl.init('host:port') first")
@@ -356,7 +359,7 @@ def _restore(leaves: Sequence[Leaf], staging: Staging) -> list[object]:
 class Work:
     """An `allreduce_async` in flight. Dropping it is safe: it runs to its end and keeps its arrays until then.
 
-    Awaitable: `await work` waits in a thread of the event loop's executor. An `out=` array that is
+    Awaitable: `await work` waits in a thread of its own. An `out=` array that is
     not contiguous is filled when somebody waits.
     """
 
@@ -375,7 +378,9 @@ class Work:
         """Waits for the result. May be called again, from any thread: returns the same object.
 
         Args:
-            timeout: Seconds. Default: PCCL_TIMEOUT, else no limit.
+            timeout: Seconds. Default: PCCL_TIMEOUT, else no limit. When it passes, the operation
+                ends with `Timeout` on all members, as any call does; to look without waiting, use
+                `done`.
 
         Returns:
             `out` if it was given; else a tree like the input's.
@@ -422,4 +427,26 @@ class Work:
         return self._info
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
+        # A thread of its own, not one of the loop's executor: that one is waited for at the loop's end, Ctrl-C or not.
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def tell(result: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        def wait() -> None:
+            result, error = None, None
+            try:
+                result = self.wait()
+            except BaseException as caught:
+                error = caught
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(tell, result, error)
+
+        threading.Thread(target=wait, name="pccl await", daemon=True).start()
+        return future.__await__()

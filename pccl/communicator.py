@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["AsyncReduceHandle", "Communicator", "MasterNode"]
 
 _MAX_GROUP = 2**32 - 1
-_MAX_STRIPES = 4096
+_MAX_STRIPES = 256
+_MAX_IN_FLIGHT = 2**31 - 1
+_MAX_ATTEMPTS = 2**31 - 1
 _INTERRUPT_SECONDS = 5.0  # a master that was told to stop has closed its port long before
 
 # Forks between this process and the one that imported pccl: tells a forked copy from the original.
@@ -62,7 +65,7 @@ def _at_exit() -> None:
     ended_by = getattr(sys, "last_type", None)
     try:
         for master in list(_masters):
-            if isinstance(ended_by, type) and issubclass(ended_by, KeyboardInterrupt):
+            if ended_by is not None:  # by Ctrl-C or an error: nobody is served by staying
                 master.interrupt()
             else:
                 print(f"pccl: still master on {master.address}; Ctrl-C ends it", file=sys.stderr)
@@ -120,7 +123,7 @@ class Communicator:
         self._closed = False
         self._fork = _forks
         # Unfinished operations, so that they keep their arrays even if nobody waits for them.
-        self._operations: dict[int, _core.Operation] = {}
+        self._operations: dict[int, tuple[_core.Operation, object]] = {}
         # Guards _operations, _joining and _engine; never held in a blocking call.
         self._lock = threading.Lock()
 
@@ -139,9 +142,8 @@ class Communicator:
                 result MASTER_CONNECTION_FAILED.
             InvalidUsage: Connected already, or closed.
         """
-        if n_attempts < 1:
-            raise InvalidArgument.because("connect", "n_attempts must be at least 1")
-        self._join("connect", min_peers=1, attempts=n_attempts, timeout=timeout, enter=True)
+        attempts = _settings.integer(n_attempts, "n_attempts", "connect", 1, _MAX_ATTEMPTS)
+        self._join("connect", min_peers=1, attempts=attempts, timeout=timeout, enter=True)
 
     def _join(
         self, func: str, *, min_peers: int, attempts: int, timeout: float | None, enter: bool
@@ -378,8 +380,9 @@ class Communicator:
         structure: bytes,
         description: str,
         timeout: float | None,
+        kept: object = None,
     ) -> _core.Operation:
-        """Starts an operation, and keeps it and its arrays until it is finished, even if nobody waits for it."""
+        """Starts an operation; keeps it, its arrays and `kept` until it is finished, even if nobody waits."""
         operation = self._joined(func).start(
             staging.arrays,
             op=int(op),
@@ -391,10 +394,10 @@ class Communicator:
             timeout=timeout,
         )
         with self._lock:
-            finished = [key for key, kept in self._operations.items() if kept.done()]
+            finished = [key for key, (old, _) in self._operations.items() if old.done()]
             for key in finished:
                 del self._operations[key]
-            self._operations[id(operation)] = operation
+            self._operations[id(operation)] = operation, kept
         return operation
 
     def _forget(self, operation: _core.Operation) -> None:
@@ -419,8 +422,7 @@ class Communicator:
             InvalidArgument: `max_in_flight` is not positive.
         """
         func = "all_reduce_multiple_with_retry"
-        if max_in_flight < 1:
-            raise InvalidArgument.because(func, "max_in_flight must be at least 1")
+        limit = _settings.integer(max_in_flight, "max_in_flight", func, 1, _MAX_IN_FLIGHT)
         for descriptor in descriptors:
             _refuse_quantization(descriptor.reduce_descriptor.quantization_options, func)
         self._joined(func)
@@ -428,7 +430,7 @@ class Communicator:
         done: list[ReduceInfo] = []
         try:
             for descriptor in descriptors:
-                if len(running) == max_in_flight:
+                if len(running) == limit:
                     done.append(running[0]._finish(None))
                     running.popleft()
                 running.append(self._launch_at_addresses(descriptor, func))
@@ -438,6 +440,10 @@ class Communicator:
         except PCCLError:
             for handle in running:  # the caller's memory is in use until they are over
                 handle.wait()
+            raise
+        except BaseException:  # Ctrl-C: the others are given up, too, for all members
+            for handle in running:
+                handle._abandon()
             raise
         if not done:
             return ReduceInfo(local_world_size=self._joined(func).membership()[2])
@@ -466,6 +472,7 @@ class Communicator:
             structure=b"",
             description=f"{dtype.label}[{what.count}]",
             timeout=_settings.seconds(None, func),
+            kept=descriptor,  # which has the arrays, if it was made from any
         )
         return AsyncReduceHandle(self, operation, staging, descriptor)
 
@@ -538,6 +545,13 @@ class AsyncReduceHandle:
             except PCCLError as error:
                 self._error = error
         return False, int(self._error.result), ReduceInfo()
+
+    def _abandon(self) -> None:
+        """Ends it for all members; then its arrays are in use no more. Takes a second or so at most."""
+        running = self._running
+        if running is not None:
+            with suppress(PCCLError, KeyboardInterrupt):
+                running[0].wait(0.0)
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""

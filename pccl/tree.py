@@ -11,7 +11,7 @@ import copy
 import dataclasses
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -113,7 +113,10 @@ def _dict_parts(node: dict[Any, object], path: str, func: str, name: str) -> Nod
 
     def rebuild(children: Sequence[object]) -> object:
         made = copy.copy(node)  # keeps its type, order of insertion and default factory
-        made.update(zip(keys, children, strict=True))
+        for key, child in zip(keys, children, strict=True):
+            dict.__setitem__(
+                made, key, child
+            )  # whatever a subclass does with it: nothing may fail here
         return made
 
     return Node([f"[{written(key)}]" for key in keys], [node[key] for key in keys], rebuild)
@@ -124,7 +127,17 @@ def _sequence_parts(node: Sequence[object]) -> Node:
     if isinstance(node, tuple) and fields is not None:
         make: Callable[[Any], object] = type(node)._make  # type: ignore[attr-defined]
         return Node([f".{field}" for field in fields], node, make)
-    return Node([f"[{index}]" for index in range(len(node))], node, type(node))
+
+    def rebuild(children: Sequence[object]) -> object:
+        if isinstance(node, tuple):
+            return tuple.__new__(type(node), children)
+        if type(node) is list:
+            return list(children)
+        made = copy.copy(node)
+        list.__setitem__(cast("list[object]", made), slice(None), children)
+        return made
+
+    return Node([f"[{index}]" for index in range(len(node))], node, rebuild)
 
 
 def _dataclass_parts(node: Any) -> Node:

@@ -271,10 +271,15 @@ def test_garbage_and_idle_connections_disturb_nobody() -> None:
 
 # In each, the worker blocks after it said "calling".
 JOIN = "c = start(min_peers=2); say(event='in'); hear(); "
+AWAIT = (
+    "import asyncio; w = pccl.allreduce_async(x(10)); say(event='calling'); "
+    "asyncio.run(asyncio.wait_for(w, None))"
+)
 BLOCKING = {
     "init": "say(event='calling'); pccl.init(min_peers=9)",
     "allreduce": JOIN + "say(event='calling'); pccl.allreduce(x(10))",
     "wait": JOIN + "w = pccl.allreduce_async(x(10)); say(event='calling'); w.wait()",
+    "await": JOIN + AWAIT,
     "barrier": JOIN + "say(event='calling'); pccl.barrier()",
     "admit": JOIN + "pccl.admit(); say(event='calling'); pccl.admit()",
     "update_topology": JOIN + "c.update_topology(); say(event='calling'); c.update_topology()",
@@ -325,6 +330,55 @@ hear()
         worker.expect("interrupted", 5)
         assert time.monotonic() - began < 2.0
         assert worker.ends(10) == 0
+
+
+def test_ctrl_c_in_the_multi_call_leaves_no_operation_that_writes_later() -> None:
+    code = """
+    import os
+    comm = pccl.Communicator(os.environ["PCCL_MASTER"])
+    comm.connect()
+    while comm.get_attribute(pccl.Attribute.LOCAL_WORLD_SIZE) < 2:
+        comm.update_topology()
+    say(event="in")
+    order = hear()
+    send, outs = np.ones(1000, np.float32), [np.zeros(1000, np.float32) for _ in range(4)]
+    def what(tag):
+        return pccl.ReduceDescriptor(
+            count=1000, op=pccl.ReduceOp.SUM, tag=tag,
+            operand_descriptor=pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT),
+            quantization_options=pccl.QuantizationOptions(
+                pccl.DataType.FLOAT, pccl.QuantizationAlgorithm.NONE))
+    if order == "call":
+        descriptors = [pccl.ReduceOpDescriptor.from_numpy(send, o, what(i)) for i, o in enumerate(outs)]
+        say(event="calling")
+        try:
+            comm.all_reduce_multiple_with_retry(descriptors, max_in_flight=4)
+        except KeyboardInterrupt:
+            say(event="interrupted")
+    ended = []
+    for tag in range(4):
+        if order == "call":
+            hear()
+        else:
+            handle = comm.all_reduce_async(send, outs[tag], op=pccl.ReduceOp.SUM, tag=tag)
+            ended.append(handle.wait()[0])
+    say(event="done", ended=ended, untouched=bool(all((o == 0).all() for o in outs)))
+    hear()
+    """
+    with running(**FAST) as run:
+        caller, other = peers = [run.peer(code) for _ in range(2)]
+        for peer in peers:
+            peer.expect("in")
+        caller.tell("call")
+        caller.expect("calling")
+        time.sleep(0.3)  # most likely inside the call now
+        caller.signal(signal.SIGINT)
+        caller.expect("interrupted", 10)
+        other.tell("late")
+        assert other.expect("done")["ended"] == [False] * 4
+        for _ in range(4):
+            caller.tell("go")
+        assert caller.expect("done")["untouched"]
 
 
 def test_the_others_of_an_interrupted_call_get_an_error_and_go_on() -> None:

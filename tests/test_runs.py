@@ -3,6 +3,8 @@
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 
 import pytest
 from workers import running
@@ -50,6 +52,41 @@ def test_a_tree_of_mixed_arrays_is_one_operation() -> None:
     with running() as run:
         for peer in run.peers(2, code):
             assert peer.expect("done") == {"event": "done", "ok": True, "attempts": 1}
+
+
+@pytest.mark.parametrize("leaves", [1_100, 100_000])
+def test_a_tree_of_very_many_small_arrays_is_reduced(leaves: int) -> None:
+    code = f"""
+    start()
+    tree = [value(pccl.init_peer)] * {leaves}
+    total, info = pccl.allreduce(tree, return_info=True)
+    again, _ = pccl.allreduce({{"a": x(70_000), "b": [x(3)] * ({leaves} // 100)}}, return_info=True)
+    want = expected(info)
+    ok = all(leaf == want for leaf in total) and (again["a"] == want).all()
+    ok = ok and all((leaf == want).all() for leaf in again["b"])
+    say(event="done", ok=bool(ok), size=info.world_size, attempts=info.attempts)
+    """
+    with running() as run:
+        for peer in run.peers(3, code):
+            assert peer.expect("done", 60) == {
+                "event": "done",
+                "ok": True,
+                "size": 3,
+                "attempts": 1,
+            }
+
+
+def test_the_launcher_numbers_processes_by_rank() -> None:
+    code = "import pccl; pccl.init(); print('rank', pccl.rank(), flush=True); pccl.barrier()"
+    done = subprocess.run(
+        [sys.executable, "-m", "pccl", "run", "-n", "4", "--", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tempfile.gettempdir(),
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n"))[1:] == [f"[{i}] rank {i}" for i in range(4)]
 
 
 def test_eight_peers_run_two_hundred_tagged_operations_at_once_in_any_order() -> None:

@@ -330,3 +330,24 @@ def test_other_leaves_are_refused_by_path(leaf, message):
 def test_outputs_that_cannot_be_written_are_refused(leaf, message):
     with pytest.raises(pccl.InvalidArgument, match=message):
         _arrays.write(leaf, "allreduce", "out")
+
+
+def test_subclasses_of_containers_come_back_as_what_they_were() -> None:
+    import collections
+
+    class Odd(list[int]):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+    odd = Odd("w")
+    odd += [1, 2]
+    for node in (collections.Counter("aab"), collections.OrderedDict(b=1, a=2), odd, (1, 2), [3]):
+        flat = tree.flatten(node, "f")
+        back = flat.unflatten([leaf * 10 for leaf in flat.leaves])
+        assert type(back) is type(node)
+        if isinstance(node, dict):
+            assert back == {key: value * 10 for key, value in node.items()}
+        else:
+            assert list(back) == [value * 10 for value in node]
+    assert tree.flatten(odd, "f").unflatten([5, 6]).name == "w"

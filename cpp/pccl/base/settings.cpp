@@ -116,6 +116,7 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   read.integer("PCCL_SEGMENT_BYTES", settings.segment_bytes, std::size_t{4} << 10,
                std::size_t{16} << 20);
   read.integer("PCCL_STRIPES", settings.stripes, 0U, 256U);
+  read.integer("PCCL_LOCAL_RANK", settings.local_rank, 0U, 0xffffffffU);
   read.seconds("PCCL_TIMEOUT", settings.timeout);
   read.checksum("PCCL_CHECKSUM", settings.checksum);
   read.require(settings.heartbeat_timeout > settings.heartbeat_interval,

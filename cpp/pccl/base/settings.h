@@ -61,6 +61,10 @@ struct Settings {
   // PCCL_STRIPES: connections per link, 0 to 256. 0: the library decides.
   unsigned stripes = 0;
 
+  // PCCL_LOCAL_RANK: this process's number, set by `pccl run`: peers that found a group together
+  // are ranked by it. Unset: in the order in which they joined.
+  unsigned local_rank = 0xffffffff;
+
   // PCCL_TIMEOUT: seconds for a call that was given no timeout of its own; "none": waits while
   // members make progress.
   std::optional<Duration> timeout;

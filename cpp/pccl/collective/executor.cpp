@@ -14,6 +14,8 @@ namespace {
 constexpr std::uint32_t kUnlimited = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint32_t kNoSource = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint32_t kMaxWindow = 64;
+constexpr std::uint32_t kMaxPieces =
+    16;  // of a segment that is sent and received in place; more are gathered
 constexpr std::size_t kMaxEarlyOperations = 1 << 16;
 
 iovec vec(const void* data, std::size_t size) { return {const_cast<void*>(data), size}; }
@@ -260,6 +262,19 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
   }
 }
 
+// Final bytes of a segment of many pieces go where they belong.
+void Executor::scatter(Operation& operation, std::uint32_t index, const Buffer& from) {
+  const Segment& segment = operation.layout.segments[index];
+  std::size_t at = 0;
+  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+    const std::size_t element = element_size(operation.spec.arrays[piece.array].dtype);
+    std::memcpy(operation.out[piece.array] + piece.first * element, from.data() + at,
+                piece.count * element);
+    at += piece.count * element;
+  }
+}
+
 void Executor::segment_final(Operation& operation, std::uint32_t index) {
   SegmentState& state = operation.segments[index];
   if (state.finished) return;
@@ -408,6 +423,15 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
                                                 : static_cast<const std::uint8_t*>(array.send);
         frame.payload.push_back(vec(from + piece.first * element, piece.count * element));
       }
+      if (segment.piece_count > kMaxPieces) {
+        frame.packed = pool_->take(header.payload_bytes);
+        std::size_t at = 0;
+        for (const iovec& part : frame.payload) {
+          std::memcpy(frame.packed.data() + at, part.iov_base, part.iov_len);
+          at += part.iov_len;
+        }
+        frame.payload = {vec(frame.packed.data(), at)};
+      }
     }
     if (host_.checked(to)) header.checksum = link::checksum(header, frame.payload);
     frame.header = link::encode(header);
@@ -499,6 +523,11 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     if (state.missing > 0) return refuse("final bytes before this peer's contribution");
     if (state.finished) return drain();
     placement.kind = link::Placement::Kind::store;
+    if (segment.piece_count > kMaxPieces) {
+      placement.buffer = pool_->take(header.payload_bytes);
+      placement.where = {vec(placement.buffer.data(), header.payload_bytes)};
+      return placement;
+    }
     for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
       const Piece& piece = operation->layout.pieces[segment.first_piece + p];
       const std::size_t element = element_size(operation->spec.arrays[piece.array].dtype);
@@ -548,6 +577,7 @@ Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, st
     operation->traffic.rx_bytes += header.payload_bytes;
     if (header.eager) eager_consumed(from, header.payload_bytes);
     if (header.final) {
+      if (buffer) scatter(*operation, header.segment, buffer);
       segment_final(*operation, header.segment);
     } else {
       contribution(*operation, header.segment, source_index(*operation, header.segment, from),

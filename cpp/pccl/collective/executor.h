@@ -166,6 +166,7 @@ class Executor {
 
   void prepare(Operation& operation);
   void combine(Operation& operation, std::uint32_t segment);
+  void scatter(Operation& operation, std::uint32_t segment, const Buffer& from);
   void segment_final(Operation& operation, std::uint32_t segment);
   void contribution(Operation& operation, std::uint32_t segment, std::uint32_t source,
                     Buffer buffer);

@@ -78,7 +78,7 @@ std::span<const iovec> Stripe::outgoing() {
   const auto add = [&](const void* data, std::size_t size) {
     const std::size_t skipped = std::min(skip, size);
     skip -= skipped;
-    if (size > skipped)
+    if (size > skipped && out_.size() < kBatchVectors)
       out_.push_back(vec(static_cast<const std::uint8_t*>(data) + skipped, size - skipped));
   };
   for (const OutgoingFrame& frame : queue_) {
@@ -116,9 +116,11 @@ std::uint64_t Stripe::release(std::uint64_t token) {
       queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(i));
       continue;
     }
-    // Begun: the receiver counts on its length. Send that many bytes of nothing and mark it void.
-    frame.token = kVoidToken;
+    // Begun: the receiver counts on its length. Send that many bytes of nothing and mark it void;
+    // unless all of its payload went out, for then half of the mark may be out, too.
+    frame.token = front_sent_ >= kFrameHeaderBytes + frame.payload_bytes ? 0 : kVoidToken;
     frame.payload.clear();
+    frame.packed = {};
     for (std::size_t left = frame.payload_bytes; left > 0;) {
       const std::size_t size = std::min(left, kFillerBytes);
       frame.payload.push_back(vec(filler(), size));

@@ -45,6 +45,7 @@ struct OutgoingFrame {
   std::uint32_t eager_bytes = 0;  // of the link's eager room
   bool trailer = false;
   wire::Bytes owned;  // a small payload of its own
+  Buffer packed;      // engine memory that `payload` points into, if it does
 };
 
 // Whoever runs over stripes. *one thread: the engine's*

@@ -178,6 +178,7 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
   peer.connection = connection;
   peer.heard = now;
   peer.min_peers = std::max(1U, join.min_peers);
+  peer.order = join.order;
   peer.waiting = join.waiting && !(join.start_only && !members_.empty());
   candidates_.push_back(std::move(peer));
   const bool started = !members_.empty();
@@ -226,6 +227,8 @@ void Group::start_if_ready(Instant) {
     members_.push_back(std::move(*it));
     it = candidates_.erase(it);
   }
+  std::stable_sort(members_.begin(), members_.end(),
+                   [](const Peer& a, const Peer& b) { return a.order < b.order; });
   plan_epoch();
   around_.log("group " + std::to_string(id_) + ": started with " + plural(members_.size(), "peer"));
   begin_epoch(wire::Cause::admission, {}, {});
@@ -261,15 +264,17 @@ void Group::tell_newcomers() {
   }
 }
 
-// A member may hold decisions of the master before us that none of the others had reported when the group was brought
-// back. They stand, as long as we have decided nothing else since. False when they cannot.
+// A member may hold decisions of the master before us that none of the others had reported when the
+// group was brought back. They stand, as long as we have decided nothing else since. False when
+// they cannot.
 bool Group::adopt(const wire::Report& report) {
   if (report.applied <= last_ordinal_) return true;
   if (last_ordinal_ != rebuilt_at_ || report.record.epoch != record_.epoch) return false;
   std::uint64_t next = last_ordinal_ + 1;
   for (const wire::LogEntry& entry : report.log) {
     if (entry.ordinal < next) continue;
-    if (entry.ordinal != next++ || std::holds_alternative<wire::EpochRecord>(entry.what)) return false;
+    if (entry.ordinal != next++ || std::holds_alternative<wire::EpochRecord>(entry.what))
+      return false;
   }
   if (next != report.applied + 1) return false;
   for (const wire::LogEntry& entry : report.log) {
@@ -527,9 +532,8 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
               if (about == nullptr) return;
               // The member is not heard of by us either: it is the one that is gone.
               if (about->connection == 0) {
-                remove(
-                    {{report.peer, Code::evicted, "connection lost (" + report.reason + ")"}},
-                    now);
+                remove({{report.peer, Code::evicted, "connection lost (" + report.reason + ")"}},
+                       now);
                 return;
               }
               // A newcomer that cannot reach a member must not come in and be a loss to everybody a

@@ -104,6 +104,7 @@ class Group {
     Instant heard{};
     // candidate
     std::uint32_t min_peers = 1;
+    std::uint32_t order = 0xffffffff;
     bool waiting = false;
     std::uint64_t prepared_epoch = 0;
     // member

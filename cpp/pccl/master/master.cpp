@@ -195,6 +195,18 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
                 : 0U;
   }
   const std::size_t all = last->members.size();
+  if (back * 2 <= all && now - recovery.since >= options_.reconnect_timeout) {
+    // The others will not come any more, and newcomers shall not wait for them for ever.
+    log("group " + std::to_string(group_id) + ": only " + std::to_string(back) + " of " +
+        std::to_string(all) + " members came back; that run is over");
+    const auto reports = std::move(recovery.reports);
+    recoveries_.erase(it);
+    for (const auto& [id, rejoin] : reports) {
+      refuse(id, Code::evicted, "too few members of the run came back to the restarted master");
+    }
+    if (groups_.empty() && recoveries_.empty()) run_ = own_run_;
+    return;
+  }
   if (back * 2 <= all || (back < all && now - recovery.since < kRecoveryGrace)) return;
   std::vector<std::pair<ConnectionId, wire::Rejoin>> reports = std::move(recovery.reports);
   recoveries_.erase(it);
@@ -202,8 +214,7 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
   log("group " + std::to_string(group_id) + ": brought back from the reports of " +
       std::to_string(back) + " of " + std::to_string(all) + " members");
   // Only then in the list: while it is made, it asks us for the census.
-  auto group =
-      std::make_unique<Group>(Group::rebuild(group_id, options_, *this, reports, now));
+  auto group = std::make_unique<Group>(Group::rebuild(group_id, options_, *this, reports, now));
   groups_[group_id] = std::move(group);
 }
 

@@ -31,7 +31,7 @@ using Action = std::variant<Send, Close, LogLine>;
 class Master final : private Surroundings {
  public:
   Master(const Options& options, std::uint64_t run, std::uint32_t term)
-      : options_(options), run_(run), term_(term) {}
+      : options_(options), own_run_(run), run_(run), term_(term) {}
 
   // `address`: where the connection comes from, without the port. It is dropped when it says
   // nothing for the handshake timeout.
@@ -77,7 +77,8 @@ class Master final : private Surroundings {
   std::uint64_t next_join_ordinal() override { return ++joins_; }
 
   Options options_;
-  std::uint64_t run_;
+  std::uint64_t own_run_;  // of runs that begin here
+  std::uint64_t run_;      // the same, or that of the members that came back
   std::uint32_t term_;
   std::uint64_t joins_ = 0;
   Instant last_heartbeat_{};

@@ -256,6 +256,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   options.join.min_peers = request.min_peers;
   options.join.waiting = true;
   options.join.start_only = !request.enter;
+  options.join.order = options_.settings.local_rank;
   options.join.software = std::string("pccl ") + PCCL_VERSION;
   std::shared_ptr<Runtime> runtime;
   {

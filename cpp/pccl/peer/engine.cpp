@@ -133,8 +133,7 @@ void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
       // The master may not have heard of it, or be another one. A link that broke may be up again:
       // what was under way on it is lost all the same.
       if (link.reported) {
-        session_.report_link(id,
-                             link.up ? wire::LinkState::silent : wire::LinkState::unreachable,
+        session_.report_link(id, link.up ? wire::LinkState::silent : wire::LinkState::unreachable,
                              link.last_failure);
       } else if (link.broke_under == record()->abort_floor) {
         session_.report_link(id, wire::LinkState::broken, link.last_failure);
@@ -145,8 +144,8 @@ void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
   prepared_epoch_ = 0;
   waiting_for_ = welcome.waiting_for;
   // Each Join says anew whether we wait; the answer says whether there was a start to wait for.
-  asked_ = requested_ ||
-           (options_.join.waiting && !(options_.join.start_only && welcome.group_started));
+  asked_ =
+      requested_ || (options_.join.waiting && !(options_.join.start_only && welcome.group_started));
 }
 
 void Engine::on_refused(const Error& error) {

@@ -172,8 +172,9 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
     std::size_t dials_open = 0;
     Instant next_dial{};
     Instant down_since{};
-    bool reported = false;           // as unreachable or silent, in this epoch
-    std::uint64_t broke_under = 0;   // the abort floor when it broke last: no new one yet, bytes are missing
+    bool reported = false;  // as unreachable or silent, in this epoch
+    std::uint64_t broke_under =
+        0;  // the abort floor when it broke last: no new one yet, bytes are missing
     std::string last_failure;
     // liveness
     Instant heard{};

@@ -28,6 +28,7 @@ struct JoinOptions {
                             // when (level 2)
   std::vector<wire::Address> addresses;
   std::string software;
+  std::uint32_t order = 0xffffffff;  // among those who found the group together
 };
 
 // What a session tells. Called from inside its methods.

@@ -1,8 +1,8 @@
 // Simulated runs as a plain Python function.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
@@ -38,9 +38,9 @@ void each_number(simulation::Options& options, Visit&& visit) {
 
 constexpr const char* kProgramNames[simulation::kPrograms] = {"level1", "level2", "threads",
                                                               "mismatch", "stuck"};
-constexpr const char* kBugNames[simulation::kBugs] = {
-    "none",        "flip_result",  "other_verdict", "touch_input",
-    "lose_report", "forget_entry", "commit_alone"};
+constexpr const char* kBugNames[simulation::kBugs] = {"none",        "flip_result", "other_verdict",
+                                                      "touch_input", "lose_report", "forget_entry",
+                                                      "commit_alone"};
 
 template <class Enum, std::size_t N>
 Enum by_name(const char* const (&names)[N], const std::string& name) {

@@ -64,7 +64,8 @@ class Filler {
   }
   void fill(std::string& text) {
     text.clear();
-    for (std::size_t left = byte() % 40; left > 0; --left) text.push_back(static_cast<char>(byte()));
+    for (std::size_t left = byte() % 40; left > 0; --left)
+      text.push_back(static_cast<char>(byte()));
   }
   template <class T>
   void fill(std::vector<T>& list) {
@@ -134,7 +135,8 @@ wire::Frame arbitrary_frame(std::size_t type, std::span<const std::uint8_t> entr
   return frame;
 }
 
-// ---- control frames -------------------------------------------------------------------------------
+// ---- control frames
+// -------------------------------------------------------------------------------
 
 // A frame of that type made from `entropy`: its bytes, and whether reading them gave it back.
 std::tuple<nb::bytes, bool> control_round_trip(std::size_t type, const nb::bytes& entropy) {
@@ -210,7 +212,8 @@ nb::bytes link_sample() {
   return to_python(stripes::encode(header));
 }
 
-// ---- link frames ----------------------------------------------------------------------------------
+// ---- link frames
+// ----------------------------------------------------------------------------------
 
 // Whoever runs over the stripes of a test: sends what it was given, puts what arrives where
 // `choices` says.
@@ -226,10 +229,10 @@ class Player final : public stripes::Traffic {
       return placement;
     }
     switch (choices_.byte() % 8) {
-      case 0:
+      case 7:
         placement.kind = stripes::Placement::Kind::drain;
         break;
-      case 1:
+      case 6:
         if (!held_) {
           placement.kind = stripes::Placement::Kind::hold;
           held_ = true;

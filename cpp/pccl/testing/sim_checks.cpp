@@ -65,7 +65,8 @@ void Checks::fail(const std::string& invariant, const std::string& what) {
   world_.log("checks", violation_);
 }
 
-// ---- what happened --------------------------------------------------------------------------------
+// ---- what happened
+// --------------------------------------------------------------------------------
 
 void Checks::started(const Host& host, const Reduction& reduction) {
   const auto* key = std::get_if<wire::OpKey>(&reduction.call->key);
@@ -76,12 +77,14 @@ void Checks::started(const Host& host, const Reduction& reduction) {
   for (const ArrayData& array : reduction.arrays) {
     contribution.arrays.emplace_back(array.dtype, array.values);
   }
-  if (world_.bug_due(Bug::commit_alone)) ++contribution.shape;  // as if it had been called differently
+  if (world_.bug_due(Bug::commit_alone))
+    ++contribution.shape;  // as if it had been called differently
   contributions_[{reduction.run, *key}][host.engine().id()] = std::move(contribution);
 }
 
 void Checks::after_event(Host& host) {
   if (failed()) return;
+  if (!disagreements_.empty()) settle_disagreements();
   for (auto it = host.reductions_.begin(); it != host.reductions_.end() && !failed();) {
     Reduction& reduction = **it;
     if (!reduction.call) {
@@ -137,8 +140,8 @@ void Checks::ended(Host& host, Reduction& reduction) {
     }
     // A peer that is out does not know the verdict; what it was told before stands.
     if (commit || host.engine().standing() != peer::Standing::out) {
-      Ending ending{host.engine().id(), host.name(),   call.error.code, 0, ids(call.record), 0,
-                    call.error.peer,    {}};
+      Ending ending{host.engine().id(), host.name(), call.error.code, 0,
+                    ids(call.record),   0,           call.error.peer, {}};
       ending.epoch = call.record ? call.record->epoch : 0;
       if (commit) {
         for (const ArrayData& array : reduction.arrays) ending.bytes.push_back(array.result());
@@ -154,7 +157,8 @@ void Checks::ended(Host& host, Reduction& reduction) {
     reduction.result.resize(bytes.size() / sizeof(std::int64_t));
     if (!bytes.empty()) std::memcpy(reduction.result.data(), bytes.data(), bytes.size());
   }
-  // The user does other things with the memory now: neither must the engine write it, nor send from it.
+  // The user does other things with the memory now: neither must the engine write it, nor send from
+  // it.
   for (ArrayData& array : reduction.arrays) {
     std::fill(array.send.begin(), array.send.end(), kScribble);
     std::fill(array.recv.begin(), array.recv.end(), kScribble);
@@ -166,39 +170,65 @@ void Checks::ended(Host& host, const RoundEntry& round) {
   if (call.error.code == Code::deadlock) ++world_.report.deadlocks;
   const std::string what = wire::describe(call.key);
   if (world_.tracing()) {
-    world_.log(host.name(), what + (call.error.code == Code::ok ? " is over" : " fails: ") +
-                                call.error.reason);
+    world_.log(host.name(),
+               what + (call.error.code == Code::ok ? " is over" : " fails: ") + call.error.reason);
   }
   no_false_alarm(host, what, call.error.code);
   const auto* key = std::get_if<wire::RoundKey>(&call.key);
   if (key == nullptr || key->admission == 0) return;
   const bool commit = call.error.code == Code::ok;
   if (!commit && host.engine().standing() == peer::Standing::out) return;
-  Ending ending{host.engine().id(), host.name(),     call.error.code, 0, ids(call.record),
-                call.answer,        call.error.peer, {}};
+  Ending ending{host.engine().id(), host.name(), call.error.code, 0,
+                ids(call.record),   call.answer, call.error.peer, {}};
   ending.epoch = call.record ? call.record->epoch : 0;
   std::vector<Ending>& endings = rounds_[{round.run, *key}];
   one_verdict(what, endings, ending);
   endings.push_back(std::move(ending));
 }
 
-// ---- I1: one verdict ------------------------------------------------------------------------------
+// ---- I1: one verdict
+// ------------------------------------------------------------------------------
 
-// Two peers that are both members of the epochs in which they learnt it know of the same verdict, for the same members.
+// Two peers that are both members of the epochs in which they learnt it know of the same verdict,
+// for the same members. A peer that a restarted master could not wait for may know of another one,
+// as long as it never becomes a member again.
 void Checks::one_verdict(const std::string& what, const std::vector<Ending>& before,
                          const Ending& now) {
   for (const Ending& other : before) {
     if (!contains(other.members, now.peer) || !contains(now.members, other.peer)) continue;
     if (other.code != now.code || (now.code == Code::ok && other.answer != now.answer)) {
-      fail("I1", what + " ended with " + code_name(other.code) + " on " + other.host +
-                     " and with " + code_name(now.code) + " on " + now.host);
+      disagreements_.push_back({other.peer, now.peer,
+                                what + " ended with " + code_name(other.code) + " on " +
+                                    other.host + " and with " + code_name(now.code) + " on " +
+                                    now.host});
     } else if (now.code == Code::ok && other.members != now.members) {
-      fail("I1", what + " was decided for different members on " + other.host + " and " + now.host);
+      disagreements_.push_back(
+          {other.peer, now.peer,
+           what + " was decided for different members on " + other.host + " and " + now.host});
     }
   }
+  settle_disagreements();
 }
 
-// ---- I2: equal and right --------------------------------------------------------------------------
+// Those who disagree may not both belong to the run: follow the same master.
+void Checks::settle_disagreements() {
+  std::erase_if(disagreements_, [&](const Disagreement& found) {
+    const Host* const one = world_.host_of(found.one);
+    const Host* const other = world_.host_of(found.other);
+    for (const Host* host : {one, other}) {
+      if (!host->alive() || host->engine().standing() == peer::Standing::out) return true;
+    }
+    const peer::Session& a = one->engine().session();
+    const peer::Session& b = other->engine().session();
+    if (a.welcomed() && b.welcomed() && a.term() == b.term() && a.run() == b.run()) {
+      fail("I1", found.what);
+    }
+    return false;
+  });
+}
+
+// ---- I2: equal and right
+// --------------------------------------------------------------------------
 
 void Checks::bit_parity(const std::string& what, const std::vector<Ending>& before,
                         const Ending& now) {
@@ -243,7 +273,8 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
   }
 }
 
-// ---- I3: inputs survive ---------------------------------------------------------------------------
+// ---- I3: inputs survive
+// ---------------------------------------------------------------------------
 
 // Until the commit the input is what it was; after any other end it stays so.
 void Checks::inputs_survive(const Host& host, const Reduction& reduction) {
@@ -269,14 +300,16 @@ void Checks::left_alone(const Host& host, const Reduction& reduction) {
   }
 }
 
-// ---- I4: no hang, no false alarm ------------------------------------------------------------------
+// ---- I4: no hang, no false alarm
+// ------------------------------------------------------------------
 
 void Checks::no_hang() {
   const Instant now = world_.now();
   if (now - world_.calm_since() > kProgramLimit) {
     for (const auto& host : world_.hosts) {
       if (host->program_over()) continue;
-      return fail("I4", "the program of " + host->name() + " does not come to its end: " + host->state());
+      return fail("I4",
+                  "the program of " + host->name() + " does not come to its end: " + host->state());
     }
   }
   for (const auto& host : world_.hosts) {
@@ -316,7 +349,8 @@ void Checks::no_false_alarm(const Host& host, const std::string& what, Code code
   }
 }
 
-// ---- I5: no silent wrong answer -------------------------------------------------------------------
+// ---- I5: no silent wrong answer
+// -------------------------------------------------------------------
 
 void Checks::mismatch_is_for_all(const Host& host, const OpId& id, const Reduction& reduction) {
   const auto& contributions = contributions_[id];
@@ -328,10 +362,11 @@ void Checks::mismatch_is_for_all(const Host& host, const OpId& id, const Reducti
   }
 }
 
-// ---- I7: the master can be rebuilt ----------------------------------------------------------------
+// ---- I7: the master can be rebuilt
+// ----------------------------------------------------------------
 
-// At a moment when nothing is under way between the members and the master: a master made from their reports alone
-// stands where this one does.
+// At a moment when nothing is under way between the members and the master: a master made from
+// their reports alone stands where this one does.
 void Checks::rebuild_now() {
   const master::Group* group = world_.master.group();
   if (failed() || group == nullptr || group->record().members.empty() || !world_.master.quiet()) {
@@ -364,12 +399,13 @@ void Checks::rebuild_now() {
     fail("I7", "a rebuilt master has ordinal " + std::to_string(again.last_ordinal()) + ", not " +
                    std::to_string(group->last_ordinal()));
   } else if (again.summary() != group->summary()) {
-    fail("I7", "a rebuilt master stands at\n" + again.summary() + "\ninstead of\n" +
-                   group->summary());
+    fail("I7",
+         "a rebuilt master stands at\n" + again.summary() + "\ninstead of\n" + group->summary());
   }
 }
 
-// ---- now and then ---------------------------------------------------------------------------------
+// ---- now and then
+// ---------------------------------------------------------------------------------
 
 void Checks::every_second() { no_hang(); }
 

@@ -1,4 +1,5 @@
-// A peer's process in a simulated run: the shell around an engine that the runtime is in a real one.
+// A peer's process in a simulated run: the shell around an engine that the runtime is in a real
+// one.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -115,7 +116,8 @@ void Host::run(std::function<void()> what) {
   }
 }
 
-// ---- stripes --------------------------------------------------------------------------------------
+// ---- stripes
+// --------------------------------------------------------------------------------------
 
 void Host::adopt(std::uint64_t stripe, const ConnectionPtr& connection, int side) {
   Link& link = stripes_[stripe];
@@ -207,7 +209,8 @@ void Host::write(std::uint64_t id, Link& link) {
   }
 }
 
-// Knows which of these bytes are the payload of a data frame with a checksum; spoils one if told to.
+// Knows which of these bytes are the payload of a data frame with a checksum; spoils one if told
+// to.
 void Host::follow_frames(Link& link, wire::Bytes& bytes) {
   std::size_t at = 0;
   while (at < bytes.size()) {
@@ -215,7 +218,8 @@ void Host::follow_frames(Link& link, wire::Bytes& bytes) {
       const std::size_t size = std::min(link.payload_left, bytes.size() - at);
       if (corrupt_ && link.checked) {
         corrupt_ = false;
-        bytes[at + world_.random.below(size)] ^= static_cast<std::uint8_t>(1U << world_.random.below(8));
+        bytes[at + world_.random.below(size)] ^=
+            static_cast<std::uint8_t>(1U << world_.random.below(8));
         world_.log(name(), "a byte of its data is spoilt under way");
       }
       at += size;
@@ -244,7 +248,8 @@ void Host::follow_frames(Link& link, wire::Bytes& bytes) {
   }
 }
 
-// ---- the control connection -----------------------------------------------------------------------
+// ---- the control connection
+// -----------------------------------------------------------------------
 
 void Host::dial_control() {
   world_.network.dial(node_, kMasterNode, kUnlimited, [this](const ConnectionPtr& connection) {
@@ -289,35 +294,37 @@ void Host::pump_control() {
   }
 }
 
-// ---- the engine's wishes --------------------------------------------------------------------------
+// ---- the engine's wishes
+// --------------------------------------------------------------------------
 
 void Host::dial(const peer::DialRequest& request) {
   const NodeId to = world_.node_at(request.address).value_or(kNowhere);
-  world_.network.dial(
-      node_, to, world_.capacity, [this, token = request.token](const ConnectionPtr& connection) {
-        if (!alive_) {
-          if (connection) connection->close(0);
-          return;
-        }
-        run([this, token, connection] {
-          if (!connection) {
-            engine_->on_dial_failed(token, "refused", world_.now());
-            return settle();
-          }
-          const std::uint64_t stripe = next_stripe_++;
-          adopt(stripe, connection, 0);
-          engine_->on_dialled(token, stripe, connection->local(), world_.now());
-          settle();
-          pump(stripe);
-        });
-      });
+  world_.network.dial(node_, to, world_.capacity,
+                      [this, token = request.token](const ConnectionPtr& connection) {
+                        if (!alive_) {
+                          if (connection) connection->close(0);
+                          return;
+                        }
+                        run([this, token, connection] {
+                          if (!connection) {
+                            engine_->on_dial_failed(token, "refused", world_.now());
+                            return settle();
+                          }
+                          const std::uint64_t stripe = next_stripe_++;
+                          adopt(stripe, connection, 0);
+                          engine_->on_dialled(token, stripe, connection->local(), world_.now());
+                          settle();
+                          pump(stripe);
+                        });
+                      });
 }
 
 bool Host::carry_out(peer::EngineActions actions) {
   bool busy = !actions.control.empty() || !actions.flush.empty() || !actions.resume.empty() ||
               !actions.close.empty();
   for (wire::Bytes& bytes : actions.control) {
-    if (world_.options.bug == Bug::lose_report && bytes[5] == 5 && world_.bug_due(Bug::lose_report)) {
+    if (world_.options.bug == Bug::lose_report && bytes[5] == 5 &&
+        world_.bug_due(Bug::lose_report)) {
       continue;
     }
     if (control_) control_->write(0, std::move(bytes));
@@ -381,15 +388,17 @@ void Host::arm() {
   });
 }
 
-// ---- user programs --------------------------------------------------------------------------------
+// ---- user programs
+// --------------------------------------------------------------------------------
 
 void Host::wake() {
   for (Waiter& waiter : waiters_) {
     if (waiter.woken || !waiter.holds()) continue;
     waiter.woken = true;
     // A thread runs some time after it was woken.
-    const Duration delay =
-        world_.random.chance(0.7) ? Duration(0) : world_.random.duration(Duration(0), milliseconds(2));
+    const Duration delay = world_.random.chance(0.7)
+                               ? Duration(0)
+                               : world_.random.duration(Duration(0), milliseconds(2));
     world_.timeline.after(delay, [this, handle = waiter.handle] {
       run([this, handle] {
         std::erase_if(waiters_, [&](const Waiter& other) { return other.handle == handle; });
@@ -418,7 +427,8 @@ ReductionPtr Host::reduce(ReductionPtr reduction, peer::OperationRequest request
   }
   reduction->since = world_.now();
   reduction->run = engine_->session().run();
-  if (world_.options.bug == Bug::touch_input && world_.now() > Instant(std::chrono::seconds(1000))) {
+  if (world_.options.bug == Bug::touch_input &&
+      world_.now() > Instant(std::chrono::seconds(1000))) {
     const bool alone = engine_->record() && engine_->record()->members.size() < 2;
     if (!alone && !reduction->arrays.front().send.empty() && world_.bug_due(Bug::touch_input)) {
       world_.timeline.after(Duration(1), [this, reduction] {

@@ -89,8 +89,8 @@ void MasterHost::settle() {
       const auto it = peers_.find(close->connection);
       if (it == peers_.end()) continue;
       if (world_.tracing()) {
-        world_.log("master", "closes the connection of h" +
-                                 std::to_string(it->second.connection->node(0)));
+        world_.log("master",
+                   "closes the connection of h" + std::to_string(it->second.connection->node(0)));
       }
       it->second.connection->close(1);
       peers_.erase(it);

@@ -32,7 +32,8 @@ bool Timeline::step() {
   return true;
 }
 
-// ---- one connection -------------------------------------------------------------------------------
+// ---- one connection
+// -------------------------------------------------------------------------------
 
 Connection::Connection(Network& network, NodeId dialler, NodeId listener, std::size_t capacity,
                        bool local)
@@ -73,14 +74,13 @@ void Connection::deliver(int side) {
   Direction& direction = directions_[index(side)];
   const int reader = 1 - side;
   const Instant now = network_.timeline_.now();
-  const Instant free = std::max(direction.stalled_until,
-                                network_.blocked_until(sides_[index(side)].node,
-                                                       sides_[index(reader)].node));
+  const Instant free =
+      std::max(direction.stalled_until,
+               network_.blocked_until(sides_[index(side)].node, sides_[index(reader)].node));
   if (free > now) {
     if (free == Instant::max()) return;
     const Duration again = network_.random_.duration(milliseconds(1), milliseconds(300));
-    network_.timeline_.at(free + again,
-                          [self = shared_from_this(), side] { self->deliver(side); });
+    network_.timeline_.at(free + again, [self = shared_from_this(), side] { self->deliver(side); });
     return;
   }
   bool news = false;
@@ -170,7 +170,8 @@ bool Connection::quiet() const {
   });
 }
 
-// ---- all of them ----------------------------------------------------------------------------------
+// ---- all of them
+// ----------------------------------------------------------------------------------
 
 void Network::dial(NodeId from, NodeId to, std::size_t capacity,
                    std::function<void(ConnectionPtr)> done) {

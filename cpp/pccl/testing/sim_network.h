@@ -1,5 +1,5 @@
-// A fake network and a simulated clock: one thread, one seed, no sockets. Connections are byte streams that delay, cut
-// up, hold back and lose bytes the way TCP connections do.
+// A fake network and a simulated clock: one thread, one seed, no sockets. Connections are byte
+// streams that delay, cut up, hold back and lose bytes the way TCP connections do.
 #pragma once
 
 #include <array>
@@ -59,7 +59,8 @@ class Timeline {
     }
   };
   std::priority_queue<Event> events_due_;
-  Instant now_{std::chrono::seconds(1000)};  // well above zero, like a machine that has been up for a while
+  Instant now_{
+      std::chrono::seconds(1000)};  // well above zero, like a machine that has been up for a while
   std::uint64_t planned_ = 0;
   std::uint64_t events_ = 0;
 };

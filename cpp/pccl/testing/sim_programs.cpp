@@ -64,7 +64,8 @@ wire::Bytes to_bytes(DataType dtype, const std::vector<std::int64_t>& values) {
   return bytes;
 }
 
-// ---- building blocks ------------------------------------------------------------------------------
+// ---- building blocks
+// ------------------------------------------------------------------------------
 
 void UserProgram::start() {
   switch (host_.world().options.program) {
@@ -166,8 +167,9 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
     array.in_place = world.random.chance(0.4);
     // Averages of up to eight members stay whole.
     const std::int32_t scale =
-        shape.op == ReduceOp::avg && (dtype == DataType::float32 || dtype == DataType::float64) ? 840
-                                                                                               : 1;
+        shape.op == ReduceOp::avg && (dtype == DataType::float32 || dtype == DataType::float64)
+            ? 840
+            : 1;
     std::vector<std::int64_t> wide;
     for (std::size_t i = 0; i < count; ++i) {
       const auto drawn = static_cast<std::int32_t>(world.random.below(25)) - 12;
@@ -199,9 +201,8 @@ Task<bool> UserProgram::admit(Thread thread) {
   if (engine.standing() != peer::Standing::member) {
     engine.request_admission(host_.world().now());
     host_.settle();
-    Host::Until let_in = host_.until([this] {
-      return host_.engine().standing() == peer::Standing::member || out();
-    });
+    Host::Until let_in = host_.until(
+        [this] { return host_.engine().standing() == peer::Standing::member || out(); });
     co_await let_in;
   }
   if (out()) co_return false;
@@ -312,8 +313,8 @@ Task<> UserProgram::disagree(Thread thread, std::uint64_t step) {
   (void)co_await wait(thread, reduction->call);
 }
 
-// Some members wait in a barrier while the others wait in an all-reduce; afterwards the other way round, so that all
-// have made the same calls.
+// Some members wait in a barrier while the others wait in an all-reduce; afterwards the other way
+// round, so that all have made the same calls.
 Task<> UserProgram::get_stuck(Thread thread, std::uint64_t step) {
   Random script = script_for(step, 3);
   const Shape shape = draw_shape(script);
@@ -330,12 +331,14 @@ Task<> UserProgram::get_stuck(Thread thread, std::uint64_t step) {
   }
 }
 
-// ---- the programs ---------------------------------------------------------------------------------
+// ---- the programs
+// ---------------------------------------------------------------------------------
 
 Task<> UserProgram::level2() {
   World& world = host_.world();
   peer::Engine& engine = host_.engine();
-  Host::Until connected = host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
+  Host::Until connected =
+      host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await connected;
   engine.thread_inside(kMain);
   // A slow start-up stalls nobody.
@@ -382,9 +385,8 @@ Task<bool> UserProgram::update_topology(Thread thread) {
 Task<> UserProgram::level1() {
   World& world = host_.world();
   peer::Engine& engine = host_.engine();
-  Host::Until member = host_.until([this, &engine] {
-    return engine.standing() == peer::Standing::member || out();
-  });
+  Host::Until member =
+      host_.until([this, &engine] { return engine.standing() == peer::Standing::member || out(); });
   co_await member;
   int alone = 0;
   while (step_ < world.options.steps && !out()) {
@@ -429,7 +431,8 @@ Task<> UserProgram::level1() {
 Task<> UserProgram::threads_main() {
   World& world = host_.world();
   peer::Engine& engine = host_.engine();
-  Host::Until started = host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
+  Host::Until started =
+      host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await started;
   engine.thread_inside(kMain);
   while (step_ < world.options.steps && !out()) {

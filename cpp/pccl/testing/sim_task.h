@@ -1,4 +1,5 @@
-// Coroutines for the user programs of the simulation: a program reads like blocking code, without a thread.
+// Coroutines for the user programs of the simulation: a program reads like blocking code, without a
+// thread.
 #pragma once
 
 #include <coroutine>

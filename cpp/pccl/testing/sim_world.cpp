@@ -1,9 +1,9 @@
 // The world of a simulated run: time, faults, the end.
+#include "pccl/testing/sim_world.h"
+
 #include <algorithm>
 #include <sstream>
 #include <utility>
-
-#include "pccl/testing/sim_world.h"
 
 namespace pccl::simulation {
 
@@ -20,11 +20,13 @@ Options Options::draw(std::uint64_t seed) {
   Random random(seed ^ 0x5eed);
   Options options;
   options.program = random.chance(0.4) ? Program::level1 : Program::level2;
-  options.peers = static_cast<std::uint32_t>(random.chance(0.1) ? random.between(5, 8) : random.between(1, 4));
+  options.peers =
+      static_cast<std::uint32_t>(random.chance(0.1) ? random.between(5, 8) : random.between(1, 4));
   options.joins = static_cast<std::uint32_t>(random.below(4));
   if (options.peers + options.joins > 8) options.joins = 8 - options.peers;
   options.steps = static_cast<std::uint32_t>(random.between(2, 6));
-  options.max_elements = static_cast<std::uint32_t>(random.chance(0.1) ? 1500 : random.between(1, 200));
+  options.max_elements =
+      static_cast<std::uint32_t>(random.chance(0.1) ? 1500 : random.between(1, 200));
   options.everything_small = random.chance(0.8);
   const auto some = [&](double often, std::uint64_t most) {
     return static_cast<std::uint32_t>(random.chance(often) ? random.between(1, most) : 0);
@@ -44,11 +46,11 @@ Options Options::draw(std::uint64_t seed) {
 
 std::string Options::describe() const {
   std::ostringstream text;
-  text << "program " << static_cast<int>(program) << " peers " << peers << " joins " << joins << " steps "
-       << steps << " elements " << max_elements << " kills " << kills << " freezes " << freezes
-       << " partitions " << partitions << " cuts " << cuts << " stalls " << stalls << " corruptions "
-       << corruptions << " leaves " << leaves << " aborts " << aborts << " restarts " << restarts
-       << " master stalls " << master_stalls;
+  text << "program " << static_cast<int>(program) << " peers " << peers << " joins " << joins
+       << " steps " << steps << " elements " << max_elements << " kills " << kills << " freezes "
+       << freezes << " partitions " << partitions << " cuts " << cuts << " stalls " << stalls
+       << " corruptions " << corruptions << " leaves " << leaves << " aborts " << aborts
+       << " restarts " << restarts << " master stalls " << master_stalls;
   return text.str();
 }
 
@@ -58,13 +60,14 @@ World::World(std::uint64_t seed, const Options& given)
   const Duration paces[] = {microseconds(20), microseconds(200), milliseconds(2), milliseconds(20)};
   network.slowness = paces[random.below(4)];
   network.chatter = random.chance(0.5) ? 0.02 : 0.5;
-  think = random.chance(0.5) ? milliseconds(1) : (random.chance(0.8) ? milliseconds(50) : seconds(3));
+  think =
+      random.chance(0.5) ? milliseconds(1) : (random.chance(0.8) ? milliseconds(50) : seconds(3));
   capacity = random.chance(0.5) ? random.between(64, 600) : 16384;
   // Slow, but not so slow that waiting looks like hanging.
   if (network.slowness > milliseconds(2)) capacity = 16384;
   settings.stripes = static_cast<unsigned>(random.below(4));
-  settings.checksum = options.corruptions > 0 || random.chance(0.5) ? Checksum::always
-                                                                    : Checksum::automatic;
+  settings.checksum =
+      options.corruptions > 0 || random.chance(0.5) ? Checksum::always : Checksum::automatic;
   if (options.everything_small) {
     const std::uint32_t segments[] = {64, 128, 256, 1024};
     master_options.segment_bytes = segments[random.below(4)];
@@ -78,7 +81,8 @@ World::World(std::uint64_t seed, const Options& given)
   }
   const auto add = [&](Fault fault, std::uint32_t count) {
     for (std::uint32_t i = 0; i < count; ++i) {
-      faults_.insert(faults_.begin() + static_cast<std::ptrdiff_t>(random.below(faults_.size() + 1)), fault);
+      faults_.insert(
+          faults_.begin() + static_cast<std::ptrdiff_t>(random.below(faults_.size() + 1)), fault);
     }
   };
   add(Fault::join, options.joins);
@@ -97,7 +101,8 @@ World::World(std::uint64_t seed, const Options& given)
   next_fault_ = random.between(1, fault_gap_ * 2);
 }
 
-// ---- who is there ---------------------------------------------------------------------------------
+// ---- who is there
+// ---------------------------------------------------------------------------------
 
 PeerId World::new_id() {
   PeerId id;
@@ -145,12 +150,13 @@ void World::log(const std::string& who, const std::string& what) {
   if (!options.trace) return;
   std::ostringstream line;
   line.precision(6);
-  line << std::fixed << std::chrono::duration<double>(now() - Instant(seconds(1000))).count() << " #"
-       << timeline.events() << " " << who << ": " << what;
+  line << std::fixed << std::chrono::duration<double>(now() - Instant(seconds(1000))).count()
+       << " #" << timeline.events() << " " << who << ": " << what;
   trace_.push_back(line.str());
 }
 
-// ---- faults ---------------------------------------------------------------------------------------
+// ---- faults
+// ---------------------------------------------------------------------------------------
 
 Host* World::pick_host() {
   std::vector<Host*> able;
@@ -174,7 +180,8 @@ void World::note(const char* fault, const Host* host) {
   ++report.faults;
   const std::string state = host == nullptr ? "master" : host->state();
   report.reached.emplace(fault, state);
-  log("fault", std::string(fault) + (host == nullptr ? "" : " of " + host->name()) + " [" + state + "]");
+  log("fault",
+      std::string(fault) + (host == nullptr ? "" : " of " + host->name()) + " [" + state + "]");
   disturb_until(now());
 }
 
@@ -188,7 +195,8 @@ void World::inject() {
 
 void World::strike(Fault fault) {
   const auto some_time = [&] {
-    const Duration times[] = {milliseconds(20), milliseconds(500), seconds(4), seconds(9), seconds(25)};
+    const Duration times[] = {milliseconds(20), milliseconds(500), seconds(4), seconds(9),
+                              seconds(25)};
     return random.duration(Duration(0), times[random.below(5)]);
   };
   if (fault == Fault::join) {
@@ -201,7 +209,8 @@ void World::strike(Fault fault) {
     note("restart", nullptr);
     ++report.restarts;
     master.stop();
-    const Duration away = random.chance(0.9) ? random.duration(Duration(0), seconds(6)) : seconds(14);
+    const Duration away =
+        random.chance(0.9) ? random.duration(Duration(0), seconds(6)) : seconds(14);
     disturb_until(now() + away);
     timeline.after(away, [this] {
       log("master", "a new one starts");
@@ -297,7 +306,8 @@ void World::strike(Fault fault) {
   }
 }
 
-// ---- from the start to the end --------------------------------------------------------------------
+// ---- from the start to the end
+// --------------------------------------------------------------------
 
 bool World::over() {
   bool all = true;

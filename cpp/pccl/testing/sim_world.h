@@ -1,5 +1,5 @@
-// The parts of a simulated run: the master's process, the peers' processes, the user programs in them, the checks, and
-// the world that holds them together and breaks things.
+// The parts of a simulated run: the master's process, the peers' processes, the user programs in
+// them, the checks, and the world that holds them together and breaks things.
 #pragma once
 
 #include <cstdint>
@@ -25,15 +25,16 @@ namespace pccl::simulation {
 class World;
 class Host;
 
-// ---- the master's process -------------------------------------------------------------------------
+// ---- the master's process
+// -------------------------------------------------------------------------
 
 // One thread's worth of master: connections, frames, ticks. The master itself may be replaced.
 class MasterHost {
  public:
   explicit MasterHost(World& world) : world_(world) {}
   void start();
-  void stop();                    // the process ends; its memory is gone
-  void stall(Instant until);      // the process does not run until then
+  void stop();                // the process ends; its memory is gone
+  void stall(Instant until);  // the process does not run until then
   [[nodiscard]] bool running() const { return master_ != nullptr; }
   [[nodiscard]] const master::Group* group() const { return master_ ? master_->group(0) : nullptr; }
   [[nodiscard]] bool quiet() const;  // no byte is under way, to or from the master
@@ -58,7 +59,8 @@ class MasterHost {
   Instant timer_{};
 };
 
-// ---- a peer's process -----------------------------------------------------------------------------
+// ---- a peer's process
+// -----------------------------------------------------------------------------
 
 // One array of an operation, with what it was before.
 struct ArrayData {
@@ -66,7 +68,7 @@ struct ArrayData {
   std::vector<std::int32_t> values;  // the input
   wire::Bytes input;                 // the same as bytes
   wire::Bytes send;
-  wire::Bytes recv;                  // unused in place
+  wire::Bytes recv;  // unused in place
   bool in_place = false;
   [[nodiscard]] const wire::Bytes& result() const { return in_place ? send : recv; }
 };
@@ -199,7 +201,8 @@ class Host {
   std::list<RoundEntry> rounds_;
 };
 
-// ---- what users do --------------------------------------------------------------------------------
+// ---- what users do
+// --------------------------------------------------------------------------------
 
 class UserProgram {
  public:
@@ -219,8 +222,8 @@ class UserProgram {
   Task<> level2();
   Task<> threads_main();
   Task<> threads_reduce();
-  Task<bool> admit(Thread thread);              // level 2; true: newcomers came
-  Task<bool> update_topology(Thread thread);    // level 1; false: try again
+  Task<bool> admit(Thread thread);            // level 2; true: newcomers came
+  Task<bool> update_topology(Thread thread);  // level 1; false: try again
   Task<Error> wait(Thread thread, peer::CallPtr call);
   Task<std::optional<std::uint64_t>> agree_on_step(Thread thread, bool rerun);
   Task<> script(Thread thread, std::uint64_t step);
@@ -247,7 +250,8 @@ class UserProgram {
   bool busy_ = false;
 };
 
-// ---- checks ---------------------------------------------------------------------------------------
+// ---- checks
+// ---------------------------------------------------------------------------------------
 
 // One function per invariant. The first violation ends the run.
 class Checks {
@@ -280,11 +284,17 @@ class Checks {
     PeerId culprit;
     std::vector<wire::Bytes> bytes;
   };
+  struct Disagreement {
+    PeerId one;
+    PeerId other;
+    std::string what;
+  };
   void ended(Host& host, Reduction& reduction);
   void ended(Host& host, const RoundEntry& round);
 
   // I1
   void one_verdict(const std::string& what, const std::vector<Ending>& before, const Ending& now);
+  void settle_disagreements();
   // I2
   void bit_parity(const std::string& what, const std::vector<Ending>& before, const Ending& now);
   void right_result(const Host& host, const OpId& id, const Reduction& reduction);
@@ -299,12 +309,14 @@ class Checks {
 
   World& world_;
   std::string violation_;
+  std::vector<Disagreement> disagreements_;
   std::map<OpId, std::map<PeerId, Contribution>> contributions_;
   std::map<OpId, std::vector<Ending>> operations_;
   std::map<RoundId, std::vector<Ending>> rounds_;
 };
 
-// ---- the world ------------------------------------------------------------------------------------
+// ---- the world
+// ------------------------------------------------------------------------------------
 
 class World {
  public:
@@ -342,7 +354,17 @@ class World {
 
  private:
   enum class Fault : std::uint8_t {
-    join, kill, freeze, partition, cut, stall, corrupt, leave, abort, restart, master_stall
+    join,
+    kill,
+    freeze,
+    partition,
+    cut,
+    stall,
+    corrupt,
+    leave,
+    abort,
+    restart,
+    master_stall
   };
   void inject();
   void strike(Fault fault);

@@ -1,5 +1,5 @@
-// Whole runs in one thread from a seed: one master, some peers, user programs, a fake network and its faults. Real
-// reductions; the invariants of the engine are checked after every event.
+// Whole runs in one thread from a seed: one master, some peers, user programs, a fake network and
+// its faults. Real reductions; the invariants of the engine are checked after every event.
 #pragma once
 
 #include <cstdint>
@@ -34,24 +34,24 @@ inline constexpr unsigned kBugs = 7;
 
 struct Options {
   Program program = Program::level2;
-  std::uint32_t peers = 3;         // present from the start
-  std::uint32_t joins = 1;         // later, at random moments
-  std::uint32_t steps = 4;         // of each program
+  std::uint32_t peers = 3;  // present from the start
+  std::uint32_t joins = 1;  // later, at random moments
+  std::uint32_t steps = 4;  // of each program
   std::uint32_t max_elements = 200;
-  bool everything_small = true;    // thresholds scaled down, so that tiny arrays use every schedule
+  bool everything_small = true;  // thresholds scaled down, so that tiny arrays use every schedule
   // How many of each fault, at random moments.
   std::uint32_t kills = 0;
-  std::uint32_t freezes = 0;       // half of them for good
-  std::uint32_t partitions = 0;    // one way or both, between two peers or a peer and the master
-  std::uint32_t cuts = 0;          // of a connection; now and then one end never hears of it
-  std::uint32_t stalls = 0;        // a connection moves nothing for a while
-  std::uint32_t corruptions = 0;   // a byte of a data frame
+  std::uint32_t freezes = 0;      // half of them for good
+  std::uint32_t partitions = 0;   // one way or both, between two peers or a peer and the master
+  std::uint32_t cuts = 0;         // of a connection; now and then one end never hears of it
+  std::uint32_t stalls = 0;       // a connection moves nothing for a while
+  std::uint32_t corruptions = 0;  // a byte of a data frame
   std::uint32_t leaves = 0;
-  std::uint32_t aborts = 0;        // a caller's deadline or Ctrl-C
-  std::uint32_t restarts = 0;      // of the master, without memory
+  std::uint32_t aborts = 0;    // a caller's deadline or Ctrl-C
+  std::uint32_t restarts = 0;  // of the master, without memory
   std::uint32_t master_stalls = 0;
   Bug bug = Bug::none;
-  bool trace = false;              // keep a line per event
+  bool trace = false;  // keep a line per event
 
   // Everything chosen by the seed.
   [[nodiscard]] static Options draw(std::uint64_t seed);
@@ -60,23 +60,23 @@ struct Options {
 
 struct Report {
   std::uint64_t events = 0;
-  std::uint64_t commits = 0;       // operations committed, counted once per member
-  std::uint64_t aborts = 0;        // operations that ended otherwise, counted the same
-  std::uint64_t reruns = 0;        // attempts beyond the first
-  std::uint64_t epochs = 0;        // highest epoch
+  std::uint64_t commits = 0;  // operations committed, counted once per member
+  std::uint64_t aborts = 0;   // operations that ended otherwise, counted the same
+  std::uint64_t reruns = 0;   // attempts beyond the first
+  std::uint64_t epochs = 0;   // highest epoch
   std::uint64_t faults = 0;
   std::uint64_t kills = 0;
   std::uint64_t joins = 0;
-  std::uint64_t evictions = 0;     // peers that were put out, or cut off
+  std::uint64_t evictions = 0;  // peers that were put out, or cut off
   std::uint64_t restarts = 0;
-  std::uint64_t rebuilds = 0;      // of a shadow master, compared with the live one
-  std::uint64_t deadlocks = 0;     // calls that ended in deadlock
-  std::uint64_t mismatches = 0;    // calls that ended in mismatched_call
+  std::uint64_t rebuilds = 0;    // of a shadow master, compared with the live one
+  std::uint64_t deadlocks = 0;   // calls that ended in deadlock
+  std::uint64_t mismatches = 0;  // calls that ended in mismatched_call
   std::uint64_t checksum_drops = 0;
-  double seconds = 0;              // simulated
+  double seconds = 0;                                     // simulated
   std::set<std::pair<std::string, std::string>> reached;  // (fault, what the peer it hit was doing)
-  std::string violation;           // empty: every invariant held
-  std::vector<std::string> trace;  // the last lines, or all
+  std::string violation;                                  // empty: every invariant held
+  std::vector<std::string> trace;                         // the last lines, or all
 };
 
 [[nodiscard]] Report simulate(std::uint64_t seed, const Options& options);

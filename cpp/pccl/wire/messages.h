@@ -25,11 +25,13 @@ struct Join {
       false;  // ... but only as a founder: if the group has started, it does not wait yet
   std::vector<Address> addresses;
   std::string software;  // "pccl 0.1.0", for logs and refusals
+  std::uint32_t order =
+      0xffffffff;  // founders of a group are ranked by this first, then by joining
   bool operator==(const Join&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.id, self.group, self.min_peers, self.waiting, self.start_only, self.addresses,
-          self.software);
+          self.software, self.order);
   }
 };
 

@@ -1,0 +1,246 @@
+"""The control protocol's codec and the byte pump of links, with arbitrary values and arbitrary bytes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pccl import _testing
+
+HEADER_BYTES = 32
+MAX_PAYLOAD = 1 << 24
+TYPES = range(_testing.control_types)
+LINK_HEADER_BYTES = 72
+
+entropy = st.binary(max_size=400)
+pieces = st.lists(st.integers(1, 90), max_size=30)
+
+
+def decode(
+    data: bytes, cuts: list[int] | None = None, max_payload: int = MAX_PAYLOAD
+) -> tuple[list[bytes], str]:
+    """Frames read and why the rest was refused; fails when a message takes memory out of proportion."""
+    frames, error, heaviest = _testing.control_decode(data, cuts or [], max_payload)
+    assert heaviest <= 64 * len(data) + 1024
+    return frames, error
+
+
+# Control frames.
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@given(entropy=entropy)
+@settings(max_examples=60)
+def test_every_message_comes_back_as_it_was(kind: int, entropy: bytes) -> None:
+    data, same = _testing.control_round_trip(kind, entropy)
+    assert same
+    assert decode(data) == ([data], "")
+
+
+@given(st.lists(st.tuples(st.sampled_from(TYPES), entropy), max_size=6), pieces)
+def test_a_stream_of_frames_may_be_cut_anywhere(
+    messages: list[tuple[int, bytes]], cuts: list[int]
+) -> None:
+    frames = [_testing.control_round_trip(kind, entropy)[0] for kind, entropy in messages]
+    assert decode(b"".join(frames), cuts) == (frames, "")
+
+
+@given(st.sampled_from(TYPES), entropy, st.data())
+def test_a_truncated_frame_is_waited_for_and_never_read(
+    kind: int, entropy: bytes, data: st.DataObject
+) -> None:
+    frame, _ = _testing.control_round_trip(kind, entropy)
+    size = data.draw(st.integers(0, len(frame) - 1))
+    assert decode(frame[:size]) == ([], "")
+
+
+@given(st.sampled_from(TYPES), st.binary(min_size=40, max_size=400), st.data())
+@settings(max_examples=300)
+def test_a_changed_frame_is_read_or_refused(kind: int, entropy: bytes, data: st.DataObject) -> None:
+    frame = bytearray(_testing.control_round_trip(kind, entropy)[0])
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    frames, _error = decode(bytes(frame))
+    for read in frames:
+        # Whatever is accepted is one of our messages: its own bytes are read the same way again.
+        assert decode(read) == ([read], "")
+
+
+@given(st.binary(max_size=600), pieces)
+def test_foreign_bytes_are_refused(data: bytes, cuts: list[int]) -> None:
+    frames, error = decode(data, cuts)
+    assert not frames
+    if len(data) >= 4 and not data.startswith(b"PCCL"):
+        assert "control protocol" in error
+
+
+@given(st.sampled_from(TYPES), st.binary(max_size=600))
+@settings(max_examples=300)
+def test_arbitrary_payloads_are_read_or_refused(kind: int, payload: bytes) -> None:
+    header = bytearray(_testing.control_sample("heartbeat")[:HEADER_BYTES])
+    header[5] = kind
+    header[8:12] = len(payload).to_bytes(4, "little")
+    frames, error = decode(bytes(header) + payload)
+    assert bool(frames) != bool(error)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("length", [MAX_PAYLOAD + 1, 2**32 - 1])
+def test_an_oversized_frame_is_refused_by_its_header(kind: int, length: int) -> None:
+    header = bytearray(_testing.control_sample("heartbeat")[:HEADER_BYTES])
+    header[5] = kind
+    header[8:12] = length.to_bytes(4, "little")
+    frames, error = decode(bytes(header))
+    assert not frames
+    assert "over the limit" in error
+
+
+@pytest.mark.parametrize("count", [0xFF, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF])
+def test_a_count_that_lies_takes_no_memory(count: int) -> None:
+    # A Log message whose list claims `count` entries and has none.
+    header = bytearray(_testing.control_sample("verdict")[:HEADER_BYTES])
+    header[8:12] = (4).to_bytes(4, "little")
+    frames, error = decode(bytes(header) + count.to_bytes(4, "little"))
+    assert not frames
+    assert "malformed" in error
+
+
+def test_another_version_is_refused_with_both_numbers() -> None:
+    header = bytearray(_testing.control_sample("heartbeat"))
+    header[4] = 200
+    assert decode(bytes(header))[1] == "protocol version 200 does not match version 1"
+
+
+ENVELOPE = "03000000 8877665544332211 2a00000000000000"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "payload"),
+    [
+        ("heartbeat", 10, ""),
+        ("enter_round", 4, "02 0700000000000000 0200000000000000"),
+        (
+            "verdict",
+            13,
+            "01000000 0900000000000000 01"
+            "0700000000000000 01 0500000000000000 0100000000000000"
+            "0800000000000000 00 01 00000000000000000000000000000000 00000000 00000000",
+        ),
+        (
+            "link_report",
+            7,
+            "0102030405060708090a0b0c0d0e0f10 02 0800000000000000 03000000 776879",
+        ),
+    ],
+)
+def test_control_frames_have_these_bytes(name: str, kind: int, payload: str) -> None:
+    body = bytes.fromhex(payload)
+    header = b"PCCL" + bytes([1, kind, 0, 0]) + len(body).to_bytes(4, "little")
+    assert _testing.control_sample(name) == header + bytes.fromhex(ENVELOPE) + body
+
+
+# Link frames.
+
+
+def test_link_frame_headers_have_these_bytes() -> None:
+    assert _testing.link_sample() == bytes.fromhex(
+        "50434631 04 01 00 01 00100000 efbeadde"
+        "0700000000000000 01 0500000000000000 0100000000000000"
+        "0800000000000000 03000000 00000000 0807060504030201"
+        "00 0000 00000000"
+    )
+
+
+# (segment, payload); no payload: a heartbeat.
+link_frames = st.lists(st.tuples(st.integers(0, 9), st.binary(max_size=200)), max_size=12)
+
+
+@given(link_frames, pieces, pieces, st.binary(max_size=40))
+def test_link_frames_come_through_in_any_pieces(
+    frames: list[tuple[int, bytes]], written: list[int], read: list[int], choices: bytes
+) -> None:
+    data = _testing.link_write(frames, written)
+    arrived, control, voided, error = _testing.link_read(data, read, choices)
+    assert not error
+    assert not voided
+    assert len(control) == sum(1 for _, payload in frames if not payload)
+    sent = [frame for frame in frames if frame[1]]
+    if not choices:  # nothing is drained
+        assert arrived == sent
+    remaining = iter(sent)
+    assert all(frame in remaining for frame in arrived)  # in order, some drained
+
+
+@given(link_frames, pieces, st.integers(0, 12), pieces)
+def test_memory_given_back_while_a_frame_is_half_sent_is_read_no_more(
+    frames: list[tuple[int, bytes]], written: list[int], after: int, read: list[int]
+) -> None:
+    data = _testing.link_write(frames, written, after)
+    arrived, _, voided, error = _testing.link_read(data, read, b"")
+    assert not error
+    assert voided <= 1
+    remaining = iter(frames)
+    assert all(frame in remaining for frame in arrived)
+
+
+@given(link_frames, pieces, st.integers(0, 12))
+def test_memory_given_back_while_a_frame_is_half_read_is_written_no_more(
+    frames: list[tuple[int, bytes]], read: list[int], after: int
+) -> None:
+    arrived, _, _, error = _testing.link_read(_testing.link_write(frames, []), read, b"", after)
+    assert not error
+    remaining = iter(frames)
+    assert all(frame in remaining for frame in arrived)
+
+
+@given(link_frames, st.data(), pieces, st.binary(max_size=40))
+@settings(max_examples=300)
+def test_a_changed_byte_never_becomes_data(
+    frames: list[tuple[int, bytes]], data: st.DataObject, read: list[int], choices: bytes
+) -> None:
+    stream = bytearray(_testing.link_write(frames, []))
+    if not stream:
+        return
+    at = data.draw(st.integers(0, len(stream) - 1))
+    stream[at] ^= data.draw(st.integers(1, 255))
+    arrived, _, _, _ = _testing.link_read(bytes(stream), read, choices)
+    sent = [frame for frame in frames if frame[1]]
+    start = 0
+    for segment, payload in frames:
+        size = LINK_HEADER_BYTES + (len(payload) + 8 if payload else 0)
+        # A zero checksum says "not checked"; a header changed to that is the one byte string we
+        # cannot tell from an honest one, and one changed byte does not make it.
+        if start <= at < start + size and payload:
+            assert (
+                (segment, payload) not in arrived
+                or sent.count((segment, payload)) > 1
+                or (at >= start + size - 8)
+            )
+        start += size
+    assert all(frame in sent for frame in arrived)
+
+
+@given(st.binary(max_size=800), pieces, st.binary(max_size=40))
+def test_foreign_bytes_end_a_stripe(data: bytes, read: list[int], choices: bytes) -> None:
+    arrived, control, _, error = _testing.link_read(data, read, choices)
+    assert not arrived
+    assert not control
+    if len(data) >= LINK_HEADER_BYTES:
+        assert error
+
+
+@given(st.binary(min_size=68, max_size=600), pieces, st.binary(max_size=40))
+@settings(max_examples=300)
+def test_arbitrary_frames_never_crash_a_stripe(
+    body: bytes, read: list[int], choices: bytes
+) -> None:
+    header = bytearray(b"PCF1" + body[:68])
+    header[4] %= 8  # a type there is
+    header[5] %= 2
+    header[6] %= 2
+    header[7] = 1
+    header[8:12] = (int.from_bytes(body[4:8], "little") % 300).to_bytes(4, "little")
+    header[16 + 8] %= 2
+    arrived, _, _, _ = _testing.link_read(bytes(header) + body[68:], read, choices)
+    assert not arrived or bytes(header[57:65]) == bytes(8)  # only what asks not to be checked

@@ -1,0 +1,205 @@
+"""Whole runs of one master and up to eight peers in one thread, from a seed: real reductions, a fake network, faults.
+
+After every event the engine's invariants are checked (docs/architecture.md, I1-I7). A failure prints the seed; the same
+seed and options replay it: `_testing.simulate(seed, trace=True, ...)`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pccl import _testing
+
+if TYPE_CHECKING:
+    from pccl._testing import SimulationReport  # exists in the stub only
+
+SCHEDULES = int(os.environ.get("PCCL_SIM_SCHEDULES", "2000"))
+BATCHES = 8
+FAULTS = [
+    "kills",
+    "freezes",
+    "partitions",
+    "cuts",
+    "stalls",
+    "corruptions",
+    "leaves",
+    "aborts",
+    "restarts",
+    "master_stalls",
+]
+# Counts of a report that add up.
+TOTALS = [
+    "commits",
+    "aborts",
+    "reruns",
+    "faults",
+    "kills",
+    "joins",
+    "evictions",
+    "restarts",
+    "rebuilds",
+    "deadlocks",
+    "mismatches",
+    "checksum_drops",
+]
+
+
+def run(seed: int, **options: Any) -> SimulationReport:
+    """One schedule; fails with its trace when an invariant is broken."""
+    report = _testing.simulate(seed, **options)
+    if report["violation"]:
+        again = _testing.simulate(seed, **{**options, "trace": True})
+        tail = "\n".join(again["trace"][-60:])
+        given = "".join(f", {name}={value!r}" for name, value in options.items())
+        pytest.fail(
+            f"{report['violation']}\nreplay: simulate({seed}{given}, trace=True)\n"
+            f"with {report['options']}\n{tail}",
+            pytrace=False,
+        )
+    return report
+
+
+def run_many(first: int, count: int, **options: Any) -> Counter[str]:
+    totals: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        report = run(seed, **options)
+        totals.update({name: report[name] for name in TOTALS})  # type: ignore[literal-required]
+    return totals
+
+
+@pytest.mark.timeout(14_400)
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_invariants_hold_whatever_breaks(batch: int) -> None:
+    count = (SCHEDULES + BATCHES - 1) // BATCHES
+    totals = run_many(1_000_000 * batch, count)
+    if count >= 100:
+        # The schedules did what they are for.
+        assert totals["commits"] > 10 * count
+        for name in ("aborts", "reruns", "faults", "kills", "joins", "evictions", "restarts"):
+            assert totals[name] > 0, name
+        assert totals["checksum_drops"] > 0
+        assert totals["rebuilds"] > count / 2
+
+
+@pytest.mark.timeout(14_400)
+@pytest.mark.parametrize("faults", [False, True])
+def test_a_reduce_thread_beside_the_main_thread_is_never_taken_for_stuck(faults: bool) -> None:
+    totals = run_many(50_000, max(SCHEDULES // 4, 20), program="threads", quiet=not faults)
+    assert totals["deadlocks"] == 0  # a single one is a violation, too
+
+
+def test_members_whose_calls_cannot_meet_are_all_told_within_seconds() -> None:
+    totals = run_many(60_000, max(SCHEDULES // 10, 20), program="stuck", quiet=True, peers=3)
+    assert totals["deadlocks"] > 0
+
+
+def test_the_stuck_rule_holds_whatever_breaks() -> None:
+    run_many(70_000, max(SCHEDULES // 10, 20), program="stuck")
+
+
+def test_members_that_disagree_are_all_told_and_nothing_is_committed() -> None:
+    totals = run_many(80_000, max(SCHEDULES // 10, 20), program="mismatch", quiet=True, peers=4)
+    assert totals["mismatches"] > 0
+
+
+def test_disagreeing_members_get_one_verdict_whatever_breaks() -> None:
+    run_many(90_000, max(SCHEDULES // 10, 20), program="mismatch")
+
+
+@pytest.mark.parametrize("program", ["level1", "level2"])
+def test_a_master_without_memory_is_rebuilt_from_the_members(program: str) -> None:
+    totals = run_many(
+        100_000, max(SCHEDULES // 10, 20), program=program, quiet=True, peers=4, restarts=2
+    )
+    assert totals["restarts"] > 0
+    assert totals["rebuilds"] > 0
+
+
+@pytest.mark.parametrize("program", ["level1", "level2"])
+def test_a_frozen_peer_that_wakes_up_harms_nobody(program: str) -> None:
+    totals = run_many(
+        110_000, max(SCHEDULES // 10, 20), program=program, quiet=True, peers=4, freezes=3
+    )
+    assert totals["evictions"] > 0
+
+
+def test_a_wrong_checksum_drops_the_link_and_never_gives_wrong_data() -> None:
+    totals = run_many(120_000, max(SCHEDULES // 20, 20), quiet=True, peers=4, corruptions=4)
+    assert totals["checksum_drops"] > 0
+
+
+def test_every_fault_meets_peers_in_every_state() -> None:
+    reached: set[tuple[str, str]] = set()
+    for seed in range(130_000, 130_300):
+        reached |= run(seed, peers=4, **dict.fromkeys(FAULTS[:9], 1))["reached"]
+    doing = {"joining", "member", "member, in an operation", "member, in a round"}
+    for fault in ("kill", "freeze", "partition", "cut", "stall", "abort"):
+        assert doing <= {state for name, state in reached if name == fault}, fault
+    assert len(reached) > 60
+
+
+def test_a_schedule_is_repeatable() -> None:
+    first, second = (_testing.simulate(4, trace=True) for _ in range(2))
+    assert first == second
+    assert first["trace"]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 2**32),
+    program=st.sampled_from(["level2", "level1", "threads", "mismatch", "stuck"]),
+    peers=st.integers(1, 5),
+    joins=st.integers(0, 3),
+    steps=st.integers(1, 5),
+    max_elements=st.integers(1, 400),
+    faults=st.dictionaries(st.sampled_from(FAULTS), st.integers(1, 4), max_size=4),
+)
+def test_invariants_hold_for_any_mixture_of_faults(
+    seed: int,
+    program: str,
+    peers: int,
+    joins: int,
+    steps: int,
+    max_elements: int,
+    faults: dict[str, int],
+) -> None:
+    run(
+        seed,
+        quiet=True,
+        program=program,
+        peers=peers,
+        joins=joins,
+        steps=steps,
+        max_elements=max_elements,
+        **faults,
+    )
+
+
+@pytest.mark.parametrize(
+    ("bug", "invariants"),
+    [
+        ("flip_result", {"I2"}),  # a bit of one member's result
+        ("other_verdict", {"I1"}),  # one member is told of a loss, the others of a commit
+        ("touch_input", {"I3"}),  # an in-place input changes while the operation runs
+        ("lose_report", {"I4", "I7"}),  # the master never hears that a member is done
+        ("forget_entry", {"I7"}),  # a rebuilt master is not told of an open call
+        ("commit_alone", {"I5"}),  # members that disagree are told commit
+    ],
+)
+def test_the_checks_notice_a_mistake(bug: str, invariants: set[str]) -> None:
+    found = set()
+    for seed in range(30):
+        violation = _testing.simulate(seed, quiet=True, program="level2", peers=3, bug=bug)[
+            "violation"
+        ]
+        if violation:
+            assert f"seed {seed} at event" in violation
+            found.add(violation[:2])
+    assert found
+    assert found <= invariants, found
