@@ -242,5 +242,15 @@ def test_arbitrary_frames_never_crash_a_stripe(
     header[7] = 1
     header[8:12] = (int.from_bytes(body[4:8], "little") % 300).to_bytes(4, "little")
     header[16 + 8] %= 2
-    arrived, _, _, _ = _testing.link_read(bytes(header) + body[68:], read, choices)
-    assert not arrived or bytes(header[57:65]) == bytes(8)  # only what asks not to be checked
+    sealed = _testing.link_seal(bytes(header))
+    arrived, _, _, _ = _testing.link_read(sealed + body[68:], read, choices)
+    assert not arrived or sealed[57:65] == bytes(8)  # only what asks not to be checked
+
+
+def test_a_spoilt_header_is_refused_whatever_byte_it_is() -> None:
+    header = _testing.link_sample()
+    for at in range(LINK_HEADER_BYTES):
+        for bit in range(8):
+            spoilt = bytearray(header)
+            spoilt[at] ^= 1 << bit
+            assert _testing.link_read(bytes(spoilt), [], b"")[3], (at, bit)

@@ -1,8 +1,20 @@
 #include "pccl/link/frame.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include <algorithm>
 
 namespace pccl::link {
+namespace {
+
+constexpr std::size_t kCheckAt = kFrameHeaderBytes - sizeof(std::uint32_t);
+
+std::uint32_t check_of(const std::uint8_t* header) {
+  return static_cast<std::uint32_t>(XXH3_64bits(header, kCheckAt));
+}
+
+}  // namespace
 
 std::array<std::uint8_t, kFrameHeaderBytes> encode(const FrameHeader& header) {
   wire::Bytes bytes;
@@ -11,6 +23,10 @@ std::array<std::uint8_t, kFrameHeaderBytes> encode(const FrameHeader& header) {
   writer(header);
   std::array<std::uint8_t, kFrameHeaderBytes> out{};
   std::copy_n(bytes.begin(), std::min(bytes.size(), out.size()), out.begin());
+  const std::uint32_t check = check_of(out.data());
+  for (std::size_t i = 0; i < sizeof check; ++i) {
+    out[kCheckAt + i] = static_cast<std::uint8_t>(check >> (8 * i));
+  }
   return out;
 }
 
@@ -23,6 +39,9 @@ Result<FrameHeader> decode(std::span<const std::uint8_t, kFrameHeaderBytes> byte
   if (header.version != wire::kProtocolVersion) {
     return {Code::refused,
             "link protocol version " + std::to_string(header.version) + " does not match"};
+  }
+  if (header.header_check != check_of(bytes.data())) {
+    return {Code::refused, "a frame header was spoilt under way (its checksum is wrong)"};
   }
   if (!reader.complete()) return {Code::refused, "malformed frame header"};
   const std::uint32_t limit = header.type == FrameType::data ? kMaxDataPayload : kMaxSmallPayload;

@@ -50,12 +50,13 @@ struct FrameHeader {
   std::uint64_t checksum = 0;  // XXH3-64 of header (this field zero) and payload; 0: not checked
   std::uint8_t padding0 = 0;
   std::uint16_t padding1 = 0;
-  std::uint32_t padding2 = 0;
+  std::uint32_t header_check = 0;  // low half of XXH3-64 of the 68 bytes before: a spoilt header
+                                   // may name another operation or length, and is never believed
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.magic, self.type, self.final, self.eager, self.version, self.payload_bytes,
           self.signature, self.key, self.attempt, self.segment, self.credit, self.checksum,
-          self.padding0, self.padding1, self.padding2);
+          self.padding0, self.padding1, self.header_check);
   }
 };
 
@@ -74,6 +75,7 @@ struct Hello {
   }
 };
 
+// Fills `header_check`, whatever it was.
 [[nodiscard]] std::array<std::uint8_t, kFrameHeaderBytes> encode(const FrameHeader& header);
 // Nothing when the bytes are no header of ours or break a limit.
 [[nodiscard]] Result<FrameHeader> decode(std::span<const std::uint8_t, kFrameHeaderBytes> bytes);

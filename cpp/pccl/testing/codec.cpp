@@ -135,8 +135,7 @@ wire::Frame arbitrary_frame(std::size_t type, std::span<const std::uint8_t> entr
   return frame;
 }
 
-// ---- control frames
-// -------------------------------------------------------------------------------
+// ---- control frames ----------------------------------------------------------------------------
 
 // A frame of that type made from `entropy`: its bytes, and whether reading them gave it back.
 std::tuple<nb::bytes, bool> control_round_trip(std::size_t type, const nb::bytes& entropy) {
@@ -212,8 +211,19 @@ nb::bytes link_sample() {
   return to_python(stripes::encode(header));
 }
 
-// ---- link frames
-// ----------------------------------------------------------------------------------
+// A link frame's header with the check it needs to be believed.
+nb::bytes link_seal(const nb::bytes& header) {
+  wire::Bytes bytes(view(header).begin(), view(header).end());
+  if (bytes.size() != stripes::kFrameHeaderBytes) throw nb::value_error("not a header's size");
+  stripes::FrameHeader fields;
+  wire::Reader reader(bytes);
+  reader(fields);
+  if (!reader.complete()) throw nb::value_error("not a header's fields");
+  const auto sealed = stripes::encode(fields);
+  return to_python(sealed);
+}
+
+// ---- link frames -------------------------------------------------------------------------------
 
 // Whoever runs over the stripes of a test: sends what it was given, puts what arrives where
 // `choices` says.
@@ -388,6 +398,7 @@ void bind_codec(nb::module_& m) {
   m.def("control_decode", &control_decode, "data"_a, "pieces"_a, "max_payload"_a);
   m.def("control_sample", &control_sample, "name"_a);
   m.def("link_sample", &link_sample);
+  m.def("link_seal", &link_seal, "header"_a);
   m.def("link_write", &link_write, "frames"_a, "pieces"_a, "release_after"_a = -1);
   m.def("link_read", &link_read, "data"_a, "pieces"_a, "choices"_a, "release_after"_a = -1);
 }

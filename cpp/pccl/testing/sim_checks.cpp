@@ -65,8 +65,7 @@ void Checks::fail(const std::string& invariant, const std::string& what) {
   world_.log("checks", violation_);
 }
 
-// ---- what happened
-// --------------------------------------------------------------------------------
+// ---- what happened -----------------------------------------------------------------------------
 
 void Checks::started(const Host& host, const Reduction& reduction) {
   const auto* key = std::get_if<wire::OpKey>(&reduction.call->key);
@@ -186,8 +185,7 @@ void Checks::ended(Host& host, const RoundEntry& round) {
   endings.push_back(std::move(ending));
 }
 
-// ---- I1: one verdict
-// ------------------------------------------------------------------------------
+// ---- I1: one verdict ---------------------------------------------------------------------------
 
 // Two peers that are both members of the epochs in which they learnt it know of the same verdict,
 // for the same members. A peer that a restarted master could not wait for may know of another one,
@@ -227,8 +225,7 @@ void Checks::settle_disagreements() {
   });
 }
 
-// ---- I2: equal and right
-// --------------------------------------------------------------------------
+// ---- I2: equal and right -----------------------------------------------------------------------
 
 void Checks::bit_parity(const std::string& what, const std::vector<Ending>& before,
                         const Ending& now) {
@@ -273,8 +270,7 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
   }
 }
 
-// ---- I3: inputs survive
-// ---------------------------------------------------------------------------
+// ---- I3: inputs survive ------------------------------------------------------------------------
 
 // Until the commit the input is what it was; after any other end it stays so.
 void Checks::inputs_survive(const Host& host, const Reduction& reduction) {
@@ -300,8 +296,7 @@ void Checks::left_alone(const Host& host, const Reduction& reduction) {
   }
 }
 
-// ---- I4: no hang, no false alarm
-// ------------------------------------------------------------------
+// ---- I4: no hang, no false alarm ---------------------------------------------------------------
 
 void Checks::no_hang() {
   const Instant now = world_.now();
@@ -349,8 +344,7 @@ void Checks::no_false_alarm(const Host& host, const std::string& what, Code code
   }
 }
 
-// ---- I5: no silent wrong answer
-// -------------------------------------------------------------------
+// ---- I5: no silent wrong answer ----------------------------------------------------------------
 
 void Checks::mismatch_is_for_all(const Host& host, const OpId& id, const Reduction& reduction) {
   const auto& contributions = contributions_[id];
@@ -362,8 +356,7 @@ void Checks::mismatch_is_for_all(const Host& host, const OpId& id, const Reducti
   }
 }
 
-// ---- I7: the master can be rebuilt
-// ----------------------------------------------------------------
+// ---- I7: the master can be rebuilt -------------------------------------------------------------
 
 // At a moment when nothing is under way between the members and the master: a master made from
 // their reports alone stands where this one does.
@@ -404,8 +397,7 @@ void Checks::rebuild_now() {
   }
 }
 
-// ---- now and then
-// ---------------------------------------------------------------------------------
+// ---- now and then ------------------------------------------------------------------------------
 
 void Checks::every_second() { no_hang(); }
 

@@ -116,8 +116,7 @@ void Host::run(std::function<void()> what) {
   }
 }
 
-// ---- stripes
-// --------------------------------------------------------------------------------------
+// ---- stripes -----------------------------------------------------------------------------------
 
 void Host::adopt(std::uint64_t stripe, const ConnectionPtr& connection, int side) {
   Link& link = stripes_[stripe];
@@ -209,8 +208,7 @@ void Host::write(std::uint64_t id, Link& link) {
   }
 }
 
-// Knows which of these bytes are the payload of a data frame with a checksum; spoils one if told
-// to.
+// Knows which of these bytes belong to data frames with a checksum; spoils one if told to.
 void Host::follow_frames(Link& link, wire::Bytes& bytes) {
   std::size_t at = 0;
   while (at < bytes.size()) {
@@ -240,6 +238,12 @@ void Host::follow_frames(Link& link, wire::Bytes& bytes) {
     if (link.header_filled < link.header.size()) return;
     link.header_filled = 0;
     const auto header = link::decode(link.header);
+    if (corrupt_ && header && header->checksum != 0 && world_.random.chance(0.2)) {
+      corrupt_ = false;
+      const std::uint64_t back = world_.random.between(1, size);
+      bytes[at - back] ^= static_cast<std::uint8_t>(1U << world_.random.below(8));
+      world_.log(name(), "a byte of a header is spoilt under way");
+    }
     if (!header) return world_.checks.fail("I6", name() + " writes a malformed frame header");
     const bool data = header->type == link::FrameType::data;
     link.payload_left = header->payload_bytes;
@@ -248,8 +252,7 @@ void Host::follow_frames(Link& link, wire::Bytes& bytes) {
   }
 }
 
-// ---- the control connection
-// -----------------------------------------------------------------------
+// ---- the control connection --------------------------------------------------------------------
 
 void Host::dial_control() {
   world_.network.dial(node_, kMasterNode, kUnlimited, [this](const ConnectionPtr& connection) {
@@ -294,8 +297,7 @@ void Host::pump_control() {
   }
 }
 
-// ---- the engine's wishes
-// --------------------------------------------------------------------------
+// ---- the engine's wishes -----------------------------------------------------------------------
 
 void Host::dial(const peer::DialRequest& request) {
   const NodeId to = world_.node_at(request.address).value_or(kNowhere);
@@ -388,8 +390,7 @@ void Host::arm() {
   });
 }
 
-// ---- user programs
-// --------------------------------------------------------------------------------
+// ---- user programs -----------------------------------------------------------------------------
 
 void Host::wake() {
   for (Waiter& waiter : waiters_) {

@@ -32,8 +32,7 @@ bool Timeline::step() {
   return true;
 }
 
-// ---- one connection
-// -------------------------------------------------------------------------------
+// ---- one connection ----------------------------------------------------------------------------
 
 Connection::Connection(Network& network, NodeId dialler, NodeId listener, std::size_t capacity,
                        bool local)
@@ -170,8 +169,7 @@ bool Connection::quiet() const {
   });
 }
 
-// ---- all of them
-// ----------------------------------------------------------------------------------
+// ---- all of them -------------------------------------------------------------------------------
 
 void Network::dial(NodeId from, NodeId to, std::size_t capacity,
                    std::function<void(ConnectionPtr)> done) {

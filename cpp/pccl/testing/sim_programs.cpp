@@ -64,8 +64,7 @@ wire::Bytes to_bytes(DataType dtype, const std::vector<std::int64_t>& values) {
   return bytes;
 }
 
-// ---- building blocks
-// ------------------------------------------------------------------------------
+// ---- building blocks ---------------------------------------------------------------------------
 
 void UserProgram::start() {
   switch (host_.world().options.program) {
@@ -331,8 +330,7 @@ Task<> UserProgram::get_stuck(Thread thread, std::uint64_t step) {
   }
 }
 
-// ---- the programs
-// ---------------------------------------------------------------------------------
+// ---- the programs ------------------------------------------------------------------------------
 
 Task<> UserProgram::level2() {
   World& world = host_.world();

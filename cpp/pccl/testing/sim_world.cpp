@@ -101,8 +101,7 @@ World::World(std::uint64_t seed, const Options& given)
   next_fault_ = random.between(1, fault_gap_ * 2);
 }
 
-// ---- who is there
-// ---------------------------------------------------------------------------------
+// ---- who is there ------------------------------------------------------------------------------
 
 PeerId World::new_id() {
   PeerId id;
@@ -155,8 +154,7 @@ void World::log(const std::string& who, const std::string& what) {
   trace_.push_back(line.str());
 }
 
-// ---- faults
-// ---------------------------------------------------------------------------------------
+// ---- faults ------------------------------------------------------------------------------------
 
 Host* World::pick_host() {
   std::vector<Host*> able;
@@ -306,8 +304,7 @@ void World::strike(Fault fault) {
   }
 }
 
-// ---- from the start to the end
-// --------------------------------------------------------------------
+// ---- from the start to the end -----------------------------------------------------------------
 
 bool World::over() {
   bool all = true;

@@ -25,8 +25,7 @@ namespace pccl::simulation {
 class World;
 class Host;
 
-// ---- the master's process
-// -------------------------------------------------------------------------
+// ---- the master's process ----------------------------------------------------------------------
 
 // One thread's worth of master: connections, frames, ticks. The master itself may be replaced.
 class MasterHost {
@@ -59,8 +58,7 @@ class MasterHost {
   Instant timer_{};
 };
 
-// ---- a peer's process
-// -----------------------------------------------------------------------------
+// ---- a peer's process --------------------------------------------------------------------------
 
 // One array of an operation, with what it was before.
 struct ArrayData {
@@ -201,8 +199,7 @@ class Host {
   std::list<RoundEntry> rounds_;
 };
 
-// ---- what users do
-// --------------------------------------------------------------------------------
+// ---- what users do -----------------------------------------------------------------------------
 
 class UserProgram {
  public:
@@ -250,8 +247,7 @@ class UserProgram {
   bool busy_ = false;
 };
 
-// ---- checks
-// ---------------------------------------------------------------------------------------
+// ---- checks ------------------------------------------------------------------------------------
 
 // One function per invariant. The first violation ends the run.
 class Checks {
@@ -315,8 +311,7 @@ class Checks {
   std::map<RoundId, std::vector<Ending>> rounds_;
 };
 
-// ---- the world
-// ------------------------------------------------------------------------------------
+// ---- the world ---------------------------------------------------------------------------------
 
 class World {
  public:
