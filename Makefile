@@ -55,8 +55,10 @@ soak: export PCCL_STRESS_SECONDS ?= 1800
 soak: build stress
 	$(PYTHON_BIN) -m pytest --timeout 14400 $(PYTEST_ARGS)
 
-bench: build
-	$(PYTHON_BIN) benchmarks/allreduce.py
+# A plain install in an environment of its own: the editable build has assertions on.
+bench: setup
+	@$(STAGE) install bash -c 'python3 -m venv build/bench && build/bench/bin/pip install -q -c requirements-dev.txt ".[bench]"'
+	build/bench/bin/python benchmarks/allreduce.py
 
 # The sdist, the wheel made from it, and that wheel in a clean environment.
 package: setup
