@@ -1,0 +1,128 @@
+"""The master's judgements as pure functions: the odd one out, whom to evict, who is stuck, which links to use."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pccl import _testing
+
+MOVING, SUSPICIOUS, STUCK = range(3)
+
+claims = st.lists(st.integers(1, 3), min_size=1, max_size=8).map(
+    lambda hashes: list(enumerate(hashes))
+)
+
+
+# Mismatch.
+
+
+@given(claims, st.integers(0, 4), st.booleans())
+def test_the_odd_one_out_never_holds_the_most_claimed_signature(
+    claims: list[tuple[int, int]], missing: int, waited: bool
+) -> None:
+    members = len(claims) + missing
+    culprit = _testing.judge_mismatch(claims, members, waited)
+    votes = Counter(hash_ for _, hash_ in claims)
+    if len(votes) == 1:
+        assert culprit is None
+        return
+    if culprit is None:
+        assert missing
+        assert not waited
+        assert max(votes.values()) * 2 <= members
+        return
+    theirs = dict(claims)[culprit]
+    assert votes[theirs] <= max(votes.values())
+    assert votes[theirs] * 2 <= members or waited
+
+
+def test_of_two_that_disagree_the_newer_one_is_odd() -> None:
+    assert _testing.judge_mismatch([(0, 1), (1, 2)], 2, False) == 1
+
+
+def test_a_majority_decides_before_all_have_entered() -> None:
+    assert _testing.judge_mismatch([(0, 2), (1, 1), (2, 1), (3, 1)], 5, False) == 0
+    assert _testing.judge_mismatch([(0, 2), (1, 1)], 5, False) is None
+    assert _testing.judge_mismatch([(0, 2), (1, 1)], 5, True) == 1
+
+
+# Links.
+
+
+pairs = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)).filter(lambda p: p[0] != p[1]))
+
+
+@given(pairs)
+def test_the_peer_in_most_bad_links_goes(reports: list[tuple[int, int]]) -> None:
+    members = list(range(7))
+    victim = _testing.judge_links(members, reports)
+    count = Counter(peer for pair in {tuple(sorted(p)) for p in reports} for peer in pair)
+    if not count:
+        assert victim is None
+        return
+    worst = max(count.values())
+    assert victim == max(peer for peer, number in count.items() if number == worst)
+
+
+def test_a_pair_reported_from_both_ends_counts_once() -> None:
+    assert _testing.judge_links([0, 1, 2], [(0, 1), (1, 0), (0, 2)]) == 0
+
+
+# Stuck.
+
+
+@pytest.mark.parametrize(
+    ("second", "verdict"),
+    [
+        ((True, [2], False, False, False), STUCK),
+        ((True, [2], True, False, False), SUSPICIOUS),  # it has several threads
+        ((True, [2], True, True, False), MOVING),  # one of them is outside
+        ((True, [2], False, False, True), MOVING),  # bytes move
+        ((True, [], False, False, False), MOVING),  # it waits in nothing
+        ((False, [2], False, False, False), MOVING),  # it has news that we have not heard
+        ((True, [3], False, False, False), MOVING),  # all have entered that call
+        ((True, [2, 3], False, False, False), MOVING),
+    ],
+)
+def test_a_group_is_stuck_only_when_nobody_can_move(
+    second: tuple[bool, list[int], bool, bool, bool], verdict: int
+) -> None:
+    first = (True, [1], False, False, False)
+    assert _testing.judge_stuck([first, second], {3}) == verdict
+    assert _testing.judge_stuck([second, first], {3}) == verdict
+
+
+def test_nobody_is_not_stuck() -> None:
+    assert _testing.judge_stuck([], set()) == MOVING
+
+
+# Plans.
+
+
+@given(st.integers(1, 9), st.data())
+def test_a_plan_uses_no_unusable_link(world: int, data: st.DataObject) -> None:
+    every = [(a, b) for b in range(world) for a in range(b)]
+    unusable = set(data.draw(st.lists(st.sampled_from(every), max_size=6))) if every else set()
+    plan = _testing.make_plan(world, unusable)
+    if plan is None:
+        assert unusable
+        return
+    order, direct, edges = plan
+    assert sorted(order) == list(range(world))
+    assert not edges & unusable
+    assert direct == (not unusable)
+
+
+@given(st.integers(5, 9), st.data())
+def test_one_bad_link_of_many_is_always_planned_around(world: int, data: st.DataObject) -> None:
+    a, b = data.draw(st.lists(st.integers(0, world - 1), min_size=2, max_size=2, unique=True))
+    assume(a < b)
+    assert _testing.make_plan(world, {(a, b)}) is not None
+
+
+def test_a_peer_without_usable_links_has_no_ring() -> None:
+    assert _testing.make_plan(4, {(0, 3), (1, 3), (2, 3)}) is None
