@@ -332,6 +332,24 @@ hear()
         assert worker.ends(10) == 0
 
 
+def test_a_program_may_end_while_its_daemon_threads_are_in_calls() -> None:
+    code = """
+    start(min_peers=2)
+    hear()
+    calls = [lambda tag=tag: pccl.allreduce(x(10), tag=str(tag)) for tag in range(7)] + [pccl.barrier]
+    for call in calls:
+        threading.Thread(target=call, daemon=True).start()
+    say(event="end")
+    """
+    with running(**FAST) as run:
+        ending = [run.peer(code) for _ in range(8)]
+        run.peer("start(min_peers=2)\nsay(event='in')\nhear()").expect("in")
+        for peer in ending:
+            peer.tell("go")
+            peer.expect("end")
+        assert [peer.ends(10) for peer in ending] == [0] * 8
+
+
 def test_ctrl_c_in_the_multi_call_leaves_no_operation_that_writes_later() -> None:
     code = """
     import os

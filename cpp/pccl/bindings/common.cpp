@@ -28,7 +28,7 @@ Settings read_settings(const char* function) {
 }
 
 bool Signals::check() {
-  const nb::gil_scoped_acquire gil;
+  const GilAcquire gil;
   if (caught_ == nullptr && PyErr_CheckSignals() != 0) {
     caught_ = std::make_unique<nb::python_error>();
   }

@@ -12,6 +12,7 @@
 #include "pccl/base/error.h"
 #include "pccl/base/results.h"
 #include "pccl/base/settings.h"
+#include "pccl/bindings/gil.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

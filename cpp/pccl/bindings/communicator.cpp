@@ -23,7 +23,7 @@ Comm::~Comm() {
     return;
   }
   {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     engine->close();  // no array is used after this
     engine.reset();
   }
@@ -76,7 +76,7 @@ auto block(const Comm& comm, const Seconds& timeout, CallKind kind, const char* 
   const peer::Limit limit{duration(timeout), signals.hook()};
   const std::shared_ptr<peer::Communicator> engine = comm.engine;
   auto result = [&] {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     return call(*engine, limit);
   }();
   signals.rethrow();
@@ -170,7 +170,7 @@ void bind_communicator(nb::module_& m) {
       .def("close", [](Comm& comm) {
         const std::shared_ptr<peer::Communicator> engine = comm.engine;
         {
-          const nb::gil_scoped_release release;
+          const GilRelease release;
           engine->close();
         }
         comm.drop_finished();

@@ -25,7 +25,7 @@ class Node {
       (void)server_.release();  // it cannot be destroyed without its thread
       return;
     }
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     server_.reset();
   }
   Node(const Node&) = delete;
@@ -46,7 +46,7 @@ class Node {
   }
   void interrupt() {
     check("MasterNode.interrupt");
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     server_->interrupt();
   }
   bool wait(Seconds timeout) {
@@ -56,7 +56,7 @@ class Node {
     const Instant start = std::chrono::steady_clock::now();
     bool ended = false;
     {
-      const nb::gil_scoped_release release;
+      const GilRelease release;
       for (;;) {
         Instant until = std::chrono::steady_clock::now() + kSlice;
         if (limit) until = std::min(until, start + *limit);

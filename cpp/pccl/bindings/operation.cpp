@@ -36,7 +36,7 @@ Info wait(Operation& operation, Seconds timeout) {
   const peer::CallPtr call = operation.call;
   const char* function = operation.function;
   const Status status = [&] {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     return engine->wait(call, limit);
   }();
   if (operation.done()) operation.arrays.clear();
@@ -105,7 +105,7 @@ std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
   const peer::Limit limit{duration(timeout), signals.hook()};
   const std::shared_ptr<peer::Communicator> engine = comm->engine;
   const Result<peer::CallPtr> call = [&] {
-    const nb::gil_scoped_release release;
+    const GilRelease release;
     return engine->start(std::move(request), limit);
   }();
   if (!call) {
