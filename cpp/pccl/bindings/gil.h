@@ -1,9 +1,9 @@
 // Giving up the GIL for a blocking call and taking it back, also while the interpreter ends.
 //
 // CPython before 3.14 answers a daemon thread that asks for the GIL while the interpreter is being
-// finalised with pthread_exit: an unwinding that no C++ frame may stop, through frames that must not
-// throw. It would end the process with SIGABRT. Here such a thread sleeps until the process is gone,
-// as it does from 3.14 on.
+// finalised with pthread_exit: an unwinding that no C++ frame may stop, through frames that must
+// not throw. It would end the process with SIGABRT. Here such a thread sleeps until the process is
+// gone, as it does from 3.14 on.
 #pragma once
 
 #include <cxxabi.h>
