@@ -1,12 +1,15 @@
 """What every test shares: loopback only, reproducible hypothesis, and which tests a plain run leaves out."""
 
 import os
+import signal
 
 import hypothesis
 import pytest
 
 # Before any engine object is made, and inherited by every process a test starts.
 os.environ["PCCL_BIND"] = "127.0.0.1"
+# A shell's background jobs ignore SIGINT, and so would every process a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: on a busy two-core machine one example may take long and mean nothing.
 hypothesis.settings.register_profile(

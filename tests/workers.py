@@ -22,9 +22,6 @@ import json, os, signal, sys, threading
 import numpy as np
 import pccl
 
-# Background jobs of a shell inherit an ignored SIGINT.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 def say(**what):
     print(json.dumps(what), flush=True)
 
