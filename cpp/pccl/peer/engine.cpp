@@ -24,6 +24,7 @@ constexpr Duration kAbortGrace = std::chrono::seconds(1);  // for a verdict afte
 constexpr Duration kBlockedAfter = std::chrono::seconds(1);
 constexpr std::size_t kMaxParked = 64;
 constexpr std::size_t kMaxHandshakes = 512;
+constexpr std::uint32_t kMaxSyncTries = 8;
 constexpr std::uint32_t kRemoteStripes = 4;
 constexpr std::uint32_t kLocalStripes = 1;
 
@@ -49,7 +50,8 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
       executor_({.buffer_bytes = options.settings.buffer_bytes,
                  .eager_bytes = options.eager_bytes,
                  .eager_room = options.eager_room},
-                std::move(pool), *this),
+                pool, *this),
+      transfer_(std::move(pool), *this),
       asked_(options.join.waiting) {}
 
 Engine::~Engine() = default;
@@ -180,6 +182,7 @@ void Engine::die(Error error) {
   for (const wire::OpKey& key : operations) end_operation(key, end_, session_.record());
   for (auto& [key, round] : rounds_) end_call(*round.call, end_, session_.record());
   rounds_.clear();
+  if (sync_) end_sync(end_);
   std::vector<std::uint64_t> ids;
   for (const auto& [id, state] : stripes_) ids.push_back(id);
   for (const std::uint64_t id : ids) close_stripe(id);
@@ -208,6 +211,7 @@ void Engine::on_epoch(const Record& record) {
     round_counts_.clear();
     newcomers_wait_.reset();
     if (founded) fresh_ = true;
+    owes_sync_ = founded && record->syncing;
     // Everybody stood in the admit round. A call of another thread that was under way has lost its
     // number.
     const Error late{
@@ -216,11 +220,15 @@ void Engine::on_epoch(const Record& record) {
     for (const auto& [key, operation] : operations_) keys.push_back(key);
     for (const wire::OpKey& key : keys) end_operation(key, late, record);
     for (auto& [key, round] : rounds_) {
-      end_call(*round.call, key.kind == wire::RoundKind::admit ? Error{Code::ok, {}, {}, {}} : late,
-               record);
+      const bool admitting =
+          key.kind == wire::RoundKind::admit || key.kind == wire::RoundKind::sync_admit;
+      end_call(*round.call, admitting ? Error{Code::ok, {}, {}, {}} : late, record);
     }
     rounds_.clear();
+    if (sync_) end_sync(late);
+    transfer_.forget_before(record->admission);
   }
+  transfer_.set_members(record->members);
   std::vector<wire::OpKey> again;
   if (record->cause == wire::Cause::loss) {
     std::vector<wire::OpKey> keys;
@@ -279,6 +287,143 @@ CallPtr Engine::enter(wire::RoundKind kind, Instant now) {
   rounds_[key] = {call};
   session_.enter(key);
   return call;
+}
+
+// ---- shared state
+// -----------------------------------------------------------------------------------------------
+
+CallPtr Engine::start_sync(SyncRequest request, Instant now) {
+  now_ = now;
+  auto call = std::make_shared<Call>();
+  if (out_) {
+    end_call(*call, end_, nullptr);
+    return call;
+  }
+  if (!session_.member() || sync_) {
+    end_call(*call,
+             {Code::invalid_usage,
+              sync_ ? "another thread is in a sync of this communicator" : "not a member of the run",
+              {},
+              {}},
+             nullptr);
+    return call;
+  }
+  fresh_ = false;
+  owes_sync_ = false;
+  const std::vector<wire::StateEntry>& entries = request.state->manifest.entries;
+  request.vote.structure = state::structure_of(entries);
+  request.vote.content = state::content_of(entries, false);
+  request.vote.loose = state::content_of(entries, true);
+  sync_.emplace();
+  sync_->call = call;
+  sync_->request = std::move(request);
+  begin_sync();
+  return call;
+}
+
+// Votes; also again, when all who had the elected state are gone.
+void Engine::begin_sync() {
+  const std::uint64_t sequence = round_counts_[wire::RoundKind::sync]++;
+  round_counts_[wire::RoundKind::sync_detail] = sequence + 1;
+  round_counts_[wire::RoundKind::sync_end] = sequence + 1;
+  sync_->id = {record()->admission, sequence};
+  ++sync_->tries;
+  enter_sync(wire::RoundKind::sync, sync_->request.vote);
+}
+
+void Engine::enter_sync(wire::RoundKind kind, wire::RoundPayload payload) {
+  if (!move_sync_to(kind)) return;
+  const wire::RoundKey key{kind, sync_->id.admission, sync_->id.sequence};
+  session_.enter(key, std::move(payload));
+}
+
+// The sync waits for its next round now. False when that is over already, and with it the sync.
+bool Engine::move_sync_to(wire::RoundKind kind) {
+  const wire::CallKey key = wire::RoundKey{kind, sync_->id.admission, sync_->id.sequence};
+  const wire::CallKey before = std::exchange(sync_->call->key, key);
+  if (const auto covering = session_.take_covering(key)) {
+    end_sync(*covering);
+    return false;
+  }
+  // The caller gave up while the round before was decided.
+  const auto aborting = aborting_.find(before);
+  if (aborting == aborting_.end() || before == key) return true;
+  const auto until = aborting->second;
+  aborting_.erase(aborting);
+  aborting_[key] = until;
+  session_.request_abort(key, until.second);
+  return true;
+}
+
+void Engine::on_sync_outcome(const wire::Outcome& outcome) {
+  if (outcome.code != Code::ok) {
+    const auto covering = session_.take_covering(outcome.key);
+    return end_sync(covering ? *covering : Error{outcome.code, outcome.reason, {}, {}});
+  }
+  Sync& sync = *sync_;
+  switch (outcome.sync.step) {
+    case wire::SyncStep::none:
+      return end_sync({Code::internal_error, "the master closed a sync without a decision", {}, {}});
+    case wire::SyncStep::detail:
+      return enter_sync(wire::RoundKind::sync_detail,
+                        wire::SyncDetail{sync.request.vote, sync.request.state->manifest.entries});
+    case wire::SyncStep::transfer: {
+      if (!move_sync_to(wire::RoundKind::sync_end)) return;
+      transfer_.begin(sync.id, id(), sync.request.state, outcome.sync);
+      choose_links();
+      // Those who only serve are done; the round waits for those who receive.
+      if (!transfer_.receiving()) transfer_over(Code::ok, {});
+      return;
+    }
+    case wire::SyncStep::again: {
+      const std::unique_ptr<state::Update> update = transfer_.end();
+      if (update) {
+        sync.tx_bytes += update->tx_bytes;
+        sync.rx_bytes += update->rx_bytes;
+      }
+      return begin_sync();
+    }
+    case wire::SyncStep::done: {
+      std::unique_ptr<state::Update> update = transfer_.end();
+      if (!update) {
+        update = std::make_unique<state::Update>();
+        update->decision = outcome.sync;
+      }
+      update->decision.revision = outcome.sync.revision;
+      update->tx_bytes += sync.tx_bytes;
+      update->rx_bytes += sync.rx_bytes;
+      sync.call->update = std::move(update);
+      return end_sync({Code::ok, {}, {}, {}});
+    }
+  }
+}
+
+// The transfer's part is over: says so in the last round.
+void Engine::transfer_over(Code code, const std::string& reason) {
+  if (!sync_) return;
+  wire::SyncEnd end{code, reason, 0, {}};
+  const wire::SyncDecision& decision = transfer_.decision();
+  end.revision = decision.revision;
+  end.content = decision.content;
+  if (code == Code::peer_lost && sync_->tries >= kMaxSyncTries) end.code = Code::state_unavailable;
+  enter_sync(wire::RoundKind::sync_end, std::move(end));
+}
+
+void Engine::end_sync(Error error) {
+  const CallPtr call = sync_->call;
+  sync_.reset();
+  if (transfer_.active()) (void)transfer_.end();
+  end_call(*call, std::move(error), session_.record());
+}
+
+bool Engine::link_up(const PeerId& peer) const {
+  const auto it = links_.find(peer);
+  return it != links_.end() && it->second.up;
+}
+
+bool Engine::state_checked(const PeerId& peer) const {
+  const auto it = links_.find(peer);
+  return it != links_.end() && it->second.checked;
 }
 
 CallPtr Engine::start_operation(OperationRequest request, Instant now) {
@@ -427,6 +572,13 @@ void Engine::on_verdict(const wire::Verdict& verdict) {
 void Engine::on_outcome(const wire::Outcome& outcome) {
   if (out_) return;
   census_ = outcome.census;
+  if (sync_ && outcome.key.admission == sync_->id.admission &&
+      outcome.key.sequence == sync_->id.sequence &&
+      (outcome.key.kind == wire::RoundKind::sync ||
+       outcome.key.kind == wire::RoundKind::sync_detail ||
+       outcome.key.kind == wire::RoundKind::sync_end)) {
+    return on_sync_outcome(outcome);
+  }
   const auto it = rounds_.find(outcome.key);
   if (it == rounds_.end()) {
     const auto count = round_counts_.find(outcome.key.kind);
@@ -470,6 +622,11 @@ void Engine::choose_links() {
       wanted[other.id] = other;
     }
     for (const wire::Member& newcomer : expected_) wanted.try_emplace(newcomer.id, newcomer);
+    for (const wire::Member& member : world->members) {
+      const std::vector<PeerId>& partners = transfer_.partners();
+      if (std::find(partners.begin(), partners.end(), member.id) != partners.end())
+        wanted.try_emplace(member.id, member);
+    }
   } else if (prepare_) {
     for (const wire::Member& member : prepare_->members) wanted[member.id] = member;
   }
@@ -708,6 +865,7 @@ void Engine::establish(StripeState& state) {
       dial(link, state.address, stripe);
   }
   check_prepared();
+  transfer_.link_changed(link.peer.id, true);
 }
 
 void Engine::close_stripe(std::uint64_t id) {
@@ -740,6 +898,7 @@ void Engine::link_down(Link& link, const std::string& reason, bool report) {
   link.last_failure = reason;
   if (!was_up) return;
   executor_.reset_link(link.peer.id);
+  transfer_.link_changed(link.peer.id, false);
   if (prepare_) prepared_epoch_ = 0;
   if (!report) return;
   if (record()) link.broke_under = record()->abort_floor;
@@ -808,6 +967,7 @@ link::Placement Engine::place(link::Stripe& from, const link::FrameHeader& heade
     refused.reason = "data before the handshake";
     return refused;
   }
+  if (header.type == link::FrameType::state) return transfer_.place(it->second.peer, header);
   return executor_.place(it->second.peer, header);
 }
 
@@ -815,12 +975,23 @@ Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std:
                        Buffer buffer) {
   const auto it = stripes_.find(from.id());
   if (it == stripes_.end()) return {};
+  if (header.type == link::FrameType::state) {
+    const PeerId peer = it->second.peer;
+    const Status status = transfer_.arrived(peer, header, std::move(buffer));
+    if (sync_) {
+      sync_->call->bytes_wanted = transfer_.bytes_wanted();
+      sync_->call->bytes_done = transfer_.bytes_done();
+    }
+    return status;
+  }
   return executor_.arrived(it->second.peer, header, token, std::move(buffer));
 }
 
 void Engine::voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) {
   const auto it = stripes_.find(from.id());
-  if (it != stripes_.end()) executor_.voided(it->second.peer, header, token);
+  if (it == stripes_.end()) return;
+  if (header.type == link::FrameType::state) return transfer_.voided(it->second.peer, header);
+  executor_.voided(it->second.peer, header, token);
 }
 
 Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
@@ -837,13 +1008,16 @@ Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
   }
   if (!it->second.established) return Status(Code::refused, "frames before the handshake");
   if (header.type == link::FrameType::heartbeat) return {};
+  if (header.type == link::FrameType::fetch)
+    return transfer_.control(it->second.peer, header, payload);
   return executor_.control(it->second.peer, header);
 }
 
 bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
   const auto it = stripes_.find(to.id());
   if (it == stripes_.end() || !it->second.established) return false;
-  return executor_.next(it->second.peer, frame);
+  const PeerId peer = it->second.peer;
+  return executor_.next(peer, frame) || transfer_.next(peer, frame);
 }
 
 // Signs of life on every link, silence, links that do not come up.
@@ -931,13 +1105,16 @@ void Engine::thread_ended(std::uint64_t thread) {
 void Engine::report_blocked(Instant now) {
   wire::Blocked blocked;
   for (const auto& [thread, state] : threads_) {
-    if (state.waits && !state.waits->done && now - state.since >= kBlockedAfter) {
+    // Whoever receives state is not waiting for a call of the others: links are watched for that.
+    const bool receiving = sync_ && state.waits == sync_->call && transfer_.receiving();
+    if (state.waits && !state.waits->done && !receiving && now - state.since >= kBlockedAfter) {
       blocked.waits.push_back(state.waits->key);
     }
     // A thread that began to wait a moment ago, or is about to continue, counts as outside: it is
     // not blocked.
     blocked.outside =
-        blocked.outside || !state.waits || state.waits->done || now - state.since < kBlockedAfter;
+        blocked.outside || !state.waits || state.waits->done || receiving ||
+        now - state.since < kBlockedAfter;
   }
   std::uint64_t bytes = 0;
   for (const auto& [id, state] : stripes_) {

@@ -13,6 +13,8 @@ struct Overloaded : Fs... {
   using Fs::operator()...;
 };
 
+constexpr std::size_t kMaxReportedEntries = 1000;
+
 // What members find that call an operation a loss ended before they came to it.
 Error loss_error(const wire::EpochRecord& record) {
   Error error{Code::peer_lost, {}, {}, {}};
@@ -64,7 +66,7 @@ void Session::say_again() {
   wire::OpReport report;
   for (const auto& [key, state] : operations_) report.states.push_back(state);
   if (!report.states.empty()) say(report);
-  for (const wire::RoundKey& key : rounds_) say(wire::EnterRound{key});
+  for (const auto& [key, payload] : rounds_) say(wire::EnterRound{{key, payload}});
   for (const auto& [key, code] : aborts_) say(wire::AbortRequest{key, code});
 }
 
@@ -171,6 +173,11 @@ Status Session::apply(const wire::LogEntry& entry) {
                      covering_[outcome.key] = {outcome.code, outcome.reason, outcome.culprit,
                                                outcome.waiting};
                    }
+                   if (outcome.sync.step == wire::SyncStep::done) {
+                     auto record = std::make_shared<wire::EpochRecord>(*record_);
+                     record->state = wire::state_after(outcome.sync, *record);
+                     record_ = std::move(record);
+                   }
                    host_.on_outcome(outcome);
                  },
              },
@@ -192,7 +199,12 @@ wire::Report Session::make_report() const {
   report.applied = applied_;
   report.log.assign(log_.begin(), log_.end());
   for (const auto& [key, state] : operations_) report.operations.push_back(state);
-  report.rounds.assign(rounds_.begin(), rounds_.end());
+  for (const auto& [key, payload] : rounds_) {
+    // A long one comes by itself, after the welcome.
+    const auto* detail = std::get_if<wire::SyncDetail>(&payload);
+    if (detail == nullptr || detail->entries.size() <= kMaxReportedEntries)
+      report.rounds.push_back({key, payload});
+  }
   return report;
 }
 
@@ -204,9 +216,9 @@ void Session::request_admission() {
 
 void Session::prepared(std::uint64_t epoch) { say(wire::Prepared{epoch}); }
 
-void Session::enter(const wire::RoundKey& key) {
-  rounds_.insert(key);
-  say(wire::EnterRound{key});
+void Session::enter(const wire::RoundKey& key, wire::RoundPayload payload) {
+  say(wire::EnterRound{{key, payload}});
+  rounds_[key] = std::move(payload);
 }
 
 void Session::report(const std::vector<wire::OpState>& states) {

@@ -68,11 +68,11 @@ struct Prepared {
 
 // A member enters a round. Answered by an Outcome, or by the epoch of an admission.
 struct EnterRound {
-  RoundKey key;
+  RoundEntry entry;
   bool operator==(const EnterRound&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.key);
+    visit(self.entry);
   }
 };
 
