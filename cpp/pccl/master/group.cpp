@@ -158,7 +158,11 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
                         std::vector<wire::OpKey> aborted) {
   ++record_.epoch;
   record_.cause = cause;
-  if (cause == wire::Cause::admission) record_.admission = record_.epoch;
+  if (cause == wire::Cause::admission) {
+    record_.admission = record_.epoch;
+  } else {
+    record_.syncing = false;
+  }
   if (cause != wire::Cause::plan) record_.abort_floor = record_.epoch;
   record_.members.clear();
   for (const Peer& peer : members_) record_.members.push_back(peer.member);
@@ -169,7 +173,6 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
   record_.departures = std::move(departures);
   record_.aborted = std::move(aborted);
   append(record_);
-  record_.syncing = false;
   stuck_since_.reset();
   tell_newcomers();
 }
@@ -240,6 +243,7 @@ void Group::start_if_ready(Instant) {
   unusable_.clear();
   collected_ = last_ordinal_;
   record_.state = {};
+  record_.syncing = false;
   for (auto it = candidates_.begin(); it != candidates_.end();) {
     if (!it->waiting) {
       ++it;

@@ -475,6 +475,12 @@ Result<CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries, wire:
     if (progress && call->bytes_wanted > 0) progress(call->bytes_done, call->bytes_wanted);
   }
   if (!status) return status.error();
+  for (const wire::Divergence& odd : call->update->decision.diverged) {
+    std::string names;
+    for (const std::string& name : odd.names) names += " " + name;
+    log(LogLevel::warn, id_,
+        "peer " + odd.peer.brief() + " had another state than the group, now overwritten:" + names);
+  }
   return call;
 }
 

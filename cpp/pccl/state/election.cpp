@@ -218,7 +218,7 @@ Judgement judge_details(const std::vector<Ballot>& ballots, const wire::StateRec
       judgement.reason = *odd;
       return judgement;
     }
-    judgement.removals.push_back({ballot.peer, Code::refused, *odd});
+    judgement.removals.push_back({ballot.peer, Code::mismatched_call, *odd});
   }
   judgement.decision.step = wire::SyncStep::transfer;
   return judgement;

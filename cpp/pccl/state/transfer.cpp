@@ -106,6 +106,7 @@ std::unique_ptr<Update> Transfer::end() {
                                   wanted->second.to, wanted->second.bytes});
       }
       update->staging.push_back(std::move(incoming.memory));
+      update->written.push_back(incoming.mine->what.name);
     }
   }
   active_ = false;

@@ -47,6 +47,7 @@ struct Update {
     Buffer bytes;  // none for an empty entry
   };
   std::vector<Copy> copies;               // into the memory of entries that can be written
+  std::vector<std::string> written;       // names of these entries
   std::vector<Replacement> replacements;  // the others, whole
   std::vector<Buffer> staging;
   std::uint64_t tx_bytes = 0;  // of chunks

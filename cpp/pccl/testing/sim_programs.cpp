@@ -235,6 +235,20 @@ void advance(UserState& state, std::uint64_t step) {
   }
 }
 
+// Adds the entries that are not there yet, each with this chance.
+void UserProgram::make_state(double chance) {
+  Random& random = host_.world().random;
+  const std::uint64_t entries = script_for(0, 6).between(1, 9);
+  for (std::uint64_t i = 0; i < entries; ++i) {
+    const std::string name = "entry " + std::to_string(i);
+    if (state_.contains(name) || (i > 0 && !random.chance(chance))) continue;
+    wire::Bytes& bytes = state_[name];
+    bytes.resize(script_for(i, 7).below(host_.world().options.max_elements + 1));
+    for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random.next());
+  }
+  state_.try_emplace("step", 8, std::uint8_t{0});
+}
+
 // pccl.sync: lets newcomers in, and makes the state equal.
 Task<bool> UserProgram::sync_state(Thread thread) {
   peer::Engine& engine = host_.engine();
@@ -258,6 +272,8 @@ Task<bool> UserProgram::sync_state(Thread thread) {
   const SyncingPtr syncing = host_.sync(state_, synced_);
   const Error error = co_await wait(thread, syncing->call);
   if (error.code == Code::ok) synced_ = true;
+  // It founded the group, and must not lack what the others have: the user mends that.
+  if (error.code == Code::mismatched_call) make_state(1.0);
   co_return error.code == Code::ok && !out();
 }
 
@@ -408,15 +424,7 @@ Task<> UserProgram::sync_loop() {
   World& world = host_.world();
   peer::Engine& engine = host_.engine();
   Random own(world.random.next());
-  const std::uint64_t entries = script_for(0, 6).between(1, 9);
-  for (std::uint64_t i = 0; i < entries; ++i) {
-    // Newcomers may lack some.
-    if (i > 0 && own.chance(0.2) && host_.node() > world.options.peers) continue;
-    wire::Bytes& bytes = state_["entry " + std::to_string(i)];
-    bytes.resize(script_for(i, 7).below(world.options.max_elements + 1));
-    for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(own.next());
-  }
-  state_["step"] = wire::Bytes(8, 0);
+  make_state(host_.node() > world.options.peers ? 0.8 : 1.0);  // newcomers may lack entries
   Host::Until connected =
       host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await connected;

@@ -237,6 +237,7 @@ class UserProgram {
   Task<> level2();
   Task<> sync_loop();
   Task<bool> sync_state(Thread thread);
+  void make_state(double chance);
   Task<> threads_main();
   Task<> threads_reduce();
   Task<bool> admit(Thread thread);            // level 2; true: newcomers came
