@@ -27,6 +27,9 @@ class SimulationReport(TypedDict):
     deadlocks: int
     mismatches: int
     checksum_drops: int
+    syncs: int
+    sync_failures: int
+    sync_bytes: int
     seconds: float
     reached: set[tuple[str, str]]
     violation: str

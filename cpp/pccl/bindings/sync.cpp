@@ -60,7 +60,8 @@ std::vector<state::LocalEntry> take_entries(const nb::iterable& given,
 // Engine memory as a NumPy array that owns it.
 nb::object to_array(Buffer buffer, std::size_t size) {
   auto* owned = new Buffer(std::move(buffer));
-  const nb::capsule owner(owned, [](void* memory) noexcept { delete static_cast<Buffer*>(memory); });
+  const nb::capsule owner(owned,
+                          [](void* memory) noexcept { delete static_cast<Buffer*>(memory); });
   return nb::cast(NewBytes(owned->data(), {size}, owner));
 }
 
@@ -123,9 +124,8 @@ void bind_sync(nb::module_& m, nb::class_<Comm>& communicator) {
       .def_ro("written", &Synced::written)
       .def_ro("replaced", &Synced::replaced)
       .def_ro("diverged", &Synced::diverged);
-  communicator.def("sync", &sync, "entries"_a, nb::kw_only(), "level"_a,
-                   nb::arg("revision").none(), "strategy"_a, nb::arg("progress").none(),
-                   nb::arg("timeout").none());
+  communicator.def("sync", &sync, "entries"_a, nb::kw_only(), "level"_a, nb::arg("revision").none(),
+                   "strategy"_a, nb::arg("progress").none(), nb::arg("timeout").none());
 }
 
 }  // namespace pccl::bindings

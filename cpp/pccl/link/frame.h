@@ -21,8 +21,8 @@ enum class FrameType : std::uint8_t {
   ask,    // contributor -> receiver: eager room is used up; please send ready when you have posted
           // this one
   eager_return,  // receiver -> contributor: `credit` bytes of eager data were consumed
-  fetch,  // receiver -> holder of the shared state: please send these; payload Fetch
-  state,  // holder -> receiver: a chunk of the state, or its manifest; followed by a trailer
+  fetch,         // receiver -> holder of the shared state: please send these; payload Fetch
+  state,         // holder -> receiver: a chunk of the state, or its manifest; followed by a trailer
 };
 constexpr unsigned enum_count(FrameType) { return 10; }
 // Payloads of these go where the engine says; all others are small.

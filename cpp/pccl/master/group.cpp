@@ -878,6 +878,30 @@ void Group::notice_stragglers(Instant now) {
   }
 }
 
+// Members that half of the group or more has waited for too long, if the operator wants that.
+void Group::evict_stragglers(Instant now) {
+  if (!options_.straggler_timeout) return;
+  std::vector<Departed> gone;
+  const auto judge = [&](const wire::CallKey& key, Instant opened, auto has_entered) {
+    if (now - opened < *options_.straggler_timeout || !gone.empty()) return;
+    for (const Peer& peer : members_) {
+      if (has_entered(peer.member.id)) continue;
+      gone.push_back({peer.member.id, Code::evicted,
+                      "the others have waited too long for it in " + wire::describe(key)});
+    }
+    if (gone.size() * 2 > members_.size()) gone.clear();
+  };
+  for (const auto& [key, operation] : operations_) {
+    judge(key, operation.opened, [&](const PeerId& id) { return operation.entries.contains(id); });
+  }
+  for (const auto& [key, round] : rounds_) {
+    // Who has not entered that one is receiving state; links are watched for it.
+    if (key.kind == wire::RoundKind::sync_end) continue;
+    judge(key, round.opened, [&](const PeerId& id) { return round.entered.contains(id); });
+  }
+  if (!gone.empty()) remove(gone, now);
+}
+
 void Group::on_time(Instant now) {
   const auto seconds = [](Duration duration) {
     return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(duration).count()) +
@@ -906,6 +930,7 @@ void Group::on_time(Instant now) {
   check_calls(now);
   check_stuck(now);
   notice_stragglers(now);
+  evict_stragglers(now);
 }
 
 }  // namespace pccl::master

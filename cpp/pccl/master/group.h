@@ -49,7 +49,7 @@ struct Options {
   Duration several_threads_grace =
       std::chrono::seconds(10);  // stuck, but a member has several threads
   Duration straggler_notice = std::chrono::seconds(10);
-  Duration straggler_timeout{};  // zero: members that others wait for are never evicted
+  std::optional<Duration> straggler_timeout;  // of members that most others wait for
   std::uint32_t segment_bytes = 512 << 10;
   topology::Thresholds thresholds;
   std::size_t max_open_calls = 1 << 16;  // per group
@@ -175,6 +175,7 @@ class Group {
   void check_stuck(Instant now);
   void check_links(Instant now);
   void notice_stragglers(Instant now);
+  void evict_stragglers(Instant now);
   [[nodiscard]] bool decided_beyond(const wire::CallKey& key, std::uint64_t applied) const;
   [[nodiscard]] bool entered_by_all(const wire::CallKey& key) const;
 

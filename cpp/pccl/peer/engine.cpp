@@ -134,6 +134,7 @@ void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
     for (auto& [id, link] : links_) {
       // The master may not have heard of it, or be another one. A link that broke may be up again:
       // what was under way on it is lost all the same.
+      if (!link.planned) continue;
       if (link.reported) {
         session_.report_link(id, link.up ? wire::LinkState::silent : wire::LinkState::unreachable,
                              link.last_failure);
@@ -300,12 +301,13 @@ CallPtr Engine::start_sync(SyncRequest request, Instant now) {
     return call;
   }
   if (!session_.member() || sync_) {
-    end_call(*call,
-             {Code::invalid_usage,
-              sync_ ? "another thread is in a sync of this communicator" : "not a member of the run",
-              {},
-              {}},
-             nullptr);
+    end_call(
+        *call,
+        {Code::invalid_usage,
+         sync_ ? "another thread is in a sync of this communicator" : "not a member of the run",
+         {},
+         {}},
+        nullptr);
     return call;
   }
   fresh_ = false;
@@ -363,7 +365,8 @@ void Engine::on_sync_outcome(const wire::Outcome& outcome) {
   Sync& sync = *sync_;
   switch (outcome.sync.step) {
     case wire::SyncStep::none:
-      return end_sync({Code::internal_error, "the master closed a sync without a decision", {}, {}});
+      return end_sync(
+          {Code::internal_error, "the master closed a sync without a decision", {}, {}});
     case wire::SyncStep::detail:
       return enter_sync(wire::RoundKind::sync_detail,
                         wire::SyncDetail{sync.request.vote, sync.request.state->manifest.entries});
@@ -613,6 +616,7 @@ void Engine::abort(const CallPtr& call, Code code, Instant now) {
 // may dial us.
 void Engine::choose_links() {
   std::map<PeerId, wire::Member> wanted;
+  std::set<PeerId> for_state;  // of these: not in the plan
   if (const Record& world = record()) {
     std::size_t rank = 0;
     while (rank < world->members.size() && world->members[rank].id != id()) ++rank;
@@ -624,8 +628,10 @@ void Engine::choose_links() {
     for (const wire::Member& newcomer : expected_) wanted.try_emplace(newcomer.id, newcomer);
     for (const wire::Member& member : world->members) {
       const std::vector<PeerId>& partners = transfer_.partners();
-      if (std::find(partners.begin(), partners.end(), member.id) != partners.end())
-        wanted.try_emplace(member.id, member);
+      if (std::find(partners.begin(), partners.end(), member.id) != partners.end() &&
+          wanted.try_emplace(member.id, member).second) {
+        for_state.insert(member.id);
+      }
     }
   } else if (prepare_) {
     for (const wire::Member& member : prepare_->members) wanted[member.id] = member;
@@ -642,6 +648,7 @@ void Engine::choose_links() {
     const auto [it, fresh] = links_.try_emplace(peer);
     it->second.peer = member;
     it->second.wanted = true;
+    it->second.planned = !for_state.contains(peer);
     if (fresh) {
       it->second.down_since = now_;
       it->second.next_dial = now_;
@@ -825,7 +832,7 @@ void Engine::accept_hello(StripeState& state) {
   const std::uint64_t id = state.stripe->id();
   if (state.hello.generation < link.generation && link.up) return close_stripe(id);
   if (state.hello.generation != link.generation) {
-    if (link.up) link_down(link, "replaced by a new connection", true);
+    if (link.up) link_down(link, "replaced by a new connection", link.planned);
     link.generation = state.hello.generation;
   }
   for (const std::uint64_t other : link.stripes) {
@@ -921,7 +928,7 @@ void Engine::on_stripe_failed(std::uint64_t id, const std::string& reason, Insta
   const auto link = links_.find(state.peer);
   if (state.established && link != links_.end()) {
     log(LogLevel::debug, "link to " + state.peer.brief() + " broke: " + reason);
-    link_down(link->second, reason, true);
+    link_down(link->second, reason, link->second.planned);
     return;
   }
   if (state.dialled && link != links_.end()) {
@@ -1023,6 +1030,7 @@ bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
 // Signs of life on every link, silence, links that do not come up.
 void Engine::watch_links() {
   std::vector<std::uint64_t> mute;
+  std::vector<PeerId> hopeless;
   for (auto& [peer, link] : links_) {
     const bool member =
         record() != nullptr && std::any_of(record()->members.begin(), record()->members.end(),
@@ -1031,9 +1039,12 @@ void Engine::watch_links() {
       if (link.wanted && !link.reported &&
           now_ - link.down_since >= options_.settings.link_timeout && (member || prepare_)) {
         link.reported = true;
-        session_.report_link(
-            peer, wire::LinkState::unreachable,
-            link.last_failure.empty() ? "no connection came about" : link.last_failure);
+        if (link.last_failure.empty()) link.last_failure = "no connection came about";
+        if (link.planned) {
+          session_.report_link(peer, wire::LinkState::unreachable, link.last_failure);
+        } else {
+          hopeless.push_back(peer);
+        }
       }
       continue;
     }
@@ -1059,6 +1070,9 @@ void Engine::watch_links() {
       for (const std::uint64_t id : link.stripes) {
         if (now_ - stripes_.at(id).heard >= options_.settings.heartbeat_timeout) mute.push_back(id);
       }
+    } else if (!link.planned) {
+      // Nobody's operations depend on it: a new connection may do.
+      link_down(link, "nothing heard on the link", false);
     } else if (!link.reported && member) {
       link.reported = true;
       session_.report_link(peer, wire::LinkState::silent, "nothing heard on the link");
@@ -1067,6 +1081,7 @@ void Engine::watch_links() {
   for (const std::uint64_t id : mute) {
     on_stripe_failed(id, "nothing heard on one of the link's connections", now_);
   }
+  for (const PeerId& peer : hopeless) transfer_.give_up(peer, links_.at(peer).last_failure);
 }
 
 // ---- threads
@@ -1112,9 +1127,8 @@ void Engine::report_blocked(Instant now) {
     }
     // A thread that began to wait a moment ago, or is about to continue, counts as outside: it is
     // not blocked.
-    blocked.outside =
-        blocked.outside || !state.waits || state.waits->done || receiving ||
-        now - state.since < kBlockedAfter;
+    blocked.outside = blocked.outside || !state.waits || state.waits->done || receiving ||
+                      now - state.since < kBlockedAfter;
   }
   std::uint64_t bytes = 0;
   for (const auto& [id, state] : stripes_) {

@@ -188,7 +188,8 @@ class Engine final : private SessionHost,
   };
   struct Link {
     wire::Member peer;
-    bool wanted = false;  // the plan uses it, or a newcomer prepares it
+    bool wanted = false;
+    bool planned = false;  // the plan uses it, or a newcomer prepares it; else only state moves
     bool up = false;
     bool checked = false;
     std::uint64_t generation = 0;

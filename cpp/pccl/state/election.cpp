@@ -44,10 +44,10 @@ class Election {
           !vote.has_revision || vote.revision <= *highest) {
         continue;
       }
-      judgement.removals.push_back(
-          {ballot.peer, Code::revision_mismatch,
-           "it offers revision " + std::to_string(vote.revision) + ", but the run is at revision " +
-               std::to_string(*highest) + "; a newcomer cannot bring a newer state"});
+      judgement.removals.push_back({ballot.peer, Code::revision_mismatch,
+                                    "it offers revision " + std::to_string(vote.revision) +
+                                        ", but the run is at revision " + std::to_string(*highest) +
+                                        "; a newcomer cannot bring a newer state"});
     }
     if (!judgement.removals.empty()) return nullptr;
     std::map<wire::Digest, std::size_t> votes;
@@ -65,8 +65,8 @@ class Election {
     for (const Ballot& ballot : ballots_) {
       if (receives(ballot, *elected)) {
         if (ballot.vote.strategy == wire::SyncStrategy::send_only) {
-          judgement.removals.push_back({ballot.peer, Code::evicted,
-                                        "it only sends its state, and another one was elected"});
+          judgement.removals.push_back(
+              {ballot.peer, Code::evicted, "it only sends its state, and another one was elected"});
         }
         judgement.decision.receivers.push_back(ballot.peer);
         if (gets_loose(ballot)) judgement.decision.newcomers.push_back(ballot.peer);
@@ -115,8 +115,8 @@ class Election {
     const auto enforces = [](const Ballot& ballot) {
       return ballot.vote.strategy == wire::SyncStrategy::enforce_popular;
     };
-    const auto count = static_cast<std::size_t>(
-        std::count_if(ballots_.begin(), ballots_.end(), enforces));
+    const auto count =
+        static_cast<std::size_t>(std::count_if(ballots_.begin(), ballots_.end(), enforces));
     if (count == 0 || count == ballots_.size()) return;
     for (const Ballot& ballot : ballots_) {
       if (enforces(ballot)) continue;
@@ -206,8 +206,7 @@ Judgement judge_details(const std::vector<Ballot>& ballots, const wire::StateRec
         election.standing(ballot) && election.offer(ballot) == judgement.decision.revision;
     const auto odd = first_difference(ballot, *elected, ballot.vote.owned && !standing);
     if (!odd) {
-      if (standing && election.may_diverge(ballot) &&
-          ballot.vote.content != elected->vote.content)
+      if (standing && election.may_diverge(ballot) && ballot.vote.content != elected->vote.content)
         judgement.decision.diverged.push_back(divergence(ballot, *elected));
       continue;
     }

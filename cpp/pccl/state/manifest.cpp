@@ -104,8 +104,7 @@ Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsign
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const std::string& name = entries[i].what.name;
     if (name.size() > kMaxName) return refuse("an entry's name is longer than 1024 bytes");
-    if (i > 0 && entries[i - 1].what.name == name)
-      return refuse("two entries are named " + name);
+    if (i > 0 && entries[i - 1].what.name == name) return refuse("two entries are named " + name);
   }
   auto state = std::make_shared<LocalState>();
   state->entries = std::move(entries);

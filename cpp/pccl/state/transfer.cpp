@@ -198,7 +198,8 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
   if (order_.empty()) {
     if (phase_ == Phase::complete) return;
     over_ = true;
-    host_.transfer_over(Code::peer_lost, "nobody is left who has the state (" + last_failure_ + ")");
+    host_.transfer_over(Code::peer_lost,
+                        "nobody is left who has the state (" + last_failure_ + ")");
     return;
   }
   if (first && newcomer_ && phase_ == Phase::chunks) {
@@ -291,10 +292,12 @@ void Transfer::plan() {
     const std::uint64_t first = index_->first_of(e);
     const std::uint64_t end = index_->first_of(e + 1);
     const std::uint64_t my_first =
-        own == nullptr ? 0 : my_index_->first_of(static_cast<std::size_t>(own - &mine_->entries[0]));
+        own == nullptr ? 0
+                       : my_index_->first_of(static_cast<std::size_t>(own - &mine_->entries[0]));
     const bool same_size = own != nullptr && own->what.bytes == entry.bytes;
     const auto same = [&](std::uint64_t chunk) {
-      return same_size && mine_->manifest.chunks[my_first + chunk - first] == elected_.chunks[chunk];
+      return same_size &&
+             mine_->manifest.chunks[my_first + chunk - first] == elected_.chunks[chunk];
     };
     const bool in_place = same_size && own->writable != nullptr;
     Incoming incoming;

@@ -92,6 +92,8 @@ class Transfer {
   // The members are these now.
   void set_members(const std::vector<wire::Member>& members);
   void link_changed(const PeerId& peer, bool up);
+  // There is no way to that peer.
+  void give_up(const PeerId& peer, const std::string& why) { drop_source(peer, why); }
   // What was asked of earlier admissions is forgotten.
   void forget_before(std::uint64_t admission);
 

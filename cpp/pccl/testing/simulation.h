@@ -78,10 +78,11 @@ struct Report {
   std::uint64_t sync_failures = 0;
   std::uint64_t sync_bytes = 0;  // of state, received
   std::uint64_t checksum_drops = 0;
-  double seconds = 0;                                     // simulated
-  std::set<std::pair<std::string, std::string>> reached;  // (fault, what the peer it hit was doing)
-  std::string violation;                                  // empty: every invariant held
-  std::vector<std::string> trace;                         // the last lines, or all
+  double seconds = 0;  // simulated
+  std::set<std::pair<std::string, std::string>>
+      reached;                     // (fault or message, what the peer was doing)
+  std::string violation;           // empty: every invariant held
+  std::vector<std::string> trace;  // the last lines, or all
 };
 
 [[nodiscard]] Report simulate(std::uint64_t seed, const Options& options);
