@@ -166,9 +166,7 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
   if (cause != wire::Cause::plan) record_.abort_floor = record_.epoch;
   record_.members.clear();
   for (const Peer& peer : members_) record_.members.push_back(peer.member);
-  // A state lives as long as one of its holders does.
   std::erase_if(record_.state.holders, [&](const PeerId& id) { return member(id) == nullptr; });
-  if (record_.state.holders.empty()) record_.state = {};
   record_.census = around_.census();
   record_.departures = std::move(departures);
   record_.aborted = std::move(aborted);

@@ -21,8 +21,7 @@ class Election {
  public:
   Election(const std::vector<Ballot>& ballots, const wire::StateRecord& state)
       : ballots_(ballots), state_(state) {
-    for (const Ballot& ballot : ballots_)
-      any_standing_ = any_standing_ || (state_.exists && holds(state_.holders, ballot.peer));
+    for (const Ballot& ballot : ballots_) lost_ = lost_ && !holds(state_.holders, ballot.peer);
   }
 
   // Fills `judgement`; the elected ballot, or nothing when that says removals or an error.
@@ -35,7 +34,10 @@ class Election {
     }
     if (!highest) {
       judgement.code = Code::state_unavailable;
-      judgement.reason = "no member offers the state: all that have it only receive";
+      judgement.reason =
+          lost_ ? "all that had the state (revision " + std::to_string(state_.revision) +
+                      ") are gone; resume from a checkpoint's revision, or leave and start anew"
+                : "no member offers the state: all that have it only receive";
       return nullptr;
     }
     for (const Ballot& ballot : ballots_) {
@@ -79,17 +81,20 @@ class Election {
 
   // It has a say in what the state is.
   [[nodiscard]] bool standing(const Ballot& ballot) const {
-    return !any_standing_ || holds(state_.holders, ballot.peer);
+    if (!state_.exists) return true;
+    // A checkpoint may take the place of a state that nobody has any more.
+    if (lost_) return ballot.vote.has_revision && ballot.vote.revision > 0;
+    return holds(state_.holders, ballot.peer);
   }
 
   // It should have had the elected content: it was in the sync before, and does not wait for bytes.
   [[nodiscard]] bool may_diverge(const Ballot& ballot) const {
-    return any_standing_ && candidate(ballot);
+    return state_.exists && !lost_ && candidate(ballot);
   }
 
   [[nodiscard]] std::uint64_t offer(const Ballot& ballot) const {
     if (ballot.vote.has_revision) return ballot.vote.revision;
-    return any_standing_ ? state_.revision + 1 : 0;
+    return state_.exists ? state_.revision + 1 : 0;
   }
 
  private:
@@ -108,7 +113,7 @@ class Election {
 
   // Entries that may differ are for those that have none of their own yet.
   [[nodiscard]] bool gets_loose(const Ballot& ballot) const {
-    return any_standing_ && !standing(ballot);
+    return state_.exists && !standing(ballot);
   }
 
   void check_strategies(Judgement& judgement) const {
@@ -128,7 +133,7 @@ class Election {
 
   const std::vector<Ballot>& ballots_;
   const wire::StateRecord& state_;
-  bool any_standing_ = false;
+  bool lost_ = state_.exists;  // none of its holders is here
 };
 
 std::string difference(const Ballot& odd, const wire::StateEntry* mine, const Ballot& meant,
@@ -190,8 +195,11 @@ Judgement judge_votes(const std::vector<Ballot>& ballots, const wire::StateRecor
   Judgement judgement;
   Election election(ballots, state);
   if (election.elect(judgement) == nullptr) return judgement;
-  judgement.decision.step =
-      judgement.decision.receivers.empty() ? wire::SyncStep::done : wire::SyncStep::detail;
+  const bool in_step = judgement.decision.receivers.empty();
+  judgement.decision.step = in_step ? wire::SyncStep::done : wire::SyncStep::detail;
+  judgement.decision.holders.clear();  // asked for only once the entries are known
+  judgement.decision.receivers.clear();
+  judgement.decision.newcomers.clear();
   return judgement;
 }
 

@@ -34,7 +34,8 @@ struct Judgement {
 
 // The rules, in their order:
 // - If some enforce the popular state and some do not, those that do not are removed.
-// - Standing members are those that took part in the sync before; if there was none, all are.
+// - Standing members are those that took part in the sync before; if there was none, all are. If
+//   they are all gone, those that bring a checkpoint's revision are; without one the state is lost.
 // - A newcomer that names a revision ahead of the standing members' is removed, unless it only
 //   receives.
 // - The highest revision that a standing member offers counts; among its holders the content that

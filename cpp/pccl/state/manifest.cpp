@@ -14,6 +14,9 @@ namespace {
 
 // The chunks that a thread hashes before it looks whether it should stop.
 constexpr std::uint64_t kBatch = 8;
+// All entries must fit into one control message (wire::kMaxPayload).
+constexpr std::size_t kMaxDescription = 15 << 20;
+constexpr std::size_t kEntryOverhead = 64;
 
 wire::Digest from(const XXH128_hash_t& hash) { return {hash.low64, hash.high64}; }
 
@@ -99,13 +102,18 @@ Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsign
     return Error{Code::invalid_argument, std::move(reason), {}, {}};
   };
   if (entries.size() > kMaxEntries) return refuse("a state of so many entries");
+  std::size_t described = 0;
   std::sort(entries.begin(), entries.end(),
             [](const LocalEntry& a, const LocalEntry& b) { return a.what.name < b.what.name; });
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const std::string& name = entries[i].what.name;
     if (name.size() > kMaxName) return refuse("an entry's name is longer than 1024 bytes");
     if (i > 0 && entries[i - 1].what.name == name) return refuse("two entries are named " + name);
+    const wire::StateEntry& what = entries[i].what;
+    described += name.size() + what.kind.size() + what.containers.size() + 8 * what.shape.size();
+    described += kEntryOverhead;
   }
+  if (described > kMaxDescription) return refuse("so many entries, or entries with such long names");
   auto state = std::make_shared<LocalState>();
   state->entries = std::move(entries);
   Manifest& manifest = state->manifest;

@@ -274,6 +274,7 @@ Task<bool> UserProgram::sync_state(Thread thread) {
   if (error.code == Code::ok) synced_ = true;
   // It founded the group, and must not lack what the others have: the user mends that.
   if (error.code == Code::mismatched_call) make_state(1.0);
+  if (error.code == Code::state_unavailable) state_lost_ = true;
   co_return error.code == Code::ok && !out();
 }
 
@@ -432,7 +433,7 @@ Task<> UserProgram::sync_loop() {
   co_await compute(kMain, world.random.chance(0.3) ? seconds(2) : milliseconds(1));
   while (step_ < world.options.steps && !out()) {
     const bool synced = co_await sync_state(kMain);
-    if (out()) break;
+    if (out() || state_lost_) break;
     if (!synced) continue;
     step_ = state_.at("step").front();
     if (step_ >= world.options.steps) break;

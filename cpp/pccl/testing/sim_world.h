@@ -264,6 +264,7 @@ class UserProgram {
   bool aligned_ = false;
   UserState state_;
   bool synced_ = false;
+  bool state_lost_ = false;  // with all that had it: this user gives up
   // threads: the main thread hands work to the reduce thread
   std::deque<std::pair<Shape, std::uint64_t>> jobs_;
   bool closing_ = false;
