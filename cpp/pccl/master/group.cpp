@@ -510,6 +510,12 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
               tell_newcomers();
             }
           },
+          [&](const wire::WithdrawAdmission&) {
+            if (is_member || !peer->waiting) return;
+            peer->waiting = false;
+            peer->prepared_epoch = 0;
+            tell_newcomers();
+          },
           [&](const wire::Prepared& prepared) {
             if (!is_member) peer->prepared_epoch = prepared.epoch;
           },
@@ -554,7 +560,7 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
               }
               // A newcomer that cannot reach a member must not come in and be a loss to everybody a
               // moment later.
-              if (report.state == wire::LinkState::unreachable) {
+              if (report.state == wire::LinkState::unreachable && peer->waiting) {
                 evict(from, Code::unreachable,
                       "it cannot reach peer " + report.peer.brief() + ": " + report.reason, now);
               }
@@ -837,14 +843,15 @@ void Group::check_stuck(Instant now) {
   if (!stuck_since_) stuck_since_ = now;
   if (verdict == Stuckness::suspicious && now - *stuck_since_ < options_.several_threads_grace)
     return;
-  const std::string text = describe_waiting(waiting);
+  const std::string text = describe_waiting(waiting, "; ");
+  const std::string lines = describe_waiting(waiting, "\n");
   std::set<wire::CallKey> calls;
   for (const Waiting& member : waiting)
     calls.insert(member.blocked.waits.begin(), member.blocked.waits.end());
   around_.log("group " + std::to_string(id_) + " is stuck: " + text);
   stuck_since_.reset();
   for (const wire::CallKey& call : calls) {
-    decide(call, Code::deadlock, {}, "the members wait in calls that cannot meet: " + text, text);
+    decide(call, Code::deadlock, {}, "the members wait in calls that cannot meet: " + text, lines);
   }
 }
 

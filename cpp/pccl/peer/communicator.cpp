@@ -234,6 +234,8 @@ Status Communicator::become_member(Visit& visit, const Deadline& deadline, const
           log(LogLevel::warn, id_, "waiting to be let in by the members");
         });
     if (!status) {
+      engine.withdraw_admission(clock_now());
+      runtime.act();
       if (status.error().code != Code::timeout) return status;
       return Status(Code::timeout, "the members did not let this peer in within the timeout");
     }

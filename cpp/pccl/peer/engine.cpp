@@ -166,6 +166,17 @@ void Engine::request_admission(Instant now) {
   session_.request_admission();
 }
 
+void Engine::withdraw_admission(Instant now) {
+  now_ = now;
+  if (out_ || session_.member() || !requested_) return;
+  requested_ = false;
+  asked_ = false;
+  prepare_.reset();
+  prepared_epoch_ = 0;
+  session_.withdraw_admission();
+  choose_links();
+}
+
 void Engine::leave(const std::string& reason, Instant now) {
   now_ = now;
   if (out_) return;
@@ -203,7 +214,8 @@ void Engine::on_epoch(const Record& record) {
   census_ = record->census;
   const bool admission = record->cause == wire::Cause::admission;
   if (admission) {
-    const bool founded = asked_;
+    const bool new_here = !was_member_;
+    was_member_ = true;
     asked_ = false;
     waiting_for_ = 0;
     prepare_.reset();
@@ -211,8 +223,8 @@ void Engine::on_epoch(const Record& record) {
     tagged_.clear();
     round_counts_.clear();
     newcomers_wait_.reset();
-    if (founded) fresh_ = true;
-    owes_sync_ = founded && record->syncing;
+    if (new_here) fresh_ = true;
+    owes_sync_ = new_here && record->syncing;
     // Everybody stood in the admit round. A call of another thread that was under way has lost its
     // number.
     const Error late{
@@ -669,7 +681,7 @@ void Engine::choose_links() {
 }
 
 void Engine::on_prepare(const wire::Prepare& prepare) {
-  if (out_ || session_.member()) return;
+  if (out_ || session_.member() || !asked_) return;  // or it gave up waiting meanwhile
   prepare_ = prepare;
   renew_links();
   choose_links();

@@ -121,6 +121,8 @@ class Engine final : private SessionHost,
   // -- the user's calls
   // This peer's next call is a collective one; until it is a member, it waits to be let in.
   void request_admission(Instant now);
+  // It gave up waiting; unless it was let in a moment ago.
+  void withdraw_admission(Instant now);
   [[nodiscard]] CallPtr enter(wire::RoundKind kind, Instant now);
   // Arrays must stay valid until the call is done. Ends at once when the world is one (or with an
   // error).
@@ -348,6 +350,7 @@ class Engine final : private SessionHost,
   bool owes_sync_ = false;
   std::optional<bool> newcomers_wait_;  // flag of the latest commit since the last admission point
   bool fresh_ = false;
+  bool was_member_ = false;
   std::map<std::uint64_t, ThreadState> threads_;
   bool blocked_reported_ = false;
   Instant next_blocked_{};

@@ -96,32 +96,35 @@ void Session::on_frame(const wire::Frame& frame) {
     collected_ = std::min(frame.envelope.ordinal, applied_);
     while (!log_.empty() && log_.front().ordinal <= collected_) log_.pop_front();
   }
-  std::visit(Overloaded{
-                 [&](const wire::Welcome& welcome) {
-                   const bool again = joined_;
-                   joined_ = true;
-                   welcomed_ = true;
-                   if (again) say_again();
-                   host_.on_welcome(welcome, again);
-                 },
-                 [&](const wire::Refused& refused) {
-                   host_.on_refused({refused.code, refused.reason, {}, {}});
-                 },
-                 [&](const wire::Log& log) {
-                   for (const wire::LogEntry& entry : log.entries) {
-                     broken_ = apply(entry);
-                     if (!broken_) return;
-                   }
-                 },
-                 [&](const wire::Prepare& prepare) { host_.on_prepare(prepare); },
-                 [&](const wire::Expect& expect) { host_.on_expect(expect); },
-                 [&](const wire::Notice& notice) { host_.on_notice(notice.text); },
-                 [&](const wire::Heartbeat&) {},
-                 [&](const auto&) {
-                   broken_ = Status(Code::refused, "a message that masters do not send");
-                 },
-             },
-             frame.message);
+  std::visit(
+      Overloaded{
+          [&](const wire::Welcome& welcome) {
+            const bool again = joined_;
+            joined_ = true;
+            welcomed_ = true;
+            if (again) say_again();
+            host_.on_welcome(welcome, again);
+          },
+          [&](const wire::Refused& refused) {
+            // Of a call that the members make differently, this peer is the odd one.
+            const bool odd = refused.code == Code::mismatched_call;
+            host_.on_refused({refused.code, refused.reason, odd ? options_.id : PeerId{}, {}});
+          },
+          [&](const wire::Log& log) {
+            for (const wire::LogEntry& entry : log.entries) {
+              broken_ = apply(entry);
+              if (!broken_) return;
+            }
+          },
+          [&](const wire::Prepare& prepare) { host_.on_prepare(prepare); },
+          [&](const wire::Expect& expect) { host_.on_expect(expect); },
+          [&](const wire::Notice& notice) { host_.on_notice(notice.text); },
+          [&](const wire::Heartbeat&) {},
+          [&](const auto&) {
+            broken_ = Status(Code::refused, "a message that masters do not send");
+          },
+      },
+      frame.message);
 }
 
 Status Session::apply(const wire::LogEntry& entry) {
@@ -212,6 +215,11 @@ void Session::request_admission() {
   options_.waiting = true;
   options_.start_only = false;
   if (!member()) say(wire::RequestAdmission{});
+}
+
+void Session::withdraw_admission() {
+  options_.waiting = false;
+  if (!member()) say(wire::WithdrawAdmission{});
 }
 
 void Session::prepared(std::uint64_t epoch) { say(wire::Prepared{epoch}); }

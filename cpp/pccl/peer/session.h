@@ -61,6 +61,7 @@ class Session {
 
   // -- what the peer says. Dropped while the connection is down, for Rejoin carries the state.
   void request_admission();
+  void withdraw_admission();
   void prepared(std::uint64_t epoch);
   void enter(const wire::RoundKey& key, wire::RoundPayload payload = wire::Nothing{});
   void report(const std::vector<wire::OpState>& states);

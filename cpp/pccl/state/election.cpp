@@ -52,16 +52,14 @@ class Election {
                                         "; a newcomer cannot bring a newer state"});
     }
     if (!judgement.removals.empty()) return nullptr;
-    std::map<wire::Digest, std::size_t> votes;
+    // First the form of the state, so that one member with another form is the odd one out.
+    const auto form = [](const Ballot& ballot) { return ballot.vote.structure; };
+    const auto content = [](const Ballot& ballot) { return ballot.vote.content; };
+    std::vector<const Ballot*> able;
     for (const Ballot& ballot : ballots_) {
-      if (candidate(ballot) && offer(ballot) == *highest) ++votes[ballot.vote.content];
+      if (candidate(ballot) && offer(ballot) == *highest) able.push_back(&ballot);
     }
-    const Ballot* elected = nullptr;
-    for (const Ballot& ballot : ballots_) {
-      if (!candidate(ballot) || offer(ballot) != *highest) continue;
-      if (elected == nullptr || votes[ballot.vote.content] > votes[elected->vote.content])
-        elected = &ballot;
-    }
+    const Ballot* elected = most_common(most_common(able, form), content).front();
     judgement.decision.revision = *highest;
     judgement.decision.content = elected->vote.content;
     for (const Ballot& ballot : ballots_) {
@@ -114,6 +112,23 @@ class Election {
   // Entries that may differ are for those that have none of their own yet.
   [[nodiscard]] bool gets_loose(const Ballot& ballot) const {
     return state_.exists && !standing(ballot);
+  }
+
+  // Those of `ballots` that say what most of them say; ties: what the longest-standing one says.
+  template <class Says>
+  static std::vector<const Ballot*> most_common(const std::vector<const Ballot*>& ballots,
+                                                const Says& says) {
+    std::map<wire::Digest, std::size_t> votes;
+    for (const Ballot* ballot : ballots) ++votes[says(*ballot)];
+    const Ballot* first = ballots.front();
+    for (const Ballot* ballot : ballots) {
+      if (votes[says(*ballot)] > votes[says(*first)]) first = ballot;
+    }
+    std::vector<const Ballot*> same;
+    for (const Ballot* ballot : ballots) {
+      if (says(*ballot) == says(*first)) same.push_back(ballot);
+    }
+    return same;
   }
 
   void check_strategies(Judgement& judgement) const {

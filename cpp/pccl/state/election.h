@@ -38,9 +38,9 @@ struct Judgement {
 //   they are all gone, those that bring a checkpoint's revision are; without one the state is lost.
 // - A newcomer that names a revision ahead of the standing members' is removed, unless it only
 //   receives.
-// - The highest revision that a standing member offers counts; among its holders the content that
-//   most have; then that of the longest-standing one. A newcomer never wins, and members that only
-//   receive offer nothing.
+// - The highest revision that a standing member offers counts; among those that offer it the form
+//   that most states have, then the content that most have, then the longest-standing one's. A
+//   newcomer never wins, and members that only receive offer nothing.
 // - One that only sends and would have to receive is removed.
 // The revision after a sync is the elected one. Where the library counts, members offer the
 // revision after the last.

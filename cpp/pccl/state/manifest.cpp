@@ -113,7 +113,8 @@ Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsign
     described += name.size() + what.kind.size() + what.containers.size() + 8 * what.shape.size();
     described += kEntryOverhead;
   }
-  if (described > kMaxDescription) return refuse("so many entries, or entries with such long names");
+  if (described > kMaxDescription)
+    return refuse("so many entries, or entries with such long names");
   auto state = std::make_shared<LocalState>();
   state->entries = std::move(entries);
   Manifest& manifest = state->manifest;

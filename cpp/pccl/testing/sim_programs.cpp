@@ -200,13 +200,7 @@ Task<bool> UserProgram::admit(Thread thread) {
     if (!open) break;
     (void)co_await wait(thread, open);
   }
-  if (engine.standing() != peer::Standing::member) {
-    engine.request_admission(host_.world().now());
-    host_.settle();
-    Host::Until let_in = host_.until(
-        [this] { return host_.engine().standing() == peer::Standing::member || out(); });
-    co_await let_in;
-  }
+  if (engine.standing() != peer::Standing::member) co_await become_member(thread);
   if (out()) co_return false;
   if (engine.fresh()) {
     engine.use_fresh();
@@ -249,17 +243,35 @@ void UserProgram::make_state(double chance) {
   state_.try_emplace("step", 8, std::uint8_t{0});
 }
 
+// A newcomer's first collective call. Some callers lose patience, and come again.
+Task<> UserProgram::become_member(Thread thread) {
+  peer::Engine& engine = host_.engine();
+  World& world = host_.world();
+  const auto in = [this] { return host_.engine().standing() == peer::Standing::member || out(); };
+  while (!in()) {
+    engine.request_admission(world.now());
+    host_.settle();
+    const bool patient = !world.random.chance(0.2);
+    const Instant end = world.now() + world.random.duration(Duration(0), seconds(2));
+    if (!patient) {
+      Host* process = &host_;
+      world.timeline.at(end, [process] { process->run([process] { process->settle(); }); });
+    }
+    Host::Until let_in = host_.until(
+        [&world, in, patient, end] { return in() || (!patient && world.now() >= end); });
+    co_await let_in;
+    if (in()) break;
+    engine.withdraw_admission(world.now());
+    host_.settle();
+    co_await compute(thread, seconds(1));
+  }
+}
+
 // pccl.sync: lets newcomers in, and makes the state equal.
 Task<bool> UserProgram::sync_state(Thread thread) {
   peer::Engine& engine = host_.engine();
   engine.thread_inside(thread);
-  if (engine.standing() != peer::Standing::member) {
-    engine.request_admission(host_.world().now());
-    host_.settle();
-    Host::Until let_in = host_.until(
-        [this] { return host_.engine().standing() == peer::Standing::member || out(); });
-    co_await let_in;
-  }
+  if (engine.standing() != peer::Standing::member) co_await become_member(thread);
   if (out()) co_return false;
   if (!engine.owes_sync()) {
     if (engine.admission_round_needed() || engine.record()->members.size() == 1) {

@@ -236,6 +236,7 @@ class UserProgram {
   Task<> level1();
   Task<> level2();
   Task<> sync_loop();
+  Task<> become_member(Thread thread);
   Task<bool> sync_state(Thread thread);
   void make_state(double chance);
   Task<> threads_main();
