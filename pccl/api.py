@@ -196,10 +196,10 @@ def sync(
 ) -> Any:
     """Lets newcomers in and makes `state` equal on all members, byte for byte. All members call it.
 
-    What most members hold counts, and never what a newcomer brings: newcomers receive, members are
-    verified (by hashes; members in step move no byte). It succeeds for all members, or leaves all
-    as they were. First completes this peer's own operations in flight. A newcomer's first call waits
-    to be let in.
+    The highest revision counts, then what most members hold, and never what a newcomer brings:
+    newcomers receive, members are verified (by hashes; members in step move no byte). It succeeds
+    for all members, or leaves all as they were. First completes this peer's own operations in
+    flight. A newcomer's first call waits to be let in.
 
     Args:
         state: Arrays (NumPy, JAX, torch; any dtype), Python numbers, strings and None in nested
@@ -224,7 +224,8 @@ def sync(
         MismatchedCall: States have other names, shapes or dtypes; names peer and entry. Of a
             newcomer: it is put out with that sentence, and the members go on.
         RevisionMismatch: This newcomer's `revision` is ahead of the run's.
-        StateUnavailable: All that had the state were lost, again and again.
+        StateUnavailable: All that had the state are gone.
+        PeerLost: Another member was interrupted in this call; call again.
         Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Whatever is raised, nothing was
             written.
     """
@@ -324,6 +325,7 @@ def allreduce(
     Raises:
         InvalidArgument: A leaf cannot be reduced or written; names its path.
         MismatchedCall: Members disagree on structure, shape, dtype or op; names the odd one out.
+        PeerLost: Another member was interrupted in this call; call again.
         Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Whatever is raised, inputs are as
             before the call, also in place; a separate `out` may have been written to.
     """

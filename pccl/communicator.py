@@ -284,7 +284,8 @@ class Communicator:
             MismatchedCall: Members' entries have other names, counts or dtypes; names peer and
                 entry. Of a newcomer: it is put out, and the members go on.
             RevisionMismatch: This newcomer's revision is ahead of the run's.
-            StateUnavailable: Nobody offers a state.
+            StateUnavailable: All that had the state are gone, or nobody offers one.
+            PeerLost: Another member was interrupted in this call; call again.
             Evicted: Among others: the strategies do not mix, or SEND_ONLY lost the election.
             PCCLError: Any other failure, with the result INVALID_USAGE.
         """
