@@ -99,6 +99,9 @@ class Synced:
     replaced: list[tuple[str, str, tuple[int, ...], str, Any]]
     diverged: list[tuple[str, list[str]]]
 
+    def finish(self) -> None:
+        """Raises what interrupted the call when it could not be stopped any more."""
+
 class Operation:
     def wait(self, timeout: float | None) -> ReduceInfo:
         """Blocks until the verdict; raises the failure. May be called again, from any thread."""

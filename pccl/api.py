@@ -240,6 +240,7 @@ def sync(
             shared.entries, level=2, revision=revision, strategy=0, progress=report, timeout=limit
         )
     result = shared.finish(synced.written, synced.replaced)
+    synced.finish()
     if not return_info:
         return result
     info = SyncInfo(

@@ -287,7 +287,7 @@ class Communicator:
             StateUnavailable: All that had the state are gone, or nobody offers one.
             PeerLost: Another member was interrupted in this call; call again.
             Evicted: Among others: the strategies do not mix, or SEND_ONLY lost the election.
-            PCCLError: Any other failure, with the result INVALID_USAGE.
+            PCCLError: Any other failure; most with the result INVALID_USAGE.
         """
         func = "sync_shared_state"
         engine = self._joined(func)
@@ -307,6 +307,7 @@ class Communicator:
             entries, level=1, revision=revision, strategy=int(how), progress=None, timeout=limit
         )
         shared_state.revision = synced.revision
+        synced.finish()
         return SharedStateSyncInfo(synced.tx_bytes, synced.rx_bytes)
 
     # Reductions.

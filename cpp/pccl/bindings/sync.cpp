@@ -24,6 +24,7 @@ struct Synced {
   std::vector<std::string> written;  // names of entries with new bytes in their own memory
   nb::list replaced;                 // (name, kind, shape, containers, bytes)
   nb::list diverged;                 // (peer, names)
+  Signals interrupt;                 // what came when it was too late to stop
 };
 
 // Entries: (name, kind, shape, containers, loose, bytes, writable). `kept` keeps their memory.
@@ -89,8 +90,10 @@ std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int le
     return engine->sync(std::move(entries), vote, progress.is_none() ? peer::Progress() : tell,
                         limit);
   }();
-  signals.rethrow();
-  if (!call) raise(call.error(), kind, function);
+  if (!call) {
+    signals.rethrow();
+    raise(call.error(), kind, function);
+  }
   auto result = std::make_shared<Synced>();
   state::Update& update = *(*call)->update;
   result->revision = update.decision.revision;
@@ -109,6 +112,7 @@ std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int le
   }
   for (const wire::Divergence& found : update.decision.diverged)
     result->diverged.append(nb::make_tuple(found.peer.hex(), nb::cast(found.names)));
+  result->interrupt = std::move(signals);
   return result;
 }
 
@@ -123,7 +127,8 @@ void bind_sync(nb::module_& m, nb::class_<Comm>& communicator) {
       .def_ro("rx_bytes", &Synced::rx_bytes)
       .def_ro("written", &Synced::written)
       .def_ro("replaced", &Synced::replaced)
-      .def_ro("diverged", &Synced::diverged);
+      .def_ro("diverged", &Synced::diverged)
+      .def("finish", [](Synced& synced) { synced.interrupt.rethrow(); });
   communicator.def("sync", &sync, "entries"_a, nb::kw_only(), "level"_a, nb::arg("revision").none(),
                    "strategy"_a, nb::arg("progress").none(), nb::arg("timeout").none());
 }

@@ -559,8 +559,10 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
                 return;
               }
               // A newcomer that cannot reach a member must not come in and be a loss to everybody a
-              // moment later.
-              if (report.state == wire::LinkState::unreachable && peer->waiting) {
+              // moment later. If the member is silent to us as well, it may be the one that is
+              // gone: the newcomer goes on dialling, and reports again.
+              const bool silent = now - about->heard >= 2 * options_.heartbeat_interval;
+              if (report.state == wire::LinkState::unreachable && peer->waiting && !silent) {
                 evict(from, Code::unreachable,
                       "it cannot reach peer " + report.peer.brief() + ": " + report.reason, now);
               }

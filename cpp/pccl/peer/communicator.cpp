@@ -476,7 +476,8 @@ Result<CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries, wire:
     call->update->staging.clear();
     if (progress && call->bytes_wanted > 0) progress(call->bytes_done, call->bytes_wanted);
   }
-  if (!status) return status.error();
+  // Committed is committed: an interrupted caller gets it too (Limit::interrupted has told).
+  if (!status && !(call->done && call->update)) return status.error();
   for (const wire::Divergence& odd : call->update->decision.diverged) {
     std::string names;
     for (const std::string& name : odd.names) names += " " + name;

@@ -69,8 +69,8 @@ class Communicator {
   [[nodiscard]] Result<bool> peers_pending(const Limit& limit);
   Status barrier(const Limit& limit);
   // Makes the state equal on all members. When it returns, entries that can be written have their
-  // new bytes (or all have their old ones), and the call's update has what else changed. Level 2
-  // (vote.owned) first lets newcomers in.
+  // new bytes (or all have their old ones), and the call's update has what else changed: also when
+  // the caller was interrupted too late. Level 2 (vote.owned) first lets newcomers in.
   [[nodiscard]] Result<CallPtr> sync(std::vector<state::LocalEntry> entries, wire::SyncVote vote,
                                      const Progress& progress, const Limit& limit);
   // Blocks only a newcomer, until it is let in. The request's arrays must stay valid until the call

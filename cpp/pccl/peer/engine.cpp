@@ -1054,6 +1054,11 @@ void Engine::watch_links() {
         if (link.last_failure.empty()) link.last_failure = "no connection came about";
         if (link.planned) {
           session_.report_link(peer, wire::LinkState::unreachable, link.last_failure);
+          if (prepare_) {
+            // The master may know that the member is silent, and wait: say it again.
+            link.reported = false;
+            link.down_since = now_;
+          }
         } else {
           hopeless.push_back(peer);
         }

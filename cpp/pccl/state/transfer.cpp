@@ -13,7 +13,7 @@ constexpr std::uint64_t kTokenBase = std::uint64_t{1} << 62;  // apart from thos
 constexpr std::size_t kWindow = 16;
 constexpr std::size_t kAskAtOnce = 4;    // chunks in one fetch
 constexpr std::size_t kMaxSources = 8;   // of one receiver
-constexpr std::size_t kMaxEarly = 1024;  // chunks asked of us before we heard of the election
+constexpr std::size_t kMaxEarlySyncs = 4;  // asked for before we heard of the election
 constexpr std::size_t kMaxClientQueue = 4 * kWindow;
 
 iovec vec(const void* data, std::size_t size) { return {const_cast<void*>(data), size}; }
@@ -427,7 +427,7 @@ Status Transfer::control(const PeerId& from, const link::FrameHeader& header,
   const bool now = active_ && id == id_;
   if (!now && id <= newest_) return {};  // of a sync that is over
   Client& client = now ? clients_[from] : early_[id][from];
-  if (!now && (early_.size() > 4 || client.chunks.size() > kMaxEarly))
+  if (!now && early_.size() > kMaxEarlySyncs)
     return Status(Code::refused, "requests for states that nobody elected");
   if (client.chunks.size() + fetch.chunks.size() > kMaxClientQueue)
     return Status(Code::refused, "more chunks asked for than may be");
