@@ -283,6 +283,8 @@ def adopt(
     if adapter is not None:
         return adapter.adopt(kind, shape, data, like)
     array = as_array(kind, shape, data)
+    if isinstance(like, np.ndarray | np.generic) and like.dtype.newbyteorder("=") == array.dtype:
+        array = array.astype(like.dtype, copy=False)
     if isinstance(like, np.ndarray) and like.flags.writeable:
         like[...] = array
         return like

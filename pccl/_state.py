@@ -170,7 +170,7 @@ class State:
 
 def _new_branch(kind: str) -> _Branch:
     empty: object = {"l": [], "t": ()}.get(kind, {})
-    return _Branch(empty, lambda children: type(empty)())  # type: ignore[call-arg]
+    return _Branch(empty, lambda children: type(empty)())
 
 
 def _has_state_dict(node: object) -> bool:
@@ -217,7 +217,7 @@ def _encode(value: object) -> tuple[str, bytes] | None:
     if isinstance(value, bool):
         return _PYTHON + "bool", bytes([value])
     if type(value) is int:
-        return _PYTHON + "int", str(value).encode()
+        return _PYTHON + "int", hex(value).encode()  # decimal digits are limited
     if type(value) is float:
         return _PYTHON + "float", struct.pack("<d", value)
     if type(value) is str:
@@ -232,7 +232,7 @@ def _decode(kind: str, data: Array) -> object:
     if name == "bool":
         return raw == b"\1"
     if name == "int":
-        return int(raw)
+        return int(raw, 16)
     if name == "float":
         return struct.unpack("<d", raw)[0]
     if name == "str":

@@ -106,7 +106,6 @@ def judge_stuck(
 def make_plan(
     world: int, unusable: set[tuple[int, int]]
 ) -> tuple[list[int], bool, set[tuple[int, int]]] | None: ...
-
 def judge_state(
     votes: list[tuple[int, int | None, int, int, list[tuple[str, str]]]],
     revision: int | None,
