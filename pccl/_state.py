@@ -217,7 +217,7 @@ def _encode(value: object) -> tuple[str, bytes] | None:
     if isinstance(value, bool):
         return _PYTHON + "bool", bytes([value])
     if type(value) is int:
-        return _PYTHON + "int", hex(value).encode()  # decimal digits are limited
+        return _PYTHON + "int", f"{value:x}".encode()  # Python limits decimal digits
     if type(value) is float:
         return _PYTHON + "float", struct.pack("<d", value)
     if type(value) is str:

@@ -144,7 +144,7 @@ def test_an_object_is_named_as_what_its_state_dict_says() -> None:
         (np.float16(1), "float16", (), 2),
         (np.bool_(True), "bool", (), 1),
         (True, "Python bool", (), 1),
-        (1, "Python int", (), 3),
+        (1, "Python int", (), 1),
         (1.5, "Python float", (), 8),
         ("\u20ac", "Python str", (), 3),
         (None, "Python None", (), 0),

@@ -576,7 +576,13 @@ def test_a_newcomer_receives_entries_that_it_lacks() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_a_torch_model_and_its_optimizer_arrive_before_the_first_step() -> None:
     make = """
+    import types
     import torch
+
+    # Optimizers would import the compiler, which takes longer than all of this test, to say that they are not for it.
+    torch._dynamo = sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
+    torch._dynamo.disable = lambda function, *_, **__: function
+    torch._dynamo.graph_break = lambda *_, **__: None
 
     def training(seed, rate):
         torch.manual_seed(seed)
