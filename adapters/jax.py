@@ -8,17 +8,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
-from pccl.adapters import Buffer, Node
+from pccl.adapters import Buffer, Node, Shared, as_array
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
 
-__all__ = ["flatten", "from_buffers", "recognises", "to_buffers"]
+__all__ = ["adopt", "flatten", "from_buffers", "recognises", "share", "to_buffers"]
 
 
 def recognises(leaf: object) -> bool:
     """Whether `leaf` is an array, or a tracer that stands for one."""
     return isinstance(leaf, jax.Array)
+
+
+def _check_plain(leaf: jax.Array) -> None:
+    if isinstance(leaf, jax.core.Tracer):
+        raise NotSupported.because("", "calls inside jit, grad or vmap are not supported yet")
+    devices = leaf.devices()
+    if len(devices) != 1 or next(iter(devices)).platform != "cpu":
+        sentence = "only arrays on one CPU device are supported yet; use jax.device_get"
+        raise NotSupported.because("", sentence)
 
 
 def to_buffers(leaf: jax.Array, *, writable: bool) -> Sequence[Buffer]:
@@ -28,17 +38,12 @@ def to_buffers(leaf: jax.Array, *, writable: bool) -> Sequence[Buffer]:
         NotSupported: Inside jit, not on exactly one CPU device, or a dtype that is not there yet.
         InvalidArgument: It is to be written, or its dtype cannot be reduced.
     """
-    if isinstance(leaf, jax.core.Tracer):
-        raise NotSupported.because("", "calls inside jit, grad or vmap are not supported yet")
+    _check_plain(leaf)
     if writable:
         raise InvalidArgument.because("", "JAX arrays cannot be written; leave out= away")
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise InvalidArgument.because("", f"dtype {leaf.dtype} cannot be reduced")
     dtype = DataType.from_numpy_dtype(leaf.dtype)
-    devices = leaf.devices()
-    if len(devices) != 1 or next(iter(devices)).platform != "cpu":
-        sentence = "only arrays on one CPU device are supported yet; use jax.device_get"
-        raise NotSupported.because("", sentence)
     return [Buffer(np.asarray(leaf), dtype)]
 
 
@@ -48,6 +53,30 @@ def from_buffers(like: jax.Array, buffers: Sequence[Buffer]) -> jax.Array:
     # Uncommitted arrays may move to other devices later: the result of one is uncommitted too.
     made: jax.Array = jax.device_put(array, like.sharding) if like.committed else jnp.asarray(array)
     return made
+
+
+def share(leaf: jax.Array) -> Shared:
+    """The array's bytes, read-only; waits until it is computed.
+
+    Raises:
+        InvalidArgument: Its dtype is one of JAX's own, as a PRNG key's.
+        NotSupported: Inside jit, or not on exactly one CPU device.
+    """
+    _check_plain(leaf)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        raise InvalidArgument.because("", f"dtype {leaf.dtype} cannot be shared")
+    data = np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8)
+    return Shared(leaf.dtype.name, leaf.shape, data, False, "jax")
+
+
+def adopt(
+    kind: str, shape: tuple[int, ...], data: npt.NDArray[Any], like: jax.Array | None
+) -> jax.Array:
+    """A new array of these bytes, on the device of `like`."""
+    array = as_array(kind, shape, data)
+    if like is None:
+        return jnp.asarray(array)
+    return from_buffers(like, [Buffer(array, DataType.UINT8)])
 
 
 def flatten(node: Any) -> Node | None:

@@ -1,12 +1,14 @@
-"""Trains a network on handwritten digits with four peers, kills one of them halfway, and checks that nothing was lost.
+"""Trains a network on handwritten digits with four peers, kills one, lets another join, and checks the outcome.
 
     python examples/digits.py
 
-The launcher (the lower half of this file) starts a master and four workers (the upper half) as
-processes of their own. Each worker takes its share of every batch; `pccl.allreduce` adds up the
-gradients. Halfway the launcher kills one worker with SIGKILL; the others finish the step without it
-and go on. In the end the launcher compares the weights that the survivors wrote, byte for byte, and
-measures the accuracy on digits that nobody trained on. Exit status 0 means that all of this holds.
+The launcher (the lower half of this file) starts a master and five workers (the upper half) as
+processes of their own. Four of them begin: `pccl.sync` gives all the same weights, each takes its
+share of every batch, `pccl.allreduce` adds up the gradients. Halfway the launcher kills one worker
+with SIGKILL; the others finish the step without it and go on. A little later it tells the fifth to
+join: that one receives the weights, the momentum and the step, and takes its share from there. In
+the end the launcher compares the weights that the four wrote, byte for byte, and measures the
+accuracy on digits that nobody trained on. Exit status 0 means that all of this holds.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import io
+import itertools
 import json
 import os
 import queue
@@ -24,6 +27,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,10 @@ Weights = dict[str, Any]  # name -> float32 array
 
 PEERS = 4
 VICTIM = 1  # whom the launcher kills
+NEWCOMER = 4  # who joins later
+KILL_AT = 0.5  # of all steps
+JOIN_AT = 0.7
+SYNC_EVERY = 5  # steps
 BATCH = 128  # digits per step, over all peers
 HIDDEN = 512
 WANTED_ACCURACY = 0.95
@@ -54,9 +62,9 @@ def load_digits() -> tuple[Any, Any, Any, Any]:
     return images[:1437], labels[:1437], images[1437:], labels[1437:]
 
 
-def make_weights() -> Weights:
-    """Every peer starts from the same numbers, so nobody has to send them."""
-    random = np.random.default_rng(1)
+def make_weights(seed: int) -> Weights:
+    """Random weights. Every peer starts from others; `pccl.sync` makes them equal."""
+    random = np.random.default_rng(seed)
     sizes = [64, HIDDEN, HIDDEN, 10]
     weights = {}
     for layer, (rows, columns) in enumerate(zip(sizes, sizes[1:], strict=False)):
@@ -100,15 +108,27 @@ def accuracy(weights: Weights, images: Any, labels: Any) -> float:
 # ---- a worker ------------------------------------------------------------------------------------------------------
 
 
-def work(steps: int, weights_file: Path) -> None:
+def work(number: int, steps: int, weights_file: Path) -> None:
     """One peer: trains, reports a JSON line per step on stdout, and writes its weights in the end."""
-    pccl.init()  # PCCL_MASTER and PCCL_MIN_PEERS are set: returns when all four are there
     images, labels, test_images, test_labels = load_digits()
-    weights = make_weights()
+    print(json.dumps({"ready": number}), flush=True)
+    if not sys.stdin.readline():  # the launcher says when to begin; or it is gone
+        return
+
+    pccl.init()  # the founders: returns when all four are there. The newcomer: at once
+    weights = make_weights(number)
     momentum = {name: np.zeros_like(value) for name, value in weights.items()}
+    state: dict[str, Any] = {"step": 0, "weights": weights, "momentum": momentum}
     score = 0.0
-    for step in range(1, steps + 1):
+    while state["step"] < steps:
         began = time.perf_counter()
+        received = 0
+        if state["step"] % SYNC_EVERY == 0:
+            # Newcomers, who are at step 0, come in here and receive what the members hold.
+            state, synced = pccl.sync(state, return_info=True)
+            received = synced.rx_bytes
+        weights, momentum, step = state["weights"], state["momentum"], state["step"] + 1
+
         # Everybody draws the same batch and takes the share of its rank.
         batch = np.random.default_rng(step).choice(len(images), BATCH, replace=False)
         mine = batch[pccl.rank() :: pccl.world_size()]
@@ -123,6 +143,7 @@ def work(steps: int, weights_file: Path) -> None:
         for name, value in weights.items():
             momentum[name] = 0.9 * momentum[name] + total["grads"][name] / total["count"]
             value -= 0.05 * momentum[name]
+        state["step"] = step
         seconds = time.perf_counter() - began
         if step % 10 == 0 or step == steps:
             score = accuracy(weights, test_images, test_labels)
@@ -132,6 +153,7 @@ def work(steps: int, weights_file: Path) -> None:
             "accuracy": score,
             "peers": info.world_size,
             "rate": (info.tx_bytes + info.rx_bytes) / seconds / 1e6,
+            "received": received,
         }
         print(json.dumps(report), flush=True)
     weights_file.write_bytes(b"".join(weights[name].tobytes() for name in sorted(weights)))
@@ -144,24 +166,28 @@ class Workers:
     """The worker processes, and what they report."""
 
     def __init__(self, master: str, steps: int, folder: Path) -> None:
-        self.files = [folder / f"weights-{number}.bin" for number in range(PEERS)]
-        self.errors = [folder / f"stderr-{number}.txt" for number in range(PEERS)]
+        numbers = [*range(PEERS), NEWCOMER]
+        self.files = [folder / f"weights-{number}.bin" for number in numbers]
+        self.errors = [folder / f"stderr-{number}.txt" for number in numbers]
         self.reports: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
         self.processes = []
         environment = os.environ | {
             "PCCL_MASTER": master,
-            "PCCL_MIN_PEERS": str(PEERS),
             "PCCL_BIND": "127.0.0.1",
             "OPENBLAS_NUM_THREADS": "1",  # the peers share this machine's cores
             "OMP_NUM_THREADS": "1",
         }
-        for number in range(PEERS):
-            command = [sys.executable, __file__, "--worker", str(self.files[number])]
+        for number in numbers:
+            command = [sys.executable, __file__, "--worker", str(number), "--steps", str(steps)]
+            own = {
+                "PCCL_MIN_PEERS": str(1 if number == NEWCOMER else PEERS),
+                "PCCL_LOCAL_RANK": str(number),  # peer 0's weights are the first that count
+            }
             with self.errors[number].open("wb") as errors:
                 process = subprocess.Popen(
-                    [*command, "--steps", str(steps)],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
+                    [*command, "--weights", str(self.files[number])],
+                    env=environment | own,
+                    stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
                 )
@@ -174,6 +200,14 @@ class Workers:
             if line.endswith(b"\n"):  # a killed worker may leave half a line
                 self.reports.put((number, json.loads(line)))
         self.reports.put((number, None))  # it is gone
+
+    def begin(self, number: int) -> None:
+        """That worker may join the run. All have loaded what they need long before."""
+        stdin = self.processes[number].stdin
+        assert stdin is not None
+        with suppress(BrokenPipeError):  # it has failed; its status tells
+            stdin.write(b"go\n")
+            stdin.flush()
 
     def stop(self) -> None:
         for process in self.processes:
@@ -228,8 +262,8 @@ class Display:
         elif keep:
             print("".join(f"{cell:>10}" for cell in row), flush=True)
 
-    def note(self, text: str) -> None:
-        self.rows.append((text,))
+    def note(self, text: str, color: str) -> None:
+        self.rows.append((f"[bold {color}]{text}[/]",))
         if not self.live:
             print(text, flush=True)
 
@@ -241,7 +275,7 @@ class Display:
             table.add_column(name, justify="right", min_width=9)
         for row in [*self.rows, *([self.now] if self.now else [])]:
             if len(row) == 1:
-                table.add_row("", "", f"[bold red]{row[0]}[/]", "", "")
+                table.add_row("", "", row[0], "", "")
             else:
                 table.add_row(*row)
         return table
@@ -249,7 +283,7 @@ class Display:
 
 def unpack(data: bytes) -> Weights:
     """The weights that a worker wrote."""
-    weights = make_weights()
+    weights = make_weights(0)
     at = 0
     for name in sorted(weights):
         shape, size = weights[name].shape, weights[name].size
@@ -258,7 +292,8 @@ def unpack(data: bytes) -> Weights:
     return weights
 
 
-def plot(history: list[dict[str, Any]], killed_at: int, path: Path) -> None:
+def plot(history: list[dict[str, Any]], events: list[tuple[int, str, str]], path: Path) -> None:
+    """The training loss and the accuracy. Events: (step, text, color)."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -267,18 +302,18 @@ def plot(history: list[dict[str, Any]], killed_at: int, path: Path) -> None:
     figure, axis = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     steps = [report["step"] for report in history]
     axis.plot(steps, [report["loss"] for report in history], color="tab:blue", linewidth=1)
-    axis.set(
-        xlabel="step", ylabel="training loss", title="Four peers, one killed halfway", yscale="log"
-    )
-    axis.axvline(killed_at, color="tab:red", linestyle="--")
-    axis.annotate(
-        " SIGKILL",
-        (killed_at, 0.5),
-        (2, 0),
-        ("data", "axes fraction"),
-        "offset points",
-        color="tab:red",
-    )
+    axis.set(xlabel="step", ylabel="training loss", yscale="log")
+    axis.set_title("Four peers: one is killed halfway, another joins")
+    for step, text, color in events:
+        axis.axvline(step, color=f"tab:{color}", linestyle="--")
+        axis.annotate(
+            f" {text}",
+            (step, 0.5),
+            (2, 0),
+            ("data", "axes fraction"),
+            "offset points",
+            color=f"tab:{color}",
+        )
     right = axis.twinx()
     scored = [report for report in history if report["accuracy"]]
     right.plot(
@@ -292,30 +327,48 @@ def plot(history: list[dict[str, Any]], killed_at: int, path: Path) -> None:
 
 
 def launch(steps: int, plot_file: Path, svg_file: Path | None) -> int:
-    """Starts everything, watches, kills, and judges. Returns the exit status."""
+    """Starts everything, watches, kills, lets join, and judges. Returns the exit status."""
     history: list[dict[str, Any]] = []  # one report per step, whoever was first
-    killed_at = 0
+    killed_at = joined_at = received = 0
+    ready = 0
+    told = False  # the newcomer, to join
     deadline = time.monotonic() + PATIENCE_SECONDS
     with tempfile.TemporaryDirectory() as folder, pccl.MasterNode("127.0.0.1:0") as master:
         workers = Workers(master.address, steps, Path(folder))
         try:
             with Display(steps) as display:
                 rate = 0.0
-                running = PEERS
+                running = len(workers.processes)
                 while running:
                     number, report = workers.reports.get(
                         timeout=max(0.1, deadline - time.monotonic())
                     )
                     if report is None:
                         running -= 1
-                    elif report["step"] > len(history):
-                        history.append(report)
-                        rate = report["rate"] if rate == 0 else 0.9 * rate + 0.1 * report["rate"]
-                        display.show(report, rate)
-                        if not killed_at and report["step"] >= steps // 2:
-                            workers.processes[VICTIM].kill()
-                            killed_at = report["step"]
-                            display.note("SIGKILL")
+                        if ready < len(workers.processes):  # it failed to start
+                            workers.stop()
+                        continue
+                    if "ready" in report:
+                        ready += 1
+                        if ready == len(workers.processes):
+                            for founder in range(PEERS):
+                                workers.begin(founder)
+                        continue
+                    if number == NEWCOMER and not joined_at and report["step"] > 1:
+                        joined_at, received = report["step"], report["received"]
+                        display.note("JOIN", "green")
+                    if report["step"] <= len(history):
+                        continue
+                    history.append(report)
+                    rate = report["rate"] if rate == 0 else 0.9 * rate + 0.1 * report["rate"]
+                    display.show(report, rate)
+                    if not killed_at and report["step"] >= steps * KILL_AT:
+                        workers.processes[VICTIM].kill()
+                        killed_at = report["step"]
+                        display.note("SIGKILL", "red")
+                    elif not told and report["peers"] < PEERS and report["step"] >= steps * JOIN_AT:
+                        workers.begin(NEWCOMER)
+                        told = True
             statuses = [process.wait(10) for process in workers.processes]
         except queue.Empty:
             print(
@@ -342,16 +395,19 @@ def launch(steps: int, plot_file: Path, svg_file: Path | None) -> int:
     hashes = [hashlib.sha256(data).hexdigest() for data in written]
     _, _, images, labels = load_digits()
     score = accuracy(unpack(written[0]), images, labels) if written else 0.0
+    sizes = [peers for peers, _ in itertools.groupby(report["peers"] for report in history)]
     claims = {
-        f"peer {VICTIM} was killed at step {killed_at}, the other {len(survivors)} finished all {steps} steps": (
-            statuses[VICTIM] == -signal.SIGKILL
-            and len(survivors) == PEERS - 1
-            and len(history) == steps
-            and history[0]["peers"] == PEERS
-            and history[-1]["peers"] == PEERS - 1
+        f"peer {VICTIM} was killed at step {killed_at}, the others went on without it": (
+            statuses[VICTIM] == -signal.SIGKILL and sizes[:2] == [PEERS, PEERS - 1]
+        ),
+        f"a newcomer joined at step {joined_at} and received {received / 1e6:.1f} MB": (
+            joined_at > 0 and received > 0 and sizes == [PEERS, PEERS - 1, PEERS]
+        ),
+        f"{len(survivors)} peers finished all {steps} steps": (
+            len(survivors) == PEERS and len(history) == steps
         ),
         f"their weights are bit-identical (SHA-256 {hashes[0][:16] if hashes else '-'}...)": (
-            len(hashes) == PEERS - 1 and len(set(hashes)) == 1
+            len(hashes) == PEERS and len(set(hashes)) == 1
         ),
         f"held-out accuracy {score:.2%}, wanted more than {WANTED_ACCURACY:.0%}": score
         > WANTED_ACCURACY,
@@ -359,7 +415,8 @@ def launch(steps: int, plot_file: Path, svg_file: Path | None) -> int:
     lines = [f"{'yes' if holds else 'NO '}  {claim}" for claim, holds in claims.items()]
     print("\n".join(lines), flush=True)
     if history:
-        plot(history, killed_at, plot_file)
+        events = [(killed_at, "SIGKILL", "red"), (joined_at, "join", "purple")]
+        plot(history, [event for event in events if event[0]], plot_file)
         print(f"plot: {plot_file}")
     if svg_file:
         from rich.console import Console
@@ -377,12 +434,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400, help="batches to train on (default: 400)")
     parser.add_argument("--plot", type=Path, default=Path("digits.png"), help="where the plot goes")
     parser.add_argument("--svg", type=Path, help="also save the table as an SVG picture")
-    parser.add_argument(
-        "--worker", type=Path, help=argparse.SUPPRESS
-    )  # be a worker; where weights go
+    # Be a worker: which one, and where its weights go.
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        work(options.steps, options.worker)
+    if options.worker is not None:
+        work(options.worker, options.steps, options.weights)
         return 0
     return launch(options.steps, options.plot, options.svg)
 

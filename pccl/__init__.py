@@ -31,6 +31,7 @@ from pccl.api import (
     membership,
     rank,
     shutdown,
+    sync,
     world_size,
 )
 from pccl.communicator import AsyncReduceHandle, Communicator, MasterNode
@@ -71,6 +72,7 @@ from pccl.types import (
     SharedState,
     SharedStateSyncInfo,
     SharedStateSyncStrategy,
+    SyncInfo,
     TensorInfo,
 )
 
@@ -109,6 +111,7 @@ __all__ = [
     "SharedState",
     "SharedStateSyncInfo",
     "SharedStateSyncStrategy",
+    "SyncInfo",
     "StateUnavailable",
     "TensorInfo",
     "Timeout",
@@ -126,5 +129,6 @@ __all__ = [
     "membership",
     "rank",
     "shutdown",
+    "sync",
     "world_size",
 ]

@@ -35,6 +35,24 @@ class Buffer(NamedTuple):
     dtype: DataType
 
 
+class Shared(NamedTuple):
+    """An array's bytes for the shared state.
+
+    Attributes:
+        kind: Its dtype's name, the same in all frameworks.
+        shape: Its shape.
+        data: Its bytes in C order, flat uint8: its own memory, or a copy.
+        writable: Bytes written to `data` are the array's new ones.
+        origin: The framework: first part of its module's name; "" for NumPy.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    data: Array
+    writable: bool
+    origin: str
+
+
 class Node(NamedTuple):
     """One level of a tree: `keys` as text, e.g. "['w']" or ".bias"; equally many `children`."""
 
@@ -63,6 +81,24 @@ class Adapter(Protocol):
 
     def from_buffers(self, like: Any, buffers: Sequence[Buffer]) -> object:
         """A new array of the kind of `like`, from memory that belongs to it from now on."""
+
+    def share(self, leaf: Any) -> Shared:
+        """The array's bytes, whatever its dtype.
+
+        Raises:
+            InvalidArgument: It has none that could be shared.
+            NotSupported: Not yet.
+        """
+
+    def adopt(self, kind: str, shape: tuple[int, ...], data: Array, like: Any) -> object:
+        """An array of those bytes, which belong to it from now on.
+
+        Args:
+            kind: Its dtype's name.
+            shape: Its shape.
+            data: Its bytes, in C order.
+            like: The array whose place it takes: may be written and returned. None: a new place.
+        """
 
     def flatten(self, node: object) -> Node | None:
         """One level of a container type registered with the framework; None for all else."""
@@ -206,6 +242,69 @@ def _numpy_buffer(array: Array) -> Buffer:
     if isinstance(array, np.ma.MaskedArray):
         raise InvalidArgument.because("", "a masked array cannot be reduced; fill it first")
     return Buffer(np.asarray(array), DataType.from_numpy_dtype(array.dtype))
+
+
+def share(leaf: object) -> Shared:
+    """The bytes of an array of any framework.
+
+    Raises:
+        InvalidArgument: It is none, or cannot be shared.
+        NotSupported: Not yet.
+    """
+    if isinstance(leaf, np.ndarray | np.generic):
+        array = np.asarray(leaf)
+        if isinstance(leaf, np.ma.MaskedArray) or array.dtype.hasobject or array.dtype.names:
+            raise InvalidArgument.because("", f"an array of {array.dtype} cannot be shared")
+        native = array.astype(array.dtype.newbyteorder("="), copy=False)
+        writable = native is array and array.flags.c_contiguous and array.flags.writeable
+        writable = writable and isinstance(leaf, np.ndarray)
+        data = _flat(np.ascontiguousarray(native))
+        kind = array.dtype.name if array.dtype.kind not in "US" else array.dtype.str[1:]
+        return Shared(kind, array.shape, data, writable, "")
+    adapter = find_adapter(leaf)
+    if adapter is None:
+        kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
+        sentence = f"a {kind} is no array, number, string or None, and has no state_dict"
+        raise InvalidArgument.because("", sentence)
+    if not hasattr(adapter, "share"):
+        raise NotSupported.because("", f"the adapter of {type(leaf).__name__} cannot share arrays")
+    return adapter.share(leaf)
+
+
+def adopt(
+    origin: str, kind: str, shape: tuple[int, ...], data: Array, like: object = None
+) -> object:
+    """An array of these bytes: in the place of `like`, or a new one of the framework `origin`."""
+    if like is not None:
+        adapter = find_adapter(like)
+    else:
+        # The others' framework, if this process uses it as well.
+        adapter = _adapter_of_module(origin) if origin in sys.modules else None
+    if adapter is not None:
+        return adapter.adopt(kind, shape, data, like)
+    array = as_array(kind, shape, data)
+    if isinstance(like, np.ndarray | np.generic) and like.dtype.newbyteorder("=") == array.dtype:
+        array = array.astype(like.dtype, copy=False)
+    if isinstance(like, np.ndarray) and like.flags.writeable:
+        like[...] = array
+        return like
+    return array[()] if isinstance(like, np.generic) else array
+
+
+def as_array(kind: str, shape: tuple[int, ...], data: Array) -> Array:
+    """Bytes as a NumPy array.
+
+    Raises:
+        NotSupported: NumPy knows no such dtype, and ml_dtypes is not there.
+    """
+    try:
+        dtype = np.dtype(kind)
+    except TypeError:
+        try:
+            dtype = np.dtype(getattr(importlib.import_module("ml_dtypes"), kind))
+        except (ImportError, AttributeError):
+            raise NotSupported.because("", f"NumPy has no {kind}; install ml_dtypes") from None
+    return data.view(dtype).reshape(shape)
 
 
 def memory_at(address: int, count: int, dtype: DataType) -> Buffer:

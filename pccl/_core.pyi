@@ -1,6 +1,6 @@
 """The native engine, as the Python layers see it (bindings in cpp/pccl/bindings/)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __version__: str
@@ -34,6 +34,25 @@ class Communicator:
 
     def peers_pending(self, timeout: float | None) -> bool: ...
     def barrier(self, timeout: float | None) -> None: ...
+    def sync(
+        self,
+        entries: Sequence[tuple[str, str, Sequence[int], str, bool, Any, bool]],
+        *,
+        level: int,
+        revision: int | None,
+        strategy: int,
+        progress: Callable[[int, int], None] | None,
+        timeout: float | None,
+    ) -> Synced:
+        """Makes a state equal on all members; `level=2` first lets newcomers in.
+
+        `entries`: (name, kind, shape, hint, loose, bytes, writable) each; bytes are a flat
+        C-contiguous uint8 view, which receives new ones if `writable`. `hint` travels with an entry
+        to members that lack it. `loose`: members may differ, newcomers receive it.
+        `strategy`: `pccl.types.SharedStateSyncStrategy`. `progress(done, wanted)` is called about
+        ten times a second while bytes are to be received.
+        """
+
     def start(
         self,
         arrays: Sequence[tuple[Any, Any, int]],
@@ -69,6 +88,19 @@ class Communicator:
 
     def close(self) -> None:
         """Leaves the run. Idempotent."""
+
+class Synced:
+    revision: int
+    epoch: int
+    members: list[str]
+    tx_bytes: int
+    rx_bytes: int
+    written: list[str]
+    replaced: list[tuple[str, str, tuple[int, ...], str, Any]]
+    diverged: list[tuple[str, list[str]]]
+
+    def finish(self) -> None:
+        """Raises what interrupted the call when it could not be stopped any more."""
 
 class Operation:
     def wait(self, timeout: float | None) -> ReduceInfo:

@@ -27,6 +27,9 @@ class SimulationReport(TypedDict):
     deadlocks: int
     mismatches: int
     checksum_drops: int
+    syncs: int
+    sync_failures: int
+    sync_bytes: int
     seconds: float
     reached: set[tuple[str, str]]
     violation: str
@@ -103,3 +106,20 @@ def judge_stuck(
 def make_plan(
     world: int, unusable: set[tuple[int, int]]
 ) -> tuple[list[int], bool, set[tuple[int, int]]] | None: ...
+def judge_state(
+    votes: list[tuple[int, int | None, int, int, list[tuple[str, str]]]],
+    revision: int | None,
+    holders: list[int],
+    *,
+    owned: bool,
+    details: bool,
+) -> dict[str, Any]:
+    """What a sync decides. `votes`: (peer, revision, strategy, content, [(name, kind)]) in rank order.
+
+    `revision` and `holders`: the state before; None: there was none. Keys of the result: removals
+    (peer, code), code, culprit, reason, step, revision, content, holders, receivers, newcomers,
+    diverged.
+    """
+
+def chunk_places(sizes: list[int]) -> list[tuple[int, int, int]]:
+    """(entry, offset, bytes) of every chunk of entries of these sizes."""

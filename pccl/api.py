@@ -12,9 +12,11 @@ from typing import Any
 from pccl import _arrays, _core, _settings, communicator
 from pccl import tree as trees
 from pccl._arrays import Array, Leaf, Staging
+from pccl._progress import reporting
+from pccl._state import State
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument, InvalidUsage, NotInitialized, NotSupported
-from pccl.types import ReduceInfo, ReduceOp
+from pccl.types import ReduceInfo, ReduceOp, SyncInfo
 
 __all__ = [
     "Membership",
@@ -28,6 +30,7 @@ __all__ = [
     "membership",
     "rank",
     "shutdown",
+    "sync",
     "world_size",
 ]
 
@@ -182,6 +185,77 @@ def barrier(*, timeout: float | None = None, comm: Communicator | None = None) -
     _engine(comm, "barrier").barrier(_settings.seconds(timeout, "barrier"))
 
 
+def sync(
+    state: Any,
+    *,
+    revision: int | None = None,
+    progress: Callable[[int, int], None] | bool | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+    return_info: bool = False,
+) -> Any:
+    """Lets newcomers in and makes `state` equal on all members, byte for byte. All members call it.
+
+    The highest revision counts, then what most members hold, and never what a newcomer brings:
+    newcomers receive, members are verified (by hashes; members in step move no byte). It succeeds
+    for all members, or leaves all as they were. First completes this peer's own operations in
+    flight. A newcomer's first call waits to be let in.
+
+    Args:
+        state: Arrays (NumPy, JAX, torch; any dtype), Python numbers, strings and None in nested
+            containers, and objects with `state_dict` and `load_state_dict`. Its structure is part
+            of the state: a newcomer's must not contradict it, but may lack entries, as an optimizer
+            does that has not stepped yet.
+        revision: Only to resume from a checkpoint: the `SyncInfo.revision` it was saved at. When a
+            run starts, the highest one counts.
+        progress: Called with (bytes received, bytes to receive) while it takes long. Default: a
+            progress bar when the program runs in a terminal; False: none.
+        timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
+        comm: Default: the process's communicator.
+        return_info: Return `(state, SyncInfo)`.
+
+    Returns:
+        The state. Writable NumPy arrays and torch tensors are updated in place, and objects through
+        `load_state_dict`; JAX arrays, read-only arrays and values are new where they changed, and
+        with them their containers.
+
+    Raises:
+        InvalidArgument: A leaf cannot be shared; names its path.
+        MismatchedCall: States have other names, shapes or dtypes; names peer and entry. Of a
+            newcomer: it is put out with that sentence, and the members go on.
+        RevisionMismatch: This newcomer's `revision` is ahead of the run's.
+        StateUnavailable: All that had the state are gone.
+        PeerLost: Another member was interrupted in this call; call again.
+        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Whatever is raised, nothing was
+            written.
+    """
+    func = "sync"
+    engine = _engine(comm, func)
+    limit = _settings.seconds(timeout, func)
+    if revision is not None:
+        revision = _settings.integer(revision, "revision", func, 0, 2**63 - 1)
+    shared = State(state, func)
+    with reporting(progress, func) as report:
+        synced = engine.sync(
+            shared.entries, level=2, revision=revision, strategy=0, progress=report, timeout=limit
+        )
+    result = shared.finish(synced.written, synced.replaced)
+    synced.finish()
+    if not return_info:
+        return result
+    info = SyncInfo(
+        revision=synced.revision,
+        epoch=synced.epoch,
+        world_size=len(synced.members),
+        peers=tuple(synced.members),
+        tx_bytes=synced.tx_bytes,
+        rx_bytes=synced.rx_bytes,
+        received=tuple(sorted([*synced.written, *(name for name, *_ in synced.replaced)])),
+        diverged={peer: tuple(names) for peer, names in synced.diverged},
+    )
+    return result, info
+
+
 def membership(comm: Communicator | None = None) -> Membership:
     """Who reduces together. Changes only inside a pccl call.
 
@@ -252,6 +326,7 @@ def allreduce(
     Raises:
         InvalidArgument: A leaf cannot be reduced or written; names its path.
         MismatchedCall: Members disagree on structure, shape, dtype or op; names the odd one out.
+        PeerLost: Another member was interrupted in this call; call again.
         Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Whatever is raised, inputs are as
             before the call, also in place; a separate `out` may have been written to.
     """

@@ -39,6 +39,11 @@ def _parser() -> argparse.ArgumentParser:
         help="where to listen; port 0 takes a free one (default: %(default)s)",
     )
     serve.add_argument(
+        "--straggler-timeout",
+        metavar="SECONDS",
+        help="evict members that most others have waited for this long in one call (default: never)",
+    )
+    serve.add_argument(
         "--insecure", action="store_true", help="no authentication: so far every master is"
     )
 
@@ -81,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(given)
     if options.command == "master":
-        return master.serve(options.listen)
+        return master.serve(options.listen, straggler_timeout=options.straggler_timeout)
     command = [*options.program, *program]
     if options.nproc < 1:
         parser.error("-n must be at least 1")

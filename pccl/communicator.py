@@ -260,13 +260,55 @@ class Communicator:
         self,
         shared_state: SharedState,
         strategy: SharedStateSyncStrategy = SharedStateSyncStrategy.ENFORCE_POPULAR,
+        *,
+        timeout: float | None = None,
     ) -> SharedStateSyncInfo:
-        """Not supported yet.
+        """Makes the entries equal on all members, byte for byte. All members call it.
+
+        The highest revision that a standing member offers counts (standing: it was in the sync
+        before), then the content that most have, then the longest-standing member's. Only 1 MiB
+        pieces that differ move. It succeeds for all members, or leaves all as they were.
+
+        Args:
+            shared_state: The entries. Where they differ from the elected ones they are written, and
+                the revision is set. Count one up before the next sync.
+            strategy: SEND_ONLY and RECEIVE_ONLY peers may mix with each other, not with
+                ENFORCE_POPULAR.
+            timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
+
+        Returns:
+            Bytes of entries sent and received; both 0 where members were in step.
 
         Raises:
-            NotSupported: Always.
+            PendingOperations: Handles of this communicator are not finished.
+            MismatchedCall: Members' entries have other names, counts or dtypes; names peer and
+                entry. Of a newcomer: it is put out, and the members go on.
+            RevisionMismatch: This newcomer's revision is ahead of the run's.
+            StateUnavailable: All that had the state are gone, or nobody offers one.
+            PeerLost: Another member was interrupted in this call; call again.
+            Evicted: Among others: the strategies do not mix, or SEND_ONLY lost the election.
+            PCCLError: Any other failure; most with the result INVALID_USAGE.
         """
-        raise NotSupported.because("sync_shared_state", "not supported yet")
+        func = "sync_shared_state"
+        engine = self._joined(func)
+        limit = _settings.seconds(timeout, func)
+        try:
+            how = SharedStateSyncStrategy(strategy)
+        except ValueError:
+            raise InvalidArgument.because(func, f"no strategy {strategy!r}") from None
+        entries = []
+        for info in shared_state.tensor_infos:
+            info._check_sharable(func, receives=how is not SharedStateSyncStrategy.SEND_ONLY)
+            data = _arrays.memory_at(info.data_ptr, info.numel, info.dtype).array
+            kind, loose = info.dtype.label, info.allow_content_inequality
+            entries.append((info.name, kind, (info.numel,), "", loose, data, True))
+        revision = shared_state.revision
+        synced = engine.sync(
+            entries, level=1, revision=revision, strategy=int(how), progress=None, timeout=limit
+        )
+        shared_state.revision = synced.revision
+        synced.finish()
+        return SharedStateSyncInfo(synced.tx_bytes, synced.rx_bytes)
 
     # Reductions.
 

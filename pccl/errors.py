@@ -159,7 +159,7 @@ class TooFewPeers(PCCLError):
 
 
 class PeerLost(PCCLError):
-    """A member was lost during the operation. Inputs are as before the call."""
+    """A member was lost during the operation, or interrupted in it. Inputs are as before the call."""
 
     advice = "retry"
     _usual_result = Result.RANK_CONNECTION_LOST

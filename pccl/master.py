@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,15 +17,18 @@ __all__ = ["main", "serve"]
 DEFAULT_LISTEN = f"0.0.0.0:{DEFAULT_PORT}"
 
 
-def serve(listen: str) -> int:
+def serve(listen: str, *, straggler_timeout: str | None = None) -> int:
     """Prints `listening on HOST:PORT` and serves until SIGINT or SIGTERM.
 
     Args:
         listen: "host:port" to listen on.
+        straggler_timeout: Seconds, instead of PCCL_STRAGGLER_TIMEOUT.
 
     Returns:
         The exit status: 0, or 1 when it could not listen.
     """
+    if straggler_timeout is not None:
+        os.environ["PCCL_STRAGGLER_TIMEOUT"] = straggler_timeout
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with MasterNode(listen) as master:

@@ -63,20 +63,20 @@ def flatten(tree: object, func: str, name: str = "tree") -> Tree:
 def _walk(node: object, path: str, flat: Tree, func: str, name: str) -> _Build:
     if node is None:
         return lambda leaves: None
-    parts = _parts(node, path, func, name)
-    if parts is None:
+    found = parts(node, path, func, name)
+    if found is None:
         flat.paths.append(path)
         flat.leaves.append(node)
         return next
     builds = [
         _walk(child, path + key, flat, func, name)
-        for key, child in zip(parts.keys, parts.children, strict=True)
+        for key, child in zip(found.keys, found.children, strict=True)
     ]
-    rebuild = parts.rebuild
+    rebuild = found.rebuild
     return lambda leaves: rebuild([build(leaves) for build in builds])
 
 
-def _parts(node: object, path: str, func: str, name: str) -> Node | None:
+def parts(node: object, path: str, func: str, name: str) -> Node | None:
     """One level of `node`; None when it is a leaf."""
     # Ours before JAX's: an OrderedDict must not depend on whether this member has loaded jax.
     if type(node) in (dict, OrderedDict, defaultdict):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pccl.errors import InvalidArgument, NotSupported, Result
+from pccl.errors import InvalidArgument, InvalidUsage, NotSupported, Result
 
 __all__ = [
     "Attribute",
@@ -28,6 +28,7 @@ __all__ = [
     "SharedState",
     "SharedStateSyncInfo",
     "SharedStateSyncStrategy",
+    "SyncInfo",
     "TensorInfo",
 ]
 
@@ -374,6 +375,18 @@ class TensorInfo:
         self.allow_content_inequality = allow_content_inequality
         self._kept: object = None
 
+    def _check_sharable(self, func: str, *, receives: bool) -> None:
+        if self.device_type is not DeviceType.CPU:
+            raise NotSupported.because(func, f"{self.name}: only CPU memory is supported yet")
+        kept = self._kept
+        if not isinstance(kept, np.ndarray):
+            return
+        if kept.ctypes.data != self.data_ptr or kept.size != self.numel:
+            sentence = f"the array of {self.name} was resized; make a new TensorInfo"
+            raise InvalidUsage.because(func, sentence)
+        if receives and not kept.flags.writeable:
+            raise InvalidArgument.because(func, f"the array of {self.name} is read-only")
+
     @classmethod
     def from_numpy(
         cls, tensor: npt.NDArray[Any], name: str, *, allow_content_inequality: bool = False
@@ -422,6 +435,32 @@ class SharedState:
     def push_revision(self) -> None:
         """Counts one more revision."""
         self.revision += 1
+
+
+@dataclass(frozen=True)
+class SyncInfo:
+    """What a `pccl.sync` did.
+
+    Attributes:
+        revision: Of the state that all members hold now; one more than after the sync before.
+        epoch: The membership in which it was decided.
+        world_size: Number of members.
+        peers: Their ids (32 hex digits), in rank order.
+        tx_bytes: Bytes of state sent by this peer.
+        rx_bytes: Bytes of state received by it.
+        received: Names of this peer's entries that are new.
+        diverged: Members whose state should have been the group's and was not: peer id -> names of
+            the entries that differed (the first few). Equal on all members.
+    """
+
+    revision: int
+    epoch: int
+    world_size: int
+    peers: tuple[str, ...]
+    tx_bytes: int
+    rx_bytes: int
+    received: tuple[str, ...]
+    diverged: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)

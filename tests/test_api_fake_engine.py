@@ -543,11 +543,9 @@ def test_descriptors_with_raw_addresses_are_reduced(comm):
 
 
 def test_what_level_1_lacks_says_so(comm):
-    entry = pccl.TensorInfo.from_numpy(np.ones(1), "w")
     options = pccl.QuantizationOptions(DataType.UINT8, pccl.QuantizationAlgorithm.MIN_MAX)
     for call in (
         comm.optimize_topology,
-        lambda: comm.sync_shared_state(pccl.SharedState([entry])),
         lambda: comm.all_reduce(np.ones(1), np.ones(1), op="sum", quantization_options=options),
     ):
         with pytest.raises(pccl.NotSupported, match="not supported yet"):

@@ -59,6 +59,14 @@ def test_every_record_on_the_wire_is_described() -> None:
     assert structs - words_of(page("protocol.md")) <= {"Departure", "OpState"}  # described in place
 
 
+def test_every_kind_of_round_is_described() -> None:
+    listed = re.search(r"enum class RoundKind[^{]*\{(.*?)\};", source("wire/records.h"), re.DOTALL)
+    assert listed
+    kinds = words_of(listed[1])
+    assert "sync_detail" in kinds
+    assert kinds <= words_of(page("protocol.md"))
+
+
 def test_every_frame_has_its_row_with_its_number() -> None:
     listed = re.search(r"enum class FrameType[^{]*\{(.*?)\};", source("link/frame.h"), re.DOTALL)
     assert listed
@@ -117,6 +125,18 @@ def test_the_migration_page_has_every_value_of_each_enum(name: str) -> None:
     }
     values = [f"{member.name} {member.value}" for member in getattr(pccl, name)]
     assert by_name[name] == ", ".join(values)
+
+
+def test_every_room_has_its_row() -> None:
+    rooms = {path.name for path in (ROOT / "cpp" / "pccl").iterdir() if path.is_dir()}
+    assert "state" in rooms
+    assert rooms <= {cells[0].strip("`") for cells in rows(page("architecture.md"))}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_python_on_the_pages_is_python(path: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
+        compile(block, path.name, "exec")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

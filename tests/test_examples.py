@@ -34,7 +34,7 @@ def test_hello_adds_up_what_all_peers_gave(tmp_path: Path) -> None:
     ]
 
 
-def test_level1_goes_on_when_a_peer_vanishes(tmp_path: Path) -> None:
+def test_level1_shares_its_state_and_goes_on_when_a_peer_vanishes(tmp_path: Path) -> None:
     lines = launch(tmp_path, 3, "level1.py")
     for peer in (0, 1):
         for step in range(6):
@@ -42,17 +42,28 @@ def test_level1_goes_on_when_a_peer_vanishes(tmp_path: Path) -> None:
             assert f"peer {peer}, step {step}: mean {mean} over {peers} peers" in lines
     assert "peer 2 vanishes" in lines
     assert "peer 2, step 3" not in lines
+    # They began with weights of their own; all took those of the longest-standing peer.
+    ends = re.findall(r"peer (\d) ends with weights ([0-9a-f]+)", lines)
+    assert sorted(peer for peer, _ in ends) == ["0", "1"] and ends[0][1] == ends[1][1]
+    received = dict(re.findall(r"peer (\d) received (\d+) bytes", lines))
+    assert list(received.values()) == ["4000", "4000"]  # all but whoever came first
 
 
-def test_digits_survives_a_killed_peer_and_learns(tmp_path: Path) -> None:
+def test_digits_survives_a_killed_peer_takes_a_newcomer_and_learns(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
     shown = run(tmp_path, str(EXAMPLES / "digits.py"), "--steps", "100", "--svg", "digits.svg")
     assert re.search(r"^yes  peer 1 was killed at step 5\d", shown, re.MULTILINE), shown
+    joined = re.search(r"^yes  a newcomer joined at step (\d+) and received 2\.4 MB$", shown, re.M)
+    assert joined and 70 < int(joined[1]) < 100, shown
+    assert "yes  4 peers finished all 100 steps" in shown
     assert "yes  their weights are bit-identical" in shown
     assert "yes  held-out accuracy 9" in shown
+    steps = dict(re.findall(r"^ +(\d+)/100 .* (\d) +\d+$", shown, re.M))  # -> peers
+    assert (steps["50"], steps["60"], steps["100"]) == ("4", "3", "4"), shown
     assert (tmp_path / "digits.png").stat().st_size > 1000
-    assert "SIGKILL" in (tmp_path / "digits.svg").read_text()
+    picture = (tmp_path / "digits.svg").read_text()
+    assert "SIGKILL" in picture and "JOIN" in picture
 
 
 def test_digits_fails_when_it_has_not_learned(tmp_path: Path) -> None:

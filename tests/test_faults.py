@@ -332,6 +332,44 @@ hear()
         assert worker.ends(10) == 0
 
 
+def test_a_straggler_is_evicted_when_the_operator_wants_that() -> None:
+    member = """
+    start(min_peers=3)
+    say(event="in")
+    hear()
+    total, info = pccl.allreduce(x(10), return_info=True)
+    assert (total == expected(info)).all()
+    say(event="reduced", size=info.world_size)
+    hear()
+    """
+    straggler = """
+    start(min_peers=3)
+    say(event="in")
+    hear()
+    try:
+        pccl.allreduce(x(10))
+    except pccl.Evicted as error:
+        say(event="evicted", text=str(error), advice=error.advice)
+    pccl.shutdown()
+    start()
+    say(event="in again")
+    """
+    with running(**FAST, PCCL_STRAGGLER_TIMEOUT="1") as run:
+        members = [run.peer(member) for _ in range(2)]
+        late = run.peer(straggler)
+        for peer in [*members, late]:
+            peer.expect("in")
+        for peer in members:
+            peer.tell("go")
+        for peer in members:
+            assert peer.expect("reduced")["size"] == 2
+        late.tell("go")
+        told = late.expect("evicted")
+        assert "waited too long for it in allreduce #0" in told["text"]
+        assert told["advice"] == "rejoin"
+        late.expect("in again")
+
+
 def test_a_program_may_end_while_its_daemon_threads_are_in_calls() -> None:
     code = """
     start(min_peers=2)

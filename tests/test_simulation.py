@@ -1,6 +1,6 @@
 """Whole runs of one master and up to eight peers in one thread, from a seed: real reductions, a fake network, faults.
 
-After every event the engine's invariants are checked (docs/architecture.md, I1-I7). A failure prints the seed; the same
+After every event the engine's invariants are checked (docs/architecture.md). A failure prints the seed; the same
 seed and options replay it: `_testing.simulate(seed, trace=True, ...)`.
 """
 
@@ -19,7 +19,7 @@ from pccl import _testing
 if TYPE_CHECKING:
     from pccl._testing import SimulationReport  # exists in the stub only
 
-SCHEDULES = int(os.environ.get("PCCL_SIM_SCHEDULES", "2000"))
+SCHEDULES = int(os.environ.get("PCCL_SIM_SCHEDULES", "10000"))
 BATCHES = 8
 FAULTS = [
     "kills",
@@ -47,6 +47,9 @@ TOTALS = [
     "deadlocks",
     "mismatches",
     "checksum_drops",
+    "syncs",
+    "sync_failures",
+    "sync_bytes",
 ]
 
 
@@ -81,7 +84,16 @@ def test_invariants_hold_whatever_breaks(batch: int) -> None:
     if count >= 100:
         # The schedules did what they are for.
         assert totals["commits"] > 10 * count
-        for name in ("aborts", "reruns", "faults", "kills", "joins", "evictions", "restarts"):
+        for name in (
+            "aborts",
+            "reruns",
+            "faults",
+            "kills",
+            "joins",
+            "evictions",
+            "restarts",
+            "syncs",
+        ):
             assert totals[name] > 0, name
         assert totals["checksum_drops"] > 0
         assert totals["rebuilds"] > count / 2
@@ -112,7 +124,25 @@ def test_disagreeing_members_get_one_verdict_whatever_breaks() -> None:
     run_many(90_000, max(SCHEDULES // 10, 20), program="mismatch")
 
 
-@pytest.mark.parametrize("program", ["level1", "level2"])
+def test_newcomers_get_the_state_and_never_bring_one() -> None:
+    totals = run_many(
+        140_000, max(SCHEDULES // 10, 20), program="sync", quiet=True, peers=3, joins=4
+    )
+    assert totals["syncs"] > 0
+    assert totals["sync_bytes"] > 0
+
+
+def test_the_state_survives_whatever_breaks() -> None:
+    totals = run_many(150_000, max(SCHEDULES // 5, 20), program="sync")
+    assert totals["sync_failures"] > 0
+
+
+def test_several_peers_die_at_once() -> None:
+    for program in ("level1", "level2", "sync"):
+        run_many(160_000, max(SCHEDULES // 20, 20), program=program, quiet=True, peers=8, kills=6)
+
+
+@pytest.mark.parametrize("program", ["level1", "level2", "sync"])
 def test_a_master_without_memory_is_rebuilt_from_the_members(program: str) -> None:
     totals = run_many(
         100_000, max(SCHEDULES // 10, 20), program=program, quiet=True, peers=4, restarts=2
@@ -121,7 +151,7 @@ def test_a_master_without_memory_is_rebuilt_from_the_members(program: str) -> No
     assert totals["rebuilds"] > 0
 
 
-@pytest.mark.parametrize("program", ["level1", "level2"])
+@pytest.mark.parametrize("program", ["level1", "level2", "sync"])
 def test_a_frozen_peer_that_wakes_up_harms_nobody(program: str) -> None:
     totals = run_many(
         110_000, max(SCHEDULES // 10, 20), program=program, quiet=True, peers=4, freezes=3
@@ -134,14 +164,32 @@ def test_a_wrong_checksum_drops_the_link_and_never_gives_wrong_data() -> None:
     assert totals["checksum_drops"] > 0
 
 
-def test_every_fault_meets_peers_in_every_state() -> None:
+def test_every_fault_and_message_meets_peers_in_every_state(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     reached: set[tuple[str, str]] = set()
-    for seed in range(130_000, 130_300):
+    for seed in range(130_000, 130_000 + max(SCHEDULES // 20, 500)):
         reached |= run(seed, peers=4, **dict.fromkeys(FAULTS[:9], 1))["reached"]
+        reached |= run(seed, program="sync", peers=4, joins=3, **dict.fromkeys(FAULTS, 2))[
+            "reached"
+        ]
+    events = sorted({event for event, _ in reached})
+    states = sorted({state for _, state in reached})
+    with capsys.disabled():
+        print(f"\n{len(reached)} of {len(events) * len(states)} pairs of {len(events)} events and")
+        print(f"{len(states)} states of a peer reached:")
+        for event in events:
+            print(f"  {event:14}", "".join(".x"[(event, state) in reached] for state in states))
     doing = {"joining", "member", "member, in an operation", "member, in a round"}
+    syncing = {
+        "member, voting",
+        "member, comparing",
+        "member, receiving state",
+        "member, ending a sync",
+    }
     for fault in ("kill", "freeze", "partition", "cut", "stall", "abort"):
-        assert doing <= {state for name, state in reached if name == fault}, fault
-    assert len(reached) > 60
+        assert doing | syncing <= {state for name, state in reached if name == fault}, fault
+    assert len(reached) > 150
 
 
 def test_a_schedule_is_repeatable() -> None:
@@ -153,7 +201,7 @@ def test_a_schedule_is_repeatable() -> None:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
-    program=st.sampled_from(["level2", "level1", "threads", "mismatch", "stuck"]),
+    program=st.sampled_from(["level2", "level1", "threads", "mismatch", "stuck", "sync"]),
     peers=st.integers(1, 5),
     joins=st.integers(0, 3),
     steps=st.integers(1, 5),
@@ -184,6 +232,7 @@ def test_invariants_hold_for_any_mixture_of_faults(
 @pytest.mark.parametrize(
     ("bug", "invariants"),
     [
+        ("stale_state", {"I2", "I8"}),  # a receiver keeps its old state
         ("flip_result", {"I2"}),  # a bit of one member's result
         ("other_verdict", {"I1"}),  # one member is told of a loss, the others of a commit
         ("touch_input", {"I3"}),  # an in-place input changes while the operation runs
@@ -195,9 +244,9 @@ def test_invariants_hold_for_any_mixture_of_faults(
 def test_the_checks_notice_a_mistake(bug: str, invariants: set[str]) -> None:
     found = set()
     for seed in range(30):
-        violation = _testing.simulate(seed, quiet=True, program="level2", peers=3, bug=bug)[
-            "violation"
-        ]
+        program = "sync" if bug == "stale_state" else "level2"
+        report = _testing.simulate(seed, quiet=True, program=program, peers=3, bug=bug)
+        violation = report["violation"]
         if violation:
             assert f"seed {seed} at event" in violation
             found.add(violation[:2])

@@ -1,6 +1,6 @@
 // Stress: a master and peers as threads of one process, over loopback, joining and leaving all the
-// time while they reduce, give up on calls and get visits from strangers. Every result is checked
-// against its contributors. Made to run under the address, undefined-behaviour and thread
+// time while they share a state, reduce, give up on calls and get visits from strangers. Every
+// result is checked against its contributors, and the states of all members with each other. Made to run under the address, undefined-behaviour and thread
 // sanitizers; PCCL_STRESS_SECONDS says for how long (default 20).
 
 #include <arpa/inet.h>
@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -24,6 +25,7 @@
 
 #include "pccl/master/server.h"
 #include "pccl/peer/communicator.h"
+#include "pccl/state/manifest.h"
 
 namespace pccl::stress {
 namespace {
@@ -38,6 +40,8 @@ struct Totals {
   std::atomic<std::uint64_t> reductions{0};
   std::atomic<std::uint64_t> reruns{0};
   std::atomic<std::uint64_t> given_up{0};
+  std::atomic<std::uint64_t> syncs{0};
+  std::atomic<std::uint64_t> state_bytes{0};
   std::atomic<std::uint64_t> strangers{0};
 };
 
@@ -78,6 +82,21 @@ void visit(std::uint16_t port, std::mt19937_64& rng, Totals& totals) {
   ::close(fd);
 }
 
+// What members hold after each sync, by epoch and revision: all the same.
+class States {
+ public:
+  void compare(std::uint64_t epoch, std::uint64_t revision, const std::vector<std::uint8_t>& state) {
+    const wire::Digest digest = state::digest(state);
+    const std::lock_guard lock(mutex_);
+    const auto [it, first] = digests_.try_emplace({epoch, revision}, digest);
+    if (!first && it->second != digest) fail("members have different states after a sync");
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, wire::Digest> digests_;
+};
+
 // One reduction in flight: `arrays` arrays, the first in place.
 struct Reduction {
   peer::CallPtr call;
@@ -87,8 +106,13 @@ struct Reduction {
 
 class Peer {
  public:
-  Peer(const wire::Address& master, std::uint64_t seed, Totals& totals)
-      : comm_(options(master)), master_port_(master.port), rng_(seed), totals_(totals) {}
+  Peer(const wire::Address& master, std::uint64_t seed, Totals& totals, States& states)
+      : comm_(options(master)),
+        master_port_(master.port),
+        rng_(seed),
+        totals_(totals),
+        states_(states),
+        state_(kStateBytes, static_cast<std::uint8_t>(seed)) {}
 
   // One life: join, some steps, leave. All members do the same steps in the same order; how many is
   // up to each.
@@ -99,9 +123,8 @@ class Peer {
       fail("join: " + joined.error().reason);
     ++totals_.joins;
     for (unsigned step = 0; step < steps; ++step) {
-      const Result<bool> admitted = comm_.admit(unlimited);
-      if (!admitted) fail("admit: " + admitted.error().reason);
-      if (*admitted) calls_ = 0;  // newcomers start to count as well
+      if (!share()) continue;
+      if (lost_) break;
       if (rng_() % 4 == 0) visit(master_port_, rng_, totals_);
       std::vector<Reduction> flying;
       flying.push_back(start(std::nullopt));
@@ -120,6 +143,45 @@ class Peer {
   }
 
  private:
+  static constexpr std::size_t kStateBytes = (5 << 20) + 77;
+
+  // Takes over the others' state, with it how many calls were made. False when somebody gave up.
+  bool share() {
+    std::vector<state::LocalEntry> entries(2);
+    std::vector<std::uint8_t> count(sizeof calls_);
+    std::memcpy(count.data(), &calls_, sizeof calls_);
+    const auto fill = [](state::LocalEntry& entry, const char* name,
+                         std::vector<std::uint8_t>& bytes) {
+      entry.what.name = name;
+      entry.what.kind = "uint8";
+      entry.what.shape = {bytes.size()};
+      entry.what.bytes = bytes.size();
+      entry.data = entry.writable = bytes.data();
+    };
+    fill(entries[0], "calls", count);
+    fill(entries[1], "state", state_);
+    wire::SyncVote vote;
+    vote.owned = true;
+    peer::Limit limit;
+    if (rng_() % 16 == 0) limit.timeout = milliseconds(rng_() % 20);
+    const Result<peer::CallPtr> call = comm_.sync(std::move(entries), vote, {}, limit);
+    if (!call) {
+      const Code code = call.error().code;
+      lost_ = code == Code::state_unavailable;
+      if (lost_) return true;
+      if (code != Code::timeout && code != Code::peer_lost) fail("sync: " + call.error().reason);
+      ++totals_.given_up;
+      return false;
+    }
+    states_.compare((*call)->record->epoch, (*call)->update->decision.revision, state_);
+    std::memcpy(&calls_, count.data(), sizeof calls_);
+    ++totals_.syncs;
+    totals_.state_bytes += (*call)->update->rx_bytes;
+    // A step of all members.
+    for (std::size_t i = calls_ % 4096; i < state_.size(); i += 4096) ++state_[i];
+    return true;
+  }
+
   static peer::CommunicatorOptions options(const wire::Address& master) {
     peer::CommunicatorOptions options;
     options.master = master;
@@ -186,7 +248,10 @@ class Peer {
   std::uint16_t master_port_;
   std::mt19937_64 rng_;
   Totals& totals_;
-  std::size_t calls_ = 0;  // since the last admission
+  States& states_;
+  std::vector<std::uint8_t> state_;
+  std::uint64_t calls_ = 0;  // part of the state
+  bool lost_ = false;        // all that had the state have left
 };
 
 int run(Duration length, std::uint64_t seed) {
@@ -199,22 +264,25 @@ int run(Duration length, std::uint64_t seed) {
   const wire::Address master{"127.0.0.1", port};
 
   Totals totals;
+  States states;
   const Instant end = steady_clock::now() + length;
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < kPeers; ++i) {
     threads.emplace_back([&, i] {
       std::mt19937_64 rng(seed * 1000 + i);
       while (steady_clock::now() < end) {
-        Peer(master, rng(), totals).live(static_cast<unsigned>(1 + rng() % 20));
+        Peer(master, rng(), totals, states).live(static_cast<unsigned>(1 + rng() % 20));
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   server.interrupt();
   std::printf(
-      "stress: seed %llu: %llu joins, %llu reductions (%llu run again), %llu given up, %llu "
-      "strangers: all results right\n",
+      "stress: seed %llu: %llu joins, %llu syncs (%llu MiB received), %llu reductions (%llu run "
+      "again), %llu given up, %llu strangers: all results right\n",
       static_cast<unsigned long long>(seed), static_cast<unsigned long long>(totals.joins),
+      static_cast<unsigned long long>(totals.syncs),
+      static_cast<unsigned long long>(totals.state_bytes >> 20),
       static_cast<unsigned long long>(totals.reductions),
       static_cast<unsigned long long>(totals.reruns),
       static_cast<unsigned long long>(totals.given_up),

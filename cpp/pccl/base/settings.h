@@ -50,6 +50,10 @@ struct Settings {
   // reported.
   Duration link_timeout = std::chrono::seconds(3);
 
+  // PCCL_STRAGGLER_TIMEOUT: a master evicts members that most of the others have waited for this
+  // long in one call. Unset: never.
+  std::optional<Duration> straggler_timeout;
+
   // PCCL_BUFFER_BYTES: bound of this process's receive buffers that were promised to senders as
   // credit. At least four segments.
   std::size_t buffer_bytes = std::size_t{256} << 20;

@@ -38,6 +38,17 @@ class Signals {
   [[nodiscard]] std::function<bool()> hook() {
     return [this] { return check(); };
   }
+  // Runs Python code of the user's; what it raises ends the call. REQUIRES: not the GIL.
+  template <class Code>
+  void run(const Code& code) {
+    const GilAcquire gil;
+    if (caught_ != nullptr) return;
+    try {
+      code();
+    } catch (nb::python_error& error) {
+      caught_ = std::make_unique<nb::python_error>(std::move(error));
+    }
+  }
   // Raises what a handler raised. REQUIRES: the GIL.
   void rethrow();
 

@@ -119,7 +119,9 @@ std::uint64_t attribute(const Comm& comm, int which) {
 }  // namespace
 
 void bind_communicator(nb::module_& m) {
-  nb::class_<Comm>(m, "Communicator")
+  nb::class_<Comm> communicator(m, "Communicator");
+  bind_sync(m, communicator);
+  communicator
       .def(nb::new_(&make), "master"_a, nb::kw_only(), "peer_group"_a, "stripes"_a, "port"_a,
            "advertise"_a)
       .def(

@@ -30,4 +30,6 @@ struct Comm {
   std::list<std::pair<peer::CallPtr, Arrays>> kept;
 };
 
+void bind_sync(nb::module_& m, nb::class_<Comm>& communicator);
+
 }  // namespace pccl::bindings

@@ -44,7 +44,7 @@ Result<FrameHeader> decode(std::span<const std::uint8_t, kFrameHeaderBytes> byte
     return {Code::refused, "a frame header was spoilt under way (its checksum is wrong)"};
   }
   if (!reader.complete()) return {Code::refused, "malformed frame header"};
-  const std::uint32_t limit = header.type == FrameType::data ? kMaxDataPayload : kMaxSmallPayload;
+  const std::uint32_t limit = carries_data(header.type) ? kMaxDataPayload : kMaxSmallPayload;
   if (header.payload_bytes > limit) {
     return {Code::refused,
             "a frame of " + std::to_string(header.payload_bytes) + " bytes is over the limit"};

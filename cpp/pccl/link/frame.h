@@ -21,8 +21,14 @@ enum class FrameType : std::uint8_t {
   ask,    // contributor -> receiver: eager room is used up; please send ready when you have posted
           // this one
   eager_return,  // receiver -> contributor: `credit` bytes of eager data were consumed
+  fetch,         // receiver -> holder of the shared state: please send these; payload Fetch
+  state,         // holder -> receiver: a chunk of the state, or its manifest; followed by a trailer
 };
-constexpr unsigned enum_count(FrameType) { return 8; }
+constexpr unsigned enum_count(FrameType) { return 10; }
+// Payloads of these go where the engine says; all others are small.
+constexpr bool carries_data(FrameType type) {
+  return type == FrameType::data || type == FrameType::state;
+}
 
 inline constexpr std::uint32_t kFrameMagic = 0x31464350;  // "PCF1"
 inline constexpr std::size_t kFrameHeaderBytes = 72;
@@ -30,7 +36,7 @@ inline constexpr std::size_t kTrailerBytes = 8;
 inline constexpr std::uint64_t kTrailerValid = 0x646e656c6c697770;
 inline constexpr std::uint64_t kTrailerVoid =
     0x64696f7664696f76;  // the sender gave the frame up half-way: ignore it
-inline constexpr std::uint32_t kMaxSmallPayload = 4096;  // of every type but data
+inline constexpr std::uint32_t kMaxSmallPayload = 4096;  // of every type that carries no data
 inline constexpr std::uint32_t kMaxDataPayload =
     1U << 27;  // a segment of 2^24 bytes widened eightfold
 

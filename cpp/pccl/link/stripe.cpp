@@ -230,7 +230,7 @@ Status Stripe::place_payload() {
   placement_ = {};
   rest_.clear();
   rest_at_ = 0;
-  if (header_.type != FrameType::data) {
+  if (!carries_data(header_.type)) {
     if (header_.payload_bytes == 0) {
       phase_ = Phase::header;
       return traffic_.control(*this, header_, {});
@@ -286,7 +286,7 @@ void Stripe::drain_rest() {
 
 Status Stripe::finish_frame() {
   phase_ = Phase::header;
-  if (header_.type != FrameType::data) return traffic_.control(*this, header_, small_);
+  if (!carries_data(header_.type)) return traffic_.control(*this, header_, small_);
   if (trailer_ != kValid && trailer_ != kVoid) {
     return Status(Code::refused, "a data frame does not end in a trailer");
   }

@@ -44,10 +44,10 @@ std::optional<PeerId> judge_links(const std::vector<PeerId>& members,
   return worst;
 }
 
-std::string describe_waiting(const std::vector<Waiting>& members) {
+std::string describe_waiting(const std::vector<Waiting>& members, const std::string& between) {
   std::string text;
   for (std::size_t rank = 0; rank < members.size(); ++rank) {
-    if (rank > 0) text += "; ";
+    if (rank > 0) text += between;
     text += "rank " + std::to_string(rank) + " (" + members[rank].peer.brief() + ") waits in ";
     const auto& waits = members[rank].blocked.waits;
     for (std::size_t i = 0; i < waits.size() && i < 4; ++i) {

@@ -72,7 +72,8 @@ template <class Meets>
   return several_threads ? Stuckness::suspicious : Stuckness::stuck;
 }
 
-// "rank 0 (1a2b3c4d) waits in allreduce #3; rank 1 (...) waits in barrier #0"
-[[nodiscard]] std::string describe_waiting(const std::vector<Waiting>& members);
+// "rank 0 (1a2b3c4d) waits in allreduce #3", and so on for each member.
+[[nodiscard]] std::string describe_waiting(const std::vector<Waiting>& members,
+                                           const std::string& between);
 
 }  // namespace pccl::master

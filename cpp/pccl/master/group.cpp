@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pccl/state/election.h"
 #include "pccl/topology/plan.h"
 
 namespace pccl::master {
@@ -12,6 +13,20 @@ template <class... Fs>
 struct Overloaded : Fs... {
   using Fs::operator()...;
 };
+
+// Each kind of round has its kind of payload.
+bool payload_fits(const wire::RoundEntry& entry) {
+  switch (entry.key.kind) {
+    case wire::RoundKind::sync:
+      return std::holds_alternative<wire::SyncVote>(entry.payload);
+    case wire::RoundKind::sync_detail:
+      return std::holds_alternative<wire::SyncDetail>(entry.payload);
+    case wire::RoundKind::sync_end:
+      return std::holds_alternative<wire::SyncEnd>(entry.payload);
+    default:
+      return std::holds_alternative<wire::Nothing>(entry.payload);
+  }
+}
 
 std::string plural(std::size_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
@@ -78,7 +93,7 @@ std::string Group::summary() const {
   }
   for (const auto& [key, round] : rounds_) {
     text += "\n" + wire::describe(key) + ":";
-    for (const PeerId& id : round.entered) text += " " + id.brief();
+    for (const auto& [id, payload] : round.entered) text += " " + id.brief();
   }
   return text;
 }
@@ -106,7 +121,8 @@ void Group::advance_collected() {
 
 // Ends a call for every member, also for those that enter it later.
 void Group::decide(const wire::CallKey& key, Code code, const PeerId& culprit,
-                   const std::string& reason, const std::string& waiting) {
+                   const std::string& reason, const std::string& waiting,
+                   const wire::SyncDecision& sync) {
   if (const auto* op = std::get_if<wire::OpKey>(&key)) {
     append(wire::Verdict{*op, record_.epoch, code, code == Code::ok && newcomers_ready(), culprit,
                          reason, waiting});
@@ -114,7 +130,8 @@ void Group::decide(const wire::CallKey& key, Code code, const PeerId& culprit,
   } else {
     const auto& round = std::get<wire::RoundKey>(key);
     append(wire::Outcome{round, code, newcomers_ready() ? 1U : 0U, around_.census(), culprit,
-                         reason, waiting});
+                         reason, waiting, sync});
+    if (sync.step == wire::SyncStep::done) record_.state = wire::state_after(sync, record_);
     rounds_.erase(round);
   }
   decided_[key] = last_ordinal_;
@@ -141,10 +158,15 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
                         std::vector<wire::OpKey> aborted) {
   ++record_.epoch;
   record_.cause = cause;
-  if (cause == wire::Cause::admission) record_.admission = record_.epoch;
+  if (cause == wire::Cause::admission) {
+    record_.admission = record_.epoch;
+  } else {
+    record_.syncing = false;
+  }
   if (cause != wire::Cause::plan) record_.abort_floor = record_.epoch;
   record_.members.clear();
   for (const Peer& peer : members_) record_.members.push_back(peer.member);
+  std::erase_if(record_.state.holders, [&](const PeerId& id) { return member(id) == nullptr; });
   record_.census = around_.census();
   record_.departures = std::move(departures);
   record_.aborted = std::move(aborted);
@@ -218,6 +240,8 @@ void Group::start_if_ready(Instant) {
   trouble_.clear();
   unusable_.clear();
   collected_ = last_ordinal_;
+  record_.state = {};
+  record_.syncing = false;
   for (auto it = candidates_.begin(); it != candidates_.end();) {
     if (!it->waiting) {
       ++it;
@@ -286,6 +310,8 @@ bool Group::adopt(const wire::Report& report) {
                             decided_[verdict.key] = last_ordinal_;
                           },
                           [&](const wire::Outcome& outcome) {
+                            if (outcome.sync.step == wire::SyncStep::done)
+                              record_.state = wire::state_after(outcome.sync, record_);
                             rounds_.erase(outcome.key);
                             decided_[outcome.key] = last_ordinal_;
                           }},
@@ -318,13 +344,7 @@ bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant 
     if (sender == nullptr) return true;
     on_operation(*sender, state, applied, now);
   }
-  for (const wire::RoundKey& key : rejoin.report.rounds) {
-    if (key.admission != record_.admission || decided_beyond(key, applied)) continue;
-    OpenRound& round = rounds_[key];
-    if (round.entered.empty()) round.opened = now;
-    round.entered.insert(id);
-    check_round(key, now);
-  }
+  for (const wire::RoundEntry& entry : rejoin.report.rounds) on_round(id, entry, applied, now);
   return true;
 }
 
@@ -490,18 +510,20 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
               tell_newcomers();
             }
           },
+          [&](const wire::WithdrawAdmission&) {
+            if (is_member || !peer->waiting) return;
+            peer->waiting = false;
+            peer->prepared_epoch = 0;
+            tell_newcomers();
+          },
           [&](const wire::Prepared& prepared) {
             if (!is_member) peer->prepared_epoch = prepared.epoch;
           },
           [&](const wire::EnterRound& enter) {
             if (!is_member) return misuse("a newcomer entered a round");
-            if (enter.key.admission != record_.admission || decided_beyond(enter.key, applied))
-              return;
+            if (!payload_fits(enter.entry)) return misuse("a round entered with the wrong payload");
             if (rounds_.size() >= options_.max_open_calls) return misuse("too many open rounds");
-            OpenRound& round = rounds_[enter.key];
-            if (round.entered.empty()) round.opened = now;
-            round.entered.insert(id);
-            check_round(enter.key, now);
+            on_round(id, enter.entry, applied, now);
           },
           [&](const wire::OpReport& report) {
             if (!is_member) return misuse("a newcomer entered an operation");
@@ -537,8 +559,10 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
                 return;
               }
               // A newcomer that cannot reach a member must not come in and be a loss to everybody a
-              // moment later.
-              if (report.state == wire::LinkState::unreachable) {
+              // moment later. If the member is silent to us as well, it may be the one that is
+              // gone: the newcomer goes on dialling, and reports again.
+              const bool silent = now - about->heard >= 2 * options_.heartbeat_interval;
+              if (report.state == wire::LinkState::unreachable && peer->waiting && !silent) {
                 evict(from, Code::unreachable,
                       "it cannot reach peer " + report.peer.brief() + ": " + report.reason, now);
               }
@@ -632,13 +656,69 @@ void Group::check_operation(const wire::OpKey& key, Instant now) {
   if (done == members_.size()) decide(key, Code::ok, {}, {}, {});
 }
 
-void Group::check_round(const wire::RoundKey& key, Instant) {
+void Group::on_round(const PeerId& from, const wire::RoundEntry& entry, std::uint64_t applied,
+                     Instant now) {
+  if (member(from) == nullptr || !payload_fits(entry)) return;
+  if (entry.key.admission != record_.admission || decided_beyond(entry.key, applied)) return;
+  OpenRound& round = rounds_[entry.key];
+  if (round.entered.empty()) round.opened = now;
+  round.entered[from] = entry.payload;
+  check_round(entry.key, now);
+}
+
+void Group::check_round(const wire::RoundKey& key, Instant now) {
   const auto it = rounds_.find(key);
   if (it == rounds_.end() || it->second.entered.size() < members_.size()) return;
-  if (key.kind != wire::RoundKind::admit || !newcomers_ready()) {
-    decide(key, Code::ok, {}, {}, {});
-    return;
+  switch (key.kind) {
+    case wire::RoundKind::admit:
+    case wire::RoundKind::sync_admit:
+      if (newcomers_ready()) return let_newcomers_in(key.kind == wire::RoundKind::sync_admit);
+      break;
+    case wire::RoundKind::sync:
+    case wire::RoundKind::sync_detail:
+    case wire::RoundKind::sync_end:
+      return check_sync(key, now);
+    case wire::RoundKind::peers_pending:
+    case wire::RoundKind::barrier:
+      break;
   }
+  decide(key, Code::ok, {}, {}, {});
+}
+
+// All members have said what they have; what that means is for state/election.h to say.
+void Group::check_sync(const wire::RoundKey& key, Instant now) {
+  const OpenRound& round = rounds_.at(key);
+  state::Judgement judgement;
+  if (key.kind == wire::RoundKind::sync_end) {
+    std::vector<std::pair<PeerId, wire::SyncEnd>> ends;
+    for (const auto& [id, payload] : round.entered)
+      ends.emplace_back(id, std::get<wire::SyncEnd>(payload));
+    judgement = state::judge_ends(ends);
+  } else {
+    std::vector<state::Ballot> ballots;
+    for (const Peer& peer : members_) {
+      const wire::RoundPayload& payload = round.entered.at(peer.member.id);
+      if (const auto* detail = std::get_if<wire::SyncDetail>(&payload)) {
+        ballots.push_back({peer.member.id, detail->vote, &detail->entries});
+      } else {
+        ballots.push_back({peer.member.id, std::get<wire::SyncVote>(payload), nullptr});
+      }
+    }
+    judgement = key.kind == wire::RoundKind::sync ? state::judge_votes(ballots, record_.state)
+                                                  : state::judge_details(ballots, record_.state);
+  }
+  if (!judgement.removals.empty()) {
+    // The round goes on without them.
+    std::vector<Departed> gone;
+    for (state::Removal& removal : judgement.removals)
+      gone.push_back({removal.peer, removal.code, std::move(removal.reason)});
+    return remove(gone, now);
+  }
+  if (judgement.code != Code::ok) judgement.decision = {};
+  decide(key, judgement.code, judgement.culprit, judgement.reason, {}, judgement.decision);
+}
+
+void Group::let_newcomers_in(bool syncing) {
   // Everybody stands at the same call: the newcomers that are ready come in here, and all counters
   // start anew.
   const std::size_t before = members_.size();
@@ -659,6 +739,7 @@ void Group::check_round(const wire::RoundKey& key, Instant) {
   }
   around_.log("group " + std::to_string(id_) + ": " + plural(members_.size() - before, "newcomer") +
               " let in, " + plural(members_.size(), "member"));
+  record_.syncing = syncing;
   begin_epoch(wire::Cause::admission, {}, {});
 }
 
@@ -764,14 +845,15 @@ void Group::check_stuck(Instant now) {
   if (!stuck_since_) stuck_since_ = now;
   if (verdict == Stuckness::suspicious && now - *stuck_since_ < options_.several_threads_grace)
     return;
-  const std::string text = describe_waiting(waiting);
+  const std::string text = describe_waiting(waiting, "; ");
+  const std::string lines = describe_waiting(waiting, "\n");
   std::set<wire::CallKey> calls;
   for (const Waiting& member : waiting)
     calls.insert(member.blocked.waits.begin(), member.blocked.waits.end());
   around_.log("group " + std::to_string(id_) + " is stuck: " + text);
   stuck_since_.reset();
   for (const wire::CallKey& call : calls) {
-    decide(call, Code::deadlock, {}, "the members wait in calls that cannot meet: " + text, text);
+    decide(call, Code::deadlock, {}, "the members wait in calls that cannot meet: " + text, lines);
   }
 }
 
@@ -803,6 +885,30 @@ void Group::notice_stragglers(Instant now) {
   }
 }
 
+// Members that half of the group or more has waited for too long, if the operator wants that.
+void Group::evict_stragglers(Instant now) {
+  if (!options_.straggler_timeout) return;
+  std::vector<Departed> gone;
+  const auto judge = [&](const wire::CallKey& key, Instant opened, auto has_entered) {
+    if (now - opened < *options_.straggler_timeout || !gone.empty()) return;
+    for (const Peer& peer : members_) {
+      if (has_entered(peer.member.id)) continue;
+      gone.push_back({peer.member.id, Code::evicted,
+                      "the others have waited too long for it in " + wire::describe(key)});
+    }
+    if (gone.size() * 2 > members_.size()) gone.clear();
+  };
+  for (const auto& [key, operation] : operations_) {
+    judge(key, operation.opened, [&](const PeerId& id) { return operation.entries.contains(id); });
+  }
+  for (const auto& [key, round] : rounds_) {
+    // Who has not entered that one is receiving state; links are watched for it.
+    if (key.kind == wire::RoundKind::sync_end) continue;
+    judge(key, round.opened, [&](const PeerId& id) { return round.entered.contains(id); });
+  }
+  if (!gone.empty()) remove(gone, now);
+}
+
 void Group::on_time(Instant now) {
   const auto seconds = [](Duration duration) {
     return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(duration).count()) +
@@ -831,6 +937,7 @@ void Group::on_time(Instant now) {
   check_calls(now);
   check_stuck(now);
   notice_stragglers(now);
+  evict_stragglers(now);
 }
 
 }  // namespace pccl::master

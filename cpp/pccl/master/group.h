@@ -49,6 +49,7 @@ struct Options {
   Duration several_threads_grace =
       std::chrono::seconds(10);  // stuck, but a member has several threads
   Duration straggler_notice = std::chrono::seconds(10);
+  std::optional<Duration> straggler_timeout;  // of members that most others wait for
   std::uint32_t segment_bytes = 512 << 10;
   topology::Thresholds thresholds;
   std::size_t max_open_calls = 1 << 16;  // per group
@@ -126,7 +127,7 @@ class Group {
     bool noticed = false;
   };
   struct OpenRound {
-    std::set<PeerId> entered;
+    std::map<PeerId, wire::RoundPayload> entered;
     Instant opened{};
     bool noticed = false;
   };
@@ -146,7 +147,7 @@ class Group {
   void begin_epoch(wire::Cause cause, std::vector<wire::Departure> departures,
                    std::vector<wire::OpKey> aborted);
   void decide(const wire::CallKey& key, Code code, const PeerId& culprit, const std::string& reason,
-              const std::string& waiting);
+              const std::string& waiting, const wire::SyncDecision& sync = {});
   void advance_collected();
   bool adopt(const wire::Report& report);
 
@@ -165,11 +166,16 @@ class Group {
   // -- calls
   void on_operation(Peer& from, const wire::OpState& state, std::uint64_t applied, Instant now);
   void check_operation(const wire::OpKey& key, Instant now);
+  void on_round(const PeerId& from, const wire::RoundEntry& entry, std::uint64_t applied,
+                Instant now);
   void check_round(const wire::RoundKey& key, Instant now);
+  void let_newcomers_in(bool syncing);
+  void check_sync(const wire::RoundKey& key, Instant now);
   void check_calls(Instant now);
   void check_stuck(Instant now);
   void check_links(Instant now);
   void notice_stragglers(Instant now);
+  void evict_stragglers(Instant now);
   [[nodiscard]] bool decided_beyond(const wire::CallKey& key, std::uint64_t applied) const;
   [[nodiscard]] bool entered_by_all(const wire::CallKey& key) const;
 

@@ -31,6 +31,7 @@ Options options_from(const Settings& settings) {
   options.heartbeat_interval = settings.heartbeat_interval;
   options.heartbeat_timeout = settings.heartbeat_timeout;
   options.reconnect_timeout = settings.reconnect_timeout;
+  options.straggler_timeout = settings.straggler_timeout;
   options.segment_bytes = static_cast<std::uint32_t>(settings.segment_bytes);
   return options;
 }

@@ -1,6 +1,8 @@
 #include "pccl/peer/communicator.h"
 
 #include <algorithm>
+#include <cstring>
+#include <thread>
 #include <utility>
 
 #include "pccl/base/log.h"
@@ -19,6 +21,7 @@ constexpr Duration kVerdictGrace =
     std::chrono::seconds(3);  // the engine leaves the run by itself before
 constexpr Duration kLeaveGrace = std::chrono::seconds(1);
 constexpr Duration kRemindNewcomer = std::chrono::seconds(1);
+constexpr unsigned kMaxHashThreads = 8;
 constexpr Duration kRemindGroup = std::chrono::seconds(10);
 
 Instant clock_now() { return std::chrono::steady_clock::now(); }
@@ -64,6 +67,15 @@ class ThreadTrace {
 ThreadTrace& this_thread() {
   thread_local ThreadTrace trace;
   return trace;
+}
+
+Error unfinished_error(const Engine& engine) {
+  const std::size_t count = engine.unfinished();
+  return {Code::pending_operations,
+          std::to_string(count) + (count == 1 ? " operation" : " operations") +
+              " of this communicator not finished yet",
+          {},
+          {}};
 }
 
 }  // namespace
@@ -222,6 +234,8 @@ Status Communicator::become_member(Visit& visit, const Deadline& deadline, const
           log(LogLevel::warn, id_, "waiting to be let in by the members");
         });
     if (!status) {
+      engine.withdraw_admission(clock_now());
+      runtime.act();
       if (status.error().code != Code::timeout) return status;
       return Status(Code::timeout, "the members did not let this peer in within the timeout");
     }
@@ -326,6 +340,21 @@ void Communicator::close() {
   runtime->shut();
 }
 
+// Waits for the operations that this peer has started.
+Status Communicator::finish_own(Visit& visit, const Deadline& deadline, const Limit& limit) {
+  std::vector<CallPtr> unfinished;
+  {
+    const std::lock_guard lock(mutex_);
+    unfinished = started_;
+  }
+  for (const CallPtr& call : unfinished) {
+    // How it ends is told to who waits for it.
+    const Status status = await_call(visit, call, deadline, limit, false);
+    if (!call->done || (!status && status.error().code == Code::interrupted)) return status;
+  }
+  return {};
+}
+
 // ---- collective calls
 // ---------------------------------------------------------------------------------------------
 
@@ -341,16 +370,7 @@ Result<bool> Communicator::admit(const Limit& limit) {
     engine.pass_admission_point();
     return true;
   }
-  std::vector<CallPtr> unfinished;
-  {
-    const std::lock_guard lock(mutex_);
-    unfinished = started_;
-  }
-  for (const CallPtr& call : unfinished) {
-    // How it ends is told to who waits for it.
-    const Status status = await_call(visit, call, deadline, limit, false);
-    if (!call->done || (!status && status.error().code == Code::interrupted)) return status.error();
-  }
+  if (const Status status = finish_own(visit, deadline, limit); !status) return status.error();
   if (engine.standing() == Standing::out) return engine.end();
   if (!engine.admission_round_needed() && engine.record()->members.size() > 1) {
     engine.pass_admission_point();
@@ -370,10 +390,7 @@ Status Communicator::update_topology(const Limit& limit) {
   const Deadline deadline = deadline_of(limit);
   Visit visit(*found);
   Engine& engine = visit.engine();
-  if (engine.unfinished() > 0) {
-    return Status(Code::pending_operations, std::to_string(engine.unfinished()) +
-                                                " operations of this communicator are unfinished");
-  }
+  if (engine.unfinished() > 0) return unfinished_error(engine);
   if (const Status status = become_member(visit, deadline, limit); !status) return status;
   if (!engine.fresh()) {
     const auto call = round(visit, wire::RoundKind::admit, deadline, limit);
@@ -411,6 +428,63 @@ Status Communicator::barrier(const Limit& limit) {
   const auto call = round(visit, wire::RoundKind::barrier, deadline, limit);
   if (!call) return call.error();
   return {};
+}
+
+Result<CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries, wire::SyncVote vote,
+                                   const Progress& progress, const Limit& limit) {
+  const auto found = runtime();
+  if (!found) return found.error();
+  const Deadline deadline = deadline_of(limit);
+  {
+    // What runs may write what is to be hashed.
+    Visit visit(*found);
+    if (!vote.owned && visit.engine().unfinished() > 0) return unfinished_error(visit.engine());
+    if (const Status status = finish_own(visit, deadline, limit); !status) return status.error();
+  }
+  // Without the turn: others may work meanwhile, and the loop goes on.
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  auto state = state::hash(std::move(entries), std::min(cores, kMaxHashThreads), limit.interrupted);
+  if (!state) return state.error();
+
+  CallPtr call;
+  Status status;
+  {
+    Visit visit(*found);
+    Engine& engine = visit.engine();
+    if (status = become_member(visit, deadline, limit); !status) return status.error();
+    if (vote.owned && !engine.owes_sync()) {
+      if (engine.admission_round_needed() || engine.record()->members.size() == 1) {
+        const auto admitted = round(visit, wire::RoundKind::sync_admit, deadline, limit);
+        if (!admitted) return admitted.error();
+      }
+      engine.pass_admission_point();
+    }
+    call = engine.start_sync({*state, vote}, clock_now());
+    visit.runtime().act();
+    Limit telling = limit;
+    telling.interrupted = [&] {
+      if (progress && call->bytes_wanted > 0) progress(call->bytes_done, call->bytes_wanted);
+      return limit.interrupted && limit.interrupted();
+    };
+    status = await_call(visit, call, deadline, telling, true);
+  }
+  if (call->done && call->update) {
+    // Also when the caller was interrupted meanwhile: the others have it.
+    for (const state::Update::Copy& copy : call->update->copies)
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    call->update->copies.clear();
+    call->update->staging.clear();
+    if (progress && call->bytes_wanted > 0) progress(call->bytes_done, call->bytes_wanted);
+  }
+  // Committed is committed: an interrupted caller gets it too (Limit::interrupted has told).
+  if (!status && !(call->done && call->update)) return status.error();
+  for (const wire::Divergence& odd : call->update->decision.diverged) {
+    std::string names;
+    for (const std::string& name : odd.names) names += " " + name;
+    log(LogLevel::warn, id_,
+        "peer " + odd.peer.brief() + " had another state than the group, now overwritten:" + names);
+  }
+  return call;
 }
 
 Result<CallPtr> Communicator::start(OperationRequest request, const Limit& limit) {

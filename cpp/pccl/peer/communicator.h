@@ -32,6 +32,9 @@ struct Limit {
   std::function<bool()> interrupted;
 };
 
+// Told every 100 ms or so, like Limit::interrupted: bytes received, and to be received.
+using Progress = std::function<void(std::uint64_t, std::uint64_t)>;
+
 struct JoinRequest {
   std::uint32_t min_peers = 1;
   unsigned attempts = 1;  // to reach the master, a second apart
@@ -65,6 +68,11 @@ class Communicator {
   Status update_topology(const Limit& limit);
   [[nodiscard]] Result<bool> peers_pending(const Limit& limit);
   Status barrier(const Limit& limit);
+  // Makes the state equal on all members. When it returns, entries that can be written have their
+  // new bytes (or all have their old ones), and the call's update has what else changed: also when
+  // the caller was interrupted too late. Level 2 (vote.owned) first lets newcomers in.
+  [[nodiscard]] Result<CallPtr> sync(std::vector<state::LocalEntry> entries, wire::SyncVote vote,
+                                     const Progress& progress, const Limit& limit);
   // Blocks only a newcomer, until it is let in. The request's arrays must stay valid until the call
   // is done.
   [[nodiscard]] Result<CallPtr> start(OperationRequest request, const Limit& limit);
@@ -95,6 +103,7 @@ class Communicator {
                     bool give_up);
   Status await_standing(Visit& visit, const std::function<bool()>& done, const Deadline& deadline,
                         const Limit& limit, const std::function<void()>& remind);
+  Status finish_own(Visit& visit, const Deadline& deadline, const Limit& limit);
   Status become_member(Visit& visit, const Deadline& deadline, const Limit& limit);
   [[nodiscard]] Result<CallPtr> round(Visit& visit, wire::RoundKind kind, const Deadline& deadline,
                                       const Limit& limit);

@@ -24,6 +24,7 @@ constexpr Duration kAbortGrace = std::chrono::seconds(1);  // for a verdict afte
 constexpr Duration kBlockedAfter = std::chrono::seconds(1);
 constexpr std::size_t kMaxParked = 64;
 constexpr std::size_t kMaxHandshakes = 512;
+constexpr std::uint32_t kMaxSyncTries = 8;
 constexpr std::uint32_t kRemoteStripes = 4;
 constexpr std::uint32_t kLocalStripes = 1;
 
@@ -49,7 +50,8 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
       executor_({.buffer_bytes = options.settings.buffer_bytes,
                  .eager_bytes = options.eager_bytes,
                  .eager_room = options.eager_room},
-                std::move(pool), *this),
+                pool, *this),
+      transfer_(std::move(pool), *this),
       asked_(options.join.waiting) {}
 
 Engine::~Engine() = default;
@@ -132,6 +134,7 @@ void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
     for (auto& [id, link] : links_) {
       // The master may not have heard of it, or be another one. A link that broke may be up again:
       // what was under way on it is lost all the same.
+      if (!link.planned) continue;
       if (link.reported) {
         session_.report_link(id, link.up ? wire::LinkState::silent : wire::LinkState::unreachable,
                              link.last_failure);
@@ -163,6 +166,17 @@ void Engine::request_admission(Instant now) {
   session_.request_admission();
 }
 
+void Engine::withdraw_admission(Instant now) {
+  now_ = now;
+  if (out_ || session_.member() || !requested_) return;
+  requested_ = false;
+  asked_ = false;
+  prepare_.reset();
+  prepared_epoch_ = 0;
+  session_.withdraw_admission();
+  choose_links();
+}
+
 void Engine::leave(const std::string& reason, Instant now) {
   now_ = now;
   if (out_) return;
@@ -180,6 +194,7 @@ void Engine::die(Error error) {
   for (const wire::OpKey& key : operations) end_operation(key, end_, session_.record());
   for (auto& [key, round] : rounds_) end_call(*round.call, end_, session_.record());
   rounds_.clear();
+  if (sync_) end_sync(end_);
   std::vector<std::uint64_t> ids;
   for (const auto& [id, state] : stripes_) ids.push_back(id);
   for (const std::uint64_t id : ids) close_stripe(id);
@@ -199,7 +214,8 @@ void Engine::on_epoch(const Record& record) {
   census_ = record->census;
   const bool admission = record->cause == wire::Cause::admission;
   if (admission) {
-    const bool founded = asked_;
+    const bool new_here = !was_member_;
+    was_member_ = true;
     asked_ = false;
     waiting_for_ = 0;
     prepare_.reset();
@@ -207,7 +223,8 @@ void Engine::on_epoch(const Record& record) {
     tagged_.clear();
     round_counts_.clear();
     newcomers_wait_.reset();
-    if (founded) fresh_ = true;
+    if (new_here) fresh_ = true;
+    owes_sync_ = new_here && record->syncing;
     // Everybody stood in the admit round. A call of another thread that was under way has lost its
     // number.
     const Error late{
@@ -216,11 +233,15 @@ void Engine::on_epoch(const Record& record) {
     for (const auto& [key, operation] : operations_) keys.push_back(key);
     for (const wire::OpKey& key : keys) end_operation(key, late, record);
     for (auto& [key, round] : rounds_) {
-      end_call(*round.call, key.kind == wire::RoundKind::admit ? Error{Code::ok, {}, {}, {}} : late,
-               record);
+      const bool admitting =
+          key.kind == wire::RoundKind::admit || key.kind == wire::RoundKind::sync_admit;
+      end_call(*round.call, admitting ? Error{Code::ok, {}, {}, {}} : late, record);
     }
     rounds_.clear();
+    if (sync_) end_sync(late);
+    transfer_.forget_before(record->admission);
   }
+  transfer_.set_members(record->members);
   std::vector<wire::OpKey> again;
   if (record->cause == wire::Cause::loss) {
     std::vector<wire::OpKey> keys;
@@ -279,6 +300,145 @@ CallPtr Engine::enter(wire::RoundKind kind, Instant now) {
   rounds_[key] = {call};
   session_.enter(key);
   return call;
+}
+
+// ---- shared state
+// -----------------------------------------------------------------------------------------------
+
+CallPtr Engine::start_sync(SyncRequest request, Instant now) {
+  now_ = now;
+  auto call = std::make_shared<Call>();
+  if (out_) {
+    end_call(*call, end_, nullptr);
+    return call;
+  }
+  if (!session_.member() || sync_) {
+    end_call(
+        *call,
+        {Code::invalid_usage,
+         sync_ ? "another thread is in a sync of this communicator" : "not a member of the run",
+         {},
+         {}},
+        nullptr);
+    return call;
+  }
+  fresh_ = false;
+  owes_sync_ = false;
+  const std::vector<wire::StateEntry>& entries = request.state->manifest.entries;
+  request.vote.structure = state::structure_of(entries);
+  request.vote.content = state::content_of(entries, false);
+  request.vote.loose = state::content_of(entries, true);
+  sync_.emplace();
+  sync_->call = call;
+  sync_->request = std::move(request);
+  begin_sync();
+  return call;
+}
+
+// Votes; also again, when all who had the elected state are gone.
+void Engine::begin_sync() {
+  const std::uint64_t sequence = round_counts_[wire::RoundKind::sync]++;
+  round_counts_[wire::RoundKind::sync_detail] = sequence + 1;
+  round_counts_[wire::RoundKind::sync_end] = sequence + 1;
+  sync_->id = {record()->admission, sequence};
+  ++sync_->tries;
+  enter_sync(wire::RoundKind::sync, sync_->request.vote);
+}
+
+void Engine::enter_sync(wire::RoundKind kind, wire::RoundPayload payload) {
+  if (!move_sync_to(kind)) return;
+  const wire::RoundKey key{kind, sync_->id.admission, sync_->id.sequence};
+  session_.enter(key, std::move(payload));
+}
+
+// The sync waits for its next round now. False when that is over already, and with it the sync.
+bool Engine::move_sync_to(wire::RoundKind kind) {
+  const wire::CallKey key = wire::RoundKey{kind, sync_->id.admission, sync_->id.sequence};
+  const wire::CallKey before = std::exchange(sync_->call->key, key);
+  if (const auto covering = session_.take_covering(key)) {
+    end_sync(*covering);
+    return false;
+  }
+  // The caller gave up while the round before was decided.
+  const auto aborting = aborting_.find(before);
+  if (aborting == aborting_.end() || before == key) return true;
+  const auto until = aborting->second;
+  aborting_.erase(aborting);
+  aborting_[key] = until;
+  session_.request_abort(key, until.second);
+  return true;
+}
+
+void Engine::on_sync_outcome(const wire::Outcome& outcome) {
+  if (outcome.code != Code::ok) {
+    const auto covering = session_.take_covering(outcome.key);
+    return end_sync(covering ? *covering : Error{outcome.code, outcome.reason, {}, {}});
+  }
+  Sync& sync = *sync_;
+  switch (outcome.sync.step) {
+    case wire::SyncStep::none:
+      return end_sync(
+          {Code::internal_error, "the master closed a sync without a decision", {}, {}});
+    case wire::SyncStep::detail:
+      return enter_sync(wire::RoundKind::sync_detail,
+                        wire::SyncDetail{sync.request.vote, sync.request.state->manifest.entries});
+    case wire::SyncStep::transfer: {
+      if (!move_sync_to(wire::RoundKind::sync_end)) return;
+      transfer_.begin(sync.id, id(), sync.request.state, outcome.sync);
+      choose_links();
+      // Those who only serve are done; the round waits for those who receive.
+      if (!transfer_.receiving()) transfer_over(Code::ok, {});
+      return;
+    }
+    case wire::SyncStep::again: {
+      const std::unique_ptr<state::Update> update = transfer_.end();
+      if (update) {
+        sync.tx_bytes += update->tx_bytes;
+        sync.rx_bytes += update->rx_bytes;
+      }
+      return begin_sync();
+    }
+    case wire::SyncStep::done: {
+      std::unique_ptr<state::Update> update = transfer_.end();
+      if (!update) {
+        update = std::make_unique<state::Update>();
+        update->decision = outcome.sync;
+      }
+      update->decision.revision = outcome.sync.revision;
+      update->tx_bytes += sync.tx_bytes;
+      update->rx_bytes += sync.rx_bytes;
+      sync.call->update = std::move(update);
+      return end_sync({Code::ok, {}, {}, {}});
+    }
+  }
+}
+
+// The transfer's part is over: says so in the last round.
+void Engine::transfer_over(Code code, const std::string& reason) {
+  if (!sync_) return;
+  wire::SyncEnd end{code, reason, 0, {}};
+  const wire::SyncDecision& decision = transfer_.decision();
+  end.revision = decision.revision;
+  end.content = decision.content;
+  if (code == Code::peer_lost && sync_->tries >= kMaxSyncTries) end.code = Code::state_unavailable;
+  enter_sync(wire::RoundKind::sync_end, std::move(end));
+}
+
+void Engine::end_sync(Error error) {
+  const CallPtr call = sync_->call;
+  sync_.reset();
+  if (transfer_.active()) (void)transfer_.end();
+  end_call(*call, std::move(error), session_.record());
+}
+
+bool Engine::link_up(const PeerId& peer) const {
+  const auto it = links_.find(peer);
+  return it != links_.end() && it->second.up;
+}
+
+bool Engine::state_checked(const PeerId& peer) const {
+  const auto it = links_.find(peer);
+  return it != links_.end() && it->second.checked;
 }
 
 CallPtr Engine::start_operation(OperationRequest request, Instant now) {
@@ -427,6 +587,13 @@ void Engine::on_verdict(const wire::Verdict& verdict) {
 void Engine::on_outcome(const wire::Outcome& outcome) {
   if (out_) return;
   census_ = outcome.census;
+  if (sync_ && outcome.key.admission == sync_->id.admission &&
+      outcome.key.sequence == sync_->id.sequence &&
+      (outcome.key.kind == wire::RoundKind::sync ||
+       outcome.key.kind == wire::RoundKind::sync_detail ||
+       outcome.key.kind == wire::RoundKind::sync_end)) {
+    return on_sync_outcome(outcome);
+  }
   const auto it = rounds_.find(outcome.key);
   if (it == rounds_.end()) {
     const auto count = round_counts_.find(outcome.key.kind);
@@ -461,6 +628,7 @@ void Engine::abort(const CallPtr& call, Code code, Instant now) {
 // may dial us.
 void Engine::choose_links() {
   std::map<PeerId, wire::Member> wanted;
+  std::set<PeerId> for_state;  // of these: not in the plan
   if (const Record& world = record()) {
     std::size_t rank = 0;
     while (rank < world->members.size() && world->members[rank].id != id()) ++rank;
@@ -470,6 +638,13 @@ void Engine::choose_links() {
       wanted[other.id] = other;
     }
     for (const wire::Member& newcomer : expected_) wanted.try_emplace(newcomer.id, newcomer);
+    for (const wire::Member& member : world->members) {
+      const std::vector<PeerId>& partners = transfer_.partners();
+      if (std::find(partners.begin(), partners.end(), member.id) != partners.end() &&
+          wanted.try_emplace(member.id, member).second) {
+        for_state.insert(member.id);
+      }
+    }
   } else if (prepare_) {
     for (const wire::Member& member : prepare_->members) wanted[member.id] = member;
   }
@@ -485,6 +660,7 @@ void Engine::choose_links() {
     const auto [it, fresh] = links_.try_emplace(peer);
     it->second.peer = member;
     it->second.wanted = true;
+    it->second.planned = !for_state.contains(peer);
     if (fresh) {
       it->second.down_since = now_;
       it->second.next_dial = now_;
@@ -505,7 +681,7 @@ void Engine::choose_links() {
 }
 
 void Engine::on_prepare(const wire::Prepare& prepare) {
-  if (out_ || session_.member()) return;
+  if (out_ || session_.member() || !asked_) return;  // or it gave up waiting meanwhile
   prepare_ = prepare;
   renew_links();
   choose_links();
@@ -668,7 +844,7 @@ void Engine::accept_hello(StripeState& state) {
   const std::uint64_t id = state.stripe->id();
   if (state.hello.generation < link.generation && link.up) return close_stripe(id);
   if (state.hello.generation != link.generation) {
-    if (link.up) link_down(link, "replaced by a new connection", true);
+    if (link.up) link_down(link, "replaced by a new connection", link.planned);
     link.generation = state.hello.generation;
   }
   for (const std::uint64_t other : link.stripes) {
@@ -708,6 +884,7 @@ void Engine::establish(StripeState& state) {
       dial(link, state.address, stripe);
   }
   check_prepared();
+  transfer_.link_changed(link.peer.id, true);
 }
 
 void Engine::close_stripe(std::uint64_t id) {
@@ -740,6 +917,7 @@ void Engine::link_down(Link& link, const std::string& reason, bool report) {
   link.last_failure = reason;
   if (!was_up) return;
   executor_.reset_link(link.peer.id);
+  transfer_.link_changed(link.peer.id, false);
   if (prepare_) prepared_epoch_ = 0;
   if (!report) return;
   if (record()) link.broke_under = record()->abort_floor;
@@ -762,7 +940,7 @@ void Engine::on_stripe_failed(std::uint64_t id, const std::string& reason, Insta
   const auto link = links_.find(state.peer);
   if (state.established && link != links_.end()) {
     log(LogLevel::debug, "link to " + state.peer.brief() + " broke: " + reason);
-    link_down(link->second, reason, true);
+    link_down(link->second, reason, link->second.planned);
     return;
   }
   if (state.dialled && link != links_.end()) {
@@ -808,6 +986,7 @@ link::Placement Engine::place(link::Stripe& from, const link::FrameHeader& heade
     refused.reason = "data before the handshake";
     return refused;
   }
+  if (header.type == link::FrameType::state) return transfer_.place(it->second.peer, header);
   return executor_.place(it->second.peer, header);
 }
 
@@ -815,12 +994,23 @@ Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std:
                        Buffer buffer) {
   const auto it = stripes_.find(from.id());
   if (it == stripes_.end()) return {};
+  if (header.type == link::FrameType::state) {
+    const PeerId peer = it->second.peer;
+    const Status status = transfer_.arrived(peer, header, std::move(buffer));
+    if (sync_) {
+      sync_->call->bytes_wanted = transfer_.bytes_wanted();
+      sync_->call->bytes_done = transfer_.bytes_done();
+    }
+    return status;
+  }
   return executor_.arrived(it->second.peer, header, token, std::move(buffer));
 }
 
 void Engine::voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) {
   const auto it = stripes_.find(from.id());
-  if (it != stripes_.end()) executor_.voided(it->second.peer, header, token);
+  if (it == stripes_.end()) return;
+  if (header.type == link::FrameType::state) return transfer_.voided(it->second.peer, header);
+  executor_.voided(it->second.peer, header, token);
 }
 
 Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
@@ -837,18 +1027,22 @@ Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
   }
   if (!it->second.established) return Status(Code::refused, "frames before the handshake");
   if (header.type == link::FrameType::heartbeat) return {};
+  if (header.type == link::FrameType::fetch)
+    return transfer_.control(it->second.peer, header, payload);
   return executor_.control(it->second.peer, header);
 }
 
 bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
   const auto it = stripes_.find(to.id());
   if (it == stripes_.end() || !it->second.established) return false;
-  return executor_.next(it->second.peer, frame);
+  const PeerId peer = it->second.peer;
+  return executor_.next(peer, frame) || transfer_.next(peer, frame);
 }
 
 // Signs of life on every link, silence, links that do not come up.
 void Engine::watch_links() {
   std::vector<std::uint64_t> mute;
+  std::vector<PeerId> hopeless;
   for (auto& [peer, link] : links_) {
     const bool member =
         record() != nullptr && std::any_of(record()->members.begin(), record()->members.end(),
@@ -857,9 +1051,17 @@ void Engine::watch_links() {
       if (link.wanted && !link.reported &&
           now_ - link.down_since >= options_.settings.link_timeout && (member || prepare_)) {
         link.reported = true;
-        session_.report_link(
-            peer, wire::LinkState::unreachable,
-            link.last_failure.empty() ? "no connection came about" : link.last_failure);
+        if (link.last_failure.empty()) link.last_failure = "no connection came about";
+        if (link.planned) {
+          session_.report_link(peer, wire::LinkState::unreachable, link.last_failure);
+          if (prepare_) {
+            // The master may know that the member is silent, and wait: say it again.
+            link.reported = false;
+            link.down_since = now_;
+          }
+        } else {
+          hopeless.push_back(peer);
+        }
       }
       continue;
     }
@@ -885,6 +1087,9 @@ void Engine::watch_links() {
       for (const std::uint64_t id : link.stripes) {
         if (now_ - stripes_.at(id).heard >= options_.settings.heartbeat_timeout) mute.push_back(id);
       }
+    } else if (!link.planned) {
+      // Nobody's operations depend on it: a new connection may do.
+      link_down(link, "nothing heard on the link", false);
     } else if (!link.reported && member) {
       link.reported = true;
       session_.report_link(peer, wire::LinkState::silent, "nothing heard on the link");
@@ -893,6 +1098,7 @@ void Engine::watch_links() {
   for (const std::uint64_t id : mute) {
     on_stripe_failed(id, "nothing heard on one of the link's connections", now_);
   }
+  for (const PeerId& peer : hopeless) transfer_.give_up(peer, links_.at(peer).last_failure);
 }
 
 // ---- threads
@@ -931,13 +1137,15 @@ void Engine::thread_ended(std::uint64_t thread) {
 void Engine::report_blocked(Instant now) {
   wire::Blocked blocked;
   for (const auto& [thread, state] : threads_) {
-    if (state.waits && !state.waits->done && now - state.since >= kBlockedAfter) {
+    // Whoever receives state is not waiting for a call of the others: links are watched for that.
+    const bool receiving = sync_ && state.waits == sync_->call && transfer_.receiving();
+    if (state.waits && !state.waits->done && !receiving && now - state.since >= kBlockedAfter) {
       blocked.waits.push_back(state.waits->key);
     }
     // A thread that began to wait a moment ago, or is about to continue, counts as outside: it is
     // not blocked.
-    blocked.outside =
-        blocked.outside || !state.waits || state.waits->done || now - state.since < kBlockedAfter;
+    blocked.outside = blocked.outside || !state.waits || state.waits->done || receiving ||
+                      now - state.since < kBlockedAfter;
   }
   std::uint64_t bytes = 0;
   for (const auto& [id, state] : stripes_) {

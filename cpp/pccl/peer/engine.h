@@ -18,6 +18,7 @@
 #include "pccl/collective/executor.h"
 #include "pccl/link/stripe.h"
 #include "pccl/peer/session.h"
+#include "pccl/state/transfer.h"
 
 namespace pccl::peer {
 
@@ -31,6 +32,10 @@ struct Call {
   std::uint64_t answer = 0;  // round
   std::uint32_t attempts = 0;
   collective::Traffic traffic;
+  std::unique_ptr<state::Update> update;  // sync: what changes here
+  // Of a sync while it runs, for any thread: bytes received and to be received.
+  std::atomic<std::uint64_t> bytes_done{0};
+  std::atomic<std::uint64_t> bytes_wanted{0};
 };
 using CallPtr = std::shared_ptr<Call>;
 
@@ -43,6 +48,12 @@ struct OperationRequest {
   bool alone_is_error = false;       // level 1: too_few_peers in a world of one
   std::uint64_t structure = 0;       // hash of what else must agree: key paths, shapes
   std::string description;           // for errors: "1000 float32"
+};
+
+// A member's state and what it says of it.
+struct SyncRequest {
+  std::shared_ptr<const state::LocalState> state;
+  wire::SyncVote vote;  // its digests are filled by the engine
 };
 
 struct EngineOptions {
@@ -80,7 +91,10 @@ enum class Standing {
 };
 
 // *one thread at a time: whoever drives the loop*
-class Engine final : private SessionHost, private collective::ExecutorHost, private link::Traffic {
+class Engine final : private SessionHost,
+                     private collective::ExecutorHost,
+                     private state::TransferHost,
+                     private link::Traffic {
  public:
   Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool);
   ~Engine() override;
@@ -107,10 +121,17 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
   // -- the user's calls
   // This peer's next call is a collective one; until it is a member, it waits to be let in.
   void request_admission(Instant now);
+  // It gave up waiting; unless it was let in a moment ago.
+  void withdraw_admission(Instant now);
   [[nodiscard]] CallPtr enter(wire::RoundKind kind, Instant now);
   // Arrays must stay valid until the call is done. Ends at once when the world is one (or with an
   // error).
   [[nodiscard]] CallPtr start_operation(OperationRequest request, Instant now);
+  // Makes the state equal on all members. Its memory must stay valid until the call is done. One at
+  // a time.
+  [[nodiscard]] CallPtr start_sync(SyncRequest request, Instant now);
+  // This peer was let in by a sync that goes on: its own begins after the admission.
+  [[nodiscard]] bool owes_sync() const { return owes_sync_; }
   // The caller gives up: the call still ends by the master's verdict, or a second from now by
   // leaving the run.
   void abort(const CallPtr& call, Code code, Instant now);
@@ -159,9 +180,18 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
   struct RoundCall {
     CallPtr call;
   };
+  struct Sync {
+    CallPtr call;
+    SyncRequest request;
+    state::SyncId id;
+    std::uint32_t tries = 0;
+    std::uint64_t tx_bytes = 0;  // of tries that came to nothing
+    std::uint64_t rx_bytes = 0;
+  };
   struct Link {
     wire::Member peer;
-    bool wanted = false;  // the plan uses it, or a newcomer prepares it
+    bool wanted = false;
+    bool planned = false;  // the plan uses it, or a newcomer prepares it; else only state moves
     bool up = false;
     bool checked = false;
     std::uint64_t generation = 0;
@@ -222,6 +252,12 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
   std::uint64_t release(const PeerId& peer, std::uint64_t token) override;
   void disagrees(const wire::OpKey& key) override;
   bool checked(const PeerId& peer) override;
+  // state::TransferHost
+  void wake_for_state(const PeerId& peer) override { wake(peer); }
+  bool link_up(const PeerId& peer) const override;
+  void release_state(const PeerId& peer, std::uint64_t token) override { release(peer, token); }
+  bool state_checked(const PeerId& peer) const override;
+  void transfer_over(Code code, const std::string& reason) override;
   // link::Traffic
   link::Placement place(link::Stripe& from, const link::FrameHeader& header) override;
   Status arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token,
@@ -246,6 +282,11 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
                                 std::span<const std::uint8_t> payload);
 
   // -- calls
+  void enter_sync(wire::RoundKind kind, wire::RoundPayload payload);
+  bool move_sync_to(wire::RoundKind kind);
+  void begin_sync();
+  void on_sync_outcome(const wire::Outcome& outcome);
+  void end_sync(Error error);
   void run_attempt(Operation& operation);
   void report_entered(Instant now, bool all);
   void end_call(Call& call, Error error, const Record& record);
@@ -257,6 +298,7 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
   EngineOptions options_;
   Session session_;
   collective::Executor executor_;
+  state::Transfer transfer_;
   EngineActions actions_;
   Instant now_{};
   Instant last_tick_{};
@@ -304,8 +346,11 @@ class Engine final : private SessionHost, private collective::ExecutorHost, priv
   std::uint64_t untagged_ = 0;
   std::map<std::uint64_t, std::uint64_t> tagged_;
   std::map<wire::RoundKind, std::uint64_t> round_counts_;
+  std::optional<Sync> sync_;
+  bool owes_sync_ = false;
   std::optional<bool> newcomers_wait_;  // flag of the latest commit since the last admission point
   bool fresh_ = false;
+  bool was_member_ = false;
   std::map<std::uint64_t, ThreadState> threads_;
   bool blocked_reported_ = false;
   Instant next_blocked_{};

@@ -13,6 +13,8 @@ struct Overloaded : Fs... {
   using Fs::operator()...;
 };
 
+constexpr std::size_t kMaxReportedEntries = 1000;
+
 // What members find that call an operation a loss ended before they came to it.
 Error loss_error(const wire::EpochRecord& record) {
   Error error{Code::peer_lost, {}, {}, {}};
@@ -64,7 +66,7 @@ void Session::say_again() {
   wire::OpReport report;
   for (const auto& [key, state] : operations_) report.states.push_back(state);
   if (!report.states.empty()) say(report);
-  for (const wire::RoundKey& key : rounds_) say(wire::EnterRound{key});
+  for (const auto& [key, payload] : rounds_) say(wire::EnterRound{{key, payload}});
   for (const auto& [key, code] : aborts_) say(wire::AbortRequest{key, code});
 }
 
@@ -94,32 +96,35 @@ void Session::on_frame(const wire::Frame& frame) {
     collected_ = std::min(frame.envelope.ordinal, applied_);
     while (!log_.empty() && log_.front().ordinal <= collected_) log_.pop_front();
   }
-  std::visit(Overloaded{
-                 [&](const wire::Welcome& welcome) {
-                   const bool again = joined_;
-                   joined_ = true;
-                   welcomed_ = true;
-                   if (again) say_again();
-                   host_.on_welcome(welcome, again);
-                 },
-                 [&](const wire::Refused& refused) {
-                   host_.on_refused({refused.code, refused.reason, {}, {}});
-                 },
-                 [&](const wire::Log& log) {
-                   for (const wire::LogEntry& entry : log.entries) {
-                     broken_ = apply(entry);
-                     if (!broken_) return;
-                   }
-                 },
-                 [&](const wire::Prepare& prepare) { host_.on_prepare(prepare); },
-                 [&](const wire::Expect& expect) { host_.on_expect(expect); },
-                 [&](const wire::Notice& notice) { host_.on_notice(notice.text); },
-                 [&](const wire::Heartbeat&) {},
-                 [&](const auto&) {
-                   broken_ = Status(Code::refused, "a message that masters do not send");
-                 },
-             },
-             frame.message);
+  std::visit(
+      Overloaded{
+          [&](const wire::Welcome& welcome) {
+            const bool again = joined_;
+            joined_ = true;
+            welcomed_ = true;
+            if (again) say_again();
+            host_.on_welcome(welcome, again);
+          },
+          [&](const wire::Refused& refused) {
+            // Of a call that the members make differently, this peer is the odd one.
+            const bool odd = refused.code == Code::mismatched_call;
+            host_.on_refused({refused.code, refused.reason, odd ? options_.id : PeerId{}, {}});
+          },
+          [&](const wire::Log& log) {
+            for (const wire::LogEntry& entry : log.entries) {
+              broken_ = apply(entry);
+              if (!broken_) return;
+            }
+          },
+          [&](const wire::Prepare& prepare) { host_.on_prepare(prepare); },
+          [&](const wire::Expect& expect) { host_.on_expect(expect); },
+          [&](const wire::Notice& notice) { host_.on_notice(notice.text); },
+          [&](const wire::Heartbeat&) {},
+          [&](const auto&) {
+            broken_ = Status(Code::refused, "a message that masters do not send");
+          },
+      },
+      frame.message);
 }
 
 Status Session::apply(const wire::LogEntry& entry) {
@@ -171,6 +176,11 @@ Status Session::apply(const wire::LogEntry& entry) {
                      covering_[outcome.key] = {outcome.code, outcome.reason, outcome.culprit,
                                                outcome.waiting};
                    }
+                   if (outcome.sync.step == wire::SyncStep::done) {
+                     auto record = std::make_shared<wire::EpochRecord>(*record_);
+                     record->state = wire::state_after(outcome.sync, *record);
+                     record_ = std::move(record);
+                   }
                    host_.on_outcome(outcome);
                  },
              },
@@ -192,7 +202,12 @@ wire::Report Session::make_report() const {
   report.applied = applied_;
   report.log.assign(log_.begin(), log_.end());
   for (const auto& [key, state] : operations_) report.operations.push_back(state);
-  report.rounds.assign(rounds_.begin(), rounds_.end());
+  for (const auto& [key, payload] : rounds_) {
+    // A long one comes by itself, after the welcome.
+    const auto* detail = std::get_if<wire::SyncDetail>(&payload);
+    if (detail == nullptr || detail->entries.size() <= kMaxReportedEntries)
+      report.rounds.push_back({key, payload});
+  }
   return report;
 }
 
@@ -202,11 +217,16 @@ void Session::request_admission() {
   if (!member()) say(wire::RequestAdmission{});
 }
 
+void Session::withdraw_admission() {
+  options_.waiting = false;
+  if (!member()) say(wire::WithdrawAdmission{});
+}
+
 void Session::prepared(std::uint64_t epoch) { say(wire::Prepared{epoch}); }
 
-void Session::enter(const wire::RoundKey& key) {
-  rounds_.insert(key);
-  say(wire::EnterRound{key});
+void Session::enter(const wire::RoundKey& key, wire::RoundPayload payload) {
+  say(wire::EnterRound{{key, payload}});
+  rounds_[key] = std::move(payload);
 }
 
 void Session::report(const std::vector<wire::OpState>& states) {

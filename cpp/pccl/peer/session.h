@@ -61,8 +61,9 @@ class Session {
 
   // -- what the peer says. Dropped while the connection is down, for Rejoin carries the state.
   void request_admission();
+  void withdraw_admission();
   void prepared(std::uint64_t epoch);
-  void enter(const wire::RoundKey& key);
+  void enter(const wire::RoundKey& key, wire::RoundPayload payload = wire::Nothing{});
   void report(const std::vector<wire::OpState>& states);
   void request_abort(const wire::CallKey& key, Code code);
   void report_link(const PeerId& peer, wire::LinkState state, const std::string& reason);
@@ -104,7 +105,7 @@ class Session {
   std::uint64_t collected_ = 0;
   std::deque<wire::LogEntry> log_;                   // not known to be collected by all
   std::map<wire::OpKey, wire::OpState> operations_;  // reported, without a verdict
-  std::set<wire::RoundKey> rounds_;
+  std::map<wire::RoundKey, wire::RoundPayload> rounds_;
   std::map<wire::CallKey, Code> aborts_;
   std::map<wire::CallKey, Error> covering_;
   Status broken_;

@@ -36,11 +36,11 @@ void each_number(simulation::Options& options, Visit&& visit) {
   visit("master_stalls", options.master_stalls);
 }
 
-constexpr const char* kProgramNames[simulation::kPrograms] = {"level1", "level2", "threads",
-                                                              "mismatch", "stuck"};
+constexpr const char* kProgramNames[simulation::kPrograms] = {"level1",   "level2", "threads",
+                                                              "mismatch", "stuck",  "sync"};
 constexpr const char* kBugNames[simulation::kBugs] = {"none",        "flip_result", "other_verdict",
                                                       "touch_input", "lose_report", "forget_entry",
-                                                      "commit_alone"};
+                                                      "stale_state", "commit_alone"};
 
 template <class Enum, std::size_t N>
 Enum by_name(const char* const (&names)[N], const std::string& name) {
@@ -95,6 +95,9 @@ nb::dict simulate(std::uint64_t seed, const nb::kwargs& given) {
   result["commits"] = report.commits;
   result["aborts"] = report.aborts;
   result["reruns"] = report.reruns;
+  result["syncs"] = report.syncs;
+  result["sync_failures"] = report.sync_failures;
+  result["sync_bytes"] = report.sync_bytes;
   result["epochs"] = report.epochs;
   result["faults"] = report.faults;
   result["kills"] = report.kills;

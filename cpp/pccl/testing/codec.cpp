@@ -187,7 +187,7 @@ nb::bytes control_sample(const std::string& name) {
   if (name == "heartbeat") {
     message = wire::Heartbeat{};
   } else if (name == "enter_round") {
-    message = wire::EnterRound{{wire::RoundKind::barrier, 7, 2}};
+    message = wire::EnterRound{{{wire::RoundKind::barrier, 7, 2}, {}}};
   } else if (name == "verdict") {
     message = wire::Log{{{9, wire::Verdict{{7, true, 5, 1}, 8, pccl::Code::ok, true, {}, {}, {}}}}};
   } else if (name == "link_report") {

@@ -101,6 +101,15 @@ void Checks::after_event(Host& host) {
     }
     ++it;
   }
+  if (host.syncing_ && host.syncing_->call && !failed()) {
+    Syncing& syncing = *host.syncing_;
+    if (!syncing.call->done) {
+      if (*syncing.live != syncing.before)
+        fail("I3", "the state of " + host.name() + " was written before the end of its sync");
+    } else if (!syncing.ended) {
+      ended(host, syncing);
+    }
+  }
   for (auto it = host.rounds_.begin(); it != host.rounds_.end() && !failed();) {
     if (!it->call->done) {
       ++it;
@@ -183,6 +192,67 @@ void Checks::ended(Host& host, const RoundEntry& round) {
   std::vector<Ending>& endings = rounds_[{round.run, *key}];
   one_verdict(what, endings, ending);
   endings.push_back(std::move(ending));
+}
+
+void Checks::brings(const Syncing& syncing) {
+  if (syncing.standing) standing_states_[syncing.run].insert(syncing.before);
+}
+
+void Checks::ended(Host& host, Syncing& syncing) {
+  syncing.ended = true;
+  const peer::Call& call = *syncing.call;
+  const bool commit = call.error.code == Code::ok;
+  const std::string what = wire::describe(call.key);
+  if (world_.tracing()) {
+    world_.log(host.name(), what + (commit ? " is done at revision " +
+                                                 std::to_string(call.update->decision.revision)
+                                           : " fails: " + call.error.reason));
+  }
+  no_false_alarm(host, what, call.error.code);
+  UserState& live = *syncing.live;
+  if (live != syncing.before)
+    return fail("I3", "the state of " + host.name() + " was written in a sync");
+  const auto* key = std::get_if<wire::RoundKey>(&call.key);
+  if (key == nullptr || key->admission == 0) return;
+  if (!commit) {
+    ++world_.report.sync_failures;
+    if (host.engine().standing() == peer::Standing::out) return;
+  } else {
+    ++world_.report.syncs;
+    world_.report.sync_bytes += call.update->rx_bytes;
+    for (const state::Update::Copy& copy : call.update->copies)
+      std::memcpy(copy.to, copy.from, copy.bytes);
+    for (const state::Update::Replacement& replacement : call.update->replacements) {
+      const std::uint8_t* bytes = replacement.bytes.data();
+      live[replacement.what.name].assign(bytes, bytes + replacement.what.bytes);
+    }
+    if (world_.bug_due(Bug::stale_state) && !call.update->copies.empty()) live = syncing.before;
+    never_a_newcomers(host, syncing);
+  }
+  Ending ending{host.engine().id(), host.name(), call.error.code, 0,
+                ids(call.record),   0,           call.error.peer, {}};
+  ending.epoch = call.record ? call.record->epoch : 0;
+  if (commit) {
+    ending.answer = call.update->decision.revision;
+    for (const auto& [name, bytes] : live) {
+      ending.bytes.emplace_back(name.begin(), name.end());
+      ending.bytes.push_back(bytes);
+    }
+  }
+  std::vector<Ending>& endings = rounds_[{syncing.run, *key}];
+  one_verdict(what, endings, ending);
+  if (commit) bit_parity(what, endings, ending);
+  endings.push_back(std::move(ending));
+}
+
+// ---- I8: a newcomer's state never counts
+// -----------------------------------------------------------------------
+
+void Checks::never_a_newcomers(const Host& host, const Syncing& syncing) {
+  if (!syncing.standing) return;
+  // This member was in a sync before; so whatever it holds now, such a member has brought.
+  if (standing_states_[syncing.run].contains(*syncing.live)) return;
+  fail("I8", host.name() + " was given a state that no standing member had");
 }
 
 // ---- I1: one verdict ---------------------------------------------------------------------------
@@ -316,6 +386,9 @@ void Checks::no_hang() {
       if (!reduction->call->done && late(reduction->since)) {
         return fail("I4", host->name() + " hangs in " + wire::describe(reduction->call->key));
       }
+    }
+    if (host->syncing() && !host->syncing()->call->done && late(host->syncing()->since)) {
+      return fail("I4", host->name() + " hangs in a " + host->state());
     }
     for (const RoundEntry& round : host->rounds()) {
       if (!round.call->done && late(round.since)) {

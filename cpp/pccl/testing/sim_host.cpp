@@ -63,6 +63,13 @@ std::string Host::state() const {
   for (const RoundEntry& round : rounds_) {
     if (!round.call->done) return state + ", in a round";
   }
+  if (syncing_ && !syncing_->call->done) {
+    const auto& key = std::get<wire::RoundKey>(syncing_->call->key);
+    if (key.kind == wire::RoundKind::sync) return state + ", voting";
+    if (key.kind == wire::RoundKind::sync_detail) return state + ", comparing";
+    return state + (syncing_->call->bytes_done < syncing_->call->bytes_wanted ? ", receiving state"
+                                                                              : ", ending a sync");
+  }
   return state;
 }
 
@@ -245,7 +252,7 @@ void Host::follow_frames(Link& link, wire::Bytes& bytes) {
       world_.log(name(), "a byte of a header is spoilt under way");
     }
     if (!header) return world_.checks.fail("I6", name() + " writes a malformed frame header");
-    const bool data = header->type == link::FrameType::data;
+    const bool data = link::carries_data(header->type);
     link.payload_left = header->payload_bytes;
     link.trailer_left = data ? link::kTrailerBytes : 0;
     link.checked = data && header->checksum != 0;
@@ -449,6 +456,34 @@ ReductionPtr Host::reduce(ReductionPtr reduction, peer::OperationRequest request
                            std::to_string(reduction->arrays.front().values.size()) + " elements");
   }
   return reduction;
+}
+
+SyncingPtr Host::sync(UserState& state, bool standing) {
+  syncing_ = std::make_shared<Syncing>();
+  syncing_->standing = standing;
+  syncing_->before = state;
+  syncing_->live = &state;
+  syncing_->run = engine_->session().run();
+  syncing_->since = world_.now();
+  std::vector<state::LocalEntry> entries;
+  for (auto& [name, bytes] : state) {
+    state::LocalEntry entry;
+    entry.what.name = name;
+    entry.what.kind = "uint8";
+    entry.what.shape = {bytes.size()};
+    entry.what.bytes = bytes.size();
+    entry.data = bytes.data();
+    if (world_.random.chance(0.7)) entry.writable = bytes.data();
+    entries.push_back(std::move(entry));
+  }
+  const auto hashed = state::hash(std::move(entries), 1, {});
+  wire::SyncVote vote;
+  vote.owned = true;
+  world_.checks.brings(*syncing_);
+  syncing_->call = engine_->start_sync({*hashed, vote}, world_.now());
+  if (world_.tracing()) world_.log(this->name(), "calls " + wire::describe(syncing_->call->key));
+  settle();
+  return syncing_;
 }
 
 peer::CallPtr Host::enter(wire::RoundKind kind) {

@@ -63,6 +63,12 @@ void MasterHost::pump(master::ConnectionId id) {
         break;
       }
       if (!*got) break;
+      const auto from = static_cast<std::size_t>(connection->node(0));
+      if (from >= 1 && from <= world_.hosts.size()) {
+        // What is judged here: a message of this kind, while its sender does that by now.
+        world_.report.reached.emplace("message " + std::to_string(frame.message.index()),
+                                      world_.hosts[from - 1]->state());
+      }
       if (world_.tracing() && !std::holds_alternative<wire::Heartbeat>(frame.message)) {
         world_.log("master", "hears message type " + std::to_string(frame.message.index()) +
                                  " from h" + std::to_string(connection->node(0)));

@@ -71,6 +71,9 @@ void UserProgram::start() {
     case Program::level1:
       tasks_.push_back(level1());
       break;
+    case Program::sync:
+      tasks_.push_back(sync_loop());
+      break;
     case Program::threads:
       tasks_.push_back(threads_main());
       tasks_.push_back(threads_reduce());
@@ -197,13 +200,7 @@ Task<bool> UserProgram::admit(Thread thread) {
     if (!open) break;
     (void)co_await wait(thread, open);
   }
-  if (engine.standing() != peer::Standing::member) {
-    engine.request_admission(host_.world().now());
-    host_.settle();
-    Host::Until let_in = host_.until(
-        [this] { return host_.engine().standing() == peer::Standing::member || out(); });
-    co_await let_in;
-  }
+  if (engine.standing() != peer::Standing::member) co_await become_member(thread);
   if (out()) co_return false;
   if (engine.fresh()) {
     engine.use_fresh();
@@ -220,6 +217,77 @@ Task<bool> UserProgram::admit(Thread thread) {
   if (out()) co_return false;
   if (error.code == Code::ok) engine.pass_admission_point();
   co_return engine.record()->admission != before;
+}
+
+// What a member makes of its state in one step; all members make the same.
+void advance(UserState& state, std::uint64_t step) {
+  state["step"] = wire::Bytes(8, static_cast<std::uint8_t>(step));
+  for (auto& [name, bytes] : state) {
+    if (name == "step") continue;
+    for (std::size_t i = 0; i < bytes.size(); ++i)
+      bytes[i] = static_cast<std::uint8_t>(bytes[i] * 5 + i + step + 1);
+  }
+}
+
+// Adds the entries that are not there yet, each with this chance.
+void UserProgram::make_state(double chance) {
+  Random& random = host_.world().random;
+  const std::uint64_t entries = script_for(0, 6).between(1, 9);
+  for (std::uint64_t i = 0; i < entries; ++i) {
+    const std::string name = "entry " + std::to_string(i);
+    if (state_.contains(name) || (i > 0 && !random.chance(chance))) continue;
+    wire::Bytes& bytes = state_[name];
+    bytes.resize(script_for(i, 7).below(host_.world().options.max_elements + 1));
+    for (std::uint8_t& byte : bytes) byte = static_cast<std::uint8_t>(random.next());
+  }
+  state_.try_emplace("step", 8, std::uint8_t{0});
+}
+
+// A newcomer's first collective call. Some callers lose patience, and come again.
+Task<> UserProgram::become_member(Thread thread) {
+  peer::Engine& engine = host_.engine();
+  World& world = host_.world();
+  const auto in = [this] { return host_.engine().standing() == peer::Standing::member || out(); };
+  while (!in()) {
+    engine.request_admission(world.now());
+    host_.settle();
+    const bool patient = !world.random.chance(0.2);
+    const Instant end = world.now() + world.random.duration(Duration(0), seconds(2));
+    if (!patient) {
+      Host* process = &host_;
+      world.timeline.at(end, [process] { process->run([process] { process->settle(); }); });
+    }
+    Host::Until let_in = host_.until(
+        [&world, in, patient, end] { return in() || (!patient && world.now() >= end); });
+    co_await let_in;
+    if (in()) break;
+    engine.withdraw_admission(world.now());
+    host_.settle();
+    co_await compute(thread, seconds(1));
+  }
+}
+
+// pccl.sync: lets newcomers in, and makes the state equal.
+Task<bool> UserProgram::sync_state(Thread thread) {
+  peer::Engine& engine = host_.engine();
+  engine.thread_inside(thread);
+  if (engine.standing() != peer::Standing::member) co_await become_member(thread);
+  if (out()) co_return false;
+  if (!engine.owes_sync()) {
+    if (engine.admission_round_needed() || engine.record()->members.size() == 1) {
+      const peer::CallPtr call = host_.enter(wire::RoundKind::sync_admit);
+      const Error error = co_await wait(thread, call);
+      if (out() || error.code != Code::ok) co_return false;
+    }
+    engine.pass_admission_point();
+  }
+  const SyncingPtr syncing = host_.sync(state_, synced_);
+  const Error error = co_await wait(thread, syncing->call);
+  if (error.code == Code::ok) synced_ = true;
+  // It founded the group, and must not lack what the others have: the user mends that.
+  if (error.code == Code::mismatched_call) make_state(1.0);
+  if (error.code == Code::state_unavailable) state_lost_ = true;
+  co_return error.code == Code::ok && !out();
 }
 
 // After an admission nobody knows how far the others are: all take the highest step.
@@ -358,6 +426,34 @@ Task<> UserProgram::level2() {
       co_await get_stuck(kMain, step_);
     }
     ++step_;
+    co_await compute(kMain, world.think);
+  }
+  engine.thread_ended(kMain);
+  end();
+}
+
+// A training loop whose state says where it stands.
+Task<> UserProgram::sync_loop() {
+  World& world = host_.world();
+  peer::Engine& engine = host_.engine();
+  Random own(world.random.next());
+  make_state(host_.node() > world.options.peers ? 0.8 : 1.0);  // newcomers may lack entries
+  Host::Until connected =
+      host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
+  co_await connected;
+  engine.thread_inside(kMain);
+  co_await compute(kMain, world.random.chance(0.3) ? seconds(2) : milliseconds(1));
+  while (step_ < world.options.steps && !out()) {
+    const bool synced = co_await sync_state(kMain);
+    if (out() || state_lost_) break;
+    if (!synced) continue;
+    step_ = state_.at("step").front();
+    if (step_ >= world.options.steps) break;
+    co_await script(kMain, step_);
+    ++step_;
+    advance(state_, step_);
+    // Now and then a bug of the user's: this member's state goes its own way.
+    if (world.options.program == Program::sync && own.chance(0.05)) state_.at("step").back() ^= 8;
     co_await compute(kMain, world.think);
   }
   engine.thread_ended(kMain);

@@ -19,7 +19,8 @@ constexpr std::uint64_t kMaxEvents = 20'000'000;
 Options Options::draw(std::uint64_t seed) {
   Random random(seed ^ 0x5eed);
   Options options;
-  options.program = random.chance(0.4) ? Program::level1 : Program::level2;
+  static constexpr Program kDrawn[] = {Program::level1, Program::level2, Program::sync};
+  options.program = kDrawn[random.below(3)];
   options.peers =
       static_cast<std::uint32_t>(random.chance(0.1) ? random.between(5, 8) : random.between(1, 4));
   options.joins = static_cast<std::uint32_t>(random.below(4));
@@ -293,6 +294,7 @@ void World::strike(Fault fault) {
       for (const RoundEntry& round : host->rounds()) {
         if (!round.call->done) open.push_back(round.call);
       }
+      if (host->syncing() && !host->syncing()->call->done) open.push_back(host->syncing()->call);
       if (open.empty()) break;
       const Code code = random.chance(0.5) ? Code::timeout : Code::interrupted;
       host->engine().abort(open[random.below(open.size())], code, now());

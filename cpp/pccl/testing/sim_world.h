@@ -87,6 +87,21 @@ struct Reduction {
 };
 using ReductionPtr = std::shared_ptr<Reduction>;
 
+// The state that a user shares: some values, and the step of the loop that made them.
+using UserState = std::map<std::string, wire::Bytes>;
+
+// A sync as the user's process sees it.
+struct Syncing {
+  peer::CallPtr call;
+  bool standing = false;  // took part in one before, in this run
+  UserState before;
+  UserState* live = nullptr;
+  std::uint64_t run = 0;
+  Instant since{};
+  bool ended = false;
+};
+using SyncingPtr = std::shared_ptr<Syncing>;
+
 // A round as the user's process sees it.
 struct RoundEntry {
   peer::CallPtr call;
@@ -144,10 +159,12 @@ class Host {
   [[nodiscard]] Sleep sleep(Duration duration) { return {*this, duration}; }
   ReductionPtr reduce(ReductionPtr reduction, peer::OperationRequest request);
   peer::CallPtr enter(wire::RoundKind kind);
+  SyncingPtr sync(UserState& state, bool standing);
   void program_is_over() { program_over_ = true; }
   [[nodiscard]] World& world() { return world_; }
   [[nodiscard]] const std::list<ReductionPtr>& reductions() const { return reductions_; }
   [[nodiscard]] const std::list<RoundEntry>& rounds() const { return rounds_; }
+  [[nodiscard]] const SyncingPtr& syncing() const { return syncing_; }
   void settle();  // after anything was done with the engine
 
  private:
@@ -197,6 +214,7 @@ class Host {
   std::unique_ptr<UserProgram> program_;
   std::list<ReductionPtr> reductions_;  // running, and some that are over
   std::list<RoundEntry> rounds_;
+  SyncingPtr syncing_;  // the latest
 };
 
 // ---- what users do -----------------------------------------------------------------------------
@@ -217,6 +235,10 @@ class UserProgram {
 
   Task<> level1();
   Task<> level2();
+  Task<> sync_loop();
+  Task<> become_member(Thread thread);
+  Task<bool> sync_state(Thread thread);
+  void make_state(double chance);
   Task<> threads_main();
   Task<> threads_reduce();
   Task<bool> admit(Thread thread);            // level 2; true: newcomers came
@@ -241,6 +263,9 @@ class UserProgram {
   std::vector<Task<>> tasks_;
   std::uint64_t step_ = 0;
   bool aligned_ = false;
+  UserState state_;
+  bool synced_ = false;
+  bool state_lost_ = false;  // with all that had it: this user gives up
   // threads: the main thread hands work to the reduce thread
   std::deque<std::pair<Shape, std::uint64_t>> jobs_;
   bool closing_ = false;
@@ -254,6 +279,7 @@ class Checks {
  public:
   explicit Checks(World& world) : world_(world) {}
   void started(const Host& host, const Reduction& reduction);
+  void brings(const Syncing& syncing);
   void after_event(Host& host);
   void every_second();
   void at_the_end();
@@ -287,6 +313,7 @@ class Checks {
   };
   void ended(Host& host, Reduction& reduction);
   void ended(Host& host, const RoundEntry& round);
+  void ended(Host& host, Syncing& syncing);
 
   // I1
   void one_verdict(const std::string& what, const std::vector<Ending>& before, const Ending& now);
@@ -297,6 +324,8 @@ class Checks {
   // I3
   void inputs_survive(const Host& host, const Reduction& reduction);
   void left_alone(const Host& host, const Reduction& reduction);
+  // I8
+  void never_a_newcomers(const Host& host, const Syncing& syncing);
   // I4
   void no_hang();
   void no_false_alarm(const Host& host, const std::string& what, Code code);
@@ -309,6 +338,8 @@ class Checks {
   std::map<OpId, std::map<PeerId, Contribution>> contributions_;
   std::map<OpId, std::vector<Ending>> operations_;
   std::map<RoundId, std::vector<Ending>> rounds_;
+  // By run: the states that members brought into a sync, with who had been in one before.
+  std::map<std::uint64_t, std::set<UserState>> standing_states_;
 };
 
 // ---- the world ---------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ enum class Program : std::uint8_t {
   threads,   // a reduce thread beside the main thread, long and uneven computing
   mismatch,  // as level2, but now and then one member's call differs
   stuck,     // as level2, but now and then members wait in calls that cannot meet
+  sync,      // sync, then operations that re-run; the state says where the loop stands
 };
-inline constexpr unsigned kPrograms = 5;
+inline constexpr unsigned kPrograms = 6;
 
 // A mistake made on purpose, to see that the checks notice.
 enum class Bug : std::uint8_t {
@@ -28,9 +29,10 @@ enum class Bug : std::uint8_t {
   touch_input,    // an in-place input is written while the operation runs
   lose_report,    // a member's reports of finished operations do not reach the master
   forget_entry,   // a rebuilt master is not told of an open operation
+  stale_state,    // a receiver keeps its old state though the sync has succeeded
   commit_alone,   // a member counts as having called differently, and the commit comes all the same
 };
-inline constexpr unsigned kBugs = 7;
+inline constexpr unsigned kBugs = 8;
 
 struct Options {
   Program program = Program::level2;
@@ -72,11 +74,15 @@ struct Report {
   std::uint64_t rebuilds = 0;    // of a shadow master, compared with the live one
   std::uint64_t deadlocks = 0;   // calls that ended in deadlock
   std::uint64_t mismatches = 0;  // calls that ended in mismatched_call
+  std::uint64_t syncs = 0;       // that succeeded, counted once per member
+  std::uint64_t sync_failures = 0;
+  std::uint64_t sync_bytes = 0;  // of state, received
   std::uint64_t checksum_drops = 0;
-  double seconds = 0;                                     // simulated
-  std::set<std::pair<std::string, std::string>> reached;  // (fault, what the peer it hit was doing)
-  std::string violation;                                  // empty: every invariant held
-  std::vector<std::string> trace;                         // the last lines, or all
+  double seconds = 0;  // simulated
+  std::set<std::pair<std::string, std::string>>
+      reached;                     // (fault or message, what the peer was doing)
+  std::string violation;           // empty: every invariant held
+  std::vector<std::string> trace;  // the last lines, or all
 };
 
 [[nodiscard]] Report simulate(std::uint64_t seed, const Options& options);

@@ -36,6 +36,11 @@ const char* name(RoundKind kind) {
       return "are_peers_pending";
     case RoundKind::barrier:
       return "barrier";
+    case RoundKind::sync_admit:
+    case RoundKind::sync:
+    case RoundKind::sync_detail:
+    case RoundKind::sync_end:
+      return "sync";
   }
   return "round";
 }
@@ -52,6 +57,12 @@ std::string describe(const RoundKey& key) {
 
 std::string describe(const CallKey& key) {
   return std::visit([](const auto& k) { return describe(k); }, key);
+}
+
+StateRecord state_after(const SyncDecision& decision, const EpochRecord& record) {
+  StateRecord state{true, decision.revision, decision.content, {}};
+  for (const Member& member : record.members) state.holders.push_back(member.id);
+  return state;
 }
 
 Bytes encode(const Envelope& envelope, const Message& message) {

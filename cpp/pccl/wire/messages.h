@@ -56,6 +56,14 @@ struct RequestAdmission {
   static void fields(Self&, Visitor&) {}
 };
 
+// A newcomer's call came to its deadline while it waited to be let in: it does not wait any more.
+// Not answered; it may be a member already.
+struct WithdrawAdmission {
+  bool operator==(const WithdrawAdmission&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self&, Visitor&) {}
+};
+
 // A newcomer's links to all members of `epoch` are up (answer to Prepare).
 struct Prepared {
   std::uint64_t epoch = 0;
@@ -68,11 +76,11 @@ struct Prepared {
 
 // A member enters a round. Answered by an Outcome, or by the epoch of an admission.
 struct EnterRound {
-  RoundKey key;
+  RoundEntry entry;
   bool operator==(const EnterRound&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.key);
+    visit(self.entry);
   }
 };
 
@@ -225,7 +233,7 @@ struct Notice {
 // The index in this list is the type byte on the wire: append only.
 using Message = std::variant<Join, Rejoin, RequestAdmission, Prepared, EnterRound, OpReport,
                              AbortRequest, LinkReport, Blocked, Leave, Heartbeat, Welcome, Refused,
-                             Log, Prepare, Expect, Notice>;
+                             Log, Prepare, Expect, Notice, WithdrawAdmission>;
 
 // What every control frame starts with.
 struct Envelope {

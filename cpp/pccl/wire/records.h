@@ -45,8 +45,18 @@ struct OpKey {
   }
 };
 
-enum class RoundKind : std::uint8_t { admit, peers_pending, barrier };
-constexpr unsigned enum_count(RoundKind) { return 3; }
+// A sync is up to four rounds: `sync_admit` lets newcomers in, `sync` compares, `sync_detail` finds
+// what differs and who has it, `sync_end` closes it when every receiver has everything.
+enum class RoundKind : std::uint8_t {
+  admit,
+  peers_pending,
+  barrier,
+  sync_admit,
+  sync,
+  sync_detail,
+  sync_end
+};
+constexpr unsigned enum_count(RoundKind) { return 7; }
 [[nodiscard]] const char* name(RoundKind kind);
 
 struct RoundKey {
@@ -64,6 +74,149 @@ using CallKey = std::variant<OpKey, RoundKey>;
 [[nodiscard]] std::string describe(const OpKey& key);     // "allreduce #3", "allreduce tag 7 #0"
 [[nodiscard]] std::string describe(const RoundKey& key);  // "barrier #2"
 [[nodiscard]] std::string describe(const CallKey& key);
+
+// ---- shared state
+// -------------------------------------------------------------------------------------------------
+
+// XXH3-128 of something.
+struct Digest {
+  std::uint64_t low = 0;
+  std::uint64_t high = 0;
+  auto operator<=>(const Digest&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.low, self.high);
+  }
+};
+
+enum class SyncStrategy : std::uint8_t { enforce_popular, receive_only, send_only };
+constexpr unsigned enum_count(SyncStrategy) { return 3; }
+
+// What a member says of its state when it enters a sync.
+struct SyncVote {
+  bool owned = false;          // level 2: the library counts revisions; newcomers adopt entries
+  bool has_revision = false;   // the caller named one
+  std::uint64_t revision = 0;  // REQUIRES: has_revision
+  SyncStrategy strategy = SyncStrategy::enforce_popular;
+  Digest structure;  // names, kinds, shapes
+  Digest content;    // of the entries that must be equal
+  Digest loose;      // of the entries that only newcomers receive
+  bool operator==(const SyncVote&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.owned, self.has_revision, self.revision, self.strategy, self.structure, self.content,
+          self.loose);
+  }
+};
+
+// One named array or value of a state.
+struct StateEntry {
+  std::string name;  // unique in its state
+  std::string kind;  // dtype, or what kind of value
+  std::vector<std::uint64_t> shape;
+  std::string containers;   // how to build the containers around it where they are missing
+  std::uint64_t bytes = 0;  // of values, part of the content; of arrays it follows from the shape
+  bool loose = false;       // members may differ; newcomers receive it
+  Digest content;
+  bool operator==(const StateEntry&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.name, self.kind, self.shape, self.containers, self.bytes, self.loose, self.content);
+  }
+};
+
+struct SyncDetail {
+  SyncVote vote;
+  std::vector<StateEntry> entries;  // sorted by name
+  bool operator==(const SyncDetail&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.vote, self.entries);
+  }
+};
+
+// How a member's part of the transfer went.
+struct SyncEnd {
+  Code code = Code::ok;  // ok; peer_lost: its sources are gone, once more; else the sync has failed
+  std::string reason;
+  std::uint64_t revision = 0;  // what was elected
+  Digest content;
+  bool operator==(const SyncEnd&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.code, self.reason, self.revision, self.content);
+  }
+};
+
+struct Nothing {
+  bool operator==(const Nothing&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self&, Visitor&) {}
+};
+
+// What a member enters a round with.
+using RoundPayload = std::variant<Nothing, SyncVote, SyncDetail, SyncEnd>;
+
+// A round that a member has entered.
+struct RoundEntry {
+  RoundKey key;
+  RoundPayload payload;
+  bool operator==(const RoundEntry&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.key, self.payload);
+  }
+};
+
+enum class SyncStep : std::uint8_t {
+  none,      // not the end of a sync round
+  detail,    // states differ: tell the entries
+  transfer,  // receivers fetch from holders
+  again,     // start over with `sync`
+  done,      // all hold the state
+};
+constexpr unsigned enum_count(SyncStep) { return 5; }
+
+// Which entries of a standing member were not as the elected ones.
+struct Divergence {
+  PeerId peer;
+  std::vector<std::string> names;  // the first few
+  bool operator==(const Divergence&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.peer, self.names);
+  }
+};
+
+// What the master elected.
+struct SyncDecision {
+  SyncStep step = SyncStep::none;
+  std::uint64_t revision = 0;
+  Digest content;
+  std::vector<PeerId> holders;    // have it; the first one's loose entries count
+  std::vector<PeerId> receivers;  // get what differs
+  std::vector<PeerId> newcomers;  // those of them that get loose entries too
+  std::vector<Divergence> diverged;
+  bool operator==(const SyncDecision&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.step, self.revision, self.content, self.holders, self.receivers, self.newcomers,
+          self.diverged);
+  }
+};
+
+// The run's shared state, as the latest sync left it.
+struct StateRecord {
+  bool exists = false;
+  std::uint64_t revision = 0;
+  Digest content;
+  std::vector<PeerId> holders;  // members that took part in it
+  bool operator==(const StateRecord&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.exists, self.revision, self.content, self.holders);
+  }
+};
 
 // ---- operations
 // ---------------------------------------------------------------------------------------------------
@@ -180,13 +333,18 @@ struct EpochRecord {
   Census census;
   std::vector<Departure> departures;  // who left since the epoch before
   std::vector<OpKey> aborted;         // operations this loss ended for good (policy abort)
+  bool syncing = false;               // admission: it was the first round of a sync
+  StateRecord state;
   bool operator==(const EpochRecord&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.epoch, self.cause, self.admission, self.abort_floor, self.members, self.plan,
-          self.census, self.departures, self.aborted);
+          self.census, self.departures, self.aborted, self.syncing, self.state);
   }
 };
+
+// The state record once a sync among these members is done.
+[[nodiscard]] StateRecord state_after(const SyncDecision& decision, const EpochRecord& record);
 
 // The master's one decision on an operation.
 struct Verdict {
@@ -215,10 +373,12 @@ struct Outcome {
   PeerId culprit;
   std::string reason;
   std::string waiting;
+  SyncDecision sync;  // of the rounds of a sync
   bool operator==(const Outcome&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.key, self.code, self.answer, self.census, self.culprit, self.reason, self.waiting);
+    visit(self.key, self.code, self.answer, self.census, self.culprit, self.reason, self.waiting,
+          self.sync);
   }
 };
 
@@ -239,7 +399,7 @@ struct Report {
   std::uint64_t applied = 0;        // ordinal of the last entry applied
   std::vector<LogEntry> log;        // entries not known to be collected by all, up to `applied`
   std::vector<OpState> operations;  // entered or done, without a verdict
-  std::vector<RoundKey> rounds;     // entered, without an outcome
+  std::vector<RoundEntry> rounds;   // entered, without an outcome
   bool operator==(const Report&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {

@@ -1,0 +1,136 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <utility>
+#include <vector>
+
+#include "pccl/bindings/communicator.h"
+
+namespace pccl::bindings {
+namespace {
+
+using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using WritableBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using NewBytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+
+// What a sync did.
+struct Synced {
+  std::uint64_t revision = 0;
+  std::uint64_t epoch = 0;
+  std::vector<std::string> members;
+  std::uint64_t tx_bytes = 0;
+  std::uint64_t rx_bytes = 0;
+  std::vector<std::string> written;  // names of entries with new bytes in their own memory
+  nb::list replaced;                 // (name, kind, shape, containers, bytes)
+  nb::list diverged;                 // (peer, names)
+  Signals interrupt;                 // what came when it was too late to stop
+};
+
+// Entries: (name, kind, shape, containers, loose, bytes, writable). `kept` keeps their memory.
+std::vector<state::LocalEntry> take_entries(const nb::iterable& given,
+                                            std::vector<nb::object>& kept) {
+  std::vector<state::LocalEntry> entries;
+  for (const nb::handle item : given) {
+    const auto fields = nb::cast<nb::tuple>(item);
+    if (fields.size() != 7) throw nb::value_error("an entry has seven fields");
+    state::LocalEntry entry;
+    entry.what.name = nb::cast<std::string>(fields[0]);
+    entry.what.kind = nb::cast<std::string>(fields[1]);
+    entry.what.shape = nb::cast<std::vector<std::uint64_t>>(fields[2]);
+    entry.what.containers = nb::cast<std::string>(fields[3]);
+    entry.what.loose = nb::cast<bool>(fields[4]);
+    Bytes bytes;
+    WritableBytes writable;
+    if (nb::cast<bool>(fields[6])) {
+      // Never a converted copy: what is received would go to the copy.
+      if (!nb::try_cast(nb::handle(fields[5]), writable, false))
+        throw nb::value_error("the bytes of an entry must be flat, C-contiguous and writable");
+      entry.writable = writable.data();
+    }
+    if (!nb::try_cast(nb::handle(fields[5]), bytes, false))
+      throw nb::value_error("the bytes of an entry must be flat and C-contiguous");
+    entry.data = bytes.data();
+    entry.what.bytes = bytes.size();
+    kept.emplace_back(nb::borrow(fields[5]));
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+// Engine memory as a NumPy array that owns it.
+nb::object to_array(Buffer buffer, std::size_t size) {
+  auto* owned = new Buffer(std::move(buffer));
+  const nb::capsule owner(owned,
+                          [](void* memory) noexcept { delete static_cast<Buffer*>(memory); });
+  return nb::cast(NewBytes(owned->data(), {size}, owner));
+}
+
+std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int level,
+                             std::optional<std::uint64_t> revision, int strategy,
+                             const nb::object& progress, Seconds timeout) {
+  const char* function = level == 1 ? "sync_shared_state" : "sync";
+  const CallKind kind = level == 1 ? CallKind::sync_shared_state : CallKind::sync;
+  std::vector<nb::object> kept;
+  std::vector<state::LocalEntry> entries = take_entries(given, kept);
+  wire::SyncVote vote;
+  vote.owned = level != 1;
+  vote.has_revision = revision.has_value();
+  vote.revision = revision.value_or(0);
+  if (strategy < 0 || strategy > 2) throw nb::value_error("no such strategy");
+  vote.strategy = static_cast<wire::SyncStrategy>(strategy);
+  Signals signals;
+  const peer::Limit limit{duration(timeout), signals.hook()};
+  const peer::Progress tell = [&](std::uint64_t done, std::uint64_t wanted) {
+    signals.run([&] { progress(done, wanted); });
+  };
+  const std::shared_ptr<peer::Communicator> engine = comm.engine;
+  auto call = [&] {
+    const GilRelease release;
+    return engine->sync(std::move(entries), vote, progress.is_none() ? peer::Progress() : tell,
+                        limit);
+  }();
+  if (!call) {
+    signals.rethrow();
+    raise(call.error(), kind, function);
+  }
+  auto result = std::make_shared<Synced>();
+  state::Update& update = *(*call)->update;
+  result->revision = update.decision.revision;
+  result->tx_bytes = update.tx_bytes;
+  result->rx_bytes = update.rx_bytes;
+  result->written = std::move(update.written);
+  if (const peer::Record& record = (*call)->record; record != nullptr) {
+    result->epoch = record->epoch;
+    for (const wire::Member& member : record->members) result->members.push_back(member.id.hex());
+  }
+  for (state::Update::Replacement& replacement : update.replacements) {
+    const wire::StateEntry& what = replacement.what;
+    result->replaced.append(nb::make_tuple(
+        what.name, what.kind, nb::tuple(nb::cast(what.shape)), what.containers,
+        to_array(std::move(replacement.bytes), static_cast<std::size_t>(what.bytes))));
+  }
+  for (const wire::Divergence& found : update.decision.diverged)
+    result->diverged.append(nb::make_tuple(found.peer.hex(), nb::cast(found.names)));
+  result->interrupt = std::move(signals);
+  return result;
+}
+
+}  // namespace
+
+void bind_sync(nb::module_& m, nb::class_<Comm>& communicator) {
+  nb::class_<Synced>(m, "Synced")
+      .def_ro("revision", &Synced::revision)
+      .def_ro("epoch", &Synced::epoch)
+      .def_ro("members", &Synced::members)
+      .def_ro("tx_bytes", &Synced::tx_bytes)
+      .def_ro("rx_bytes", &Synced::rx_bytes)
+      .def_ro("written", &Synced::written)
+      .def_ro("replaced", &Synced::replaced)
+      .def_ro("diverged", &Synced::diverged)
+      .def("finish", [](Synced& synced) { synced.interrupt.rethrow(); });
+  communicator.def("sync", &sync, "entries"_a, nb::kw_only(), "level"_a, nb::arg("revision").none(),
+                   "strategy"_a, nb::arg("progress").none(), nb::arg("timeout").none());
+}
+
+}  // namespace pccl::bindings

@@ -1,0 +1,158 @@
+#include "pccl/state/manifest.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <numeric>
+#include <thread>
+#include <utility>
+
+namespace pccl::state {
+namespace {
+
+// The chunks that a thread hashes before it looks whether it should stop.
+constexpr std::uint64_t kBatch = 8;
+// All entries must fit into one control message (wire::kMaxPayload).
+constexpr std::size_t kMaxDescription = 15 << 20;
+constexpr std::size_t kEntryOverhead = 64;
+
+wire::Digest from(const XXH128_hash_t& hash) { return {hash.low64, hash.high64}; }
+
+wire::Digest digest_of(const wire::Bytes& bytes) { return digest(bytes); }
+
+}  // namespace
+
+wire::Digest digest(std::span<const std::uint8_t> bytes) {
+  return from(XXH3_128bits(bytes.data(), bytes.size()));
+}
+
+ChunkIndex::ChunkIndex(const std::vector<wire::StateEntry>& entries) {
+  std::uint64_t next = 0;
+  for (const wire::StateEntry& entry : entries) {
+    bytes_.push_back(entry.bytes);
+    first_.push_back(next);
+    next += chunk_count(entry.bytes);
+  }
+  first_.push_back(next);
+}
+
+ChunkPlace ChunkIndex::at(std::uint64_t chunk) const {
+  // The last entry that begins at or before the chunk; empty ones share their begin with the next.
+  const auto after = std::upper_bound(first_.begin(), first_.end(), chunk);
+  const auto entry = static_cast<std::size_t>(after - first_.begin()) - 1;
+  const std::uint64_t offset = (chunk - first_[entry]) * kChunkBytes;
+  return {static_cast<std::uint32_t>(entry), offset, std::min(kChunkBytes, bytes_[entry] - offset)};
+}
+
+wire::Digest entry_content(const wire::StateEntry& entry, std::span<const wire::Digest> chunks) {
+  wire::Bytes bytes;
+  wire::Writer writer(bytes);
+  writer(entry.bytes);
+  for (const wire::Digest& chunk : chunks) writer(chunk);
+  return digest_of(bytes);
+}
+
+wire::Digest structure_of(const std::vector<wire::StateEntry>& entries) {
+  wire::Bytes bytes;
+  wire::Writer writer(bytes);
+  for (const wire::StateEntry& entry : entries)
+    writer(entry.name, entry.kind, entry.shape, entry.loose);
+  return digest_of(bytes);
+}
+
+wire::Digest content_of(const std::vector<wire::StateEntry>& entries, bool loose) {
+  wire::Bytes bytes;
+  wire::Writer writer(bytes);
+  for (const wire::StateEntry& entry : entries) {
+    if (entry.loose == loose) writer(entry.name, entry.content);
+  }
+  return digest_of(bytes);
+}
+
+bool valid(const Manifest& manifest, const wire::Digest& content) {
+  if (manifest.entries.size() > kMaxEntries) return false;
+  std::uint64_t at = 0;
+  for (std::size_t i = 0; i < manifest.entries.size(); ++i) {
+    const wire::StateEntry& entry = manifest.entries[i];
+    if (i > 0 && entry.name <= manifest.entries[i - 1].name) return false;
+    const std::uint64_t chunks = chunk_count(entry.bytes);
+    if (chunks > manifest.chunks.size() - at) return false;
+    const auto hashes = std::span(manifest.chunks).subspan(at, chunks);
+    if (entry_content(entry, hashes) != entry.content) return false;
+    at += chunks;
+  }
+  return at == manifest.chunks.size() && content_of(manifest.entries, false) == content;
+}
+
+std::string describe(const wire::StateEntry& entry) {
+  if (entry.shape.empty()) return entry.kind;
+  std::string text = entry.kind + "[";
+  for (std::size_t i = 0; i < entry.shape.size(); ++i) {
+    if (i > 0) text += ",";
+    text += std::to_string(entry.shape[i]);
+  }
+  return text + "]";
+}
+
+Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsigned threads,
+                                         const std::function<bool()>& stop) {
+  const auto refuse = [](std::string reason) {
+    return Error{Code::invalid_argument, std::move(reason), {}, {}};
+  };
+  if (entries.size() > kMaxEntries) return refuse("a state of so many entries");
+  std::size_t described = 0;
+  std::sort(entries.begin(), entries.end(),
+            [](const LocalEntry& a, const LocalEntry& b) { return a.what.name < b.what.name; });
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const std::string& name = entries[i].what.name;
+    if (name.size() > kMaxName) return refuse("an entry's name is longer than 1024 bytes");
+    if (i > 0 && entries[i - 1].what.name == name) return refuse("two entries are named " + name);
+    const wire::StateEntry& what = entries[i].what;
+    described += name.size() + what.kind.size() + what.containers.size() + 8 * what.shape.size();
+    described += kEntryOverhead;
+  }
+  if (described > kMaxDescription)
+    return refuse("so many entries, or entries with such long names");
+  auto state = std::make_shared<LocalState>();
+  state->entries = std::move(entries);
+  Manifest& manifest = state->manifest;
+  for (const LocalEntry& entry : state->entries) manifest.entries.push_back(entry.what);
+  const ChunkIndex index(manifest.entries);
+  if (index.count() > kMaxChunks) return refuse("a state of more than 4 TiB");
+  manifest.chunks.resize(index.count());
+
+  std::atomic<std::uint64_t> next{0};
+  std::atomic<bool> stopped{false};
+  const auto work = [&](bool asks) {
+    for (;;) {
+      const std::uint64_t begin = next.fetch_add(kBatch);
+      if (begin >= index.count() || stopped) return;
+      if (asks && stop && stop()) stopped = true;
+      const std::uint64_t end = std::min(begin + kBatch, index.count());
+      for (std::uint64_t chunk = begin; chunk < end; ++chunk) {
+        const ChunkPlace place = index.at(chunk);
+        manifest.chunks[chunk] =
+            digest({state->entries[place.entry].data + place.offset, place.bytes});
+      }
+    }
+  };
+  std::vector<std::thread> helpers;
+  const std::uint64_t useful = index.count() / (2 * kBatch);
+  for (std::uint64_t i = 1; i < threads && i <= useful; ++i) helpers.emplace_back(work, false);
+  work(true);
+  for (std::thread& helper : helpers) helper.join();
+  if (stopped) return Error{Code::interrupted, "interrupted", {}, {}};
+
+  for (std::size_t i = 0; i < state->entries.size(); ++i) {
+    const auto chunks = std::span(manifest.chunks)
+                            .subspan(index.first_of(i), index.first_of(i + 1) - index.first_of(i));
+    wire::StateEntry& entry = manifest.entries[i];
+    entry.content = entry_content(entry, chunks);
+    state->entries[i].what.content = entry.content;
+  }
+  return state;
+}
+
+}  // namespace pccl::state

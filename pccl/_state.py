@@ -1,0 +1,240 @@
+"""A user's state <-> the named entries that the engine makes equal on all members.
+
+A state is a tree (arrays, numbers, strings, None in nested containers), in which objects with
+`state_dict` and `load_state_dict` stand for what those say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pccl import _arrays
+from pccl import tree as trees
+from pccl._arrays import Array, Node, Shared
+from pccl.errors import InvalidArgument, NotSupported
+
+_MAX_HINT = 2000  # bytes; entries deeper than that cannot be built where they are missing
+_PYTHON = "Python "  # of kinds
+
+Entry = tuple[str, str, tuple[int, ...], str, bool, Array, bool]
+Replaced = tuple[str, str, tuple[int, ...], str, Array]
+
+
+class _Step(NamedTuple):
+    """One step of the way to an entry: which kind of container, and where in it."""
+
+    kind: str  # d, i: dict with string or int keys; l: list; t: tuple; o: object; a: any other
+    key: str | int
+
+
+class _Leaf:
+    """One array or value."""
+
+    def __init__(self, node: object, *, touched: bool = False) -> None:
+        self.node = node
+        self.touched = touched
+        self._value = node
+
+    def replace(self, kind: str, shape: tuple[int, ...], data: Array) -> None:
+        self._value = _adopt("", kind, shape, data, self.node)
+        self.touched = True
+
+    def result(self) -> object:
+        return self._value
+
+
+class _Branch:
+    """A container, or an object that has a state dict."""
+
+    def __init__(self, node: object, rebuild: Callable[[Sequence[object]], object] | None) -> None:
+        self.node = node
+        self.children: dict[str | int, _Leaf | _Branch] = {}
+        self.added: dict[str | int, _Leaf | _Branch] = {}  # came with the group's state
+        self._rebuild = rebuild  # None: an object, with its state dict as the only child
+
+    @property
+    def touched(self) -> bool:
+        return bool(self.added) or any(child.touched for child in self.children.values())
+
+    def result(self) -> object:
+        if not self.touched:
+            return self.node
+        results = [child.result() for child in self.children.values()]
+        if self._rebuild is None:
+            self.node.load_state_dict(results[0])  # type: ignore[attr-defined]
+            return self.node
+        same = all(new is c.node for new, c in zip(results, self.children.values(), strict=True))
+        if same and not self.added:
+            return self.node
+        made = self._rebuild(results)
+        added = {key: child.result() for key, child in sorted(self.added.items(), key=_order)}
+        if isinstance(made, dict):
+            made.update(added)
+        elif isinstance(made, list):
+            made.extend(added.values())
+        elif added:
+            made = (*made, *added.values())  # type: ignore[misc]
+        return made
+
+
+def _order(item: tuple[str | int, object]) -> tuple[bool, str | int]:
+    return (isinstance(item[0], str), item[0])
+
+
+class State:
+    """A flattened state.
+
+    Attributes:
+        entries: For the engine: (name, kind, shape, hint, loose, bytes, writable).
+    """
+
+    def __init__(self, state: object, func: str) -> None:
+        self.entries: list[Entry] = []
+        self._func = func
+        self._leaves: dict[str, _Leaf] = {}
+        try:
+            self._root = self._walk(state, "", ())
+        except RecursionError:
+            sentence = "state is nested too deeply, or contains itself"
+            raise InvalidArgument.because(func, sentence) from None
+
+    def finish(self, written: Sequence[str], replaced: Sequence[Replaced]) -> Any:
+        """The state with what a sync has changed.
+
+        Args:
+            written: Names of entries with new bytes in their own memory.
+            replaced: What else is new: (name, kind, shape, hint, bytes).
+        """
+        for name in written:
+            self._leaves[name].touched = True
+        for name, kind, shape, hint, data in replaced:
+            leaf = self._leaves.get(name)
+            if leaf is not None:
+                leaf.replace(kind, tuple(shape), data)
+            else:
+                self._add(kind, tuple(shape), hint, data)
+        return self._root.result()
+
+    def _walk(self, node: object, path: str, way: tuple[_Step, ...]) -> _Leaf | _Branch:
+        if _has_state_dict(node):
+            branch = _Branch(node, None)
+            inner = node.state_dict()  # type: ignore[attr-defined]
+            branch.children[""] = self._walk(inner, path, (*way, _Step("o", "")))
+            return branch
+        parts = None if node is None else trees.parts(node, path, self._func, "state")
+        if parts is None:
+            leaf = _Leaf(node)
+            self._enter(path, leaf, way)
+            return leaf
+        branch = _Branch(node, parts.rebuild)
+        steps = _steps(node, parts)
+        for step, text, child in zip(steps, parts.keys, parts.children, strict=True):
+            branch.children[step.key] = self._walk(child, path + text, (*way, step))
+        return branch
+
+    def _enter(self, path: str, leaf: _Leaf, way: tuple[_Step, ...]) -> None:
+        try:
+            shared = _share(leaf.node)
+        except (InvalidArgument, NotSupported) as error:
+            raise type(error).because(self._func, f"state{path}: {error.reason}") from error
+        hint = json.dumps([shared.origin, *way], separators=(",", ":"))
+        if len(hint.encode()) > _MAX_HINT:
+            hint = json.dumps([shared.origin])
+        entry = (path, shared.kind, shared.shape, hint, False, shared.data, shared.writable)
+        self.entries.append(entry)
+        self._leaves[path] = leaf
+
+    def _add(self, kind: str, shape: tuple[int, ...], hint: str, data: Array) -> None:
+        """Puts an entry that this member lacked where the others have it."""
+        origin, *rest = json.loads(hint)
+        way = [_Step(*step) for step in rest]
+        at: _Leaf | _Branch = self._root
+        for step, after in zip(way, [*way[1:], None], strict=True):
+            if not isinstance(at, _Branch):
+                break  # this member has a value where the others have a container: they won
+            known = at.children.get(step.key) or at.added.get(step.key)
+            if known is None:
+                if after is None:
+                    known = _Leaf(_adopt(origin, kind, shape, data, None), touched=True)
+                else:
+                    known = _new_branch(after.kind)
+                at.added[step.key] = known
+            at = known
+
+
+def _new_branch(kind: str) -> _Branch:
+    empty: object = {"l": [], "t": ()}.get(kind, {})
+    return _Branch(empty, lambda children: type(empty)())
+
+
+def _has_state_dict(node: object) -> bool:
+    return not isinstance(node, type) and all(
+        callable(getattr(node, name, None)) for name in ("state_dict", "load_state_dict")
+    )
+
+
+def _steps(node: object, parts: Node) -> list[_Step]:
+    """The steps to the children of `node`, in the order of `parts`."""
+    if isinstance(node, dict):
+        keys = sorted(node)
+        return [_Step("i" if isinstance(key, int) else "d", key) for key in keys]
+    if isinstance(node, list | tuple) and not hasattr(node, "_fields"):
+        kind = "l" if isinstance(node, list) else "t"
+        return [_Step(kind, index) for index in range(len(node))]
+    if isinstance(node, tuple):
+        return [_Step("a", name) for name in node._fields]  # type: ignore[attr-defined]
+    if dataclasses.is_dataclass(node) and len(parts.keys) == len(dataclasses.fields(node)):
+        return [_Step("a", field.name) for field in dataclasses.fields(node)]
+    return [_Step("a", key) for key in parts.keys]
+
+
+def _share(value: object) -> Shared:
+    """The bytes of a leaf."""
+    encoded = _encode(value)
+    if encoded is None:
+        return _arrays.share(value)
+    kind, data = encoded
+    return Shared(kind, (), np.frombuffer(data, np.uint8), False, "")
+
+
+def _adopt(origin: str, kind: str, shape: tuple[int, ...], data: Array, like: object) -> object:
+    """A leaf with these bytes. `like`: what it was; None when it is new here, of `origin`'s arrays."""
+    if kind.startswith(_PYTHON):
+        return _decode(kind, data)
+    return _arrays.adopt(origin, kind, shape, data, like)
+
+
+def _encode(value: object) -> tuple[str, bytes] | None:
+    """A Python value as its kind and bytes; None for arrays and what cannot be shared."""
+    if value is None:
+        return _PYTHON + "None", b""
+    if isinstance(value, bool):
+        return _PYTHON + "bool", bytes([value])
+    if type(value) is int:
+        return _PYTHON + "int", f"{value:x}".encode()  # Python limits decimal digits
+    if type(value) is float:
+        return _PYTHON + "float", struct.pack("<d", value)
+    if type(value) is str:
+        return _PYTHON + "str", value.encode("utf-8", "surrogatepass")
+    return None
+
+
+def _decode(kind: str, data: Array) -> object:
+    """The Python value that `_encode` has written."""
+    raw = data.tobytes()
+    name = kind.removeprefix(_PYTHON)
+    if name == "bool":
+        return raw == b"\1"
+    if name == "int":
+        return int(raw, 16)
+    if name == "float":
+        return struct.unpack("<d", raw)[0]
+    if name == "str":
+        return raw.decode("utf-8", "surrogatepass")
+    return None
