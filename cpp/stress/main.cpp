@@ -1,7 +1,8 @@
 // Stress: a master and peers as threads of one process, over loopback, joining and leaving all the
 // time while they share a state, reduce, give up on calls and get visits from strangers. Every
-// result is checked against its contributors, and the states of all members with each other. Made to run under the address, undefined-behaviour and thread
-// sanitizers; PCCL_STRESS_SECONDS says for how long (default 20).
+// result is checked against its contributors, and the states of all members with each other. Made
+// to run under the address, undefined-behaviour and thread sanitizers; PCCL_STRESS_SECONDS says for
+// how long (default 20).
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -85,7 +86,8 @@ void visit(std::uint16_t port, std::mt19937_64& rng, Totals& totals) {
 // What members hold after each sync, by epoch and revision: all the same.
 class States {
  public:
-  void compare(std::uint64_t epoch, std::uint64_t revision, const std::vector<std::uint8_t>& state) {
+  void compare(std::uint64_t epoch, std::uint64_t revision,
+               const std::vector<std::uint8_t>& state) {
     const wire::Digest digest = state::digest(state);
     const std::lock_guard lock(mutex_);
     const auto [it, first] = digests_.try_emplace({epoch, revision}, digest);

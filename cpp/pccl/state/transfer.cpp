@@ -11,8 +11,8 @@ constexpr std::uint32_t kManifestSegment = 0xffffffff;
 constexpr std::uint64_t kTokenBase = std::uint64_t{1} << 62;  // apart from those of operations
 // Asked of one holder and not yet here: enough for 1 Gbit/s over 100 ms.
 constexpr std::size_t kWindow = 16;
-constexpr std::size_t kAskAtOnce = 4;    // chunks in one fetch
-constexpr std::size_t kMaxSources = 8;   // of one receiver
+constexpr std::size_t kAskAtOnce = 4;      // chunks in one fetch
+constexpr std::size_t kMaxSources = 8;     // of one receiver
 constexpr std::size_t kMaxEarlySyncs = 4;  // asked for before we heard of the election
 constexpr std::size_t kMaxClientQueue = 4 * kWindow;
 

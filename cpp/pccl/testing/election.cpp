@@ -26,7 +26,8 @@ namespace {
 
 using Entries = std::vector<std::pair<std::string, std::string>>;  // (name, kind)
 // (peer, revision, strategy, content, entries)
-using Vote = std::tuple<std::uint8_t, std::optional<std::uint64_t>, unsigned, std::uint64_t, Entries>;
+using Vote =
+    std::tuple<std::uint8_t, std::optional<std::uint64_t>, unsigned, std::uint64_t, Entries>;
 
 pccl::PeerId peer(std::uint8_t number) {
   pccl::PeerId id;
