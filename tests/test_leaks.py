@@ -44,7 +44,7 @@ def step(state):
 SURVIVOR = (
     STEP
     + """
-import ctypes, gc, queue, time
+import ctypes, gc, queue
 orders = queue.Queue()
 def listen():
     for line in sys.stdin:
@@ -55,7 +55,6 @@ say(event="in")
 state, wanted = {"w": np.zeros(200_000), "step": 0}, None
 while True:
     state, size = step(state)
-    time.sleep(0.01)  # the pace of all: leaves the processor to newcomers
     if wanted is None and not orders.empty():
         wanted = orders.get()
     if wanted and size == 1:
@@ -74,6 +73,7 @@ CHURN = (
     STEP
     + """
 import random, time, traceback
+import numpy.ma  # what the first sync would import in every child
 BATCH = 8
 rng = random.Random(1)
 
