@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import signal
 import statistics
@@ -115,9 +116,11 @@ class Cluster:
 
     def __init__(self, size: int, environment: dict[str, str]) -> None:
         self.size = size
+        # The master in this process reads the same settings, for as long as this cluster lives.
+        self.environment = environment
+        os.environ.update(environment)
         self.master = pccl.MasterNode("127.0.0.1:0")
         self.master.run()
-        self.environment = {**environment, "PCCL_MASTER": self.master.address}
         self.peers: list[Peer] = []
         self.undisturbed: list[float] = []
         self.undisturbed_survivors: list[float] = []
@@ -125,7 +128,7 @@ class Cluster:
     def fill(self) -> None:
         """Newcomers for those who died."""
         new = [
-            Peer(__file__, ["--size", f"{self.size}b"], self.environment)
+            Peer(__file__, ["--size", f"{self.size}b"], {"PCCL_MASTER": self.master.address})
             for _ in range(WORLD - len(self.peers))
         ]
         self.peers += new
@@ -141,6 +144,7 @@ class Cluster:
     def disturb(self, number: signal.Signals, rng: random.Random) -> dict[str, float] | None:
         """One death; None when it came too late."""
         self.fill()
+        self.reduce()  # the newcomer's first: its links and pages are new
         self.undisturbed += [self.reduce() for _ in range(UNDISTURBED)]
         usual = statistics.median(self.undisturbed)
         victim = self.peers.pop(rng.randrange(WORLD))
@@ -169,6 +173,8 @@ class Cluster:
         for peer in self.peers:
             peer.end()
         self.master.interrupt()
+        for name in self.environment:
+            del os.environ[name]
 
 
 def percentile(numbers: list[float], share: float) -> float:
@@ -184,8 +190,6 @@ def measure(number: signal.Signals, times: int, options: argparse.Namespace) -> 
     deaths: list[dict[str, float]] = []
     late = 0
     try:
-        cluster.fill()
-        cluster.reduce()  # warm
         while len(deaths) < times:
             death = cluster.disturb(number, rng)
             if death is None:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <utility>
 
 #include "pccl/reduce/reduce.h"
@@ -75,14 +76,18 @@ Traffic Executor::traffic(const wire::OpKey& key) const {
 // ---- starting and ending
 // ------------------------------------------------------------------------------------------
 
-void Executor::start(OperationSpec spec) {
+Status Executor::start(OperationSpec spec) {
   auto owned = std::make_unique<Operation>();
   Operation& operation = *owned;
   operation.spec = std::move(spec);
   operation.token = ++next_token_;
   const wire::OpKey key = operation.spec.key;
+  try {
+    prepare(operation);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::internal_error, "no memory for the operation's results");
+  }
   operations_[key] = std::move(owned);
-  prepare(operation);
 
   // What we can send without waiting for anybody: chunks whose journey starts here. (And alone, the
   // whole result.)
@@ -98,6 +103,7 @@ void Executor::start(OperationSpec spec) {
   post_receives(operation);
   use_early(operation);
   if (operation.unfinished == 0 && operations_.contains(key)) host_.finished(key);
+  return {};
 }
 
 void Executor::prepare(Operation& operation) {

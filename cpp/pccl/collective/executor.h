@@ -77,9 +77,9 @@ class Executor {
   Executor(const ExecutorOptions& options, std::shared_ptr<BufferPool> pool, ExecutorHost& host)
       : options_(options), pool_(std::move(pool)), host_(host) {}
 
-  // Starts an attempt. Arrays must stay valid until commit or cancel returns. REQUIRES: the key is
-  // not running.
-  void start(OperationSpec spec);
+  // Starts an attempt. Arrays must stay valid until commit or cancel returns; after an error (no
+  // memory) nothing was started. REQUIRES: the key is not running.
+  Status start(OperationSpec spec);
   // Gives up an attempt: when this returns no array is used any more and inputs are as they were.
   void cancel(const wire::OpKey& key);
   // The verdict was commit: in-place results are moved into their arrays. REQUIRES: finished(key)

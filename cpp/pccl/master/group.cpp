@@ -552,8 +552,9 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
             if (!is_member) {
               const Peer* about = member(report.peer);
               if (about == nullptr) return;
-              // The member is not heard of by us either: it is the one that is gone.
-              if (about->connection == 0) {
+              // Nobody else is there to say so: it is the one that is gone.
+              const bool cut_off = about->connection == 0;
+              if (cut_off && members_.size() == 1 && report.state == wire::LinkState::unreachable) {
                 remove({{report.peer, Code::evicted, "connection lost (" + report.reason + ")"}},
                        now);
                 return;
@@ -561,7 +562,7 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
               // A newcomer that cannot reach a member must not come in and be a loss to everybody a
               // moment later. If the member is silent to us as well, it may be the one that is
               // gone: the newcomer goes on dialling, and reports again.
-              const bool silent = now - about->heard >= 2 * options_.heartbeat_interval;
+              const bool silent = cut_off || now - about->heard >= 2 * options_.heartbeat_interval;
               if (report.state == wire::LinkState::unreachable && peer->waiting && !silent) {
                 evict(from, Code::unreachable,
                       "it cannot reach peer " + report.peer.brief() + ": " + report.reason, now);
@@ -914,6 +915,12 @@ void Group::on_time(Instant now) {
     return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(duration).count()) +
            " s";
   };
+  if (last_tick_ != Instant{} && now - last_tick_ > options_.heartbeat_timeout / 2) {
+    // We were frozen, perhaps with everybody: what was said meanwhile is still to be read.
+    for (Peer& peer : members_) peer.heard = peer.disconnected_at = now;
+    for (Peer& candidate : candidates_) candidate.heard = now;
+  }
+  last_tick_ = now;
   std::vector<Departed> gone;
   for (const Peer& peer : members_) {
     if (peer.connection != 0 && now - peer.heard >= options_.heartbeat_timeout) {

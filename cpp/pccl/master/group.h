@@ -195,6 +195,7 @@ class Group {
   std::map<std::pair<PeerId, PeerId>, LinkTrouble> trouble_;  // (reporter, about)
   std::set<std::pair<PeerId, PeerId>> unusable_;  // smaller id first; the plan goes without
   std::optional<Instant> stuck_since_;
+  Instant last_tick_{};
 };
 
 }  // namespace pccl::master

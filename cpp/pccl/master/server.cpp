@@ -93,7 +93,15 @@ Status Server::run() {
 }
 
 void Server::serve() {
-  context_.run();
+  for (;;) {
+    try {
+      context_.run();
+      break;
+    } catch (const std::exception& error) {
+      // No memory or no descriptor for one connection: the others go on.
+      log(LogLevel::err, "master", std::string("the master met: ") + error.what());
+    }
+  }
   connections_.clear();
   listener_.reset();
   const std::lock_guard lock(mutex_);

@@ -5,6 +5,7 @@
 #include <asio/post.hpp>
 #include <chrono>
 #include <csignal>
+#include <exception>
 
 namespace pccl::net {
 namespace {
@@ -18,6 +19,9 @@ constexpr Duration kLinger = std::chrono::milliseconds(1);
 // is needed, instead of being told each time: waking it costs the caller more than all the rest of
 // release().
 constexpr Duration kBusy = std::chrono::milliseconds(20);
+// Without anybody driving the loop for so long, timers and heartbeats come too late.
+constexpr Duration kStarving = std::chrono::milliseconds(20);
+constexpr int kStarvedHandlers = 64;  // then the callers have the turn again
 
 }  // namespace
 
@@ -89,6 +93,17 @@ void LoopDriver::notify() {
   if (sleepers_ > 0) changed_.notify_all();
 }
 
+// A handler that throws has met something nobody planned for, memory that ran out above all.
+template <class Work>
+void LoopDriver::drive(const Work& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    if (!failed_) throw;
+    failed_(error.what());
+  }
+}
+
 bool LoopDriver::wait(const std::function<bool()>& done, Instant until) {
   for (;;) {
     if (done()) return true;
@@ -106,10 +121,11 @@ bool LoopDriver::wait(const std::function<bool()>& done, Instant until) {
       }
       polling_ = true;
     }
-    context_.run_one_until(until);
+    drive([&] { context_.run_one_until(until); });
     const std::lock_guard lock(mutex_);
     polling_ = false;
     woken_ = false;
+    polled_at_ = Clock::now();
   }
 }
 
@@ -118,30 +134,39 @@ void LoopDriver::background() {
   const auto free = [&] { return !held_ && wanted_ == 0 && sleepers_ == 0; };
   while (!stopping_) {
     const Instant now = Clock::now();
-    if (!free() && now < linger_until_ + kBusy) {
+    // Callers that come and go without ever waiting must not keep the loop from its work.
+    const bool starving = now - polled_at_ >= kStarving && !polling_ && sleepers_ == 0;
+    if (!starving && !free() && now < linger_until_ + kBusy) {
       background_.wait_until(lock, now + kLinger, [&] { return stopping_; });
       continue;
     }
-    if (!free()) {
+    if (!starving && !free()) {
       parked_ = true;
       background_.wait(lock, [&] { return stopping_ || free(); });
       parked_ = false;
       continue;
     }
-    if (now < linger_until_) {
+    if (!starving && now < linger_until_) {
       const Instant until = linger_until_;
       background_.wait_until(lock, until, [&] { return stopping_; });
       continue;
     }
-    held_ = true;
+    take(lock);
     polling_ = true;
     lock.unlock();
-    context_.run_one();
+    drive([&] {
+      if (!starving) {
+        context_.run_one();
+        return;
+      }
+      for (int i = 0; i < kStarvedHandlers && context_.poll_one() > 0; ++i) {
+      }
+    });
     lock.lock();
     polling_ = false;
     woken_ = false;
-    held_ = false;
-    if (wanted_ > 0) turn_free_.notify_one();
+    polled_at_ = Clock::now();
+    give(lock);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "pccl/base/ids.h"
 
@@ -25,6 +26,9 @@ class LoopDriver {
 
   // Handlers are run by whoever has the turn. Posting to it is for any thread.
   [[nodiscard]] asio::io_context& context() { return context_; }
+
+  // What is told, with the turn, when a handler throws. Call before start().
+  void on_failure(std::function<void(const char*)> failed) { failed_ = std::move(failed); }
 
   // Starts and ends the background thread. Waiting callers go on driving after stop(). Call each
   // once; stop() not with the turn, and not from a handler.
@@ -49,6 +53,8 @@ class LoopDriver {
  private:
   void take(std::unique_lock<std::mutex>& lock);
   void give(std::unique_lock<std::mutex>& lock);
+  template <class Work>
+  void drive(const Work& work);
   void background();
 
   asio::io_context context_;
@@ -67,6 +73,8 @@ class LoopDriver {
   unsigned wanted_ = 0;    // threads in take()
   unsigned sleepers_ = 0;  // callers in wait() that do not drive
   Instant linger_until_{};
+  Instant polled_at_{};  // when the loop was last driven
+  std::function<void(const char*)> failed_;
 };
 
 // The turn, for a scope.

@@ -184,6 +184,12 @@ void Engine::leave(const std::string& reason, Instant now) {
   die({Code::invalid_usage, "the communicator is closed", {}, {}});
 }
 
+void Engine::fail(const std::string& what) {
+  if (out_) return;
+  session_.leave("it failed: " + what);
+  die({Code::internal_error, "the engine failed: " + what, {}, {}});
+}
+
 // The peer's part in the run is over: every call ends with `error`, every connection is closed.
 void Engine::die(Error error) {
   if (out_) return;
@@ -499,7 +505,12 @@ void Engine::run_attempt(Operation& operation) {
   for (std::uint32_t rank = 0; rank < world->members.size(); ++rank) {
     if (world->members[rank].id == id()) spec.rank = rank;
   }
-  executor_.start(std::move(spec));
+  const Status started = executor_.start(std::move(spec));
+  if (started) return;
+  // The others are told that this peer gives up.
+  report_entered(now_, true);
+  session_.request_abort(key, Code::interrupted);
+  end_operation(key, started.error(), world);
 }
 
 void Engine::finished(const wire::OpKey& key) {

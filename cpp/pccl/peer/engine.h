@@ -136,6 +136,8 @@ class Engine final : private SessionHost,
   // leaving the run.
   void abort(const CallPtr& call, Code code, Instant now);
   void leave(const std::string& reason, Instant now);
+  // Something broke that nobody planned for (no memory): this peer is out.
+  void fail(const std::string& what);
 
   // Level 2's admission point asks the master only when newcomers wait or nobody knows.
   [[nodiscard]] bool admission_round_needed() const {

@@ -95,6 +95,10 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
     made->engine_.start(clock_now());
     made->act();
   }
+  made->driver_.on_failure([runtime = made.get()](const char* what) {
+    runtime->engine_.fail(what);
+    runtime->act();
+  });
   made->driver_.start();
   return made;
 }

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <numeric>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -140,7 +140,11 @@ Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsign
   };
   std::vector<std::thread> helpers;
   const std::uint64_t useful = index.count() / (2 * kBatch);
-  for (std::uint64_t i = 1; i < threads && i <= useful; ++i) helpers.emplace_back(work, false);
+  try {
+    for (std::uint64_t i = 1; i < threads && i <= useful; ++i) helpers.emplace_back(work, false);
+  } catch (const std::system_error&) {
+    // No more threads are to be had: these do.
+  }
   work(true);
   for (std::thread& helper : helpers) helper.join();
   if (stopped) return Error{Code::interrupted, "interrupted", {}, {}};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <utility>
 
 namespace pccl::state {
@@ -73,6 +74,7 @@ void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<const
   if (early != early_.end()) {
     clients_ = std::move(early->second);
     early_.erase(early);
+    std::erase_if(clients_, [&](const auto& item) { return !contains(partners_, item.first); });
     for (auto& [peer, client] : clients_) {
       std::erase_if(client.chunks,
                     [&](std::uint32_t chunk) { return chunk >= my_index_->count(); });
@@ -188,6 +190,10 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
   const auto it = sources_.find(peer);
   if (it == sources_.end()) return;
   const bool first = !order_.empty() && order_.front() == peer;
+  // What of it is still under way must not land where another source's bytes are by then.
+  releasing_ = true;
+  host_.release_state(peer, kTokenBase + token_);
+  releasing_ = false;
   last_failure_ = "peer " + peer.brief() + ": " + why;
   for (const std::uint32_t chunk : it->second.asked) {
     (wanted_.at(chunk).loose ? loose_todo_ : todo_).push_front(chunk);
@@ -404,7 +410,12 @@ void Transfer::take_manifest(const PeerId& from, std::span<const std::uint8_t> b
     return drop_source(from, "sent a list of chunks that is not the elected state's");
   elected_ = std::move(manifest);
   bytes_wanted_ = bytes_done_;
-  plan();
+  try {
+    plan();
+  } catch (const std::bad_alloc&) {
+    over_ = true;
+    host_.transfer_over(Code::internal_error, "no memory for the state that is to be received");
+  }
 }
 
 // The sender gave a frame up half-way: it has left the sync, and the master will say so.
@@ -426,6 +437,8 @@ Status Transfer::control(const PeerId& from, const link::FrameHeader& header,
     return Status(Code::refused, "a malformed request for state");
   const bool now = active_ && id == id_;
   if (!now && id <= newest_) return {};  // of a sync that is over
+  // Only who is to receive from us may read our memory.
+  if (now && !contains(partners_, from)) return {};
   Client& client = now ? clients_[from] : early_[id][from];
   if (!now && early_.size() > kMaxEarlySyncs)
     return Status(Code::refused, "requests for states that nobody elected");
