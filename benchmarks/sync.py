@@ -255,7 +255,7 @@ def measure_newcomer(peers: list[Peer], size: int, rounds: int) -> dict[str, Any
         ask([peer], "join", "in")
     ask(holders, "meet", "met", count=HOLDERS)
     ask(holders, "sync", "synced")
-    seconds, shares = [], []
+    seconds, shares, cpu = [], [], []
     for number in range(rounds):
         ask([newcomer], "fill", "filled", seed=1 + number)
         ask([newcomer], "join", "in")
@@ -267,6 +267,7 @@ def measure_newcomer(peers: list[Peer], size: int, rounds: int) -> dict[str, Any
         if not check["right"]:
             raise SystemExit("the newcomer has wrong bytes")
         seconds.append(together(answers, "newcomer"))
+        cpu.append([answer["cpu"] for answer in answers])
         shares.append([answer["tx"] / size for answer in answers[:-1]])
         if number < rounds - 1:
             ask([newcomer], "leave", "out")
@@ -275,7 +276,8 @@ def measure_newcomer(peers: list[Peer], size: int, rounds: int) -> dict[str, Any
         "newcomer_seconds": statistics.median(seconds),
         "newcomer_rate": size / statistics.median(seconds),
         "newcomer_all": seconds,
-        "shares": shares,  # of the holders
+        "newcomer_cpu": cpu,  # seconds, of each process, the newcomer last
+        "shares": shares,  # of the holders, in what was sent
     }
 
 
