@@ -71,6 +71,13 @@ class Reader {
     }
   }
 
+  void flag(const char* name, bool& value) {
+    const auto given = find(name);
+    if (!given) return;
+    if (*given != "0" && *given != "1") return fail(name, *given, "0 or 1");
+    value = *given == "1";
+  }
+
   void require(bool holds, std::string sentence) {
     if (status_.ok() && !holds) status_ = Status(Code::invalid_argument, std::move(sentence));
   }
@@ -117,6 +124,8 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   read.integer("PCCL_SEGMENT_BYTES", settings.segment_bytes, std::size_t{4} << 10,
                std::size_t{16} << 20);
   read.integer("PCCL_STRIPES", settings.stripes, 0U, 256U);
+  read.flag("PCCL_SHM", settings.shm);
+  read.text("PCCL_HOST_ID", settings.host_id);
   read.integer("PCCL_LOCAL_RANK", settings.local_rank, 0U, 0xffffffffU);
   read.seconds("PCCL_TIMEOUT", settings.timeout);
   read.checksum("PCCL_CHECKSUM", settings.checksum);

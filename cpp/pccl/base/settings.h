@@ -65,6 +65,13 @@ struct Settings {
   // PCCL_STRIPES: connections per link, 0 to 256. 0: the library decides.
   unsigned stripes = 0;
 
+  // PCCL_SHM: 1 or 0: whether peers on one host reduce in shared memory.
+  bool shm = true;
+
+  // PCCL_HOST_ID: peers with different texts count as being on different hosts, whatever they
+  // share.
+  std::string host_id;
+
   // PCCL_LOCAL_RANK: this process's number, set by `pccl run`: peers that found a group together
   // are ranked by it. Unset: in the order in which they joined.
   unsigned local_rank = 0xffffffff;

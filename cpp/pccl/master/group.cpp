@@ -149,7 +149,50 @@ bool Group::plan_epoch() {
                                   options_.segment_bytes, edges, options_.thresholds);
   if (!plan) return false;
   record_.plan = std::move(*plan);
+  record_.plan.hosts = present_hosts();
+  hosts_differ_since_.reset();
   return true;
+}
+
+std::vector<std::uint32_t> Group::present_hosts() const {
+  std::set<topology::Edge> shared;
+  for (std::uint32_t b = 0; b < members_.size(); ++b) {
+    for (std::uint32_t a = 0; a < b; ++a) {
+      if (members_[a].shares_with.contains(members_[b].member.id) &&
+          members_[b].shares_with.contains(members_[a].member.id)) {
+        shared.insert({a, b});
+      }
+    }
+  }
+  return topology::hosts(static_cast<std::uint32_t>(members_.size()), shared);
+}
+
+// Who shares memory is known only a moment after the group has started, and may end.
+void Group::replan_hosts(Instant now) {
+  if (members_.empty() || present_hosts() == record_.plan.hosts) {
+    hosts_differ_since_.reset();
+    return;
+  }
+  if (!hosts_differ_since_) hosts_differ_since_ = now;
+  const bool settled = std::all_of(members_.begin(), members_.end(), [](const Peer& peer) {
+    return peer.sharing_pending == 0 && peer.connection != 0;
+  });
+  if (!settled && now - *hosts_differ_since_ < options_.heartbeat_interval) return;
+  if (!plan_epoch()) return;
+  around_.log("group " + std::to_string(id_) + ": planned for who shares memory");
+  start_over(wire::Cause::plan, {}, {});
+}
+
+// An epoch in which the operations under way run again from the start, but for `aborted`.
+void Group::start_over(wire::Cause cause, std::vector<wire::Departure> departures,
+                       const std::vector<wire::OpKey>& aborted) {
+  for (const wire::OpKey& key : aborted) operations_.erase(key);
+  for (auto& [key, operation] : operations_) {
+    for (auto& [id, entry] : operation.entries) entry.done = false;
+    operation.mismatch_since.reset();
+  }
+  begin_epoch(cause, std::move(departures), aborted);
+  for (const wire::OpKey& key : aborted) decided_[key] = last_ordinal_;
 }
 
 // The present members_, as a new epoch. REQUIRES: plan_epoch() succeeded for them, or there are
@@ -163,7 +206,7 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
   } else {
     record_.syncing = false;
   }
-  if (cause != wire::Cause::plan) record_.abort_floor = record_.epoch;
+  record_.abort_floor = record_.epoch;
   record_.members.clear();
   for (const Peer& peer : members_) record_.members.push_back(peer.member);
   std::erase_if(record_.state.holders, [&](const PeerId& id) { return member(id) == nullptr; });
@@ -196,7 +239,7 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
   }
   std::erase_if(candidates_, [&](const Peer& candidate) { return candidate.member.id == join.id; });
   Peer peer;
-  peer.member = {join.id, around_.next_join_ordinal(), join.addresses};
+  peer.member = {join.id, around_.next_join_ordinal(), join.addresses, join.word};
   peer.connection = connection;
   peer.heard = now;
   peer.min_peers = std::max(1U, join.min_peers);
@@ -276,6 +319,7 @@ void Group::tell_newcomers() {
     if (!candidate.waiting) continue;
     expect.newcomers.push_back(candidate.member);
   }
+  expect.ready = newcomers_ready();
   // Members first: whoever is dialled should know why.
   for (const Peer& peer : members_) {
     if (peer.connection != 0) around_.send(peer.connection, collected_, expect);
@@ -386,6 +430,14 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
     peer.disconnected_at = now;
     peer.applied = group.collected_;
     group.members_.push_back(std::move(peer));
+  }
+  // Who shared memory does so still; who has lost it says so.
+  const std::vector<std::uint32_t>& hosts = group.record_.plan.hosts;
+  for (std::size_t a = 0; a < hosts.size() && a < group.members_.size(); ++a) {
+    for (std::size_t b = 0; b < hosts.size() && b < group.members_.size(); ++b) {
+      if (a != b && hosts[a] == hosts[b])
+        group.members_[a].shares_with.insert(group.members_[b].member.id);
+    }
   }
   for (const auto& [connection, rejoin] : reports) {
     if (!group.rejoin(connection, rejoin, now)) {
@@ -517,7 +569,15 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
             tell_newcomers();
           },
           [&](const wire::Prepared& prepared) {
-            if (!is_member) peer->prepared_epoch = prepared.epoch;
+            if (is_member) return;
+            const bool before = newcomers_ready();
+            peer->prepared_epoch = prepared.epoch;
+            if (newcomers_ready() != before) tell_newcomers();
+          },
+          [&](const wire::Neighbourhood& neighbourhood) {
+            peer->shares_with = {neighbourhood.peers.begin(), neighbourhood.peers.end()};
+            peer->sharing_pending = neighbourhood.pending;
+            if (is_member) replan_hosts(now);
           },
           [&](const wire::EnterRound& enter) {
             if (!is_member) return misuse("a newcomer entered a round");
@@ -816,18 +876,10 @@ void Group::check_links(Instant now) {
   }
   around_.log("group " + std::to_string(id_) + ": " + reason);
   trouble_.clear();
-  for (auto it = operations_.begin(); it != operations_.end();) {
-    for (auto& [id, entry] : it->second.entries) entry.done = false;
-    it->second.mismatch_since.reset();
-    if (it->second.rerun) {
-      ++it;
-    } else {
-      aborted.push_back(it->first);
-      it = operations_.erase(it);
-    }
+  for (const auto& [key, operation] : operations_) {
+    if (!operation.rerun) aborted.push_back(key);
   }
-  begin_epoch(wire::Cause::loss, {{PeerId{}, reason}}, aborted);
-  for (const wire::OpKey& key : aborted) decided_[key] = last_ordinal_;
+  start_over(wire::Cause::loss, {{PeerId{}, reason}}, aborted);
 }
 
 void Group::check_stuck(Instant now) {
@@ -933,6 +985,7 @@ void Group::on_time(Instant now) {
     }
   }
   if (!gone.empty()) remove(gone, now);
+  replan_hosts(now);
   std::vector<ConnectionId> silent;
   for (const Peer& candidate : candidates_) {
     if (now - candidate.heard >= options_.heartbeat_timeout) silent.push_back(candidate.connection);

@@ -13,6 +13,7 @@
 //                           | link, or eviction
 //   control connection gone | a bad link to the peer was reported: loss; else loss when the reconnect window is over
 //   blocked report          | nobody can move: verdict deadlock for every call that is waited in
+//   who shares memory       | epoch (plan): operations start over, none ends
 //   leave, silence, misuse  | loss
 //   loss                    | epoch (loss): policy-abort operations end, the others lose their `done`; rounds go on
 // clang-format on
@@ -108,6 +109,9 @@ class Group {
     std::uint32_t order = 0xffffffff;
     bool waiting = false;
     std::uint64_t prepared_epoch = 0;
+    // memory
+    std::set<PeerId> shares_with;
+    std::uint32_t sharing_pending = 0;
     // member
     Instant disconnected_at{};
     std::uint64_t applied = 0;
@@ -152,6 +156,10 @@ class Group {
   bool adopt(const wire::Report& report);
 
   // -- membership
+  void replan_hosts(Instant now);
+  [[nodiscard]] std::vector<std::uint32_t> present_hosts() const;
+  void start_over(wire::Cause cause, std::vector<wire::Departure> departures,
+                  const std::vector<wire::OpKey>& aborted);
   void start_if_ready(Instant now);
   void tell_newcomers();
   [[nodiscard]] bool newcomer_ready(const Peer& candidate) const;
@@ -194,6 +202,7 @@ class Group {
   std::map<wire::RoundKey, OpenRound> rounds_;
   std::map<std::pair<PeerId, PeerId>, LinkTrouble> trouble_;  // (reporter, about)
   std::set<std::pair<PeerId, PeerId>> unusable_;  // smaller id first; the plan goes without
+  std::optional<Instant> hosts_differ_since_;  // from the plan's
   std::optional<Instant> stuck_since_;
   Instant last_tick_{};
 };

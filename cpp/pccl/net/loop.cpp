@@ -22,6 +22,17 @@ constexpr Duration kBusy = std::chrono::milliseconds(20);
 // Without anybody driving the loop for so long, timers and heartbeats come too late.
 constexpr Duration kStarving = std::chrono::milliseconds(20);
 constexpr int kStarvedHandlers = 64;  // then the callers have the turn again
+// Between two looks for events, which cost a system call each.
+constexpr unsigned kSpinsPerPoll = 64;
+constexpr unsigned kStepsPerPoll = 8;
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 }  // namespace
 
@@ -104,10 +115,34 @@ void LoopDriver::drive(const Work& work) {
   }
 }
 
+// One step of the work between events. Events are looked for every so many.
+Pace LoopDriver::between() {
+  if (!work_between_) return Pace::idle;
+  Pace pace = Pace::idle;
+  drive([&] { pace = work_between_(); });
+  if (pace == Pace::idle) {
+    rounds_ = 0;
+    return pace;
+  }
+  const unsigned often = pace == Pace::spinning ? kSpinsPerPoll : kStepsPerPoll;
+  if (++rounds_ >= often) {
+    rounds_ = 0;
+    drive([&] { context_.poll_one(); });
+    const std::lock_guard lock(mutex_);
+    polled_at_ = Clock::now();
+  }
+  if (pace == Pace::spinning) relax();
+  if (pace == Pace::yielding) std::this_thread::yield();
+  return pace;
+}
+
 bool LoopDriver::wait(const std::function<bool()>& done, Instant until) {
   for (;;) {
     if (done()) return true;
     if (Clock::now() >= until) return false;
+    const Pace pace = between();
+    if (pace != Pace::idle && wanted_.load(std::memory_order_relaxed) == 0) continue;
+    if (done()) return true;
     {
       std::unique_lock lock(mutex_);
       if (wanted_ > 0) {
@@ -119,6 +154,7 @@ bool LoopDriver::wait(const std::function<bool()>& done, Instant until) {
         take(lock);
         continue;
       }
+      if (pace != Pace::idle) continue;
       polling_ = true;
     }
     drive([&] { context_.run_one_until(until); });
@@ -152,6 +188,17 @@ void LoopDriver::background() {
       continue;
     }
     take(lock);
+    lock.unlock();
+    const Pace pace = between();
+    lock.lock();
+    if (pace != Pace::idle) {
+      give(lock);
+      continue;
+    }
+    if (wanted_ > 0) {
+      give(lock);
+      continue;
+    }
     polling_ = true;
     lock.unlock();
     drive([&] {

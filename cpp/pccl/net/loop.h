@@ -6,6 +6,7 @@
 
 #include <asio/executor_work_guard.hpp>
 #include <asio/io_context.hpp>
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -13,6 +14,7 @@
 #include <utility>
 
 #include "pccl/base/ids.h"
+#include "pccl/base/pace.h"
 
 namespace pccl::net {
 
@@ -29,6 +31,10 @@ class LoopDriver {
 
   // What is told, with the turn, when a handler throws. Call before start().
   void on_failure(std::function<void(const char*)> failed) { failed_ = std::move(failed); }
+
+  // What is called, with the turn, before the loop waits for events: work that makes no events. As
+  // long as it is not idle the loop only looks for events now and then. Call before start().
+  void on_idle(std::function<Pace()> work) { work_between_ = std::move(work); }
 
   // Starts and ends the background thread. Waiting callers go on driving after stop(). Call each
   // once; stop() not with the turn, and not from a handler.
@@ -56,6 +62,7 @@ class LoopDriver {
   template <class Work>
   void drive(const Work& work);
   void background();
+  [[nodiscard]] Pace between();
 
   asio::io_context context_;
   asio::executor_work_guard<asio::io_context::executor_type> work_;
@@ -70,11 +77,13 @@ class LoopDriver {
   bool woken_ = false;                  // ... and was told to come out
   bool parked_ = false;                 // the background thread sleeps until told
   bool stopping_ = false;
-  unsigned wanted_ = 0;    // threads in take()
+  std::atomic<unsigned> wanted_{0};  // threads in take(); changed under the lock
   unsigned sleepers_ = 0;  // callers in wait() that do not drive
   Instant linger_until_{};
   Instant polled_at_{};  // when the loop was last driven
   std::function<void(const char*)> failed_;
+  std::function<Pace()> work_between_;
+  unsigned rounds_ = 0;  // of work since the last look for events
 };
 
 // The turn, for a scope.

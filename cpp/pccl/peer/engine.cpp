@@ -52,6 +52,7 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
                  .eager_room = options.eager_room},
                 pool, *this),
       transfer_(std::move(pool), *this),
+      locality_(options.locality, options.join.id, *this),
       asked_(options.join.waiting) {}
 
 Engine::~Engine() = default;
@@ -193,6 +194,8 @@ void Engine::fail(const std::string& what) {
 // The peer's part in the run is over: every call ends with `error`, every connection is closed.
 void Engine::die(Error error) {
   if (out_) return;
+  // What is committed in memory is committed, also for us.
+  (void)locality_.close_group();
   out_ = true;
   end_ = std::move(error);
   std::vector<wire::OpKey> operations;
@@ -217,6 +220,13 @@ void Engine::die(Error error) {
 
 void Engine::on_epoch(const Record& record) {
   if (out_) return;
+  // First of all: what was committed in memory is committed, whatever this epoch says.
+  if (!locality_.close_group()) {
+    return die({Code::internal_error,
+                "the result of an operation in shared memory was lost with its owner",
+                {},
+                {}});
+  }
   census_ = record->census;
   const bool admission = record->cause == wire::Cause::admission;
   if (admission) {
@@ -228,6 +238,7 @@ void Engine::on_epoch(const Record& record) {
     untagged_ = 0;
     tagged_.clear();
     round_counts_.clear();
+    told_.clear();
     newcomers_wait_.reset();
     if (new_here) fresh_ = true;
     owes_sync_ = new_here && record->syncing;
@@ -249,7 +260,7 @@ void Engine::on_epoch(const Record& record) {
   }
   transfer_.set_members(record->members);
   std::vector<wire::OpKey> again;
-  if (record->cause == wire::Cause::loss) {
+  if (!admission) {
     std::vector<wire::OpKey> keys;
     for (const auto& [key, operation] : operations_) keys.push_back(key);
     for (const wire::OpKey& key : keys) {
@@ -269,9 +280,15 @@ void Engine::on_epoch(const Record& record) {
       }
     }
     for (const wire::OpKey& key : record->aborted) {
+      told_.erase(key);
       if (started(key)) (void)session_.take_covering(key);
     }
+    for (auto& [key, state] : told_) {
+      state.attempt = record->epoch;
+      told_now_.push_back(key);
+    }
   }
+  locality_.begin_epoch(record);
   executor_.set_epoch(record->epoch, record->abort_floor, record->admission);
   renew_links();
   choose_links();
@@ -489,11 +506,23 @@ void Engine::run_attempt(Operation& operation) {
   const Record& world = record();
   const auto& key = std::get<wire::OpKey>(operation.call->key);
   operation.attempt = world->epoch;
+  operation.world = world;
   operation.entered = false;
   operation.finished = false;
   operation.signature = {signature_hash(operation.request, world->plan),
                          operation.request.description + ", " + name(operation.request.op)};
   ++operation.call->attempts;
+  operation.local = locality_.active() && !locality_.group().escalated(key);
+  if (!operation.local) return run_on_network(operation);
+  entering_local_.emplace_back(now_ + kBlockedAfter, key);
+  locality_.group().submit(
+      {key, operation.signature.hash, operation.request.op, operation.request.arrays});
+}
+
+void Engine::run_on_network(Operation& operation) {
+  const Record world = operation.world;
+  const auto& key = std::get<wire::OpKey>(operation.call->key);
+  operation.local = false;
   entering_.emplace_back(now_ + kEnterDelay, key);
   collective::OperationSpec spec;
   spec.key = key;
@@ -524,11 +553,18 @@ void Engine::finished(const wire::OpKey& key) {
 // Tells the master which operations were entered; those whose delay has passed, or all.
 void Engine::report_entered(Instant now, bool all) {
   std::vector<wire::OpState> states;
-  while (!entering_.empty() && (all || entering_.front().first <= now)) {
-    const auto it = operations_.find(entering_.front().second);
-    entering_.pop_front();
+  std::vector<wire::OpKey> due;
+  for (auto* entering : {&entering_, &entering_local_}) {
+    while (!entering->empty() && (all || entering->front().first <= now)) {
+      due.push_back(entering->front().second);
+      entering->pop_front();
+    }
+  }
+  for (const wire::OpKey& key : due) {
+    const auto it = operations_.find(key);
     if (it == operations_.end() || it->second.entered) continue;
     Operation& operation = it->second;
+    if (operation.local && !locality_.group().tell(key)) continue;
     operation.entered = true;
     states.push_back({it->first, operation.attempt, wire::OpPhase::entered, operation.request.rerun,
                       operation.signature});
@@ -557,7 +593,7 @@ void Engine::end_operation(const wire::OpKey& key, Error error, const Record& re
   const auto it = operations_.find(key);
   if (it == operations_.end()) return;
   const collective::Traffic moved = executor_.traffic(key);
-  executor_.cancel(key);
+  executor_.cancel(key);  // nothing there while it runs in memory
   const CallPtr call = it->second.call;
   call->traffic.tx_bytes += moved.tx_bytes;
   call->traffic.rx_bytes += moved.rx_bytes;
@@ -568,9 +604,10 @@ void Engine::end_operation(const wire::OpKey& key, Error error, const Record& re
 void Engine::on_verdict(const wire::Verdict& verdict) {
   if (out_) return;
   const auto it = operations_.find(verdict.key);
+  told_.erase(verdict.key);
   if (verdict.code == Code::ok) {
-    newcomers_wait_ = verdict.newcomers_wait;
     if (it == operations_.end()) return;
+    newcomers_wait_ = newcomers_wait_.value_or(false) || verdict.newcomers_wait;
     if (!it->second.finished) {
       return die({Code::internal_error,
                   "the master committed an operation that is not done here",
@@ -591,8 +628,63 @@ void Engine::on_verdict(const wire::Verdict& verdict) {
     return;
   }
   const auto error = session_.take_covering(verdict.key);
+  // Too late when it is committed in memory: all members see that, and none this verdict.
+  if (it->second.local && !locality_.group().withdraw(verdict.key)) return;
   end_operation(verdict.key, error ? *error : Error{verdict.code, verdict.reason, {}, {}},
                 record());
+}
+
+// ---- in memory
+// ----------------------------------------------------------------------------------------------------
+
+void Engine::on_neighbour_up(const PeerId& peer, Instant now) {
+  now_ = now;
+  if (!out_) locality_.on_up(peer, now);
+}
+
+void Engine::on_neighbour_down(const PeerId& peer, const std::string& reason, Instant now) {
+  if (!out_) locality_.on_down(peer, reason, now);
+}
+
+void Engine::on_neighbour_offer(const PeerId& peer, shm::Offer what, std::uint64_t number,
+                                const shm::RegionPtr& region, Instant now) {
+  if (!out_) locality_.on_offered(peer, what, number, region, now);
+}
+
+Pace Engine::step(Instant now) {
+  if (out_) return Pace::idle;
+  now_ = now;
+  const Pace pace = locality_.step(now);
+  if (pace != Pace::idle) return pace;
+  return locality_.group().fall_asleep(now) ? Pace::idle : Pace::working;
+}
+
+void Engine::local_committed(const wire::OpKey& key, const collective::Traffic& traffic,
+                             bool newcomers_wait, bool told) {
+  const auto it = operations_.find(key);
+  if (it == operations_.end()) return;
+  newcomers_wait_ = newcomers_wait_.value_or(false) || newcomers_wait;
+  Operation& operation = it->second;
+  if (told) {
+    told_[key] = {key, operation.attempt, wire::OpPhase::done, operation.request.rerun,
+                  operation.signature};
+    told_now_.push_back(key);
+  }
+  const CallPtr call = operation.call;
+  const Record world = operation.world;
+  call->traffic.tx_bytes += traffic.tx_bytes;
+  call->traffic.rx_bytes += traffic.rx_bytes;
+  operations_.erase(it);
+  end_call(*call, {Code::ok, {}, {}, {}}, world);
+}
+
+void Engine::local_escalated(const wire::OpKey& key) {
+  const auto it = operations_.find(key);
+  if (it != operations_.end()) run_on_network(it->second);
+}
+
+void Engine::neighbourhood(wire::Neighbourhood neighbours) {
+  session_.neighbourhood(std::move(neighbours));
 }
 
 void Engine::on_outcome(const wire::Outcome& outcome) {
@@ -689,6 +781,18 @@ void Engine::choose_links() {
     accept_hello(it->second);
   }
   check_prepared();
+  choose_neighbours();
+}
+
+void Engine::choose_neighbours() {
+  std::vector<wire::Member> near;
+  if (const Record& world = record()) {
+    near = world->members;
+    near.insert(near.end(), expected_.begin(), expected_.end());
+  } else if (prepare_) {
+    near = prepare_->members;
+  }
+  locality_.choose(near, joined_, now_);
 }
 
 void Engine::on_prepare(const wire::Prepare& prepare) {
@@ -701,6 +805,7 @@ void Engine::on_prepare(const wire::Prepare& prepare) {
 void Engine::on_expect(const wire::Expect& expect) {
   if (out_) return;
   expected_ = expect.newcomers;
+  newcomers_ready_ = expect.ready;
   choose_links();
 }
 
@@ -1162,6 +1267,7 @@ void Engine::report_blocked(Instant now) {
   for (const auto& [id, state] : stripes_) {
     if (state.established) bytes += state.stripe->bytes_received() + state.stripe->bytes_sent();
   }
+  bytes += locality_.group().moved();
   if (blocked.waits.empty()) {
     if (blocked_reported_) session_.blocked({});
     blocked_reported_ = false;
@@ -1223,6 +1329,7 @@ void Engine::on_time(Instant now) {
     on_control_lost("nothing heard from the master", now);
   }
   dial_due(now);
+  locality_.on_time(now);
   if (now < next_tick_) return;
   next_tick_ = now + settings.heartbeat_interval / 4;
   std::vector<std::uint64_t> late;
@@ -1245,6 +1352,8 @@ Instant Engine::next_deadline() const {
   if (out_) return now_ + std::chrono::seconds(1);
   Instant next = next_tick_;
   if (!entering_.empty()) next = std::min(next, entering_.front().first);
+  if (!entering_local_.empty()) next = std::min(next, entering_local_.front().first);
+  if (const auto local = locality_.next_deadline()) next = std::min(next, *local);
   if (!control_open_ && !dialling_control_) next = std::min(next, next_control_dial_);
   for (const auto& [key, until] : aborting_) next = std::min(next, until.first);
   for (const auto& [peer, link] : links_) {
@@ -1258,10 +1367,20 @@ Instant Engine::next_deadline() const {
 
 EngineActions Engine::take_actions() {
   closed_.clear();
-  while (!entering_.empty()) {
-    const auto it = operations_.find(entering_.front().second);
-    if (it != operations_.end() && !it->second.entered) break;
-    entering_.pop_front();  // done before its entry fell due: no timer for it
+  for (auto* entering : {&entering_, &entering_local_}) {
+    while (!entering->empty()) {
+      const auto it = operations_.find(entering->front().second);
+      if (it != operations_.end() && !it->second.entered) break;
+      entering->pop_front();  // done before its entry fell due: no timer for it
+    }
+  }
+  if (!told_now_.empty()) {
+    std::vector<wire::OpState> states;
+    for (const wire::OpKey& key : std::exchange(told_now_, {})) {
+      const auto it = told_.find(key);
+      if (it != told_.end()) states.push_back(it->second);
+    }
+    session_.report(states);
   }
   if (!done_.empty()) {
     std::vector<wire::OpState> states;
@@ -1275,6 +1394,7 @@ EngineActions Engine::take_actions() {
     session_.report(states);
   }
   EngineActions actions = std::exchange(actions_, {});
+  actions.local = locality_.take_actions();
   actions.control = session_.take_output();
   actions.flush.assign(flush_.begin(), flush_.end());
   flush_.clear();

@@ -17,6 +17,7 @@
 #include "pccl/base/settings.h"
 #include "pccl/collective/executor.h"
 #include "pccl/link/stripe.h"
+#include "pccl/peer/locality.h"
 #include "pccl/peer/session.h"
 #include "pccl/state/transfer.h"
 
@@ -59,6 +60,7 @@ struct SyncRequest {
 struct EngineOptions {
   JoinOptions join;
   Settings settings;
+  LocalityOptions locality;
   // How much is sent unasked (collective::ExecutorOptions); equal on all peers. Tests use less.
   std::uint32_t eager_bytes = 64 << 10;
   std::uint64_t eager_room = 1 << 20;
@@ -79,6 +81,7 @@ struct EngineActions {
   std::vector<std::uint64_t> resume;  // stripes that may be read again
   std::vector<std::uint64_t> close;   // flush what is lined up without waiting, then close
   std::vector<std::pair<LogLevel, std::string>> log;
+  LocalityActions local;
   bool calls_ended = false;  // wake who waits for a call
 };
 
@@ -92,6 +95,7 @@ enum class Standing {
 
 // *one thread at a time: whoever drives the loop*
 class Engine final : private SessionHost,
+                     private LocalityHost,
                      private collective::ExecutorHost,
                      private state::TransferHost,
                      private link::Traffic {
@@ -114,6 +118,17 @@ class Engine final : private SessionHost,
   [[nodiscard]] link::Stripe* stripe(std::uint64_t id);
   // `status`: what Stripe::received or resume said, or why the connection ended.
   void on_stripe_failed(std::uint64_t stripe, const std::string& reason, Instant now);
+  // Neighbours, peers of this host: shm::NeighbourEvents. on_offered also from inside
+  // LocalityOptions::poll.
+  void on_neighbour_up(const PeerId& peer, Instant now);
+  void on_neighbour_down(const PeerId& peer, const std::string& reason, Instant now);
+  void on_neighbour_offer(const PeerId& peer, shm::Offer what, std::uint64_t number,
+                          const shm::RegionPtr& region, Instant now);
+  // The collective in memory moves on; whoever drives the loop calls it again as it says.
+  [[nodiscard]] Pace step(Instant now);
+  [[nodiscard]] bool has_actions() const {
+    return locality_.has_actions() || actions_.calls_ended || !told_now_.empty() || !flush_.empty();
+  }
   void on_time(Instant now);
   [[nodiscard]] Instant next_deadline() const;
   [[nodiscard]] EngineActions take_actions();
@@ -177,7 +192,8 @@ class Engine final : private SessionHost,
     wire::Signature signature;
     bool entered = false;   // the master knows of this attempt
     bool finished = false;  // waits for its verdict
-    Instant enter_due{};
+    bool local = false;     // in memory, with the members of this host
+    Record world;           // of the attempt
   };
   struct RoundCall {
     CallPtr call;
@@ -247,6 +263,13 @@ class Engine final : private SessionHost,
   void on_expect(const wire::Expect& expect) override;
   void on_notice(const std::string& text) override;
   void on_refused(const Error& error) override;
+  // LocalityHost
+  void local_committed(const wire::OpKey& key, const collective::Traffic& traffic,
+                       bool newcomers_wait, bool told) override;
+  void local_escalated(const wire::OpKey& key) override;
+  [[nodiscard]] bool newcomers_wait() const override { return newcomers_ready_; }
+  void neighbourhood(wire::Neighbourhood neighbours) override;
+  void local_log(LogLevel level, std::string text) override { log(level, std::move(text)); }
   // ExecutorHost
   void finished(const wire::OpKey& key) override;
   void wake(const PeerId& peer) override;
@@ -271,6 +294,7 @@ class Engine final : private SessionHost,
 
   // -- links
   void choose_links();
+  void choose_neighbours();
   void renew_links();
   void dial_due(Instant now);
   void dial(Link& link, const wire::Address& address, std::uint32_t stripe);
@@ -290,6 +314,7 @@ class Engine final : private SessionHost,
   void on_sync_outcome(const wire::Outcome& outcome);
   void end_sync(Error error);
   void run_attempt(Operation& operation);
+  void run_on_network(Operation& operation);
   void report_entered(Instant now, bool all);
   void end_call(Call& call, Error error, const Record& record);
   void end_operation(const wire::OpKey& key, Error error, const Record& record);
@@ -301,6 +326,7 @@ class Engine final : private SessionHost,
   Session session_;
   collective::Executor executor_;
   state::Transfer transfer_;
+  Locality locality_;
   EngineActions actions_;
   Instant now_{};
   Instant last_tick_{};
@@ -344,13 +370,19 @@ class Engine final : private SessionHost,
       aborting_;  // until when a verdict is waited for
   std::deque<std::pair<Instant, wire::OpKey>>
       entering_;                   // reports of entry that fall due, in order
+  std::deque<std::pair<Instant, wire::OpKey>> entering_local_;  // the same
+  // Committed in memory, but the master has heard of them: it must hear that they are done.
+  std::map<wire::OpKey, wire::OpState> told_;
+  std::vector<wire::OpKey> told_now_;
   std::vector<wire::OpKey> done_;  // finished, to be reported
   std::uint64_t untagged_ = 0;
   std::map<std::uint64_t, std::uint64_t> tagged_;
   std::map<wire::RoundKind, std::uint64_t> round_counts_;
   std::optional<Sync> sync_;
   bool owes_sync_ = false;
-  std::optional<bool> newcomers_wait_;  // flag of the latest commit since the last admission point
+  // Whether newcomers waited at a commit since the last admission point; nothing: there was none.
+  std::optional<bool> newcomers_wait_;
+  bool newcomers_ready_ = false;  // as the master said last
   bool fresh_ = false;
   bool was_member_ = false;
   std::map<std::uint64_t, ThreadState> threads_;

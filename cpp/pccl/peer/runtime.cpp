@@ -1,5 +1,8 @@
 #include "pccl/peer/runtime.h"
 
+#include <sched.h>
+#include <xxhash.h>
+
 #include <algorithm>
 #include <asio/post.hpp>
 #include <cerrno>
@@ -88,10 +91,12 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   const auto listening = listen(options.settings.bind_address, options.port);
   if (!listening) return listening.error();
   options.join.addresses = own_addresses(listening->at, options.advertise);
+  if (options.settings.shm) options.join.word = PeerId::random();
   std::shared_ptr<Runtime> made(new Runtime(std::move(options), listening->descriptor));
   {
     const net::Turn turn(made->driver_);
     made->accept();
+    made->listen_to_neighbours();
     made->engine_.start(clock_now());
     made->act();
   }
@@ -99,13 +104,62 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
     runtime->engine_.fail(what);
     runtime->act();
   });
+  if (made->neighbours_ != nullptr) made->driver_.on_idle([runtime = made.get()] { return runtime->step(); });
   made->driver_.start();
   return made;
 }
 
+EngineOptions Runtime::engine_options() {
+  EngineOptions options{options_.join, options_.settings, {}};
+  if (!options_.settings.shm) return options;
+  options.locality.make_region = shm::make_region;
+  options.locality.poll = [this] {
+    if (neighbours_ != nullptr) neighbours_->poll();
+  };
+  options.locality.patience = options_.settings.link_timeout;
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0)
+    options.locality.group.cores = static_cast<unsigned>(CPU_COUNT(&allowed));
+  return options;
+}
+
+// Where peers of this host find us. Without it they do not, and all goes over TCP.
+void Runtime::listen_to_neighbours() {
+  if (!options_.settings.shm) return;
+  const std::string& name = options_.settings.host_id;
+  auto made = std::make_unique<shm::Neighbours>(
+      driver_.context(), options_.join.id, options_.join.word,
+      name.empty() ? 0 : XXH3_64bits(name.data(), name.size()),
+      shm::NeighbourEvents{
+          [this](const PeerId& peer) { engine_.on_neighbour_up(peer, clock_now()); },
+          [this](const PeerId& peer, const std::string& reason) {
+            engine_.on_neighbour_down(peer, reason, clock_now());
+          },
+          [this](const PeerId& peer, shm::Offer what, std::uint64_t number,
+                 const shm::RegionPtr& region) {
+            engine_.on_neighbour_offer(peer, what, number, region, clock_now());
+          },
+          [this] { act(); }});
+  if (const Status status = made->listen(); !status) {
+    log(LogLevel::warn, engine_.id(),
+        "no neighbours can be found (" + status.error().reason + "): reducing over TCP");
+    return;
+  }
+  neighbours_ = std::move(made);
+}
+
+// The collective in shared memory; called by whoever drives the loop.
+Pace Runtime::step() {
+  if (shut_) return Pace::idle;
+  const Pace pace = engine_.step(clock_now());
+  if (engine_.has_actions()) act();
+  return pace;
+}
+
 Runtime::Runtime(RuntimeOptions options, int listener)
     : options_(std::move(options)),
-      engine_({options_.join, options_.settings},
+      engine_(engine_options(),
               std::make_shared<BufferPool>(options_.settings.buffer_bytes)),
       listener_(std::make_unique<net::Socket>(driver_.context(), listener)),
       timer_(driver_.context()),
@@ -127,6 +181,7 @@ void Runtime::shut() {
   control_dial_.reset();
   control_.socket.reset();
   wires_.clear();
+  neighbours_.reset();
 }
 
 void Runtime::thread_ended(const std::shared_ptr<Runtime>& runtime, std::uint64_t thread) {
@@ -145,7 +200,7 @@ void Runtime::act() {
     EngineActions actions = engine_.take_actions();
     more = !actions.control.empty() || actions.dial_control || actions.close_control ||
            !actions.dials.empty() || !actions.flush.empty() || !actions.resume.empty() ||
-           !actions.close.empty();
+           !actions.close.empty() || !actions.local.empty();
     ended = ended || actions.calls_ended;
     for (const auto& [level, text] : actions.log) log(level, engine_.id(), text);
     for (const wire::Bytes& bytes : actions.control) {
@@ -166,6 +221,13 @@ void Runtime::act() {
     for (const std::uint64_t id : actions.flush) write(id);
     for (const std::uint64_t id : actions.close) close(id);
     for (const DialRequest& request : actions.dials) dial(request);
+    if (neighbours_ != nullptr) {
+      for (const PeerId& peer : actions.local.drops) neighbours_->drop(peer);
+      for (const auto& [peer, word] : actions.local.connects) neighbours_->connect(peer, word);
+      for (const auto& [to, what, number, region] : actions.local.offers)
+        neighbours_->offer(to, what, number, region);
+      for (const PeerId& peer : actions.local.rings) neighbours_->ring(peer);
+    }
   }
   arm_timer();
   standing_.store(engine_.standing(), std::memory_order_release);

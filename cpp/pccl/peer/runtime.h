@@ -16,6 +16,7 @@
 #include "pccl/net/loop.h"
 #include "pccl/net/socket.h"
 #include "pccl/peer/engine.h"
+#include "pccl/shm/neighbours.h"
 
 namespace pccl::peer {
 
@@ -73,6 +74,7 @@ class Runtime {
   };
 
   Runtime(RuntimeOptions options, int listener);
+  void listen_to_neighbours();
 
   void accept();
   void dial_control();
@@ -87,6 +89,8 @@ class Runtime {
   void write(std::uint64_t id);
   void close(std::uint64_t id);
   void arm_timer();
+  [[nodiscard]] EngineOptions engine_options();
+  [[nodiscard]] Pace step();
 
   RuntimeOptions options_;
   net::LoopDriver driver_;
@@ -102,7 +106,8 @@ class Runtime {
   std::map<std::uint64_t, std::shared_ptr<net::Connector>> dials_;  // by token
   std::map<std::uint64_t, Wire> wires_;                             // by stripe
   std::uint64_t next_wire_ = 1;
-  std::vector<std::uint8_t> scratch_;  // what is read from the master
+  std::unique_ptr<shm::Neighbours> neighbours_;  // null: no memory is shared
+  std::vector<std::uint8_t> scratch_;            // what is read from the master
   bool shut_ = false;
 
   std::atomic<Standing> standing_{Standing::joining};

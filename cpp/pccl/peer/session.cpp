@@ -50,7 +50,7 @@ void Session::on_open() {
     say(wire::Rejoin{options_.id, options_.group, make_report()});
   } else {
     say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting,
-                   options_.start_only, options_.addresses, options_.software, options_.order});
+                   options_.start_only, options_.addresses, options_.software, options_.order, options_.word});
   }
 }
 
@@ -68,6 +68,7 @@ void Session::say_again() {
   if (!report.states.empty()) say(report);
   for (const auto& [key, payload] : rounds_) say(wire::EnterRound{{key, payload}});
   for (const auto& [key, code] : aborts_) say(wire::AbortRequest{key, code});
+  if (neighbourhood_ != wire::Neighbourhood{}) say(neighbourhood_);
 }
 
 Status Session::on_bytes(std::span<const std::uint8_t> bytes) {
@@ -249,6 +250,11 @@ void Session::blocked(const wire::Blocked& blocked) { say(blocked); }
 void Session::leave(const std::string& reason) {
   say(wire::Leave{reason});
   open_ = false;
+}
+
+void Session::neighbourhood(wire::Neighbourhood neighbours) {
+  neighbourhood_ = std::move(neighbours);
+  say(neighbourhood_);
 }
 
 void Session::heartbeat() { say(wire::Heartbeat{}); }

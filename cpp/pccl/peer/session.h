@@ -29,6 +29,7 @@ struct JoinOptions {
   std::vector<wire::Address> addresses;
   std::string software;
   std::uint32_t order = 0xffffffff;  // among those who found the group together
+  PeerId word;                       // wire::Member::word
 };
 
 // What a session tells. Called from inside its methods.
@@ -69,6 +70,7 @@ class Session {
   void report_link(const PeerId& peer, wire::LinkState state, const std::string& reason);
   void blocked(const wire::Blocked& blocked);
   void leave(const std::string& reason);
+  void neighbourhood(wire::Neighbourhood neighbours);
   void stop() {
     open_ = false;
   }  // nothing is heard or said any more; what was said is still to be written
@@ -107,6 +109,7 @@ class Session {
   std::map<wire::OpKey, wire::OpState> operations_;  // reported, without a verdict
   std::map<wire::RoundKey, wire::RoundPayload> rounds_;
   std::map<wire::CallKey, Code> aborts_;
+  wire::Neighbourhood neighbourhood_;
   std::map<wire::CallKey, Error> covering_;
   Status broken_;
 };

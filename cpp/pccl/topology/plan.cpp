@@ -79,6 +79,7 @@ const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, b
 bool valid(const wire::Plan& plan, std::size_t world) {
   if (plan.segment_bytes < 64 || plan.segment_bytes > (1U << 24)) return false;
   if (world == 0 || plan.order.size() != world || plan.classes.empty()) return false;
+  if (!plan.hosts.empty() && plan.hosts.size() != world) return false;
   std::vector<bool> seen(world, false);
   for (const std::uint32_t rank : plan.order) {
     if (rank >= world || seen[rank]) return false;
@@ -109,6 +110,29 @@ std::set<Edge> edges(const wire::Plan& plan) {
     }
   }
   return used;
+}
+
+std::vector<std::uint32_t> hosts(std::uint32_t world, const std::set<Edge>& shared) {
+  std::vector<std::uint32_t> host(world);
+  std::vector<std::vector<std::uint32_t>> ranks;  // by host
+  for (std::uint32_t rank = 0; rank < world; ++rank) {
+    const auto home = std::find_if(ranks.begin(), ranks.end(), [&](const auto& there) {
+      return std::all_of(there.begin(), there.end(),
+                         [&](std::uint32_t other) { return shared.contains({other, rank}); });
+    });
+    host[rank] = static_cast<std::uint32_t>(home - ranks.begin());
+    if (home == ranks.end()) {
+      ranks.push_back({rank});
+    } else {
+      home->push_back(rank);
+    }
+  }
+  return host;
+}
+
+bool on_one_host(const wire::Plan& plan) {
+  return plan.hosts.size() > 1 && std::all_of(plan.hosts.begin(), plan.hosts.end(),
+                                              [](std::uint32_t host) { return host == 0; });
 }
 
 std::uint64_t hash(const wire::Plan& plan) {

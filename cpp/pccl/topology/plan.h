@@ -48,6 +48,13 @@ struct Thresholds {
 // All links the plan may use.
 [[nodiscard]] std::set<Edge> edges(const wire::Plan& plan);
 
+// Which ranks share a host, as a number each: a rank is put to the first host all of whose ranks it
+// shares memory with. `shared` holds pairs.
+[[nodiscard]] std::vector<std::uint32_t> hosts(std::uint32_t world, const std::set<Edge>& shared);
+
+// All ranks are on one host, and there are several.
+[[nodiscard]] bool on_one_host(const wire::Plan& plan);
+
 // A hash of everything in the plan; part of each operation's signature.
 [[nodiscard]] std::uint64_t hash(const wire::Plan& plan);
 

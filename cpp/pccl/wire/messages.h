@@ -27,11 +27,12 @@ struct Join {
   std::string software;  // "pccl 0.1.0", for logs and refusals
   std::uint32_t order =
       0xffffffff;  // founders of a group are ranked by this first, then by joining
+  PeerId word;     // Member::word
   bool operator==(const Join&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.id, self.group, self.min_peers, self.waiting, self.start_only, self.addresses,
-          self.software, self.order);
+          self.software, self.order, self.word);
   }
 };
 
@@ -141,6 +142,18 @@ struct Blocked {
   }
 };
 
+// The peers that this one shares memory with now; the whole list each time. A plan lets ranks reduce
+// in memory once both sides of every pair have said so.
+struct Neighbourhood {
+  std::vector<PeerId> peers;
+  std::uint32_t pending = 0;  // not known yet: attempts under way
+  bool operator==(const Neighbourhood&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.peers, self.pending);
+  }
+};
+
 // A peer goes, in good order. Not answered.
 struct Leave {
   std::string reason;
@@ -210,10 +223,11 @@ struct Prepare {
 // To members: these newcomers may dial you. The whole list each time.
 struct Expect {
   std::vector<Member> newcomers;
+  bool ready = false;  // one of them could enter now
   bool operator==(const Expect&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.newcomers);
+    visit(self.newcomers, self.ready);
   }
 };
 
@@ -233,7 +247,7 @@ struct Notice {
 // The index in this list is the type byte on the wire: append only.
 using Message = std::variant<Join, Rejoin, RequestAdmission, Prepared, EnterRound, OpReport,
                              AbortRequest, LinkReport, Blocked, Leave, Heartbeat, Welcome, Refused,
-                             Log, Prepare, Expect, Notice, WithdrawAdmission>;
+                             Log, Prepare, Expect, Notice, WithdrawAdmission, Neighbourhood>;
 
 // What every control frame starts with.
 struct Envelope {

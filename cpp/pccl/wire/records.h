@@ -273,10 +273,11 @@ struct Plan {
   std::uint32_t segment_bytes = 0;
   std::vector<std::uint32_t> order;  // ring: order[position] = rank
   std::vector<SizeClass> classes;    // ascending max_bytes; the last one takes everything
+  std::vector<std::uint32_t> hosts;  // by rank: ranks with the same number share memory
   bool operator==(const Plan&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.segment_bytes, self.order, self.classes);
+    visit(self.segment_bytes, self.order, self.classes, self.hosts);
   }
 };
 
@@ -287,10 +288,11 @@ struct Member {
   PeerId id;
   std::uint64_t joined = 0;  // join ordinal: grows with every join, never reused in a run
   std::vector<Address> addresses;
+  PeerId word;  // who knows it may ask for shared memory; zero: shares none
   bool operator==(const Member&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.id, self.joined, self.addresses);
+    visit(self.id, self.joined, self.addresses, self.word);
   }
 };
 

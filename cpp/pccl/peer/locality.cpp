@@ -1,0 +1,256 @@
+#include "pccl/peer/locality.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "pccl/topology/plan.h"
+
+namespace pccl::peer {
+namespace {
+
+constexpr std::size_t kKept = 4;  // pages and scratch regions of a neighbour, the newest
+// A neighbour whose connection broke is most likely gone altogether: the loss tells the master
+// first.
+constexpr Duration kGrace = std::chrono::seconds(1);
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+}  // namespace
+
+// ---- neighbours
+// ---------------------------------------------------------------------------------------------------
+
+void Locality::choose(const std::vector<wire::Member>& peers, std::uint64_t joined, Instant now) {
+  if (!options_.make_region || failed_) return;
+  for (auto it = neighbours_.begin(); it != neighbours_.end();) {
+    const bool wanted = std::any_of(peers.begin(), peers.end(),
+                                    [&](const auto& peer) { return peer.id == it->first; });
+    // One that came to us before we heard of it is kept for a while.
+    const Neighbour& neighbour = it->second;
+    const bool early = neighbour.word.empty() && neighbour.connected &&
+                       now - neighbour.since < options_.patience;
+    if (wanted || early) {
+      ++it;
+      continue;
+    }
+    actions_.drops.push_back(it->first);
+    it = neighbours_.erase(it);
+  }
+  for (const wire::Member& peer : peers) {
+    if (peer.id == self_ || peer.word.empty()) continue;
+    const auto [it, fresh] = neighbours_.try_emplace(peer.id);
+    if (!fresh && !it->second.word.empty()) continue;
+    it->second.word = peer.word;
+    it->second.dials = joined > peer.joined;
+    if (!fresh) continue;
+    it->second.pending = true;
+    it->second.since = now;
+    if (it->second.dials) actions_.connects.emplace_back(peer.id, peer.word);
+  }
+  claim();
+}
+
+void Locality::on_up(const PeerId& peer, Instant now) {
+  if (failed_) return;
+  // It may come before we hear of it.
+  Neighbour& neighbour = neighbours_[peer];
+  neighbour.connected = true;
+  neighbour.since = now;
+  if (!make_board()) return;
+  actions_.offers.push_back({peer, shm::Offer::board, board_number_, board_});
+  if (active_ && rank_ == 0 && page_ != nullptr)
+    actions_.offers.push_back({peer, shm::Offer::page, epoch_, page_});
+}
+
+void Locality::on_down(const PeerId& peer, const std::string& reason, Instant now) {
+  const auto it = neighbours_.find(peer);
+  if (it == neighbours_.end()) return;
+  Neighbour& neighbour = it->second;
+  if (neighbour.connected) {
+    host_.local_log(LogLevel::debug, "no memory shared with " + peer.brief() + " any more: " + reason);
+  }
+  neighbour.connected = false;
+  neighbour.pending = false;
+  neighbour.since = now;
+  claim();
+}
+
+void Locality::on_offered(const PeerId& peer, shm::Offer what, std::uint64_t number,
+                          const shm::RegionPtr& region, Instant) {
+  const auto it = neighbours_.find(peer);
+  if (it == neighbours_.end()) return;
+  Neighbour& neighbour = it->second;
+  if (what == shm::Offer::scratch) {
+    // May come in the midst of an operation: nothing else happens here.
+    neighbour.scratch[number] = region;
+    if (neighbour.scratch.size() > kKept) neighbour.scratch.erase(neighbour.scratch.begin());
+    return;
+  }
+  if (what == shm::Offer::board) {
+    neighbour.board = region;
+    neighbour.board_number = number;
+    neighbour.pending = false;
+    claim();
+  } else {
+    neighbour.pages[number] = region;
+    if (neighbour.pages.size() > kKept) neighbour.pages.erase(neighbour.pages.begin());
+  }
+  try_open();
+}
+
+void Locality::on_time(Instant now) {
+  for (auto& [peer, neighbour] : neighbours_) {
+    if (neighbour.pending && now - neighbour.since >= options_.patience) neighbour.pending = false;
+    if (!neighbour.connected && !neighbour.pending && neighbour.board != nullptr &&
+        now - neighbour.since >= kGrace) {
+      neighbour.board.reset();
+      neighbour.lost = true;
+    }
+    if (neighbour.lost && neighbour.dials && !neighbour.pending &&
+        now - neighbour.since >= options_.patience) {
+      neighbour.lost = false;
+      neighbour.pending = true;
+      neighbour.since = now;
+      actions_.connects.emplace_back(peer, neighbour.word);
+    }
+  }
+  claim();
+  try_open();
+}
+
+std::optional<Instant> Locality::next_deadline() const { return group_.next_deadline(); }
+
+// Says whom we share with, when that has changed.
+void Locality::claim() {
+  wire::Neighbourhood claimed;
+  if (!failed_) {
+    for (const auto& [peer, neighbour] : neighbours_) {
+      if (neighbour.board != nullptr) claimed.peers.push_back(peer);
+      if (neighbour.pending) ++claimed.pending;
+    }
+  }
+  if (claimed == claimed_) return;
+  claimed_ = claimed;
+  host_.neighbourhood(std::move(claimed));
+}
+
+// Memory was refused: this peer reduces over TCP from now on, and its host with it.
+void Locality::fail(const std::string& what) {
+  if (failed_) return;
+  failed_ = true;
+  host_.local_log(LogLevel::warn,
+                  "no shared memory (" + what + "): reducing over TCP");
+  for (const auto& [peer, neighbour] : neighbours_) actions_.drops.push_back(peer);
+  claim();
+}
+
+// ---- memory
+// -------------------------------------------------------------------------------------------------------
+
+bool Locality::make_board() {
+  if (board_ != nullptr) return true;
+  auto made = options_.make_region(shm::kBoardBytes, shm::Access::read);
+  if (!made) {
+    fail(made.error().reason);
+    return false;
+  }
+  board_ = std::move(*made);
+  return true;
+}
+
+void Locality::offer_all(shm::Offer what, std::uint64_t number, const shm::RegionPtr& region) {
+  for (const auto& [peer, neighbour] : neighbours_) {
+    if (neighbour.connected) actions_.offers.push_back({peer, what, number, region});
+  }
+}
+
+Result<std::pair<shm::RegionPtr, std::uint64_t>> Locality::take_scratch(std::size_t bytes) {
+  if (scratch_ == nullptr || scratch_->size() < bytes) {
+    // Somewhat more, so that arrays that grow do not ask again and again.
+    const std::size_t size = (bytes + bytes / 4 + kMiB - 1) / kMiB * kMiB;
+    auto made = options_.make_region(size, shm::Access::read);
+    if (!made) {
+      host_.local_log(LogLevel::warn, "no shared memory for results (" + made.error().reason +
+                                          "): this operation goes over TCP");
+      return made.error();
+    }
+    scratch_ = std::move(*made);
+    offer_all(shm::Offer::scratch, ++scratch_number_, scratch_);
+  }
+  return std::pair(scratch_, scratch_number_);
+}
+
+shm::RegionPtr Locality::scratch_of(std::uint32_t rank, std::uint64_t number) {
+  const auto look = [&]() -> shm::RegionPtr {
+    const auto neighbour = neighbours_.find(ranks_[rank]);
+    if (neighbour == neighbours_.end()) return nullptr;
+    const auto found = neighbour->second.scratch.find(number);
+    return found == neighbour->second.scratch.end() ? nullptr : found->second;
+  };
+  if (shm::RegionPtr found = look()) return found;
+  if (options_.poll) options_.poll();
+  return look();
+}
+
+// ---- epochs
+// -------------------------------------------------------------------------------------------------------
+
+void Locality::begin_epoch(const Record& record) {
+  const bool departed = std::any_of(record->departures.begin(), record->departures.end(),
+                                    [](const auto& gone) { return !gone.id.empty(); });
+  // Who departed may be frozen only, and read our memory when it wakes up: it goes on seeing what
+  // it saw. Everybody decides this alike.
+  if (active_ && departed && !failed_) {
+    board_.reset();
+    scratch_.reset();
+    board_number_ = record->epoch;
+    if (make_board()) offer_all(shm::Offer::board, board_number_, board_);
+    for (const wire::Member& member : record->members) {
+      const auto it = neighbours_.find(member.id);
+      if (it != neighbours_.end()) it->second.board_needed = record->epoch;
+    }
+  }
+  epoch_ = record->epoch;
+  page_.reset();
+  ranks_.clear();
+  for (std::uint32_t rank = 0; rank < record->members.size(); ++rank) {
+    ranks_.push_back(record->members[rank].id);
+    if (record->members[rank].id == self_) rank_ = rank;
+  }
+  active_ = topology::on_one_host(record->plan);
+  if (active_ && rank_ == 0 && !failed_) {
+    auto made = options_.make_region(shm::kPageBytes, shm::Access::write);
+    if (made) {
+      page_ = std::move(*made);
+      offer_all(shm::Offer::page, epoch_, page_);
+    } else {
+      fail(made.error().reason);
+    }
+  }
+  try_open();
+}
+
+// The collective begins when all boards and the page are here.
+void Locality::try_open() {
+  if (!active_ || failed_ || group_.is_open() || board_ == nullptr) return;
+  std::vector<shm::RegionPtr> boards;
+  for (const PeerId& peer : ranks_) {
+    if (peer == self_) {
+      boards.push_back(board_);
+      continue;
+    }
+    const auto it = neighbours_.find(peer);
+    if (it == neighbours_.end() || it->second.board == nullptr ||
+        it->second.board_number < it->second.board_needed) {
+      return;
+    }
+    boards.push_back(it->second.board);
+    if (peer == ranks_[0]) {
+      const auto page = it->second.pages.find(epoch_);
+      if (page != it->second.pages.end()) page_ = page->second;
+    }
+  }
+  if (page_ == nullptr) return;
+  group_.open(epoch_, rank_, std::move(boards), page_);
+}
+
+}  // namespace pccl::peer

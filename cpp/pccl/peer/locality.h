@@ -1,0 +1,138 @@
+// What a peer shares with others of its host: connections that pass memory on, its board, the page
+// of each epoch, and the collective over them. Sans-I/O, like the engine it is a part of.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pccl/base/log.h"
+#include "pccl/peer/session.h"
+#include "pccl/shm/local_group.h"
+#include "pccl/shm/neighbours.h"
+#include "pccl/wire/messages.h"
+
+namespace pccl::peer {
+
+struct LocalityOptions {
+  shm::RegionMaker make_region;  // empty: nothing is shared
+  std::function<void()> poll;    // brings what neighbours have sent; may call on_offered
+  Duration patience = std::chrono::seconds(3);  // for a neighbour to answer
+  shm::LocalOptions group;
+};
+
+// What the shell has to do.
+struct LocalityActions {
+  struct Offering {
+    PeerId to;
+    shm::Offer what;
+    std::uint64_t number;
+    shm::RegionPtr region;
+  };
+  std::vector<std::pair<PeerId, PeerId>> connects;  // peer and its word
+  std::vector<PeerId> drops;
+  std::vector<Offering> offers;
+  std::vector<PeerId> rings;
+  [[nodiscard]] bool empty() const {
+    return connects.empty() && drops.empty() && offers.empty() && rings.empty();
+  }
+};
+
+// Called from inside Locality's methods.
+class LocalityHost {
+ public:
+  virtual ~LocalityHost() = default;
+  virtual void local_committed(const wire::OpKey& key, const collective::Traffic& traffic,
+                               bool newcomers_wait, bool told) = 0;
+  virtual void local_escalated(const wire::OpKey& key) = 0;
+  [[nodiscard]] virtual bool newcomers_wait() const = 0;
+  // Whom this peer shares memory with has changed.
+  virtual void neighbourhood(wire::Neighbourhood neighbours) = 0;
+  virtual void local_log(LogLevel level, std::string text) = 0;
+};
+
+// *one thread: the engine's*
+class Locality final : private shm::LocalHost {
+ public:
+  Locality(LocalityOptions options, const PeerId& self, LocalityHost& host)
+      : options_(std::move(options)), self_(self), host_(host), group_(options_.group, *this) {}
+
+  // Whom to share with: all these, if they are on this host. The newer of a pair connects.
+  void choose(const std::vector<wire::Member>& peers, std::uint64_t joined, Instant now);
+  void on_up(const PeerId& peer, Instant now);
+  void on_down(const PeerId& peer, const std::string& reason, Instant now);
+  void on_offered(const PeerId& peer, shm::Offer what, std::uint64_t number,
+                  const shm::RegionPtr& region, Instant now);
+  void on_time(Instant now);
+  [[nodiscard]] std::optional<Instant> next_deadline() const;
+
+  // The collective of the epoch before ends: false when a result is lost, and this peer must go.
+  [[nodiscard]] bool close_group() { return group_.close(); }
+  // REQUIRES: close_group().
+  void begin_epoch(const Record& record);
+  // Operations of this epoch go here first.
+  [[nodiscard]] bool active() const { return active_; }
+  [[nodiscard]] shm::LocalGroup& group() { return group_; }
+  [[nodiscard]] const shm::LocalGroup& group() const { return group_; }
+  [[nodiscard]] Pace step(Instant now) { return group_.step(now); }
+
+  [[nodiscard]] LocalityActions take_actions() { return std::exchange(actions_, {}); }
+  [[nodiscard]] bool has_actions() const { return !actions_.empty(); }
+
+ private:
+  struct Neighbour {
+    PeerId word;
+    bool connected = false;
+    bool pending = false;  // we do not know yet
+    bool dials = false;    // we connect, not it
+    bool lost = false;     // it was there, and may come back
+    Instant since{};       // of the latest change
+    shm::RegionPtr board;
+    std::uint64_t board_number = 0;
+    std::uint64_t board_needed = 0;  // older ones may be written by nobody any more
+    std::map<std::uint64_t, shm::RegionPtr> pages;    // by epoch, the newest few
+    std::map<std::uint64_t, shm::RegionPtr> scratch;  // by number, the newest few
+  };
+
+  // shm::LocalHost
+  void local_committed(const wire::OpKey& key, const collective::Traffic& traffic,
+                       bool newcomers_wait, bool told) override {
+    host_.local_committed(key, traffic, newcomers_wait, told);
+  }
+  void local_escalated(const wire::OpKey& key) override { host_.local_escalated(key); }
+  void ring(std::uint32_t rank) override { actions_.rings.push_back(ranks_[rank]); }
+  [[nodiscard]] bool newcomers_wait() const override { return host_.newcomers_wait(); }
+  [[nodiscard]] Result<std::pair<shm::RegionPtr, std::uint64_t>> take_scratch(
+      std::size_t bytes) override;
+  [[nodiscard]] shm::RegionPtr scratch_of(std::uint32_t rank, std::uint64_t number) override;
+
+  bool make_board();
+  void offer_all(shm::Offer what, std::uint64_t number, const shm::RegionPtr& region);
+  void claim();
+  void try_open();
+  void fail(const std::string& what);
+
+  LocalityOptions options_;
+  PeerId self_;
+  LocalityHost& host_;
+  shm::LocalGroup group_;
+  LocalityActions actions_;
+  std::map<PeerId, Neighbour> neighbours_;
+  wire::Neighbourhood claimed_;
+  bool failed_ = false;  // there was no memory: over TCP from now on
+  shm::RegionPtr board_;
+  std::uint64_t board_number_ = 0;
+  shm::RegionPtr scratch_;
+  std::uint64_t scratch_number_ = 0;
+  shm::RegionPtr page_;
+  bool active_ = false;
+  std::uint64_t epoch_ = 0;
+  std::uint32_t rank_ = 0;
+  std::vector<PeerId> ranks_;
+};
+
+}  // namespace pccl::peer

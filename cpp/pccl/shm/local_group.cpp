@@ -1,0 +1,655 @@
+#include "pccl/shm/local_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace pccl::shm {
+namespace {
+
+constexpr std::uint64_t kCountBits = 24;
+constexpr std::uint64_t kMaxDepth = 4;
+// A ring may be lost with its connection.
+constexpr Duration kSafety = std::chrono::milliseconds(50);
+
+constexpr std::uint64_t counted(std::uint64_t index, std::uint64_t count) {
+  return index << kCountBits | count;
+}
+
+std::uint64_t bytes_of(const LocalRequest& request) {
+  std::uint64_t bytes = 0;
+  for (const collective::ArrayRef& array : request.arrays)
+    bytes += array.count * element_size(array.dtype);
+  return bytes;
+}
+
+}  // namespace
+
+// ---- boards and the page
+// ------------------------------------------------------------------------------------------
+
+Board& LocalGroup::own() const { return *reinterpret_cast<Board*>(boards_[rank_]->data()); }
+
+const Board& LocalGroup::board(std::uint32_t rank) const {
+  return *reinterpret_cast<const Board*>(boards_[rank]->data());
+}
+
+std::atomic<std::uint64_t>& LocalGroup::word() const {
+  return reinterpret_cast<Page*>(page_->data())->word;
+}
+
+// That rank's arrival at the present index, if it is there.
+std::optional<LocalGroup::Seen> LocalGroup::seen(std::uint32_t rank) const {
+  const std::uint64_t here = position(epoch_, index_);
+  const Board& from = board(rank);
+  for (std::size_t turn = 0; turn < 2; ++turn) {
+    const Arrival& arrival = from.arrivals[turn];
+    const std::uint64_t stamp = arrival.stamp.load(std::memory_order_acquire);
+    if (stamp % 2 != 0 || arrival.position.load(std::memory_order_relaxed) != here) continue;
+    Seen found;
+    found.key.admission = arrival.admission.load(std::memory_order_relaxed);
+    found.key.tagged = arrival.tagged.load(std::memory_order_relaxed) != 0;
+    found.key.tag = arrival.tag.load(std::memory_order_relaxed);
+    found.key.sequence = arrival.sequence.load(std::memory_order_relaxed);
+    found.signature = arrival.signature.load(std::memory_order_relaxed);
+    found.flags = arrival.flags.load(std::memory_order_relaxed);
+    found.inlined = from.inlined[turn];
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (arrival.stamp.load(std::memory_order_relaxed) == stamp) return found;
+  }
+  return std::nullopt;
+}
+
+// REQUIRES: that rank's arrival was seen, so the counter is of the present index or older.
+std::uint64_t LocalGroup::count_of(const std::atomic<std::uint64_t>& counter) const {
+  const std::uint64_t value = counter.load(std::memory_order_acquire);
+  constexpr std::uint64_t kIndexMask = ~std::uint64_t{0} >> kCountBits;
+  if (value >> kCountBits != (index_ & kIndexMask)) return 0;
+  return value & ((1U << kCountBits) - 1);
+}
+
+// How far the slowest of the others is.
+std::uint64_t LocalGroup::least(std::atomic<std::uint64_t> Board::* counter) const {
+  std::uint64_t count = ~std::uint64_t{0};
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    if (rank != rank_) count = std::min(count, count_of(board(rank).*counter));
+  }
+  return count;
+}
+
+void LocalGroup::publish(std::atomic<std::uint64_t> Board::* counter, std::uint64_t count) {
+  (own().*counter).store(counted(index_, count), std::memory_order_release);
+}
+
+void LocalGroup::ring_all() {
+  // What was published before is seen by whoever falls asleep after this, and who slept is seen
+  // here.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    if (rank == rank_) continue;
+    const std::uint64_t sleep = board(rank).sleeping.load(std::memory_order_relaxed);
+    if (sleep % 2 == 0 || rung_[rank] == sleep) continue;
+    rung_[rank] = sleep;
+    host_.ring(rank);
+  }
+}
+
+// ---- opening and closing
+// ------------------------------------------------------------------------------------------
+
+void LocalGroup::open(std::uint64_t epoch, std::uint32_t rank, std::vector<RegionPtr> boards,
+                      RegionPtr page) {
+  epoch_ = epoch;
+  rank_ = rank;
+  boards_ = std::move(boards);
+  page_ = std::move(page);
+  index_ = 1;
+  rung_.assign(boards_.size(), 0);
+  others_.clear();
+  waits_since_.reset();
+  still_since_.reset();
+  own().done.store(0, std::memory_order_relaxed);
+  own().collected.store(position(epoch_, 0), std::memory_order_release);
+  ring_all();
+}
+
+bool LocalGroup::close() {
+  bool complete = true;
+  if (page_ != nullptr) {
+    std::uint64_t bits = word().load(std::memory_order_acquire);
+    for (;;) {
+      const Word now = Word::unpack(bits);
+      if (now.index == index_ && now.committed) {
+        // Whatever the others do now: it is committed for all that are left. The results are in
+        // memory that outlives their owners.
+        if (collect(now)) continue;
+        complete = false;
+        break;
+      }
+      if (now.closed) break;
+      Word closed = now;
+      closed.closed = true;
+      if (word().compare_exchange_strong(bits, closed.pack())) break;
+    }
+  }
+  operations_.clear();
+  order_.clear();
+  current_.reset();
+  others_.clear();
+  escalated_.clear();
+  boards_.clear();
+  page_.reset();
+  return complete;
+}
+
+// ---- calls
+// --------------------------------------------------------------------------------------------------------
+
+void LocalGroup::submit(LocalRequest request) {
+  const wire::OpKey key = request.key;
+  Operation& operation = operations_[key];
+  operation.bytes = bytes_of(request);
+  for (const collective::ArrayRef& array : request.arrays)
+    operation.in_place = operation.in_place || (array.count > 0 && array.send == array.recv);
+  operation.request = std::move(request);
+  order_.push_back(key);
+  still_since_.reset();
+}
+
+bool LocalGroup::tell(const wire::OpKey& key) {
+  const auto it = operations_.find(key);
+  if (it == operations_.end()) return true;
+  it->second.reported = true;
+  if (!current_ || current_->key != key) return true;
+  std::uint64_t bits = word().load(std::memory_order_acquire);
+  for (;;) {
+    Word next = Word::unpack(bits);
+    if (next.index == index_) return !next.committed;
+    if (next.asked || next.closed) return true;
+    next.asked = true;
+    if (word().compare_exchange_weak(bits, next.pack())) return true;
+  }
+}
+
+bool LocalGroup::withdraw(const wire::OpKey& key) {
+  if (!operations_.contains(key)) return true;
+  if (current_ && current_->key == key) {
+    if (const Word now = Word::unpack(word().load(std::memory_order_acquire));
+        now.index == index_ && now.committed) {
+      return false;
+    }
+    spoil();
+    const Word now = Word::unpack(word().load(std::memory_order_acquire));
+    if (now.index == index_ && now.committed) return false;
+    current_.reset();
+  } else {
+    std::erase(order_, key);
+  }
+  operations_.erase(key);
+  return true;
+}
+
+// The operation at the present index is not committed here, whatever it is.
+void LocalGroup::spoil() {
+  std::uint64_t bits = word().load(std::memory_order_acquire);
+  for (;;) {
+    Word next = Word::unpack(bits);
+    if (next.index == index_ || next.spoilt || next.closed) return;
+    next.spoilt = true;
+    if (word().compare_exchange_weak(bits, next.pack())) break;
+  }
+  ring_all();
+}
+
+// ---- steps
+// --------------------------------------------------------------------------------------------------------
+
+Pace LocalGroup::step(Instant now) {
+  if (page_ == nullptr) return Pace::idle;
+  std::atomic<std::uint64_t>& sleeping = own().sleeping;
+  const std::uint64_t sleep = sleeping.load(std::memory_order_relaxed);
+  if (sleep % 2 != 0) sleeping.store(sleep + 1, std::memory_order_relaxed);
+  bool moved = false;
+  for (int i = 0; i < options_.moves && page_ != nullptr && move(now); ++i) moved = true;
+  if (moved) {
+    still_since_.reset();
+    return Pace::working;
+  }
+  if (!busy()) return Pace::idle;
+  if (!still_since_ || now - *still_since_ >= kSafety) still_since_ = now;
+  if (now - *still_since_ >= options_.spin) return Pace::idle;
+  return boards_.size() > options_.cores ? Pace::yielding : Pace::spinning;
+}
+
+bool LocalGroup::fall_asleep(Instant now) {
+  if (page_ == nullptr) return true;
+  std::atomic<std::uint64_t>& sleeping = own().sleeping;
+  const std::uint64_t sleep = sleeping.load(std::memory_order_relaxed);
+  if (sleep % 2 == 0) sleeping.store(sleep + 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // Whoever moved a moment ago did not ring.
+  if (!move(now)) return true;
+  still_since_.reset();
+  return false;
+}
+
+std::optional<Instant> LocalGroup::next_deadline() const {
+  if (page_ == nullptr || !busy()) return std::nullopt;
+  if (waits_since_) return *waits_since_ + options_.patience;
+  if (still_since_) return *still_since_ + kSafety;
+  return std::nullopt;
+}
+
+// Does one thing, the most urgent one.
+bool LocalGroup::move(Instant now) {
+  const Word last = Word::unpack(word().load(std::memory_order_acquire));
+  if (last.index == index_) return collect(last);
+  if (last.closed) return false;
+  if (last.spoilt) {
+    if (advance()) return true;
+    return choose(now);  // rank 0's call is still to come: it names what goes over the network
+  }
+  if (choose(now)) return true;
+  if (!current_) return false;
+  if (current_->phase == Phase::meeting) {
+    if (meet()) return true;
+    // The others need these blocks, whenever they come.
+    return !current_->small && current_->staged < current_->depth && stage_block();
+  }
+  if (current_->phase == Phase::combining) return combine();
+  return try_commit();
+}
+
+// The present index was decided.
+bool LocalGroup::collect(const Word& now) {
+  if (now.committed) {
+    if (!finish()) return false;
+    const wire::OpKey key = current_->key;
+    const collective::Traffic traffic = current_->traffic;
+    operations_.erase(key);
+    current_.reset();
+    own().collected.store(position(epoch_, index_), std::memory_order_release);
+    ++index_;
+    turn_ ^= 1U;
+    others_.clear();
+    ring_all();
+    host_.local_committed(key, traffic, now.newcomers_wait, now.told);
+    return true;
+  }
+  const std::optional<Seen> first = seen(0);
+  // Rank 0 does not move on before we have collected this, so its arrival is there.
+  if (!first) return false;
+  const wire::OpKey key = first->key;
+  if (current_) {
+    if (current_->key != key) order_.push_front(current_->key);
+    current_.reset();
+  }
+  std::erase(order_, key);
+  escalated_.insert(key);
+  const bool called = operations_.erase(key) > 0;
+  own().collected.store(position(epoch_, index_), std::memory_order_release);
+  ++index_;
+  turn_ ^= 1U;
+  others_.clear();
+  waits_since_.reset();
+  ring_all();
+  if (called) host_.local_escalated(key);
+  return true;
+}
+
+// Which of our calls is next: rank 0 says.
+bool LocalGroup::choose(Instant now) {
+  if (rank_ == 0) {
+    if (current_ || order_.empty() || seen(0)) return false;
+    arrive(order_.front());
+    return true;
+  }
+  const std::optional<Seen> first = seen(0);
+  if (!first) {
+    waits_since_.reset();
+    if (current_ || order_.empty()) return false;
+    arrive(order_.front());  // most likely the one
+    return true;
+  }
+  if (current_ && current_->key == first->key) return false;
+  if (operations_.contains(first->key)) {
+    take_back();
+    arrive(first->key);
+    return true;
+  }
+  if (!busy()) return false;
+  // A call that we have not made. What we wait for may come before it in our program.
+  if (!waits_since_) waits_since_ = now;
+  if (now - *waits_since_ < options_.patience) return false;
+  waits_since_.reset();
+  spoil();
+  return true;
+}
+
+// What we said before we knew rank 0's choice.
+void LocalGroup::take_back() {
+  if (!current_) return;
+  order_.push_front(current_->key);
+  current_.reset();
+}
+
+void LocalGroup::arrive(wire::OpKey key) {
+  std::erase(order_, key);
+  waits_since_.reset();
+  const Operation& operation = operations_.at(key);
+  Current& current = current_.emplace();
+  current.key = key;
+  current.small = operation.bytes <= std::min<std::uint64_t>(options_.inline_bytes, kInlineBytes);
+  Board& mine = own();
+  mine.staged.store(counted(index_, 0), std::memory_order_relaxed);
+  mine.reduced.store(counted(index_, 0), std::memory_order_relaxed);
+  mine.gathered.store(counted(index_, 0), std::memory_order_relaxed);
+  if (!current.small) plan_blocks();
+
+  Arrival& arrival = mine.arrivals[turn_];
+  const std::uint64_t stamp = arrival.stamp.load(std::memory_order_relaxed);
+  arrival.stamp.store(stamp + 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  if (current.small) {
+    std::uint8_t* to = mine.inlined[turn_];
+    for (const collective::ArrayRef& array : operation.request.arrays) {
+      const std::size_t bytes = array.count * element_size(array.dtype);
+      if (bytes > 0) std::memcpy(to, array.send, bytes);
+      to += bytes;
+    }
+  }
+  arrival.position.store(position(epoch_, index_), std::memory_order_relaxed);
+  arrival.admission.store(key.admission, std::memory_order_relaxed);
+  arrival.tagged.store(key.tagged ? 1 : 0, std::memory_order_relaxed);
+  arrival.tag.store(key.tag, std::memory_order_relaxed);
+  arrival.sequence.store(key.sequence, std::memory_order_relaxed);
+  arrival.signature.store(operation.request.signature, std::memory_order_relaxed);
+  arrival.flags.store((operation.reported ? kReported : 0U) | (operation.in_place ? kInPlace : 0U),
+                      std::memory_order_relaxed);
+  arrival.stamp.store(stamp + 2, std::memory_order_release);
+  ring_all();
+}
+
+// Whether all have called the operation at hand; then `others_` is filled.
+bool LocalGroup::all_here() {
+  if (!others_.empty()) return true;
+  std::vector<Seen> here;
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    const std::optional<Seen> there = seen(rank);
+    if (!there || there->key != current_->key) return false;
+    here.push_back(*there);
+  }
+  others_ = std::move(here);
+  return true;
+}
+
+// All are here, in the same operation.
+bool LocalGroup::meet() {
+  Current& current = *current_;
+  if (!all_here()) return false;
+  const Operation& operation = operations_.at(current.key);
+  bool keep = false;
+  for (const Seen& there : others_) {
+    if (there.signature != operation.request.signature) {
+      spoil();  // the master finds out who is the odd one
+      return true;
+    }
+    keep = keep || (there.flags & kInPlace) != 0;
+  }
+  if (current.small) {
+    current.phase = Phase::finished;
+    return try_commit();
+  }
+  current.keep = keep;
+  if (keep) {
+    const auto scratch = host_.take_scratch(current.rounds * current.stride);
+    if (!scratch) {
+      spoil();
+      return true;
+    }
+    current.scratch = scratch->first;
+    own().scratch.store(scratch->second, std::memory_order_relaxed);  // published with `done`
+  }
+  current.phase = Phase::combining;
+  return true;
+}
+
+// ---- blocks
+// -------------------------------------------------------------------------------------------------------
+//
+// The arrays, end to end, are cut into segments that the ranks own in turn. In every round each rank
+// lays what the others own into its staging area, combines its own segment from theirs, and
+// copies the others' results; a few rounds are under way at a time, all of it in cache.
+
+void LocalGroup::plan_blocks() {
+  Current& current = *current_;
+  const Operation& operation = operations_.at(current.key);
+  const std::uint64_t ranks = boards_.size();
+  const std::uint64_t fits = std::min<std::uint64_t>(kStageBytes / (2 * (ranks - 1)), kResultBytes / 2);
+  // At least a few rounds each, so that copying and combining overlap.
+  const std::uint64_t share = operation.bytes / (ranks * kMaxDepth);
+  const std::uint64_t wanted = std::clamp<std::uint64_t>(share, 4096, options_.segment_bytes);
+  const auto segment = static_cast<std::uint32_t>(std::min(wanted, fits) / 64 * 64);
+  std::vector<collective::ArrayShape> shapes;
+  for (const collective::ArrayRef& array : operation.request.arrays)
+    shapes.push_back({array.count, array.dtype});
+  constexpr std::uint32_t kWhole = 1;
+  current.layout = collective::cut(shapes, operation.request.op, std::span(&kWhole, 1), segment);
+  current.stride = (segment + 63) / 64 * 64;
+  current.rounds = (current.layout.segments.size() + ranks - 1) / ranks;
+  current.depth = std::min({kMaxDepth, kStageBytes / ((ranks - 1) * current.stride),
+                            kResultBytes / current.stride});
+}
+
+bool LocalGroup::combine() {
+  if (gather_block() || reduce_block() || stage_block()) return true;
+  Current& current = *current_;
+  if (current.reduced < current.rounds || (!current.keep && current.gathered < current.rounds))
+    return false;
+  current.phase = Phase::finished;
+  own().done.store(position(epoch_, index_), std::memory_order_release);
+  ring_all();
+  return true;
+}
+
+bool LocalGroup::stage_block() {
+  Current& current = *current_;
+  if (current.staged == current.rounds) return false;
+  if (current.staged >= current.depth && least(&Board::reduced) < current.staged - current.depth + 1)
+    return false;
+  const Operation& operation = operations_.at(current.key);
+  const std::uint64_t others = boards_.size() - 1;
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    const std::uint64_t index = segment_of(current.staged, rank);
+    if (rank == rank_ || index >= current.layout.segments.size()) continue;
+    const std::uint64_t slot =
+        current.staged % current.depth * others + (rank < rank_ ? rank : rank - 1);
+    std::uint8_t* to = own().staging + slot * current.stride;
+    const collective::Segment& segment = current.layout.segments[index];
+    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+      const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+      const collective::ArrayRef& array = operation.request.arrays[piece.array];
+      const std::size_t element = element_size(array.dtype);
+      std::memcpy(to, static_cast<const std::uint8_t*>(array.send) + piece.first * element,
+                  piece.count * element);
+      to += piece.count * element;
+    }
+    current.traffic.tx_bytes += segment.raw_bytes;
+    moved_ += segment.raw_bytes;
+  }
+  publish(&Board::staged, ++current.staged);
+  ring_all();
+  return true;
+}
+
+bool LocalGroup::reduce_block() {
+  Current& current = *current_;
+  if (current.reduced == current.rounds || current.staged <= current.reduced) return false;
+  if (least(&Board::staged) <= current.reduced) return false;
+  if (!current.keep && current.reduced >= current.depth &&
+      least(&Board::gathered) < current.reduced - current.depth + 1) {
+    return false;
+  }
+  const std::uint64_t round = current.reduced;
+  const std::uint64_t index = segment_of(round, rank_);
+  if (index < current.layout.segments.size()) {
+    const Operation& operation = operations_.at(current.key);
+    const collective::Segment& segment = current.layout.segments[index];
+    const std::uint64_t others = boards_.size() - 1;
+    std::uint8_t* const result = current.keep
+                                     ? current.scratch->data() + round * current.stride
+                                     : own().results + round % current.depth * current.stride;
+    contributions_.clear();
+    for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+      if (rank == rank_) continue;
+      const std::uint64_t slot = round % current.depth * others + (rank_ < rank ? rank_ : rank_ - 1);
+      contributions_.push_back({board(rank).staging + slot * current.stride, false});
+    }
+    std::size_t at = 0;
+    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+      const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+      const collective::ArrayRef& array = operation.request.arrays[piece.array];
+      const std::size_t element = element_size(array.dtype);
+      reduce::reduce(array.dtype, operation.request.op,
+                     static_cast<const std::uint8_t*>(array.send) + piece.first * element,
+                     contributions_, static_cast<unsigned>(boards_.size()), result + at,
+                     piece.count);
+      for (reduce::Contribution& contribution : contributions_) {
+        contribution.data =
+            static_cast<const std::uint8_t*>(contribution.data) + piece.count * element;
+      }
+      at += piece.count * element;
+    }
+    publish(&Board::reduced, ++current.reduced);
+    if (!current.keep) copy_out(index, result);
+    moved_ += segment.raw_bytes;
+  } else {
+    publish(&Board::reduced, ++current.reduced);
+  }
+  ring_all();
+  return true;
+}
+
+bool LocalGroup::gather_block() {
+  Current& current = *current_;
+  if (current.keep || current.gathered == current.rounds) return false;
+  if (current.reduced <= current.gathered || least(&Board::reduced) <= current.gathered) return false;
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    const std::uint64_t index = segment_of(current.gathered, rank);
+    if (rank == rank_ || index >= current.layout.segments.size()) continue;
+    copy_out(index, board(rank).results + current.gathered % current.depth * current.stride);
+    current.traffic.rx_bytes += current.layout.segments[index].raw_bytes;
+    moved_ += current.layout.segments[index].raw_bytes;
+  }
+  publish(&Board::gathered, ++current.gathered);
+  ring_all();
+  return true;
+}
+
+// A segment's result goes where the caller wants it.
+void LocalGroup::copy_out(std::uint64_t index, const std::uint8_t* from) {
+  const Current& current = *current_;
+  const Operation& operation = operations_.at(current.key);
+  const collective::Segment& segment = current.layout.segments[index];
+  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+    const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+    const collective::ArrayRef& array = operation.request.arrays[piece.array];
+    const std::size_t element = element_size(array.dtype);
+    std::memcpy(static_cast<std::uint8_t*>(array.recv) + piece.first * element, from,
+                piece.count * element);
+    from += piece.count * element;
+  }
+}
+
+// ---- the verdict
+// --------------------------------------------------------------------------------------------------
+
+bool LocalGroup::try_commit() {
+  const std::uint64_t here = position(epoch_, index_);
+  const Current& current = *current_;
+  bool told = operations_.at(current.key).reported;
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    if (!current.small && board(rank).done.load(std::memory_order_acquire) != here) return false;
+    told = told || (others_[rank].flags & kReported) != 0;
+  }
+  std::uint64_t bits = word().load(std::memory_order_acquire);
+  for (;;) {
+    const Word now = Word::unpack(bits);
+    if (now.index == index_ || now.spoilt || now.closed) return now.index == index_;
+    Word next;
+    next.index = index_;
+    next.committed = true;
+    next.newcomers_wait = host_.newcomers_wait();
+    next.told = told || now.asked;
+    if (word().compare_exchange_weak(bits, next.pack())) break;
+  }
+  ring_all();
+  return true;
+}
+
+// Committed: the results reach the caller's arrays. False when one is not mapped here yet.
+bool LocalGroup::finish() {
+  Current& current = *current_;
+  const Operation& operation = operations_.at(current.key);
+  if (current.small) {
+    // Another rank may have seen all of us before we did. What it saw stays until we collect.
+    if (!all_here()) return false;
+    // All combine in the same order, so all get the same bytes.
+    std::size_t at = 0;
+    contributions_.clear();
+    for (std::uint32_t rank = 1; rank < boards_.size(); ++rank)
+      contributions_.push_back({others_[rank].inlined, false});
+    for (const collective::ArrayRef& array : operation.request.arrays) {
+      const std::size_t bytes = array.count * element_size(array.dtype);
+      if (bytes == 0) continue;
+      reduce::reduce(array.dtype, operation.request.op, others_[0].inlined + at, contributions_,
+                     static_cast<unsigned>(boards_.size()), array.recv, array.count);
+      for (reduce::Contribution& contribution : contributions_)
+        contribution.data = static_cast<const std::uint8_t*>(contribution.data) + bytes;
+      at += bytes;
+    }
+    current.traffic.tx_bytes = at;
+    current.traffic.rx_bytes = at * (boards_.size() - 1);
+    moved_ += at;
+    return true;
+  }
+  if (!current.keep) return true;
+  std::vector<RegionPtr> results(boards_.size());
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    results[rank] = rank == rank_
+                        ? current.scratch
+                        : host_.scratch_of(rank, board(rank).scratch.load(std::memory_order_acquire));
+    if (results[rank] == nullptr || results[rank]->size() < current.rounds * current.stride)
+      return false;
+  }
+  for (std::uint64_t index = 0; index < current.layout.segments.size(); ++index) {
+    const std::uint32_t from = owner(index);
+    copy_out(index, results[from]->data() + index / boards_.size() * current.stride);
+    if (from != rank_) {
+      current.traffic.rx_bytes += current.layout.segments[index].raw_bytes;
+      moved_ += current.layout.segments[index].raw_bytes;
+    }
+  }
+  return true;
+}
+
+// Past an operation that is not committed here, as soon as all have seen how the one before ended.
+bool LocalGroup::advance() {
+  const std::uint64_t before = position(epoch_, index_ - 1);
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    if (board(rank).collected.load(std::memory_order_acquire) < before) return false;
+  }
+  if (!seen(0)) return false;
+  std::uint64_t bits = word().load(std::memory_order_acquire);
+  for (;;) {
+    const Word now = Word::unpack(bits);
+    if (now.index == index_ || now.closed) return now.index == index_;
+    Word next;
+    next.index = index_;
+    if (word().compare_exchange_weak(bits, next.pack())) break;
+  }
+  ring_all();
+  return true;
+}
+
+}  // namespace pccl::shm

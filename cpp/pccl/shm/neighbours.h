@@ -1,0 +1,87 @@
+// Peers on this host: found by a proof, not by an address, and given what they may map. A socket in
+// the abstract namespace, which ends at the borders of a network namespace: whoever can connect to
+// it and knows the word that only members of the run are told is on this host.
+#pragma once
+
+#include <asio/io_context.hpp>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "pccl/base/ids.h"
+#include "pccl/net/socket.h"
+#include "pccl/shm/region.h"
+
+namespace pccl::shm {
+
+// What memory is passed on for.
+enum class Offer : std::uint8_t { board, page, scratch };
+
+// What comes of neighbours. Called from the loop, or from inside connect and poll.
+struct NeighbourEvents {
+  std::function<void(const PeerId&)> up;
+  std::function<void(const PeerId&, const std::string& reason)> down;  // or never was up
+  std::function<void(const PeerId&, Offer, std::uint64_t number, const RegionPtr&)> offered;
+  std::function<void()> read;  // what came on the loop was told, and whoever was rung is awake
+};
+
+// *one thread at a time: whoever drives the loop*
+class Neighbours {
+ public:
+  // `word`: what others must know to be let in. `host`: names this host; equal on all its peers.
+  Neighbours(asio::io_context& context, const PeerId& self, const PeerId& word, std::uint64_t host,
+             NeighbourEvents events);
+  ~Neighbours();
+  Neighbours(const Neighbours&) = delete;
+  Neighbours& operator=(const Neighbours&) = delete;
+
+  Status listen();
+  // Ends in `up` or `down`.
+  void connect(const PeerId& peer, const PeerId& word);
+  // Without a `down`.
+  void drop(const PeerId& peer);
+  // Ignored when the peer is not there (any more).
+  void offer(const PeerId& peer, Offer what, std::uint64_t number, const RegionPtr& region);
+  void ring(const PeerId& peer);
+  // Takes what has come and was not read yet.
+  void poll();
+
+ private:
+  struct Packet;
+  struct Outgoing {
+    std::array<std::uint8_t, 88> bytes{};
+    RegionPtr region;
+  };
+  struct Channel {
+    std::unique_ptr<net::Socket> socket;
+    PeerId peer;  // zero until its hello
+    bool dialled = false;
+    bool up = false;
+    bool writing = false;
+    std::deque<Outgoing> out;
+  };
+
+  void accept();
+  void await(std::uint64_t id);
+  void read(std::uint64_t id);
+  bool take(std::uint64_t id, const Packet& packet, int descriptor);  // false: the channel is gone
+  void push(std::uint64_t id, const Packet& packet, RegionPtr region);
+  void write(std::uint64_t id);
+  void lose(std::uint64_t id, const std::string& reason);
+  [[nodiscard]] std::uint64_t channel_of(const PeerId& peer) const;  // 0: none
+
+  asio::io_context& context_;
+  PeerId self_;
+  PeerId word_;
+  std::uint64_t host_;
+  NeighbourEvents events_;
+  std::unique_ptr<net::Socket> listener_;
+  std::map<std::uint64_t, Channel> channels_;
+  std::map<PeerId, std::uint64_t> by_peer_;
+  std::uint64_t next_ = 1;
+};
+
+}  // namespace pccl::shm
