@@ -188,16 +188,14 @@ void LoopDriver::background() {
       continue;
     }
     take(lock);
-    lock.unlock();
-    const Pace pace = between();
-    lock.lock();
-    if (pace != Pace::idle) {
-      give(lock);
-      continue;
-    }
-    if (wanted_ > 0) {
-      give(lock);
-      continue;
+    if (!starving) {
+      lock.unlock();
+      const Pace pace = between();
+      lock.lock();
+      if (pace != Pace::idle || wanted_ > 0) {
+        give(lock);
+        continue;
+      }
     }
     polling_ = true;
     lock.unlock();

@@ -576,6 +576,9 @@ void Engine::disagrees(const wire::OpKey&) { report_entered(now_, true); }
 
 bool Engine::started(const wire::OpKey& key) {
   if (!record() || key.admission != record()->admission) return true;
+  // What runs in memory may come to the network yet; others may be there before us.
+  const auto here = operations_.find(key);
+  if (here != operations_.end() && here->second.local) return false;
   if (!key.tagged) return key.sequence < untagged_;
   const auto it = tagged_.find(key.tag);
   return it != tagged_.end() && key.sequence < it->second;
@@ -1273,6 +1276,7 @@ void Engine::report_blocked(Instant now) {
     blocked_reported_ = false;
     return;
   }
+  log(LogLevel::warn, locality_.group().debug() + " unfinished " + std::to_string(operations_.size()));
   blocked.multi_threaded = threads_.size() > 1;
   // Heartbeats alone are not movement: a few frames an interval and stripe.
   blocked.moving = bytes - bytes_at_blocked_ > stripes_.size() * 16 * link::kFrameHeaderBytes;

@@ -652,4 +652,23 @@ bool LocalGroup::advance() {
   return true;
 }
 
+std::string LocalGroup::debug() const {
+  std::string t = "rank " + std::to_string(rank_) + " epoch " + std::to_string(epoch_) + " index " +
+                  std::to_string(index_) + " open " + std::to_string(page_ != nullptr) + " queued " +
+                  std::to_string(order_.size()) + " ops " + std::to_string(operations_.size()) + " esc " + std::to_string(escalated_.size());
+  if (page_ == nullptr) return t;
+  const Word w = Word::unpack(word().load());
+  t += " word " + std::to_string(w.index) + (w.committed ? "C" : "") + (w.spoilt ? "S" : "") +
+       (w.closed ? "X" : "") + (w.asked ? "A" : "");
+  if (current_) t += " current tag " + std::to_string(current_->key.tag) + " phase " + std::to_string(int(current_->phase)) + " small " + std::to_string(current_->small)+" st/red/ga "+std::to_string(current_->staged)+"/"+std::to_string(current_->reduced)+"/"+std::to_string(current_->gathered)+" of "+std::to_string(current_->rounds);
+  for (std::uint32_t r = 0; r < boards_.size(); ++r) {
+    const auto s = seen(r);
+    t += "\n   r" + std::to_string(r) + (s ? " tag " + std::to_string(s->key.tag) : std::string(" -")) +
+         " collected " + std::to_string(board(r).collected.load() & 0xffffffffff) + " done " +
+         std::to_string(board(r).done.load() & 0xffffffffff) + " sleep " +
+         std::to_string(board(r).sleeping.load())+" rung "+std::to_string(rung_[r]);
+  }
+  return t;
+}
+
 }  // namespace pccl::shm

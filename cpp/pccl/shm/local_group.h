@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "pccl/base/dtype.h"
@@ -92,6 +93,7 @@ class LocalGroup {
   [[nodiscard]] bool busy() const { return current_.has_value() || !order_.empty(); }
   // Bytes that others read from here and we read from them: whether anything moves.
   [[nodiscard]] std::uint64_t moved() const { return moved_; }
+  [[nodiscard]] std::string debug() const;
 
  private:
   enum class Phase : std::uint8_t { meeting, combining, finished };
