@@ -514,7 +514,12 @@ void Engine::run_attempt(Operation& operation) {
   ++operation.call->attempts;
   operation.local = locality_.active() && !locality_.group().escalated(key);
   if (!operation.local) return run_on_network(operation);
-  entering_local_.emplace_back(now_ + kBlockedAfter, key);
+  if (operation.request.rerun) {
+    entering_local_.emplace_back(now_ + kBlockedAfter, key);
+  } else {
+    // The master must know it when a member is lost, so that it ends for all.
+    entering_.emplace_back(now_ + kEnterDelay, key);
+  }
   locality_.group().submit(
       {key, operation.signature.hash, operation.request.op, operation.request.arrays});
 }
@@ -1276,7 +1281,6 @@ void Engine::report_blocked(Instant now) {
     blocked_reported_ = false;
     return;
   }
-  log(LogLevel::warn, locality_.group().debug() + " unfinished " + std::to_string(operations_.size()));
   blocked.multi_threaded = threads_.size() > 1;
   // Heartbeats alone are not movement: a few frames an interval and stripe.
   blocked.moving = bytes - bytes_at_blocked_ > stripes_.size() * 16 * link::kFrameHeaderBytes;

@@ -126,6 +126,8 @@ class Engine final : private SessionHost,
                           const shm::RegionPtr& region, Instant now);
   // The collective in memory moves on; whoever drives the loop calls it again as it says.
   [[nodiscard]] Pace step(Instant now);
+  [[nodiscard]] std::string debug() const { return locality_.debug(); }
+  [[nodiscard]] bool shares_memory() const { return locality_.group().is_open(); }
   [[nodiscard]] bool has_actions() const {
     return locality_.has_actions() || actions_.calls_ended || !told_now_.empty() || !flush_.empty();
   }

@@ -57,6 +57,8 @@ void Locality::on_up(const PeerId& peer, Instant now) {
   neighbour.since = now;
   if (!make_board()) return;
   actions_.offers.push_back({peer, shm::Offer::board, board_number_, board_});
+  if (scratch_ != nullptr)
+    actions_.offers.push_back({peer, shm::Offer::scratch, scratch_number_, scratch_});
   if (active_ && rank_ == 0 && page_ != nullptr)
     actions_.offers.push_back({peer, shm::Offer::page, epoch_, page_});
 }

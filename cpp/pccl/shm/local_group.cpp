@@ -428,7 +428,8 @@ void LocalGroup::plan_blocks() {
   const std::uint64_t fits = std::min<std::uint64_t>(kStageBytes / (2 * (ranks - 1)), kResultBytes / 2);
   // At least a few rounds each, so that copying and combining overlap.
   const std::uint64_t share = operation.bytes / (ranks * kMaxDepth);
-  const std::uint64_t wanted = std::clamp<std::uint64_t>(share, 4096, options_.segment_bytes);
+  const std::uint64_t wanted = std::clamp<std::uint64_t>(
+      share, options_.least_segment_bytes, options_.segment_bytes);
   const auto segment = static_cast<std::uint32_t>(std::min(wanted, fits) / 64 * 64);
   std::vector<collective::ArrayShape> shapes;
   for (const collective::ArrayRef& array : operation.request.arrays)

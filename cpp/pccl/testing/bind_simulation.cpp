@@ -34,6 +34,7 @@ void each_number(simulation::Options& options, Visit&& visit) {
   visit("aborts", options.aborts);
   visit("restarts", options.restarts);
   visit("master_stalls", options.master_stalls);
+  visit("machines", options.machines);
 }
 
 constexpr const char* kProgramNames[simulation::kPrograms] = {"level1",   "level2", "threads",

@@ -32,6 +32,11 @@ Host::Host(World& world, NodeId node) : world_(world), node_(node) {
                                   wire::Address{host, static_cast<std::uint16_t>(other)});
   }
   options.settings = world.settings;
+  if (world.options.machines > 0) {
+    machine_ = static_cast<std::uint32_t>(world.random.below(world.options.machines));
+    if (world.random.chance(0.97)) word_ = options.join.word = world.new_id();
+    if (!word_.empty()) options.locality = memory_.options();
+  }
   options.eager_bytes = world.eager_bytes;
   options.eager_room = world.eager_room;
   engine_ = std::make_unique<peer::Engine>(options, world.pool);
@@ -97,6 +102,7 @@ void Host::kill() {
   program_.reset();
   stripes_.clear();
   control_.reset();
+  memory_.kill();
   world_.network.kill(node_);
 }
 
@@ -366,6 +372,7 @@ bool Host::carry_out(peer::EngineActions actions) {
     const auto it = stripes_.find(id);
     if (it != stripes_.end()) write(id, it->second);
   }
+  if (!actions.local.empty()) memory_.carry_out(actions.local);
   if (world_.tracing()) {
     for (const auto& [level, text] : actions.log) world_.log(name(), text);
   }
@@ -381,6 +388,7 @@ void Host::settle() {
   world_.checks.after_event(*this);
   arm();
   wake();
+  memory_.want_step();
 }
 
 void Host::arm() {

@@ -42,6 +42,8 @@ Options Options::draw(std::uint64_t seed) {
   options.aborts = some(0.3, 3);
   options.restarts = some(0.25, 2);
   options.master_stalls = some(0.15, 2);
+  options.machines =
+      static_cast<std::uint32_t>(random.chance(0.5) ? 1 : (random.chance(0.3) ? 2 : 0));
   return options;
 }
 
@@ -51,7 +53,8 @@ std::string Options::describe() const {
        << " steps " << steps << " elements " << max_elements << " kills " << kills << " freezes "
        << freezes << " partitions " << partitions << " cuts " << cuts << " stalls " << stalls
        << " corruptions " << corruptions << " leaves " << leaves << " aborts " << aborts
-       << " restarts " << restarts << " master stalls " << master_stalls;
+       << " restarts " << restarts << " master stalls " << master_stalls << " machines "
+       << machines;
   return text.str();
 }
 
@@ -97,6 +100,8 @@ World::World(std::uint64_t seed, const Options& given)
   add(Fault::abort, options.aborts);
   add(Fault::restart, options.restarts);
   add(Fault::master_stall, options.master_stalls);
+  block_bytes = 64U << random.below(3);
+  if (options.machines > 0 && random.chance(0.1)) memory_refused = random.chance(0.5) ? 0.05 : 0.5;
   const std::uint64_t gaps[] = {20, 100, 400, 1500};
   fault_gap_ = gaps[random.below(4)];
   next_fault_ = random.between(1, fault_gap_ * 2);

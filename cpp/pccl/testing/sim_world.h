@@ -16,6 +16,7 @@
 #include "pccl/link/frame.h"
 #include "pccl/master/master.h"
 #include "pccl/peer/engine.h"
+#include "pccl/testing/sim_memory.h"
 #include "pccl/testing/sim_network.h"
 #include "pccl/testing/sim_task.h"
 #include "pccl/testing/simulation.h"
@@ -131,6 +132,9 @@ class Host {
   [[nodiscard]] bool program_over() const { return !alive_ || program_over_; }
   [[nodiscard]] peer::Engine& engine() { return *engine_; }
   [[nodiscard]] const peer::Engine& engine() const { return *engine_; }
+  [[nodiscard]] Memory& memory() { return memory_; }
+  [[nodiscard]] std::uint32_t machine() const { return machine_; }
+  [[nodiscard]] const PeerId& word() const { return word_; }
   [[nodiscard]] std::string name() const;
   [[nodiscard]] std::string state() const;  // what the peer is doing, in two or three words
   [[nodiscard]] bool control_quiet() const { return control_ && control_->quiet(); }
@@ -199,6 +203,9 @@ class Host {
 
   World& world_;
   NodeId node_;
+  std::uint32_t machine_ = 0;
+  PeerId word_;
+  Memory memory_{world_, *this};
   std::unique_ptr<peer::Engine> engine_;
   bool alive_ = true;
   bool frozen_ = false;
@@ -372,6 +379,8 @@ class World {
   std::uint64_t eager_room = 1 << 20;
   std::size_t capacity = 4096;
   Duration think{};
+  double memory_refused = 0;
+  std::uint32_t block_bytes = 64;  // equal on all peers
   std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(std::size_t{1} << 20);
   Report report;
   MasterHost master{*this};

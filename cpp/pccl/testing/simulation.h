@@ -52,6 +52,7 @@ struct Options {
   std::uint32_t aborts = 0;    // a caller's deadline or Ctrl-C
   std::uint32_t restarts = 0;  // of the master, without memory
   std::uint32_t master_stalls = 0;
+  std::uint32_t machines = 0;  // on which peers share memory; 0: they share none
   Bug bug = Bug::none;
   bool trace = false;  // keep a line per event
 

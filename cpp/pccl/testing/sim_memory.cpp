@@ -1,0 +1,156 @@
+#include "pccl/testing/sim_memory.h"
+
+#include <cstdlib>
+#include <utility>
+
+#include "pccl/testing/sim_world.h"
+
+namespace pccl::simulation {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+peer::LocalityOptions Memory::options() {
+  peer::LocalityOptions options;
+  if (world_.options.machines == 0) return options;
+  options.make_region = [this](std::size_t size, shm::Access) -> Result<shm::RegionPtr> {
+    if (world_.random.chance(world_.memory_refused)) {
+      return Error{Code::internal_error, "simulated: no memory", {}, {}};
+    }
+    std::shared_ptr<void> memory(std::calloc(1, size), std::free);  // NOLINT
+    auto* data = static_cast<std::uint8_t*>(memory.get());
+    return std::make_shared<shm::Region>(data, size, -1, std::move(memory));
+  };
+  options.poll = [this] {
+    for (const auto& [peer, known] : std::map(known_)) deliver(peer, known);
+  };
+  options.patience = milliseconds(500);
+  options.group.moves = 1;  // others come in between any two
+  options.group.spin = microseconds(world_.random.between(0, 200));
+  options.group.cores = static_cast<unsigned>(world_.random.between(1, 8));
+  if (world_.options.everything_small) {
+    options.group.inline_bytes = 64;
+    options.group.least_segment_bytes = 64;
+    options.group.segment_bytes = world_.block_bytes;
+  }
+  return options;
+}
+
+void Memory::carry_out(const peer::LocalityActions& actions) {
+  for (const PeerId& peer : actions.drops) {
+    const auto it = known_.find(peer);
+    if (it == known_.end()) continue;
+    const auto known = it->second;
+    known_.erase(it);
+    known->open = false;
+    world_.timeline.after(microseconds(world_.random.below(200)), [this, peer, known] {
+      if (Host* other = world_.host_of(peer)) other->memory().lose(host_.engine().id(), known);
+    });
+  }
+  for (const auto& [peer, word] : actions.connects) connect(peer, word);
+  for (const auto& [to, what, number, region] : actions.offers) {
+    const auto it = known_.find(to);
+    if (it == known_.end() || !it->second->open) continue;
+    const auto known = it->second;
+    const std::size_t side = known->peers[0] == to ? 0 : 1;
+    known->offers[side].push_back({what, number, region});
+    world_.timeline.after(microseconds(world_.random.below(300)), [this, peer = to, known] {
+      Host* other = world_.host_of(peer);
+      if (other == nullptr) return;
+      other->run([other, known, from = host_.engine().id()] {
+        other->memory().deliver(from, known);
+        other->settle();
+      });
+    });
+  }
+  for (const PeerId& peer : actions.rings) {
+    world_.timeline.after(microseconds(world_.random.below(200)), [this, peer] {
+      Host* other = world_.host_of(peer);
+      if (other != nullptr) other->run([other] { other->settle(); });
+    });
+  }
+}
+
+void Memory::connect(const PeerId& peer, const PeerId& word) {
+  world_.timeline.after(microseconds(world_.random.below(2000)), [this, peer, word] {
+    Host* const other = world_.host_of(peer);
+    const bool there = other != nullptr && other->alive() && other->machine() == host_.machine() &&
+                       other->word() == word;
+    if (!host_.alive()) return;
+    if (!there) {
+      host_.run([this, peer] {
+        host_.engine().on_neighbour_down(peer, "refused", world_.now());
+        host_.settle();
+      });
+      return;
+    }
+    // As a kernel does: connected whether or not the other runs at present.
+    auto known = std::make_shared<Acquaintance>();
+    known->peers = {host_.engine().id(), peer};
+    host_.run([this, peer, known] { accepted(peer, known); });
+    other->run([other, known, from = host_.engine().id()] { other->memory().accepted(from, known); });
+  });
+}
+
+void Memory::accepted(const PeerId& peer, const std::shared_ptr<Acquaintance>& known) {
+  if (!known->open || host_.engine().standing() == peer::Standing::out) return;
+  known_[peer] = known;
+  host_.engine().on_neighbour_up(peer, world_.now());
+  host_.settle();
+}
+
+void Memory::lose(const PeerId& peer, const std::shared_ptr<Acquaintance>& known) {
+  host_.run([this, peer, known] {
+    const auto it = known_.find(peer);
+    if (it == known_.end() || it->second != known) return;
+    deliver(peer, known);  // what was sent before the end is read before it
+    known_.erase(peer);
+    host_.engine().on_neighbour_down(peer, "closed by the other end", world_.now());
+    host_.settle();
+  });
+}
+
+void Memory::deliver(const PeerId& peer, const std::shared_ptr<Acquaintance>& known) {
+  const auto it = known_.find(peer);
+  if (it == known_.end() || it->second != known) return;
+  auto& offers = known->offers[known->peers[0] == peer ? 1 : 0];
+  while (!offers.empty()) {
+    const Acquaintance::Offering offering = std::move(offers.front());
+    offers.pop_front();
+    host_.engine().on_neighbour_offer(peer, offering.what, offering.number, offering.region,
+                                      world_.now());
+  }
+}
+
+void Memory::kill() {
+  for (const auto& [peer, known] : std::exchange(known_, {})) {
+    known->open = false;
+    world_.timeline.after(microseconds(world_.random.below(500)),
+                          [this, peer = peer, known = known] {
+                            if (Host* other = world_.host_of(peer))
+                              other->memory().lose(host_.engine().id(), known);
+                          });
+  }
+}
+
+void Memory::want_step() {
+  if (step_planned_ || stepping_ || !host_.engine().shares_memory()) return;
+  step_planned_ = true;
+  // A step takes as long as it takes.
+  const Duration delay = world_.random.chance(0.02) ? milliseconds(world_.random.below(5))
+                                                    : microseconds(world_.random.below(30));
+  world_.timeline.after(delay, [this] {
+    step_planned_ = false;
+    host_.run([this] { step(); });
+  });
+}
+
+void Memory::step() {
+  const Pace pace = host_.engine().step(world_.now());
+  stepping_ = true;
+  host_.settle();
+  stepping_ = false;
+  if (pace != Pace::idle) want_step();
+}
+
+}  // namespace pccl::simulation

@@ -1,0 +1,54 @@
+// Shared memory between simulated peers of one machine: what shm::Neighbours is between real ones.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <map>
+#include <memory>
+
+#include "pccl/peer/locality.h"
+#include "pccl/testing/sim_network.h"
+
+namespace pccl::simulation {
+
+class World;
+class Host;
+
+// Two peers that met. Both ends keep it; it is dead when one of them let go.
+struct Acquaintance {
+  struct Offering {
+    shm::Offer what;
+    std::uint64_t number;
+    shm::RegionPtr region;
+  };
+  std::array<PeerId, 2> peers;
+  std::array<std::deque<Offering>, 2> offers;  // to that side, on their way
+  bool open = true;
+};
+
+// One peer's end of all its acquaintances, and its steps in memory.
+class Memory {
+ public:
+  Memory(World& world, Host& host) : world_(world), host_(host) {}
+  [[nodiscard]] peer::LocalityOptions options();
+  void carry_out(const peer::LocalityActions& actions);
+  // The collective may have something to do.
+  void want_step();
+  void kill();  // the process ends
+
+ private:
+  friend class Host;
+  void connect(const PeerId& peer, const PeerId& word);
+  void accepted(const PeerId& peer, const std::shared_ptr<Acquaintance>& known);
+  void lose(const PeerId& peer, const std::shared_ptr<Acquaintance>& known);
+  void deliver(const PeerId& peer, const std::shared_ptr<Acquaintance>& known);
+  void step();
+
+  World& world_;
+  Host& host_;
+  std::map<PeerId, std::shared_ptr<Acquaintance>> known_;
+  bool step_planned_ = false;
+  bool stepping_ = false;
+};
+
+}  // namespace pccl::simulation
