@@ -21,6 +21,23 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+# Modules whose tests run twice: in shared memory, as peers of one host do, and over the network.
+TWICE = {"test_faults", "test_runs"}
+
+
+@pytest.fixture
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How peers of this test reduce: "shm" or "tcp"."""
+    monkeypatch.setenv("PCCL_SHM", "1" if request.param == "shm" else "0")
+    return str(request.param)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__ in TWICE:
+        metafunc.fixturenames.append("transport")
+        metafunc.parametrize("transport", ["shm", "tcp"], indirect=True)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what this run cannot or should not do, with the reason."""
     not_root = pytest.mark.skip(reason="needs root")

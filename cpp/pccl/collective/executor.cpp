@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "pccl/base/copy.h"
 #include "pccl/reduce/reduce.h"
 #include "pccl/topology/plan.h"
 
@@ -194,7 +195,12 @@ void Executor::commit(const wire::OpKey& key) {
   for (std::size_t i = 0; i < operation.spec.arrays.size(); ++i) {
     const ArrayRef& array = operation.spec.arrays[i];
     if (array.send != array.recv || array.count == 0) continue;
-    std::memcpy(array.recv, operation.out[i], array.count * element_size(array.dtype));
+    const std::size_t bytes = array.count * element_size(array.dtype);
+    if (bytes >= kPastCacheFrom) {
+      copy_past_cache(array.recv, operation.out[i], bytes);
+    } else {
+      copy(array.recv, operation.out[i], bytes);
+    }
   }
   cancel(key);
 }

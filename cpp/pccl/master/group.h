@@ -202,7 +202,7 @@ class Group {
   std::map<wire::RoundKey, OpenRound> rounds_;
   std::map<std::pair<PeerId, PeerId>, LinkTrouble> trouble_;  // (reporter, about)
   std::set<std::pair<PeerId, PeerId>> unusable_;  // smaller id first; the plan goes without
-  std::optional<Instant> hosts_differ_since_;  // from the plan's
+  std::optional<Instant> hosts_differ_since_;     // from the plan's
   std::optional<Instant> stuck_since_;
   Instant last_tick_{};
 };

@@ -78,7 +78,7 @@ class LoopDriver {
   bool parked_ = false;                 // the background thread sleeps until told
   bool stopping_ = false;
   std::atomic<unsigned> wanted_{0};  // threads in take(); changed under the lock
-  unsigned sleepers_ = 0;  // callers in wait() that do not drive
+  unsigned sleepers_ = 0;            // callers in wait() that do not drive
   Instant linger_until_{};
   Instant polled_at_{};  // when the loop was last driven
   std::function<void(const char*)> failed_;

@@ -126,7 +126,6 @@ class Engine final : private SessionHost,
                           const shm::RegionPtr& region, Instant now);
   // The collective in memory moves on; whoever drives the loop calls it again as it says.
   [[nodiscard]] Pace step(Instant now);
-  [[nodiscard]] std::string debug() const { return locality_.debug(); }
   [[nodiscard]] bool shares_memory() const { return locality_.group().is_open(); }
   [[nodiscard]] bool has_actions() const {
     return locality_.has_actions() || actions_.calls_ended || !told_now_.empty() || !flush_.empty();
@@ -371,7 +370,7 @@ class Engine final : private SessionHost,
   std::map<wire::CallKey, std::pair<Instant, Code>>
       aborting_;  // until when a verdict is waited for
   std::deque<std::pair<Instant, wire::OpKey>>
-      entering_;                   // reports of entry that fall due, in order
+      entering_;  // reports of entry that fall due, in order
   std::deque<std::pair<Instant, wire::OpKey>> entering_local_;  // the same
   // Committed in memory, but the master has heard of them: it must hear that they are done.
   std::map<wire::OpKey, wire::OpState> told_;

@@ -26,8 +26,8 @@ void Locality::choose(const std::vector<wire::Member>& peers, std::uint64_t join
                                     [&](const auto& peer) { return peer.id == it->first; });
     // One that came to us before we heard of it is kept for a while.
     const Neighbour& neighbour = it->second;
-    const bool early = neighbour.word.empty() && neighbour.connected &&
-                       now - neighbour.since < options_.patience;
+    const bool early =
+        neighbour.word.empty() && neighbour.connected && now - neighbour.since < options_.patience;
     if (wanted || early) {
       ++it;
       continue;
@@ -68,7 +68,8 @@ void Locality::on_down(const PeerId& peer, const std::string& reason, Instant no
   if (it == neighbours_.end()) return;
   Neighbour& neighbour = it->second;
   if (neighbour.connected) {
-    host_.local_log(LogLevel::debug, "no memory shared with " + peer.brief() + " any more: " + reason);
+    host_.local_log(LogLevel::debug,
+                    "no memory shared with " + peer.brief() + " any more: " + reason);
   }
   neighbour.connected = false;
   neighbour.pending = false;
@@ -139,8 +140,7 @@ void Locality::claim() {
 void Locality::fail(const std::string& what) {
   if (failed_) return;
   failed_ = true;
-  host_.local_log(LogLevel::warn,
-                  "no shared memory (" + what + "): reducing over TCP");
+  host_.local_log(LogLevel::warn, "no shared memory (" + what + "): reducing over TCP");
   for (const auto& [peer, neighbour] : neighbours_) actions_.drops.push_back(peer);
   claim();
 }

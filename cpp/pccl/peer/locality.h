@@ -76,11 +76,6 @@ class Locality final : private shm::LocalHost {
   void begin_epoch(const Record& record);
   // Operations of this epoch go here first.
   [[nodiscard]] bool active() const { return active_; }
-  [[nodiscard]] std::string debug() const {
-    std::string t = group_.debug() + " active " + std::to_string(active_) + " failed " + std::to_string(failed_) + " epoch " + std::to_string(epoch_);
-    for (const auto& [id, n] : neighbours_) t += "\n     " + id.brief() + " connected " + std::to_string(n.connected) + " pending " + std::to_string(n.pending) + " board " + std::to_string(n.board != nullptr) + " " + std::to_string(n.board_number) + " needed " + std::to_string(n.board_needed) + " pages " + std::to_string(n.pages.size()) + (n.pages.empty() ? "" : " latest " + std::to_string(n.pages.rbegin()->first));
-    return t;
-  }
   [[nodiscard]] shm::LocalGroup& group() { return group_; }
   [[nodiscard]] const shm::LocalGroup& group() const { return group_; }
   [[nodiscard]] Pace step(Instant now) { return group_.step(now); }
@@ -98,8 +93,8 @@ class Locality final : private shm::LocalHost {
     Instant since{};       // of the latest change
     shm::RegionPtr board;
     std::uint64_t board_number = 0;
-    std::uint64_t board_needed = 0;  // older ones may be written by nobody any more
-    std::map<std::uint64_t, shm::RegionPtr> pages;    // by epoch, the newest few
+    std::uint64_t board_needed = 0;                 // older ones may be written by nobody any more
+    std::map<std::uint64_t, shm::RegionPtr> pages;  // by epoch, the newest few
     std::map<std::uint64_t, shm::RegionPtr> scratch;  // by number, the newest few
   };
 

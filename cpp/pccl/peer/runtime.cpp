@@ -104,7 +104,8 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
     runtime->engine_.fail(what);
     runtime->act();
   });
-  if (made->neighbours_ != nullptr) made->driver_.on_idle([runtime = made.get()] { return runtime->step(); });
+  if (made->neighbours_ != nullptr)
+    made->driver_.on_idle([runtime = made.get()] { return runtime->step(); });
   made->driver_.start();
   return made;
 }
@@ -159,8 +160,7 @@ Pace Runtime::step() {
 
 Runtime::Runtime(RuntimeOptions options, int listener)
     : options_(std::move(options)),
-      engine_(engine_options(),
-              std::make_shared<BufferPool>(options_.settings.buffer_bytes)),
+      engine_(engine_options(), std::make_shared<BufferPool>(options_.settings.buffer_bytes)),
       listener_(std::make_unique<net::Socket>(driver_.context(), listener)),
       timer_(driver_.context()),
       accept_again_(driver_.context()),

@@ -50,7 +50,8 @@ void Session::on_open() {
     say(wire::Rejoin{options_.id, options_.group, make_report()});
   } else {
     say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting,
-                   options_.start_only, options_.addresses, options_.software, options_.order, options_.word});
+                   options_.start_only, options_.addresses, options_.software, options_.order,
+                   options_.word});
   }
 }
 

@@ -27,7 +27,7 @@ struct Word {
            (asked ? 8U : 0U) | (spoilt ? 16U : 0U) | (closed ? 32U : 0U);
   }
   [[nodiscard]] static constexpr Word unpack(std::uint64_t bits) {
-    return {bits >> 8,        (bits & 1U) != 0, (bits & 2U) != 0, (bits & 4U) != 0,
+    return {bits >> 8,        (bits & 1U) != 0,  (bits & 2U) != 0, (bits & 4U) != 0,
             (bits & 8U) != 0, (bits & 16U) != 0, (bits & 32U) != 0};
   }
 };
@@ -68,8 +68,8 @@ inline constexpr std::size_t kStageBytes = std::size_t{8} << 20;
 inline constexpr std::size_t kResultBytes = std::size_t{1} << 20;
 
 struct Board {
-  Arrival arrivals[2];                              // in turn: the other one may still be read
-  alignas(64) std::atomic<std::uint64_t> sleeping;  // wants to be rung when something moves
+  Arrival arrivals[2];                               // in turn: the other one may still be read
+  alignas(64) std::atomic<std::uint64_t> sleeping;   // wants to be rung when something moves
   alignas(64) std::atomic<std::uint64_t> collected;  // position up to which verdicts were seen
   alignas(64) std::atomic<std::uint64_t> done;       // position up to which results are there
   // Blocks, as (index << 24 | count) of the operation at hand.

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "pccl/base/copy.h"
+
 namespace pccl::shm {
 namespace {
 
@@ -69,7 +71,7 @@ std::uint64_t LocalGroup::count_of(const std::atomic<std::uint64_t>& counter) co
 }
 
 // How far the slowest of the others is.
-std::uint64_t LocalGroup::least(std::atomic<std::uint64_t> Board::* counter) const {
+std::uint64_t LocalGroup::least(std::atomic<std::uint64_t> Board::*counter) const {
   std::uint64_t count = ~std::uint64_t{0};
   for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
     if (rank != rank_) count = std::min(count, count_of(board(rank).*counter));
@@ -77,7 +79,7 @@ std::uint64_t LocalGroup::least(std::atomic<std::uint64_t> Board::* counter) con
   return count;
 }
 
-void LocalGroup::publish(std::atomic<std::uint64_t> Board::* counter, std::uint64_t count) {
+void LocalGroup::publish(std::atomic<std::uint64_t> Board::*counter, std::uint64_t count) {
   (own().*counter).store(counted(index_, count), std::memory_order_release);
 }
 
@@ -417,19 +419,20 @@ bool LocalGroup::meet() {
 // ---- blocks
 // -------------------------------------------------------------------------------------------------------
 //
-// The arrays, end to end, are cut into segments that the ranks own in turn. In every round each rank
-// lays what the others own into its staging area, combines its own segment from theirs, and
+// The arrays, end to end, are cut into segments that the ranks own in turn. In every round each
+// rank lays what the others own into its staging area, combines its own segment from theirs, and
 // copies the others' results; a few rounds are under way at a time, all of it in cache.
 
 void LocalGroup::plan_blocks() {
   Current& current = *current_;
   const Operation& operation = operations_.at(current.key);
   const std::uint64_t ranks = boards_.size();
-  const std::uint64_t fits = std::min<std::uint64_t>(kStageBytes / (2 * (ranks - 1)), kResultBytes / 2);
+  const std::uint64_t fits =
+      std::min<std::uint64_t>(kStageBytes / (2 * (ranks - 1)), kResultBytes / 2);
   // At least a few rounds each, so that copying and combining overlap.
   const std::uint64_t share = operation.bytes / (ranks * kMaxDepth);
-  const std::uint64_t wanted = std::clamp<std::uint64_t>(
-      share, options_.least_segment_bytes, options_.segment_bytes);
+  const std::uint64_t wanted =
+      std::clamp<std::uint64_t>(share, options_.least_segment_bytes, options_.segment_bytes);
   const auto segment = static_cast<std::uint32_t>(std::min(wanted, fits) / 64 * 64);
   std::vector<collective::ArrayShape> shapes;
   for (const collective::ArrayRef& array : operation.request.arrays)
@@ -438,8 +441,8 @@ void LocalGroup::plan_blocks() {
   current.layout = collective::cut(shapes, operation.request.op, std::span(&kWhole, 1), segment);
   current.stride = (segment + 63) / 64 * 64;
   current.rounds = (current.layout.segments.size() + ranks - 1) / ranks;
-  current.depth = std::min({kMaxDepth, kStageBytes / ((ranks - 1) * current.stride),
-                            kResultBytes / current.stride});
+  current.depth = std::min(
+      {kMaxDepth, kStageBytes / ((ranks - 1) * current.stride), kResultBytes / current.stride});
 }
 
 bool LocalGroup::combine() {
@@ -456,7 +459,8 @@ bool LocalGroup::combine() {
 bool LocalGroup::stage_block() {
   Current& current = *current_;
   if (current.staged == current.rounds) return false;
-  if (current.staged >= current.depth && least(&Board::reduced) < current.staged - current.depth + 1)
+  if (current.staged >= current.depth &&
+      least(&Board::reduced) < current.staged - current.depth + 1)
     return false;
   const Operation& operation = operations_.at(current.key);
   const std::uint64_t others = boards_.size() - 1;
@@ -471,8 +475,8 @@ bool LocalGroup::stage_block() {
       const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
       const collective::ArrayRef& array = operation.request.arrays[piece.array];
       const std::size_t element = element_size(array.dtype);
-      std::memcpy(to, static_cast<const std::uint8_t*>(array.send) + piece.first * element,
-                  piece.count * element);
+      copy(to, static_cast<const std::uint8_t*>(array.send) + piece.first * element,
+           piece.count * element);
       to += piece.count * element;
     }
     current.traffic.tx_bytes += segment.raw_bytes;
@@ -503,7 +507,8 @@ bool LocalGroup::reduce_block() {
     contributions_.clear();
     for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
       if (rank == rank_) continue;
-      const std::uint64_t slot = round % current.depth * others + (rank_ < rank ? rank_ : rank_ - 1);
+      const std::uint64_t slot =
+          round % current.depth * others + (rank_ < rank ? rank_ : rank_ - 1);
       contributions_.push_back({board(rank).staging + slot * current.stride, false});
     }
     std::size_t at = 0;
@@ -534,7 +539,8 @@ bool LocalGroup::reduce_block() {
 bool LocalGroup::gather_block() {
   Current& current = *current_;
   if (current.keep || current.gathered == current.rounds) return false;
-  if (current.reduced <= current.gathered || least(&Board::reduced) <= current.gathered) return false;
+  if (current.reduced <= current.gathered || least(&Board::reduced) <= current.gathered)
+    return false;
   for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
     const std::uint64_t index = segment_of(current.gathered, rank);
     if (rank == rank_ || index >= current.layout.segments.size()) continue;
@@ -556,8 +562,12 @@ void LocalGroup::copy_out(std::uint64_t index, const std::uint8_t* from) {
     const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
     const collective::ArrayRef& array = operation.request.arrays[piece.array];
     const std::size_t element = element_size(array.dtype);
-    std::memcpy(static_cast<std::uint8_t*>(array.recv) + piece.first * element, from,
-                piece.count * element);
+    std::uint8_t* const to = static_cast<std::uint8_t*>(array.recv) + piece.first * element;
+    if (operation.bytes >= kPastCacheFrom) {
+      copy_past_cache(to, from, piece.count * element);
+    } else {
+      copy(to, from, piece.count * element);
+    }
     from += piece.count * element;
   }
 }
@@ -617,9 +627,9 @@ bool LocalGroup::finish() {
   if (!current.keep) return true;
   std::vector<RegionPtr> results(boards_.size());
   for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
-    results[rank] = rank == rank_
-                        ? current.scratch
-                        : host_.scratch_of(rank, board(rank).scratch.load(std::memory_order_acquire));
+    results[rank] =
+        rank == rank_ ? current.scratch
+                      : host_.scratch_of(rank, board(rank).scratch.load(std::memory_order_acquire));
     if (results[rank] == nullptr || results[rank]->size() < current.rounds * current.stride)
       return false;
   }
@@ -651,25 +661,6 @@ bool LocalGroup::advance() {
   }
   ring_all();
   return true;
-}
-
-std::string LocalGroup::debug() const {
-  std::string t = "rank " + std::to_string(rank_) + " epoch " + std::to_string(epoch_) + " index " +
-                  std::to_string(index_) + " open " + std::to_string(page_ != nullptr) + " queued " +
-                  std::to_string(order_.size()) + " ops " + std::to_string(operations_.size()) + " esc " + std::to_string(escalated_.size());
-  if (page_ == nullptr) return t;
-  const Word w = Word::unpack(word().load());
-  t += " word " + std::to_string(w.index) + (w.committed ? "C" : "") + (w.spoilt ? "S" : "") +
-       (w.closed ? "X" : "") + (w.asked ? "A" : "");
-  if (current_) t += " current tag " + std::to_string(current_->key.tag) + " phase " + std::to_string(int(current_->phase)) + " small " + std::to_string(current_->small)+" st/red/ga "+std::to_string(current_->staged)+"/"+std::to_string(current_->reduced)+"/"+std::to_string(current_->gathered)+" of "+std::to_string(current_->rounds);
-  for (std::uint32_t r = 0; r < boards_.size(); ++r) {
-    const auto s = seen(r);
-    t += "\n   r" + std::to_string(r) + (s ? " tag " + std::to_string(s->key.tag) : std::string(" -")) +
-         " collected " + std::to_string(board(r).collected.load() & 0xffffffffff) + " done " +
-         std::to_string(board(r).done.load() & 0xffffffffff) + " sleep " +
-         std::to_string(board(r).sleeping.load())+" rung "+std::to_string(rung_[r]);
-  }
-  return t;
 }
 
 }  // namespace pccl::shm

@@ -11,7 +11,6 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <string>
 #include <vector>
 
 #include "pccl/base/dtype.h"
@@ -59,7 +58,7 @@ struct LocalOptions {
   std::uint32_t inline_bytes = 4 << 10;              // up to here everybody combines everything
   std::uint32_t segment_bytes = 128 << 10;           // of larger ones, at most
   std::uint32_t least_segment_bytes = 4 << 10;       // ... unless the whole is less
-  unsigned cores = 1;  // with more ranks than that, waiting yields
+  unsigned cores = 1;                                // with more ranks than that, waiting yields
   int moves = 64;  // of one step; the simulator takes one at a time
 };
 
@@ -94,7 +93,6 @@ class LocalGroup {
   [[nodiscard]] bool busy() const { return current_.has_value() || !order_.empty(); }
   // Bytes that others read from here and we read from them: whether anything moves.
   [[nodiscard]] std::uint64_t moved() const { return moved_; }
-  [[nodiscard]] std::string debug() const;
 
  private:
   enum class Phase : std::uint8_t { meeting, combining, finished };
@@ -132,8 +130,8 @@ class LocalGroup {
   [[nodiscard]] std::atomic<std::uint64_t>& word() const;
   [[nodiscard]] std::optional<Seen> seen(std::uint32_t rank) const;
   [[nodiscard]] std::uint64_t count_of(const std::atomic<std::uint64_t>& counter) const;
-  [[nodiscard]] std::uint64_t least(std::atomic<std::uint64_t> Board::* counter) const;
-  void publish(std::atomic<std::uint64_t> Board::* counter, std::uint64_t count);
+  [[nodiscard]] std::uint64_t least(std::atomic<std::uint64_t> Board::*counter) const;
+  void publish(std::atomic<std::uint64_t> Board::*counter, std::uint64_t count);
 
   bool move(Instant now);  // one thing; false when there is nothing to do
   bool collect(const Word& now);
@@ -174,7 +172,7 @@ class LocalGroup {
   std::vector<reduce::Contribution> contributions_;
   std::vector<Seen> others_;  // arrivals at `index_`, by rank, once all are there
   std::set<wire::OpKey> escalated_;
-  std::uint32_t turn_ = 0;  // which of our arrivals is next
+  std::uint32_t turn_ = 0;              // which of our arrivals is next
   std::optional<Instant> waits_since_;  // for a call of rank 0's that we have not made
   std::optional<Instant> still_since_;  // nothing moved
   std::uint64_t moved_ = 0;

@@ -63,7 +63,7 @@ Result<RegionPtr> make_region(std::size_t size, Access others) {
 }
 
 Result<RegionPtr> map_region(int descriptor, std::size_t size, Access access) {
-  struct stat about{};
+  struct stat about {};
   if (::fstat(descriptor, &about) != 0) return failed("fstat");
   const int seals = ::fcntl(descriptor, F_GET_SEALS);
   if (seals < 0) return failed("reading seals");

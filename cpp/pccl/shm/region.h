@@ -46,9 +46,9 @@ using RegionMaker = std::function<Result<RegionPtr>(std::size_t, Access)>;
 // to seal it, or out of memory.
 [[nodiscard]] Result<RegionPtr> make_region(std::size_t size, Access others);
 
-// Another process's memory, `access` to it. The descriptor stays the caller's. Refused unless its size is
-// sealed (touching what its owner cut off would be fatal), and what is only to be read is sealed
-// against us too.
+// Another process's memory, `access` to it. The descriptor stays the caller's. Refused unless its
+// size is sealed (touching what its owner cut off would be fatal), and what is only to be read is
+// sealed against us too.
 [[nodiscard]] Result<RegionPtr> map_region(int descriptor, std::size_t size, Access access);
 
 }  // namespace pccl::shm

@@ -59,8 +59,6 @@ class Nobody final : public master::Surroundings {
 }  // namespace
 
 void Checks::fail(const std::string& invariant, const std::string& what) {
-  if (world_.tracing()) for (const auto& h : world_.hosts) if (h->alive()) world_.log(h->name(), h->engine().debug());
-
   if (failed()) return;
   violation_ = invariant + " broken in seed " + std::to_string(world_.seed()) + " at event " +
                std::to_string(world_.timeline.events()) + ": " + what;

@@ -88,7 +88,8 @@ void Memory::connect(const PeerId& peer, const PeerId& word) {
     auto known = std::make_shared<Acquaintance>();
     known->peers = {host_.engine().id(), peer};
     host_.run([this, peer, known] { accepted(peer, known); });
-    other->run([other, known, from = host_.engine().id()] { other->memory().accepted(from, known); });
+    other->run(
+        [other, known, from = host_.engine().id()] { other->memory().accepted(from, known); });
   });
 }
 

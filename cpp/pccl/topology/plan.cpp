@@ -117,8 +117,9 @@ std::vector<std::uint32_t> hosts(std::uint32_t world, const std::set<Edge>& shar
   std::vector<std::vector<std::uint32_t>> ranks;  // by host
   for (std::uint32_t rank = 0; rank < world; ++rank) {
     const auto home = std::find_if(ranks.begin(), ranks.end(), [&](const auto& there) {
-      return std::all_of(there.begin(), there.end(),
-                         [&](std::uint32_t other) { return shared.contains({other, rank}); });
+      return std::all_of(there.begin(), there.end(), [&](std::uint32_t other) {
+        return shared.contains({other, rank});
+      });
     });
     host[rank] = static_cast<std::uint32_t>(home - ranks.begin());
     if (home == ranks.end()) {

@@ -142,8 +142,8 @@ struct Blocked {
   }
 };
 
-// The peers that this one shares memory with now; the whole list each time. A plan lets ranks reduce
-// in memory once both sides of every pair have said so.
+// The peers that this one shares memory with now; the whole list each time. A plan lets ranks
+// reduce in memory once both sides of every pair have said so.
 struct Neighbourhood {
   std::vector<PeerId> peers;
   std::uint32_t pending = 0;  // not known yet: attempts under way
