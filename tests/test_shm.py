@@ -156,5 +156,6 @@ def test_a_frozen_member_that_wakes_up_has_harmed_nobody(seed: int, tmp_path: Pa
         frozen.signal(signal.SIGCONT)
         answer = frozen.next(30)
         # Its last operation may have been committed; then it finds out at the next.
-        assert answer["event"] == "out" and answer["kind"] in ("Evicted", "MasterLost", "Unreachable")
+        assert answer["event"] == "out", answer
+        assert answer["kind"] in {"Evicted", "MasterLost", "Unreachable"}
         assert answer["whole"], answer
