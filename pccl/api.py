@@ -237,7 +237,13 @@ def sync(
     shared = State(state, func)
     with reporting(progress, func) as report:
         synced = engine.sync(
-            shared.entries, level=2, revision=revision, strategy=0, progress=report, timeout=limit
+            shared.entries,
+            level=2,
+            revision=revision,
+            strategy=0,
+            progress=report,
+            check=shared.check,
+            timeout=limit,
         )
     result = shared.finish(synced.written, synced.replaced)
     synced.finish()
