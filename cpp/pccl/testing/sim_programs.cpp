@@ -167,10 +167,10 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
     ArrayData array;
     array.dtype = dtype;
     array.in_place = world.random.chance(0.4);
-    // Averages of up to eight members stay whole.
+    // Averages of up to ten members stay whole.
     const std::int32_t scale =
         shape.op == ReduceOp::avg && (dtype == DataType::float32 || dtype == DataType::float64)
-            ? 840
+            ? 2520
             : 1;
     std::vector<std::int64_t> wide;
     for (std::size_t i = 0; i < count; ++i) {
