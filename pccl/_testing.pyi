@@ -128,6 +128,12 @@ def judge_ends(ends: list[tuple[int, int, int, int, list[int]]]) -> dict[str, An
 def enter_rounds(rounds: list[tuple[int, int, int]], max_open_bytes: int) -> list[bool]:
     """Whether a member that enters these (kind, sequence, bytes of a list of entries) may stay, each time."""
 
+def manifest_fits(
+    theirs: list[tuple[str, str, list[int], int, bool]],
+    own: list[tuple[str, str, list[int], int, bool]],
+) -> bool:
+    """Whether a holder's list of entries (name, kind, shape, bytes, writable) is taken by who has `own`."""
+
 def chunk_places(sizes: list[int]) -> list[tuple[int, int, int]]:
     """(entry, offset, bytes) of every chunk of entries of these sizes."""
 

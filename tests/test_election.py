@@ -241,6 +241,21 @@ def test_only_a_newcomer_may_lack_entries_and_only_where_the_library_counts() ->
     assert judge([vote(0, 1), vote(1, 2, entries=both)], 3, [0])["removals"] == [(1, MISMATCHED)]
 
 
+def test_a_holders_list_must_fit_to_what_this_member_has() -> None:
+    mine = ("b", "float32", [3], 12, True)
+    assert _testing.manifest_fits([mine], [mine])
+    assert _testing.manifest_fits([("a", "int8", [5], 5, True), mine], [mine])
+    for other in (
+        ("b", "float64", [3], 12, True),
+        ("b", "float32", [1, 3], 12, True),
+        ("b", "float32", [3], 11, True),  # would be written in place
+        ("a", "int8", [5], 2**64 - 1, True),  # wraps around to no chunk at all
+        ("a", "int8", [5], 2**63, True),
+    ):
+        assert not _testing.manifest_fits([other], [mine]), other
+    assert _testing.manifest_fits([("v", "Python int", [], 9, False)], [("v", "Python int", [], 2, False)])  # fmt: skip
+
+
 @given(st.lists(st.integers(0, 3 * CHUNK), max_size=8))
 def test_chunks_tile_every_entry(sizes: list[int]) -> None:
     covered = [0] * len(sizes)

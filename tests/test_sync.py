@@ -1135,6 +1135,39 @@ def test_ctrl_c_and_deadlines_end_the_sync_for_all_also_while_the_state_is_hashe
         assert moved(synced(peers, "state = sync(mine)")) == [0, 0]
 
 
+def test_ctrl_c_in_the_moment_in_which_newcomers_are_let_in_ends_the_sync_for_all() -> None:
+    slow = """
+    import time
+    def interrupt(*_):
+        say(event="interrupted")
+        hear()
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGUSR1, interrupt)
+    """
+    for newcomers in (0, 1):
+        with running() as run:
+            peers = members(run, 2)
+            synced(peers, "state = sync(np.zeros(3))")
+            tell(peers[:1], slow)
+            late = newcomer(run, newcomers)
+            tell(late, "state = sync(np.ones(3))")
+            tell(peers[:1], "say(event='calling'); state = sync(state)")
+            peers[0].expect("calling")
+            wait_until_asleep(peers[0])
+            peers[0].signal(signal.SIGUSR1)
+            peers[0].expect("interrupted")
+            tell(peers[1:], "say(event='calling'); state = sync(state)")
+            peers[1].expect("calling")
+            wait_until_asleep(peers[1])  # the round before is decided, and it waits in the next
+            peers[0].tell("go on")
+            interrupted(peers[0].next())
+            for peer in [*peers[1:], *late]:
+                failed(peer.next(), "PeerLost", "RANK_CONNECTION_LOST")
+            tell(late, "state = sync(np.ones(3))")
+            tell(peers, "state = sync(state)")
+            assert agreed(peers + late)[0]["size"] == 2 + newcomers
+
+
 def test_a_deadline_ends_the_sync_for_all() -> None:
     with running() as run:
         peers = members(run, 2)

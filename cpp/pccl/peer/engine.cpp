@@ -1227,7 +1227,9 @@ void Engine::report_blocked(Instant now) {
   wire::Blocked blocked;
   for (const auto& [thread, state] : threads_) {
     // Whoever receives state is not waiting for a call of the others: links are watched for that.
-    const bool receiving = sync_ && state.waits == sync_->call && transfer_.receiving();
+    // Nor is who looks whether it can take it.
+    const bool receiving =
+        sync_ && state.waits == sync_->call && (transfer_.receiving() || sync_->unanswered);
     if (state.waits && !state.waits->done && !receiving && now - state.since >= kBlockedAfter) {
       blocked.waits.push_back(state.waits->key);
     }

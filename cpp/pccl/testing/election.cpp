@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -163,6 +164,32 @@ std::vector<bool> enter_rounds(
   return stays;
 }
 
+// Entries of arrays: (name, kind, shape, bytes, writable).
+using Form = std::tuple<std::string, std::string, std::vector<std::uint64_t>, std::uint64_t, bool>;
+
+// Whether a manifest of such entries is taken by a member that has `own`.
+bool manifest_fits(const std::vector<Form>& theirs, const std::vector<Form>& own) {
+  const auto entry_of = [](const Form& form) {
+    wire::StateEntry entry;
+    std::tie(entry.name, entry.kind, entry.shape, entry.bytes, std::ignore) = form;
+    return entry;
+  };
+  state::Manifest manifest;
+  for (const Form& form : theirs) {
+    wire::StateEntry entry = entry_of(form);
+    const std::uint64_t count = std::min<std::uint64_t>(state::chunk_count(entry.bytes), 1000);
+    const std::vector<wire::Digest> chunks(count);
+    entry.content = state::entry_content(entry, chunks);
+    manifest.entries.push_back(std::move(entry));
+    manifest.chunks.insert(manifest.chunks.end(), chunks.begin(), chunks.end());
+  }
+  std::uint8_t memory = 0;
+  std::vector<state::LocalEntry> mine;
+  for (const Form& form : own)
+    mine.push_back({entry_of(form), &memory, std::get<4>(form) ? &memory : nullptr});
+  return state::valid(manifest, state::content_of(manifest.entries, false), mine);
+}
+
 // Places of the chunks of entries of these sizes: (entry, offset, bytes) by number.
 std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>> chunk_places(
     const std::vector<std::uint64_t>& sizes) {
@@ -184,5 +211,6 @@ void bind_election(nb::module_& m) {
         "owned"_a, "details"_a);
   m.def("judge_ends", &judge_ends, "ends"_a);
   m.def("enter_rounds", &enter_rounds, "rounds"_a, "max_open_bytes"_a);
+  m.def("manifest_fits", &manifest_fits, "theirs"_a, "own"_a);
   m.def("chunk_places", &chunk_places, "sizes"_a);
 }
