@@ -3,6 +3,6 @@
 NumPy needs no adapter; torch's and JAX's are imported when the first such array arrives.
 """
 
-from pccl._arrays import Adapter, Array, Buffer, Node, Shared, as_array, register
+from pccl._arrays import Adapter, Array, Buffer, Node, Shared, as_array, overlaps, register
 
-__all__ = ["Adapter", "Array", "Buffer", "Node", "Shared", "as_array", "register"]
+__all__ = ["Adapter", "Array", "Buffer", "Node", "Shared", "as_array", "overlaps", "register"]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pccl.adapters import Buffer, Node, Shared
+from pccl.adapters import Buffer, Node, Shared, overlaps
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
 
@@ -66,13 +66,19 @@ def share(leaf: torch.Tensor) -> Shared:
 
     Raises:
         NotSupported: Not a plain dense tensor in CPU memory.
+        InvalidArgument: Its elements share memory, so that it cannot be written.
     """
     _check_plain(leaf)
+    if overlaps(leaf.shape, leaf.stride(), 1):
+        raise InvalidArgument.because("", "its elements share memory (expanded?); pass a clone")
     plain = leaf.detach()
     own = plain.is_contiguous() and not plain.is_neg() and not plain.is_conj()
     if not own:
         plain = plain.resolve_neg().resolve_conj().contiguous()
-    data = plain.reshape(-1).view(torch.uint8).numpy()
+    try:
+        data = plain.reshape(-1).view(torch.uint8).numpy()
+    except (RuntimeError, TypeError) as error:
+        raise NotSupported.because("", f"torch gives no NumPy view: {error}") from error
     kind = str(leaf.dtype).removeprefix("torch.")
     return Shared(kind, tuple(leaf.shape), data, own, "torch")
 
@@ -81,7 +87,9 @@ def adopt(
     kind: str, shape: tuple[int, ...], data: npt.NDArray[Any], like: torch.Tensor | None
 ) -> torch.Tensor:
     """`like` with these bytes, or a new tensor over them."""
-    dtype = getattr(torch, kind)
+    dtype = getattr(torch, kind, None)
+    if not isinstance(dtype, torch.dtype):
+        raise NotSupported.because("", f"torch has no {kind}")
     if data.size == 0:
         made = torch.empty(shape, dtype=dtype)
     else:

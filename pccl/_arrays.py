@@ -256,10 +256,16 @@ def share(leaf: object) -> Shared:
         if isinstance(leaf, np.ma.MaskedArray) or array.dtype.hasobject or array.dtype.names:
             raise InvalidArgument.because("", f"an array of {array.dtype} cannot be shared")
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
-        writable = native is array and array.flags.c_contiguous and array.flags.writeable
-        writable = writable and isinstance(leaf, np.ndarray)
+        own = isinstance(leaf, np.ndarray) and array.flags.writeable
+        if own and overlaps(array.shape, array.strides, array.itemsize):
+            raise InvalidArgument.because("", "its elements share memory; pass a copy")
+        kind = array.dtype.name
+        if array.dtype.kind in "US" or array.dtype.type is np.void:
+            kind = array.dtype.str[1:]
+        if not array.itemsize or _dtype_of(kind) != native.dtype:
+            raise InvalidArgument.because("", f"an array of {array.dtype} cannot be shared")
+        writable = own and native is array and array.flags.c_contiguous
         data = _flat(np.ascontiguousarray(native))
-        kind = array.dtype.name if array.dtype.kind not in "US" else array.dtype.str[1:]
         return Shared(kind, array.shape, data, writable, "")
     adapter = find_adapter(leaf)
     if adapter is None:
@@ -297,14 +303,29 @@ def as_array(kind: str, shape: tuple[int, ...], data: Array) -> Array:
     Raises:
         NotSupported: NumPy knows no such dtype, and ml_dtypes is not there.
     """
+    return data.view(_dtype_of(kind)).reshape(shape)
+
+
+def _dtype_of(kind: str) -> np.dtype[Any]:
     try:
-        dtype = np.dtype(kind)
+        return np.dtype(kind)
     except TypeError:
         try:
-            dtype = np.dtype(getattr(importlib.import_module("ml_dtypes"), kind))
+            made: np.dtype[Any] = np.dtype(getattr(importlib.import_module("ml_dtypes"), kind))
         except (ImportError, AttributeError):
             raise NotSupported.because("", f"NumPy has no {kind}; install ml_dtypes") from None
-    return data.view(dtype).reshape(shape)
+        return made
+
+
+def overlaps(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """Whether elements of a strided array may share memory. Exotic layouts count as if they did."""
+    end = item
+    steps = ((abs(step), extent) for step, extent in zip(strides, shape, strict=True) if extent > 1)
+    for step, extent in sorted(steps):
+        if step < end:
+            return 0 not in shape
+        end += step * (extent - 1)
+    return False
 
 
 def memory_at(address: int, count: int, dtype: DataType) -> Buffer:

@@ -42,6 +42,7 @@ class Communicator:
         revision: int | None,
         strategy: int,
         progress: Callable[[int, int], None] | None,
+        check: Callable[[list[tuple[str, str, tuple[int, ...], str, int]]], str | None] | None,
         timeout: float | None,
     ) -> Synced:
         """Makes a state equal on all members; `level=2` first lets newcomers in.
@@ -50,7 +51,8 @@ class Communicator:
         C-contiguous uint8 view, which receives new ones if `writable`. `hint` travels with an entry
         to members that lack it. `loose`: members may differ, newcomers receive it.
         `strategy`: `pccl.types.SharedStateSyncStrategy`. `progress(done, wanted)` is called about
-        ten times a second while bytes are to be received.
+        ten times a second while bytes are to be received. `check(entries)` is asked whether what would
+        be in `replaced` (with sizes in bytes) can be taken over; a sentence puts this peer out of the run.
         """
 
     def start(
@@ -100,7 +102,8 @@ class Synced:
     diverged: list[tuple[str, list[str]]]
 
     def finish(self) -> None:
-        """Raises what interrupted the call when it could not be stopped any more."""
+        """Says that what is new was taken over; until then this peer is a newcomer in the next sync.
+        Raises what interrupted the call when it could not be stopped any more."""
 
 class Operation:
     def wait(self, timeout: float | None) -> ReduceInfo:

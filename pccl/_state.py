@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,8 +23,11 @@ from pccl.errors import InvalidArgument, NotSupported
 _MAX_HINT = 2000  # bytes; entries deeper than that cannot be built where they are missing
 _PYTHON = "Python "  # of kinds
 
+_KINDS = {"None", "bool", "int", "float", "str"}  # of values
+
 Entry = tuple[str, str, tuple[int, ...], str, bool, Array, bool]
-Replaced = tuple[str, str, tuple[int, ...], str, Array]
+Offered = tuple[str, str, Sequence[int], str, int]
+Replaced = tuple[str, str, Sequence[int], str, Array]
 
 
 class _Step(NamedTuple):
@@ -31,6 +35,10 @@ class _Step(NamedTuple):
 
     kind: str  # d, i: dict with string or int keys; l: list; t: tuple; o: object; a: any other
     key: str | int
+
+
+class _Misfit(Exception):
+    """Why an entry of the others cannot be had here."""
 
 
 class _Leaf:
@@ -58,6 +66,21 @@ class _Branch:
         self.added: dict[str | int, _Leaf | _Branch] = {}  # came with the group's state
         self._rebuild = rebuild  # None: an object, with its state dict as the only child
 
+    def takes(self, step: _Step) -> bool:
+        """Whether it is such a container as `step` goes into."""
+        if step.kind in ("d", "i"):
+            keys = [*self.children, *self.added]
+            kind = int if step.kind == "i" else str
+            return isinstance(self.node, dict) and all(isinstance(key, kind) for key in keys)
+        plain = isinstance(self.node, dict | list | tuple) and not hasattr(self.node, "_fields")
+        if step.kind == "a":
+            return not plain
+        return plain and isinstance(self.node, list if step.kind == "l" else tuple)
+
+    @property
+    def is_object(self) -> bool:
+        return self._rebuild is None
+
     @property
     def touched(self) -> bool:
         return bool(self.added) or any(child.touched for child in self.children.values())
@@ -75,11 +98,12 @@ class _Branch:
         made = self._rebuild(results)
         added = {key: child.result() for key, child in sorted(self.added.items(), key=_order)}
         if isinstance(made, dict):
-            made.update(added)
+            for key, value in added.items():
+                made[key] = value
         elif isinstance(made, list):
             made.extend(added.values())
-        elif added:
-            made = (*made, *added.values())  # type: ignore[misc]
+        elif added and isinstance(made, tuple):
+            made = tuple.__new__(type(made), (*made, *added.values()))
         return made
 
 
@@ -98,11 +122,43 @@ class State:
         self.entries: list[Entry] = []
         self._func = func
         self._leaves: dict[str, _Leaf] = {}
+        self._grown: list[_Branch] = []
         try:
             self._root = self._walk(state, "", ())
         except RecursionError:
             sentence = "state is nested too deeply, or contains itself"
             raise InvalidArgument.because(func, sentence) from None
+
+    def check(self, offered: Sequence[Offered]) -> str | None:
+        """Whether `finish` could take these entries: None, or a sentence.
+
+        Args:
+            offered: (name, kind, shape, hint, bytes).
+        """
+        own = {entry[0]: entry for entry in self.entries}
+        name = ""
+        try:
+            for name, kind, shape, hint, size in offered:
+                mine = own.get(name)
+                if mine is None:
+                    origin, way = _read_hint(name, hint)
+                    _check_kind(origin, kind, shape, size)
+                    self._attach(way, _Leaf(None))
+                elif not kind.startswith(_PYTHON) and mine[5].size != size:
+                    raise _Misfit(f"it has {size} bytes there, and {mine[5].size} here")
+            for branch in self._grown:
+                first = len(branch.children)
+                wanted = set(range(first, first + len(branch.added)))
+                if not isinstance(branch.node, dict) and set(branch.added) != wanted:
+                    raise _Misfit("something before it in the list has no entries")
+        except _Misfit as misfit:
+            where = f"state{name}" if name else "the state"
+            return f"{where} of the run cannot be had here: {misfit}"
+        finally:
+            for branch in self._grown:
+                branch.added.clear()
+            self._grown.clear()
+        return None
 
     def finish(self, written: Sequence[str], replaced: Sequence[Replaced]) -> Any:
         """The state with what a sync has changed.
@@ -118,7 +174,9 @@ class State:
             if leaf is not None:
                 leaf.replace(kind, tuple(shape), data)
             else:
-                self._add(kind, tuple(shape), hint, data)
+                origin, way = _read_hint(name, hint)
+                value = _adopt(origin, kind, tuple(shape), data, None)
+                self._attach(way, _Leaf(value, touched=True))
         return self._root.result()
 
     def _walk(self, node: object, path: str, way: tuple[_Step, ...]) -> _Leaf | _Branch:
@@ -150,22 +208,92 @@ class State:
         self.entries.append(entry)
         self._leaves[path] = leaf
 
-    def _add(self, kind: str, shape: tuple[int, ...], hint: str, data: Array) -> None:
-        """Puts an entry that this member lacked where the others have it."""
-        origin, *rest = json.loads(hint)
-        way = [_Step(*step) for step in rest]
+    def _attach(self, way: Sequence[_Step], leaf: _Leaf) -> None:
+        """Puts an entry that this member lacks where the others have it.
+
+        Raises:
+            _Misfit: It has no place here.
+        """
         at: _Leaf | _Branch = self._root
-        for step, after in zip(way, [*way[1:], None], strict=True):
-            if not isinstance(at, _Branch):
-                break  # this member has a value where the others have a container: they won
-            known = at.children.get(step.key) or at.added.get(step.key)
+        for index, step in enumerate(way):
+            while isinstance(at, _Branch) and at.is_object:
+                at = at.children[""]
+            if step.kind == "o":
+                continue  # what an object says there, a plain container may say here
+            if not isinstance(at, _Branch) or not at.takes(step):
+                raise _Misfit(f"it is in {_NAMES[step.kind]}, where this peer has {_describe(at)}")
+            known = at.children.get(step.key, at.added.get(step.key))
             if known is None:
-                if after is None:
-                    known = _Leaf(_adopt(origin, kind, shape, data, None), touched=True)
-                else:
-                    known = _new_branch(after.kind)
+                if step.kind == "a":
+                    raise _Misfit(f"a {type(at.node).__name__} here has no {step.key!r}")
+                after = way[index + 1] if index + 1 < len(way) else None
+                if after is not None and after.kind in ("a", "o"):
+                    raise _Misfit(
+                        f"it belongs to {_NAMES[after.kind]}, which only this peer's program can "
+                        f"make; put one at {step.key!r}"
+                    )
+                known = leaf if after is None else _new_branch(after.kind)
                 at.added[step.key] = known
+                self._grown.append(at)
+                if known is leaf:
+                    return
             at = known
+        raise _Misfit(f"this peer has {_describe(at)} in its place")
+
+
+_NAMES = {
+    "d": "a dict with string keys",
+    "i": "a dict with int keys",
+    "l": "a list",
+    "t": "a tuple",
+    "a": "a named tuple, dataclass or container of its own type",
+    "o": "an object with a state dict",
+}
+
+
+def _describe(found: _Leaf | _Branch) -> str:
+    return f"a {type(found.node).__name__}"
+
+
+def _read_hint(name: str, hint: str) -> tuple[str, list[_Step]]:
+    """An entry's framework and the way to it."""
+    try:
+        origin, *steps = json.loads(hint)
+        way = [_Step(kind, key) for kind, key in steps]
+    except (TypeError, ValueError):
+        raise _Misfit("the others do not say how to make it") from None
+    wrong = any(
+        step.kind not in _NAMES or type(step.key) is not (int if step.kind in "ilt" else str)
+        for step in way
+    )
+    if wrong or not isinstance(origin, str):
+        raise _Misfit("the others do not say how to make it")
+    if name and not way:
+        raise _Misfit("it is nested too deeply to be made where it is missing")
+    return origin, way
+
+
+def _check_kind(origin: str, kind: str, shape: Sequence[int], size: int) -> None:
+    """Whether such a leaf can be made here, as those of the others are.
+
+    Raises:
+        _Misfit: It cannot.
+    """
+    if kind.startswith(_PYTHON):
+        if kind.removeprefix(_PYTHON) not in _KINDS:
+            raise _Misfit(f"this version knows no {kind}")
+        return
+    try:
+        made = _arrays.adopt(origin, kind, (0,), np.empty(0, np.uint8))
+        found = _arrays.share(made).kind
+    except (InvalidArgument, NotSupported) as error:
+        raise _Misfit(error.reason) from None
+    except Exception as error:
+        raise _Misfit(f"no array of {kind} can be made ({error})") from error
+    if found != kind:
+        raise _Misfit(f"an array of {kind} becomes one of {found}")
+    if math.prod(shape) * made.dtype.itemsize != size:  # type: ignore[attr-defined]
+        raise _Misfit(f"{size} bytes are no {kind}{list(shape)}")
 
 
 def _new_branch(kind: str) -> _Branch:

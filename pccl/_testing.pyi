@@ -107,19 +107,53 @@ def make_plan(
     world: int, unusable: set[tuple[int, int]]
 ) -> tuple[list[int], bool, set[tuple[int, int]]] | None: ...
 def judge_state(
-    votes: list[tuple[int, int | None, int, int, list[tuple[str, str]]]],
+    votes: list[tuple[int, int | None, int, int, list[tuple[str, str]], int, int, bool]],
     revision: int | None,
     holders: list[int],
     *,
     owned: bool,
     details: bool,
 ) -> dict[str, Any]:
-    """What a sync decides. `votes`: (peer, revision, strategy, content, [(name, kind)]) in rank order.
+    """What a sync decides. `votes`: (peer, revision, strategy, content, [(name, kind)],
+    member since, worked since, whole) in rank order.
 
     `revision` and `holders`: the state before; None: there was none. Keys of the result: removals
     (peer, code), code, culprit, reason, step, revision, content, holders, receivers, newcomers,
     diverged.
     """
 
+def judge_ends(ends: list[tuple[int, int, int, int, list[int]]]) -> dict[str, Any]:
+    """How a transfer ended. `ends`: (peer, code, revision, content, lost). Keys as above."""
+
+def enter_rounds(rounds: list[tuple[int, int, int]], max_open_bytes: int) -> list[bool]:
+    """Whether a member that enters these (kind, sequence, bytes of a list of entries) may stay, each time."""
+
+def manifest_fits(
+    theirs: list[tuple[str, str, list[int], int, bool]],
+    own: list[tuple[str, str, list[int], int, bool]],
+) -> bool:
+    """Whether a holder's list of entries (name, kind, shape, bytes, writable) is taken by who has `own`."""
+
 def chunk_places(sizes: list[int]) -> list[tuple[int, int, int]]:
     """(entry, offset, bytes) of every chunk of entries of these sizes."""
+
+class Receiver:
+    """One receiver's transfer of a state (cpp/pccl/testing/transfer.cpp): arrays of bytes, from holders 1, 2, ..."""
+
+    def __init__(
+        self, old: list[bytes], new: list[bytes], holders: int, writable: bool
+    ) -> None: ...
+    def next(self, to: int) -> tuple[bool, list[int]] | None: ...
+    def begins(self, number: int, holder: int, chunk: int | None) -> str: ...
+    def fill(self, number: int, spoilt: bool = False) -> None: ...
+    def arrived(self, number: int) -> None: ...
+    def voided(self, number: int) -> None: ...
+    def link(self, holder: int, up: bool) -> None: ...
+    def tick(self, seconds: int) -> None: ...
+    def asked(self, peer: int, later: int, chunks: list[int]) -> bool: ...
+    def serves(self, later: int, peer: int) -> list[int]: ...
+    def over(self) -> tuple[int, str] | None: ...
+    def result(self) -> list[bytes]: ...
+
+def rejoin_sizes(entries: int, name_bytes: int) -> tuple[int, list[int]]:
+    """Bytes of a member's first message when it comes back in a sync, and of the later ones."""

@@ -221,13 +221,16 @@ def sync(
 
     Raises:
         InvalidArgument: A leaf cannot be shared; names its path.
-        MismatchedCall: States have other names, shapes or dtypes; names peer and entry. Of a
-            newcomer: it is put out with that sentence, and the members go on.
+        MismatchedCall: States have other names, shapes or dtypes, or a newcomer cannot make what it
+            lacks; names peer and entry. The newcomer is put out with that sentence, and the members
+            go on.
         RevisionMismatch: This newcomer's `revision` is ahead of the run's.
         StateUnavailable: All that had the state are gone.
         PeerLost: Another member was interrupted in this call; call again.
-        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Whatever is raised, nothing was
+        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Whatever pccl raises, nothing was
             written.
+        Exception: What an object's `load_state_dict` raises passes through. Arrays have the new
+            state by then, the other members all of it; this one is fed again by the next sync.
     """
     func = "sync"
     engine = _engine(comm, func)
@@ -237,7 +240,13 @@ def sync(
     shared = State(state, func)
     with reporting(progress, func) as report:
         synced = engine.sync(
-            shared.entries, level=2, revision=revision, strategy=0, progress=report, timeout=limit
+            shared.entries,
+            level=2,
+            revision=revision,
+            strategy=0,
+            progress=report,
+            check=shared.check,
+            timeout=limit,
         )
     result = shared.finish(synced.written, synced.replaced)
     synced.finish()

@@ -304,7 +304,13 @@ class Communicator:
             entries.append((info.name, kind, (info.numel,), "", loose, data, True))
         revision = shared_state.revision
         synced = engine.sync(
-            entries, level=1, revision=revision, strategy=int(how), progress=None, timeout=limit
+            entries,
+            level=1,
+            revision=revision,
+            strategy=int(how),
+            progress=None,
+            check=None,
+            timeout=limit,
         )
         shared_state.revision = synced.revision
         synced.finish()

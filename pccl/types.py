@@ -352,7 +352,8 @@ class ReduceInfo:
 class TensorInfo:
     """One entry of a level-1 shared state: an array by its address.
 
-    `from_numpy` and `from_torch` keep their array alive.
+    `from_numpy` and `from_torch` keep their array alive. Of a tensor, each sync takes the memory
+    that it has then; its size and dtype must stay.
     """
 
     def __init__(
@@ -365,10 +366,10 @@ class TensorInfo:
         device_type: DeviceType,
         allow_content_inequality: bool,
     ) -> None:
-        if not data_ptr:
+        if not data_ptr and numel:
             raise InvalidArgument.because("TensorInfo", f"the address of {name!r} is null")
         self.name = name
-        self.data_ptr = data_ptr
+        self.data_ptr = int(data_ptr or 0)
         self.numel = numel
         self.dtype = dtype
         self.device_type = device_type
@@ -379,7 +380,15 @@ class TensorInfo:
         if self.device_type is not DeviceType.CPU:
             raise NotSupported.because(func, f"{self.name}: only CPU memory is supported yet")
         kept = self._kept
+        if kept is None:
+            return
         if not isinstance(kept, np.ndarray):
+            _check_torch(func, self.name, kept)
+            tensor: Any = kept
+            if (tensor.numel(), str(tensor.dtype)) != (self.numel, f"torch.{self.dtype.label}"):
+                sentence = f"the tensor of {self.name} was resized; make a new TensorInfo"
+                raise InvalidUsage.because(func, sentence)
+            self.data_ptr = tensor.data_ptr()  # of the moment: `set_`, `data =` change it
             return
         if kept.ctypes.data != self.data_ptr or kept.size != self.numel:
             sentence = f"the array of {self.name} was resized; make a new TensorInfo"

@@ -21,8 +21,10 @@ def judge(votes, revision=None, holders=(), *, owned=True, details=True):
     return _testing.judge_state(votes, revision, list(holders), owned=owned, details=details)
 
 
-def vote(peer, content, revision=None, strategy=POPULAR, entries=ONE):
-    return (peer, revision, strategy, content, list(entries))
+def vote(
+    peer, content, revision=None, strategy=POPULAR, entries=ONE, since=1, worked=0, whole=True
+):
+    return (peer, revision, strategy, content, list(entries), since, worked, whole)
 
 
 contents = st.lists(st.integers(1, 3), min_size=1, max_size=8)
@@ -59,6 +61,129 @@ def test_of_founders_the_highest_revision_counts(votes: list[tuple[int, int]]) -
     assert found["content"] in {c for c, r in votes if r == highest}
     for peer in found["holders"]:
         assert votes[peer] == (found["content"], highest)
+
+
+def test_in_a_first_sync_those_that_worked_first_are_standing() -> None:
+    # One has trained alone; two with equal fresh weights come in through this sync.
+    votes = [vote(0, 1, worked=1), vote(1, 2, since=3), vote(2, 2, since=3)]
+    found = judge(votes)
+    assert (found["content"], found["holders"], found["receivers"]) == (1, [0], [1, 2])
+    assert (found["newcomers"], found["diverged"]) == ([1, 2], [])
+    # Also if they came in before, and all have worked together since.
+    votes = [vote(0, 1, worked=1), *(vote(p, 2, since=3, worked=3) for p in (1, 2, 3))]
+    assert judge(votes)["content"] == 1
+    # Those that worked first together are equal, whoever let in whom.
+    votes = [vote(0, 1, worked=4), vote(1, 2, since=2, worked=4), vote(2, 2, since=4, worked=4)]
+    assert judge(votes)["content"] == 2
+    # A newcomer's checkpoint does not replace what was trained, and the newcomer may lack entries.
+    votes = [vote(0, 1, revision=0, worked=1), vote(1, 2, revision=9, since=3)]
+    assert judge(votes)["removals"] == [(1, AHEAD)]
+    both = [("m", "float32"), ("w", "float32")]
+    assert judge([vote(0, 1, worked=1, entries=both), vote(1, 2, since=2)])["step"] == TRANSFER
+    # Whoever only receives has nothing to lose.
+    votes = [vote(0, 1, 0, RECEIVE_ONLY, worked=1), vote(1, 2, 0, SEND_ONLY, since=3)]
+    assert judge(votes, owned=False)["content"] == 2
+
+
+def test_in_a_first_sync_before_any_work_those_let_in_first_count_unless_a_revision_says_more() -> (
+    None
+):
+    assert judge([vote(0, 1), vote(1, 2, since=3), vote(2, 2, since=3)])["content"] == 1
+    assert judge([vote(0, 1), vote(1, 2), vote(2, 2)])["content"] == 2
+    # A checkpoint, whoever brings it; and level 1's founders, who let each other in.
+    assert judge([vote(0, 1), vote(1, 2, 40, since=3)])["content"] == 2
+    level1 = [vote(0, 1, 0, since=1), vote(1, 2, 0, since=2), vote(2, 2, 0, since=3)]
+    found = judge(level1, owned=False)
+    assert (found["content"], found["newcomers"]) == (2, [])
+    odd = [vote(0, 1, 0, since=1, entries=[("w", "float64")]), *level1[1:]]
+    found = judge(odd, owned=False)
+    assert (found["code"], found["culprit"], found["removals"]) == (MISMATCHED, 0, [])
+
+
+def voted(index: int, what: tuple[int, int, int]) -> tuple:
+    content, since, worked = what
+    return vote(index, content, since=since, worked=worked and max(worked, since))
+
+
+founders = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(0, 3))
+
+
+@given(st.lists(founders, min_size=1, max_size=8))
+def test_a_first_sync_never_overwrites_an_older_member_by_a_newer_one(
+    members: list[tuple[int, int, int]],
+) -> None:
+    votes = [voted(index, what) for index, what in enumerate(members)]
+    found = judge(votes)
+    working = [v for v in votes if v[6]]
+    age = {v[0]: (v[6] or 99, 0 if working else v[5]) for v in votes}
+    for receiver in found["receivers"]:
+        assert any(age[holder] <= age[receiver] for holder in found["holders"])
+    assert min(age[holder] for holder in found["holders"]) == min(age.values())
+
+
+def test_a_member_that_did_not_take_the_state_over_counts_as_a_newcomer() -> None:
+    torn = [vote(0, 1, whole=False), vote(1, 2), vote(2, 1, whole=False)]
+    found = judge(torn, 3, [0, 1, 2])
+    assert (found["content"], found["newcomers"], found["diverged"]) == (2, [0, 2], [])
+    # It may still lack what it did not get, and a structure of its own concerns only itself.
+    both = [("m", "float32"), ("w", "float32")]
+    votes = [vote(0, 1, entries=both), vote(1, 2, whole=False)]
+    assert judge(votes, 3, [0, 1])["step"] == TRANSFER
+    votes = [vote(0, 1), vote(1, 2, whole=False, entries=both)]
+    assert judge(votes, 3, [0, 1])["removals"] == [(1, MISMATCHED)]
+    # With the last one that has the state it is lost.
+    assert judge([vote(1, 2, whole=False)], 3, [0, 1])["code"] == UNAVAILABLE
+
+
+def test_a_member_is_in_one_sync_at_a_time_and_lists_of_entries_have_a_limit() -> None:
+    vote_, detail, end = 4, 5, 6
+    gib = 1 << 30
+    usual = [(vote_, 0, 0), (detail, 0, 1000), (detail, 0, 1000), (end, 0, 0)]
+    assert _testing.enter_rounds(usual, gib) == [True] * 4
+    for kind in (vote_, detail, end):
+        assert _testing.enter_rounds([(kind, 0, 9), (kind, 1, 9)], gib) == [True, False]
+    assert _testing.enter_rounds([(detail, 0, 10_000)], 5000) == [False]
+    assert _testing.enter_rounds([(0, 0, 0), (2, 0, 0), (2, 1, 0)], gib) == [True] * 3
+
+
+LOST, UNREACHABLE, BROKEN, TIMEOUT = 9, 10, 18, 11
+
+
+def ends(*given):
+    return _testing.judge_ends([(p, code, 7, 1, list(lost)) for p, code, *lost in given])
+
+
+def test_a_receivers_own_failure_puts_only_that_receiver_out() -> None:
+    found = ends((0, OK), (1, BROKEN), (2, OK))
+    assert (found["code"], found["removals"]) == (OK, [(1, BROKEN)])
+    found = ends((0, OK), (2, OK))
+    assert (found["step"], found["revision"], found["content"]) == (DONE, 7, 1)
+    # Where nobody else came through there is nobody to go on.
+    found = ends((1, BROKEN), (2, BROKEN))
+    assert (found["code"], found["removals"]) == (BROKEN, [])
+
+
+def test_a_receiver_that_none_of_its_live_sources_can_serve_is_put_out() -> None:
+    assert ends((0, OK), (1, OK), (2, LOST, 0, 1))["removals"] == [(2, UNREACHABLE)]
+    # One of them is gone: once more, without it.
+    found = ends((0, OK), (2, LOST, 0, 1))
+    assert (found["step"], found["removals"]) == (AGAIN, [])
+    found = ends((2, LOST, 0), (3, LOST, 0))
+    assert (found["step"], found["removals"], found["code"]) == (AGAIN, [], OK)
+    # The failure of another is its own.
+    found = ends((2, LOST, 0), (3, BROKEN))
+    assert (found["step"], found["removals"]) == (AGAIN, [(3, BROKEN)])
+    assert ends((0, OK), (1, UNAVAILABLE))["code"] == UNAVAILABLE  # too many tries
+
+
+def test_members_that_end_with_different_states_are_never_told_that_they_agree() -> None:
+    found = _testing.judge_ends([(0, OK, 7, 1, []), (1, OK, 7, 2, [])])
+    assert (found["code"], found["culprit"]) == (BROKEN, 1)
+    found = _testing.judge_ends([(0, OK, 7, 1, []), (1, OK, 8, 1, [])])
+    assert found["code"] == BROKEN
+    # Who failed has nothing to say in it.
+    found = _testing.judge_ends([(0, BROKEN, 9, 9, []), (1, OK, 7, 1, [])])
+    assert (found["removals"], found["revision"]) == ([(0, BROKEN)], 7)
 
 
 def test_members_in_step_are_done_at_once() -> None:
@@ -114,6 +239,21 @@ def test_only_a_newcomer_may_lack_entries_and_only_where_the_library_counts() ->
     assert level1["removals"] == [(1, MISMATCHED)]
     # What the group does not have cannot be made equal.
     assert judge([vote(0, 1), vote(1, 2, entries=both)], 3, [0])["removals"] == [(1, MISMATCHED)]
+
+
+def test_a_holders_list_must_fit_to_what_this_member_has() -> None:
+    mine = ("b", "float32", [3], 12, True)
+    assert _testing.manifest_fits([mine], [mine])
+    assert _testing.manifest_fits([("a", "int8", [5], 5, True), mine], [mine])
+    for other in (
+        ("b", "float64", [3], 12, True),
+        ("b", "float32", [1, 3], 12, True),
+        ("b", "float32", [3], 11, True),  # would be written in place
+        ("a", "int8", [5], 2**64 - 1, True),  # wraps around to no chunk at all
+        ("a", "int8", [5], 2**63, True),
+    ):
+        assert not _testing.manifest_fits([other], [mine]), other
+    assert _testing.manifest_fits([("v", "Python int", [], 9, False)], [("v", "Python int", [], 2, False)])  # fmt: skip
 
 
 @given(st.lists(st.integers(0, 3 * CHUNK), max_size=8))

@@ -49,11 +49,15 @@ def names(state: object) -> list[str]:
     return [entry[0] for entry in share(state).entries]
 
 
+class RefusedError(Exception):
+    """The newcomer is put out before anything is written."""
+
+
 def deliver(sender: object, receiver: object) -> Any:
     """What a sync gives a newcomer with `receiver`."""
     source, target = share(sender), share(receiver)
     own = {entry[0]: entry for entry in target.entries}
-    written: list[str] = []
+    written: dict[str, tuple[Any, Any]] = {}
     replaced: list[Replaced] = []
     for name, kind, shape, hint, _, data, _ in source.entries:
         assert data.dtype == np.uint8 and data.ndim == 1
@@ -63,12 +67,16 @@ def deliver(sender: object, receiver: object) -> Any:
             if old.tobytes() == data.tobytes():
                 continue
             if writable and old.size == data.size:
-                old[...] = data
-                written.append(name)
+                written[name] = (old, data)
                 continue
         replaced.append((name, kind, shape, hint, data.copy()))
     assert not own, "the engine refuses a newcomer that has more than the others"
-    return target.finish(written, replaced)
+    refusal = target.check([(*what, data.size) for *what, data in replaced])  # type: ignore[misc]
+    if refusal is not None:
+        raise RefusedError(refusal)
+    for old, data in written.values():
+        old[...] = data
+    return target.finish([*written], replaced)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -353,6 +361,106 @@ def test_entries_that_were_missing_are_added(sender: Any, receiver: Any) -> None
         assert same(result, sender)
 
 
+@pytest.mark.parametrize(
+    ("sender", "receiver", "path", "why"),
+    [
+        ({"m": np.ones(2)}, {"m": {}}, "['m']", "a dict in its place"),
+        (np.ones(2), {}, "the state", "a dict in its place"),
+        ([1, 2], {}, "[0]", "a list, where this peer has a dict"),
+        ({"m": {"x": 1}}, {"m": []}, "['m']['x']", "a dict with string keys, where this peer"),
+        ({"m": {0: 1, 1: 2}}, {"m": ()}, "['m'][0]", "a dict with int keys, where this peer"),
+        ({"m": Keeper({"w": 1}), "z": 1}, {"z": 1}, "['m']['w']", "an object with a state dict"),
+        ({"m": {"o": Keeper(1)}}, {"m": {}}, "['m']['o']", "put one at 'o'"),
+        ({"m": Layer(1, 2)}, {}, "['m'].weight", "dataclass"),
+        ({"m": Pair(1, 2)}, {"m": {}}, "['m'].first", "where this peer has a dict"),
+        ({"m": [Pair(1, 2)]}, {"m": []}, "['m'][0].first", "put one at 0"),
+        ({"m": Keeper({"o": Keeper(1)})}, {"m": Keeper({})}, "['m']['o']", "put one at 'o'"),
+        ({"a": [1, 2, 3]}, {"a": [[], 2]}, "['a'][0]", "a list in its place"),
+        ({"a": [1, [], 3]}, {"a": [1]}, "['a'][2]", "before it in the list"),
+        ({"a": [1, [], 3]}, {}, "['a'][2]", "before it in the list"),
+    ],
+)
+def test_what_cannot_be_added_is_refused_before_anything_is_written(
+    sender: Any, receiver: Any, path: str, why: str
+) -> None:
+    before = repr(receiver)
+    with pytest.raises(RefusedError) as caught:
+        deliver(sender, receiver)
+    assert path in str(caught.value) and why in str(caught.value)
+    assert repr(receiver) == before
+
+
+def test_what_is_nested_too_deeply_to_be_made_is_refused() -> None:
+    deep: Any = 1
+    for _ in range(200):
+        deep = {"a": deep}
+    assert same(deliver({"d": deep, "z": 1}, {"d": deep, "z": 0}), {"d": deep, "z": 1})
+    with pytest.raises(RefusedError, match="too deeply"):
+        deliver({"d": deep, "z": 1}, {"z": 1})
+
+
+def test_a_plain_container_and_an_object_may_stand_for_each_other() -> None:
+    assert deliver({"m": Keeper({"a": 1, "b": 2})}, {"m": {"a": 0}}) == {"m": {"a": 1, "b": 2}}
+    mine = {"m": Keeper({"a": 0})}
+    assert deliver({"m": {"a": 1, "b": 2}}, mine) is mine
+    assert mine["m"].kept == {"a": 1, "b": 2}
+
+
+def offer(kind: str, shape: Any, size: int, hint: str = '["",["d","x"]]') -> str | None:
+    return share({}).check([("['x']", kind, shape, hint, size)])
+
+
+def test_an_array_that_cannot_be_made_here_is_refused() -> None:
+    assert offer("float32", (2, 3), 24) is None
+    assert "24 bytes" in (offer("float32", (2, 2), 24) or "")
+    assert "ml_dtypes" in (offer("float128x", (2,), 8) or "")
+    assert offer("object", (1,), 8) is not None
+    assert offer("i4,i4", (1,), 8) is not None
+    assert "knows no" in (offer("Python set", (), 8) or "")
+    mine = share({"x": np.zeros(2)})
+    assert "8 bytes" in (mine.check([("['x']", "float64", (2,), "", 8)]) or "")
+
+
+@pytest.mark.parametrize(
+    "hint",
+    ["", "{}", "7", "[]", '["",["d"]]', '["",["q","x"]]', '["",["d",5]]', '["",["l","x"]]', '[1,["d","x"]]'],
+)  # fmt: skip
+def test_a_way_that_makes_no_sense_is_refused(hint: str) -> None:
+    assert offer("float32", (), 4, hint) is not None
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax")
+def test_an_array_that_would_come_out_with_another_dtype_is_refused() -> None:
+    import jax
+
+    with jax.enable_x64(False):
+        hint = '["jax",["d","x"]]'
+        assert "float32" in (offer("float64", (2,), 16, hint) or "")
+        assert offer("float32", (2,), 8, hint) is None
+
+
+def test_untyped_bytes_are_an_array_like_any_other() -> None:
+    old = np.zeros(2, "V8")
+    new = np.arange(2.0).view("V8")
+    assert deliver([new], [old])[0] is old
+    assert same(old, new)
+    assert same(deliver([new], [])[0], new)
+    assert same(deliver([new], [frozen(np.zeros(2, "V8"))])[0], new)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda: np.lib.stride_tricks.as_strided(np.zeros(1), (4,), (0,)),
+        lambda: np.lib.stride_tricks.as_strided(np.zeros(5), (2, 4), (8, 8)),
+        lambda: np.lib.stride_tricks.sliding_window_view(np.zeros(5), 3, writeable=True),
+    ],
+)
+def test_an_array_whose_elements_share_memory_cannot_be_written_and_is_refused(view: Any) -> None:
+    with pytest.raises(pccl.InvalidArgument, match="share memory"):
+        share({"a": view()})
+
+
 INTS = [0, -1, -(2**63), 2**64, 10**100]
 FLOATS = [0.0, -0.0, math.inf, math.nan, 5e-324]
 TEXTS = ["", "\0", "\ud800", "\U0001f600"]
@@ -539,6 +647,18 @@ def test_torch_tensors_are_written_in_place_whatever_their_dtype_and_layout() ->
     # Where nothing was, the sender's framework's arrays appear.
     added = deliver({"a": torch.arange(3, dtype=torch.bfloat16)}, {})["a"]
     assert torch.equal(added, torch.arange(3, dtype=torch.bfloat16))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_a_tensor_whose_elements_share_memory_is_refused() -> None:
+    import torch
+
+    for tensor in (torch.zeros(1).expand(4), torch.zeros(6).unfold(0, 3, 1)):
+        with pytest.raises(pccl.InvalidArgument, match="share memory"):
+            share({"a": tensor})
+    for tensor in (torch.zeros(1, 3).expand(1, 3), torch.zeros(4, 4)[::2, ::3].T):
+        assert deliver([torch.ones(tensor.shape)], [tensor])[0] is tensor
+        assert (tensor == 1).all()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")

@@ -215,10 +215,17 @@ def interrupted(answer: Answer) -> None:
     assert (answer["event"], answer.get("kind")) == ("failed", "KeyboardInterrupt"), answer
 
 
-def meanwhile(late: Worker, peers: Sequence[Worker], code: str = "state = sync(state)") -> Answer:
-    """What `late` says in the end; the peers go on syncing until then, in step."""
+def meanwhile(late: Worker, peers: Sequence[Worker], *, served: bool = False) -> Answer:
+    """What `late` says in the end; the peers go on syncing until then, in step.
+
+    Args:
+        late: A newcomer.
+        peers: The members.
+        served: It may receive something before it is put out.
+    """
     for _ in range(2000):
-        assert moved(synced(peers, code)) == [0] * len(peers)
+        tell(peers, "state = sync(state)")
+        assert moved(agreed(peers, all_live=not served)) == [0] * len(peers)
         try:
             return late.next(0.005)
         except AssertionError as error:
@@ -373,6 +380,38 @@ def test_many_newcomers_that_agree_do_not_outvote_a_member() -> None:
         assert answers[0]["digest"] == first[0]["digest"]
         assert moved(answers) == [0, 1000, 1000, 1000]
         assert answers[0]["diverged"] == {}
+
+
+def test_a_member_that_worked_before_the_first_sync_is_not_outvoted_by_newcomers() -> None:
+    with running() as run:
+        peers = members(run, 1)
+        do(peers, "w = np.full(1000, 7)\nfor _ in range(3): pccl.allreduce(w)\nsay(v=1)")
+        late = newcomer(run, 2)
+        tell(late, "state = sync({'w': np.zeros(1000, int)}, until=3)")
+        tell(peers, "import time; time.sleep(0.5); state = sync({'w': w, 'm': 1}, until=3)")
+        assert moved(agreed(peers + late)) == [0, 8001, 8001]
+        assert do(peers + late, "say(w=int(state['w'][0]))") == [{"w": 7}] * 3
+
+
+def test_founders_that_worked_together_before_their_first_sync_are_equal() -> None:
+    with running() as run:
+        peers = members(run, 3)
+        tell(peers, "total = pccl.allreduce(1)")
+        tell(peers, "state = sync({'w': np.full(100, min(pccl.rank(), 1))})")
+        assert moved(agreed(peers)) == [800, 0, 0]
+
+
+def test_level_1_a_pair_that_worked_is_not_outvoted_by_newcomers_in_its_first_sync() -> None:
+    with running() as run:
+        peers = members_1(run, 2)
+        tell(peers, "a = np.ones(10); comm.all_reduce(a, np.zeros(10), op='sum')")
+        late = [run.peer(SHELL_1, TEST_PEERS="5") for _ in range(3)]
+        tell(peers, "grow(5)")
+        for worker in late:
+            worker.expect("in")
+        tell(late, "share(w=np.zeros(100)); sync()")
+        tell(peers, "share(w=np.ones(100)); sync()")
+        assert moved(agreed([*peers, *late])) == [0, 0, 800, 800, 800]
 
 
 def test_the_majority_wins_among_members_and_all_hear_who_had_diverged() -> None:
@@ -754,6 +793,109 @@ def test_a_newcomer_whose_state_does_not_fit_is_refused_and_may_come_again() -> 
         assert moved(agreed(peers + late)) == [0, 0, 25]
 
 
+# (the run's state, a newcomer's, what the error says)
+UNFIT = [
+    ("{'m': np.ones(5), 'z': 1}", "{'m': {}, 'z': 0}", "['m']"),
+    ("np.ones(5)", "{}", "a dict in its place"),
+    ("{'opt': Keeper({'w': 1}), 'z': 1}", "{'z': 0}", "an object with a state dict"),
+    ("{'m': {'x': 1}}", "{'m': []}", "a list"),
+]
+
+
+@pytest.mark.parametrize(("state", "unfit", "why"), UNFIT)
+def test_a_newcomer_that_cannot_take_the_state_over_is_put_out_and_the_others_go_on(
+    state: str, unfit: str, why: str
+) -> None:
+    keeper = """
+    class Keeper:
+        def __init__(self, kept): self.kept = kept
+        def state_dict(self): return self.kept
+        def load_state_dict(self, kept): self.kept = kept
+    """
+    with running() as run:
+        peers, late = members(run, 2), newcomer(run)
+        tell(peers + late, keeper)
+        synced(peers, f"state = sync({state})")
+        tell(late, f"given = {unfit}; before = digest(given); state = sync(given)")
+        told = failed(meanwhile(late[0], peers, served=True), "MismatchedCall")
+        assert why in told["text"] and told["peer"] == late.ids[0] and told["advice"] == "fix"
+        assert do(late, "say(same=digest(given) == before)") == [{"same": True}]
+        assert synced(peers, "state = sync(state)")[0]["size"] == 2
+        # In the same process, with one that fits.
+        tell(late, f"pccl.shutdown(); join(); state = sync({state})")
+        late[0].expect("in")
+        tell(peers, "state = sync(state, until=3)")
+        agreed(peers + late)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ml_dtypes") is None, reason="needs ml_dtypes")
+def test_a_newcomer_that_knows_no_such_dtype_is_put_out_before_anything_is_written() -> None:
+    with running() as run:
+        peers, late = members(run, 1), newcomer(run)
+        tell(peers, "import ml_dtypes")
+        synced(peers, "state = sync({'a': np.ones(5), 'z': np.ones(3, ml_dtypes.bfloat16)})")
+        tell(late, "sys.modules['ml_dtypes'] = None; given = {'a': np.zeros(5)}; sync(given)")
+        told = failed(meanwhile(late[0], peers, served=True), "MismatchedCall")
+        assert "['z']" in told["text"] and "install ml_dtypes" in told["text"]
+        assert do(late, "say(a=given['a'].tolist())") == [{"a": [0.0] * 5}]
+        assert synced(peers, "state = sync(state)")[0]["size"] == 1
+
+
+def test_a_peer_that_fails_to_load_a_state_counts_as_a_newcomer_in_the_next_sync() -> None:
+    make = """
+    class Keeper:
+        broken = False
+        def __init__(self, kept): self.kept = kept
+        def state_dict(self): return self.kept
+        def load_state_dict(self, kept):
+            if self.broken: raise RuntimeError("does not load")
+            self.kept = kept
+
+    def attempt(given):
+        try:
+            pccl.sync(given)
+            say(event="loaded")
+        except RuntimeError as error:
+            say(event="broken", text=str(error))
+    """
+    with running() as run:
+        peers, late = members(run, 2), newcomer(run)
+        tell(peers + late, make)
+        synced(peers, "state = sync({'k': Keeper({'n': 1, 'm': 2}), 'w': np.ones(9)})")
+        tell(late, "given = {'k': Keeper({'n': 0}), 'w': np.zeros(9)}; given['k'].broken = True")
+        for _ in range(2):  # it lacks 'm' still, and nobody else is harmed
+            tell(late, "attempt(given)")
+            tell(peers, f"state = sync(state, until={late.ids[0]!r})")
+            told = [peer.expect("synced") for peer in peers]
+            assert [answer["diverged"] for answer in told] == [{}, {}]
+            assert late[0].expect("broken")["text"] == "does not load"
+        tell(late, "given['k'].broken = False; given = sync(given)")
+        tell(peers, "state = sync(state)")
+        assert agreed(peers + late)[0]["size"] == 3
+        # From here on it is a member as any other.
+        tell(late, "given['w'][0] = 5; given = sync(given)")
+        tell(peers, "state = sync(state)")
+        assert agreed(peers + late)[0]["diverged"] == {late.ids[0]: ["['w']"]}
+
+
+def test_a_newcomer_without_memory_for_the_state_is_put_out_and_the_others_go_on() -> None:
+    with running() as run:
+        peers, late = members(run, 2), newcomer(run)
+        synced(peers, "state = sync({'a': np.ones(1 << 26), 'z': 1})")
+        tell(
+            late,
+            """
+            import resource
+            used = int(open("/proc/self/statm").read().split()[0]) * 4096
+            resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)
+            state = sync({"z": 0})
+            """,
+        )
+        told = failed(meanwhile(late[0], peers, served=True), "InternalError", "INTERNAL_ERROR")
+        assert "no memory" in told["text"]
+        assert synced(peers, "state = sync(state)")[0]["size"] == 2
+
+
 def test_the_error_of_a_refused_newcomer_says_that_it_is_the_odd_one() -> None:
     with running() as run:
         peers = members(run, 1)
@@ -963,6 +1105,67 @@ def test_ctrl_c_in_a_waiting_sync_ends_it_for_all() -> None:
         failed(peers[1].next(), "PeerLost", "RANK_CONNECTION_LOST")
         assert do(peers, "say(kept=bool((mine == pccl.rank()).all()))") == [{"kept": True}] * 2
         assert moved(synced(peers, "state = sync(mine)")) == [0, 8000]
+
+
+def test_ctrl_c_and_deadlines_end_the_sync_for_all_also_while_the_state_is_hashed() -> None:
+    # So large that hashing takes a while, and of one page: every piece of it is the same memory.
+    large = """
+    import mmap, tempfile
+    def huge():
+        file = tempfile.TemporaryFile()
+        file.truncate(6 << 30)
+        return np.frombuffer(mmap.mmap(file.fileno(), 6 << 30, prot=mmap.PROT_READ), np.uint8)
+    """
+    with running() as run:
+        peers = members(run, 2)
+        synced(peers, "mine = np.zeros(3); state = sync(mine)")
+        tell(peers, large)
+        tell(peers[:1], "try: pccl.sync(huge(), timeout=0.3)\nexcept pccl.Timeout as e: failed(e)")
+        told = failed(peers[0].next(), "Timeout")
+        assert "hashed" in told["text"]
+        failed(do(peers[1:], "state = sync(mine)")[0], "Timeout")
+        tell(peers[1:], "state = sync(mine)")
+        tell(
+            peers[:1],
+            "big = huge(); threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()",
+        )
+        tell(peers[:1], "state = sync(big)")
+        interrupted(peers[0].next())
+        failed(peers[1].next(), "PeerLost", "RANK_CONNECTION_LOST")
+        assert moved(synced(peers, "state = sync(mine)")) == [0, 0]
+
+
+def test_ctrl_c_in_the_moment_in_which_newcomers_are_let_in_ends_the_sync_for_all() -> None:
+    slow = """
+    import time
+    def interrupt(*_):
+        say(event="interrupted")
+        hear()
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGUSR1, interrupt)
+    """
+    for newcomers in (0, 1):
+        with running() as run:
+            peers = members(run, 2)
+            synced(peers, "state = sync(np.zeros(3))")
+            tell(peers[:1], slow)
+            late = newcomer(run, newcomers)
+            tell(late, "state = sync(np.ones(3))")
+            tell(peers[:1], "say(event='calling'); state = sync(state)")
+            peers[0].expect("calling")
+            wait_until_asleep(peers[0])
+            peers[0].signal(signal.SIGUSR1)
+            peers[0].expect("interrupted")
+            tell(peers[1:], "say(event='calling'); state = sync(state)")
+            peers[1].expect("calling")
+            wait_until_asleep(peers[1])  # the round before is decided, and it waits in the next
+            peers[0].tell("go on")
+            interrupted(peers[0].next())
+            for peer in [*peers[1:], *late]:
+                failed(peer.next(), "PeerLost", "RANK_CONNECTION_LOST")
+            tell(late, "state = sync(np.ones(3))")
+            tell(peers, "state = sync(state)")
+            assert agreed(peers + late)[0]["size"] == 2 + newcomers
 
 
 def test_a_deadline_ends_the_sync_for_all() -> None:
@@ -1300,6 +1503,30 @@ def test_level_1_entries_that_differ_are_named() -> None:
         told = failed(late[0].next(), "MismatchedCall")
         assert late.ids[0][:8] in told["text"] and " v:" in told["text"]
         assert agreed(peers)[0]["size"] == 3
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_level_1_a_tensor_may_get_other_memory_between_two_syncs() -> None:
+    with running() as run:
+        peers = members_1(run, 2)
+        answers = synced(
+            peers,
+            """
+            import torch
+            first = comm._engine.membership()[1] == 0
+            p = torch.nn.Parameter(torch.full((1 << 22,), 1.0 if first else 2.0))
+            share(none=np.zeros(0))
+            state.tensor_infos.append(pccl.TensorInfo.from_torch(p, "p"))
+            state.tensor_infos.append(pccl.TensorInfo.from_torch(torch.empty(0), "e"))
+            p.data = torch.full((1 << 22,), 5.0 if first else 6.0)  # the old memory is unmapped
+            sync()
+            """,
+        )
+        assert moved(answers) == [0, 16 * MIB]
+        assert do(peers, "say(p=[float(p.min()), float(p.max())])") == [{"p": [5.0, 5.0]}] * 2
+        tell(peers, "p.data = torch.zeros(3); state.push_revision()")
+        for answer in do(peers, "sync()"):
+            assert "was resized" in failed(answer, "InvalidUsage")["text"]
 
 
 def test_level_1_order_of_entries_and_memory_of_tensors_do_not_matter() -> None:

@@ -131,6 +131,43 @@ def test_null_addresses_are_refused_unless_nothing_is_there():
     ReduceOpDescriptor(0, 0, descriptor(0))
 
 
+def test_an_entry_may_be_empty():
+    assert pccl.TensorInfo.from_numpy(np.empty(0), "e").numel == 0
+    torch = pytest.importorskip("torch")
+    assert pccl.TensorInfo.from_torch(torch.empty(0), "e").numel == 0
+    with pytest.raises(pccl.InvalidArgument, match="null"):
+        pccl.TensorInfo(
+            "w",
+            0,
+            numel=1,
+            dtype=DataType.FLOAT,
+            device_type=pccl.DeviceType.CPU,
+            allow_content_inequality=False,
+        )
+
+
+def test_the_entry_of_a_tensor_follows_its_memory():
+    torch = pytest.importorskip("torch")
+    tensor = torch.nn.Parameter(torch.zeros(1000))
+    entry = pccl.TensorInfo.from_torch(tensor, "w")
+    for change in (
+        lambda: setattr(tensor, "data", torch.ones(1000)),
+        lambda: tensor.data.set_(torch.ones(1000)),
+        lambda: setattr(tensor, "data", torch.ones(10, 100)),
+    ):
+        change()
+        entry._check_sharable("sync_shared_state", receives=True)
+        assert entry.data_ptr == tensor.data_ptr()
+    for change, error in (
+        (lambda: setattr(tensor, "data", torch.ones(10, 100).T), pccl.InvalidArgument),
+        (lambda: setattr(tensor, "data", torch.ones(999)), pccl.InvalidUsage),
+        (lambda: setattr(tensor, "data", torch.ones(1000).double()), pccl.InvalidUsage),
+    ):
+        change()
+        with pytest.raises(error, match="w "):
+            entry._check_sharable("sync_shared_state", receives=True)
+
+
 def test_a_shared_state_counts_revisions_and_has_entries():
     entry = pccl.TensorInfo.from_numpy(np.ones(3), "w")
     state = pccl.SharedState([entry])

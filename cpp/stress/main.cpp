@@ -162,11 +162,15 @@ class Peer {
     };
     fill(entries[0], "calls", count);
     fill(entries[1], "state", state_);
+    if (rng_() % 4 == 0) entries[1].writable = nullptr;  // it comes beside
     wire::SyncVote vote;
     vote.owned = true;
     peer::Limit limit;
     if (rng_() % 16 == 0) limit.timeout = milliseconds(rng_() % 20);
-    const Result<peer::CallPtr> call = comm_.sync(std::move(entries), vote, {}, limit);
+    const peer::StateCheck check = [](const std::vector<wire::StateEntry>&) {
+      return Error{Code::ok, {}, {}, {}};
+    };
+    const Result<peer::CallPtr> call = comm_.sync(std::move(entries), vote, {}, check, limit);
     if (!call) {
       const Code code = call.error().code;
       lost_ = code == Code::state_unavailable;
@@ -175,6 +179,9 @@ class Peer {
       ++totals_.given_up;
       return false;
     }
+    for (const state::Update::Replacement& found : (*call)->update->replacements)
+      std::memcpy(state_.data(), found.bytes.data(), state_.size());
+    comm_.took_over();
     states_.compare((*call)->record->epoch, (*call)->update->decision.revision, state_);
     std::memcpy(&calls_, count.data(), sizeof calls_);
     ++totals_.syncs;

@@ -25,6 +25,7 @@ struct Synced {
   nb::list replaced;                 // (name, kind, shape, containers, bytes)
   nb::list diverged;                 // (peer, names)
   Signals interrupt;                 // what came when it was too late to stop
+  std::shared_ptr<peer::Communicator> engine;
 };
 
 // Entries: (name, kind, shape, containers, loose, bytes, writable). `kept` keeps their memory.
@@ -68,7 +69,7 @@ nb::object to_array(Buffer buffer, std::size_t size) {
 
 std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int level,
                              std::optional<std::uint64_t> revision, int strategy,
-                             const nb::object& progress, Seconds timeout) {
+                             const nb::object& progress, const nb::object& check, Seconds timeout) {
   const char* function = level == 1 ? "sync_shared_state" : "sync";
   const CallKind kind = level == 1 ? CallKind::sync_shared_state : CallKind::sync;
   std::vector<nb::object> kept;
@@ -84,11 +85,26 @@ std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int le
   const peer::Progress tell = [&](std::uint64_t done, std::uint64_t wanted) {
     signals.run([&] { progress(done, wanted); });
   };
+  const peer::StateCheck can_adopt = [&](const std::vector<wire::StateEntry>& offered) {
+    std::optional<Error> answer;
+    signals.run([&] {
+      nb::list listed;
+      for (const wire::StateEntry& what : offered) {
+        listed.append(nb::make_tuple(what.name, what.kind, nb::tuple(nb::cast(what.shape)),
+                                     what.containers, what.bytes));
+      }
+      const nb::object reason = check(listed);
+      answer.emplace(Error{Code::ok, {}, {}, {}});
+      if (!reason.is_none())
+        *answer = {Code::mismatched_call, nb::cast<std::string>(reason), {}, {}};
+    });
+    return answer;
+  };
   const std::shared_ptr<peer::Communicator> engine = comm.engine;
   auto call = [&] {
     const GilRelease release;
     return engine->sync(std::move(entries), vote, progress.is_none() ? peer::Progress() : tell,
-                        limit);
+                        check.is_none() ? peer::StateCheck() : can_adopt, limit);
   }();
   if (!call) {
     signals.rethrow();
@@ -113,6 +129,7 @@ std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int le
   for (const wire::Divergence& found : update.decision.diverged)
     result->diverged.append(nb::make_tuple(found.peer.hex(), nb::cast(found.names)));
   result->interrupt = std::move(signals);
+  result->engine = engine;
   return result;
 }
 
@@ -128,9 +145,15 @@ void bind_sync(nb::module_& m, nb::class_<Comm>& communicator) {
       .def_ro("written", &Synced::written)
       .def_ro("replaced", &Synced::replaced)
       .def_ro("diverged", &Synced::diverged)
-      .def("finish", [](Synced& synced) { synced.interrupt.rethrow(); });
+      .def("finish", [](Synced& synced) {
+        // An interrupted caller does not get what is new.
+        if (synced.replaced.size() == 0) synced.engine->took_over();
+        synced.interrupt.rethrow();
+        synced.engine->took_over();
+      });
   communicator.def("sync", &sync, "entries"_a, nb::kw_only(), "level"_a, nb::arg("revision").none(),
-                   "strategy"_a, nb::arg("progress").none(), nb::arg("timeout").none());
+                   "strategy"_a, nb::arg("progress").none(), nb::arg("check").none(),
+                   nb::arg("timeout").none());
 }
 
 }  // namespace pccl::bindings

@@ -106,6 +106,14 @@ void Stripe::sent(std::size_t bytes) {
   }
 }
 
+std::uint64_t Stripe::unsent(std::uint64_t token) const {
+  std::uint64_t bytes = 0;
+  for (const OutgoingFrame& frame : queue_) {
+    if (frame.token == token) bytes += frame.payload_bytes;
+  }
+  return bytes;
+}
+
 std::uint64_t Stripe::release(std::uint64_t token) {
   std::uint64_t dropped = 0;
   for (std::size_t i = queue_.size(); i-- > 0;) {

@@ -98,6 +98,8 @@ class Stripe {
   // half-sent one goes on from filler and is void, a half-received one is drained. Waits for
   // nobody. Returns the eager bytes of the frames that were dropped.
   std::uint64_t release(std::uint64_t token);
+  // Payload bytes of that operation's frames that are not written whole.
+  [[nodiscard]] std::uint64_t unsent(std::uint64_t token) const;
 
   [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_; }
   [[nodiscard]] std::uint64_t bytes_received() const { return bytes_received_; }

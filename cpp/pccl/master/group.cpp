@@ -28,6 +28,18 @@ bool payload_fits(const wire::RoundEntry& entry) {
   }
 }
 
+// About what a list of entries takes to be held.
+std::uint64_t bytes_of(const wire::RoundPayload& payload) {
+  const auto* detail = std::get_if<wire::SyncDetail>(&payload);
+  if (detail == nullptr) return 0;
+  std::uint64_t bytes = 0;
+  for (const wire::StateEntry& entry : detail->entries) {
+    bytes += sizeof entry + entry.name.size() + entry.kind.size() + entry.containers.size() +
+             8 * entry.shape.size();
+  }
+  return bytes;
+}
+
 std::string plural(std::size_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
@@ -75,6 +87,17 @@ bool Group::entered_by_all(const wire::CallKey& key) const {
   }
   const auto it = rounds_.find(std::get<wire::RoundKey>(key));
   return it != rounds_.end() && it->second.entered.size() == members_.size();
+}
+
+// A member is in one sync at a time; and there is an end to what all of them may tell of theirs.
+bool Group::too_much(const PeerId& from, const wire::RoundEntry& entry) const {
+  if (std::holds_alternative<wire::Nothing>(entry.payload)) return false;
+  std::uint64_t bytes = bytes_of(entry.payload);
+  for (const auto& [key, round] : rounds_) {
+    bytes += round.bytes;
+    if (key.kind == entry.key.kind && key != entry.key && round.entered.contains(from)) return true;
+  }
+  return bytes > options_.max_open_bytes;
 }
 
 bool Group::hurried() const {
@@ -721,8 +744,12 @@ void Group::on_round(const PeerId& from, const wire::RoundEntry& entry, std::uin
                      Instant now) {
   if (member(from) == nullptr || !payload_fits(entry)) return;
   if (entry.key.admission != record_.admission || decided_beyond(entry.key, applied)) return;
+  if (too_much(from, entry)) {
+    return remove({{from, Code::evicted, "protocol misuse: it holds too many syncs open"}}, now);
+  }
   OpenRound& round = rounds_[entry.key];
   if (round.entered.empty()) round.opened = now;
+  if (!round.entered.contains(from)) round.bytes += bytes_of(entry.payload);
   round.entered[from] = entry.payload;
   check_round(entry.key, now);
 }

@@ -53,8 +53,9 @@ struct Options {
   std::optional<Duration> straggler_timeout;  // of members that most others wait for
   std::uint32_t segment_bytes = 512 << 10;
   topology::Thresholds thresholds;
-  std::size_t max_open_calls = 1 << 16;  // per group
-  std::size_t max_peers = 4096;          // per group
+  std::size_t max_open_calls = 1 << 16;                   // per group
+  std::uint64_t max_open_bytes = std::uint64_t{4} << 30;  // per group: of lists of entries
+  std::size_t max_peers = 4096;                           // per group
 };
 
 // What a group needs of the master around it.
@@ -132,6 +133,7 @@ class Group {
   };
   struct OpenRound {
     std::map<PeerId, wire::RoundPayload> entered;
+    std::uint64_t bytes = 0;  // of all lists of entries that came
     Instant opened{};
     bool noticed = false;
   };
@@ -186,6 +188,7 @@ class Group {
   void evict_stragglers(Instant now);
   [[nodiscard]] bool decided_beyond(const wire::CallKey& key, std::uint64_t applied) const;
   [[nodiscard]] bool entered_by_all(const wire::CallKey& key) const;
+  [[nodiscard]] bool too_much(const PeerId& from, const wire::RoundEntry& entry) const;
 
   std::uint32_t id_;
   Options options_;

@@ -98,6 +98,13 @@ class Communicator::Visit {
   Runtime& runtime() { return *runtime_; }
   Engine& engine() { return runtime_->engine(); }
   std::uint64_t thread() const { return thread_; }
+  // Others may have the turn meanwhile.
+  template <class Work>
+  void outside(const Work& work) {
+    runtime_->driver().release();
+    work();
+    runtime_->driver().acquire();
+  }
   // Asks for Ctrl-C. Others may have the turn meanwhile.
   bool interrupted(const Limit& limit) {
     if (!limit.interrupted) return false;
@@ -160,9 +167,11 @@ void Communicator::see(const Record& record) {
 // `give_up`: a deadline or Ctrl-C ends the call itself, for all members; else only this wait for
 // it.
 Status Communicator::await_call(Visit& visit, const CallPtr& call, const Deadline& deadline,
-                                const Limit& limit, bool give_up) {
+                                const Limit& limit, bool give_up,
+                                const std::function<void()>& reply) {
   Engine& engine = visit.engine();
   const auto done = [&] { return call->done.load(std::memory_order_acquire); };
+  const auto due = [&] { return done() || (reply && call->asks.load(std::memory_order_acquire)); };
   Code gave_up = Code::ok;
   if (!done()) {
     engine.thread_waits(visit.thread(), call, clock_now());
@@ -170,7 +179,12 @@ Status Communicator::await_call(Visit& visit, const CallPtr& call, const Deadlin
     for (;;) {
       Instant until = clock_now() + kSlice;
       if (gave_up == Code::ok && deadline) until = std::min(until, *deadline);
-      if (visit.runtime().driver().wait(done, until)) break;
+      if (gave_up == Code::ok && visit.runtime().driver().wait(due, until)) {
+        if (done()) break;
+        reply();
+        continue;
+      }
+      if (gave_up != Code::ok && visit.runtime().driver().wait(done, until)) break;
       if (gave_up == Code::ok) {
         const bool interrupted = visit.interrupted(limit);
         if (done() && !interrupted) break;
@@ -243,6 +257,13 @@ Status Communicator::become_member(Visit& visit, const Deadline& deadline, const
   }
   if (engine.standing() == Standing::out) return engine.end();
   return {};
+}
+
+// Ends the next round of that kind for all, or leaves the run.
+void Communicator::give_up(Visit& visit, wire::RoundKind kind, Code code) {
+  const CallPtr call = visit.engine().give_up(kind, code, clock_now());
+  visit.runtime().act();
+  (void)await_call(visit, call, {}, {}, true);
 }
 
 Result<CallPtr> Communicator::round(Visit& visit, wire::RoundKind kind, const Deadline& deadline,
@@ -431,7 +452,8 @@ Status Communicator::barrier(const Limit& limit) {
 }
 
 Result<CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries, wire::SyncVote vote,
-                                   const Progress& progress, const Limit& limit) {
+                                   const Progress& progress, const StateCheck& check,
+                                   const Limit& limit) {
   const auto found = runtime();
   if (!found) return found.error();
   const Deadline deadline = deadline_of(limit);
@@ -441,39 +463,76 @@ Result<CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries, wire:
     if (!vote.owned && visit.engine().unfinished() > 0) return unfinished_error(visit.engine());
     if (const Status status = finish_own(visit, deadline, limit); !status) return status.error();
   }
+  const auto admits = [&](Engine& engine) {
+    return vote.owned && !engine.owes_sync() &&
+           (engine.admission_round_needed() || engine.record()->members.size() == 1);
+  };
   // Without the turn: others may work meanwhile, and the loop goes on.
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
-  auto state = state::hash(std::move(entries), std::min(cores, kMaxHashThreads), limit.interrupted);
-  if (!state) return state.error();
+  const auto stop = [&] { return passed(deadline) || (limit.interrupted && limit.interrupted()); };
+  auto state = state::hash(std::move(entries), std::min(cores, kMaxHashThreads), stop);
+  if (!state) {
+    if (state.error().code != Code::interrupted) return state.error();
+    // The others wait for it, or will.
+    Visit visit(*found);
+    Engine& engine = visit.engine();
+    const Code code = passed(deadline) ? Code::timeout : Code::interrupted;
+    if (engine.standing() == Standing::member && engine.record()->members.size() > 1) {
+      const bool admission = admits(engine);
+      if (!admission && vote.owned) engine.pass_admission_point();
+      give_up(visit, admission ? wire::RoundKind::sync_admit : wire::RoundKind::sync, code);
+    }
+    if (code == Code::timeout)
+      return Error{code, "the deadline passed while the state was hashed", {}, {}};
+    return state.error();
+  }
 
+  vote.whole = whole_;
   CallPtr call;
   Status status;
   {
     Visit visit(*found);
     Engine& engine = visit.engine();
     if (status = become_member(visit, deadline, limit); !status) return status.error();
-    if (vote.owned && !engine.owes_sync()) {
-      if (engine.admission_round_needed() || engine.record()->members.size() == 1) {
-        const auto admitted = round(visit, wire::RoundKind::sync_admit, deadline, limit);
-        if (!admitted) return admitted.error();
+    if (admits(engine)) {
+      const CallPtr admission = engine.enter(wire::RoundKind::sync_admit, clock_now());
+      visit.runtime().act();
+      if (status = await_call(visit, admission, deadline, limit, true); !status) {
+        if (admission->done && admission->error.code == Code::ok) {
+          // It was decided in the same moment: the others are in the next round.
+          engine.pass_admission_point();
+          give_up(visit, wire::RoundKind::sync, status.error().code);
+        }
+        return status.error();
       }
-      engine.pass_admission_point();
     }
-    call = engine.start_sync({*state, vote}, clock_now());
+    if (vote.owned) engine.pass_admission_point();
+    call = engine.start_sync({*state, vote, static_cast<bool>(check)}, clock_now());
     visit.runtime().act();
     Limit telling = limit;
     telling.interrupted = [&] {
       if (progress && call->bytes_wanted > 0) progress(call->bytes_done, call->bytes_wanted);
       return limit.interrupted && limit.interrupted();
     };
-    status = await_call(visit, call, deadline, telling, true);
+    const auto reply = [&] {
+      const std::vector<wire::StateEntry> question = engine.take_question(call);
+      if (question.empty()) return;
+      std::optional<Error> answer;
+      visit.outside([&] { answer = check(question); });
+      if (answer) engine.answer(call, *answer, clock_now());
+      visit.runtime().act();
+    };
+    status = await_call(visit, call, deadline, telling, true,
+                        check ? std::function<void()>(reply) : std::function<void()>());
   }
   if (call->done && call->update) {
+    state::Update& update = *call->update;
+    whole_ = update.written.empty() && update.replacements.empty();
     // Also when the caller was interrupted meanwhile: the others have it.
-    for (const state::Update::Copy& copy : call->update->copies)
+    for (const state::Update::Copy& copy : update.copies)
       std::memcpy(copy.to, copy.from, copy.bytes);
-    call->update->copies.clear();
-    call->update->staging.clear();
+    update.copies.clear();
+    update.staging.clear();
     if (progress && call->bytes_wanted > 0) progress(call->bytes_done, call->bytes_wanted);
   }
   // Committed is committed: an interrupted caller gets it too (Limit::interrupted has told).

@@ -35,6 +35,11 @@ struct Limit {
 // Told every 100 ms or so, like Limit::interrupted: bytes received, and to be received.
 using Progress = std::function<void(std::uint64_t, std::uint64_t)>;
 
+// Asked once what is to be received is known, from the calling thread, without any lock: can these
+// entries be taken over here, in the place of what cannot be written or of nothing? An error puts
+// this peer out of the run; nothing means that the call is interrupted.
+using StateCheck = std::function<std::optional<Error>(const std::vector<wire::StateEntry>&)>;
+
 struct JoinRequest {
   std::uint32_t min_peers = 1;
   unsigned attempts = 1;  // to reach the master, a second apart
@@ -72,7 +77,11 @@ class Communicator {
   // new bytes (or all have their old ones), and the call's update has what else changed: also when
   // the caller was interrupted too late. Level 2 (vote.owned) first lets newcomers in.
   [[nodiscard]] Result<CallPtr> sync(std::vector<state::LocalEntry> entries, wire::SyncVote vote,
-                                     const Progress& progress, const Limit& limit);
+                                     const Progress& progress, const StateCheck& check,
+                                     const Limit& limit);
+  // What the latest sync has changed here is where it belongs. Without this, a peer that received
+  // something takes part in the next sync as a newcomer.
+  void took_over() { whole_ = true; }
   // Blocks only a newcomer, until it is let in. The request's arrays must stay valid until the call
   // is done.
   [[nodiscard]] Result<CallPtr> start(OperationRequest request, const Limit& limit);
@@ -100,7 +109,8 @@ class Communicator {
   [[nodiscard]] Result<std::shared_ptr<Runtime>> runtime();
   // REQUIRES, for what follows: the turn.
   Status await_call(Visit& visit, const CallPtr& call, const Deadline& deadline, const Limit& limit,
-                    bool give_up);
+                    bool give_up, const std::function<void()>& reply = {});
+  void give_up(Visit& visit, wire::RoundKind kind, Code code);
   Status await_standing(Visit& visit, const std::function<bool()>& done, const Deadline& deadline,
                         const Limit& limit, const std::function<void()>& remind);
   Status finish_own(Visit& visit, const Deadline& deadline, const Limit& limit);
@@ -115,6 +125,7 @@ class Communicator {
   const std::uint64_t generation_;  // of forks
   std::atomic<bool> closed_{false};
   std::atomic<bool> joined_{false};
+  std::atomic<bool> whole_{true};
   std::mutex mutex_;  // guards what follows; never held in a blocking call
   std::shared_ptr<Runtime> runtime_;
   View view_;

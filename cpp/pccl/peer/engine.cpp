@@ -241,6 +241,7 @@ void Engine::on_epoch(const Record& record) {
     told_.clear();
     newcomers_wait_.reset();
     if (new_here) fresh_ = true;
+    if (new_here) member_since_ = record->epoch;
     owes_sync_ = new_here && record->syncing;
     // Everybody stood in the admit round. A call of another thread that was under way has lost its
     // number.
@@ -351,6 +352,8 @@ CallPtr Engine::start_sync(SyncRequest request, Instant now) {
   request.vote.structure = state::structure_of(entries);
   request.vote.content = state::content_of(entries, false);
   request.vote.loose = state::content_of(entries, true);
+  request.vote.member_since = member_since_;
+  request.vote.worked_since = worked_since_;
   sync_.emplace();
   sync_->call = call;
   sync_->request = std::move(request);
@@ -365,6 +368,8 @@ void Engine::begin_sync() {
   round_counts_[wire::RoundKind::sync_end] = sequence + 1;
   sync_->id = {record()->admission, sequence};
   ++sync_->tries;
+  sync_->question.reset();
+  sync_->unanswered = sync_->complete = false;
   enter_sync(wire::RoundKind::sync, sync_->request.vote);
 }
 
@@ -436,11 +441,47 @@ void Engine::on_sync_outcome(const wire::Outcome& outcome) {
   }
 }
 
+void Engine::transfer_planned() {
+  if (!sync_ || !sync_->request.questions) return;
+  std::vector<wire::StateEntry> entries = transfer_.replacements();
+  if (entries.empty()) return;
+  sync_->question = std::move(entries);
+  sync_->unanswered = true;
+  sync_->call->asks.store(true, std::memory_order_release);
+  actions_.calls_ended = true;
+}
+
+std::vector<wire::StateEntry> Engine::take_question(const CallPtr& call) {
+  call->asks.store(false, std::memory_order_release);
+  if (!sync_ || sync_->call != call || !sync_->question) return {};
+  std::vector<wire::StateEntry> entries = std::move(*sync_->question);
+  sync_->question.reset();
+  return entries;
+}
+
+void Engine::answer(const CallPtr& call, const Error& error, Instant now) {
+  now_ = now;
+  // Or it has another question already.
+  if (out_ || !sync_ || sync_->call != call || !sync_->unanswered || sync_->question) return;
+  sync_->unanswered = false;
+  if (error.code != Code::ok) {
+    transfer_.stop();
+    return transfer_over(error.code, error.reason);
+  }
+  if (std::exchange(sync_->complete, false)) transfer_over(Code::ok, {});
+}
+
 // The transfer's part is over: says so in the last round.
 void Engine::transfer_over(Code code, const std::string& reason) {
   if (!sync_) return;
-  wire::SyncEnd end{code, reason, 0, {}};
+  if (code == Code::ok && sync_->unanswered) {
+    sync_->complete = true;
+    return;
+  }
+  sync_->unanswered = false;
+  wire::SyncEnd end{code, reason, 0, {}, {}};
   const wire::SyncDecision& decision = transfer_.decision();
+  if (code == Code::peer_lost) end.lost = state::sources_of(decision, id());
   end.revision = decision.revision;
   end.content = decision.content;
   if (code == Code::peer_lost && sync_->tries >= kMaxSyncTries) end.code = Code::state_unavailable;
@@ -452,6 +493,43 @@ void Engine::end_sync(Error error) {
   sync_.reset();
   if (transfer_.active()) (void)transfer_.end();
   end_call(*call, std::move(error), session_.record());
+}
+
+// As `enter`, but nobody has to come there any more.
+CallPtr Engine::give_up(wire::RoundKind kind, Code code, Instant now) {
+  now_ = now;
+  auto call = std::make_shared<Call>();
+  if (out_ || !session_.member() || sync_) {
+    end_call(*call, {code, "given up", {}, {}}, session_.record());
+    return call;
+  }
+  fresh_ = false;
+  const std::uint64_t sequence = round_counts_[kind]++;
+  if (kind == wire::RoundKind::sync) {
+    owes_sync_ = false;
+    round_counts_[wire::RoundKind::sync_detail] = sequence + 1;
+    round_counts_[wire::RoundKind::sync_end] = sequence + 1;
+  }
+  const wire::RoundKey key{kind, record()->admission, sequence};
+  call->key = key;
+  if (const auto covering = session_.take_covering(key)) {
+    end_call(*call, *covering, record());
+    return call;
+  }
+  rounds_[key] = {call};
+  abort(call, code, now);
+  return call;
+}
+
+std::uint64_t Engine::unsent_state(const PeerId& peer, std::uint64_t token) const {
+  const auto it = links_.find(peer);
+  if (it == links_.end()) return 0;
+  std::uint64_t bytes = 0;
+  for (const std::uint64_t id : it->second.stripes) {
+    const auto state = stripes_.find(id);
+    if (state != stripes_.end()) bytes += state->second.stripe->unsent(token);
+  }
+  return bytes;
 }
 
 bool Engine::link_up(const PeerId& peer) const {
@@ -603,6 +681,7 @@ void Engine::end_operation(const wire::OpKey& key, Error error, const Record& re
   const collective::Traffic moved = executor_.traffic(key);
   executor_.cancel(key);  // nothing there while it runs in memory
   const CallPtr call = it->second.call;
+  if (error.code == Code::ok && worked_since_ == 0) worked_since_ = key.admission;
   call->traffic.tx_bytes += moved.tx_bytes;
   call->traffic.rx_bytes += moved.rx_bytes;
   operations_.erase(it);
@@ -672,6 +751,7 @@ void Engine::local_committed(const wire::OpKey& key, const collective::Traffic& 
   const auto it = operations_.find(key);
   if (it == operations_.end()) return;
   newcomers_wait_ = newcomers_wait_.value_or(false) || newcomers_wait;
+  if (worked_since_ == 0) worked_since_ = key.admission;
   Operation& operation = it->second;
   if (told) {
     told_[key] = {key, operation.attempt, wire::OpPhase::done, operation.request.rerun,
@@ -1021,8 +1101,8 @@ void Engine::close_stripe(std::uint64_t id) {
 }
 
 void Engine::link_down(Link& link, const std::string& reason, bool report) {
-  const bool was_up = link.up;
-  link.up = false;
+  const bool was_up = std::exchange(link.up, false);
+  if (was_up) transfer_.link_changed(link.peer.id, false);
   const std::vector<std::uint64_t> stripes = std::exchange(link.stripes, {});
   for (const std::uint64_t id : stripes) close_stripe(id);
   // Dials under way belong to the old generation: they are closed when they come through.
@@ -1041,7 +1121,6 @@ void Engine::link_down(Link& link, const std::string& reason, bool report) {
   link.last_failure = reason;
   if (!was_up) return;
   executor_.reset_link(link.peer.id);
-  transfer_.link_changed(link.peer.id, false);
   if (prepare_) prepared_epoch_ = 0;
   if (!report) return;
   if (record()) link.broke_under = record()->abort_floor;
@@ -1262,7 +1341,9 @@ void Engine::report_blocked(Instant now) {
   wire::Blocked blocked;
   for (const auto& [thread, state] : threads_) {
     // Whoever receives state is not waiting for a call of the others: links are watched for that.
-    const bool receiving = sync_ && state.waits == sync_->call && transfer_.receiving();
+    // Nor is who looks whether it can take it.
+    const bool receiving =
+        sync_ && state.waits == sync_->call && (transfer_.receiving() || sync_->unanswered);
     if (state.waits && !state.waits->done && !receiving && now - state.since >= kBlockedAfter) {
       blocked.waits.push_back(state.waits->key);
     }
@@ -1349,6 +1430,8 @@ void Engine::on_time(Instant now) {
     next_heartbeat_ = now + settings.heartbeat_interval;
     session_.heartbeat();
     watch_links();
+    // Whoever has lost the master knows of no election; so long it may take.
+    transfer_.on_time(now, settings.reconnect_timeout + settings.heartbeat_timeout);
   }
   if (now >= next_blocked_) {
     next_blocked_ = now + kBlockedAfter / 2;

@@ -34,6 +34,7 @@ struct Call {
   std::uint32_t attempts = 0;
   collective::Traffic traffic;
   std::unique_ptr<state::Update> update;  // sync: what changes here
+  std::atomic<bool> asks{false};          // sync: Engine::take_question() has something
   // Of a sync while it runs, for any thread: bytes received and to be received.
   std::atomic<std::uint64_t> bytes_done{0};
   std::atomic<std::uint64_t> bytes_wanted{0};
@@ -54,7 +55,8 @@ struct OperationRequest {
 // A member's state and what it says of it.
 struct SyncRequest {
   std::shared_ptr<const state::LocalState> state;
-  wire::SyncVote vote;  // its digests are filled by the engine
+  wire::SyncVote vote;     // its digests and ages are filled by the engine
+  bool questions = false;  // the caller answers take_question(); the sync waits for that
 };
 
 struct EngineOptions {
@@ -146,6 +148,12 @@ class Engine final : private SessionHost,
   // Makes the state equal on all members. Its memory must stay valid until the call is done. One at
   // a time.
   [[nodiscard]] CallPtr start_sync(SyncRequest request, Instant now);
+  // What a receiver would get in the place of what cannot be written, or of nothing: can it?
+  [[nodiscard]] std::vector<wire::StateEntry> take_question(const CallPtr& call);
+  // The answer. An error puts this peer out of the run, with that sentence.
+  void answer(const CallPtr& call, const Error& error, Instant now);
+  // Ends the next round of that kind for all members, instead of entering it.
+  [[nodiscard]] CallPtr give_up(wire::RoundKind kind, Code code, Instant now);
   // This peer was let in by a sync that goes on: its own begins after the admission.
   [[nodiscard]] bool owes_sync() const { return owes_sync_; }
   // The caller gives up: the call still ends by the master's verdict, or a second from now by
@@ -204,6 +212,9 @@ class Engine final : private SessionHost,
     SyncRequest request;
     state::SyncId id;
     std::uint32_t tries = 0;
+    std::optional<std::vector<wire::StateEntry>> question;  // not taken yet
+    bool unanswered = false;
+    bool complete = false;       // only the answer is missing
     std::uint64_t tx_bytes = 0;  // of tries that came to nothing
     std::uint64_t rx_bytes = 0;
   };
@@ -282,7 +293,9 @@ class Engine final : private SessionHost,
   void wake_for_state(const PeerId& peer) override { wake(peer); }
   bool link_up(const PeerId& peer) const override;
   void release_state(const PeerId& peer, std::uint64_t token) override { release(peer, token); }
+  std::uint64_t unsent_state(const PeerId& peer, std::uint64_t token) const override;
   bool state_checked(const PeerId& peer) const override;
+  void transfer_planned() override;
   void transfer_over(Code code, const std::string& reason) override;
   // link::Traffic
   link::Placement place(link::Stripe& from, const link::FrameHeader& header) override;
@@ -381,6 +394,8 @@ class Engine final : private SessionHost,
   std::map<wire::RoundKind, std::uint64_t> round_counts_;
   std::optional<Sync> sync_;
   bool owes_sync_ = false;
+  std::uint64_t member_since_ = 0;  // epoch that let this peer in
+  std::uint64_t worked_since_ = 0;  // admission of its first committed operation; 0: none yet
   // Whether newcomers waited at a commit since the last admission point; nothing: there was none.
   std::optional<bool> newcomers_wait_;
   bool newcomers_ready_ = false;  // as the master said last

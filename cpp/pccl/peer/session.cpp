@@ -13,7 +13,8 @@ struct Overloaded : Fs... {
   using Fs::operator()...;
 };
 
-constexpr std::size_t kMaxReportedEntries = 1000;
+// Round entries that are longer are left out of a Rejoin, which must not exceed kMaxFirstPayload.
+constexpr std::size_t kMaxReportedEntry = 64 << 10;
 
 // What members find that call an operation a loss ended before they came to it.
 Error loss_error(const wire::EpochRecord& record) {
@@ -206,9 +207,10 @@ wire::Report Session::make_report() const {
   for (const auto& [key, state] : operations_) report.operations.push_back(state);
   for (const auto& [key, payload] : rounds_) {
     // A long one comes by itself, after the welcome.
-    const auto* detail = std::get_if<wire::SyncDetail>(&payload);
-    if (detail == nullptr || detail->entries.size() <= kMaxReportedEntries)
-      report.rounds.push_back({key, payload});
+    wire::Bytes bytes;
+    wire::Writer writer(bytes);
+    writer(payload);
+    if (bytes.size() <= kMaxReportedEntry) report.rounds.push_back({key, payload});
   }
   return report;
 }

@@ -21,7 +21,14 @@ class Election {
  public:
   Election(const std::vector<Ballot>& ballots, const wire::StateRecord& state)
       : ballots_(ballots), state_(state) {
-    for (const Ballot& ballot : ballots_) lost_ = lost_ && !holds(state_.holders, ballot.peer);
+    for (const Ballot& ballot : ballots_) {
+      lost_ = lost_ && !kept(ballot);
+      if (ballot.vote.strategy == wire::SyncStrategy::receive_only) continue;
+      const wire::SyncVote& vote = ballot.vote;
+      named_ = named_ || vote.has_revision;
+      if (vote.worked_since != 0) first_work_ = std::min(first_work_, vote.worked_since);
+      first_in_ = std::min(first_in_, vote.member_since);
+    }
   }
 
   // Fills `judgement`; the elected ballot, or nothing when that says removals or an error.
@@ -79,10 +86,15 @@ class Election {
 
   // It has a say in what the state is.
   [[nodiscard]] bool standing(const Ballot& ballot) const {
-    if (!state_.exists) return true;
+    const wire::SyncVote& vote = ballot.vote;
+    if (!state_.exists) {
+      // What was trained must not be lost to somebody who came later.
+      if (first_work_ != kNever) return vote.worked_since == first_work_;
+      return named_ || vote.member_since <= first_in_;
+    }
     // A checkpoint may take the place of a state that nobody has any more.
-    if (lost_) return ballot.vote.has_revision && ballot.vote.revision > 0;
-    return holds(state_.holders, ballot.peer);
+    if (lost_) return vote.has_revision && vote.revision > 0;
+    return kept(ballot);
   }
 
   // It should have had the elected content: it was in the sync before, and does not wait for bytes.
@@ -96,6 +108,13 @@ class Election {
   }
 
  private:
+  static constexpr std::uint64_t kNever = ~std::uint64_t{0};
+
+  // It has the state of the sync before.
+  [[nodiscard]] bool kept(const Ballot& ballot) const {
+    return ballot.vote.whole && holds(state_.holders, ballot.peer);
+  }
+
   [[nodiscard]] bool candidate(const Ballot& ballot) const {
     return standing(ballot) && ballot.vote.strategy != wire::SyncStrategy::receive_only;
   }
@@ -110,9 +129,7 @@ class Election {
   }
 
   // Entries that may differ are for those that have none of their own yet.
-  [[nodiscard]] bool gets_loose(const Ballot& ballot) const {
-    return state_.exists && !standing(ballot);
-  }
+  [[nodiscard]] bool gets_loose(const Ballot& ballot) const { return !standing(ballot); }
 
   // Those of `ballots` that say what most of them say; ties: what the longest-standing one says.
   template <class Says>
@@ -149,6 +166,10 @@ class Election {
   const std::vector<Ballot>& ballots_;
   const wire::StateRecord& state_;
   bool lost_ = state_.exists;  // none of its holders is here
+  // Of those that offer their state, when there was no sync before:
+  std::uint64_t first_work_ = kNever;
+  std::uint64_t first_in_ = kNever;
+  bool named_ = false;  // one of them names a revision
 };
 
 std::string difference(const Ballot& odd, const wire::StateEntry* mine, const Ballot& meant,
@@ -248,18 +269,42 @@ Judgement judge_details(const std::vector<Ballot>& ballots, const wire::StateRec
 
 Judgement judge_ends(const std::vector<std::pair<PeerId, wire::SyncEnd>>& ends) {
   Judgement judgement;
+  const auto fail = [&](Code code, const PeerId& peer, std::string reason) {
+    judgement.removals.clear();
+    judgement.code = code;
+    judgement.culprit = peer;
+    judgement.reason = std::move(reason);
+    return judgement;
+  };
+  const auto present = [&](const PeerId& id) {
+    return std::any_of(ends.begin(), ends.end(), [&](const auto& end) { return end.first == id; });
+  };
+  const wire::SyncEnd* good = nullptr;
+  bool others = false;  // somebody has not failed by itself
+  for (const auto& [peer, end] : ends) {
+    others = others || end.code == Code::ok || end.code == Code::peer_lost;
+    if (end.code != Code::ok) continue;
+    if (good == nullptr) good = &end;
+    if (end.revision != good->revision || end.content != good->content)
+      return fail(Code::internal_error, peer, "members ended a sync with different states");
+  }
   judgement.decision.step = wire::SyncStep::done;
-  judgement.decision.revision = ends.front().second.revision;
-  judgement.decision.content = ends.front().second.content;
+  if (good != nullptr) {
+    judgement.decision.revision = good->revision;
+    judgement.decision.content = good->content;
+  }
   for (const auto& [peer, end] : ends) {
     if (end.code == Code::ok) continue;
+    if (!others || end.code == Code::state_unavailable)
+      return fail(end.code, peer, "peer " + peer.brief() + ": " + end.reason);
     if (end.code != Code::peer_lost) {
-      judgement.code = end.code;
-      judgement.culprit = peer;
-      judgement.reason = "peer " + peer.brief() + ": " + end.reason;
-      return judgement;
+      judgement.removals.push_back({peer, end.code, end.reason});
+    } else if (good != nullptr && std::all_of(end.lost.begin(), end.lost.end(), present)) {
+      judgement.removals.push_back(
+          {peer, Code::unreachable, "it gets the state from none of its holders: " + end.reason});
+    } else {
+      judgement.decision.step = wire::SyncStep::again;
     }
-    judgement.decision.step = wire::SyncStep::again;
   }
   return judgement;
 }

@@ -34,8 +34,11 @@ struct Judgement {
 
 // The rules, in their order:
 // - If some enforce the popular state and some do not, those that do not are removed.
-// - Standing members are those that took part in the sync before; if there was none, all are. If
-//   they are all gone, those that bring a checkpoint's revision are; without one the state is lost.
+// - Standing members are those that took part in the sync before, and took its state over. If they
+//   are all gone, those that bring a checkpoint's revision are; without one the state is lost.
+// - In a run's first sync they are the oldest of those that offer their state: that did the run's
+//   first operation; if there was none, all when one of them names a revision, else those that were
+//   let in first.
 // - A newcomer that names a revision ahead of the standing members' is removed, unless it only
 //   receives.
 // - The highest revision that a standing member offers counts; among those that offer it the form
@@ -55,7 +58,9 @@ struct Judgement {
 [[nodiscard]] Judgement judge_details(const std::vector<Ballot>& ballots,
                                       const wire::StateRecord& state);
 
-// How the transfer ended for each member: `done` or `again`, or the failure of one for all.
+// How the transfer ended for each member: `done`, or `again` when a receiver's source is gone.
+// A receiver that fails by itself is removed, so is one that none of its sources could serve though
+// all of them are here; the sync fails for all where nobody else came through.
 // REQUIRES: ends is not empty.
 [[nodiscard]] Judgement judge_ends(const std::vector<std::pair<PeerId, wire::SyncEnd>>& ends);
 

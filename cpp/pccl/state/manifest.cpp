@@ -71,12 +71,22 @@ wire::Digest content_of(const std::vector<wire::StateEntry>& entries, bool loose
   return digest_of(bytes);
 }
 
-bool valid(const Manifest& manifest, const wire::Digest& content) {
-  if (manifest.entries.size() > kMaxEntries) return false;
+bool valid(const Manifest& manifest, const wire::Digest& content,
+           const std::vector<LocalEntry>& own) {
+  if (manifest.entries.size() > kMaxEntries || manifest.chunks.size() > kMaxChunks) return false;
+  auto mine = own.begin();
   std::uint64_t at = 0;
   for (std::size_t i = 0; i < manifest.entries.size(); ++i) {
     const wire::StateEntry& entry = manifest.entries[i];
     if (i > 0 && entry.name <= manifest.entries[i - 1].name) return false;
+    if (entry.bytes > kMaxChunks * kChunkBytes) return false;  // and no overflow below
+    while (mine != own.end() && mine->what.name < entry.name) ++mine;
+    if (mine != own.end() && mine->what.name == entry.name) {
+      const wire::StateEntry& known = mine->what;
+      if (known.kind != entry.kind || known.shape != entry.shape || known.loose != entry.loose)
+        return false;
+      if (mine->writable != nullptr && known.bytes != entry.bytes) return false;
+    }
     const std::uint64_t chunks = chunk_count(entry.bytes);
     if (chunks > manifest.chunks.size() - at) return false;
     const auto hashes = std::span(manifest.chunks).subspan(at, chunks);

@@ -85,8 +85,10 @@ class ChunkIndex {
 [[nodiscard]] wire::Digest entry_content(const wire::StateEntry& entry,
                                          std::span<const wire::Digest> chunks);
 
-// Whether a manifest from elsewhere holds together and is the one with this content.
-[[nodiscard]] bool valid(const Manifest& manifest, const wire::Digest& content);
+// Whether a manifest from elsewhere holds together, is the one with this content, and fits to our
+// own entries: those of one name have one form, and one size if they are to be written in place.
+[[nodiscard]] bool valid(const Manifest& manifest, const wire::Digest& content,
+                         const std::vector<LocalEntry>& own);
 
 // "float32[3,4]", "int"
 [[nodiscard]] std::string describe(const wire::StateEntry& entry);

@@ -10,11 +10,11 @@ namespace {
 
 constexpr std::uint32_t kManifestSegment = 0xffffffff;
 constexpr std::uint64_t kTokenBase = std::uint64_t{1} << 62;  // apart from those of operations
+constexpr std::uint64_t kManifestToken = kTokenBase >> 1;     // of manifests that are sent, beside
 // Asked of one holder and not yet here: enough for 1 Gbit/s over 100 ms.
 constexpr std::size_t kWindow = 16;
-constexpr std::size_t kAskAtOnce = 4;      // chunks in one fetch
-constexpr std::size_t kMaxSources = 8;     // of one receiver
-constexpr std::size_t kMaxEarlySyncs = 4;  // asked for before we heard of the election
+constexpr std::size_t kAskAtOnce = 4;   // chunks in one fetch
+constexpr std::size_t kMaxSources = 8;  // of one receiver
 constexpr std::size_t kMaxClientQueue = 4 * kWindow;
 
 iovec vec(const void* data, std::size_t size) { return {const_cast<void*>(data), size}; }
@@ -70,17 +70,14 @@ void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<const
       if (contains(sources_of(decision_, receiver), self_)) partners_.push_back(receiver);
     }
   }
-  const auto early = early_.find(id);
-  if (early != early_.end()) {
-    clients_ = std::move(early->second);
-    early_.erase(early);
-    std::erase_if(clients_, [&](const auto& item) { return !contains(partners_, item.first); });
-    for (auto& [peer, client] : clients_) {
-      std::erase_if(client.chunks,
-                    [&](std::uint32_t chunk) { return chunk >= my_index_->count(); });
-      host_.wake_for_state(peer);
-    }
+  for (auto& [peer, asked] : early_) {
+    auto& [sync, client] = asked;
+    if (sync != id || phase_ != Phase::serving || !contains(partners_, peer)) continue;
+    std::erase_if(client.chunks, [&](std::uint32_t chunk) { return chunk >= my_index_->count(); });
+    clients_[peer] = std::move(client);
+    host_.wake_for_state(peer);
   }
+  std::erase_if(early_, [&](const auto& item) { return item.second.first <= id; });
 }
 
 std::unique_ptr<Update> Transfer::end() {
@@ -91,6 +88,8 @@ std::unique_ptr<Update> Transfer::end() {
   update->tx_bytes = tx_bytes_;
   update->rx_bytes = rx_bytes_;
   if (phase_ == Phase::complete) {
+    // First what is taken from our own entries: others of them may share their memory.
+    update->copies = std::move(kept_);
     for (Incoming& incoming : incoming_) {
       const std::uint64_t first = index_->first_of(incoming.entry);
       const std::uint64_t end = index_->first_of(incoming.entry + 1);
@@ -118,11 +117,12 @@ std::unique_ptr<Update> Transfer::end() {
   decision_ = {};
   sources_.clear();
   order_.clear();
-  manifest_asked_ = false;
+  manifest_asked_ = manifest_placed_ = false;
   manifest_bytes_.clear();
   elected_ = {};
   index_.reset();
   incoming_.clear();
+  kept_.clear();
   wanted_.clear();
   todo_.clear();
   loose_todo_.clear();
@@ -135,12 +135,34 @@ std::unique_ptr<Update> Transfer::end() {
 // No connection uses our memory or the user's any more.
 void Transfer::release() {
   releasing_ = true;
-  for (const PeerId& peer : partners_) host_.release_state(peer, kTokenBase + token_);
+  for (const PeerId& peer : partners_) {
+    tx_bytes_ -= std::min(tx_bytes_, host_.unsent_state(peer, kTokenBase + token_));
+    host_.release_state(peer, kTokenBase + token_);
+    host_.release_state(peer, kManifestToken + token_);
+  }
   releasing_ = false;
 }
 
+void Transfer::stop() {
+  over_ = true;
+  release();
+  sources_.clear();
+  order_.clear();
+}
+
+std::vector<wire::StateEntry> Transfer::replacements() const {
+  std::vector<wire::StateEntry> entries;
+  for (const Incoming& incoming : incoming_) {
+    const wire::StateEntry& entry = elected_.entries[incoming.entry];
+    const LocalEntry* mine = incoming.mine;
+    if (mine == nullptr || mine->writable == nullptr || mine->what.bytes != entry.bytes)
+      entries.push_back(entry);
+  }
+  return entries;
+}
+
 void Transfer::forget_before(std::uint64_t admission) {
-  std::erase_if(early_, [&](const auto& item) { return item.first.admission < admission; });
+  std::erase_if(early_, [&](const auto& item) { return item.second.first.admission < admission; });
 }
 
 // ---- sources that come and go
@@ -152,8 +174,7 @@ void Transfer::set_members(const std::vector<wire::Member>& members) {
                        [&](const wire::Member& member) { return member.id == id; });
   };
   std::erase_if(clients_, [&](const auto& item) { return !present(item.first); });
-  for (auto& [id, clients] : early_)
-    std::erase_if(clients, [&](const auto& item) { return !present(item.first); });
+  std::erase_if(early_, [&](const auto& item) { return !present(item.first); });
   if (!active_) return;
   std::erase_if(partners_, [&](const PeerId& id) { return !present(id); });
   for (const PeerId& source : std::vector<PeerId>(order_)) {
@@ -164,8 +185,9 @@ void Transfer::set_members(const std::vector<wire::Member>& members) {
 void Transfer::link_changed(const PeerId& peer, bool up) {
   if (!up) {
     clients_.erase(peer);  // it asks again on the new link
-    for (auto& [id, clients] : early_) clients.erase(peer);
+    early_.erase(peer);
     fetches_.erase(peer);
+    if (active_) tx_bytes_ -= std::min(tx_bytes_, host_.unsent_state(peer, kTokenBase + token_));
   }
   const auto it = sources_.find(peer);
   if (it == sources_.end()) return;
@@ -173,9 +195,12 @@ void Transfer::link_changed(const PeerId& peer, bool up) {
   source.up = up;
   if (!up) {
     for (const std::uint32_t chunk : std::exchange(source.asked, {})) {
-      (wanted_.at(chunk).loose ? loose_todo_ : todo_).push_front(chunk);
+      Wanted& wanted = wanted_.at(chunk);
+      wanted.placed = false;
+      (wanted.loose ? loose_todo_ : todo_).push_front(chunk);
     }
-    if (!order_.empty() && peer == order_.front()) manifest_asked_ = false;
+    if (!order_.empty() && peer == order_.front()) manifest_asked_ = manifest_placed_ = false;
+    ask();  // the others
     return;
   }
   if (phase_ == Phase::manifest) {
@@ -183,6 +208,31 @@ void Transfer::link_changed(const PeerId& peer, bool up) {
   } else {
     ask();
   }
+}
+
+// It has sent something, or was not asked for anything.
+bool Transfer::busy(const PeerId& peer, const Source& source) const {
+  if (!source.up) return true;
+  if (phase_ == Phase::manifest)
+    return !manifest_asked_ || manifest_placed_ || peer != order_.front();
+  return source.asked.empty() ||
+         std::any_of(source.asked.begin(), source.asked.end(),
+                     [&](std::uint32_t chunk) { return wanted_.at(chunk).placed; });
+}
+
+void Transfer::on_time(Instant now, Duration limit) {
+  if (!receiving()) return;
+  std::vector<PeerId> mute;
+  for (auto& [peer, source] : sources_) {
+    if (busy(peer, source)) {
+      source.idle_since.reset();
+    } else if (!source.idle_since) {
+      source.idle_since = now;
+    } else if (now - *source.idle_since >= limit) {
+      mute.push_back(peer);
+    }
+  }
+  for (const PeerId& peer : mute) drop_source(peer, "does not send what it was asked for");
 }
 
 // The source will not be asked any more.
@@ -196,7 +246,9 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
   releasing_ = false;
   last_failure_ = "peer " + peer.brief() + ": " + why;
   for (const std::uint32_t chunk : it->second.asked) {
-    (wanted_.at(chunk).loose ? loose_todo_ : todo_).push_front(chunk);
+    Wanted& wanted = wanted_.at(chunk);
+    wanted.placed = false;
+    (wanted.loose ? loose_todo_ : todo_).push_front(chunk);
   }
   sources_.erase(it);
   std::erase(order_, peer);
@@ -212,15 +264,16 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
     // Another holder's loose entries may be others: all of them anew, from its manifest on.
     release();
     phase_ = Phase::manifest;
-    manifest_asked_ = false;
+    manifest_asked_ = manifest_placed_ = false;
     incoming_.clear();
+    kept_.clear();
     for (auto& [id, source] : sources_) source.asked.clear();
     wanted_.clear();
     todo_.clear();
     loose_todo_.clear();
     rx_bytes_ = bytes_done_ = 0;
   } else if (first) {
-    manifest_asked_ = false;
+    manifest_asked_ = manifest_placed_ = false;
   }
   if (phase_ == Phase::manifest) {
     ask_manifest();
@@ -322,7 +375,8 @@ void Transfer::plan() {
       const ChunkPlace place = index_->at(chunk);
       std::uint8_t* to = incoming.memory.data() + (in_place ? at : place.offset);
       if (same(chunk)) {
-        if (!in_place) std::memcpy(to, own->data + place.offset, place.bytes);
+        // Copied after the sync, by the caller's thread.
+        if (!in_place) kept_.push_back({to, own->data + place.offset, place.bytes});
         continue;
       }
       at += place.bytes;
@@ -335,6 +389,7 @@ void Transfer::plan() {
   }
   left_ = wanted_.size();
   phase_ = Phase::chunks;
+  host_.transfer_planned();
   ask();
   check_over();
 }
@@ -357,20 +412,28 @@ link::Placement Transfer::place(const PeerId& from, const link::FrameHeader& hea
   if (it == sources_.end()) return placement;
   placement.token = kTokenBase + token_;
   if (header.segment == kManifestSegment) {
-    if (phase_ != Phase::manifest || from != order_.front() || !manifest_asked_) return placement;
+    if (phase_ != Phase::manifest || from != order_.front() || !manifest_asked_ ||
+        manifest_placed_) {
+      return placement;
+    }
+    manifest_placed_ = true;
     placement.kind = link::Placement::Kind::store;
     placement.buffer = pool_->take(header.payload_bytes);
     placement.where = {vec(placement.buffer.data(), header.payload_bytes)};
     return placement;
   }
-  const auto& asked = it->second.asked;
+  Source& source = it->second;
+  const auto& asked = source.asked;
   if (std::find(asked.begin(), asked.end(), header.segment) == asked.end()) return placement;
-  const Wanted& wanted = wanted_.at(header.segment);
+  Wanted& wanted = wanted_.at(header.segment);
+  if (wanted.placed) return placement;  // a second copy must not land where the first is checked
   if (wanted.bytes != header.payload_bytes) {
     placement.kind = link::Placement::Kind::refuse;
     placement.reason = "a chunk of the wrong length";
     return placement;
   }
+  wanted.placed = true;
+  source.idle_since.reset();
   placement.kind = link::Placement::Kind::store;
   placement.where = {vec(wanted.to, wanted.bytes)};
   return placement;
@@ -381,19 +444,21 @@ Status Transfer::arrived(const PeerId& from, const link::FrameHeader& header, Bu
   const auto it = sources_.find(from);
   if (it == sources_.end()) return {};
   if (header.segment == kManifestSegment) {
+    manifest_placed_ = false;
     if (phase_ == Phase::manifest && buffer)
       take_manifest(from, {buffer.data(), header.payload_bytes});
     return {};
   }
   if (std::erase(it->second.asked, header.segment) == 0) return {};
+  it->second.idle_since.reset();
   Wanted& wanted = wanted_.at(header.segment);
+  wanted.placed = false;
   if (digest({wanted.to, wanted.bytes}) != elected_.chunks[header.segment]) {
     // Its memory changed under the sync, or it lies. The others have the right bytes.
     (wanted.loose ? loose_todo_ : todo_).push_front(header.segment);
     drop_source(from, "sent a chunk that is not the one it has announced");
     return {};
   }
-  wanted.done = true;
   rx_bytes_ += wanted.bytes;
   bytes_done_ += wanted.bytes;
   --left_;
@@ -406,7 +471,7 @@ void Transfer::take_manifest(const PeerId& from, std::span<const std::uint8_t> b
   wire::Reader reader(bytes);
   Manifest manifest;
   reader(manifest);
-  if (!reader.complete() || !valid(manifest, decision_.content))
+  if (!reader.complete() || !valid(manifest, decision_.content, mine_->entries))
     return drop_source(from, "sent a list of chunks that is not the elected state's");
   elected_ = std::move(manifest);
   bytes_wanted_ = bytes_done_;
@@ -421,6 +486,11 @@ void Transfer::take_manifest(const PeerId& from, std::span<const std::uint8_t> b
 // The sender gave a frame up half-way: it has left the sync, and the master will say so.
 void Transfer::voided(const PeerId& from, const link::FrameHeader& header) {
   if (!active_ || SyncId{header.key.admission, header.key.sequence} != id_) return;
+  if (header.segment == kManifestSegment) {
+    manifest_placed_ = false;
+  } else if (const auto it = wanted_.find(header.segment); it != wanted_.end()) {
+    it->second.placed = false;
+  }
   if (!releasing_ && sources_.contains(from)) drop_source(from, "stopped sending");
 }
 
@@ -438,10 +508,14 @@ Status Transfer::control(const PeerId& from, const link::FrameHeader& header,
   const bool now = active_ && id == id_;
   if (!now && id <= newest_) return {};  // of a sync that is over
   // Only who is to receive from us may read our memory.
-  if (now && !contains(partners_, from)) return {};
-  Client& client = now ? clients_[from] : early_[id][from];
-  if (!now && early_.size() > kMaxEarlySyncs)
-    return Status(Code::refused, "requests for states that nobody elected");
+  if (now && (phase_ != Phase::serving || !contains(partners_, from))) return {};
+  if (!now) {
+    auto& [sync, asked] = early_[from];
+    if (id < sync) return {};
+    if (id > sync) asked = {};
+    sync = id;
+  }
+  Client& client = now ? clients_[from] : early_.at(from).second;
   if (client.chunks.size() + fetch.chunks.size() > kMaxClientQueue)
     return Status(Code::refused, "more chunks asked for than may be");
   client.manifest = client.manifest || fetch.manifest;
@@ -467,6 +541,7 @@ bool Transfer::next(const PeerId& to, link::OutgoingFrame& frame) {
   Client& client = found->second;
   link::FrameHeader head = header(link::FrameType::state);
   frame.payload.clear();
+  frame.token = kTokenBase + token_;
   if (client.manifest) {
     client.manifest = false;
     if (my_manifest_.empty()) {
@@ -474,6 +549,7 @@ bool Transfer::next(const PeerId& to, link::OutgoingFrame& frame) {
       writer(mine_->manifest);
     }
     head.segment = kManifestSegment;
+    frame.token = kManifestToken + token_;
     head.payload_bytes = static_cast<std::uint32_t>(my_manifest_.size());
     frame.payload.push_back(vec(my_manifest_.data(), my_manifest_.size()));
   } else if (!client.chunks.empty()) {
@@ -489,7 +565,6 @@ bool Transfer::next(const PeerId& to, link::OutgoingFrame& frame) {
   if (host_.state_checked(to)) head.checksum = link::checksum(head, frame.payload);
   frame.header = link::encode(head);
   frame.payload_bytes = head.payload_bytes;
-  frame.token = kTokenBase + token_;
   frame.trailer = true;
   return true;
 }

@@ -3,6 +3,7 @@
 // Sans-I/O: stripes ask it where bytes go and what to send next.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -39,15 +40,15 @@ struct Fetch {
 struct Update {
   struct Copy {
     std::uint8_t* to = nullptr;
-    const std::uint8_t* from = nullptr;  // memory of `staging`
+    const std::uint8_t* from = nullptr;
     std::uint64_t bytes = 0;
   };
   struct Replacement {
     wire::StateEntry what;
     Buffer bytes;  // none for an empty entry
   };
-  std::vector<Copy> copies;               // into the memory of entries that can be written
-  std::vector<std::string> written;       // names of these entries
+  std::vector<Copy> copies;          // to be made in this order, before replacements are complete
+  std::vector<std::string> written;  // names of these entries
   std::vector<Replacement> replacements;  // the others, whole
   std::vector<Buffer> staging;
   std::uint64_t tx_bytes = 0;  // of chunks
@@ -62,7 +63,12 @@ class TransferHost {
   virtual void wake_for_state(const PeerId& peer) = 0;
   [[nodiscard]] virtual bool link_up(const PeerId& peer) const = 0;
   virtual void release_state(const PeerId& peer, std::uint64_t token) = 0;
+  // Bytes of frames with that token that were lined up for the peer and not written whole.
+  [[nodiscard]] virtual std::uint64_t unsent_state(const PeerId& peer,
+                                                   std::uint64_t token) const = 0;
   [[nodiscard]] virtual bool state_checked(const PeerId& peer) const = 0;
+  // This receiver knows what it is to receive; also again, when that has changed.
+  virtual void transfer_planned() = 0;
   // This receiver has everything (ok), or nobody is left to give it (peer_lost).
   virtual void transfer_over(Code code, const std::string& reason) = 0;
 };
@@ -89,9 +95,16 @@ class Transfer {
   [[nodiscard]] std::uint64_t bytes_done() const { return bytes_done_; }
   [[nodiscard]] std::uint64_t bytes_wanted() const { return bytes_wanted_; }
 
+  // Entries of the elected state that are new here, or take the place of what cannot be written.
+  [[nodiscard]] std::vector<wire::StateEntry> replacements() const;
+  // This receiver takes no more part; transfer_over is not called any more.
+  void stop();
+
   // The members are these now.
   void set_members(const std::vector<wire::Member>& members);
-  void link_changed(const PeerId& peer, bool up);
+  void link_changed(const PeerId& peer, bool up);  // down: before its stripes are closed
+  // Now and then. Sources that have sent nothing of what they were asked for `limit` are dropped.
+  void on_time(Instant now, Duration limit);
   // There is no way to that peer.
   void give_up(const PeerId& peer, const std::string& why) { drop_source(peer, why); }
   // What was asked of earlier admissions is forgotten.
@@ -111,6 +124,7 @@ class Transfer {
   struct Source {
     bool up = false;
     std::vector<std::uint32_t> asked;  // and not yet here
+    std::optional<Instant> idle_since;
   };
   // A receiver, seen by a holder; what goes to it.
   struct Client {
@@ -128,11 +142,12 @@ class Transfer {
     std::uint8_t* to = nullptr;
     std::uint64_t bytes = 0;
     bool loose = false;
-    bool done = false;
+    bool placed = false;  // a frame with it is being received
   };
 
   void ask();
   void ask_manifest();
+  [[nodiscard]] bool busy(const PeerId& peer, const Source& source) const;
   void send_fetch(const PeerId& to, const Fetch& fetch);
   void release();
   void take_manifest(const PeerId& from, std::span<const std::uint8_t> bytes);
@@ -162,10 +177,12 @@ class Transfer {
   std::map<PeerId, Source> sources_;
   std::vector<PeerId> order_;  // sources, the one whose manifest counts first
   bool manifest_asked_ = false;
+  bool manifest_placed_ = false;
   wire::Bytes manifest_bytes_;
   Manifest elected_;
   std::optional<ChunkIndex> index_;
   std::vector<Incoming> incoming_;
+  std::vector<Update::Copy> kept_;  // what replacements take over from our own entries
   std::map<std::uint32_t, Wanted> wanted_;
   std::deque<std::uint32_t> todo_;        // strict chunks, of anybody
   std::deque<std::uint32_t> loose_todo_;  // of the first source
@@ -178,7 +195,8 @@ class Transfer {
   wire::Bytes my_manifest_;  // encoded
   std::map<PeerId, Client> clients_;
   std::map<PeerId, std::deque<link::OutgoingFrame>> fetches_;
-  std::map<SyncId, std::map<PeerId, Client>> early_;  // asked before we heard of the election
+  // Asked before we heard of the election: the newest sync of each peer.
+  std::map<PeerId, std::pair<SyncId, Client>> early_;
   std::uint64_t tx_bytes_ = 0;
   std::uint64_t rx_bytes_ = 0;
 };

@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "pccl/master/group.h"
 #include "pccl/state/manifest.h"
 
 namespace nb = nanobind;
@@ -25,9 +27,9 @@ namespace wire = pccl::wire;
 namespace {
 
 using Entries = std::vector<std::pair<std::string, std::string>>;  // (name, kind)
-// (peer, revision, strategy, content, entries)
-using Vote =
-    std::tuple<std::uint8_t, std::optional<std::uint64_t>, unsigned, std::uint64_t, Entries>;
+// (peer, revision, strategy, content, entries, member since, worked since, whole)
+using Vote = std::tuple<std::uint8_t, std::optional<std::uint64_t>, unsigned, std::uint64_t,
+                        Entries, std::uint64_t, std::uint64_t, bool>;
 
 pccl::PeerId peer(std::uint8_t number) {
   pccl::PeerId id;
@@ -41,38 +43,7 @@ std::vector<std::uint8_t> numbers(const std::vector<pccl::PeerId>& peers) {
   return found;
 }
 
-// `holders`: of the state before, with its revision; nothing: there was none.
-nb::dict judge(const std::vector<Vote>& votes, std::optional<std::uint64_t> revision,
-               const std::vector<std::uint8_t>& holders, bool owned, bool details) {
-  wire::StateRecord record;
-  record.exists = revision.has_value();
-  record.revision = revision.value_or(0);
-  for (const std::uint8_t holder : holders) record.holders.push_back(peer(holder));
-  std::vector<std::vector<wire::StateEntry>> entries;
-  entries.reserve(votes.size());
-  std::vector<state::Ballot> ballots;
-  for (const auto& [number, own, strategy, content, names] : votes) {
-    entries.emplace_back();
-    for (const auto& [name, kind] : names) {
-      wire::StateEntry entry;
-      entry.name = name;
-      entry.kind = kind;
-      entry.content = {content, 0};
-      entries.back().push_back(std::move(entry));
-    }
-    state::Ballot ballot;
-    ballot.peer = peer(number);
-    ballot.vote.owned = owned;
-    ballot.vote.has_revision = own.has_value();
-    ballot.vote.revision = own.value_or(0);
-    ballot.vote.strategy = static_cast<wire::SyncStrategy>(strategy);
-    ballot.vote.content = {content, 0};
-    ballot.vote.structure = state::structure_of(entries.back());
-    ballot.entries = &entries.back();
-    ballots.push_back(ballot);
-  }
-  const state::Judgement judgement =
-      details ? state::judge_details(ballots, record) : state::judge_votes(ballots, record);
+nb::dict to_python(const state::Judgement& judgement) {
   std::vector<std::pair<std::uint8_t, unsigned>> removals;
   for (const state::Removal& removal : judgement.removals)
     removals.emplace_back(removal.peer.bytes[0], static_cast<unsigned>(removal.code));
@@ -94,6 +65,131 @@ nb::dict judge(const std::vector<Vote>& votes, std::optional<std::uint64_t> revi
   return result;
 }
 
+// `holders`: of the state before, with its revision; nothing: there was none.
+nb::dict judge(const std::vector<Vote>& votes, std::optional<std::uint64_t> revision,
+               const std::vector<std::uint8_t>& holders, bool owned, bool details) {
+  wire::StateRecord record;
+  record.exists = revision.has_value();
+  record.revision = revision.value_or(0);
+  for (const std::uint8_t holder : holders) record.holders.push_back(peer(holder));
+  std::vector<std::vector<wire::StateEntry>> entries;
+  entries.reserve(votes.size());
+  std::vector<state::Ballot> ballots;
+  for (const auto& [number, own, strategy, content, names, member_since, worked_since, whole] :
+       votes) {
+    entries.emplace_back();
+    for (const auto& [name, kind] : names) {
+      wire::StateEntry entry;
+      entry.name = name;
+      entry.kind = kind;
+      entry.content = {content, 0};
+      entries.back().push_back(std::move(entry));
+    }
+    state::Ballot ballot;
+    ballot.peer = peer(number);
+    ballot.vote.owned = owned;
+    ballot.vote.has_revision = own.has_value();
+    ballot.vote.revision = own.value_or(0);
+    ballot.vote.strategy = static_cast<wire::SyncStrategy>(strategy);
+    ballot.vote.content = {content, 0};
+    ballot.vote.member_since = member_since;
+    ballot.vote.worked_since = worked_since;
+    ballot.vote.whole = whole;
+    ballot.vote.structure = state::structure_of(entries.back());
+    ballot.entries = &entries.back();
+    ballots.push_back(ballot);
+  }
+  return to_python(details ? state::judge_details(ballots, record)
+                           : state::judge_votes(ballots, record));
+}
+
+// Ends: (peer, code, revision, content, lost).
+using End =
+    std::tuple<std::uint8_t, unsigned, std::uint64_t, std::uint64_t, std::vector<std::uint8_t>>;
+
+nb::dict judge_ends(const std::vector<End>& given) {
+  std::vector<std::pair<pccl::PeerId, wire::SyncEnd>> ends;
+  for (const auto& [number, code, revision, content, lost] : given) {
+    wire::SyncEnd end{static_cast<pccl::Code>(code), "why", revision, {content, 0}, {}};
+    for (const std::uint8_t source : lost) end.lost.push_back(peer(source));
+    ends.emplace_back(peer(number), std::move(end));
+  }
+  return to_python(state::judge_ends(ends));
+}
+
+class Quiet final : public pccl::master::Surroundings {
+ public:
+  void send(pccl::master::ConnectionId, std::uint64_t, const wire::Message&) override {}
+  void close(pccl::master::ConnectionId) override {}
+  void log(std::string) override {}
+  wire::Census census() override { return {}; }
+  std::uint64_t next_join_ordinal() override { return ++joined_; }
+
+ private:
+  std::uint64_t joined_ = 0;
+};
+
+// One of two members enters rounds of a sync, with a name of so many bytes in a list of entries:
+// (kind, sequence, bytes). For each, whether it is a member then.
+std::vector<bool> enter_rounds(
+    const std::vector<std::tuple<unsigned, std::uint64_t, std::size_t>>& rounds,
+    std::uint64_t max_open_bytes) {
+  Quiet around;
+  pccl::master::Options options;
+  options.max_open_bytes = max_open_bytes;
+  pccl::master::Group group(0, options, around);
+  const pccl::Instant now{};
+  for (std::uint8_t number = 1; number <= 2; ++number) {
+    wire::Join join;
+    join.id = peer(number);
+    join.min_peers = 2;
+    join.waiting = true;
+    group.add_candidate(number, join, {}, now);
+  }
+  std::vector<bool> stays;
+  for (const auto& [kind, sequence, bytes] : rounds) {
+    wire::RoundEntry entry;
+    entry.key = {static_cast<wire::RoundKind>(kind), group.record().admission, sequence};
+    if (entry.key.kind == wire::RoundKind::sync) entry.payload = wire::SyncVote{};
+    if (entry.key.kind == wire::RoundKind::sync_end) entry.payload = wire::SyncEnd{};
+    if (entry.key.kind == wire::RoundKind::sync_detail) {
+      wire::SyncDetail detail;
+      detail.entries.resize(1);
+      detail.entries[0].name = std::string(bytes, 'x');
+      entry.payload = std::move(detail);
+    }
+    group.on_message(1, {{}, wire::EnterRound{entry}}, now);
+    stays.push_back(group.knows(1));
+  }
+  return stays;
+}
+
+// Entries of arrays: (name, kind, shape, bytes, writable).
+using Form = std::tuple<std::string, std::string, std::vector<std::uint64_t>, std::uint64_t, bool>;
+
+// Whether a manifest of such entries is taken by a member that has `own`.
+bool manifest_fits(const std::vector<Form>& theirs, const std::vector<Form>& own) {
+  const auto entry_of = [](const Form& form) {
+    wire::StateEntry entry;
+    std::tie(entry.name, entry.kind, entry.shape, entry.bytes, std::ignore) = form;
+    return entry;
+  };
+  state::Manifest manifest;
+  for (const Form& form : theirs) {
+    wire::StateEntry entry = entry_of(form);
+    const std::uint64_t count = std::min<std::uint64_t>(state::chunk_count(entry.bytes), 1000);
+    const std::vector<wire::Digest> chunks(count);
+    entry.content = state::entry_content(entry, chunks);
+    manifest.entries.push_back(std::move(entry));
+    manifest.chunks.insert(manifest.chunks.end(), chunks.begin(), chunks.end());
+  }
+  std::uint8_t memory = 0;
+  std::vector<state::LocalEntry> mine;
+  for (const Form& form : own)
+    mine.push_back({entry_of(form), &memory, std::get<4>(form) ? &memory : nullptr});
+  return state::valid(manifest, state::content_of(manifest.entries, false), mine);
+}
+
 // Places of the chunks of entries of these sizes: (entry, offset, bytes) by number.
 std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>> chunk_places(
     const std::vector<std::uint64_t>& sizes) {
@@ -113,5 +209,8 @@ std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>> chunk_place
 void bind_election(nb::module_& m) {
   m.def("judge_state", &judge, "votes"_a, nb::arg("revision").none(), "holders"_a, nb::kw_only(),
         "owned"_a, "details"_a);
+  m.def("judge_ends", &judge_ends, "ends"_a);
+  m.def("enter_rounds", &enter_rounds, "rounds"_a, "max_open_bytes"_a);
+  m.def("manifest_fits", &manifest_fits, "theirs"_a, "own"_a);
   m.def("chunk_places", &chunk_places, "sizes"_a);
 }

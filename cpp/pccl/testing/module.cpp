@@ -9,6 +9,7 @@ void bind_election(nb::module_& m);
 void bind_reduce(nb::module_& m);
 void bind_schedule(nb::module_& m);
 void bind_simulation(nb::module_& m);
+void bind_transfer(nb::module_& m);
 
 NB_MODULE(_testing, m) {
   bind_codec(m);
@@ -17,4 +18,5 @@ NB_MODULE(_testing, m) {
   bind_reduce(m);
   bind_schedule(m);
   bind_simulation(m);
+  bind_transfer(m);
 }

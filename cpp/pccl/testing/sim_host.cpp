@@ -385,6 +385,7 @@ void Host::settle() {
   while (carry_out(engine_->take_actions())) {
   }
   settling_ = false;
+  if (syncing_ && syncing_->call && syncing_->call->asks) answer_later(syncing_->call);
   world_.checks.after_event(*this);
   arm();
   wake();
@@ -488,10 +489,24 @@ SyncingPtr Host::sync(UserState& state, bool standing) {
   wire::SyncVote vote;
   vote.owned = true;
   world_.checks.brings(*syncing_);
-  syncing_->call = engine_->start_sync({*hashed, vote}, world_.now());
+  syncing_->call = engine_->start_sync({*hashed, vote, world_.random.chance(0.5)}, world_.now());
   if (world_.tracing()) world_.log(this->name(), "calls " + wire::describe(syncing_->call->key));
   settle();
   return syncing_;
+}
+
+// The user's thread looks at what is to be received; now and then that is nothing for it.
+void Host::answer_later(const peer::CallPtr& call) {
+  if (engine_->take_question(call).empty()) return;
+  Error answer{Code::ok, {}, {}, {}};
+  if (world_.random.chance(0.02)) answer = {Code::mismatched_call, "it has no place here", {}, {}};
+  const Duration delay = world_.random.duration(Duration(0), milliseconds(20));
+  world_.timeline.after(delay, [this, call, answer] {
+    run([this, call, answer] {
+      engine_->answer(call, answer, world_.now());
+      settle();
+    });
+  });
 }
 
 peer::CallPtr Host::enter(wire::RoundKind kind) {

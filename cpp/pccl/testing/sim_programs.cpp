@@ -167,10 +167,10 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
     ArrayData array;
     array.dtype = dtype;
     array.in_place = world.random.chance(0.4);
-    // Averages of up to eight members stay whole.
+    // Averages of up to ten members stay whole.
     const std::int32_t scale =
         shape.op == ReduceOp::avg && (dtype == DataType::float32 || dtype == DataType::float64)
-            ? 840
+            ? 2520
             : 1;
     std::vector<std::int64_t> wide;
     for (std::size_t i = 0; i < count; ++i) {
@@ -281,7 +281,7 @@ Task<bool> UserProgram::sync_state(Thread thread) {
     }
     engine.pass_admission_point();
   }
-  const SyncingPtr syncing = host_.sync(state_, synced_);
+  const SyncingPtr syncing = host_.sync(state_, synced_ || worked_);
   const Error error = co_await wait(thread, syncing->call);
   if (error.code == Code::ok) synced_ = true;
   // It founded the group, and must not lack what the others have: the user mends that.
@@ -442,7 +442,16 @@ Task<> UserProgram::sync_loop() {
       host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await connected;
   engine.thread_inside(kMain);
+  const bool founder = engine.record() != nullptr && engine.record()->admission == 1;
   co_await compute(kMain, world.random.chance(0.3) ? seconds(2) : milliseconds(1));
+  Random first = script_for(0, 8);
+  if (founder && !out() && first.chance(0.4)) {
+    // Whoever comes later must not overwrite what these have.
+    const Shape shape = draw_shape(first);
+    const ReductionPtr reduction = start_reduction(shape, std::nullopt, true);
+    const Error error = co_await wait(kMain, reduction->call);
+    worked_ = error.code == Code::ok;
+  }
   while (step_ < world.options.steps && !out()) {
     const bool synced = co_await sync_state(kMain);
     if (out() || state_lost_) break;

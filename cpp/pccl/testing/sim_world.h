@@ -164,6 +164,7 @@ class Host {
   ReductionPtr reduce(ReductionPtr reduction, peer::OperationRequest request);
   peer::CallPtr enter(wire::RoundKind kind);
   SyncingPtr sync(UserState& state, bool standing);
+  void answer_later(const peer::CallPtr& call);
   void program_is_over() { program_over_ = true; }
   [[nodiscard]] World& world() { return world_; }
   [[nodiscard]] const std::list<ReductionPtr>& reductions() const { return reductions_; }
@@ -272,6 +273,7 @@ class UserProgram {
   bool aligned_ = false;
   UserState state_;
   bool synced_ = false;
+  bool worked_ = false;      // with the other founders, before the first sync
   bool state_lost_ = false;  // with all that had it: this user gives up
   // threads: the main thread hands work to the reduce thread
   std::deque<std::pair<Shape, std::uint64_t>> jobs_;

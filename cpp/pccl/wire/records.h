@@ -98,14 +98,17 @@ struct SyncVote {
   bool has_revision = false;   // the caller named one
   std::uint64_t revision = 0;  // REQUIRES: has_revision
   SyncStrategy strategy = SyncStrategy::enforce_popular;
-  Digest structure;  // names, kinds, shapes
-  Digest content;    // of the entries that must be equal
-  Digest loose;      // of the entries that only newcomers receive
+  Digest structure;                // names, kinds, shapes
+  Digest content;                  // of the entries that must be equal
+  Digest loose;                    // of the entries that only newcomers receive
+  std::uint64_t member_since = 0;  // the admission that let it in
+  std::uint64_t worked_since = 0;  // the admission of its first committed operation; 0: none yet
+  bool whole = true;  // it took over the state of the sync before; else it counts as a newcomer
   bool operator==(const SyncVote&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.owned, self.has_revision, self.revision, self.strategy, self.structure, self.content,
-          self.loose);
+          self.loose, self.member_since, self.worked_since, self.whole);
   }
 };
 
@@ -137,14 +140,15 @@ struct SyncDetail {
 
 // How a member's part of the transfer went.
 struct SyncEnd {
-  Code code = Code::ok;  // ok; peer_lost: its sources are gone, once more; else the sync has failed
+  Code code = Code::ok;  // ok; peer_lost: no source gives it the rest; else it cannot take it
   std::string reason;
   std::uint64_t revision = 0;  // what was elected
   Digest content;
+  std::vector<PeerId> lost;  // peer_lost: its sources
   bool operator==(const SyncEnd&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.code, self.reason, self.revision, self.content);
+    visit(self.code, self.reason, self.revision, self.content, self.lost);
   }
 };
 

@@ -1,0 +1,292 @@
+// One receiver's transfer of a shared state, frame by frame; and what a peer says when it comes
+// back to the master in the middle of a sync.
+#include "pccl/state/transfer.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "pccl/peer/session.h"
+#include "pccl/topology/plan.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+namespace stripes = pccl::link;
+namespace state = pccl::state;
+namespace wire = pccl::wire;
+using pccl::PeerId;
+
+namespace {
+
+constexpr std::uint32_t kManifestSegment = 0xffffffff;
+constexpr state::SyncId kSync{5, 2};
+
+PeerId peer(std::uint8_t number) {
+  PeerId id;
+  id.bytes[0] = number;
+  return id;
+}
+
+wire::Bytes copy(const nb::bytes& bytes) {
+  const auto* data = static_cast<const std::uint8_t*>(bytes.data());
+  return {data, data + bytes.size()};
+}
+
+nb::bytes to_python(std::span<const std::uint8_t> bytes) {
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+std::shared_ptr<state::LocalState> hashed(std::vector<wire::Bytes>& arrays, bool writable) {
+  std::vector<state::LocalEntry> entries;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    state::LocalEntry entry;
+    entry.what.name = std::string(1, static_cast<char>('a' + i));
+    entry.what.kind = "uint8";
+    entry.what.shape = {arrays[i].size()};
+    entry.what.bytes = arrays[i].size();
+    entry.data = arrays[i].data();
+    if (writable) entry.writable = arrays[i].data();
+    entries.push_back(std::move(entry));
+  }
+  return *state::hash(std::move(entries), 1, {});
+}
+
+// Peer 0, which receives arrays "a", "b", ... from the holders 1, 2, ...
+class Receiver final : private state::TransferHost {
+ public:
+  Receiver(const std::vector<nb::bytes>& old, const std::vector<nb::bytes>& now,
+           std::uint8_t holders, bool writable) {
+    for (const nb::bytes& bytes : old) old_.push_back(copy(bytes));
+    for (const nb::bytes& bytes : now) new_.push_back(copy(bytes));
+    mine_ = hashed(old_, writable);
+    elected_ = hashed(new_, false);
+    wire::SyncDecision decision;
+    decision.step = wire::SyncStep::transfer;
+    decision.content = state::content_of(elected_->manifest.entries, false);
+    decision.receivers = {peer(0)};
+    for (std::uint8_t i = 1; i <= holders; ++i) decision.holders.push_back(peer(i));
+    transfer_.begin(kSync, peer(0), mine_, decision);
+  }
+
+  Receiver(const Receiver&) = delete;
+  Receiver& operator=(const Receiver&) = delete;
+
+  // What goes to that holder: (a manifest is asked for, chunks); nothing when nothing does.
+  std::optional<std::pair<bool, std::vector<std::uint32_t>>> next(std::uint8_t to) {
+    stripes::OutgoingFrame frame;
+    if (!transfer_.next(peer(to), frame)) return std::nullopt;
+    if (stripes::decode(frame.header)->type != stripes::FrameType::fetch)
+      throw nb::value_error("a receiver serves");
+    state::Fetch fetch;
+    wire::Reader reader(frame.owned);
+    reader(fetch);
+    return std::pair(fetch.manifest, fetch.chunks);
+  }
+
+  // A holder sends a frame: "store", "drain" or "refuse". What is stored comes by fill(), then
+  // arrived() or voided() with the number that was given to it.
+  std::string begins(int number, std::uint8_t from, std::optional<std::uint32_t> chunk) {
+    Frame& frame = frames_[number];
+    frame.from = from;
+    frame.header.type = stripes::FrameType::state;
+    frame.header.key.admission = kSync.admission;
+    frame.header.key.sequence = kSync.sequence;
+    frame.header.segment = chunk.value_or(kManifestSegment);
+    if (chunk) {
+      const state::ChunkIndex index(elected_->manifest.entries);
+      const state::ChunkPlace place = index.at(*chunk);
+      const std::uint8_t* data = new_[place.entry].data() + place.offset;
+      frame.bytes.assign(data, data + place.bytes);
+    } else {
+      wire::Writer writer(frame.bytes);
+      writer(elected_->manifest);
+    }
+    frame.header.payload_bytes = static_cast<std::uint32_t>(frame.bytes.size());
+    frame.placement = transfer_.place(peer(from), frame.header);
+    switch (frame.placement.kind) {
+      case stripes::Placement::Kind::store:
+        return "store";
+      case stripes::Placement::Kind::drain:
+        return "drain";
+      default:
+        return "refuse";
+    }
+  }
+  // Its bytes go where they were placed; `spoilt` ones are others.
+  void fill(int number, bool spoilt) {
+    const Frame& frame = frames_.at(number);
+    std::size_t at = 0;
+    for (const iovec& part : frame.placement.where) {
+      std::memcpy(part.iov_base, frame.bytes.data() + at, part.iov_len);
+      if (spoilt) std::memset(part.iov_base, 0x5a, part.iov_len);
+      at += part.iov_len;
+    }
+  }
+  void arrived(int number) {
+    Frame& frame = frames_.at(number);
+    (void)transfer_.arrived(peer(frame.from), frame.header, std::move(frame.placement.buffer));
+  }
+  void voided(int number) {
+    transfer_.voided(peer(frames_.at(number).from), frames_.at(number).header);
+  }
+  void link(std::uint8_t of, bool up) { transfer_.link_changed(peer(of), up); }
+  // The clock stands at so many seconds; sources may be silent for ten.
+  void tick(int seconds) {
+    transfer_.on_time(pccl::Instant(std::chrono::seconds(1000 + seconds)),
+                      std::chrono::seconds(10));
+  }
+  // A request of another peer, for a sync so much later than ours.
+  bool asked(std::uint8_t from, int later, const std::vector<std::uint32_t>& chunks) {
+    wire::Bytes payload;
+    wire::Writer writer(payload);
+    writer(state::Fetch{false, chunks});
+    stripes::FrameHeader header;
+    header.type = stripes::FrameType::fetch;
+    header.key.admission = kSync.admission;
+    header.key.sequence = kSync.sequence + static_cast<std::uint64_t>(later);
+    header.payload_bytes = static_cast<std::uint32_t>(payload.size());
+    const iovec whole{payload.data(), payload.size()};
+    header.checksum = stripes::checksum(header, {&whole, 1});
+    return static_cast<bool>(transfer_.control(peer(from), header, payload));
+  }
+  // The sync is over, and a later one begins in which we serve `to`: the chunks that it gets.
+  std::vector<std::uint32_t> serves(int later, std::uint8_t to) {
+    (void)transfer_.end();
+    wire::SyncDecision decision;
+    decision.holders = {peer(0)};
+    decision.receivers = {peer(to)};
+    transfer_.begin({kSync.admission, kSync.sequence + static_cast<std::uint64_t>(later)}, peer(0),
+                    mine_, decision);
+    std::vector<std::uint32_t> chunks;
+    stripes::OutgoingFrame frame;
+    while (transfer_.next(peer(to), frame))
+      chunks.push_back(stripes::decode(frame.header)->segment);
+    return chunks;
+  }
+  [[nodiscard]] std::optional<std::pair<unsigned, std::string>> over() const { return over_; }
+  // The arrays after the sync.
+  std::vector<nb::bytes> result() {
+    const std::unique_ptr<state::Update> update = transfer_.end();
+    for (const state::Update::Copy& part : update->copies)
+      std::memcpy(part.to, part.from, part.bytes);
+    std::map<std::string, nb::bytes> arrays;
+    for (std::size_t i = 0; i < old_.size(); ++i)
+      arrays.emplace(std::string(1, static_cast<char>('a' + i)), to_python(old_[i]));
+    for (const state::Update::Replacement& new_one : update->replacements) {
+      arrays.insert_or_assign(new_one.what.name,
+                              to_python({new_one.bytes.data(), new_one.what.bytes}));
+    }
+    std::vector<nb::bytes> values;
+    for (auto& [name, bytes] : arrays) values.push_back(std::move(bytes));
+    return values;
+  }
+
+ private:
+  struct Frame {
+    std::uint8_t from = 0;
+    stripes::FrameHeader header;
+    stripes::Placement placement;
+    wire::Bytes bytes;
+  };
+  void wake_for_state(const PeerId&) override {}
+  bool link_up(const PeerId&) const override { return true; }
+  void release_state(const PeerId& of, std::uint64_t) override {
+    for (auto& [number, frame] : frames_) {
+      if (peer(frame.from) != of || frame.placement.kind != stripes::Placement::Kind::store)
+        continue;
+      frame.placement = {};
+      transfer_.voided(of, frame.header);
+    }
+  }
+  std::uint64_t unsent_state(const PeerId&, std::uint64_t) const override { return 0; }
+  bool state_checked(const PeerId&) const override { return false; }
+  void transfer_planned() override {}
+  void transfer_over(pccl::Code code, const std::string& reason) override {
+    over_ = {static_cast<unsigned>(code), reason};
+  }
+
+  std::vector<wire::Bytes> old_;
+  std::vector<wire::Bytes> new_;
+  std::shared_ptr<state::LocalState> mine_;
+  std::shared_ptr<state::LocalState> elected_;
+  std::map<int, Frame> frames_;
+  std::optional<std::pair<unsigned, std::string>> over_;
+  state::Transfer transfer_{std::make_shared<pccl::BufferPool>(0), *this};
+};
+
+class Nobody final : public pccl::peer::SessionHost {
+ public:
+  void on_welcome(const wire::Welcome&, bool) override {}
+  void on_epoch(const pccl::peer::Record&) override {}
+  void on_verdict(const wire::Verdict&) override {}
+  void on_outcome(const wire::Outcome&) override {}
+  void on_prepare(const wire::Prepare&) override {}
+  void on_expect(const wire::Expect&) override {}
+  void on_notice(const std::string&) override {}
+  void on_refused(const pccl::Error&) override {}
+};
+
+// Sizes of the first message of a member that comes back while it is in the second round of a sync,
+// and of what it says after the master's welcome.
+std::pair<std::size_t, std::vector<std::size_t>> rejoin_sizes(std::size_t entries,
+                                                              std::size_t name_bytes) {
+  Nobody host;
+  pccl::peer::JoinOptions options;
+  options.id = peer(1);
+  pccl::peer::Session session(options, host);
+  wire::EpochRecord record;
+  record.epoch = record.admission = 1;
+  record.members = {{peer(1), 1, {}}};
+  record.plan = *pccl::topology::make_plan(1, 1 << 19, {});
+  const wire::Envelope envelope{7, 1, 0};
+  session.on_open();
+  (void)session.on_bytes(wire::encode(envelope, wire::Welcome{}));
+  (void)session.on_bytes(wire::encode(envelope, wire::Log{{{1, record}}}));
+  wire::SyncDetail detail;
+  for (std::size_t i = 0; i < entries; ++i) {
+    wire::StateEntry entry;
+    entry.name = std::string(name_bytes, 'x');
+    detail.entries.push_back(std::move(entry));
+  }
+  session.enter({wire::RoundKind::sync_detail, 1, 0}, std::move(detail));
+  session.on_lost();
+  session.on_open();
+  const std::vector<wire::Bytes> first = session.take_output();
+  (void)session.on_bytes(wire::encode(envelope, wire::Welcome{}));
+  std::vector<std::size_t> later;
+  for (const wire::Bytes& bytes : session.take_output()) later.push_back(bytes.size());
+  return {first.at(0).size(), later};
+}
+
+}  // namespace
+
+void bind_transfer(nb::module_& m) {
+  nb::class_<Receiver>(m, "Receiver")
+      .def(nb::init<const std::vector<nb::bytes>&, const std::vector<nb::bytes>&, std::uint8_t,
+                    bool>(),
+           "old"_a, "new"_a, "holders"_a, "writable"_a)
+      .def("next", &Receiver::next, "to"_a)
+      .def("begins", &Receiver::begins, "number"_a, "holder"_a, nb::arg("chunk").none())
+      .def("fill", &Receiver::fill, "number"_a, "spoilt"_a = false)
+      .def("arrived", &Receiver::arrived, "number"_a)
+      .def("voided", &Receiver::voided, "number"_a)
+      .def("link", &Receiver::link, "holder"_a, "up"_a)
+      .def("tick", &Receiver::tick, "seconds"_a)
+      .def("asked", &Receiver::asked, "peer"_a, "later"_a, "chunks"_a)
+      .def("serves", &Receiver::serves, "later"_a, "peer"_a)
+      .def("over", &Receiver::over)
+      .def("result", &Receiver::result);
+  m.def("rejoin_sizes", &rejoin_sizes, "entries"_a, "name_bytes"_a);
+}

@@ -1,0 +1,194 @@
+"""One receiver's transfer of a shared state, frame by frame: what it asks and takes, when it gives a source up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl import _testing
+
+CHUNK = 1 << 20
+OK, PEER_LOST = 0, 9
+WINDOW = 16
+FIRST_PAYLOAD = 1 << 20  # wire::kMaxFirstPayload
+
+
+def noise(seed: int, count: int) -> bytes:
+    return np.random.default_rng(seed).bytes(count)
+
+
+def receiver(
+    old: list[bytes], new: list[bytes], holders: int = 1, *, writable: bool = True
+) -> _testing.Receiver:
+    return _testing.Receiver(old, new, holders, writable)
+
+
+def give(it: _testing.Receiver, number: int, holder: int, chunk: int | None) -> str:
+    """A whole frame."""
+    kind = it.begins(number, holder, chunk)
+    if kind == "store":
+        it.fill(number)
+        it.arrived(number)
+    return kind
+
+
+def asked(it: _testing.Receiver, holder: int) -> list[int]:
+    chunks: list[int] = []
+    while (fetch := it.next(holder)) is not None:
+        assert not fetch[0]
+        chunks += fetch[1]
+    return chunks
+
+
+def with_manifest(it: _testing.Receiver, holder: int = 1) -> _testing.Receiver:
+    assert it.next(holder) == (True, [])
+    assert give(it, 0, holder, None) == "store"
+    return it
+
+
+def test_a_second_copy_of_a_chunk_cannot_spoil_the_first() -> None:
+    old, new = [noise(1, CHUNK + 5)], [noise(2, CHUNK + 5)]
+    it = with_manifest(receiver(old, new))
+    assert asked(it, 1) == [0, 1]
+    assert it.begins(1, 1, 0) == "store"
+    assert it.begins(2, 1, 0) == "drain"  # on another connection of the link
+    it.fill(1)
+    it.arrived(1)
+    it.fill(2, spoilt=True)
+    assert give(it, 3, 1, 1) == "store"
+    assert it.begins(4, 1, 1) == "drain"
+    assert it.over() == (OK, "")
+    assert it.result() == new
+
+
+def test_a_chunk_whose_frame_was_given_up_is_taken_from_another_source() -> None:
+    old, new = [noise(1, 100)], [noise(2, 100)]
+    it = with_manifest(receiver(old, new, holders=2))
+    assert (asked(it, 1), asked(it, 2)) == ([0], [])
+    assert it.begins(1, 1, 0) == "store"
+    it.fill(1, spoilt=True)
+    it.voided(1)
+    assert asked(it, 2) == [0]
+    assert give(it, 2, 2, 0) == "store"
+    assert it.result() == new
+
+
+def test_what_a_broken_link_owes_is_asked_of_the_others_at_once() -> None:
+    old, new = [noise(1, 40 * CHUNK)], [noise(2, 40 * CHUNK)]
+    it = with_manifest(receiver(old, new, holders=2))
+    first, second = asked(it, 1), asked(it, 2)
+    assert len(first) == len(second) == WINDOW
+    for number, chunk in enumerate(second[:8]):
+        assert give(it, 1 + number, 2, chunk) == "store"
+    asked(it, 2)
+    for number, chunk in enumerate(range(32, 40)):
+        give(it, 20 + number, 2, chunk)
+    it.begins(40, 1, first[0])
+    it.link(1, False)
+    assert set(asked(it, 2)) <= set(first)
+    for number, chunk in enumerate(second[8:]):
+        give(it, 50 + number, 2, chunk)
+    assert asked(it, 2)
+    assert asked(it, 1) == []
+
+
+def test_a_source_that_does_not_serve_is_dropped() -> None:
+    old, new = [noise(1, 100)], [noise(2, 100)]
+    it = receiver(old, new, holders=2)
+    assert it.next(1) == (True, [])
+    for second in range(10):
+        it.tick(second)
+    assert it.next(2) is None
+    it.tick(10)
+    assert it.next(2) == (True, [])  # the next one's manifest
+    assert give(it, 0, 2, None) == "store"
+    assert asked(it, 2) == [0]
+    it.tick(20)
+    it.tick(29)
+    assert it.over() is None
+    it.tick(30)
+    code, reason = it.over() or (0, "")
+    assert code == PEER_LOST
+    assert "does not send" in reason
+
+
+def test_a_source_that_serves_slowly_is_not_dropped() -> None:
+    old, new = [noise(1, 20 * CHUNK)], [noise(2, 20 * CHUNK)]
+    it = with_manifest(receiver(old, new))
+    for chunk in range(20):
+        it.tick(chunk * 9)
+        assert it.over() is None
+        assert give(it, 1 + chunk, 1, chunk) == "store"
+        asked(it, 1)
+    assert it.over() == (OK, "")
+    # Nor is one while a frame of it is on the way: the connection itself is watched.
+    it = with_manifest(receiver(old, new))
+    it.begins(1, 1, 0)
+    for second in range(100):
+        it.tick(second)
+    assert it.over() is None
+    # Nor one that was not asked, or cannot be reached yet.
+    it = with_manifest(receiver([noise(1, 100)], [noise(2, 100)], holders=2))
+    it.link(1, False)
+    it.begins(1, 2, 0)
+    for second in range(100):
+        it.tick(second)
+    assert it.over() is None
+
+
+def test_a_receiver_serves_nobody() -> None:
+    it = with_manifest(receiver([noise(1, 100)], [noise(2, 100)]))
+    assert asked(it, 1) == [0]
+    assert it.asked(1, 0, [0])
+    assert it.next(1) is None
+
+
+def test_requests_that_come_early_are_kept_and_no_peer_can_spoil_anothers() -> None:
+    it = receiver([noise(1, 100)], [noise(2, 100)])
+    for later in (3, 9, 1, 2**30):
+        assert it.asked(8, later, [0])  # a hostile one: ids that will never be
+    assert not it.asked(8, 2**30, [0] * 100)
+    assert it.asked(9, 1, [0])
+    assert it.asked(9, 2, [0])
+    assert it.asked(9, 1, [0])  # overtaken: of the sync before
+    assert it.serves(2, 9) == [0]
+    assert it.serves(3, 8) == []
+
+
+@given(
+    st.lists(st.integers(0, 3 * CHUNK), min_size=1, max_size=3),
+    st.sets(st.integers(0, 8)),
+    st.booleans(),
+)
+def test_a_receiver_ends_with_the_bytes_of_the_holders(
+    sizes: list[int], changed: set[int], writable: bool
+) -> None:
+    new = [noise(seed, size) for seed, size in enumerate(sizes)]
+    old: list[Any] = [bytearray(data) for data in new]
+    at = 0
+    for data in old:
+        for chunk in range(0, len(data), CHUNK):
+            if at in changed:
+                data[chunk] ^= 1
+            at += 1
+    it = with_manifest(receiver([bytes(data) for data in old], new, writable=writable))
+    wanted = asked(it, 1)
+    assert set(wanted) == {chunk for chunk in range(at) if chunk in changed}
+    for number, chunk in enumerate(wanted):
+        assert give(it, 1 + number, 1, chunk) == "store"
+    assert it.over() == (OK, "")
+    assert it.result() == new
+
+
+@pytest.mark.parametrize(("entries", "name_bytes"), [(1, 10), (400, 100), (900, 1024), (1001, 1)])
+def test_a_member_comes_back_in_the_middle_of_a_sync_whatever_the_size_of_its_list(
+    entries: int, name_bytes: int
+) -> None:
+    first, later = _testing.rejoin_sizes(entries, name_bytes)
+    assert first < FIRST_PAYLOAD / 2
+    # What does not fit comes by itself, once the master knows it again.
+    assert max([first, *later]) > entries * name_bytes
