@@ -38,7 +38,7 @@ lint: setup
 format: setup
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	find cpp -name '*.h' -print0 -o -name '*.inl' -print0 -o -name '*.cpp' -print0 | xargs -0 $(VENV)/bin/clang-format -i
+	find cpp benchmarks -name '*.h' -print0 -o -name '*.inl' -print0 -o -name '*.cpp' -print0 | xargs -0 $(VENV)/bin/clang-format -i
 
 types: setup
 	@$(STAGE) types tools/typecheck.sh $(PYTHON_BIN)

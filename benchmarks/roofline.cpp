@@ -52,7 +52,7 @@ namespace {
 
 constexpr int kMaxWorld = 16;
 constexpr int kMaxCalls = 20000;
-constexpr int kTrialCalls = 5;  // when block sizes are compared
+constexpr int kTrialCalls = 3;  // when block sizes are compared
 constexpr int kSpins = 100;     // a few microseconds, when there is a core for each
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kAlign = kLine / sizeof(float);  // elements; shares begin at cache lines
@@ -75,8 +75,7 @@ double cpu_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// ---- memory
-// ---------------------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 
 void* map(std::size_t bytes, int kind) {
   void* memory =
@@ -90,8 +89,7 @@ float* map_floats(std::size_t count, int kind) {
   return static_cast<float*>(map(count * sizeof(float), kind));
 }
 
-// ---- meeting
-// --------------------------------------------------------------------------------------------------------
+// ---- meeting ------------------------------------------------------------------------------------
 
 class Barrier {
  public:
@@ -119,10 +117,9 @@ class Barrier {
   alignas(kLine) std::atomic<std::uint32_t> phase_{0};
 };
 
-// ---- sums
-// -----------------------------------------------------------------------------------------------------------
+// ---- sums ---------------------------------------------------------------------------------------
 
-// to[i] = and[i] = the sum of all from[.][i]; `also` may be null.
+// to[i] = also[i] = the sum of all from[.][i]; `also` may be null.
 template <int kCount, bool kTwice>
 void sum_fixed(float* __restrict to, float* __restrict also,
                const std::array<const float*, kMaxWorld>& from, std::size_t count) {
@@ -168,8 +165,7 @@ void sum(float* to, float* also, const std::array<const float*, kMaxWorld>& from
   }
 }
 
-// ---- one size
-// -------------------------------------------------------------------------------------------------------
+// ---- one size -----------------------------------------------------------------------------------
 
 enum class Kind { staged, gather, scratch, copy, add, check };
 enum class Fill { noise, constant };
@@ -466,8 +462,7 @@ class Team {
   std::vector<pid_t> children_;
 };
 
-// ---- orders
-// ---------------------------------------------------------------------------------------------------------
+// ---- orders -------------------------------------------------------------------------------------
 
 struct Blocks {
   std::size_t staged = 0, gather = 0;  // elements
@@ -494,7 +489,7 @@ bool parse(std::string_view name, const Blocks& blocks, Order& order) {
   return !order.alone || order.kind == Kind::copy || order.kind == Kind::add;
 }
 
-// The block size that is fastest for this kind; every one gives right sums, or the program ends.
+// The block size that is fastest for this kind. A wrong sum of noise ends the program.
 std::size_t best_block(Team& team, Kind kind, bool whole) {
   std::vector<std::size_t> candidates;
   for (std::size_t bytes : kBlockBytes) {
@@ -505,7 +500,6 @@ std::size_t best_block(Team& team, Kind kind, bool whole) {
   std::size_t best = 0;
   double least = 0;
   for (std::size_t block : candidates) {
-    team.run({.kind = kind, .fill = Fill::noise, .calls = 0, .block = block});
     const Order order{.kind = kind, .calls = kTrialCalls, .block = block};
     team.run(order);
     const double seconds = team.median(order);
@@ -514,6 +508,7 @@ std::size_t best_block(Team& team, Kind kind, bool whole) {
       least = seconds;
     }
   }
+  team.run({.kind = kind, .fill = Fill::noise, .calls = 0, .block = best});
   return best;
 }
 
