@@ -5,6 +5,7 @@ VENV ?= .venv
 PYTHON_BIN = $(abspath $(VENV))/bin/python
 STAGE = tools/stage.sh
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 .PHONY: demo test install setup build lint format types stress soak bench package clean
 
@@ -37,7 +38,7 @@ lint: setup
 format: setup
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	find cpp -name '*.h' -print0 -o -name '*.inl' -print0 -o -name '*.cpp' -print0 | xargs -0 $(VENV)/bin/clang-format -i
+	find cpp benchmarks -name '*.h' -print0 -o -name '*.inl' -print0 -o -name '*.cpp' -print0 | xargs -0 $(VENV)/bin/clang-format -i
 
 types: setup
 	@$(STAGE) types tools/typecheck.sh $(PYTHON_BIN)
@@ -57,10 +58,12 @@ soak: export PCCL_LEAK_CYCLES ?= 5000
 soak: build stress
 	$(PYTHON_BIN) -m pytest --timeout 14400 $(PYTEST_ARGS)
 
-# A plain install in an environment of its own: the editable build has assertions on.
-bench: setup
-	@$(STAGE) install bash -c 'python3 -m venv build/bench && build/bench/bin/pip install -q -c requirements-dev.txt ".[bench]"'
-	build/bench/bin/python benchmarks/allreduce.py
+# A plain install in an environment of its own: the editable build has assertions on. Tables, results and plot: build/.
+bench:
+	@$(STAGE) set-up tools/setup.sh build/bench bench
+	@$(STAGE) install build/bench/bin/python -m pip install -q -c requirements-dev.txt '.[bench]' mpi4py==4.1.2
+	build/bench/bin/python benchmarks/allreduce.py --transport all --extras all --json build/allreduce.json \
+	  --markdown build/allreduce.md --plot build/allreduce.svg $(BENCH_ARGS)
 
 # The sdist, the wheel made from it, and that wheel in a clean environment.
 package: setup

@@ -1,18 +1,26 @@
-"""How long an all-reduce takes, side by side with torch.distributed's Gloo: float32 sum, TCP over loopback.
+"""How fast all-reduce is on this machine, side by side with what else one could use: float32 sum, all ranks local.
 
-    python benchmarks/allreduce.py [--quick] [--worlds 2,4] [--sizes 4KiB,1MiB] [--json FILE] [--markdown FILE]
+    python benchmarks/allreduce.py [--quick] [--peers gloo,mpi,roofline] [--transport shm,tcp,shared-array]
+        [--world 2,4] [--sizes 64KiB,1MiB] [--extras latency,fresh,bfloat16,tree,iperf]
+        [--json FILE] [--markdown FILE] [--plot FILE]
 
-One process per rank, all on this machine; the master is in the parent. For each size all ranks first check a result
-against NumPy, then alternate between blocks of pccl calls and blocks of Gloo calls, so that whatever else the machine
-does meets both. In a block calls follow each other without a barrier.
+One process per rank; the master is in the parent. All systems live in the same rank processes and take turns in blocks
+of calls, so that whatever else the machine does meets all. Before each timed call every rank rewrites its whole array,
+and all ranks meet; a rank's time runs from there. Results are checked, exactly: noise before the first block, and the
+last call of every block.
 
-    ms            every rank takes the median of the wall times of its own calls; the slowest rank's median is shown
-    CPU s/GB      CPU seconds of all ranks, and of the master, per 10^9 bytes of one rank's array
-    Gloo/pccl     time of Gloo divided by time of pccl: above 1 pccl is faster
-    spread        the slowest block's median over the fastest one's, pccl and Gloo: how quiet the machine was
+    ms              every rank takes the median of its own calls; the slowest rank's median is shown
+    faster / pccl   time of the faster of MPI and Gloo divided by time of pccl: above 1 pccl is faster
+    of bound        time of the bare program (benchmarks/roofline.cpp: the same passes over memory, no protocol, no
+                    Python) divided by time of pccl
+    CPU s/GB        CPU seconds of all ranks, and of pccl's master, per 10^9 bytes of one rank's array, in the order of
+                    the columns before; rewriting and meeting are not in it
+    spread          the slowest block's median over the fastest one's: how quiet the machine was
 
-pccl reduces out of place, every call with the master's commit; Gloo has only the in-place form. Without torch only pccl
-is measured.
+Arrays: "shm" are private NumPy arrays, reduced through shared memory; "tcp" the same with PCCL_SHM=0, and MPI told to
+use TCP, too; "shared" ones come from pccl.empty. pccl and MPI reduce out of place into memory that was touched before;
+Gloo has only the in-place form. Latency rows call without meeting, one call after the other. What is not installed is
+left out.
 """
 
 from __future__ import annotations
@@ -20,357 +28,450 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import platform
 import resource
 import statistics
-import subprocess
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Callable
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from processes import (
+    Block,
+    Deadline,
+    Ranks,
+    Roofline,
+    build_roofline,
+    have_gloo,
+    have_iperf,
+    have_mpi,
+    iperf,
+)
+from report import (
+    KIB,
+    MIB,
+    NAMES,
+    Table,
+    machine,
+    main_columns,
+    main_row,
+    microseconds,
+    milliseconds,
+    parse_sizes,
+    parse_worlds,
+    plot,
+    ratio,
+    size_name,
+    summarise,
+    warnings,
+)
 
 import pccl
 
-KIB, MIB = 1 << 10, 1 << 20
 SIZES = [4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 QUICK_SIZES = [4 * KIB, MIB, 16 * MIB]
-ROUNDS = 5  # blocks of each library per size
-BLOCK_SECONDS = 0.4  # how long a block should take, unless --iterations says how many calls
-LEAST_CALLS = 3  # in a block
+LATENCY_SIZES = [4, KIB]
+FRESH_SIZES = [MIB, 16 * MIB, 64 * MIB]
+BFLOAT16_SIZES = [16 * MIB, 64 * MIB]
+IPERF_SIZES = [MIB, 16 * MIB, 64 * MIB]
+TREE_BYTES = 25_000_000
+PEERS = ["gloo", "mpi", "roofline"]
+TRANSPORTS = ["shm", "tcp", "shared-array"]
+EXTRAS = ["latency", "fresh", "bfloat16", "tree", "iperf"]
+ROUNDS = 5  # blocks of each system per size
+LEAST_CALLS = 4  # in a block: 20 in all
+BLOCK_SECONDS = 0.4  # how long a block should take
 MOST_CALLS = 2000
-RANK_TIMEOUT = 120  # seconds that one call may take before a rank gives up
+MOST_LATENCY_CALLS = 5000
+TRIAL_CALLS = 2
+IPERF_SECONDS = 1
+
+# What pccl reduces on a transport: the row's name, the case of ranks.py, and the kind of roofline.cpp that bounds it.
+VARIANTS = {
+    "shm": [("shm", "pccl", "staged")],
+    "tcp": [("tcp", "pccl", None)],
+    "shared-array": [
+        ("shared", "shared", "gather"),
+        ("shared, in place", "shared in place", "scratch"),
+    ],
+}
+
+Systems = dict[str, Callable[[int], Block]]
 
 
-def cpu_seconds_of(pid: int) -> float:
-    """CPU time of another process, all its threads."""
-    return time.clock_gettime((~pid << 3) | 2)  # Linux: the process's CPU clock
+class World:
+    """The processes of one number of ranks on one transport."""
 
+    def __init__(self, world: int, transport: str, options: argparse.Namespace) -> None:
+        self.world, self.transport, self.options = world, transport, options
+        self.deadline = Deadline(options.timeout)
+        self.tcp = transport == "tcp"
+        mpi, gloo = "mpi" in options.peers, "gloo" in options.peers
+        self.others = [name for name in ("mpi", "gloo") if name in options.peers]
+        self.roofline: Roofline | None = None
+        self.ranks = Ranks(world, self.tcp, mpi, gloo, self.deadline)
+        if options.roofline is not None and not self.tcp:
+            self.roofline = Roofline(options.roofline, world, self.deadline)
 
-def size_name(size: int) -> str:
-    if size % MIB == 0:
-        return f"{size // MIB} MiB"
-    return f"{size // KIB} KiB" if size % KIB == 0 else f"{size} B"
+    def __enter__(self) -> World:
+        return self
 
-
-# ---- a rank --------------------------------------------------------------------------------------------------------
-
-
-class Measured:
-    """What one library did on one rank at one size."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self.call = call
-        self.blocks: list[float] = []  # median seconds per call, a block each
-        self.seconds: list[float] = []  # per call
-        self.cpu = 0.0  # of this process
-        self.master_cpu = 0.0
-
-    def block(self, calls: int, master: int | None) -> None:
-        own = time.process_time()
-        masters = cpu_seconds_of(master) if master else 0.0
-        times = []
-        for _ in range(calls):
-            began = time.perf_counter()
-            self.call()
-            times.append(time.perf_counter() - began)
-        self.cpu += time.process_time() - own
-        self.master_cpu += (cpu_seconds_of(master) - masters) if master else 0.0
-        self.blocks.append(statistics.median(times))
-        self.seconds += times
-
-    def report(self) -> dict[str, Any]:
-        return {
-            "median": statistics.median(self.seconds),
-            "p90": sorted(self.seconds)[int(0.9 * (len(self.seconds) - 1))],
-            "calls": len(self.seconds),
-            "blocks": self.blocks,
-            "cpu": self.cpu,
-            "master_cpu": self.master_cpu,
-        }
-
-
-def be_rank(options: argparse.Namespace) -> None:
-    """One process: measures every size with both libraries and prints a JSON line per size."""
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    number, world = options.rank, options.world
-    comm = pccl.init(timeout=RANK_TIMEOUT)
-    dist = None
-    if options.gloo:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        import torch
-        from torch import distributed as dist
-
-        torch.set_num_threads(1)
-        store = dist.FileStore(options.gloo, world)  # no port to choose
-        limit = timedelta(seconds=RANK_TIMEOUT)
-        dist.init_process_group("gloo", store=store, rank=number, world_size=world, timeout=limit)
-    master = os.getppid() if number == 0 else None
-
-    for size in options.sizes:
-        send = np.random.default_rng(number).standard_normal(size // 4, np.float32)
-        recv = np.empty_like(send)
-
-        def reduce_pccl(send: Any = send, recv: Any = recv) -> None:
-            comm.all_reduce(send, recv, op=pccl.ReduceOp.SUM, timeout=RANK_TIMEOUT)
-
-        libraries = {"pccl": Measured(reduce_pccl)}
-        reduce_pccl()
-        check(recv, size, world, "pccl")
-        if dist is not None:
-            tensor = torch.from_numpy(send.copy())
-
-            def reduce_gloo(tensor: Any = tensor) -> None:
-                dist.all_reduce(tensor)
-
-            reduce_gloo()
-            check(tensor.numpy(), size, world, "Gloo")
-            tensor.zero_()  # in place again and again: stays finite
-            libraries["gloo"] = Measured(reduce_gloo)
-
-        # As many calls as fit in a block of the slower library; agreed on by all ranks.
-        calls = -(-options.iterations // options.rounds) if options.iterations else 0
-        if not calls:
-            slowest = 0.0
-            for library in libraries.values():
-                began = time.perf_counter()
-                library.call()
-                library.call()
-                slowest = max(slowest, (time.perf_counter() - began) / 2)
-            slowest = pccl.allreduce(slowest, "max", timeout=RANK_TIMEOUT)
-            calls = min(MOST_CALLS, max(LEAST_CALLS, math.ceil(options.block_seconds / slowest)))
-        for _ in range(options.rounds):
-            for library in libraries.values():
-                library.call()  # in step, and warm
-                library.block(calls, master)
-        print(
-            json.dumps({name: library.report() for name, library in libraries.items()}), flush=True
-        )
-    pccl.barrier(timeout=RANK_TIMEOUT)
-    pccl.shutdown()
-    if dist is not None:
-        dist.destroy_process_group()
-
-
-def check(result: Any, size: int, world: int, name: str) -> None:
-    """A fast wrong answer is worth nothing."""
-    expected = sum(
-        np.random.default_rng(rank).standard_normal(size // 4, np.float32) for rank in range(world)
-    )
-    if not np.allclose(result, expected, rtol=1e-4, atol=1e-5):
-        raise SystemExit(f"{name} gave a wrong sum at {size_name(size)}")
-
-
-def end_with_parent() -> None:
-    """The parent holds our stdin open for as long as it lives."""
-    os.read(0, 1)
-    os._exit(1)
-
-
-# ---- the parent ----------------------------------------------------------------------------------------------------
-
-
-def run_world(world: int, options: argparse.Namespace, gloo: bool) -> list[dict[str, Any]]:
-    """All sizes at one world size: a result per size."""
-    results = []
-    with tempfile.TemporaryDirectory() as folder, pccl.MasterNode("127.0.0.1:0") as master:
-        environment = os.environ | {
-            "PCCL_MASTER": master.address,
-            "PCCL_MIN_PEERS": str(world),
-            "PCCL_BIND": "127.0.0.1",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        base = [sys.executable, __file__, "--world", str(world), "--rounds", str(options.rounds)]
-        base += ["--sizes", ",".join(map(str, options.sizes))]
-        base += ["--iterations", str(options.iterations)]
-        base += ["--block-seconds", str(options.block_seconds)]
-        if gloo:
-            base += ["--gloo", f"{folder}/store"]
-        ranks: list[subprocess.Popen[bytes]] = []
-        watchdog = threading.Timer(options.timeout, lambda: [rank.kill() for rank in ranks])
-        watchdog.daemon = True
-        watchdog.start()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
-            for number in range(world):
-                command = [*base, "--rank", str(number)]
-                ranks.append(
-                    subprocess.Popen(
-                        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-                    )
-                )
-            for size in options.sizes:
-                lines = [rank.stdout.readline() for rank in ranks if rank.stdout]
-                if not all(lines):
-                    raise SystemExit(f"a rank of {world} ended at {size_name(size)}, see above")
-                results.append(summarise(world, size, [json.loads(line) for line in lines]))
-                print(markdown_row(results[-1]), flush=True)
-            for rank in ranks:
-                if rank.wait(RANK_TIMEOUT):
-                    raise SystemExit(f"a rank of {world} failed in the end, see above")
+            if error is None:
+                self.ranks.finish()
         finally:
-            watchdog.cancel()
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-    return results
+            self.ranks.end()
+            if self.roofline is not None:
+                self.roofline.end()
 
+    def interleave(
+        self, systems: Systems, size: int, trial: int = TRIAL_CALLS, most: int = MOST_CALLS
+    ) -> dict[str, Any]:
+        """Blocks of each in turn: a summary for each."""
+        options = self.options
+        calls = {}
+        for name, block in systems.items():
+            once = max(statistics.mean(rank) for rank in block(trial).seconds)
+            calls[name] = min(most, max(options.least, math.ceil(options.block_seconds / once)))
+        names = list(systems)
+        blocks: dict[str, list[Block]] = {name: [] for name in names}
+        for number in range(options.rounds):
+            first = number % len(names)  # nobody always comes after the same other one
+            for name in names[first:] + names[:first]:
+                blocks[name].append(systems[name](calls[name]))
+        return {name: summarise(blocks[name], size) for name in names}
 
-def summarise(world: int, size: int, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {"world": world, "bytes": size}
-    for name in ranks[0]:
-        reports = [rank[name] for rank in ranks]
-        gigabytes = size * reports[0]["calls"] / 1e9
-        blocks = [max(block) for block in zip(*(r["blocks"] for r in reports), strict=True)]
-        result[name] = {
-            "seconds": max(report["median"] for report in reports),
-            "p90_seconds": max(report["p90"] for report in reports),
-            "calls": reports[0]["calls"],
-            "cpu_seconds_per_gb": sum(report["cpu"] for report in reports) / gigabytes,
-            "spread": max(blocks) / min(blocks),
+    def of_ranks(self, *cases: str, paced: bool = True) -> Systems:
+        return {case: partial(self.ranks.block, case, paced=paced) for case in cases}
+
+    # The table.
+
+    def measure(self, size: int) -> list[dict[str, Any]]:
+        """One size: a result for each variant."""
+        variants = VARIANTS[self.transport]
+        cases = [case for _, case, _ in variants] + self.others
+        self.ranks.prepare(cases, size)
+        systems = self.of_ranks(*cases)
+        if self.roofline is not None:
+            self.roofline.prepare(size)
+            for _, _, kind in variants:
+                if kind is not None:
+                    systems[kind] = partial(self.roofline.block, kind)
+        found = self.interleave(systems, size)
+        results = []
+        for name, case, kind in variants:
+            have = {"pccl": found[case]} | {other: found[other] for other in self.others}
+            if kind in found:
+                have["bound"] = found[kind]
+            pccl_seconds = have["pccl"]["seconds"]
+            faster = [have[other]["seconds"] for other in self.others]
+            results.append(
+                {
+                    "arrays": name,
+                    "world": self.world,
+                    "bytes": size,
+                    "systems": have,
+                    "faster": min(faster) / pccl_seconds if faster else None,
+                    "bound_share": have["bound"]["seconds"] / pccl_seconds
+                    if "bound" in have
+                    else None,
+                }
+            )
+        return results
+
+    def memory(self, size: int) -> dict[str, Any]:
+        """Plain memory traffic, in bytes of one array per second, all processes together."""
+        assert self.roofline is not None  # and prepared
+        kinds = {"copy1": 1, "copy": self.world, "add1": 1, "add": self.world}
+        systems: Systems = {kind: partial(self.roofline.block, kind) for kind in kinds}
+        found = self.interleave(systems, size)
+        return {
+            "world": self.world,
+            "bytes": size,
+            **{kind: size * kinds[kind] / found[kind]["seconds"] for kind in kinds},
         }
-        if name == "pccl":
-            master = sum(report["master_cpu"] for report in reports) / gigabytes
-            result[name]["master_cpu_seconds_per_gb"] = master
-            result[name]["cpu_seconds_per_gb"] += master
-    if "gloo" in result:
-        result["speedup"] = result["gloo"]["seconds"] / result["pccl"]["seconds"]
-    return result
+
+    # Extras.
+
+    def latency(self, size: int) -> dict[str, Any]:
+        cases = ["pccl", "pccl.allreduce", *self.others]
+        self.ranks.prepare(cases, size)
+        systems = self.of_ranks(*cases, paced=False)
+        return self.interleave(systems, size, trial=20, most=MOST_LATENCY_CALLS)
+
+    def against(self, case: str, other: str, size: int) -> dict[str, Any]:
+        """Two ways of using pccl."""
+        self.ranks.prepare([case, other], size)
+        found = self.interleave(self.of_ranks(case, other), size)
+        return {
+            "seconds": found[case]["seconds"],
+            "other_seconds": found[other]["seconds"],
+            "spread": found[case]["spread"],
+            "other_spread": found[other]["spread"],
+            "calls": found[case]["calls"],
+        }
+
+    def against_iperf(self, size: int) -> dict[str, Any]:
+        """With two ranks each sends and receives as much as its array has."""
+        self.ranks.prepare(["pccl"], size)
+        rates: list[float] = []
+
+        def run_iperf(calls: int) -> Block:
+            rates.append(iperf(IPERF_SECONDS))
+            return Block([[2 * size / rates[-1]] for _ in range(self.world)], 0.0)
+
+        found = self.interleave({**self.of_ranks("pccl"), "iperf": run_iperf}, size)
+        return {
+            "seconds": found["pccl"]["seconds"],
+            "rate": 2 * size / found["pccl"]["seconds"],
+            "iperf_rate": statistics.median(rates[1:]),
+            "spread": found["pccl"]["spread"],
+            "iperf_spread": found["iperf"]["spread"],
+            "calls": found["pccl"]["calls"],
+        }
 
 
-HEAD = """\
-| ranks | array | pccl ms | Gloo ms | Gloo/pccl | pccl CPU s/GB | Gloo CPU s/GB | spread | calls |
-|---|---|---|---|---|---|---|---|---|"""
+def list_of(names: list[str]) -> Callable[[str], list[str]]:
+    """Some of these, separated by commas."""
+
+    def parse(text: str) -> list[str]:
+        chosen = names if text == "all" else [] if text == "none" else text.split(",")
+        unknown = set(chosen) - set(names)
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not in {names}")
+        return [name for name in names if name in chosen]
+
+    return parse
 
 
-def milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"
-
-
-def markdown_row(result: dict[str, Any]) -> str:
-    ours, theirs = result["pccl"], result.get("gloo")
-    cells = [
-        str(result["world"]),
-        size_name(result["bytes"]),
-        milliseconds(ours["seconds"]),
-        milliseconds(theirs["seconds"]) if theirs else "-",
-        f"{result['speedup']:.2f}x" if theirs else "-",
-        f"{ours['cpu_seconds_per_gb']:.3g}",
-        f"{theirs['cpu_seconds_per_gb']:.3g}" if theirs else "-",
-        f"{ours['spread']:.2f}" + (f" / {theirs['spread']:.2f}" if theirs else ""),
-        str(ours["calls"]),
-    ]
-    return "| " + " | ".join(cells) + " |"
-
-
-def machine(gloo: bool) -> dict[str, Any]:
-    """What the numbers were measured on."""
-    cpu = platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            cpu = line.partition(":")[2].strip()
-            break
-    about = {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "pccl": pccl.__version__,
-        "load_before": os.getloadavg()[0],
-    }
-    if gloo:
-        import torch
-
-        about["torch"] = torch.__version__
-    return about
-
-
-def have_gloo() -> bool:
-    try:
-        from torch import distributed
-    except ImportError:
-        return False
-    return distributed.is_available() and distributed.is_gloo_available()
-
-
-def parse_sizes(text: str) -> list[int]:
-    units = {"kib": KIB, "mib": MIB, "gib": 1 << 30, "b": 1}
-    sizes = []
-    for word in text.replace(" ", "").lower().split(","):
-        unit = next((unit for unit in units if word.endswith(unit)), "")
-        size = int(word.removesuffix(unit)) * units.get(unit, 1)
-        if size < 4 or size % 4:
-            raise argparse.ArgumentTypeError(f"{word}: a size is a multiple of 4 bytes")
-        sizes.append(size)
-    return sizes
-
-
-def parse_worlds(text: str) -> list[int]:
-    worlds = [int(word) for word in text.split(",")]
-    if min(worlds) < 2:
-        raise argparse.ArgumentTypeError("a world has at least 2 ranks")
-    return worlds
-
-
-def main() -> int:
-    doc = __doc__ or ""
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--sizes", type=parse_sizes, help="e.g. 4KiB,1MiB (default: 4 KiB to 256 MiB)"
+    add = parser.add_argument
+    add("--peers", type=list_of(PEERS), default=PEERS, help="default: gloo,mpi,roofline; or none")
+    add(
+        "--transport",
+        type=list_of(TRANSPORTS),
+        default=["shm"],
+        help="shm (default), tcp, shared-array; or all",
     )
-    parser.add_argument("--worlds", type=parse_worlds, default=[2, 4], help="ranks (default: 2,4)")
-    parser.add_argument("--iterations", type=int, default=0, help="calls per size and library")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="blocks (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="three sizes, short blocks")
-    parser.add_argument("--json", type=Path, help="write all results to this file")
-    parser.add_argument("--markdown", type=Path, help="write the table to this file")
-    parser.add_argument(
-        "--timeout", type=float, default=900, help="seconds for a world (default: 900)"
+    add("--world", "--worlds", dest="worlds", type=parse_worlds, help="ranks (default: 2,4)")
+    add("--sizes", type=parse_sizes, help="e.g. 4KiB,1MiB (default: 4 KiB to 256 MiB)")
+    add(
+        "--extras",
+        type=list_of(EXTRAS),
+        default=["latency"],
+        help="more tables: latency (default), fresh, bfloat16, tree, iperf; or all, or none",
     )
-    parser.add_argument(
-        "--block-seconds", type=float, default=BLOCK_SECONDS, help=argparse.SUPPRESS
-    )
-    for internal in ("--rank", "--world"):
-        parser.add_argument(internal, type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--gloo", help=argparse.SUPPRESS)
+    add("--rounds", type=int, default=ROUNDS, help="blocks of each system (default: %(default)s)")
+    add("--quick", action="store_true", help="three sizes, few and short blocks")
+    add("--json", type=Path, help="write all results to this file")
+    add("--markdown", type=Path, help="write the tables to this file")
+    add("--plot", type=Path, help="draw the table into this file, .svg or .png (matplotlib)")
+    add("--timeout", type=float, default=3600, help="seconds for a world (default: 3600)")
+    add("--block-seconds", type=float, default=BLOCK_SECONDS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.least = LEAST_CALLS
     if options.quick:
         options.rounds = min(options.rounds, 3)
         options.block_seconds = min(options.block_seconds, 0.1)
+        options.least = 2
     options.sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
-    if options.rank is not None:
-        be_rank(options)
-        return 0
+    options.worlds = options.worlds or [2, 4]
+    return options
 
-    gloo = have_gloo()
-    about = machine(gloo)
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
-    if not gloo:
-        print("torch is not installed: only pccl is measured (pip install '.[bench]')")
-    if about["load_before"] > 0.3 * about["cores"]:
-        print(f"the machine is busy (load {about['load_before']:.1f}): do not trust these numbers")
-    if max(options.worlds) > about["cores"]:
-        print(
-            f"{max(options.worlds)} ranks share {about['cores']} cores: this is then a measure of CPU cost"
+
+def what_is_there(options: argparse.Namespace) -> list[str]:
+    """Leaves out what is not installed; says what."""
+    missing = []
+    if "gloo" in options.peers and not have_gloo():
+        options.peers.remove("gloo")
+        missing.append("torch is not installed: no Gloo (pip install '.[bench]')")
+    if "mpi" in options.peers and not have_mpi():
+        options.peers.remove("mpi")
+        missing.append(
+            "Open MPI or mpi4py is not installed: no MPI (apt: openmpi-bin, pip: mpi4py)"
         )
-    print(HEAD, flush=True)
-    results = []
-    for world in options.worlds:
-        results += run_world(world, options, gloo)
+    if not hasattr(pccl, "empty"):
+        if "shared-array" in options.transport:
+            options.transport.remove("shared-array")
+            missing.append("this pccl has no pccl.empty: no shared arrays")
+        if "shm" in options.transport:
+            missing.append("this pccl may have no shared memory: its shm rows are then TCP's")
+    options.roofline = None
+    if "roofline" in options.peers and set(options.transport) - {"tcp"}:
+        options.roofline = build_roofline()
+        if options.roofline is None:
+            missing.append("no C++ compiler: no bound (apt: build-essential)")
+    if "iperf" in options.extras and not have_iperf():
+        options.extras.remove("iperf")
+        missing.append("iperf3 is not installed: not compared (apt: iperf3)")
+    return missing
+
+
+class Suite:
+    """All that is asked for, in tables and as results."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.results: dict[str, list[dict[str, Any]]] = {}
+        self.tables: list[Table] = []
+
+    def table(self, title: str, columns: list[str]) -> Table:
+        self.tables.append(Table(title, columns))
+        return self.tables[-1]
+
+    def keep(self, name: str, result: dict[str, Any]) -> None:
+        self.results.setdefault(name, []).append(result)
+
+    def run(self) -> None:
+        options = self.options
+        others = [name for name in ("mpi", "gloo") if name in options.peers]
+        systems = ["pccl", *others, *(["bound"] if options.roofline else [])]
+        memory: list[dict[str, Any]] = []
+        if options.transport:
+            table = self.table("All-reduce, float32 sum", main_columns(systems))
+        for transport in options.transport:
+            for world in options.worlds:
+                with World(world, transport, options) as processes:
+                    for size in options.sizes:
+                        for result in processes.measure(size):
+                            table.add(main_row(result, systems))
+                            self.keep("results", result)
+                        have = any((m["world"], m["bytes"]) == (world, size) for m in memory)
+                        if processes.roofline is not None and not have:
+                            memory.append(processes.memory(size))
+        self.show_memory(memory)
+        if "latency" in options.extras:
+            self.latency(others)
+        self.ways_of_use()
+        if "iperf" in options.extras:
+            self.iperf()
+
+    def show_memory(self, memory: list[dict[str, Any]]) -> None:
+        if not memory:
+            return
+        self.results["memory"] = memory
+        columns = ["array", "processes", "memcpy: one", "all", "a[i] += b[i]: one", "all"]
+        table = self.table("Memory, 10^9 bytes of array per second, all together", columns)
+        for result in memory:
+            rates = [f"{result[kind] / 1e9:.3g}" for kind in ("copy1", "copy", "add1", "add")]
+            table.add([size_name(result["bytes"]), str(result["world"]), *rates])
+
+    def latency(self, others: list[str]) -> None:
+        columns = ["transport", "ranks", "array", "Communicator.all_reduce", "pccl.allreduce"]
+        columns += [NAMES[other] for other in others]
+        if "mpi" in others:
+            columns += ["Communicator / MPI", "pccl.allreduce / MPI"]
+        if "gloo" in others:
+            columns += ["Gloo / Communicator", "Gloo / pccl.allreduce"]
+        table = self.table("Latency, microseconds: median, p99", columns)
+        for transport in [t for t in self.options.transport if t != "shared-array"] or ["shm"]:
+            for world in self.options.worlds:
+                with World(world, transport, self.options) as processes:
+                    for size in LATENCY_SIZES:
+                        found = processes.latency(size)
+                        self.keep(
+                            "latency",
+                            {"transport": transport, "world": world, "bytes": size, **found},
+                        )
+                        cells = [transport, str(world), size_name(size)]
+                        for one in found.values():
+                            pair = (one["seconds"], one["p99_seconds"])
+                            cells.append(", ".join(map(microseconds, pair)))
+                        ours = [found[case]["seconds"] for case in ("pccl", "pccl.allreduce")]
+                        if "mpi" in others:
+                            cells += [ratio(own / found["mpi"]["seconds"]) for own in ours]
+                        if "gloo" in others:
+                            cells += [ratio(found["gloo"]["seconds"] / own) for own in ours]
+                        table.add(cells)
+
+    def ways_of_use(self) -> None:
+        """pccl against itself."""
+        wanted: list[tuple[str, str, str, list[int]]] = []
+        if "fresh" in self.options.extras:
+            wanted.append(("fresh", "pccl.allreduce", "fresh result / out=", FRESH_SIZES))
+        if "bfloat16" in self.options.extras:
+            name = "bfloat16 / float32, as many bytes"
+            wanted.append(("bfloat16", "pccl.allreduce", name, BFLOAT16_SIZES))
+        if "tree" in self.options.extras:
+            name = "tree of 200 arrays / one flat array"
+            wanted.append(("tree", "flat", name, [TREE_BYTES]))
+        if not wanted:
+            return
+        columns = ["what", "transport", "ranks", "array", "ms", "ms", "time"]
+        columns += ["elements/s", "spread", "calls"]
+        table = self.table("Ways of using pccl.allreduce: the first against the second", columns)
+        for transport in [t for t in self.options.transport if t != "shared-array"] or ["shm"]:
+            for world in self.options.worlds:
+                with World(world, transport, self.options) as processes:
+                    for case, other, what, sizes in wanted:
+                        for size in self.sizes(sizes):
+                            found = processes.against(case, other, size)
+                            about = {"what": case, "transport": transport}
+                            about |= {"world": world, "bytes": size}
+                            self.keep("ways_of_use", {**about, **found})
+                            time = found["seconds"] / found["other_seconds"]
+                            table.add(
+                                [
+                                    *(what, transport, str(world)),
+                                    "25 MB" if size == TREE_BYTES else size_name(size),
+                                    milliseconds(found["seconds"]),
+                                    milliseconds(found["other_seconds"]),
+                                    ratio(time),
+                                    ratio(2 / time) if case == "bfloat16" else "-",
+                                    f"{found['spread']:.2f} / {found['other_spread']:.2f}",
+                                    str(found["calls"]),
+                                ]
+                            )
+
+    def iperf(self) -> None:
+        columns = ["array", "pccl ms", "pccl GB/s", "iperf3 --bidir GB/s", "pccl / iperf3"]
+        columns += ["spread", "calls"]
+        table = self.table("TCP over loopback, two ranks, both directions together", columns)
+        with World(2, "tcp", self.options) as processes:
+            for size in self.sizes(IPERF_SIZES):
+                found = processes.against_iperf(size)
+                self.keep("iperf", {"bytes": size, **found})
+                table.add(
+                    [
+                        size_name(size),
+                        milliseconds(found["seconds"]),
+                        f"{found['rate'] / 1e9:.2f}",
+                        f"{found['iperf_rate'] / 1e9:.2f}",
+                        f"{found['rate'] / found['iperf_rate']:.0%}",
+                        f"{found['spread']:.2f} / {found['iperf_spread']:.2f}",
+                        str(found["calls"]),
+                    ]
+                )
+
+    def sizes(self, sizes: list[int]) -> list[int]:
+        return sizes[:1] if self.options.quick else sizes
+
+
+def main() -> int:
+    options = parse_options()
+    missing = what_is_there(options)
+    packages = {"gloo": "torch", "mpi": "mpi4py"}
+    about = machine([packages[peer] for peer in options.peers if peer in packages])
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print(*warnings(about, max(options.worlds)), *missing, sep="\n")
+    suite = Suite(options)
+    suite.run()
     about["peak_rss_bytes"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
+    about["missing"] = missing
     if options.json:
-        options.json.write_text(json.dumps({"machine": about, "results": results}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"machine": about, **suite.results}, indent=1) + "\n")
     if options.markdown:
-        options.markdown.write_text("\n".join([HEAD, *map(markdown_row, results)]) + "\n")
+        options.markdown.write_text("\n".join(table.markdown() for table in suite.tables))
+    if (
+        options.plot
+        and "results" in suite.results
+        and not plot(suite.results["results"], options.plot)
+    ):
+        print("matplotlib is not installed: no plot (pip install '.[bench]')")
     return 0
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import signal
@@ -33,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from allreduce import machine, parse_sizes, size_name
 from peers import Peer, ask, next_order, say
+from report import machine, parse_sizes, percentile, size_name
 
 import pccl
 
@@ -177,11 +176,6 @@ class Cluster:
             del os.environ[name]
 
 
-def percentile(numbers: list[float], share: float) -> float:
-    """Nearest rank."""
-    return sorted(numbers)[max(0, math.ceil(share * len(numbers)) - 1)]
-
-
 def measure(number: signal.Signals, times: int, options: argparse.Namespace) -> dict[str, Any]:
     """So many deaths by that signal."""
     rng = random.Random(options.seed)
@@ -264,7 +258,7 @@ def main() -> int:
     [options.size] = parse_sizes(options.size)
     if options.peer:
         be_peer(options.size)
-    about = machine(gloo=False)
+    about = machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(f"{WORLD} peers on {about['cores']} cores", flush=True)
     plan = [(signal.SIGKILL, options.kills), (signal.SIGSTOP, options.stops)]

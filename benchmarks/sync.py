@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from allreduce import MIB, machine, parse_sizes, size_name
 from peers import Peer, ask, next_order, say
+from report import MIB, machine, parse_sizes, size_name
 
 import pccl
 
@@ -330,7 +330,7 @@ def main() -> int:
         parser.error("--size is a multiple of 8 bytes")
     if options.peer:
         be_peer(options.size[0], options.rounds)
-    about = machine(gloo=False)
+    about = machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(HEAD, flush=True)
     results = []

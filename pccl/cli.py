@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pccl import __version__, launch, master
+from pccl import __version__, bench, launch, master
 from pccl.errors import PCCLError
 
 __all__ = ["main"]
@@ -64,6 +64,15 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="e.g. python train.py"
     )
+
+    measure = commands.add_parser(
+        "bench",
+        help="measure all-reduce between the peers that run this",
+        description="Measures all-reduce between the peers that run this, and each pair of them.",
+        epilog=bench.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    bench.add_arguments(measure)
     return parser
 
 
@@ -87,6 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     if options.command == "master":
         return master.serve(options.listen, straggler_timeout=options.straggler_timeout)
+    if options.command == "bench":
+        return bench.run(options)
     command = [*options.program, *program]
     if options.nproc < 1:
         parser.error("-n must be at least 1")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# setup.sh VENV [dev]: makes this machine able to build pccl. Installs system packages (apt; sudo when not root)
+# setup.sh VENV [dev|bench]: makes this machine able to build pccl. Installs system packages (apt; sudo when not root)
 # only when something is missing, makes the virtual environment, and with "dev" fills it with requirements-dev.txt.
+# "bench" also wants what pccl is measured against.
 # PYTHON chooses the interpreter; otherwise the first of python3, python3.14 ... python3.10 that is new enough.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -36,6 +37,10 @@ package=$("$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])'
 "$python" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' ||
   missing+=("$package-dev")
+if [ "$kind" = bench ]; then
+  have mpirun || missing+=(openmpi-bin)
+  have iperf3 || missing+=(iperf3)
+fi
 
 if [ ${#missing[@]} -gt 0 ]; then
   sudo=

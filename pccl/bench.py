@@ -1,0 +1,378 @@
+"""`pccl bench`: how fast all-reduce is between the peers that run it, and how fast each pair of them is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from pccl import _settings, api
+from pccl.communicator import Communicator
+from pccl.errors import InvalidArgument, PCCLError
+from pccl.types import ReduceOp
+
+__all__ = ["add_arguments", "run"]
+
+DEFAULT_SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
+# Not the group of a training run at the same master. Pairs of peers use the numbers after it.
+DEFAULT_GROUP = 1_650_811_392
+_MAX_GROUP = 4_000_000_000
+_MAX_PEERS = 4096
+_UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_JOIN_ATTEMPTS = 10  # one second apart
+_MEET_SECONDS = 30.0  # for two peers, whom the barrier before has brought here
+_PAIR_SECONDS = 120.0  # for a call of theirs
+_PAIR_BYTES = (1 << 18, 1 << 22, 1 << 25)  # the largest that is quick enough counts
+_LEAST_CALLS = 3
+_MOST_CALLS = 1000
+_LONGEST_CALL = 30.0  # seconds; sizes that would take longer are left out
+_NAME_BYTES = 48
+
+EPILOG = """\
+Start a master, and this on each machine:
+
+  pccl master --listen 0.0.0.0:48148          on one of them
+  pccl bench --master that-host:48148 --peers 3
+
+It starts when all have come, and prints the same on each. An all-reduce's time is the slowest
+peer's median, from a barrier on, the master's commit included; "each way" is what a peer sends,
+and receives, per second. Pairs are measured one after the other, with all-reduces of two.
+"""
+
+
+class _Stopped(Exception):
+    """The peers are not what they were."""
+
+
+def parse_sizes(text: str) -> list[int]:
+    """Bytes: "4KiB,1MiB,1000000"; multiples of 4, since the elements are float32."""
+    sizes = []
+    for word in text.lower().replace(" ", "").split(","):
+        unit = next((unit for unit in _UNITS if word.endswith(unit)), "")
+        number = word.removesuffix(unit).removesuffix("b")
+        if not number.isdecimal():
+            raise argparse.ArgumentTypeError(f"{word!r} is no size; e.g. 64KiB,1MiB")
+        size = int(number) * _UNITS.get(unit, 1)
+        if size < 4 or size % 4:
+            raise argparse.ArgumentTypeError(f"{word!r}: a size is a multiple of 4 bytes")
+        sizes.append(size)
+    return sizes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--master", metavar="HOST:PORT", help="default: PCCL_MASTER")
+    parser.add_argument(
+        "--peers", type=int, metavar="N", help="how many run it (default: PCCL_MIN_PEERS, else 2)"
+    )
+    parser.add_argument(
+        "--sizes",
+        type=parse_sizes,
+        default=parse_sizes(DEFAULT_SIZES),
+        metavar="SIZES",
+        help=f"bytes of each peer's array (default: {DEFAULT_SIZES})",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=1.0,
+        help="about how long each size is measured (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--peer-group",
+        type=int,
+        default=DEFAULT_GROUP,
+        metavar="GROUP",
+        help="for a second bench at the same master; a thousand apart or more",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Returns:
+        The exit status: 0, 1 when it could not be done, 130 after Ctrl-C.
+    """
+    try:
+        result = _measure(options)
+    except PCCLError as error:
+        print(f"pccl bench: {error.reason or error}", file=sys.stderr)
+        return 1
+    except _Stopped as stopped:
+        print(f"pccl bench: {stopped}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    if options.json:
+        print(json.dumps(result))
+    else:
+        _show(result)
+    return 0
+
+
+# Measuring.
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    func = "bench"
+    address = options.master or _settings.text("PCCL_MASTER")
+    if address is None:
+        raise InvalidArgument.because(
+            func, "no master: give --master HOST:PORT, or set PCCL_MASTER"
+        )
+    count = _settings.integer(
+        options.peers, "--peers", func, 2, _MAX_PEERS, variable="PCCL_MIN_PEERS", default=2
+    )
+    group = _settings.integer(options.peer_group, "--peer-group", func, 0, _MAX_GROUP)
+    print(f"waiting for {count} peers at {address}", file=sys.stderr, flush=True)
+    comm = Communicator(address, group)
+    try:
+        comm._join(func, min_peers=count, attempts=_JOIN_ATTEMPTS, timeout=None, enter=False)
+        if api.rank(comm) < 0:
+            raise _Stopped(
+                "others run it there already; wait for them, or take another --peer-group"
+            )
+        bench = _Bench(comm, address, group, options.seconds)
+        if bench.world < count:
+            raise _Stopped("a peer is gone")
+        return bench.run(options.sizes)
+    finally:
+        comm.close()
+
+
+class _Bench:
+    """This peer's part. All peers make the same calls, from what they agreed on."""
+
+    def __init__(self, comm: Communicator, address: str, group: int, seconds: float) -> None:
+        self._comm = comm
+        self._address = address
+        self._group = group
+        self._seconds = seconds
+        self._peers = api.membership(comm).peers
+        self._rank = api.rank(comm)
+        self.world = len(self._peers)
+
+    def run(self, sizes: Sequence[int]) -> dict[str, Any]:
+        names = self._names()
+        self._say(f"all-reduce between {self.world}")
+        rows: list[dict[str, Any]] = []
+        left_out: list[dict[str, Any]] = []
+        for size in sorted(set(sizes)):
+            expected = rows[-1]["seconds"] * size / rows[-1]["bytes"] if rows else 0.0
+            if expected > _LONGEST_CALL:
+                left_out.append({"bytes": size, "expected_seconds": expected})
+            else:
+                rows.append(self._all_reduce(size))
+        pairs = self._pairs()
+        return {"peers": names, "all_reduce": rows, "left_out": left_out, "pairs": pairs}
+
+    def _say(self, text: str) -> None:
+        if self._rank == 0:
+            print(text, file=sys.stderr, flush=True)
+
+    def _check_peers(self) -> None:
+        if api.membership(self._comm).peers != self._peers:
+            raise _Stopped("a peer is gone")
+
+    def _names(self) -> list[str]:
+        """Who the peers are, in rank order: host names, and process numbers where one has several."""
+        own = np.zeros((self.world, _NAME_BYTES), np.uint8)
+        name = f"{socket.gethostname()}\0{os.getpid()}".encode()[-_NAME_BYTES:]
+        own[self._rank, : len(name)] = np.frombuffer(name, np.uint8)
+        every = api.allreduce(own, comm=self._comm)
+        self._check_peers()
+        parts = [bytes(line).rstrip(b"\0").decode(errors="replace").split("\0") for line in every]
+        hosts = [part[0] for part in parts]
+        return [
+            part[0] if hosts.count(part[0]) == 1 else f"{part[0]} ({part[-1]})" for part in parts
+        ]
+
+    def _all_reduce(self, size: int) -> dict[str, Any]:
+        """One row: all peers together."""
+        send = np.zeros(size // 4, np.float32)
+        recv = np.zeros_like(send)
+        times = self._times(self._comm, send, recv, self._rank, self.world, self._seconds)
+        self._check_peers()
+        median = api.allreduce(statistics.median(times), "max", comm=self._comm)
+        worst = api.allreduce(max(times), "max", comm=self._comm)
+        sent = 2 * (self.world - 1) / self.world * size
+        return {
+            "bytes": size,
+            "calls": len(times),
+            "seconds": median,
+            "worst_seconds": worst,
+            "bytes_per_second": size / median,
+            "each_way_bytes_per_second": sent / median,
+        }
+
+    def _times(
+        self,
+        comm: Communicator,
+        send: np.ndarray[Any, Any],
+        recv: np.ndarray[Any, Any],
+        rank: int,
+        world: int,
+        seconds: float,
+        timeout: float | None = None,
+    ) -> list[float]:
+        """Seconds of this peer's calls, as many as fit; every result is looked at."""
+        times: list[float] = []
+        calls = 2  # at first: one that warms up, and one to know how many fit
+        while len(times) < calls:
+            number = len(times)
+            send.fill(rank + 1 + number % 16)
+            api.barrier(comm=comm, timeout=timeout)
+            began = time.perf_counter()
+            info = comm.all_reduce(send, recv, op=ReduceOp.SUM, timeout=timeout)
+            times.append(time.perf_counter() - began)
+            if info.local_world_size != world:
+                raise _Stopped("a peer is gone")
+            expected = world * (world + 1) // 2 + world * (number % 16)
+            if not (recv == np.float32(expected)).all():
+                raise _Stopped("wrong sum")  # cannot be
+            if len(times) == 2:
+                slowest = api.allreduce(times[1], "max", comm=comm, timeout=timeout)
+                fit = int(seconds / max(slowest, 1e-6))
+                calls = 1 + min(_MOST_CALLS, max(_LEAST_CALLS, fit))
+        return times[1:]
+
+    def _pairs(self) -> list[dict[str, Any]]:
+        """Every pair of peers, one after the other, each in a group of its own."""
+        figures = np.zeros((self.world, self.world, 2))
+        pairs = list(combinations(range(self.world), 2))
+        for number, pair in enumerate(pairs):
+            self._say(f"pair {number + 1} of {len(pairs)}")
+            if self._rank in pair:
+                try:
+                    found = self._pair(self._group + 1 + number, pair.index(self._rank))
+                    if self._rank == pair[0]:
+                        figures[pair] = found
+                except PCCLError as error:  # the rest may work
+                    print(f"pccl bench: pair {pair}: {error.reason or error}", file=sys.stderr)
+            api.barrier(comm=self._comm)
+            self._check_peers()
+        every = api.allreduce(figures, comm=self._comm)
+        self._check_peers()
+        return [
+            {
+                "peers": [one, other],
+                "seconds": float(every[one, other, 0]) or None,
+                "each_way_bytes_per_second": float(every[one, other, 1]) or None,
+            }
+            for one, other in pairs
+        ]
+
+    def _pair(self, group: int, rank: int) -> tuple[float, float]:
+        """Seconds of an all-reduce of 4 bytes, and bytes per second each way; the slower one's."""
+        comm = Communicator(self._address, group)
+        try:
+            comm._join(
+                "bench", min_peers=2, attempts=_JOIN_ATTEMPTS, timeout=_MEET_SECONDS, enter=False
+            )
+
+            def median(size: int) -> float:
+                send = np.zeros(size // 4, np.float32)
+                recv = np.zeros_like(send)
+                times = self._times(comm, send, recv, rank, 2, self._seconds / 4, _PAIR_SECONDS)
+                middle = statistics.median(times)
+                return float(api.allreduce(middle, "max", comm=comm, timeout=_PAIR_SECONDS))
+
+            latency = median(4)
+            rate = 0.0
+            for size in _PAIR_BYTES:
+                seconds = median(size)
+                rate = size / seconds
+                if seconds > self._seconds / 8:
+                    break
+            return latency, rate
+        finally:
+            comm.close()
+
+
+# Showing.
+
+
+def _size(size: int) -> str:
+    for unit, bytes_ in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size % bytes_ == 0:
+            return f"{size // bytes_} {unit}"
+    return f"{size} B"
+
+
+def _duration(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def _rate(bytes_per_second: float) -> str:
+    for unit, scale in (("GB/s", 1e9), ("MB/s", 1e6)):
+        if bytes_per_second >= scale:
+            return f"{bytes_per_second / scale:.3g} {unit}"
+    return f"{bytes_per_second / 1e3:.3g} kB/s"
+
+
+def _show(result: dict[str, Any]) -> None:
+    names = result["peers"]
+    rows = [
+        [
+            _size(row["bytes"]),
+            _duration(row["seconds"]),
+            _duration(row["worst_seconds"]),
+            _rate(row["bytes_per_second"]),
+            _rate(row["each_way_bytes_per_second"]),
+            str(row["calls"]),
+        ]
+        for row in result["all_reduce"]
+    ]
+    columns = ["array", "median", "worst", "array/time", "each way", "calls"]
+    _table(f"All-reduce between {len(names)} peers, float32 sum", columns, rows)
+    for row in result["left_out"]:
+        print(f"left out: {_size(row['bytes'])}, about {_duration(row['expected_seconds'])} a call")
+
+    cells = [["-"] * len(names) for _ in names]
+    for pair in result["pairs"]:
+        one, other = pair["peers"]
+        if pair["seconds"] is not None:
+            cells[one][other] = _rate(pair["each_way_bytes_per_second"])
+            cells[other][one] = _duration(pair["seconds"])
+    rows = [[f"{rank} {name}", *cells[rank]] for rank, name in enumerate(names)]
+    _table(
+        "Pairs: bandwidth each way (upper right), latency of 4 bytes (lower left)",
+        ["peer", *map(str, range(len(names)))],
+        rows,
+    )
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """With rich in a terminal, else plain text in columns."""
+    if sys.stdout.isatty():
+        try:
+            from rich.console import Console
+            from rich.table import Table
+        except ImportError:
+            pass
+        else:
+            table = Table(title=title, title_justify="left")
+            for number, column in enumerate(columns):
+                table.add_column(column, justify="right" if number else "left", no_wrap=True)
+            for row in rows:
+                table.add_row(*row)
+            Console().print(table)
+            return
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    print(f"\n{title}")
+    for row in (columns, *rows):
+        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())

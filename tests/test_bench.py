@@ -1,0 +1,158 @@
+"""`pccl bench`: peers that measure each other print the same figures, and say why when they cannot."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from workers import Run, running
+
+import pccl.bench
+from pccl.bench import DEFAULT_GROUP, parse_sizes
+
+SIZES = ["--sizes", "64KiB,4KiB", "--seconds", "0.01"]
+
+
+@contextmanager
+def benches(
+    folder: Path, count: int, *options: str, **env: str
+) -> Iterator[list[subprocess.Popen]]:
+    """So many `pccl bench`, gone at the end."""
+    processes: list[subprocess.Popen] = []
+    try:
+        for _ in range(count):
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "pccl", "bench", *SIZES, *options],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    cwd=folder,  # not the source tree, which has no extension
+                    env={**os.environ, **env},
+                )
+            )
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def ends(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+    """Status, output and error text of each."""
+    said = [process.communicate(timeout=60) for process in processes]
+    return [(p.returncode, *texts) for p, texts in zip(processes, said, strict=True)]
+
+
+def bench(folder: Path, run: Run, count: int, *options: str) -> list[tuple[int, str, str]]:
+    master = ["--master", run.address, "--peers", str(count)]
+    with benches(folder, count, *master, *options) as processes:
+        return ends(processes)
+
+
+def test_all_peers_print_the_same_figures_for_every_size_and_pair(tmp_path: Path) -> None:
+    with running() as run:
+        said = bench(tmp_path, run, 3, "--json")
+    assert [status for status, _, _ in said] == [0, 0, 0], said
+    [text] = {out for _, out, _ in said}
+    result = json.loads(text)
+    assert len(set(result["peers"])) == 3
+    assert [row["bytes"] for row in result["all_reduce"]] == [4096, 65536]
+    for row in result["all_reduce"]:
+        assert row["calls"] >= 3
+        assert 0 < row["seconds"] <= row["worst_seconds"]
+        assert row["each_way_bytes_per_second"] == pytest.approx(row["bytes_per_second"] * 4 / 3)
+    assert result["left_out"] == []
+    assert [pair["peers"] for pair in result["pairs"]] == [[0, 1], [0, 2], [1, 2]]
+    assert all(p["seconds"] > 0 and p["each_way_bytes_per_second"] > 0 for p in result["pairs"])
+
+
+def test_one_master_serves_bench_after_bench(tmp_path: Path) -> None:
+    with running() as run:
+        for _ in range(2):
+            assert [status for status, _, _ in bench(tmp_path, run, 2)] == [0, 0]
+
+
+def test_the_tables_are_plain_text_without_a_terminal(tmp_path: Path) -> None:
+    with running() as run:
+        said = bench(tmp_path, run, 2)
+    for status, out, _ in said:
+        assert status == 0
+        lines = out.splitlines()
+        assert lines[1] == "All-reduce between 2 peers, float32 sum"
+        assert [line[:6] for line in lines[3:5]] == ["4 KiB ", "64 KiB"]
+        assert out.isascii()
+
+
+def test_it_runs_under_pccl_run_without_options(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pccl"]
+    done = subprocess.run(
+        [*command, "run", "-n", "2", "--", *command, "bench", *SIZES],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("All-reduce between 2 peers") == 2
+
+
+def test_a_peer_that_goes_ends_the_others_with_the_reason(tmp_path: Path) -> None:
+    with running() as run:
+        run.peer(f"start(peer_group={DEFAULT_GROUP}, min_peers=3)")  # and leaves at once
+        master = ["--master", run.address, "--peers", "3"]
+        with benches(tmp_path, 2, *master) as processes:
+            for status, out, err in ends(processes):
+                assert (status, out) == (1, "")
+                assert "gone" in err
+
+
+def test_a_latecomer_is_told_that_others_run_it(tmp_path: Path) -> None:
+    with running() as run:
+        holder = run.peer(f"start(peer_group={DEFAULT_GROUP}); say(event='in'); hear()")
+        holder.expect("in")
+        with benches(tmp_path, 1, "--master", run.address) as processes:
+            [(status, _, err)] = ends(processes)
+        assert status == 1
+        assert "already" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [([], "no master"), (["--master", "127.0.0.1:9", "--peers", "1"], "--peers")],
+)
+def test_what_cannot_be_is_said_and_gives_a_status(
+    tmp_path: Path, options: list[str], reason: str
+) -> None:
+    with benches(tmp_path, 1, *options, PCCL_MASTER="") as processes:
+        [(status, _, err)] = ends(processes)
+    assert status == 1
+    assert reason in err
+
+
+def test_sizes_have_units() -> None:
+    assert parse_sizes("8, 4KiB,1mib,2MB,12B") == [8, 4096, 1 << 20, 2_000_000, 12]
+    for text in ("", "3", "0", "4 elephants", "-4"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            parse_sizes(text)
+
+
+def test_a_terminal_gets_a_table_even_without_rich(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    rows = [["4 KiB", "1 ms"], ["64 KiB", "12 ms"]]
+    pccl.bench._table("Title", ["array", "median"], rows)
+    drawn = capsys.readouterr().out
+    assert "64 KiB" in drawn and not drawn.isascii()
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    pccl.bench._table("Title", ["array", "median"], rows)
+    plain = capsys.readouterr().out
+    assert plain == "\nTitle\narray   median\n4 KiB     1 ms\n64 KiB   12 ms\n"

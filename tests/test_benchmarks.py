@@ -1,0 +1,47 @@
+"""The benchmark program runs, and its own checks of results pass. Its figures are nobody's business here."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+def run(tmp_path: Path, *options: str) -> dict:
+    command = [sys.executable, str(BENCHMARKS / "allreduce.py"), "--quick", "--rounds", "2"]
+    file = tmp_path / "results.json"
+    done = subprocess.run(
+        [*command, "--block-seconds", "0.01", "--json", str(file), *options],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(file.read_text())
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a compiler")
+def test_every_size_has_a_row_beside_its_bound(tmp_path: Path) -> None:
+    options = ["--peers", "roofline", "--world", "2,3", "--sizes", "4KiB,100000B"]
+    result = run(tmp_path, *options, "--extras", "latency")
+    rows = [(row["world"], row["bytes"]) for row in result["results"]]
+    assert rows == [(2, 4096), (2, 100_000), (3, 4096), (3, 100_000)]
+    for row in result["results"]:
+        assert set(row["systems"]) == {"pccl", "bound"}
+        assert row["systems"]["pccl"]["calls"] >= 4
+        assert row["systems"]["pccl"]["cpu_seconds_per_gb"] > 0
+        assert row["bound_share"] > 0
+    assert [row["bytes"] for row in result["latency"]] == [4, 1024, 4, 1024]
+
+
+def test_tcp_needs_nothing_else(tmp_path: Path) -> None:
+    options = ["--peers", "none", "--transport", "tcp", "--world", "2", "--sizes", "64KiB"]
+    result = run(tmp_path, *options, "--extras", "fresh,tree")
+    [row] = result["results"]
+    assert row["arrays"] == "tcp" and row["faster"] is None
+    assert [row["what"] for row in result["ways_of_use"]] == ["fresh", "tree"]
