@@ -11,6 +11,8 @@ namespace {
 
 constexpr std::uint64_t kCountBits = 24;
 constexpr std::uint64_t kMaxDepth = 4;
+// Before others are let on this core.
+constexpr Duration kSpinAlone = std::chrono::microseconds(20);
 // A ring may be lost with its connection.
 constexpr Duration kSafety = std::chrono::milliseconds(50);
 
@@ -219,8 +221,11 @@ Pace LocalGroup::step(Instant now) {
   }
   if (!busy()) return Pace::idle;
   if (!still_since_ || now - *still_since_ >= kSafety) still_since_ = now;
-  if (now - *still_since_ >= options_.spin) return Pace::idle;
-  return boards_.size() > options_.cores ? Pace::yielding : Pace::spinning;
+  const Duration waited = now - *still_since_;
+  if (waited >= options_.spin) return Pace::idle;
+  // Whoever we wait for may need this core: then spinning only keeps it from its work.
+  const bool crowded = boards_.size() > options_.cores || waited >= kSpinAlone;
+  return crowded ? Pace::yielding : Pace::spinning;
 }
 
 bool LocalGroup::fall_asleep(Instant now) {
