@@ -92,6 +92,10 @@ void Locality::on_offered(const PeerId& peer, shm::Offer what, std::uint64_t num
     neighbour.board = region;
     neighbour.board_number = number;
     neighbour.pending = false;
+    // We may have opened with the one it had before: we did not see why it made a new one.
+    const auto rank = std::find(ranks_.begin(), ranks_.end(), peer);
+    if (group_.is_open() && number <= epoch_ && rank != ranks_.end())
+      group_.replace_board(static_cast<std::uint32_t>(rank - ranks_.begin()), region);
     claim();
   } else {
     neighbour.pages[number] = region;

@@ -117,6 +117,13 @@ void LocalGroup::open(std::uint64_t epoch, std::uint32_t rank, std::vector<Regio
   ring_all();
 }
 
+void LocalGroup::replace_board(std::uint32_t rank, RegionPtr board) {
+  if (rank >= boards_.size() || rank == rank_) return;
+  boards_[rank] = std::move(board);
+  rung_[rank] = 0;
+  still_since_.reset();
+}
+
 bool LocalGroup::close() {
   bool complete = true;
   if (page_ != nullptr) {

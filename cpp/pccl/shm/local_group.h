@@ -69,6 +69,8 @@ class LocalGroup {
 
   // A new epoch whose members, `boards` in rank order, share this host. `mine` is boards[rank].
   void open(std::uint64_t epoch, std::uint32_t rank, std::vector<RegionPtr> boards, RegionPtr page);
+  // That rank's board is another one, which it made before it opened this epoch: it was not here.
+  void replace_board(std::uint32_t rank, RegionPtr board);
   [[nodiscard]] bool is_open() const { return page_ != nullptr; }
   // The epoch is over. What was committed ends (local_committed); the rest is forgotten, and never
   // committed here, and its arrays are not used any more.

@@ -54,7 +54,9 @@ void Memory::carry_out(const peer::LocalityActions& actions) {
     const auto known = it->second;
     const std::size_t side = known->peers[0] == to ? 0 : 1;
     known->offers[side].push_back({what, number, region});
-    world_.timeline.after(microseconds(world_.random.below(300)), [this, peer = to, known] {
+    const Duration delay = world_.random.chance(0.1) ? milliseconds(world_.random.below(200))
+                                                     : microseconds(world_.random.below(300));
+    world_.timeline.after(delay, [this, peer = to, known] {
       Host* other = world_.host_of(peer);
       if (other == nullptr) return;
       other->run([other, known, from = host_.engine().id()] {
