@@ -221,12 +221,14 @@ bool Transfer::busy(const PeerId& peer, const Source& source) const {
 }
 
 void Transfer::on_time(Instant now, Duration limit) {
+  // We were frozen, not they: what they sent meanwhile is still to be read.
+  const bool frozen = now - std::exchange(ticked_, now) > limit / 2;
   if (!receiving()) return;
   std::vector<PeerId> mute;
   for (auto& [peer, source] : sources_) {
     if (busy(peer, source)) {
       source.idle_since.reset();
-    } else if (!source.idle_since) {
+    } else if (frozen || !source.idle_since) {
       source.idle_since = now;
     } else if (now - *source.idle_since >= limit) {
       mute.push_back(peer);

@@ -199,6 +199,7 @@ class Transfer {
   std::map<PeerId, std::pair<SyncId, Client>> early_;
   std::uint64_t tx_bytes_ = 0;
   std::uint64_t rx_bytes_ = 0;
+  Instant ticked_{};
 };
 
 // The holders that a receiver asks; the same on both ends.
