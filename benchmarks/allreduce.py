@@ -298,8 +298,6 @@ def what_is_there(options: argparse.Namespace) -> list[str]:
         if "shared-array" in options.transport:
             options.transport.remove("shared-array")
             missing.append("this pccl has no pccl.empty: no shared arrays")
-        if "shm" in options.transport:
-            missing.append("this pccl may have no shared memory: its shm rows are then TCP's")
     options.roofline = None
     if "roofline" in options.peers and set(options.transport) - {"tcp"}:
         options.roofline = build_roofline()
