@@ -669,6 +669,9 @@ bool Engine::started(const wire::OpKey& key) {
 
 void Engine::end_call(Call& call, Error error, const Record& record) {
   aborting_.erase(call.key);
+  const auto* operation = std::get_if<wire::OpKey>(&call.key);
+  if (operation != nullptr && error.code == Code::ok && worked_since_ == 0)
+    worked_since_ = operation->admission;
   call.error = std::move(error);
   call.record = record;
   call.done.store(true, std::memory_order_release);
@@ -681,7 +684,6 @@ void Engine::end_operation(const wire::OpKey& key, Error error, const Record& re
   const collective::Traffic moved = executor_.traffic(key);
   executor_.cancel(key);  // nothing there while it runs in memory
   const CallPtr call = it->second.call;
-  if (error.code == Code::ok && worked_since_ == 0) worked_since_ = key.admission;
   call->traffic.tx_bytes += moved.tx_bytes;
   call->traffic.rx_bytes += moved.rx_bytes;
   operations_.erase(it);
@@ -751,7 +753,6 @@ void Engine::local_committed(const wire::OpKey& key, const collective::Traffic& 
   const auto it = operations_.find(key);
   if (it == operations_.end()) return;
   newcomers_wait_ = newcomers_wait_.value_or(false) || newcomers_wait;
-  if (worked_since_ == 0) worked_since_ = key.admission;
   Operation& operation = it->second;
   if (told) {
     told_[key] = {key, operation.attempt, wire::OpPhase::done, operation.request.rerun,

@@ -370,7 +370,9 @@ class Engine final : private SessionHost,
   std::map<std::uint64_t, Dial> dials_;
   std::uint64_t next_dial_token_ = 1;
   std::uint64_t next_generation_ = 1;
-  std::uint64_t joined_ = 0;  // our join ordinal
+  std::uint64_t joined_ = 0;        // our join ordinal
+  std::uint64_t member_since_ = 0;  // epoch that let this peer in
+  std::uint64_t worked_since_ = 0;  // admission of its first committed operation; 0: none yet
   std::optional<wire::Prepare> prepare_;
   std::uint64_t prepared_epoch_ = 0;
   std::vector<wire::Member> expected_;
@@ -394,11 +396,15 @@ class Engine final : private SessionHost,
   std::map<wire::RoundKind, std::uint64_t> round_counts_;
   std::optional<Sync> sync_;
   bool owes_sync_ = false;
+<<<<<<< HEAD
   std::uint64_t member_since_ = 0;  // epoch that let this peer in
   std::uint64_t worked_since_ = 0;  // admission of its first committed operation; 0: none yet
   // Whether newcomers waited at a commit since the last admission point; nothing: there was none.
   std::optional<bool> newcomers_wait_;
   bool newcomers_ready_ = false;  // as the master said last
+=======
+  std::optional<bool> newcomers_wait_;  // flag of the latest commit since the last admission point
+>>>>>>> fix3
   bool fresh_ = false;
   bool was_member_ = false;
   std::map<std::uint64_t, ThreadState> threads_;
