@@ -396,15 +396,9 @@ class Engine final : private SessionHost,
   std::map<wire::RoundKind, std::uint64_t> round_counts_;
   std::optional<Sync> sync_;
   bool owes_sync_ = false;
-<<<<<<< HEAD
-  std::uint64_t member_since_ = 0;  // epoch that let this peer in
-  std::uint64_t worked_since_ = 0;  // admission of its first committed operation; 0: none yet
   // Whether newcomers waited at a commit since the last admission point; nothing: there was none.
   std::optional<bool> newcomers_wait_;
   bool newcomers_ready_ = false;  // as the master said last
-=======
-  std::optional<bool> newcomers_wait_;  // flag of the latest commit since the last admission point
->>>>>>> fix3
   bool fresh_ = false;
   bool was_member_ = false;
   std::map<std::uint64_t, ThreadState> threads_;
