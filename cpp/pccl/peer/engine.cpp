@@ -1338,6 +1338,13 @@ void Engine::thread_ended(std::uint64_t thread) {
   threads_.erase(thread);
 }
 
+bool Engine::in_memory_alone(const wire::CallKey& key) const {
+  const auto* operation = std::get_if<wire::OpKey>(&key);
+  if (operation == nullptr) return false;
+  const auto it = operations_.find(*operation);
+  return it != operations_.end() && it->second.local && !it->second.entered;
+}
+
 void Engine::report_blocked(Instant now) {
   wire::Blocked blocked;
   for (const auto& [thread, state] : threads_) {
@@ -1345,12 +1352,16 @@ void Engine::report_blocked(Instant now) {
     // Nor is who looks whether it can take it.
     const bool receiving =
         sync_ && state.waits == sync_->call && (transfer_.receiving() || sync_->unanswered);
-    if (state.waits && !state.waits->done && !receiving && now - state.since >= kBlockedAfter) {
+    // The others of this host may have committed it while this process slept, and the master not
+    // know: until it is told that this operation is awaited, it may be over.
+    const bool unseen = state.waits && in_memory_alone(state.waits->key);
+    const bool continues = receiving || unseen;
+    if (state.waits && !state.waits->done && !continues && now - state.since >= kBlockedAfter) {
       blocked.waits.push_back(state.waits->key);
     }
     // A thread that began to wait a moment ago, or is about to continue, counts as outside: it is
     // not blocked.
-    blocked.outside = blocked.outside || !state.waits || state.waits->done || receiving ||
+    blocked.outside = blocked.outside || !state.waits || state.waits->done || continues ||
                       now - state.since < kBlockedAfter;
   }
   std::uint64_t bytes = 0;

@@ -333,6 +333,8 @@ class Engine final : private SessionHost,
   void end_call(Call& call, Error error, const Record& record);
   void end_operation(const wire::OpKey& key, Error error, const Record& record);
   void die(Error error);
+  // Whether it runs in memory and the master has not been told of it.
+  [[nodiscard]] bool in_memory_alone(const wire::CallKey& key) const;
   void report_blocked(Instant now);
   void log(LogLevel level, std::string text) { actions_.log.emplace_back(level, std::move(text)); }
 

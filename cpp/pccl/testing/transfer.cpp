@@ -248,7 +248,7 @@ std::pair<std::size_t, std::vector<std::size_t>> rejoin_sizes(std::size_t entrie
   pccl::peer::Session session(options, host);
   wire::EpochRecord record;
   record.epoch = record.admission = 1;
-  record.members = {{peer(1), 1, {}}};
+  record.members = {{peer(1), 1, {}, {}}};
   record.plan = *pccl::topology::make_plan(1, 1 << 19, {});
   const wire::Envelope envelope{7, 1, 0};
   session.on_open();
