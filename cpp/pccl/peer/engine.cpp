@@ -1364,11 +1364,14 @@ void Engine::report_blocked(Instant now) {
     blocked.outside = blocked.outside || !state.waits || state.waits->done || continues ||
                       now - state.since < kBlockedAfter;
   }
-  std::uint64_t bytes = 0;
-  for (const auto& [id, state] : stripes_) {
-    if (state.established) bytes += state.stripe->bytes_received() + state.stripe->bytes_sent();
+  // Connection by connection: one that ended takes its count with it.
+  std::uint64_t moved = locality_.group().moved() - moved_at_blocked_;
+  moved_at_blocked_ += moved;
+  for (auto& [id, state] : stripes_) {
+    const std::uint64_t bytes = state.stripe->bytes_received() + state.stripe->bytes_sent();
+    if (state.established) moved += bytes - state.bytes_at_blocked;
+    state.bytes_at_blocked = bytes;
   }
-  bytes += locality_.group().moved();
   if (blocked.waits.empty()) {
     if (blocked_reported_) session_.blocked({});
     blocked_reported_ = false;
@@ -1376,8 +1379,7 @@ void Engine::report_blocked(Instant now) {
   }
   blocked.multi_threaded = threads_.size() > 1;
   // Heartbeats alone are not movement: a few frames an interval and stripe.
-  blocked.moving = bytes - bytes_at_blocked_ > stripes_.size() * 16 * link::kFrameHeaderBytes;
-  bytes_at_blocked_ = bytes;
+  blocked.moving = moved > stripes_.size() * 16 * link::kFrameHeaderBytes;
   blocked_reported_ = true;
   session_.blocked(blocked);
 }

@@ -253,6 +253,7 @@ class Engine final : private SessionHost,
     Instant heard{};
     std::uint64_t bytes_heard = 0;
     std::uint64_t bytes_sent = 0;
+    std::uint64_t bytes_at_blocked = 0;
   };
   struct Dial {
     PeerId peer;
@@ -406,7 +407,7 @@ class Engine final : private SessionHost,
   std::map<std::uint64_t, ThreadState> threads_;
   bool blocked_reported_ = false;
   Instant next_blocked_{};
-  std::uint64_t bytes_at_blocked_ = 0;
+  std::uint64_t moved_at_blocked_ = 0;
 };
 
 }  // namespace pccl::peer
