@@ -194,8 +194,12 @@ void Engine::fail(const std::string& what) {
 // The peer's part in the run is over: every call ends with `error`, every connection is closed.
 void Engine::die(Error error) {
   if (out_) return;
-  // What is committed in memory is committed, also for us.
-  (void)locality_.close_group();
+  // What is committed in memory is committed, also for us. What cannot be had any more is lost.
+  try {
+    (void)locality_.close_group();
+  } catch (const std::exception& failure) {
+    error.reason += std::string("; ") + failure.what();
+  }
   out_ = true;
   end_ = std::move(error);
   std::vector<wire::OpKey> operations;
@@ -744,6 +748,10 @@ Pace Engine::step(Instant now) {
   if (out_) return Pace::idle;
   now_ = now;
   const Pace pace = locality_.step(now);
+  if (locality_.group().broken()) {
+    die({Code::internal_error, "a member wrote nonsense to the memory it shares", {}, {}});
+    return Pace::idle;
+  }
   if (pace != Pace::idle) return pace;
   return locality_.group().fall_asleep(now) ? Pace::idle : Pace::working;
 }

@@ -154,7 +154,11 @@ void Runtime::listen_to_neighbours() {
 Pace Runtime::step() {
   if (shut_) return Pace::idle;
   const Pace pace = engine_.step(clock_now());
-  if (engine_.has_actions()) act();
+  if (engine_.has_actions()) {
+    act();
+  } else if (pace == Pace::idle) {
+    arm_timer();  // it may have begun to wait for something
+  }
   return pace;
 }
 

@@ -70,7 +70,8 @@ void Session::say_again() {
   if (!report.states.empty()) say(report);
   for (const auto& [key, payload] : rounds_) say(wire::EnterRound{{key, payload}});
   for (const auto& [key, code] : aborts_) say(wire::AbortRequest{key, code});
-  if (neighbourhood_ != wire::Neighbourhood{}) say(neighbourhood_);
+  // Also that there is nobody any more.
+  if (neighbourhood_) say(*neighbourhood_);
 }
 
 Status Session::on_bytes(std::span<const std::uint8_t> bytes) {
@@ -257,7 +258,7 @@ void Session::leave(const std::string& reason) {
 
 void Session::neighbourhood(wire::Neighbourhood neighbours) {
   neighbourhood_ = std::move(neighbours);
-  say(neighbourhood_);
+  say(*neighbourhood_);
 }
 
 void Session::heartbeat() { say(wire::Heartbeat{}); }

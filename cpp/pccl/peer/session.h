@@ -109,7 +109,7 @@ class Session {
   std::map<wire::OpKey, wire::OpState> operations_;  // reported, without a verdict
   std::map<wire::RoundKey, wire::RoundPayload> rounds_;
   std::map<wire::CallKey, Code> aborts_;
-  wire::Neighbourhood neighbourhood_;
+  std::optional<wire::Neighbourhood> neighbourhood_;
   std::map<wire::CallKey, Error> covering_;
   Status broken_;
 };

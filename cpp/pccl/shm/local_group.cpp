@@ -15,6 +15,10 @@ constexpr std::uint64_t kMaxDepth = 4;
 constexpr Duration kSpinAlone = std::chrono::microseconds(20);
 // A ring may be lost with its connection.
 constexpr Duration kSafety = std::chrono::milliseconds(50);
+// For the others' memory to arrive here, once they have it.
+constexpr Duration kArrival = std::chrono::milliseconds(50);
+// Copied at a time: between two of these, whoever drives the loop looks at everything else.
+constexpr std::uint64_t kCopiedBytes = std::uint64_t{1} << 20;
 
 constexpr std::uint64_t counted(std::uint64_t index, std::uint64_t count) {
   return index << kCountBits | count;
@@ -112,6 +116,8 @@ void LocalGroup::open(std::uint64_t epoch, std::uint32_t rank, std::vector<Regio
   others_.clear();
   waits_since_.reset();
   still_since_.reset();
+  missing_since_.reset();
+  broken_ = false;
   own().done.store(0, std::memory_order_relaxed);
   own().collected.store(position(epoch_, 0), std::memory_order_release);
   ring_all();
@@ -121,6 +127,7 @@ void LocalGroup::replace_board(std::uint32_t rank, RegionPtr board) {
   if (rank >= boards_.size() || rank == rank_) return;
   boards_[rank] = std::move(board);
   rung_[rank] = 0;
+  others_.clear();  // they point into the old one
   still_since_.reset();
 }
 
@@ -202,6 +209,7 @@ bool LocalGroup::withdraw(const wire::OpKey& key) {
 
 // The operation at the present index is not committed here, whatever it is.
 void LocalGroup::spoil() {
+  missing_since_.reset();
   std::uint64_t bits = word().load(std::memory_order_acquire);
   for (;;) {
     Word next = Word::unpack(bits);
@@ -221,7 +229,9 @@ Pace LocalGroup::step(Instant now) {
   const std::uint64_t sleep = sleeping.load(std::memory_order_relaxed);
   if (sleep % 2 != 0) sleeping.store(sleep + 1, std::memory_order_relaxed);
   bool moved = false;
-  for (int i = 0; i < options_.moves && page_ != nullptr && move(now); ++i) moved = true;
+  offered_ = false;
+  for (int i = 0; i < options_.moves && !offered_ && page_ != nullptr && move(now); ++i)
+    moved = true;
   if (moved) {
     still_since_.reset();
     return Pace::working;
@@ -249,35 +259,51 @@ bool LocalGroup::fall_asleep(Instant now) {
 
 std::optional<Instant> LocalGroup::next_deadline() const {
   if (page_ == nullptr || !busy()) return std::nullopt;
-  if (waits_since_) return *waits_since_ + options_.patience;
-  if (still_since_) return *still_since_ + kSafety;
-  return std::nullopt;
+  std::optional<Instant> next;
+  if (still_since_) next = *still_since_ + kSafety;
+  if (waits_since_)
+    next = std::min(next.value_or(Instant::max()), *waits_since_ + options_.patience);
+  return next;
 }
 
 // Does one thing, the most urgent one.
 bool LocalGroup::move(Instant now) {
+  if (broken_) return false;
   const Word last = Word::unpack(word().load(std::memory_order_acquire));
   if (last.index == index_) return collect(last);
+  if (last.index + 1 != index_) {
+    broken_ = true;
+    return false;
+  }
+  if (last.closed || last.spoilt) waits_since_.reset();
   if (last.closed) return false;
   if (last.spoilt) {
     if (advance()) return true;
-    return choose(now);  // rank 0's call is still to come: it names what goes over the network
+    return choose(now,
+                  true);  // rank 0's call is still to come: it names what goes over the network
   }
-  if (choose(now)) return true;
+  if (choose(now, false)) return true;
   if (!current_) return false;
   if (current_->phase == Phase::meeting) {
     if (meet()) return true;
     // The others need these blocks, whenever they come.
     return !current_->small && current_->staged < current_->depth && stage_block();
   }
-  if (current_->phase == Phase::combining) return combine();
+  if (current_->phase == Phase::combining) return combine(now);
   return try_commit();
 }
 
 // The present index was decided.
 bool LocalGroup::collect(const Word& now) {
   if (now.committed) {
-    if (!finish()) return false;
+    // Nobody commits without us.
+    if (!current_ || (!current_->small && current_->phase != Phase::finished)) {
+      broken_ = true;
+      return false;
+    }
+    bool complete = false;
+    if (!finish(complete)) return false;
+    if (!complete) return true;
     const wire::OpKey key = current_->key;
     const collective::Traffic traffic = current_->traffic;
     operations_.erase(key);
@@ -286,8 +312,8 @@ bool LocalGroup::collect(const Word& now) {
     ++index_;
     turn_ ^= 1U;
     others_.clear();
-    ring_all();
     host_.local_committed(key, traffic, now.newcomers_wait, now.told);
+    ring_all();
     return true;
   }
   const std::optional<Seen> first = seen(0);
@@ -306,13 +332,13 @@ bool LocalGroup::collect(const Word& now) {
   turn_ ^= 1U;
   others_.clear();
   waits_since_.reset();
-  ring_all();
   if (called) host_.local_escalated(key);
+  ring_all();
   return true;
 }
 
 // Which of our calls is next: rank 0 says.
-bool LocalGroup::choose(Instant now) {
+bool LocalGroup::choose(Instant now, bool spoilt) {
   if (rank_ == 0) {
     if (current_ || order_.empty() || seen(0)) return false;
     arrive(order_.front());
@@ -331,7 +357,7 @@ bool LocalGroup::choose(Instant now) {
     arrive(first->key);
     return true;
   }
-  if (!busy()) return false;
+  if (spoilt || !busy()) return false;
   // A call that we have not made. What we wait for may come before it in our program.
   if (!waits_since_) waits_since_ = now;
   if (now - *waits_since_ < options_.patience) return false;
@@ -350,6 +376,7 @@ void LocalGroup::take_back() {
 void LocalGroup::arrive(wire::OpKey key) {
   std::erase(order_, key);
   waits_since_.reset();
+  missing_since_.reset();
   const Operation& operation = operations_.at(key);
   Current& current = current_.emplace();
   current.key = key;
@@ -421,8 +448,11 @@ bool LocalGroup::meet() {
       spoil();
       return true;
     }
-    current.scratch = scratch->first;
-    own().scratch.store(scratch->second, std::memory_order_relaxed);  // published with `done`
+    current.results.resize(boards_.size());
+    current.results[rank_] = scratch->first;
+    // It goes out before anything else happens here: others wait for it.
+    offered_ =
+        own().scratch.exchange(scratch->second, std::memory_order_relaxed) != scratch->second;
   }
   current.phase = Phase::combining;
   return true;
@@ -457,14 +487,39 @@ void LocalGroup::plan_blocks() {
       {kMaxDepth, kStageBytes / ((ranks - 1) * current.stride), kResultBytes / current.stride});
 }
 
-bool LocalGroup::combine() {
+bool LocalGroup::combine(Instant now) {
   if (gather_block() || reduce_block() || stage_block()) return true;
   Current& current = *current_;
   if (current.reduced < current.rounds || (!current.keep && current.gathered < current.rounds))
     return false;
+  if (current.keep && !results_here()) {
+    // All have their results, or not all say so yet. Whose memory does not arrive may be gone.
+    if (least(&Board::reduced) < current.rounds) return false;
+    if (!missing_since_) missing_since_ = now;
+    if (now - *missing_since_ < kArrival) return false;
+    spoil();
+    return true;
+  }
+  missing_since_.reset();
   current.phase = Phase::finished;
   own().done.store(position(epoch_, index_), std::memory_order_release);
   ring_all();
+  return true;
+}
+
+// Whether the memory of all that holds the results is mapped here: what is committed after that can
+// be had, whoever is killed.
+bool LocalGroup::results_here() {
+  Current& current = *current_;
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    RegionPtr& there = current.results[rank];
+    if (there != nullptr) continue;
+    // Its number is there before its last result.
+    if (count_of(board(rank).reduced) < current.rounds) return false;
+    there = host_.scratch_of(rank, board(rank).scratch.load(std::memory_order_relaxed));
+    if (there != nullptr && there->size() < current.rounds * current.stride) there = nullptr;
+    if (there == nullptr) return false;
+  }
   return true;
 }
 
@@ -514,7 +569,7 @@ bool LocalGroup::reduce_block() {
     const collective::Segment& segment = current.layout.segments[index];
     const std::uint64_t others = boards_.size() - 1;
     std::uint8_t* const result = current.keep
-                                     ? current.scratch->data() + round * current.stride
+                                     ? current.results[rank_]->data() + round * current.stride
                                      : own().results + round % current.depth * current.stride;
     contributions_.clear();
     for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
@@ -588,6 +643,7 @@ void LocalGroup::copy_out(std::uint64_t index, const std::uint8_t* from) {
 // --------------------------------------------------------------------------------------------------
 
 bool LocalGroup::try_commit() {
+  if (!all_here()) return false;
   const std::uint64_t here = position(epoch_, index_);
   const Current& current = *current_;
   bool told = operations_.at(current.key).reported;
@@ -610,8 +666,9 @@ bool LocalGroup::try_commit() {
   return true;
 }
 
-// Committed: the results reach the caller's arrays. False when one is not mapped here yet.
-bool LocalGroup::finish() {
+// Committed: the results reach the caller's arrays, a part at a time. False when there is nothing
+// to do.
+bool LocalGroup::finish(bool& complete) {
   Current& current = *current_;
   const Operation& operation = operations_.at(current.key);
   if (current.small) {
@@ -634,25 +691,22 @@ bool LocalGroup::finish() {
     current.traffic.tx_bytes = at;
     current.traffic.rx_bytes = at * (boards_.size() - 1);
     moved_ += at;
+    complete = true;
     return true;
   }
-  if (!current.keep) return true;
-  std::vector<RegionPtr> results(boards_.size());
-  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
-    results[rank] =
-        rank == rank_ ? current.scratch
-                      : host_.scratch_of(rank, board(rank).scratch.load(std::memory_order_acquire));
-    if (results[rank] == nullptr || results[rank]->size() < current.rounds * current.stride)
-      return false;
-  }
-  for (std::uint64_t index = 0; index < current.layout.segments.size(); ++index) {
+  complete = !current.keep;
+  if (complete) return true;
+  std::uint64_t copied = 0;
+  while (current.copied < current.layout.segments.size() && copied < kCopiedBytes) {
+    const std::uint64_t index = current.copied++;
+    const std::uint64_t bytes = current.layout.segments[index].raw_bytes;
     const std::uint32_t from = owner(index);
-    copy_out(index, results[from]->data() + index / boards_.size() * current.stride);
-    if (from != rank_) {
-      current.traffic.rx_bytes += current.layout.segments[index].raw_bytes;
-      moved_ += current.layout.segments[index].raw_bytes;
-    }
+    copy_out(index, current.results[from]->data() + index / boards_.size() * current.stride);
+    copied += bytes;
+    moved_ += bytes;
+    if (from != rank_) current.traffic.rx_bytes += bytes;
   }
+  complete = current.copied == current.layout.segments.size();
   return true;
 }
 

@@ -93,6 +93,8 @@ class LocalGroup {
   // When to look again, rung or not.
   [[nodiscard]] std::optional<Instant> next_deadline() const;
   [[nodiscard]] bool busy() const { return current_.has_value() || !order_.empty(); }
+  // The page says what no member can have written: it counts for nothing any more.
+  [[nodiscard]] bool broken() const { return broken_; }
   // Bytes that others read from here and we read from them: whether anything moves.
   [[nodiscard]] std::uint64_t moved() const { return moved_; }
 
@@ -123,7 +125,8 @@ class LocalGroup {
     std::uint64_t staged = 0;
     std::uint64_t reduced = 0;
     std::uint64_t gathered = 0;
-    RegionPtr scratch;
+    std::uint64_t copied = 0;        // segments, once it is committed
+    std::vector<RegionPtr> results;  // by rank: where they are kept
     collective::Traffic traffic;
   };
 
@@ -137,19 +140,20 @@ class LocalGroup {
 
   bool move(Instant now);  // one thing; false when there is nothing to do
   bool collect(const Word& now);
-  bool choose(Instant now);
+  bool choose(Instant now, bool spoilt);
   void arrive(wire::OpKey key);
   void take_back();
   [[nodiscard]] bool all_here();
   bool meet();
   void plan_blocks();
-  bool combine();
+  bool combine(Instant now);
+  bool results_here();
   bool stage_block();
   bool reduce_block();
   bool gather_block();
   void copy_out(std::uint64_t segment, const std::uint8_t* from);
   bool try_commit();
-  bool finish();
+  bool finish(bool& complete);
   void spoil();
   bool advance();
   void ring_all();
@@ -174,9 +178,12 @@ class LocalGroup {
   std::vector<reduce::Contribution> contributions_;
   std::vector<Seen> others_;  // arrivals at `index_`, by rank, once all are there
   std::set<wire::OpKey> escalated_;
-  std::uint32_t turn_ = 0;              // which of our arrivals is next
-  std::optional<Instant> waits_since_;  // for a call of rank 0's that we have not made
-  std::optional<Instant> still_since_;  // nothing moved
+  std::uint32_t turn_ = 0;                // which of our arrivals is next
+  std::optional<Instant> waits_since_;    // for a call of rank 0's that we have not made
+  std::optional<Instant> still_since_;    // nothing moved
+  std::optional<Instant> missing_since_;  // another's results are ready, and not mapped here
+  bool offered_ = false;                  // in this step, memory that others wait for
+  bool broken_ = false;
   std::uint64_t moved_ = 0;
 };
 
