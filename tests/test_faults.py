@@ -406,7 +406,7 @@ def test_ctrl_c_in_the_multi_call_leaves_no_operation_that_writes_later() -> Non
                 pccl.DataType.FLOAT, pccl.QuantizationAlgorithm.NONE))
     if order == "call":
         descriptors = [pccl.ReduceOpDescriptor.from_numpy(send, o, what(i)) for i, o in enumerate(outs)]
-        say(event="calling")
+        say_when_calling(comm)
         try:
             comm.all_reduce_multiple_with_retry(descriptors, max_in_flight=4)
         except KeyboardInterrupt:
@@ -427,7 +427,6 @@ def test_ctrl_c_in_the_multi_call_leaves_no_operation_that_writes_later() -> Non
             peer.expect("in")
         caller.tell("call")
         caller.expect("calling")
-        time.sleep(0.3)  # most likely inside the call now
         caller.signal(signal.SIGINT)
         caller.expect("interrupted", 10)
         other.tell("late")
@@ -439,9 +438,10 @@ def test_ctrl_c_in_the_multi_call_leaves_no_operation_that_writes_later() -> Non
 
 def test_the_others_of_an_interrupted_call_get_an_error_and_go_on() -> None:
     code = """
-    start(min_peers=2)
+    comm = start(min_peers=2)
     say(event="in")
-    hear()
+    if hear() == "first":
+        say_when_calling(comm)
     try:
         pccl.allreduce(x(10))
         say(event="result")
@@ -455,8 +455,8 @@ def test_the_others_of_an_interrupted_call_get_an_error_and_go_on() -> None:
         first, second = run.peers(2, code)
         first.expect("in")
         second.expect("in")
-        first.tell("go")
-        time.sleep(0.3)
+        first.tell("first")
+        first.expect("calling")
         first.signal(signal.SIGINT)
         assert first.expect("failed")["kind"] == "KeyboardInterrupt"
         second.tell("go")

@@ -41,6 +41,15 @@ def start(**options):
     comm = pccl.init(**options)
     pccl.init_peer = comm._engine.peer_id()
     return comm
+
+def say_when_calling(comm):
+    # Says "calling" once the engine has an operation of this peer, so that a signal meets that.
+    def watch():
+        while comm._engine.unfinished() == 0:
+            pause.wait(0.001)
+        say(event="calling")
+    pause = threading.Event()
+    threading.Thread(target=watch, daemon=True).start()
 """
 
 
