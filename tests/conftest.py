@@ -33,7 +33,7 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.module.__name__ in TWICE:
+    if metafunc.module.__name__.rpartition(".")[2] in TWICE:
         metafunc.fixturenames.append("transport")
         metafunc.parametrize("transport", ["shm", "tcp"], indirect=True)
 
