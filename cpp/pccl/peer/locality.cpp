@@ -259,10 +259,12 @@ shm::RegionPtr Locality::scratch_of(std::uint32_t rank, std::uint64_t number) {
 
 // Between epochs: what results there were have been read. What a neighbour uses next is the newest
 // it has sent, or one still to come.
-void Locality::forget_stale_scratch() {
+void Locality::forget_stale(std::uint64_t epoch) {
   for (auto& [peer, neighbour] : neighbours_) {
-    if (neighbour.scratch.size() > 1)
-      neighbour.scratch.erase(neighbour.scratch.begin(), std::prev(neighbour.scratch.end()));
+    auto& pages = neighbour.pages;
+    auto& scratch = neighbour.scratch;
+    pages.erase(pages.begin(), pages.lower_bound(epoch));
+    if (scratch.size() > 1) scratch.erase(scratch.begin(), std::prev(scratch.end()));
   }
 }
 
@@ -283,7 +285,7 @@ void Locality::begin_epoch(const Record& record) {
       if (it != neighbours_.end()) it->second.board_needed = record->epoch;
     }
   }
-  forget_stale_scratch();
+  forget_stale(record->epoch);
   epoch_ = record->epoch;
   page_.reset();
   ranks_.clear();

@@ -123,7 +123,7 @@ class Locality final : private shm::LocalHost {
   [[nodiscard]] bool is_member(const PeerId& peer) const;
   void give(const PeerId& peer, Neighbour& neighbour);
   void give_members();
-  void forget_stale_scratch();
+  void forget_stale(std::uint64_t epoch);
   void claim();
   void try_open();
   void fail(const std::string& what);
