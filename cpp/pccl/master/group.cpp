@@ -161,6 +161,7 @@ void Group::decide(const wire::CallKey& key, Code code, const PeerId& culprit,
 }
 
 bool Group::plan_epoch() {
+  hosts_.reset();
   std::set<topology::Edge> edges;
   for (const auto& [a, b] : unusable_) {
     const auto first = static_cast<std::uint32_t>(rank_of(a));
@@ -177,7 +178,9 @@ bool Group::plan_epoch() {
   return true;
 }
 
-std::vector<std::uint32_t> Group::present_hosts() const {
+// Computed once for what is known at present: all pairs are looked at.
+const std::vector<std::uint32_t>& Group::present_hosts() {
+  if (hosts_) return *hosts_;
   std::set<topology::Edge> shared;
   for (std::uint32_t b = 0; b < members_.size(); ++b) {
     for (std::uint32_t a = 0; a < b; ++a) {
@@ -187,7 +190,14 @@ std::vector<std::uint32_t> Group::present_hosts() const {
       }
     }
   }
-  return topology::hosts(static_cast<std::uint32_t>(members_.size()), shared);
+  return hosts_.emplace(topology::hosts(static_cast<std::uint32_t>(members_.size()), shared));
+}
+
+// Nobody still finds out, or is away, who shares memory.
+bool Group::sharing_settled() const {
+  return std::all_of(members_.begin(), members_.end(), [](const Peer& peer) {
+    return peer.sharing_pending == 0 && peer.connection != 0;
+  });
 }
 
 // Who shares memory is known only a moment after the group has started, and may end.
@@ -197,10 +207,7 @@ void Group::replan_hosts(Instant now) {
     return;
   }
   if (!hosts_differ_since_) hosts_differ_since_ = now;
-  const bool settled = std::all_of(members_.begin(), members_.end(), [](const Peer& peer) {
-    return peer.sharing_pending == 0 && peer.connection != 0;
-  });
-  if (!settled && now - *hosts_differ_since_ < options_.heartbeat_interval) return;
+  if (!sharing_settled() && now - *hosts_differ_since_ < options_.heartbeat_interval) return;
   if (!plan_epoch()) return;
   around_.log("group " + std::to_string(id_) + ": planned for who shares memory");
   start_over(wire::Cause::plan, {}, {});
@@ -600,7 +607,10 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           [&](const wire::Neighbourhood& neighbourhood) {
             peer->shares_with = {neighbourhood.peers.begin(), neighbourhood.peers.end()};
             peer->sharing_pending = neighbourhood.pending;
-            if (is_member) replan_hosts(now);
+            if (!is_member) return;
+            hosts_.reset();
+            // While others are still finding out, a tick will do.
+            if (sharing_settled()) replan_hosts(now);
           },
           [&](const wire::EnterRound& enter) {
             if (!is_member) return misuse("a newcomer entered a round");

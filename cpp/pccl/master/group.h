@@ -159,7 +159,8 @@ class Group {
 
   // -- membership
   void replan_hosts(Instant now);
-  [[nodiscard]] std::vector<std::uint32_t> present_hosts() const;
+  [[nodiscard]] const std::vector<std::uint32_t>& present_hosts();
+  [[nodiscard]] bool sharing_settled() const;
   void start_over(wire::Cause cause, std::vector<wire::Departure> departures,
                   const std::vector<wire::OpKey>& aborted);
   void start_if_ready(Instant now);
@@ -204,8 +205,9 @@ class Group {
   std::map<wire::OpKey, OpenOperation> operations_;
   std::map<wire::RoundKey, OpenRound> rounds_;
   std::map<std::pair<PeerId, PeerId>, LinkTrouble> trouble_;  // (reporter, about)
-  std::set<std::pair<PeerId, PeerId>> unusable_;  // smaller id first; the plan goes without
-  std::optional<Instant> hosts_differ_since_;     // from the plan's
+  std::set<std::pair<PeerId, PeerId>> unusable_;     // smaller id first; the plan goes without
+  std::optional<std::vector<std::uint32_t>> hosts_;  // present_hosts(), until it may have changed
+  std::optional<Instant> hosts_differ_since_;        // from the plan's
   std::optional<Instant> stuck_since_;
   Instant last_tick_{};
 };

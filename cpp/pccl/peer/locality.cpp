@@ -1,6 +1,7 @@
 #include "pccl/peer/locality.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "pccl/topology/plan.h"
@@ -8,11 +9,17 @@
 namespace pccl::peer {
 namespace {
 
-constexpr std::size_t kKept = 4;  // pages and scratch regions of a neighbour, the newest
+constexpr std::size_t kKept = 4;  // pages and scratch regions of a neighbour, at most
 // A neighbour whose connection broke is most likely gone altogether: the loss tells the master
 // first.
 constexpr Duration kGrace = std::chrono::seconds(1);
+// Connecting again: the first time, and at last.
+constexpr Duration kFirstPause = std::chrono::milliseconds(500);
+constexpr Duration kLastPause = std::chrono::seconds(30);
 constexpr std::size_t kMiB = std::size_t{1} << 20;
+// Scratch memory that was far too large for so long is made anew.
+constexpr Duration kScratchKept = std::chrono::seconds(10);
+constexpr std::size_t kFarTooLarge = 4;  // times what is needed
 
 }  // namespace
 
@@ -41,7 +48,10 @@ void Locality::choose(const std::vector<wire::Member>& peers, std::uint64_t join
     if (!fresh && !it->second.word.empty()) continue;
     it->second.word = peer.word;
     it->second.dials = joined > peer.joined;
-    if (!fresh) continue;
+    if (!fresh) {
+      give(peer.id, it->second);
+      continue;
+    }
     it->second.pending = true;
     it->second.since = now;
     if (it->second.dials) actions_.connects.emplace_back(peer.id, peer.word);
@@ -55,25 +65,29 @@ void Locality::on_up(const PeerId& peer, Instant now) {
   Neighbour& neighbour = neighbours_[peer];
   neighbour.connected = true;
   neighbour.since = now;
-  if (!make_board()) return;
-  actions_.offers.push_back({peer, shm::Offer::board, board_number_, board_});
-  if (scratch_ != nullptr)
-    actions_.offers.push_back({peer, shm::Offer::scratch, scratch_number_, scratch_});
-  if (active_ && rank_ == 0 && page_ != nullptr)
-    actions_.offers.push_back({peer, shm::Offer::page, epoch_, page_});
+  neighbour.redial_at = {};
+  neighbour.given_board.reset();
+  neighbour.given_scratch = neighbour.given_page = 0;
+  give(peer, neighbour);
 }
 
 void Locality::on_down(const PeerId& peer, const std::string& reason, Instant now) {
   const auto it = neighbours_.find(peer);
   if (it == neighbours_.end()) return;
   Neighbour& neighbour = it->second;
-  if (neighbour.connected) {
-    host_.local_log(LogLevel::debug,
-                    "no memory shared with " + peer.brief() + " any more: " + reason);
+  if (neighbour.connected || neighbour.pending) {
+    host_.local_log(LogLevel::debug, "no memory shared with " + peer.brief() +
+                                         (neighbour.connected ? " any more: " : ": ") + reason);
   }
   neighbour.connected = false;
   neighbour.pending = false;
   neighbour.since = now;
+  if (neighbour.dials && !failed_) {
+    Duration pause = kFirstPause;
+    for (unsigned i = 0; i < neighbour.failures && pause < kLastPause; ++i) pause *= 2;
+    neighbour.redial_at = now + std::min(pause, kLastPause);
+    ++neighbour.failures;
+  }
   claim();
 }
 
@@ -92,6 +106,7 @@ void Locality::on_offered(const PeerId& peer, shm::Offer what, std::uint64_t num
     neighbour.board = region;
     neighbour.board_number = number;
     neighbour.pending = false;
+    neighbour.failures = 0;
     // We may have opened with the one it had before: we did not see why it made a new one.
     const auto rank = std::find(ranks_.begin(), ranks_.end(), peer);
     if (group_.is_open() && number <= epoch_ && rank != ranks_.end())
@@ -105,18 +120,15 @@ void Locality::on_offered(const PeerId& peer, shm::Offer what, std::uint64_t num
 }
 
 void Locality::on_time(Instant now) {
+  if (failed_) return;
   for (auto& [peer, neighbour] : neighbours_) {
     if (neighbour.pending && now - neighbour.since >= options_.patience) neighbour.pending = false;
     if (!neighbour.connected && !neighbour.pending && neighbour.board != nullptr &&
         now - neighbour.since >= kGrace) {
       neighbour.board.reset();
-      neighbour.lost = true;
     }
-    if (neighbour.lost && neighbour.dials && !neighbour.pending &&
-        now - neighbour.since >= options_.patience) {
-      neighbour.lost = false;
-      neighbour.pending = true;
-      neighbour.since = now;
+    if (neighbour.redial_at != Instant{} && now >= neighbour.redial_at) {
+      neighbour.redial_at = {};
       actions_.connects.emplace_back(peer, neighbour.word);
     }
   }
@@ -124,7 +136,15 @@ void Locality::on_time(Instant now) {
   try_open();
 }
 
-std::optional<Instant> Locality::next_deadline() const { return group_.next_deadline(); }
+std::optional<Instant> Locality::next_deadline() const {
+  std::optional<Instant> next = group_.next_deadline();
+  if (failed_) return next;
+  for (const auto& [peer, neighbour] : neighbours_) {
+    if (neighbour.redial_at != Instant{})
+      next = std::min(next.value_or(Instant::max()), neighbour.redial_at);
+  }
+  return next;
+}
 
 // Says whom we share with, when that has changed.
 void Locality::claim() {
@@ -163,16 +183,49 @@ bool Locality::make_board() {
   return true;
 }
 
-void Locality::offer_all(shm::Offer what, std::uint64_t number, const shm::RegionPtr& region) {
-  for (const auto& [peer, neighbour] : neighbours_) {
-    if (neighbour.connected) actions_.offers.push_back({peer, what, number, region});
+bool Locality::is_member(const PeerId& peer) const {
+  return std::find(ranks_.begin(), ranks_.end(), peer) != ranks_.end();
+}
+
+// What it does not have yet, and may have: a newcomer our board, so that the master knows before it
+// is let in who shares memory; a member whatever its epoch needs; one that the master has not named
+// nothing.
+void Locality::give(const PeerId& peer, Neighbour& neighbour) {
+  if (failed_ || !neighbour.connected || neighbour.word.empty() || !make_board()) return;
+  if (neighbour.given_board != board_number_) {
+    neighbour.given_board = board_number_;
+    actions_.offers.push_back({peer, shm::Offer::board, board_number_, board_});
+  }
+  if (!is_member(peer)) return;
+  if (scratch_ != nullptr && neighbour.given_scratch != scratch_number_) {
+    neighbour.given_scratch = scratch_number_;
+    actions_.offers.push_back({peer, shm::Offer::scratch, scratch_number_, scratch_});
+  }
+  if (active_ && rank_ == 0 && page_ != nullptr && neighbour.given_page != epoch_) {
+    neighbour.given_page = epoch_;
+    actions_.offers.push_back({peer, shm::Offer::page, epoch_, page_});
+  }
+}
+
+void Locality::give_members() {
+  for (auto& [peer, neighbour] : neighbours_) {
+    if (is_member(peer)) give(peer, neighbour);
   }
 }
 
 Result<std::pair<shm::RegionPtr, std::uint64_t>> Locality::take_scratch(std::size_t bytes) {
-  if (scratch_ == nullptr || scratch_->size() < bytes) {
+  if (scratch_ != nullptr) {
+    scratch_wanted_ = std::max(scratch_wanted_, bytes);
+    if (scratch_->size() / kFarTooLarge <= std::max(bytes, kMiB)) {
+      scratch_since_ = now_;
+      scratch_wanted_ = 0;
+    }
+  }
+  const bool far_too_large = scratch_ != nullptr && now_ - scratch_since_ >= kScratchKept;
+  if (scratch_ == nullptr || scratch_->size() < bytes || far_too_large) {
     // Somewhat more, so that arrays that grow do not ask again and again.
-    const std::size_t size = (bytes + bytes / 4 + kMiB - 1) / kMiB * kMiB;
+    const std::size_t most = far_too_large ? scratch_wanted_ : bytes;
+    const std::size_t size = (most + most / 4 + kMiB - 1) / kMiB * kMiB;
     auto made = options_.make_region(size, shm::Access::read);
     if (!made) {
       host_.local_log(LogLevel::warn, "no shared memory for results (" + made.error().reason +
@@ -180,7 +233,10 @@ Result<std::pair<shm::RegionPtr, std::uint64_t>> Locality::take_scratch(std::siz
       return made.error();
     }
     scratch_ = std::move(*made);
-    offer_all(shm::Offer::scratch, ++scratch_number_, scratch_);
+    ++scratch_number_;
+    scratch_wanted_ = 0;
+    scratch_since_ = now_;
+    give_members();
   }
   return std::pair(scratch_, scratch_number_);
 }
@@ -189,12 +245,27 @@ shm::RegionPtr Locality::scratch_of(std::uint32_t rank, std::uint64_t number) {
   const auto look = [&]() -> shm::RegionPtr {
     const auto neighbour = neighbours_.find(ranks_[rank]);
     if (neighbour == neighbours_.end()) return nullptr;
-    const auto found = neighbour->second.scratch.find(number);
-    return found == neighbour->second.scratch.end() ? nullptr : found->second;
+    auto& scratch = neighbour->second.scratch;
+    const auto found = scratch.find(number);
+    if (found == scratch.end()) return nullptr;
+    // Its owner goes on to others only after everybody has read the results in this one.
+    scratch.erase(scratch.begin(), found);
+    return found->second;
   };
   if (shm::RegionPtr found = look()) return found;
   if (options_.poll) options_.poll();
   return look();
+}
+
+// Between epochs: what results there were have been read. What a neighbour uses next is the newest
+// it has sent, or one still to come.
+void Locality::forget_stale(std::uint64_t epoch) {
+  for (auto& [peer, neighbour] : neighbours_) {
+    auto& pages = neighbour.pages;
+    auto& scratch = neighbour.scratch;
+    pages.erase(pages.begin(), pages.lower_bound(epoch));
+    if (scratch.size() > 1) scratch.erase(scratch.begin(), std::prev(scratch.end()));
+  }
 }
 
 // ---- epochs
@@ -204,17 +275,17 @@ void Locality::begin_epoch(const Record& record) {
   const bool departed = std::any_of(record->departures.begin(), record->departures.end(),
                                     [](const auto& gone) { return !gone.id.empty(); });
   // Who departed may be frozen only, and read our memory when it wakes up: it goes on seeing what
-  // it saw. Everybody decides this alike.
-  if (active_ && departed && !failed_) {
-    board_.reset();
-    scratch_.reset();
+  // it saw. Everybody decides this alike, also who has no board yet.
+  if (departed && !failed_) {
     board_number_ = record->epoch;
-    if (make_board()) offer_all(shm::Offer::board, board_number_, board_);
+    scratch_.reset();
+    if (std::exchange(board_, nullptr) != nullptr) (void)make_board();
     for (const wire::Member& member : record->members) {
       const auto it = neighbours_.find(member.id);
       if (it != neighbours_.end()) it->second.board_needed = record->epoch;
     }
   }
+  forget_stale(record->epoch);
   epoch_ = record->epoch;
   page_.reset();
   ranks_.clear();
@@ -227,11 +298,11 @@ void Locality::begin_epoch(const Record& record) {
     auto made = options_.make_region(shm::kPageBytes, shm::Access::write);
     if (made) {
       page_ = std::move(*made);
-      offer_all(shm::Offer::page, epoch_, page_);
     } else {
       fail(made.error().reason);
     }
   }
+  give_members();
   try_open();
 }
 

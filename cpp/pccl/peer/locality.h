@@ -78,24 +78,33 @@ class Locality final : private shm::LocalHost {
   [[nodiscard]] bool active() const { return active_; }
   [[nodiscard]] shm::LocalGroup& group() { return group_; }
   [[nodiscard]] const shm::LocalGroup& group() const { return group_; }
-  [[nodiscard]] Pace step(Instant now) { return group_.step(now); }
+  [[nodiscard]] Pace step(Instant now) {
+    now_ = now;
+    return group_.step(now);
+  }
 
   [[nodiscard]] LocalityActions take_actions() { return std::exchange(actions_, {}); }
   [[nodiscard]] bool has_actions() const { return !actions_.empty(); }
 
  private:
   struct Neighbour {
-    PeerId word;
+    PeerId word;  // zero: it came before the master named it
     bool connected = false;
-    bool pending = false;  // we do not know yet
-    bool dials = false;    // we connect, not it
-    bool lost = false;     // it was there, and may come back
-    Instant since{};       // of the latest change
+    bool pending = false;   // we do not know yet
+    bool dials = false;     // we connect, not it
+    Instant since{};        // of the latest change
+    Instant redial_at{};    // zero: no need to
+    unsigned failures = 0;  // to share with it, since it last worked
+    // What it has of us, in this connection.
+    std::optional<std::uint64_t> given_board;
+    std::uint64_t given_scratch = 0;
+    std::uint64_t given_page = 0;
+    // What we have of it.
     shm::RegionPtr board;
     std::uint64_t board_number = 0;
     std::uint64_t board_needed = 0;                 // older ones may be written by nobody any more
     std::map<std::uint64_t, shm::RegionPtr> pages;  // by epoch, the newest few
-    std::map<std::uint64_t, shm::RegionPtr> scratch;  // by number, the newest few
+    std::map<std::uint64_t, shm::RegionPtr> scratch;  // by number, from the one used last
   };
 
   // shm::LocalHost
@@ -111,7 +120,10 @@ class Locality final : private shm::LocalHost {
   [[nodiscard]] shm::RegionPtr scratch_of(std::uint32_t rank, std::uint64_t number) override;
 
   bool make_board();
-  void offer_all(shm::Offer what, std::uint64_t number, const shm::RegionPtr& region);
+  [[nodiscard]] bool is_member(const PeerId& peer) const;
+  void give(const PeerId& peer, Neighbour& neighbour);
+  void give_members();
+  void forget_stale(std::uint64_t epoch);
   void claim();
   void try_open();
   void fail(const std::string& what);
@@ -128,6 +140,9 @@ class Locality final : private shm::LocalHost {
   std::uint64_t board_number_ = 0;
   shm::RegionPtr scratch_;
   std::uint64_t scratch_number_ = 0;
+  std::size_t scratch_wanted_ = 0;  // the most, since
+  Instant scratch_since_{};         // it was made, or much of it was used
+  Instant now_{};                   // of the latest step
   shm::RegionPtr page_;
   bool active_ = false;
   std::uint64_t epoch_ = 0;

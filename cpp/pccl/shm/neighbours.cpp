@@ -1,6 +1,7 @@
 #include "pccl/shm/neighbours.h"
 
 #include <sys/socket.h>
+#include <sys/sysinfo.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -14,16 +15,22 @@
 
 #include "pccl/net/fork.h"
 #include "pccl/shm/board.h"
+#include "pccl/shm/proof.h"
 
 namespace pccl::shm {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr std::uint32_t kMagic = 0x4c4c4350;  // "PCLL"
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint16_t kVersion = 2;
 constexpr int kBacklog = 256;
-constexpr int kReads = 64;                 // in one turn
-constexpr std::size_t kMaxUnknown = 64;    // channels without a hello
-constexpr std::size_t kMaxOutgoing = 256;  // offers that a neighbour does not take
+constexpr int kReads = 64;                               // in one turn
+constexpr std::size_t kMaxUnknown = 64;                  // channels without a hello
+constexpr std::size_t kMaxOutgoing = 256;                // offers that a neighbour does not take
+constexpr Duration kGreeting = std::chrono::seconds(5);  // until both ends have proven themselves
+constexpr Duration kTick = std::chrono::milliseconds(100);
+constexpr Duration kAcceptPause = std::chrono::milliseconds(100);  // when descriptors have run out
 
 enum class Kind : std::uint16_t { hello, welcome, offer, ring };
 
@@ -46,7 +53,57 @@ Access access_of(Offer offer) { return offer == Offer::page ? Access::write : Ac
 bool right_size(Offer offer, std::uint64_t size) {
   if (offer == Offer::board) return size == kBoardBytes;
   if (offer == Offer::page) return size == kPageBytes;
-  return size > 0 && size <= std::uint64_t{1} << 44;
+  // More than the host has was never made.
+  struct sysinfo host {};
+  if (::sysinfo(&host) != 0) return false;
+  return size > 0 && size <= (std::uint64_t{host.totalram} + host.totalswap) * host.mem_unit;
+}
+
+// The other end runs as the same user: as whoever called listen or connect there.
+bool same_user(int descriptor) {
+  ucred other{};
+  socklen_t size = sizeof other;
+  return ::getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &other, &size) == 0 &&
+         other.uid == ::geteuid();
+}
+
+// Did not work, but may: memory or descriptors under way have run out.
+bool passes(int error) { return error == ETOOMANYREFS || error == ENOBUFS || error == ENOMEM; }
+
+// A descriptor that came with a packet. Whoever maps it leaves it here.
+class Passed {
+ public:
+  explicit Passed(int descriptor) : descriptor_(descriptor) {}
+  ~Passed() {
+    if (descriptor_ >= 0) net::close_descriptor(descriptor_);
+  }
+  Passed(const Passed&) = delete;
+  Passed& operator=(const Passed&) = delete;
+  [[nodiscard]] int get() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+// Every descriptor that came with `message` is ours: the first is returned, -1 if there is none,
+// the others are closed.
+int first_descriptor(msghdr& message) {
+  int first = -1;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t k = 0; k < count; ++k) {
+      int one = -1;
+      std::memcpy(&one, CMSG_DATA(header) + k * sizeof(int), sizeof one);
+      if (first < 0) {
+        first = one;
+      } else {
+        ::close(one);
+      }
+    }
+  }
+  return first;
 }
 
 }  // namespace
@@ -62,12 +119,26 @@ struct Neighbours::Packet {
   std::uint64_t offer = 0;
   PeerId from;
   PeerId to;
-  PeerId word;
+  PeerId proof;
+
+  // What a hello or a welcome proves the listener's word with.
+  [[nodiscard]] PeerId proven(const PeerId& word) const {
+    std::array<std::uint64_t, 7> about{static_cast<std::uint64_t>(kind), host, number};
+    std::memcpy(&about[3], from.bytes.data(), sizeof from.bytes);
+    std::memcpy(&about[5], to.bytes.data(), sizeof to.bytes);
+    return shm::proof(word, about);
+  }
 };
 
 Neighbours::Neighbours(asio::io_context& context, const PeerId& self, const PeerId& word,
                        std::uint64_t host, NeighbourEvents events)
-    : context_(context), self_(self), word_(word), host_(host), events_(std::move(events)) {
+    : context_(context),
+      self_(self),
+      word_(word),
+      host_(host),
+      events_(std::move(events)),
+      timer_(context),
+      accept_again_(context) {
   static_assert(sizeof(Packet) == sizeof(Outgoing::bytes));
 }
 
@@ -89,25 +160,52 @@ Status Neighbours::listen() {
 }
 
 void Neighbours::accept() {
-  listener_->wait_readable([this](const asio::error_code& error) {
-    if (error) return;
+  listener_->wait_readable([this, here = std::weak_ptr(here_)](const asio::error_code& error) {
+    if (error || here.expired()) return;
+    int number = 0;
     for (int i = 0; i < kReads; ++i) {
       const int descriptor = net::open_descriptor([&] {
         return ::accept4(listener_->raw(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
       });
-      if (descriptor < 0) break;
-      std::size_t unknown = 0;
-      for (const auto& [id, channel] : channels_) unknown += channel.peer.empty() ? 1 : 0;
-      if (unknown >= kMaxUnknown) {
-        net::close_descriptor(descriptor);
-        continue;
-      }
-      const std::uint64_t id = next_++;
-      channels_[id].socket = std::make_unique<net::Socket>(context_, descriptor);
-      await(id);
+      number = descriptor < 0 ? errno : 0;
+      if (number == EINTR || number == ECONNABORTED) continue;
+      if (number != 0) break;
+      greet(descriptor);
     }
-    accept();
+    if (number == 0 || number == EAGAIN || number == EINTR || number == ECONNABORTED) {
+      accept();
+    } else {
+      accept_again_.expires_after(kAcceptPause);
+      accept_again_.async_wait([this, here](const asio::error_code& cancelled) {
+        if (!cancelled && !here.expired()) accept();
+      });
+    }
+    events_.read();
   });
+}
+
+// Somebody connected: most often its hello is there already.
+void Neighbours::greet(int descriptor) {
+  if (!same_user(descriptor)) return net::close_descriptor(descriptor);
+  const std::uint64_t id = open(descriptor);
+  read(id);
+  if (!channels_.contains(id)) return;
+  await(id);
+  std::vector<std::uint64_t> unknown;
+  for (const auto& [other, channel] : channels_) {
+    if (channel.peer.empty()) unknown.push_back(other);
+  }
+  // The oldest goes: who says nothing is not to keep those out who would.
+  if (unknown.size() > kMaxUnknown) channels_.erase(unknown.front());
+}
+
+std::uint64_t Neighbours::open(int descriptor) {
+  const std::uint64_t id = next_++;
+  Channel& channel = channels_[id];
+  channel.socket = std::make_unique<net::Socket>(context_, descriptor);
+  channel.since = Clock::now();
+  arm();
+  return id;
 }
 
 void Neighbours::connect(const PeerId& peer, const PeerId& word) {
@@ -120,20 +218,28 @@ void Neighbours::connect(const PeerId& peer, const PeerId& word) {
     net::close_descriptor(descriptor);
     return events_.down(peer, net::error_text(number));
   }
-  const std::uint64_t id = next_++;
-  Channel& channel = channels_[id];
-  channel.socket = std::make_unique<net::Socket>(context_, descriptor);
-  channel.peer = peer;
-  channel.dialled = true;
-  by_peer_[peer] = id;
+  if (!same_user(descriptor)) {
+    net::close_descriptor(descriptor);
+    return events_.down(peer, "another user's");
+  }
   Packet hello;
   hello.kind = Kind::hello;
   hello.host = host_;
+  const PeerId once = PeerId::random();
+  std::memcpy(&hello.number, once.bytes.data(), sizeof hello.number);
   hello.from = self_;
   hello.to = peer;
-  hello.word = word;
+  hello.proof = hello.proven(word);
+  Packet welcome = hello;
+  welcome.kind = Kind::welcome;
+  const std::uint64_t id = open(descriptor);
+  Channel& channel = channels_.at(id);
+  channel.peer = peer;
+  channel.dialled = true;
+  channel.welcome = welcome.proven(word);
+  by_peer_[peer] = id;
   push(id, hello, nullptr);
-  await(id);
+  if (channels_.contains(id)) await(id);
 }
 
 void Neighbours::drop(const PeerId& peer) {
@@ -162,7 +268,7 @@ void Neighbours::offer(const PeerId& peer, Offer what, std::uint64_t number,
 
 void Neighbours::ring(const PeerId& peer) {
   const auto it = channels_.find(channel_of(peer));
-  if (it == channels_.end() || !it->second.out.empty()) return;  // what is under way wakes it too
+  if (it == channels_.end() || !it->second.up) return;
   const Packet packet;
   const iovec part{const_cast<Packet*>(&packet), sizeof packet};
   // When its queue is full it has enough to wake up for.
@@ -171,7 +277,7 @@ void Neighbours::ring(const PeerId& peer) {
 
 void Neighbours::push(std::uint64_t id, const Packet& packet, RegionPtr region) {
   const auto it = channels_.find(id);
-  if (it == channels_.end()) return;
+  if (it == channels_.end() || it->second.ended) return;
   if (it->second.out.size() >= kMaxOutgoing) return lose(id, "it takes nothing any more");
   Outgoing& out = it->second.out.emplace_back();
   std::memcpy(out.bytes.data(), &packet, sizeof packet);
@@ -200,36 +306,83 @@ void Neighbours::write(std::uint64_t id) {
       const int descriptor = out.region->descriptor();
       std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
     }
-    const ssize_t put = ::sendmsg(channel.socket->raw(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0 && (errno == EAGAIN || errno == ETOOMANYREFS)) {
-      channel.writing = true;
-      channel.socket->wait_writable([this, id](const asio::error_code& error) {
-        const auto found = channels_.find(id);
-        if (error || found == channels_.end()) return;
-        found->second.writing = false;
-        write(id);
-      });
-      return;
+    if (::sendmsg(channel.socket->raw(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) {
+      channel.out.pop_front();
+      continue;
     }
-    if (put < 0) return;  // reading finds the end
-    channel.out.pop_front();
+    const int number = errno;
+    if (number == EINTR) continue;
+    if (number == EAGAIN) {
+      channel.writing = true;
+      channel.socket->wait_writable(
+          [this, id, here = std::weak_ptr(here_)](const asio::error_code& error) {
+            if (error || here.expired()) return;
+            const auto found = channels_.find(id);
+            if (found == channels_.end()) return;
+            found->second.writing = false;
+            write(id);
+          });
+    } else if (passes(number)) {
+      arm();  // the socket is writable all the while: only time helps
+    } else if (number == EPIPE || number == ECONNRESET) {
+      // What it sent before its end is still to be read: reading finds the end.
+      channel.ended = true;
+      channel.out.clear();
+    } else {
+      lose(id, net::error_text(number));
+    }
+    return;
   }
 }
 
-void Neighbours::await(std::uint64_t id) {
-  channels_.at(id).socket->wait_readable([this, id](const asio::error_code& error) {
-    if (error) return;
-    read(id);
-    if (channels_.contains(id)) await(id);
+// A tick from now: somebody has not greeted yet, or something is to be written again.
+void Neighbours::arm() {
+  if (armed_) return;
+  armed_ = true;
+  timer_.expires_after(kTick);
+  timer_.async_wait([this, here = std::weak_ptr(here_)](const asio::error_code& error) {
+    if (error || here.expired()) return;
+    armed_ = false;
+    tick();
     events_.read();
   });
 }
 
+void Neighbours::tick() {
+  const auto now = Clock::now();
+  for (const std::uint64_t id : ids()) {
+    auto it = channels_.find(id);
+    if (it != channels_.end() && !it->second.up && now - it->second.since >= kGreeting) {
+      read(id);  // perhaps it is we who were late
+      it = channels_.find(id);
+      if (it != channels_.end() && !it->second.up) lose(id, "no greeting came");
+    }
+    write(id);
+  }
+  const bool again = std::any_of(channels_.begin(), channels_.end(), [](const auto& item) {
+    return !item.second.up || (!item.second.out.empty() && !item.second.writing);
+  });
+  if (again) arm();
+}
+
+void Neighbours::await(std::uint64_t id) {
+  channels_.at(id).socket->wait_readable(
+      [this, id, here = std::weak_ptr(here_)](const asio::error_code& error) {
+        if (error || here.expired()) return;
+        read(id);
+        if (channels_.contains(id)) await(id);
+        events_.read();
+      });
+}
+
 void Neighbours::poll() {
-  std::vector<std::uint64_t> ids;
-  for (const auto& [id, channel] : channels_) ids.push_back(id);
-  for (const std::uint64_t id : ids) read(id);
+  for (const std::uint64_t id : ids()) read(id);
+}
+
+std::vector<std::uint64_t> Neighbours::ids() const {
+  std::vector<std::uint64_t> all;
+  for (const auto& [id, channel] : channels_) all.push_back(id);
+  return all;
 }
 
 void Neighbours::read(std::uint64_t id) {
@@ -247,63 +400,48 @@ void Neighbours::read(std::uint64_t id) {
     ssize_t got = 0;
     int error = 0;
     // As one step: a fork in between would leave the child with descriptors that nobody knows of.
-    const int descriptor = net::open_descriptor([&]() -> int {
+    const Passed passed(net::open_descriptor([&]() -> int {
       got = ::recvmsg(it->second.socket->raw(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
       error = errno;
-      int first = -1;
-      if (got <= 0) return first;
-      for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
-           header = CMSG_NXTHDR(&message, header)) {
-        if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-        const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (std::size_t k = 0; k < count; ++k) {
-          int one = -1;
-          std::memcpy(&one, CMSG_DATA(header) + k * sizeof(int), sizeof one);
-          if (first < 0) {
-            first = one;
-          } else {
-            ::close(one);
-          }
-        }
-      }
-      return first;
-    });
+      return got < 0 ? -1 : first_descriptor(message);  // an empty packet may carry some too
+    }));
     if (got < 0 && error == EINTR) continue;
     if (got < 0 && error == EAGAIN) return;
     if (got <= 0) return lose(id, got == 0 ? "closed by the other end" : net::error_text(error));
     if (static_cast<std::size_t>(got) != sizeof packet || packet.magic != kMagic ||
         packet.version != kVersion) {
-      if (descriptor >= 0) net::close_descriptor(descriptor);
       return lose(id, "a malformed packet");
     }
-    if (!take(id, packet, descriptor)) return;
+    if (!take(id, packet, passed.get())) return;
   }
 }
 
 bool Neighbours::take(std::uint64_t id, const Packet& packet, int descriptor) {
   Channel& channel = channels_.at(id);
-  const auto fail = [&](const char* reason) {
-    if (descriptor >= 0) net::close_descriptor(descriptor);
+  const auto fail = [&](const std::string& reason) {
     lose(id, reason);
     return false;
   };
   if (packet.kind == Kind::hello) {
     if (!channel.peer.empty() || packet.to != self_ || packet.from.empty())
       return fail("a greeting out of turn");
-    if (packet.word != word_) return fail("a stranger");
+    if (packet.proof != packet.proven(word_)) return fail("a stranger");
     if (packet.host != host_) return fail("it is to count as another host (PCCL_HOST_ID)");
     if (const std::uint64_t before = channel_of(packet.from); before != 0) channels_.erase(before);
     by_peer_[packet.from] = id;
     channel.peer = packet.from;
     channel.up = true;
-    Packet welcome;
+    Packet welcome = packet;
     welcome.kind = Kind::welcome;
+    welcome.proof = welcome.proven(word_);
     push(id, welcome, nullptr);
+    if (!channels_.contains(id)) return false;
     events_.up(packet.from);
     return channels_.contains(id);
   }
   if (packet.kind == Kind::welcome) {
     if (!channel.dialled || channel.up) return fail("a welcome out of turn");
+    if (packet.proof != channel.welcome) return fail("somebody else answers in its place");
     channel.up = true;
     events_.up(channel.peer);
     return channels_.contains(id);
@@ -312,16 +450,12 @@ bool Neighbours::take(std::uint64_t id, const Packet& packet, int descriptor) {
   if (packet.kind == Kind::ring) return true;
   if (packet.kind != Kind::offer || descriptor < 0 ||
       packet.offer > static_cast<std::uint64_t>(Offer::scratch)) {
-    return fail("an offer of nothing");
+    return fail("an offer of nothing");  // or no descriptor was left to take it with
   }
   const auto what = static_cast<Offer>(packet.offer);
   if (!right_size(what, packet.size)) return fail("memory of the wrong size");
   const auto region = map_region(descriptor, packet.size, access_of(what));
-  net::close_descriptor(descriptor);
-  if (!region) {
-    lose(id, "cannot map its memory: " + region.error().reason);
-    return false;
-  }
+  if (!region) return fail("cannot map its memory: " + region.error().reason);
   events_.offered(channel.peer, what, packet.number, *region);
   return channels_.contains(id);
 }

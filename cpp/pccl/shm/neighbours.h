@@ -1,15 +1,20 @@
 // Peers on this host: found by a proof, not by an address, and given what they may map. A socket in
 // the abstract namespace, which ends at the borders of a network namespace: whoever can connect to
-// it and knows the word that only members of the run are told is on this host.
+// it as the same user, and knows the word that only members of the run are told, is on this host.
+// Both ends prove that they know it.
 #pragma once
 
+#include <array>
 #include <asio/io_context.hpp>
+#include <asio/steady_timer.hpp>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "pccl/base/ids.h"
 #include "pccl/net/socket.h"
@@ -39,7 +44,7 @@ class Neighbours {
   Neighbours& operator=(const Neighbours&) = delete;
 
   Status listen();
-  // Ends in `up` or `down`.
+  // Ends in `up` or `down`, within seconds.
   void connect(const PeerId& peer, const PeerId& word);
   // Without a `down`.
   void drop(const PeerId& peer);
@@ -57,20 +62,28 @@ class Neighbours {
   };
   struct Channel {
     std::unique_ptr<net::Socket> socket;
-    PeerId peer;  // zero until its hello
+    PeerId peer;     // zero until its hello
+    PeerId welcome;  // of a dialled one: the proof that its answer must have
+    std::chrono::steady_clock::time_point since{};
     bool dialled = false;
     bool up = false;
     bool writing = false;
+    bool ended = false;  // by the other end; what it said before is read
     std::deque<Outgoing> out;
   };
 
   void accept();
+  void greet(int descriptor);
+  std::uint64_t open(int descriptor);
+  void arm();
+  void tick();
   void await(std::uint64_t id);
   void read(std::uint64_t id);
   bool take(std::uint64_t id, const Packet& packet, int descriptor);  // false: the channel is gone
   void push(std::uint64_t id, const Packet& packet, RegionPtr region);
   void write(std::uint64_t id);
   void lose(std::uint64_t id, const std::string& reason);
+  [[nodiscard]] std::vector<std::uint64_t> ids() const;
   [[nodiscard]] std::uint64_t channel_of(const PeerId& peer) const;  // 0: none
 
   asio::io_context& context_;
@@ -82,6 +95,11 @@ class Neighbours {
   std::map<std::uint64_t, Channel> channels_;
   std::map<PeerId, std::uint64_t> by_peer_;
   std::uint64_t next_ = 1;
+  bool armed_ = false;
+  asio::steady_timer timer_;
+  asio::steady_timer accept_again_;
+  // Handlers that were due already may still run when this object is gone.
+  std::shared_ptr<const bool> here_ = std::make_shared<const bool>(true);
 };
 
 }  // namespace pccl::shm

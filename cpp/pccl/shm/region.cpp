@@ -31,6 +31,9 @@ Error failed(const char* what) {
           {}};
 }
 
+// Of no use to forked children, which would keep it as long as they live.
+void keep_from_children(void* at, std::size_t size) { (void)::madvise(at, size, MADV_DONTFORK); }
+
 }  // namespace
 
 Region::~Region() {
@@ -53,6 +56,7 @@ Result<RegionPtr> make_region(std::size_t size, Access others) {
   if (::ftruncate(descriptor, static_cast<off_t>(size)) != 0) return give_up("ftruncate");
   void* at = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (at == MAP_FAILED) return give_up("mmap");
+  keep_from_children(at, size);
   auto region = std::make_shared<Region>(static_cast<std::uint8_t*>(at), size, descriptor);
   if (size >= kHugePage) (void)::madvise(at, size, MADV_HUGEPAGE);
   int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
@@ -75,6 +79,7 @@ Result<RegionPtr> map_region(int descriptor, std::size_t size, Access access) {
   const int protection = access == Access::read ? PROT_READ : PROT_READ | PROT_WRITE;
   void* at = ::mmap(nullptr, size, protection, MAP_SHARED, descriptor, 0);
   if (at == MAP_FAILED) return failed("mmap");
+  keep_from_children(at, size);
   return std::make_shared<Region>(static_cast<std::uint8_t*>(at), size, -1);
 }
 

@@ -1,5 +1,6 @@
 // Memory that several processes see: an anonymous file without a name, passed on as a descriptor,
 // gone with the last process that has it. Nothing is left behind in /dev/shm, whoever is killed.
+// Forked children have no part in it.
 #pragma once
 
 #include <cstddef>

@@ -84,6 +84,9 @@ void Checks::started(const Host& host, const Reduction& reduction) {
 void Checks::after_event(Host& host) {
   if (failed()) return;
   if (!disagreements_.empty()) settle_disagreements();
+  const peer::Engine& engine = host.engine();
+  if (engine.standing() == peer::Standing::out && engine.end().code == Code::internal_error)
+    return fail("I1", host.name() + " failed by itself: " + engine.end().reason);
   for (auto it = host.reductions_.begin(); it != host.reductions_.end() && !failed();) {
     Reduction& reduction = **it;
     if (!reduction.call) {

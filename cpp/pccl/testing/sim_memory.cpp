@@ -25,7 +25,10 @@ peer::LocalityOptions Memory::options() {
     for (const auto& [peer, known] : std::map(known_)) deliver(peer, known);
   };
   options.patience = milliseconds(500);
-  options.group.moves = 1;  // others come in between any two
+  // One at a time, so that others come in between any two; or many, of which others see only what
+  // is in memory before anything is sent for them.
+  options.group.moves =
+      world_.random.chance(0.5) ? 1 : static_cast<int>(world_.random.between(2, 64));
   options.group.spin = microseconds(world_.random.between(0, 200));
   options.group.cores = static_cast<unsigned>(world_.random.between(1, 8));
   if (world_.options.everything_small) {
@@ -148,12 +151,24 @@ void Memory::want_step() {
   });
 }
 
+void Memory::strike_at_step(std::function<void()> what) {
+  strike_ = std::move(what);
+  // If it takes none: any moment will do.
+  world_.timeline.after(milliseconds(world_.random.below(100)), [this] {
+    if (strike_) std::exchange(strike_, nullptr)();
+  });
+}
+
 void Memory::step() {
   const Pace pace = host_.engine().step(world_.now());
-  stepping_ = true;
-  host_.settle();
-  stepping_ = false;
-  if (pace != Pace::idle) want_step();
+  if (strike_ && pace == Pace::working) std::exchange(strike_, nullptr)();
+  // Not while it is frozen, and never when it was killed.
+  host_.run([this, pace] {
+    stepping_ = true;
+    host_.settle();
+    stepping_ = false;
+    if (pace != Pace::idle) want_step();
+  });
 }
 
 }  // namespace pccl::simulation

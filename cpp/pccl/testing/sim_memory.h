@@ -3,6 +3,7 @@
 
 #include <array>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 
@@ -35,6 +36,8 @@ class Memory {
   // The collective may have something to do.
   void want_step();
   void kill();  // the process ends
+  // Calls it after a step that moved something, before what that step wants sent is sent.
+  void strike_at_step(std::function<void()> what);
 
  private:
   friend class Host;
@@ -47,6 +50,7 @@ class Memory {
   World& world_;
   Host& host_;
   std::map<PeerId, std::shared_ptr<Acquaintance>> known_;
+  std::function<void()> strike_;
   bool step_planned_ = false;
   bool stepping_ = false;
 };

@@ -189,6 +189,34 @@ void World::note(const char* fault, const Host* host) {
   disturb_until(now());
 }
 
+namespace {
+
+Duration some_time(Random& random) {
+  const Duration times[] = {milliseconds(20), milliseconds(500), seconds(4), seconds(9),
+                            seconds(25)};
+  return random.duration(Duration(0), times[random.below(5)]);
+}
+
+}  // namespace
+
+// A kill or a freeze.
+void World::stop(Fault fault, Host& host) {
+  if (!host.alive() || host.frozen() || host.program_over()) return;
+  if (fault == Fault::kill) {
+    note("kill", &host);
+    ++report.kills;
+    return host.kill();
+  }
+  note("freeze", &host);
+  host.freeze();
+  if (random.chance(0.3)) return;  // until the end
+  const Instant until = now() + some_time(random);
+  disturb_until(until);
+  timeline.at(until, [&host] {
+    if (host.alive()) host.resume();
+  });
+}
+
 void World::inject() {
   if (faults_.empty() || timeline.events() < next_fault_) return;
   next_fault_ = timeline.events() + random.between(1, fault_gap_ * 2);
@@ -198,11 +226,6 @@ void World::inject() {
 }
 
 void World::strike(Fault fault) {
-  const auto some_time = [&] {
-    const Duration times[] = {milliseconds(20), milliseconds(500), seconds(4), seconds(9),
-                              seconds(25)};
-    return random.duration(Duration(0), times[random.below(5)]);
-  };
   if (fault == Fault::join) {
     ++report.joins;
     add_host();
@@ -234,27 +257,20 @@ void World::strike(Fault fault) {
   if (host == nullptr) return;
   switch (fault) {
     case Fault::kill:
-      note("kill", host);
-      ++report.kills;
-      host->kill();
+    case Fault::freeze:
+      // Some between what is done in memory and what is sent for it.
+      if (host->engine().shares_memory() && random.chance(0.5)) {
+        host->memory().strike_at_step([this, fault, host] { stop(fault, *host); });
+      } else {
+        stop(fault, *host);
+      }
       break;
-    case Fault::freeze: {
-      note("freeze", host);
-      host->freeze();
-      if (random.chance(0.3)) break;  // until the end
-      const Instant until = now() + some_time();
-      disturb_until(until);
-      timeline.at(until, [this, host] {
-        if (host->alive()) host->resume();
-      });
-      break;
-    }
     case Fault::partition: {
       note("partition", host);
       NodeId other = kMasterNode;
       Host* const second = pick_host();
       if (random.chance(0.7) && second != nullptr && second != host) other = second->node();
-      const Instant until = now() + some_time();
+      const Instant until = now() + some_time(random);
       disturb_until(until);
       const bool both = random.chance(0.5);
       network.block(host->node(), other, until);
@@ -276,7 +292,7 @@ void World::strike(Fault fault) {
       note("stall", host);
       const ConnectionPtr connection = pick_connection(*host);
       if (connection == nullptr) break;
-      const Instant until = now() + some_time();
+      const Instant until = now() + some_time(random);
       disturb_until(until);
       connection->stall(static_cast<int>(random.below(2)), until);
       break;

@@ -405,6 +405,7 @@ class World {
   };
   void inject();
   void strike(Fault fault);
+  void stop(Fault fault, Host& host);
   void disturb_until(Instant when) { calm_since_ = std::max(calm_since_, when); }
   [[nodiscard]] Host* pick_host();
   [[nodiscard]] ConnectionPtr pick_connection(Host& host);
