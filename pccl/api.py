@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pccl import _arrays, _core, _settings, communicator
+from pccl import _arrays, _core, _memory, _settings, communicator
 from pccl import tree as trees
 from pccl._arrays import Array, Leaf, Staging
 from pccl._progress import reporting
@@ -345,7 +345,7 @@ def allreduce(
     limit = _settings.seconds(timeout, func)
     if type(tree) is np.ndarray and weight is None and quantize is None:
         used = _use(comm, func)
-        plain = np.empty(tree.shape, tree.dtype) if out is None else out
+        plain = _memory.empty(tree.shape, tree.dtype) if out is None else out
         info = used._reduce_plain(func, tree, plain, op, tag, 2, limit)
         if info is not None:
             return (plain, communicator.reduce_info(info)) if return_info else plain
