@@ -7,7 +7,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -201,19 +200,12 @@ std::optional<Info> reduce_plain(const std::shared_ptr<Comm>& comm, nb::handle s
   // Keeps the arrays, should the wait end before the operation.
   Operation operation(comm, nullptr, std::move(in_use), function_of(level));
   Signals signals;
-  peer::Limit limit{duration(timeout), signals.hook()};
+  const peer::Limit limit{duration(timeout), signals.hook()};
   const std::shared_ptr<peer::Communicator> engine = comm->engine;
-  const Status status = [&]() -> Status {
+  const Status status = [&] {
     const GilRelease release;
-    const Instant start = std::chrono::steady_clock::now();
-    const Result<peer::CallPtr> call = engine->start(std::move(request), limit);
-    if (!call) return call.error();
-    operation.call = *call;
-    if (limit.timeout) {
-      const Duration spent = std::chrono::steady_clock::now() - start;
-      limit.timeout = std::max(Duration::zero(), *limit.timeout - spent);
-    }
-    return engine->wait(*call, limit);
+    return engine->reduce(std::move(request), limit,
+                          [&](const peer::CallPtr& call) { operation.call = call; });
   }();
   signals.rethrow();
   if (!status) raise(status.error(), CallKind::collective, operation.function);
