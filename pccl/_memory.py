@@ -83,6 +83,6 @@ class _Lease:
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """A new array, C-contiguous, its elements not set. A large one is aligned to 64 bytes."""
     size = math.prod(shape) * dtype.itemsize
-    if size < _POOLED:
+    if size < _POOLED or dtype.hasobject or dtype.kind not in "iufV":
         return np.empty(shape, dtype)
     return np.asarray(_Lease(_pool, _pool.take(size))).view(dtype).reshape(shape)

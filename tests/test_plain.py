@@ -162,6 +162,10 @@ REFUSED = {
     "bool": (np.ones(3, bool), {}),
     "complex": (np.ones(3, complex), {}),
     "object": (np.array([1, "a"], object), {}),
+    "large object": (np.zeros(100_000, object), {}),
+    "large text": (np.zeros(100_000, "U2"), {}),
+    "large record": (np.zeros(100_000, [("a", object)]), {}),
+    "large time": (np.zeros(100_000, "M8[s]"), {}),
     "text": (np.array(["a", "b"]), {}),
     "bytes": (np.array([b"a"]), {}),
     "char": (np.array([b"a"], "c"), {}),
@@ -219,6 +223,12 @@ def test_what_is_refused_is_refused_in_the_same_words(
     plainly = refused()
     general()
     assert refused() == plainly
+
+
+def test_level_1_wants_a_tag(pair: Pair) -> None:
+    for tag in (None, True, "1"):
+        with pytest.raises(pccl.InvalidArgument, match="tag must be an integer"):
+            pair[0].all_reduce(np.ones(3), np.ones(3), op="sum", tag=tag)  # type: ignore[arg-type]
 
 
 def test_outputs_that_overlap_the_input_get_the_right_values(pair: Pair, ways: list[bool]) -> None:

@@ -181,7 +181,7 @@ std::optional<Info> reduce_plain(const std::shared_ptr<Comm>& comm, nb::handle s
   if (distance != 0 && distance < from.nbytes()) return std::nullopt;
   peer::OperationRequest request;
   std::uint64_t number = 0;
-  if (!tag.is_none()) {
+  if (level == 1 || !tag.is_none()) {
     if (!nb::try_cast(tag, number, false)) return std::nullopt;
     request.tag = number;
   }
