@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from pccl import _memory
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
 
@@ -366,7 +367,7 @@ class Staging:
         self._copy_back: list[tuple[Array, Array]] = []  # (the caller's array, private result)
         flat_sends = [_flat(np.ascontiguousarray(array)) for array, _ in sends]
         if recvs is None:
-            self.results = [np.empty(array.shape, array.dtype) for array, _ in sends]
+            self.results = [_memory.empty(array.shape, array.dtype) for array, _ in sends]
             flat_recvs = [_flat(result) for result in self.results]
         else:
             flat_recvs = self._place(recvs)

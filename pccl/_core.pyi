@@ -5,6 +5,9 @@ from typing import Any
 
 __version__: str
 
+def is_set(variable: str) -> bool:
+    """Whether the environment has a value for it, and not an empty one."""
+
 class Communicator:
     """One peer's part in a run. Every blocking method releases the GIL and obeys Ctrl-C.
 
@@ -77,6 +80,22 @@ class Communicator:
         equal on all members beyond sizes and dtypes (key paths, shapes); `description`: for error sentences.
         """
 
+    def reduce(
+        self,
+        send: Any,
+        recv: Any,
+        op: int,
+        tag: int | None,
+        level: int,
+        timeout: float | None,
+    ) -> ReduceInfo | None:
+        """`start` and `wait` in one, for one pair of arrays that need no preparation.
+
+        None, and nothing is started, unless send and recv (writable) are C-contiguous, not empty, of one
+        native number type and size (level 2: one shape), and are the same memory or do not overlap.
+        Structure and description are those of a tree that is `send`; level 1 has no structure.
+        """
+
     def membership(self) -> tuple[int, int, int, list[str], int]:
         """(epoch, rank, world_size, peer ids in rank order, peer_group), as of the last call; rank -1 if no member."""
 
@@ -113,7 +132,7 @@ class Operation:
 
 class ReduceInfo:
     world_size: int
-    contributors: list[str]
+    contributors: Sequence[str]
     epoch: int
     attempts: int
     tx_bytes: int

@@ -9,7 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pccl import _arrays, _core, _settings, communicator
+import numpy as np
+
+from pccl import _arrays, _core, _memory, _settings, communicator
 from pccl import tree as trees
 from pccl._arrays import Array, Leaf, Staging
 from pccl._progress import reporting
@@ -340,7 +342,14 @@ def allreduce(
             before the call, also in place; a separate `out` may have been written to.
     """
     func = "allreduce"
-    deadline = _settings.Deadline(_settings.seconds(timeout, func))
+    limit = _settings.seconds(timeout, func)
+    if type(tree) is np.ndarray and weight is None and quantize is None:
+        used = _use(comm, func)
+        plain = _memory.empty(tree.shape, tree.dtype) if out is None else out
+        info = used._reduce_plain(func, tree, plain, op, tag, 2, limit)
+        if info is not None:
+            return (plain, communicator.reduce_info(info)) if return_info else plain
+    deadline = _settings.Deadline(limit)
     work = _start(func, tree, op, out, weight, quantize, tag, comm, deadline.left())
     result = work._wait(deadline.left())
     return (result, work.info) if return_info else result

@@ -58,6 +58,14 @@ class ReduceOp(IntEnum):
             raise InvalidArgument.because(func, sentence) from None
 
 
+# Of the usual spellings, for calls that cannot wait for `ReduceOp.parse`.
+OP_CODES: Mapping[ReduceOp | str, int] = {
+    **{op: int(op) for op in ReduceOp},
+    **{op.name.lower(): int(op) for op in ReduceOp},
+    "mean": int(ReduceOp.AVG),
+}
+
+
 class Attribute(IntEnum):
     """What `Communicator.get_attribute` can tell: numbers of peers and groups."""
 

@@ -164,6 +164,8 @@ void bind_communicator(nb::module_& m) {
           nb::arg("timeout").none())
       .def("start", &start_operation, "arrays"_a, nb::kw_only(), "op"_a, nb::arg("tag").none(),
            "level"_a, "rerun"_a, "structure"_a, "description"_a, nb::arg("timeout").none())
+      .def("reduce", &reduce_plain, "send"_a, "recv"_a, "op"_a, nb::arg("tag").none(), "level"_a,
+           nb::arg("timeout").none())
       .def("membership", &membership)
       .def("attribute", &attribute, "which"_a)
       .def("unfinished", [](const Comm& comm) { return comm.engine->unfinished(); })

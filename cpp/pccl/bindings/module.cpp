@@ -1,8 +1,17 @@
 // pccl._core: the native engine. Its contract is pccl/_core.pyi.
+#include <cstdlib>
+
 #include "pccl/bindings/common.h"
 
 NB_MODULE(_core, m) {
   m.attr("__version__") = PCCL_VERSION;
+  m.def(
+      "is_set",
+      [](const char* variable) {
+        const char* value = std::getenv(variable);
+        return value != nullptr && *value != '\0';
+      },
+      "variable"_a);
   pccl::bindings::bind_operation(m);
   pccl::bindings::bind_communicator(m);
   pccl::bindings::bind_master(m);

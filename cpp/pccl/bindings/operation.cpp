@@ -6,6 +6,9 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -15,19 +18,12 @@ namespace {
 using Input = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+using PlainInput = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using PlainOutput = nb::ndarray<nb::c_contig, nb::device::cpu>;
+
 [[noreturn]] void refuse(const char* function, const char* reason) {
   raise({Code::invalid_argument, reason, {}, {}}, CallKind::collective, function);
 }
-
-// How it went, as pccl.types.ReduceInfo wants it.
-struct Info {
-  std::size_t world_size = 0;
-  std::vector<std::string> contributors;
-  std::uint64_t epoch = 0;
-  std::uint32_t attempts = 0;
-  std::uint64_t tx_bytes = 0;
-  std::uint64_t rx_bytes = 0;
-};
 
 Info wait(Operation& operation, Seconds timeout) {
   Signals signals;
@@ -42,17 +38,67 @@ Info wait(Operation& operation, Seconds timeout) {
   if (operation.done()) operation.arrays.clear();
   signals.rethrow();
   if (!status) raise(status.error(), CallKind::collective, function);
-  Info info;
-  info.attempts = call->attempts;
-  info.tx_bytes = call->traffic.tx_bytes;
-  info.rx_bytes = call->traffic.rx_bytes;
-  if (call->record != nullptr) {
-    info.epoch = call->record->epoch;
-    for (const wire::Member& member : call->record->members)
-      info.contributors.push_back(member.id.hex());
-    info.world_size = info.contributors.size();
+  return Info(*call);
+}
+
+nb::tuple contributors(const Info& info) {
+  nb::list ids;
+  if (info.record != nullptr) {
+    for (const wire::Member& member : info.record->members) ids.append(member.id.hex());
   }
-  return info;
+  return nb::tuple(ids);
+}
+
+const char* function_of(int level) { return level == 1 ? "all_reduce" : "allreduce"; }
+
+std::optional<DataType> data_type(nb::dlpack::dtype given) {
+  using Kind = nb::dlpack::dtype_code;
+  const auto kind = static_cast<Kind>(given.code);
+  if (given.lanes != 1) return std::nullopt;
+  switch (given.bits) {
+    case 8:
+      if (kind == Kind::Int) return DataType::int8;
+      if (kind == Kind::UInt) return DataType::uint8;
+      break;
+    case 16:
+      if (kind == Kind::Int) return DataType::int16;
+      if (kind == Kind::UInt) return DataType::uint16;
+      if (kind == Kind::Float) return DataType::float16;
+      break;
+    case 32:
+      if (kind == Kind::Int) return DataType::int32;
+      if (kind == Kind::UInt) return DataType::uint32;
+      if (kind == Kind::Float) return DataType::float32;
+      break;
+    case 64:
+      if (kind == Kind::Int) return DataType::int64;
+      if (kind == Kind::UInt) return DataType::uint64;
+      if (kind == Kind::Float) return DataType::float64;
+      break;
+    default:
+      break;
+  }
+  return std::nullopt;
+}
+
+// "3,4", as pccl.tree writes a shape.
+std::string extents(const PlainInput& array) {
+  std::string text;
+  for (std::size_t axis = 0; axis < array.ndim(); ++axis) {
+    if (axis != 0) text += ',';
+    text += std::to_string(array.shape(axis));
+  }
+  return text;
+}
+
+// pccl.tree.structure of a tree that is this array.
+std::string structure_of(const PlainInput& array, DataType type) {
+  std::string text = std::string(":") + name(type) + ":(";
+  for (std::size_t axis = 0; axis < array.ndim(); ++axis) {
+    if (axis != 0) text += ", ";
+    text += std::to_string(array.shape(axis));
+  }
+  return text + (array.ndim() == 1 ? ",)" : ")");
 }
 
 }  // namespace
@@ -71,7 +117,7 @@ std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
                                            std::optional<std::uint64_t> tag, int level, bool rerun,
                                            const nb::bytes& structure,
                                            const std::string& description, Seconds timeout) {
-  const char* function = level == 1 ? "all_reduce" : "allreduce";
+  const char* function = function_of(level);
   comm->drop_finished();
   peer::OperationRequest request;
   Arrays in_use;
@@ -115,11 +161,65 @@ std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
   return std::make_shared<Operation>(comm, *call, std::move(in_use), function);
 }
 
+std::optional<Info> reduce_plain(const std::shared_ptr<Comm>& comm, nb::handle send,
+                                 nb::handle recv, int op, nb::handle tag, int level,
+                                 Seconds timeout) {
+  PlainInput from;
+  PlainOutput to;
+  // Never converted copies: results would go to the copy.
+  if (!nb::try_cast(send, from, false) || !nb::try_cast(recv, to, false)) return std::nullopt;
+  const std::optional<DataType> type = data_type(from.dtype());
+  if (!type || from.dtype() != to.dtype() || from.size() != to.size() || from.size() == 0)
+    return std::nullopt;
+  if (level == 2 && !std::equal(from.shape_ptr(), from.shape_ptr() + from.ndim(), to.shape_ptr(),
+                                to.shape_ptr() + to.ndim())) {
+    return std::nullopt;
+  }
+  const auto begin = reinterpret_cast<std::uintptr_t>(from.data());
+  const auto other = reinterpret_cast<std::uintptr_t>(to.data());
+  const std::size_t distance = begin < other ? other - begin : begin - other;
+  if (distance != 0 && distance < from.nbytes()) return std::nullopt;
+  peer::OperationRequest request;
+  std::uint64_t number = 0;
+  if (level == 1 || !tag.is_none()) {
+    if (!nb::try_cast(tag, number, false)) return std::nullopt;
+    request.tag = number;
+  }
+  if (op < 0 || op >= kReduceOpCount) return std::nullopt;
+  comm->drop_finished();
+  request.arrays.push_back({from.data(), to.data(), from.size(), *type});
+  request.op = static_cast<ReduceOp>(op);
+  request.rerun = level == 2;
+  request.alone_is_error = level == 1;
+  const std::string structure = level == 1 ? std::string() : structure_of(from, *type);
+  request.structure = XXH3_64bits(structure.data(), structure.size());
+  request.description = name(*type) + ('[' + extents(from) + ']');
+  Arrays in_use;
+  in_use.emplace_back(nb::borrow(send));
+  in_use.emplace_back(nb::borrow(recv));
+  // Keeps the arrays, should the wait end before the operation.
+  Operation operation(comm, nullptr, std::move(in_use), function_of(level));
+  Signals signals;
+  const peer::Limit limit{duration(timeout), signals.hook()};
+  const std::shared_ptr<peer::Communicator> engine = comm->engine;
+  const Status status = [&] {
+    const GilRelease release;
+    return engine->reduce(std::move(request), limit,
+                          [&](const peer::CallPtr& call) { operation.call = call; });
+  }();
+  signals.rethrow();
+  if (!status) raise(status.error(), CallKind::collective, operation.function);
+  return Info(*operation.call);
+}
+
 void bind_operation(nb::module_& m) {
   nb::class_<Info>(m, "ReduceInfo")
-      .def_ro("world_size", &Info::world_size)
-      .def_ro("contributors", &Info::contributors)
-      .def_ro("epoch", &Info::epoch)
+      .def_prop_ro(
+          "world_size",
+          [](const Info& info) { return info.record == nullptr ? 0 : info.record->members.size(); })
+      .def_prop_ro("contributors", &contributors)
+      .def_prop_ro("epoch",
+                   [](const Info& info) { return info.record == nullptr ? 0 : info.record->epoch; })
       .def_ro("attempts", &Info::attempts)
       .def_ro("tx_bytes", &Info::tx_bytes)
       .def_ro("rx_bytes", &Info::rx_bytes);

@@ -11,6 +11,20 @@
 namespace pccl::bindings {
 
 // REQUIRES, for all: the GIL.
+
+// How an operation went, as pccl.types.ReduceInfo wants it.
+struct Info {
+  explicit Info(const peer::Call& call)
+      : record(call.record),
+        attempts(call.attempts),
+        tx_bytes(call.traffic.tx_bytes),
+        rx_bytes(call.traffic.rx_bytes) {}
+  peer::Record record;
+  std::uint32_t attempts;
+  std::uint64_t tx_bytes;
+  std::uint64_t rx_bytes;
+};
+
 struct Operation {
   Operation(std::shared_ptr<Comm> owner, peer::CallPtr handle, Arrays in_use, const char* name)
       : comm(std::move(owner)),
@@ -20,10 +34,12 @@ struct Operation {
   ~Operation();
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
-  [[nodiscard]] bool done() const { return call->done.load(std::memory_order_acquire); }
+  [[nodiscard]] bool done() const {
+    return call == nullptr || call->done.load(std::memory_order_acquire);
+  }
 
   std::shared_ptr<Comm> comm;
-  peer::CallPtr call;
+  peer::CallPtr call;  // null: not started
   Arrays arrays;
   const char* function;
 };
@@ -32,5 +48,13 @@ struct Operation {
     const std::shared_ptr<Comm>& comm, const nb::iterable& arrays, int op,
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout);
+
+// A whole operation over one pair of arrays. Nothing is started, and nothing returned, unless all
+// is as the engine wants it: arrays of a type that can be reduced, C-contiguous, not empty, alike
+// (level 2: in their shapes, too), the same memory or not overlapping; a tag (level 2: or None).
+// What is wrong then is for the caller to find out.
+[[nodiscard]] std::optional<Info> reduce_plain(const std::shared_ptr<Comm>& comm, nb::handle send,
+                                               nb::handle recv, int op, nb::handle tag, int level,
+                                               Seconds timeout);
 
 }  // namespace pccl::bindings

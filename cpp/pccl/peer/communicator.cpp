@@ -546,11 +546,8 @@ Result<CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries, wire:
   return call;
 }
 
-Result<CallPtr> Communicator::start(OperationRequest request, const Limit& limit) {
-  const auto found = runtime();
-  if (!found) return found.error();
-  const Deadline deadline = deadline_of(limit);
-  Visit visit(*found);
+Result<CallPtr> Communicator::begin(Visit& visit, OperationRequest request,
+                                    const Deadline& deadline, const Limit& limit) {
   Engine& engine = visit.engine();
   if (engine.standing() != Standing::member) {
     if (const Status status = become_member(visit, deadline, limit); !status) return status.error();
@@ -568,6 +565,26 @@ Result<CallPtr> Communicator::start(OperationRequest request, const Limit& limit
                 [](const CallPtr& old) { return old->done.load(std::memory_order_acquire); });
   started_.push_back(call);
   return call;
+}
+
+Result<CallPtr> Communicator::start(OperationRequest request, const Limit& limit) {
+  const auto found = runtime();
+  if (!found) return found.error();
+  const Deadline deadline = deadline_of(limit);
+  Visit visit(*found);
+  return begin(visit, std::move(request), deadline, limit);
+}
+
+Status Communicator::reduce(OperationRequest request, const Limit& limit,
+                            const std::function<void(const CallPtr&)>& started) {
+  const auto found = runtime();
+  if (!found) return found.error();
+  const Deadline deadline = deadline_of(limit);
+  Visit visit(*found);
+  const Result<CallPtr> call = begin(visit, std::move(request), deadline, limit);
+  if (!call) return call.error();
+  started(*call);
+  return await_call(visit, *call, deadline, limit, true);
 }
 
 Status Communicator::wait(const CallPtr& call, const Limit& limit) {

@@ -88,6 +88,11 @@ class Communicator {
   // The verdict. May be called again.
   Status wait(const CallPtr& call, const Limit& limit);
 
+  // Both in one, with one deadline. `started` is told the call before it is waited for: its arrays
+  // are in use until it is done, however this ends.
+  Status reduce(OperationRequest request, const Limit& limit,
+                const std::function<void(const CallPtr&)>& started);
+
   // Leaves the run: the others see a departure, not a loss. Other threads' calls end. Takes a
   // second at most.
   void close();
@@ -117,6 +122,8 @@ class Communicator {
   Status become_member(Visit& visit, const Deadline& deadline, const Limit& limit);
   [[nodiscard]] Result<CallPtr> round(Visit& visit, wire::RoundKind kind, const Deadline& deadline,
                                       const Limit& limit);
+  [[nodiscard]] Result<CallPtr> begin(Visit& visit, OperationRequest request,
+                                      const Deadline& deadline, const Limit& limit);
   void look(Engine& engine, const Record& record);
   void see(const Record& record);  // REQUIRES: mutex_
 

@@ -1,0 +1,317 @@
+"""Plain NumPy arrays are reduced in one step (`_reduce_plain`), all else in the general way: nobody can tell."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import pccl
+from pccl import _settings, communicator
+from pccl.types import OP_CODES
+
+WORLD = 2
+Pair = tuple[pccl.Communicator, pccl.Communicator]
+DTYPES = ["u1", "i1", "i2", "u2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "longlong", "intc"]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    """Two members of one run, in this process."""
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        comms = [pccl.Communicator(master.address) for _ in range(WORLD)]
+        joined = [
+            threading.Thread(
+                target=comm._join,
+                args=("init",),
+                kwargs={"min_peers": WORLD, "attempts": 5, "timeout": 30.0, "enter": False},
+            )
+            for comm in comms
+        ]
+        for thread in joined:
+            thread.start()
+        for thread in joined:
+            thread.join()
+        yield comms[0], comms[1]
+        for comm in comms:
+            comm.close()
+
+
+@pytest.fixture
+def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Called, it sends everything the general way from then on."""
+    yield lambda: monkeypatch.setattr(
+        pccl.Communicator, "_reduce_plain", lambda self, func, *what: self._joined(func) and None
+    )
+
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each call so far was made in one step."""
+    seen: list[bool] = []
+    plain = pccl.Communicator._reduce_plain
+
+    def watched(self: pccl.Communicator, *what: object) -> object:
+        info = plain(self, *what)  # type: ignore[arg-type]
+        seen.append(info is not None)
+        return info
+
+    monkeypatch.setattr(pccl.Communicator, "_reduce_plain", watched)
+    return seen
+
+
+def both(pair: Pair, first: Callable[..., object], second: Callable[..., object]) -> list[object]:
+    """What the calls return, or raise, when each member makes one."""
+    told: list[object] = [None] * WORLD
+
+    def call(index: int) -> None:
+        try:
+            told[index] = (first, second)[index](pair[index])
+        except pccl.PCCLError as error:
+            told[index] = error
+
+    threads = [threading.Thread(target=call, args=(index,)) for index in range(WORLD)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return told
+
+
+def allreduce(array: object, *args: object, **options: object) -> Callable[..., object]:
+    return lambda comm: pccl.allreduce(array, *args, comm=comm, **options)  # type: ignore[arg-type]
+
+
+class Sub(np.ndarray):
+    """A subclass: goes the general way."""
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 4), (2, 1, 3), (200, 100)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_members_that_go_different_ways_meet(
+    pair: Pair, ways: list[bool], dtype: str, shape: tuple[int, ...]
+) -> None:
+    array = np.full(shape, 3, dtype)
+    results = both(pair, allreduce(array), allreduce(array.view(Sub)))
+    assert ways == [True]
+    for result in results:
+        assert isinstance(result, np.ndarray)
+        assert result.dtype == array.dtype and result.shape == shape and result.flags.writeable
+        np.testing.assert_array_equal(result, array * WORLD)
+
+
+@pytest.mark.parametrize("op", sorted(map(str, OP_CODES)))
+def test_every_op_is_what_it_is_in_the_general_way(
+    pair: Pair, ways: list[bool], general: Callable[[], None], op: str
+) -> None:
+    how = op if not op.isdigit() else pccl.ReduceOp(int(op))
+    calls = [allreduce(np.arange(-4, 5) * (index + 1), how, return_info=True) for index in range(2)]
+    told = both(pair, *calls)
+    assert ways == [True, True]
+    general()
+    for (result, info), (expected, other) in zip(told, both(pair, *calls), strict=True):  # type: ignore[misc]
+        np.testing.assert_array_equal(result, expected)
+        assert type(info) is type(other) and info.contributors == other.contributors
+        assert (info.local_world_size, info.epoch, info.attempts) == (WORLD, other.epoch, 1)
+
+
+def strided(count: int) -> np.ndarray:
+    return np.arange(2.0 * count)[::2]
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        strided(6),
+        np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        np.broadcast_to(np.float32(2), (3, 5)),
+        np.zeros(0),
+        np.zeros((0, 4), np.int32),
+        np.arange(4.0).view(Sub),
+        np.arange(5.0)[::-1],
+        np.frombuffer(b"\0" + np.arange(6.0).tobytes(), np.uint8)[1:].view(np.float64),
+        read_only(np.arange(3.0)),
+    ],
+    ids=lambda array: f"{type(array).__name__}-{array.shape}-{array.strides}",
+)
+def test_arrays_of_any_layout_are_reduced_alike(
+    pair: Pair, general: Callable[[], None], array: np.ndarray
+) -> None:
+    before = array.copy()
+    told = both(pair, allreduce(array), allreduce(array))
+    general()
+    for result, expected in zip(told, both(pair, allreduce(array), allreduce(array)), strict=True):
+        assert type(result) is type(expected)
+        assert isinstance(result, np.ndarray) and isinstance(expected, np.ndarray)
+        assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+        np.testing.assert_array_equal(result, expected)
+        np.testing.assert_array_equal(result, array * WORLD)
+    np.testing.assert_array_equal(array, before)
+
+
+REFUSED = {
+    "bool": (np.ones(3, bool), {}),
+    "complex": (np.ones(3, complex), {}),
+    "object": (np.array([1, "a"], object), {}),
+    "large object": (np.zeros(100_000, object), {}),
+    "large text": (np.zeros(100_000, "U2"), {}),
+    "large record": (np.zeros(100_000, [("a", object)]), {}),
+    "large time": (np.zeros(100_000, "M8[s]"), {}),
+    "text": (np.array(["a", "b"]), {}),
+    "bytes": (np.array([b"a"]), {}),
+    "char": (np.array([b"a"], "c"), {}),
+    "void": (np.zeros(2, "V1"), {}),
+    "record": (np.zeros(2, [("a", "i4")]), {}),
+    "time": (np.zeros(2, "M8[s]"), {}),
+    "span": (np.zeros(2, "m8[s]"), {}),
+    "long double": (np.zeros(2, np.longdouble), {}),
+    "swapped": (np.ones(3, np.dtype("f4").newbyteorder()), {}),
+    "masked": (np.ma.masked_array([1.0, 2.0], [True, False]), {}),
+    "out read-only": (np.ones(3), {"out": read_only(np.ones(3))}),
+    "out of another shape": (np.ones(4), {"out": np.ones((2, 2))}),
+    "out of another size": (np.ones(4), {"out": np.ones(3)}),
+    "out of another type": (np.ones(4), {"out": np.ones(4, np.float32)}),
+    "out of another sign": (np.ones(4, np.int32), {"out": np.ones(4, np.uint32)}),
+    "out swapped": (np.ones(4), {"out": np.ones(4, np.dtype("f8").newbyteorder())}),
+    "out broadcast": (np.ones((0, 4)), {"out": np.broadcast_to(np.ones(()), (0, 4))}),
+    "out no array": (np.ones(4), {"out": [1.0]}),
+    "out a tree": (np.ones(4), {"out": [np.ones(4)]}),
+    "no op": (np.ones(4), {"op": "median"}),
+    "op no text": (np.ones(4), {"op": []}),
+    "op out of range": (np.ones(4), {"op": 9}),
+    "tag": (np.ones(4), {"tag": -1}),
+    "large tag": (np.ones(4), {"tag": 2**64}),
+    "bool tag": (np.ones(4), {"tag": True}),
+    "tag text": (np.ones(4), {"tag": "1"}),
+    "timeout": (np.ones(4), {"timeout": -1}),
+    "weight": (np.ones(4), {"weight": 1.0}),
+    "quantize": (np.ones(4), {"quantize": "int8"}),
+    "comm": (np.ones(4), {"comm": 3}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_is_refused_in_the_same_words(
+    pair: Pair, general: Callable[[], None], case: str
+) -> None:
+    array, options = REFUSED[case]
+
+    def refused() -> list[str]:
+        told = []
+        calls: list[Callable[[], object]] = [
+            lambda: pccl.allreduce(array, **{"comm": pair[0], **options})
+        ]
+        if options.keys() <= {"out", "tag", "op", "timeout"} and case != "out of another shape":
+            given = {"op": "sum", **options}
+            target = given.pop("out", np.empty_like(array))
+            calls.append(lambda: pair[0].all_reduce(array, target, **given))
+        for call in calls:
+            with pytest.raises(pccl.PCCLError) as caught:
+                call()
+            told.append(f"{type(caught.value)} {caught.value.result} {caught.value}")
+        return told
+
+    plainly = refused()
+    general()
+    assert refused() == plainly
+
+
+def test_level_1_wants_a_tag(pair: Pair) -> None:
+    for tag in (None, True, "1"):
+        with pytest.raises(pccl.InvalidArgument, match="tag must be an integer"):
+            pair[0].all_reduce(np.ones(3), np.ones(3), op="sum", tag=tag)  # type: ignore[arg-type]
+
+
+def test_outputs_that_overlap_the_input_get_the_right_values(pair: Pair, ways: list[bool]) -> None:
+    for begin in (0, 1, 5, 10):  # in place, overlapping, side by side
+
+        def call(comm: pccl.Communicator, begin: int = begin) -> object:
+            memory = np.arange(20.0)
+            out = memory[begin : begin + 10]
+            assert pccl.allreduce(memory[:10], out=out, comm=comm) is out
+            return out
+
+        for out in both(pair, call, call):
+            np.testing.assert_array_equal(out, np.arange(10.0) * WORLD)  # type: ignore[arg-type]
+    assert ways == [True] * 2 + [False] * 4 + [True] * 2
+
+
+def test_level_1_takes_arrays_of_one_size_in_any_shape(pair: Pair, ways: list[bool]) -> None:
+    def call(comm: pccl.Communicator) -> object:
+        recv = np.zeros((2, 3), np.float32)
+        info = comm.all_reduce(np.ones(6, np.float32), recv, op="sum", tag=2**64 - 1)
+        assert info == pccl.ReduceInfo(
+            **{name: getattr(info, name) for name in pccl.ReduceInfo.__dataclass_fields__}
+        )
+        assert info.local_world_size == info.world_size == len(info.contributors) == WORLD
+        return recv
+
+    for recv in both(pair, call, call):
+        np.testing.assert_array_equal(recv, np.full((2, 3), 2, np.float32))  # type: ignore[arg-type]
+    assert ways == [True, True]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_members_that_disagree_are_told_in_the_same_words(
+    pair: Pair, general: Callable[[], None], level: int
+) -> None:
+    def call(shape: tuple[int, ...]) -> Callable[[pccl.Communicator], object]:
+        array = np.ones(shape, np.float32)
+        if level == 2:
+            return allreduce(array)
+        return lambda comm: comm.all_reduce(array, np.empty_like(array), op="sum")
+
+    plainly = both(pair, call((3, 4)), call((3, 5)))
+    general()
+    for error, expected in zip(plainly, both(pair, call((3, 4)), call((3, 5))), strict=True):
+        assert type(error) is type(expected) is pccl.MismatchedCall
+        words, others = (re.sub(r"#\d+", "#n", str(each)) for each in (error, expected))
+        assert words == others and "float32[3,4]" in words
+        assert error.peer == expected.peer and error.result == expected.result
+
+
+def test_a_call_that_nobody_meets_ends_at_its_deadline(
+    pair: Pair, ways: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = np.ones(3)
+    monkeypatch.setenv("PCCL_TIMEOUT", "0.3")
+    for options in ({}, {"timeout": 0.2}):
+        begin = time.monotonic()
+        with pytest.raises(pccl.Timeout, match="allreduce failed"):
+            pccl.allreduce(array, comm=pair[0], **options)  # type: ignore[arg-type]
+        assert time.monotonic() - begin < 5
+        told = both(pair, lambda comm: None, allreduce(array))
+        assert isinstance(told[1], pccl.Timeout)
+    assert not any(ways)  # none came back
+    monkeypatch.setenv("PCCL_TIMEOUT", "")
+    assert _settings.seconds(None, "f") is None
+    for result in both(pair, allreduce(array), allreduce(array)):
+        np.testing.assert_array_equal(result, array * WORLD)  # type: ignore[arg-type]
+
+
+def test_a_closed_or_forked_communicator_says_so_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        comm = pccl.Communicator(master.address)
+        array = np.ones(3)
+        with pytest.raises(pccl.InvalidUsage, match="not connected"):
+            pccl.allreduce(array, comm=comm)
+        comm.connect()
+        np.testing.assert_array_equal(pccl.allreduce(array, comm=comm), array)
+        with pytest.raises(pccl.TooFewPeers, match="all_reduce"):
+            comm.all_reduce(array, array, op="sum")
+        with monkeypatch.context() as forked:
+            forked.setattr(communicator, "_forks", communicator._forks + 1)
+            with pytest.raises(pccl.InvalidUsage, match="forked"):
+                pccl.allreduce(array, comm=comm)
+        comm.close()
+        with pytest.raises(pccl.InvalidUsage, match="closed"):
+            pccl.allreduce(array, comm=comm)
