@@ -118,6 +118,7 @@ void LocalGroup::open(std::uint64_t epoch, std::uint32_t rank, std::vector<Regio
   still_since_.reset();
   missing_since_.reset();
   broken_ = false;
+  all_open_ = false;
   own().done.store(0, std::memory_order_relaxed);
   own().collected.store(position(epoch_, 0), std::memory_order_release);
   ring_all();
@@ -128,6 +129,7 @@ void LocalGroup::replace_board(std::uint32_t rank, RegionPtr board) {
   boards_[rank] = std::move(board);
   rung_[rank] = 0;
   others_.clear();  // they point into the old one
+  all_open_ = false;
   still_since_.reset();
 }
 
@@ -339,6 +341,7 @@ bool LocalGroup::collect(const Word& now) {
 
 // Which of our calls is next: rank 0 says.
 bool LocalGroup::choose(Instant now, bool spoilt) {
+  if (!all_open()) return false;
   if (rank_ == 0) {
     if (current_ || order_.empty() || seen(0)) return false;
     arrive(order_.front());
@@ -363,6 +366,16 @@ bool LocalGroup::choose(Instant now, bool spoilt) {
   if (now - *waits_since_ < options_.patience) return false;
   waits_since_.reset();
   spoil();
+  return true;
+}
+
+// Whether every board here is the one its owner uses in this epoch. Before that we are in nothing:
+// the others could commit with us, and we not see it.
+bool LocalGroup::all_open() {
+  for (std::uint32_t rank = 0; !all_open_ && rank < boards_.size(); ++rank) {
+    if (board(rank).collected.load(std::memory_order_acquire) < position(epoch_, 0)) return false;
+  }
+  all_open_ = true;
   return true;
 }
 

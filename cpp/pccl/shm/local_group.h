@@ -141,6 +141,7 @@ class LocalGroup {
   bool move(Instant now);  // one thing; false when there is nothing to do
   bool collect(const Word& now);
   bool choose(Instant now, bool spoilt);
+  bool all_open();
   void arrive(wire::OpKey key);
   void take_back();
   [[nodiscard]] bool all_here();
@@ -184,6 +185,7 @@ class LocalGroup {
   std::optional<Instant> missing_since_;  // another's results are ready, and not mapped here
   bool offered_ = false;                  // in this step, memory that others wait for
   bool broken_ = false;
+  bool all_open_ = false;  // all boards are those of this epoch
   std::uint64_t moved_ = 0;
 };
 
