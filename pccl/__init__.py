@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from pccl import cuda
+from pccl._shared import empty, from_array, full, zeros
 from pccl.api import (
     Membership,
     Work,
@@ -124,6 +125,9 @@ __all__ = [
     "allreduce_async",
     "barrier",
     "cuda",
+    "empty",
+    "from_array",
+    "full",
     "init",
     "is_initialized",
     "membership",
@@ -131,4 +135,5 @@ __all__ = [
     "shutdown",
     "sync",
     "world_size",
+    "zeros",
 ]

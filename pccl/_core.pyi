@@ -3,10 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 __version__: str
 
 def is_set(variable: str) -> bool:
     """Whether the environment has a value for it, and not an empty one."""
+
+def shared_memory(size: int) -> npt.NDArray[np.uint8] | None:
+    """Bytes that peers of the host may read where they are; None where the system refuses them."""
 
 class Communicator:
     """One peer's part in a run. Every blocking method releases the GIL and obeys Ctrl-C.

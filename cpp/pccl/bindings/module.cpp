@@ -12,6 +12,7 @@ NB_MODULE(_core, m) {
         return value != nullptr && *value != '\0';
       },
       "variable"_a);
+  pccl::bindings::bind_arrays(m);
   pccl::bindings::bind_operation(m);
   pccl::bindings::bind_communicator(m);
   pccl::bindings::bind_master(m);

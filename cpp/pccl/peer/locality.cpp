@@ -9,7 +9,8 @@
 namespace pccl::peer {
 namespace {
 
-constexpr std::size_t kKept = 4;  // pages and scratch regions of a neighbour, at most
+constexpr std::size_t kMaxArrays = 4096;  // that a peer shows to others at a time
+constexpr std::size_t kKept = 4;          // pages and scratch regions of a neighbour, at most
 // A neighbour whose connection broke is most likely gone altogether: the loss tells the master
 // first.
 constexpr Duration kGrace = std::chrono::seconds(1);
@@ -68,6 +69,9 @@ void Locality::on_up(const PeerId& peer, Instant now) {
   neighbour.redial_at = {};
   neighbour.given_board.reset();
   neighbour.given_scratch = neighbour.given_page = 0;
+  neighbour.given_arrays.clear();
+  neighbour.arrays.clear();
+  ++gifts_;
   give(peer, neighbour);
 }
 
@@ -102,6 +106,14 @@ void Locality::on_offered(const PeerId& peer, shm::Offer what, std::uint64_t num
     if (neighbour.scratch.size() > kKept) neighbour.scratch.erase(neighbour.scratch.begin());
     return;
   }
+  if (what == shm::Offer::array) {
+    if (region == nullptr) {
+      neighbour.arrays.erase(number);
+    } else if (neighbour.arrays.size() < kMaxArrays) {
+      neighbour.arrays[number] = region;
+    }
+    return;
+  }
   if (what == shm::Offer::board) {
     neighbour.board = region;
     neighbour.board_number = number;
@@ -132,6 +144,7 @@ void Locality::on_time(Instant now) {
       actions_.connects.emplace_back(peer, neighbour.word);
     }
   }
+  forget_arrays();
   claim();
   try_open();
 }
@@ -257,6 +270,56 @@ shm::RegionPtr Locality::scratch_of(std::uint32_t rank, std::uint64_t number) {
   return look();
 }
 
+std::optional<shm::Place> Locality::place_of(const void* data, std::size_t bytes) {
+  if (!options_.find_array) return std::nullopt;
+  std::optional<shm::Place> place = options_.find_array(data, bytes);
+  // Others would not keep more of them.
+  if (place && shared_.size() >= kMaxArrays && !shared_.contains(place->chunk->number))
+    return std::nullopt;
+  return place;
+}
+
+bool Locality::share(const shm::ChunkPtr& chunk) {
+  Shared& shared = shared_[chunk->number];
+  if (shared.given == gifts_) return false;
+  shared = {chunk, gifts_};
+  bool sent = false;
+  for (auto& [peer, neighbour] : neighbours_) {
+    if (!neighbour.connected || !is_member(peer)) continue;
+    if (!neighbour.given_arrays.insert(chunk->number).second) continue;
+    actions_.offers.push_back({peer, shm::Offer::array, chunk->number, chunk->region});
+    sent = true;
+  }
+  return sent;
+}
+
+shm::RegionPtr Locality::array_of(std::uint32_t rank, std::uint64_t number) {
+  const auto look = [&]() -> shm::RegionPtr {
+    const auto neighbour = neighbours_.find(ranks_[rank]);
+    if (neighbour == neighbours_.end()) return nullptr;
+    const auto found = neighbour->second.arrays.find(number);
+    return found == neighbour->second.arrays.end() ? nullptr : found->second;
+  };
+  if (shm::RegionPtr found = look()) return found;
+  if (options_.poll) options_.poll();
+  return look();
+}
+
+// The arrays are gone here, so the others let go of their memory.
+void Locality::forget_arrays() {
+  for (auto it = shared_.begin(); it != shared_.end();) {
+    if (!it->second.chunk.expired()) {
+      ++it;
+      continue;
+    }
+    for (auto& [peer, neighbour] : neighbours_) {
+      if (neighbour.given_arrays.erase(it->first) > 0 && neighbour.connected)
+        actions_.offers.push_back({peer, shm::Offer::array, it->first, nullptr});
+    }
+    it = shared_.erase(it);
+  }
+}
+
 // Between epochs: what results there were have been read. What a neighbour uses next is the newest
 // it has sent, or one still to come.
 void Locality::forget_stale(std::uint64_t epoch) {
@@ -293,6 +356,7 @@ void Locality::begin_epoch(const Record& record) {
     ranks_.push_back(record->members[rank].id);
     if (record->members[rank].id == self_) rank_ = rank;
   }
+  ++gifts_;
   active_ = topology::on_one_host(record->plan);
   if (active_ && rank_ == 0 && !failed_) {
     auto made = options_.make_region(shm::kPageBytes, shm::Access::write);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,7 +21,9 @@ namespace pccl::peer {
 
 struct LocalityOptions {
   shm::RegionMaker make_region;  // empty: nothing is shared
-  std::function<void()> poll;    // brings what neighbours have sent; may call on_offered
+  // Of arrays that others may read where they are; empty: there are none.
+  std::function<std::optional<shm::Place>(const void*, std::size_t)> find_array;
+  std::function<void()> poll;  // brings what neighbours have sent; may call on_offered
   Duration patience = std::chrono::seconds(3);  // for a neighbour to answer
   shm::LocalOptions group;
 };
@@ -31,7 +34,7 @@ struct LocalityActions {
     PeerId to;
     shm::Offer what;
     std::uint64_t number;
-    shm::RegionPtr region;
+    shm::RegionPtr region;  // null: of no use any more
   };
   std::vector<std::pair<PeerId, PeerId>> connects;  // peer and its word
   std::vector<PeerId> drops;
@@ -98,6 +101,8 @@ class Locality final : private shm::LocalHost {
     // What it has of us, in this connection.
     std::optional<std::uint64_t> given_board;
     std::uint64_t given_scratch = 0;
+    std::set<std::uint64_t> given_arrays;
+    std::map<std::uint64_t, shm::RegionPtr> arrays;  // by number, until it says that they are gone
     std::uint64_t given_page = 0;
     // What we have of it.
     shm::RegionPtr board;
@@ -118,12 +123,16 @@ class Locality final : private shm::LocalHost {
   [[nodiscard]] Result<std::pair<shm::RegionPtr, std::uint64_t>> take_scratch(
       std::size_t bytes) override;
   [[nodiscard]] shm::RegionPtr scratch_of(std::uint32_t rank, std::uint64_t number) override;
+  [[nodiscard]] std::optional<shm::Place> place_of(const void* data, std::size_t bytes) override;
+  bool share(const shm::ChunkPtr& chunk) override;
+  [[nodiscard]] shm::RegionPtr array_of(std::uint32_t rank, std::uint64_t number) override;
 
   bool make_board();
   [[nodiscard]] bool is_member(const PeerId& peer) const;
   void give(const PeerId& peer, Neighbour& neighbour);
   void give_members();
   void forget_stale(std::uint64_t epoch);
+  void forget_arrays();
   void claim();
   void try_open();
   void fail(const std::string& what);
@@ -141,8 +150,15 @@ class Locality final : private shm::LocalHost {
   shm::RegionPtr scratch_;
   std::uint64_t scratch_number_ = 0;
   std::size_t scratch_wanted_ = 0;  // the most, since
-  Instant scratch_since_{};         // it was made, or much of it was used
-  Instant now_{};                   // of the latest step
+  // Arrays that others were given, and since which of our `gifts_` all of them have it.
+  struct Shared {
+    std::weak_ptr<const shm::Chunk> chunk;
+    std::uint64_t given = 0;
+  };
+  std::map<std::uint64_t, Shared> shared_;
+  std::uint64_t gifts_ = 1;  // grows when there is somebody who may have to be given something
+  Instant scratch_since_{};  // it was made, or much of it was used
+  Instant now_{};            // of the latest step
   shm::RegionPtr page_;
   bool active_ = false;
   std::uint64_t epoch_ = 0;

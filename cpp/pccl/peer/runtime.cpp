@@ -114,6 +114,7 @@ EngineOptions Runtime::engine_options() {
   EngineOptions options{options_.join, options_.settings, {}};
   if (!options_.settings.shm) return options;
   options.locality.make_region = shm::make_region;
+  options.locality.find_array = shm::find_array;
   options.locality.poll = [this] {
     if (neighbours_ != nullptr) neighbours_->poll();
   };

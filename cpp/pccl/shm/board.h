@@ -45,8 +45,18 @@ inline constexpr std::size_t kPageBytes = 4096;
 }
 
 // Flags of an arrival.
-inline constexpr std::uint64_t kReported = 1;  // the master has heard of the operation
-inline constexpr std::uint64_t kInPlace = 2;   // results are kept until all have read them
+inline constexpr std::uint64_t kReported = 1;     // the master has heard of the operation
+inline constexpr std::uint64_t kInPlace = 2;      // results are kept until all have read them
+inline constexpr std::uint64_t kSharedSends = 4;  // elements can be read where they are
+inline constexpr std::uint64_t kSharedRecvs = 8;  // ... and results, where they are to go
+
+// Where an array is, in the memory that its owner has offered: in place of its elements.
+struct Spot {
+  std::uint64_t send_chunk;
+  std::uint64_t send_offset;
+  std::uint64_t recv_chunk;
+  std::uint64_t recv_offset;
+};
 
 // "I am in this operation": what must agree, and where my elements are. Fields are read while they
 // may be written, so a reader compares the stamp before and after (a sequence lock).

@@ -172,8 +172,26 @@ void LocalGroup::submit(LocalRequest request) {
   for (const collective::ArrayRef& array : request.arrays)
     operation.in_place = operation.in_place || (array.count > 0 && array.send == array.recv);
   operation.request = std::move(request);
+  find_places(operation);
   order_.push_back(key);
   still_since_.reset();
+}
+
+// Whether others can read the arrays where they are.
+void LocalGroup::find_places(Operation& operation) {
+  const std::vector<collective::ArrayRef>& arrays = operation.request.arrays;
+  if (is_small(operation.bytes) || arrays.size() > kInlineBytes / sizeof(Spot)) return;
+  const auto find = [&](auto address, std::vector<Place>& places) {
+    for (const collective::ArrayRef& array : arrays) {
+      std::optional<Place> place = Place{};
+      if (array.count > 0)
+        place = host_.place_of(address(array), array.count * element_size(array.dtype));
+      if (!place) return places.clear();
+      places.push_back(std::move(*place));
+    }
+  };
+  find([](const collective::ArrayRef& array) { return array.send; }, operation.sends);
+  find([](const collective::ArrayRef& array) { return array.recv; }, operation.recvs);
 }
 
 bool LocalGroup::tell(const wire::OpKey& key) {
@@ -289,7 +307,8 @@ bool LocalGroup::move(Instant now) {
   if (current_->phase == Phase::meeting) {
     if (meet()) return true;
     // The others need these blocks, whenever they come.
-    return !current_->small && current_->staged < current_->depth && stage_block();
+    return !current_->small && operations_.at(current_->key).sends.empty() &&
+           current_->staged < current_->depth && stage_block();
   }
   if (current_->phase == Phase::combining) return combine(now);
   return try_commit();
@@ -393,7 +412,7 @@ void LocalGroup::arrive(wire::OpKey key) {
   const Operation& operation = operations_.at(key);
   Current& current = current_.emplace();
   current.key = key;
-  current.small = operation.bytes <= std::min<std::uint64_t>(options_.inline_bytes, kInlineBytes);
+  current.small = is_small(operation.bytes);
   Board& mine = own();
   mine.staged.store(counted(index_, 0), std::memory_order_relaxed);
   mine.reduced.store(counted(index_, 0), std::memory_order_relaxed);
@@ -411,6 +430,21 @@ void LocalGroup::arrive(wire::OpKey key) {
       if (bytes > 0) std::memcpy(to, array.send, bytes);
       to += bytes;
     }
+  } else if (!operation.sends.empty() || !operation.recvs.empty()) {
+    for (std::size_t i = 0; i < operation.request.arrays.size(); ++i) {
+      Spot spot{};
+      const auto say = [&](const std::vector<Place>& places, std::uint64_t& chunk,
+                           std::uint64_t& offset) {
+        if (places.empty() || places[i].chunk == nullptr) return;
+        chunk = places[i].chunk->number;
+        offset = places[i].offset;
+        // It goes out before anything else happens here: others wait for it.
+        offered_ = host_.share(places[i].chunk) || offered_;
+      };
+      say(operation.sends, spot.send_chunk, spot.send_offset);
+      say(operation.recvs, spot.recv_chunk, spot.recv_offset);
+      std::memcpy(mine.inlined[turn_] + i * sizeof spot, &spot, sizeof spot);
+    }
   }
   arrival.position.store(position(epoch_, index_), std::memory_order_relaxed);
   arrival.admission.store(key.admission, std::memory_order_relaxed);
@@ -418,7 +452,9 @@ void LocalGroup::arrive(wire::OpKey key) {
   arrival.tag.store(key.tag, std::memory_order_relaxed);
   arrival.sequence.store(key.sequence, std::memory_order_relaxed);
   arrival.signature.store(operation.request.signature, std::memory_order_relaxed);
-  arrival.flags.store((operation.reported ? kReported : 0U) | (operation.in_place ? kInPlace : 0U),
+  arrival.flags.store((operation.reported ? kReported : 0U) | (operation.in_place ? kInPlace : 0U) |
+                          (operation.sends.empty() ? 0U : kSharedSends) |
+                          (operation.recvs.empty() ? 0U : kSharedRecvs),
                       std::memory_order_relaxed);
   arrival.stamp.store(stamp + 2, std::memory_order_release);
   ring_all();
@@ -443,18 +479,24 @@ bool LocalGroup::meet() {
   if (!all_here()) return false;
   const Operation& operation = operations_.at(current.key);
   bool keep = false;
+  bool sends = true;
+  bool recvs = true;
   for (const Seen& there : others_) {
     if (there.signature != operation.request.signature) {
       spoil();  // the master finds out who is the odd one
       return true;
     }
     keep = keep || (there.flags & kInPlace) != 0;
+    sends = sends && (there.flags & kSharedSends) != 0;
+    recvs = recvs && (there.flags & kSharedRecvs) != 0;
   }
   if (current.small) {
     current.phase = Phase::finished;
     return try_commit();
   }
   current.keep = keep;
+  current.direct_sends = sends;
+  current.direct_recvs = recvs && !keep;
   if (keep) {
     const auto scratch = host_.take_scratch(current.rounds * current.stride);
     if (!scratch) {
@@ -463,9 +505,9 @@ bool LocalGroup::meet() {
     }
     current.results.resize(boards_.size());
     current.results[rank_] = scratch->first;
-    // It goes out before anything else happens here: others wait for it.
-    offered_ =
-        own().scratch.exchange(scratch->second, std::memory_order_relaxed) != scratch->second;
+    // As above.
+    if (own().scratch.exchange(scratch->second, std::memory_order_relaxed) != scratch->second)
+      offered_ = true;
   }
   current.phase = Phase::combining;
   return true;
@@ -500,20 +542,67 @@ void LocalGroup::plan_blocks() {
       {kMaxDepth, kStageBytes / ((ranks - 1) * current.stride), kResultBytes / current.stride});
 }
 
+// Whether everybody's arrays are mapped here, where they are to be read.
+bool LocalGroup::arrays_here() {
+  Current& current = *current_;
+  if (!current.direct_sends && !current.direct_recvs) return true;
+  const std::vector<collective::ArrayRef>& arrays = operations_.at(current.key).request.arrays;
+  current.sends.resize(boards_.size());
+  current.recvs.resize(boards_.size());
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    if (rank == rank_ || !current.sends[rank].empty()) continue;
+    std::vector<const std::uint8_t*> sends;
+    std::vector<const std::uint8_t*> recvs;
+    const auto find = [&](std::uint64_t chunk, std::uint64_t offset, std::uint64_t bytes,
+                          std::vector<const std::uint8_t*>& found) {
+      const RegionPtr region = host_.array_of(rank, chunk);
+      if (region == nullptr || offset > region->size() || bytes > region->size() - offset)
+        return false;
+      found.push_back(region->data() + offset);
+      if (current.held.empty() || current.held.back() != region) current.held.push_back(region);
+      return true;
+    };
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+      const std::uint64_t bytes = arrays[i].count * element_size(arrays[i].dtype);
+      Spot spot;
+      std::memcpy(&spot, others_[rank].inlined + i * sizeof spot, sizeof spot);
+      if (bytes == 0 || !current.direct_sends) {
+        sends.push_back(nullptr);
+      } else if (!find(spot.send_chunk, spot.send_offset, bytes, sends)) {
+        return false;
+      }
+      if (bytes == 0 || !current.direct_recvs) {
+        recvs.push_back(nullptr);
+      } else if (!find(spot.recv_chunk, spot.recv_offset, bytes, recvs)) {
+        return false;
+      }
+    }
+    current.sends[rank] = std::move(sends);
+    current.recvs[rank] = std::move(recvs);
+  }
+  return true;
+}
+
+// Memory of another rank is not here. It was sent, or will be at once; whose does not arrive may be
+// gone.
+bool LocalGroup::missing(Instant now) {
+  if (!missing_since_) missing_since_ = now;
+  if (now - *missing_since_ < kArrival) return false;
+  spoil();
+  return true;
+}
+
 bool LocalGroup::combine(Instant now) {
+  if (!arrays_here()) return missing(now);
   if (gather_block() || reduce_block() || stage_block()) return true;
   Current& current = *current_;
   if (current.reduced < current.rounds || (!current.keep && current.gathered < current.rounds))
     return false;
   if (current.keep && !results_here()) {
-    // All have their results, or not all say so yet. Whose memory does not arrive may be gone.
+    // All have their results, or not all say so yet.
     if (least(&Board::reduced) < current.rounds) return false;
-    if (!missing_since_) missing_since_ = now;
-    if (now - *missing_since_ < kArrival) return false;
-    spoil();
-    return true;
+    return missing(now);
   }
-  missing_since_.reset();
   current.phase = Phase::finished;
   own().done.store(position(epoch_, index_), std::memory_order_release);
   ring_all();
@@ -538,7 +627,7 @@ bool LocalGroup::results_here() {
 
 bool LocalGroup::stage_block() {
   Current& current = *current_;
-  if (current.staged == current.rounds) return false;
+  if (current.direct_sends || current.staged == current.rounds) return false;
   if (current.staged >= current.depth &&
       least(&Board::reduced) < current.staged - current.depth + 1)
     return false;
@@ -569,14 +658,24 @@ bool LocalGroup::stage_block() {
 
 bool LocalGroup::reduce_block() {
   Current& current = *current_;
-  if (current.reduced == current.rounds || current.staged <= current.reduced) return false;
-  if (least(&Board::staged) <= current.reduced) return false;
-  if (!current.keep && current.reduced >= current.depth &&
+  if (current.reduced == current.rounds) return false;
+  if (!current.direct_sends &&
+      (current.staged <= current.reduced || least(&Board::staged) <= current.reduced)) {
+    return false;
+  }
+  if (!current.keep && !current.direct_recvs && current.reduced >= current.depth &&
       least(&Board::gathered) < current.reduced - current.depth + 1) {
     return false;
   }
   const std::uint64_t round = current.reduced;
   const std::uint64_t index = segment_of(round, rank_);
+  if (current.direct_sends) {
+    for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+      const std::uint64_t theirs = segment_of(round, rank);
+      if (rank != rank_ && theirs < current.layout.segments.size())
+        current.traffic.tx_bytes += current.layout.segments[theirs].raw_bytes;
+    }
+  }
   if (index < current.layout.segments.size()) {
     const Operation& operation = operations_.at(current.key);
     const collective::Segment& segment = current.layout.segments[index];
@@ -584,30 +683,32 @@ bool LocalGroup::reduce_block() {
     std::uint8_t* const result = current.keep
                                      ? current.results[rank_]->data() + round * current.stride
                                      : own().results + round % current.depth * current.stride;
-    contributions_.clear();
-    for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
-      if (rank == rank_) continue;
-      const std::uint64_t slot =
-          round % current.depth * others + (rank_ < rank ? rank_ : rank_ - 1);
-      contributions_.push_back({board(rank).staging + slot * current.stride, false});
-    }
     std::size_t at = 0;
     for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
       const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
       const collective::ArrayRef& array = operation.request.arrays[piece.array];
       const std::size_t element = element_size(array.dtype);
+      contributions_.clear();
+      for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+        if (rank == rank_) continue;
+        const std::uint64_t slot =
+            round % current.depth * others + (rank_ < rank ? rank_ : rank_ - 1);
+        contributions_.push_back({current.direct_sends
+                                      ? current.sends[rank][piece.array] + piece.first * element
+                                      : board(rank).staging + slot * current.stride + at,
+                                  false});
+      }
       reduce::reduce(array.dtype, operation.request.op,
                      static_cast<const std::uint8_t*>(array.send) + piece.first * element,
-                     contributions_, static_cast<unsigned>(boards_.size()), result + at,
+                     contributions_, static_cast<unsigned>(boards_.size()),
+                     current.direct_recvs
+                         ? static_cast<std::uint8_t*>(array.recv) + piece.first * element
+                         : result + at,
                      piece.count);
-      for (reduce::Contribution& contribution : contributions_) {
-        contribution.data =
-            static_cast<const std::uint8_t*>(contribution.data) + piece.count * element;
-      }
       at += piece.count * element;
     }
     publish(&Board::reduced, ++current.reduced);
-    if (!current.keep) copy_out(index, result);
+    if (!current.keep && !current.direct_recvs) copy_out(index, result, rank_);
     moved_ += segment.raw_bytes;
   } else {
     publish(&Board::reduced, ++current.reduced);
@@ -624,7 +725,7 @@ bool LocalGroup::gather_block() {
   for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
     const std::uint64_t index = segment_of(current.gathered, rank);
     if (rank == rank_ || index >= current.layout.segments.size()) continue;
-    copy_out(index, board(rank).results + current.gathered % current.depth * current.stride);
+    copy_out(index, board(rank).results + current.gathered % current.depth * current.stride, rank);
     current.traffic.rx_bytes += current.layout.segments[index].raw_bytes;
     moved_ += current.layout.segments[index].raw_bytes;
   }
@@ -633,8 +734,9 @@ bool LocalGroup::gather_block() {
   return true;
 }
 
-// A segment's result goes where the caller wants it.
-void LocalGroup::copy_out(std::uint64_t index, const std::uint8_t* from) {
+// A segment's result goes where the caller wants it: from there, or from the arrays of the rank
+// that has it.
+void LocalGroup::copy_out(std::uint64_t index, const std::uint8_t* from, std::uint32_t rank) {
   const Current& current = *current_;
   const Operation& operation = operations_.at(current.key);
   const collective::Segment& segment = current.layout.segments[index];
@@ -642,13 +744,16 @@ void LocalGroup::copy_out(std::uint64_t index, const std::uint8_t* from) {
     const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
     const collective::ArrayRef& array = operation.request.arrays[piece.array];
     const std::size_t element = element_size(array.dtype);
+    const std::size_t bytes = piece.count * element;
     std::uint8_t* const to = static_cast<std::uint8_t*>(array.recv) + piece.first * element;
+    const std::uint8_t* const source =
+        current.direct_recvs ? current.recvs[rank][piece.array] + piece.first * element : from;
     if (operation.bytes >= kPastCacheFrom) {
-      copy_past_cache(to, from, piece.count * element);
+      copy_past_cache(to, source, bytes);
     } else {
-      copy(to, from, piece.count * element);
+      copy(to, source, bytes);
     }
-    from += piece.count * element;
+    from += bytes;
   }
 }
 
@@ -714,7 +819,7 @@ bool LocalGroup::finish(bool& complete) {
     const std::uint64_t index = current.copied++;
     const std::uint64_t bytes = current.layout.segments[index].raw_bytes;
     const std::uint32_t from = owner(index);
-    copy_out(index, current.results[from]->data() + index / boards_.size() * current.stride);
+    copy_out(index, current.results[from]->data() + index / boards_.size() * current.stride, from);
     copied += bytes;
     moved_ += bytes;
     if (from != rank_) current.traffic.rx_bytes += bytes;

@@ -6,6 +6,7 @@
 // here: it goes on over the network, where the master decides.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -19,6 +20,7 @@
 #include "pccl/collective/executor.h"
 #include "pccl/collective/schedule.h"
 #include "pccl/reduce/reduce.h"
+#include "pccl/shm/arrays.h"
 #include "pccl/shm/board.h"
 #include "pccl/shm/region.h"
 #include "pccl/wire/records.h"
@@ -50,6 +52,12 @@ class LocalHost {
       std::size_t bytes) = 0;
   // Another rank's; null when it did not arrive here.
   [[nodiscard]] virtual RegionPtr scratch_of(std::uint32_t rank, std::uint64_t number) = 0;
+  // Where others can read these bytes of ours, if they can.
+  [[nodiscard]] virtual std::optional<Place> place_of(const void* data, std::size_t bytes) = 0;
+  // Others need that memory of ours. True: it is on its way only now.
+  virtual bool share(const ChunkPtr& chunk) = 0;
+  // Another rank's memory of arrays; null when it did not arrive here.
+  [[nodiscard]] virtual RegionPtr array_of(std::uint32_t rank, std::uint64_t number) = 0;
 };
 
 struct LocalOptions {
@@ -111,13 +119,17 @@ class LocalGroup {
     bool reported = false;
     std::uint64_t bytes = 0;
     bool in_place = false;
+    std::vector<Place> sends;  // by array, when all are where others can read them; else nothing
+    std::vector<Place> recvs;
   };
   // The operation at hand.
   struct Current {
     wire::OpKey key;
     Phase phase = Phase::meeting;
     bool small = false;
-    bool keep = false;  // results stay in scratch memory until the commit
+    bool keep = false;          // results stay in scratch memory until the commit
+    bool direct_sends = false;  // everybody's elements are read where they are, not staged
+    bool direct_recvs = false;  // and results from where they are to go
     collective::Layout layout;
     std::uint64_t stride = 0;  // bytes of a block
     std::uint64_t rounds = 0;  // blocks per rank
@@ -125,8 +137,11 @@ class LocalGroup {
     std::uint64_t staged = 0;
     std::uint64_t reduced = 0;
     std::uint64_t gathered = 0;
-    std::uint64_t copied = 0;        // segments, once it is committed
-    std::vector<RegionPtr> results;  // by rank: where they are kept
+    std::uint64_t copied = 0;                             // segments, once it is committed
+    std::vector<RegionPtr> results;                       // by rank: where they are kept
+    std::vector<std::vector<const std::uint8_t*>> sends;  // of the others, by rank and array
+    std::vector<std::vector<const std::uint8_t*>> recvs;
+    std::vector<RegionPtr> held;  // what these point into
     collective::Traffic traffic;
   };
 
@@ -149,15 +164,21 @@ class LocalGroup {
   void plan_blocks();
   bool combine(Instant now);
   bool results_here();
+  bool arrays_here();
+  bool missing(Instant now);
+  void find_places(Operation& operation);
   bool stage_block();
   bool reduce_block();
   bool gather_block();
-  void copy_out(std::uint64_t segment, const std::uint8_t* from);
+  void copy_out(std::uint64_t segment, const std::uint8_t* from, std::uint32_t rank);
   bool try_commit();
   bool finish(bool& complete);
   void spoil();
   bool advance();
   void ring_all();
+  [[nodiscard]] bool is_small(std::uint64_t bytes) const {
+    return bytes <= std::min<std::uint64_t>(options_.inline_bytes, kInlineBytes);
+  }
   [[nodiscard]] std::uint32_t owner(std::uint64_t segment) const {
     return static_cast<std::uint32_t>(segment % boards_.size());
   }

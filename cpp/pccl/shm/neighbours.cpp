@@ -32,7 +32,7 @@ constexpr Duration kGreeting = std::chrono::seconds(5);  // until both ends have
 constexpr Duration kTick = std::chrono::milliseconds(100);
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);  // when descriptors have run out
 
-enum class Kind : std::uint16_t { hello, welcome, offer, ring };
+enum class Kind : std::uint16_t { hello, welcome, offer, ring, forget };
 
 // Where a peer listens.
 std::pair<sockaddr_un, socklen_t> address_of(const PeerId& peer) {
@@ -259,10 +259,10 @@ void Neighbours::offer(const PeerId& peer, Offer what, std::uint64_t number,
   const std::uint64_t id = channel_of(peer);
   if (id == 0) return;
   Packet packet;
-  packet.kind = Kind::offer;
+  packet.kind = region == nullptr ? Kind::forget : Kind::offer;
   packet.offer = static_cast<std::uint64_t>(what);
   packet.number = number;
-  packet.size = region->size();
+  packet.size = region == nullptr ? 0 : region->size();
   push(id, packet, region);
 }
 
@@ -448,8 +448,14 @@ bool Neighbours::take(std::uint64_t id, const Packet& packet, int descriptor) {
   }
   if (!channel.up) return fail("it did not greet");
   if (packet.kind == Kind::ring) return true;
+  if (packet.kind == Kind::forget) {
+    if (packet.offer != static_cast<std::uint64_t>(Offer::array))
+      return fail("it takes back what is in use");
+    events_.offered(channel.peer, Offer::array, packet.number, nullptr);
+    return channels_.contains(id);
+  }
   if (packet.kind != Kind::offer || descriptor < 0 ||
-      packet.offer > static_cast<std::uint64_t>(Offer::scratch)) {
+      packet.offer > static_cast<std::uint64_t>(Offer::array)) {
     return fail("an offer of nothing");  // or no descriptor was left to take it with
   }
   const auto what = static_cast<Offer>(packet.offer);

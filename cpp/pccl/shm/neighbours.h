@@ -23,7 +23,7 @@
 namespace pccl::shm {
 
 // What memory is passed on for.
-enum class Offer : std::uint8_t { board, page, scratch };
+enum class Offer : std::uint8_t { board, page, scratch, array };
 
 // What comes of neighbours. Called from the loop, or from inside connect and poll.
 struct NeighbourEvents {
@@ -48,7 +48,7 @@ class Neighbours {
   void connect(const PeerId& peer, const PeerId& word);
   // Without a `down`.
   void drop(const PeerId& peer);
-  // Ignored when the peer is not there (any more).
+  // Ignored when the peer is not there (any more). Null: what was offered is of no use any more.
   void offer(const PeerId& peer, Offer what, std::uint64_t number, const RegionPtr& region);
   void ring(const PeerId& peer);
   // Takes what has come and was not read yet.

@@ -456,6 +456,7 @@ ReductionPtr Host::reduce(ReductionPtr reduction, peer::OperationRequest request
       });
     }
   }
+  memory_.lay_out(reduction);
   // What goes in is known to the checks before anything can come out.
   reductions_.push_back(reduction);
   reduction->call = engine_->start_operation(std::move(request), world_.now());

@@ -21,6 +21,11 @@ peer::LocalityOptions Memory::options() {
     auto* data = static_cast<std::uint8_t*>(memory.get());
     return std::make_shared<shm::Region>(data, size, -1, std::move(memory));
   };
+  options.find_array = [this](const void* data, std::size_t size) -> std::optional<shm::Place> {
+    const auto it = arrays_.find(data);
+    if (it == arrays_.end() || it->second.second->region->size() < size) return std::nullopt;
+    return shm::Place{it->second.second, 0};
+  };
   options.poll = [this] {
     for (const auto& [peer, known] : std::map(known_)) deliver(peer, known);
   };
@@ -73,6 +78,20 @@ void Memory::carry_out(const peer::LocalityActions& actions) {
       Host* other = world_.host_of(peer);
       if (other != nullptr) other->run([other] { other->settle(); });
     });
+  }
+}
+
+void Memory::lay_out(const ReductionPtr& reduction) {
+  std::erase_if(arrays_, [](const auto& item) { return item.second.first->ended; });
+  const auto add = [&](wire::Bytes& bytes) {
+    if (bytes.empty() || !world_.random.chance(world_.arrays_shared)) return;
+    auto region = std::make_shared<shm::Region>(bytes.data(), bytes.size(), -1, reduction);
+    auto chunk = std::make_shared<const shm::Chunk>(shm::Chunk{std::move(region), ++chunks_});
+    arrays_[bytes.data()] = {reduction, std::move(chunk)};
+  };
+  for (ArrayData& array : reduction->arrays) {
+    add(array.send);
+    add(array.recv);
   }
 }
 

@@ -14,6 +14,8 @@ namespace pccl::simulation {
 
 class World;
 class Host;
+struct Reduction;
+using ReductionPtr = std::shared_ptr<Reduction>;
 
 // Two peers that met. Both ends keep it; it is dead when one of them let go.
 struct Acquaintance {
@@ -35,6 +37,8 @@ class Memory {
   void carry_out(const peer::LocalityActions& actions);
   // The collective may have something to do.
   void want_step();
+  // Its arrays are where others can read them, as long as it is not over.
+  void lay_out(const ReductionPtr& reduction);
   void kill();  // the process ends
   // Calls it after a step that moved something, before what that step wants sent is sent.
   void strike_at_step(std::function<void()> what);
@@ -51,6 +55,9 @@ class Memory {
   Host& host_;
   std::map<PeerId, std::shared_ptr<Acquaintance>> known_;
   std::function<void()> strike_;
+  // By address: whose they are, and their memory.
+  std::map<const void*, std::pair<ReductionPtr, shm::ChunkPtr>> arrays_;
+  std::uint64_t chunks_ = 0;
   bool step_planned_ = false;
   bool stepping_ = false;
 };

@@ -101,6 +101,7 @@ World::World(std::uint64_t seed, const Options& given)
   add(Fault::restart, options.restarts);
   add(Fault::master_stall, options.master_stalls);
   block_bytes = 64U << random.below(3);
+  if (options.machines > 0 && random.chance(0.6)) arrays_shared = random.chance(0.6) ? 1 : 0.9;
   if (options.machines > 0 && random.chance(0.1)) memory_refused = random.chance(0.5) ? 0.05 : 0.5;
   const std::uint64_t gaps[] = {20, 100, 400, 1500};
   fault_gap_ = gaps[random.below(4)];

@@ -382,6 +382,7 @@ class World {
   std::size_t capacity = 4096;
   Duration think{};
   double memory_refused = 0;
+  double arrays_shared = 0;        // of the arrays that are reduced, with others of the machine
   std::uint32_t block_bytes = 64;  // equal on all peers
   std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(std::size_t{1} << 20);
   Report report;

@@ -1,0 +1,64 @@
+"""Arrays in memory that peers of one host read where they are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pccl import _core
+from pccl.errors import InvalidArgument
+
+_ALIGNMENT = 64
+
+
+def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """A new NumPy array in shared memory, its elements zero or anything.
+
+    Peers of this host reduce it where it is, without a copy of its elements to somewhere else first; everywhere else it
+    is an array like any other. It is C-contiguous and aligned to 64 bytes, so `torch.from_numpy`, DLPack and JAX take
+    it without a copy, and what they make of it counts as shared, too, as does every slice that is C-contiguous. The
+    memory is given back when the last array that looks into it is gone. Forked children go on sharing it: what one
+    writes the other sees.
+
+    shape: the number of elements, or one number per dimension. dtype: any without Python objects.
+    Where the system refuses shared memory it is an ordinary array.
+    Raises InvalidArgument: a negative or absurd shape, or a dtype with Python objects.
+    """
+    kind = np.dtype(dtype)
+    if kind.hasobject:
+        raise InvalidArgument(f"pccl.empty: {kind} holds Python objects, which cannot be shared")
+    dimensions = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
+    if any(size < 0 for size in dimensions):
+        raise InvalidArgument(f"pccl.empty: negative dimensions in {dimensions}")
+    size = math.prod(dimensions) * kind.itemsize
+    memory = _core.shared_memory(size) if size < 1 << 62 else None
+    if memory is None:
+        memory = np.empty(size + _ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % _ALIGNMENT
+        memory = memory[start : start + size]
+    return memory.view(kind).reshape(dimensions) if size else np.empty(dimensions, kind)
+
+
+def zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """As `empty`, all elements zero."""
+    return full(shape, 0, dtype)
+
+
+def full(
+    shape: int | tuple[int, ...], fill_value: Any, dtype: npt.DTypeLike = np.float32
+) -> npt.NDArray[Any]:
+    """As `empty`, all elements `fill_value`."""
+    array = empty(shape, dtype)
+    array[...] = fill_value
+    return array
+
+
+def from_array(array: Any) -> npt.NDArray[Any]:
+    """A copy in shared memory of any array (NumPy, torch in CPU memory, JAX, nested lists): its shape, dtype, elements."""
+    source = np.asarray(array)
+    copy = empty(source.shape, source.dtype)
+    copy[...] = source
+    return copy
