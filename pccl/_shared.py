@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pccl import _core
-from pccl.errors import InvalidArgument
+from pccl.errors import InvalidArgument, Result
 
 _ALIGNMENT = 64
 
@@ -29,10 +29,14 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np
     """
     kind = np.dtype(dtype)
     if kind.hasobject:
-        raise InvalidArgument(f"pccl.empty: {kind} holds Python objects, which cannot be shared")
+        raise InvalidArgument(
+            Result.INVALID_ARGUMENT, "empty", f"{kind} holds Python objects, which cannot be shared"
+        )
     dimensions = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if any(size < 0 for size in dimensions):
-        raise InvalidArgument(f"pccl.empty: negative dimensions in {dimensions}")
+        raise InvalidArgument(
+            Result.INVALID_ARGUMENT, "empty", f"negative dimensions in {dimensions}"
+        )
     size = math.prod(dimensions) * kind.itemsize
     memory = _core.shared_memory(size) if size < 1 << 62 else None
     if memory is None:

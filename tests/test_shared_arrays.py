@@ -137,7 +137,7 @@ pccl.shutdown()
 @pytest.mark.parametrize("world", [2, 3])
 def test_all_kinds_of_arrays_are_reduced_exactly(world):
     with running() as run:
-        peers = run.peers(world, MEMBER, PCCL_MIN_PEERS=str(world))
+        peers = run.peers(world, MEMBER)
         for peer in peers:
             peer.expect("in")
         for kinds in (["shared"], ["private"], ["shared", "private"]):
@@ -152,7 +152,7 @@ def test_all_kinds_of_arrays_are_reduced_exactly(world):
 
 def test_what_is_dropped_is_let_go_everywhere():
     with running() as run:
-        peers = run.peers(2, MEMBER, PCCL_MIN_PEERS="2")
+        peers = run.peers(2, MEMBER)
         for peer in peers:
             peer.expect("in")
 
@@ -187,7 +187,7 @@ def test_what_is_dropped_is_let_go_everywhere():
 
 def test_survivors_are_exact_when_an_owner_is_killed():
     with running() as run:
-        peers = run.peers(3, MEMBER, PCCL_MIN_PEERS="3")
+        peers = run.peers(3, MEMBER)
         for peer in peers:
             peer.expect("in")
         for count in (100_000, 400_001):
