@@ -61,7 +61,7 @@ def full(
 
 
 def from_array(array: Any) -> npt.NDArray[Any]:
-    """A copy in shared memory of any array (NumPy, torch in CPU memory, JAX, nested lists): its shape, dtype, elements."""
+    """A copy in shared memory of any array (NumPy, torch on CPU, JAX, nested lists): same shape, dtype and elements."""
     source = np.asarray(array)
     copy = empty(source.shape, source.dtype)
     copy[...] = source
