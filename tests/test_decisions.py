@@ -111,10 +111,10 @@ def test_a_plan_uses_no_unusable_link(world: int, data: st.DataObject) -> None:
     if plan is None:
         assert unusable
         return
-    order, direct, edges = plan
+    order, kinds, edges = plan
     assert sorted(order) == list(range(world))
     assert not edges & unusable
-    assert direct == (not unusable)
+    assert ("direct" in kinds) == (not unusable)
 
 
 @given(st.integers(5, 9), st.data())
@@ -126,3 +126,42 @@ def test_one_bad_link_of_many_is_always_planned_around(world: int, data: st.Data
 
 def test_a_peer_without_usable_links_has_no_ring() -> None:
     assert _testing.make_plan(4, {(0, 3), (1, 3), (2, 3)}) is None
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.data())
+def test_a_plan_for_several_hosts_uses_the_links_of_its_schedules(
+    hosts: list[int], data: st.DataObject
+) -> None:
+    world = len(hosts)
+    every = [(a, b) for b in range(world) for a in range(b)]
+    unusable = set(data.draw(st.lists(st.sampled_from(every), max_size=4))) if every else set()
+    plan = _testing.make_plan(world, unusable, hosts)
+    if plan is None:
+        assert unusable
+        return
+    order, kinds, edges = plan
+    assert sorted(order) == list(range(world))
+    assert not edges & unusable
+    crowded = 1 < len(set(hosts)) < world
+    if not unusable:
+        assert kinds == (
+            ["host_direct", "host_direct", "host_ring"] if crowded else ["direct", "direct", "ring"]
+        )
+        # Ranks of a host side by side.
+        changes = sum(hosts[a] != hosts[b] for a, b in zip(order, order[1:], strict=False))
+        assert changes == len(set(hosts)) - 1
+    if "host_ring" in kinds:
+        used = set()
+        for rank in range(world):
+            for around in (False, True):
+                flows, _ = _testing.by_hosts(hosts, around, rank)
+                for flow in flows:
+                    peers = {source for source, _ in flow["sources"]} | set(flow["final_to"])
+                    used |= {(min(rank, peer), max(rank, peer)) for peer in peers}
+        assert used <= edges
+
+
+def test_a_bad_link_between_hosts_leaves_a_plan() -> None:
+    plan = _testing.make_plan(4, {(0, 2)}, [0, 0, 1, 1])
+    assert plan is not None
+    assert plan[1] == ["ring"]

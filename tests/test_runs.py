@@ -1,12 +1,11 @@
 """Runs of real processes in which nobody dies: results, joining, mismatches, stuck groups, deadlines."""
 
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
 
 import pytest
+from namespaces import namespaces, running_on
 from workers import running
 
 
@@ -352,72 +351,19 @@ def test_peers_of_different_loopback_addresses_form_one_group() -> None:
 
 @pytest.mark.root
 def test_a_peer_that_met_the_master_on_loopback_reduces_with_one_on_another_host() -> None:
-    if shutil.which("ip") is None:
-        pytest.skip("needs the ip command")
-    names = [f"pccl{os.getpid()}{side}" for side in "ab"]
-    made: list[str] = []
-
-    def ip(*words: str) -> None:
-        done = subprocess.run(["ip", *words], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise OSError(done.stderr)
-
     code = """
-    import os, ctypes
-    libc = ctypes.CDLL(None, use_errno=True)
-    def enter(name):
-        fd = os.open("/run/netns/" + name, os.O_RDONLY)
-        assert libc.setns(fd, 0) == 0, os.strerror(ctypes.get_errno())
-        os.close(fd)
-    name, role = os.environ["TEST_NETNS"], os.environ["TEST_ROLE"]
-    enter(name)
-    if role == "master":
-        master = pccl.MasterNode("0.0.0.0:48148")
-        master.run()
-        say(event="listening")
-        master.wait()
-    start(master=role, min_peers=2)
+    start(min_peers=2)
     total, info = pccl.allreduce(x(200_000), return_info=True)
     say(event="done", ok=bool((total == expected(info)).all()), size=info.world_size)
     hear()
     """
-    try:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-                made.append(name)
-            ip(
-                "link",
-                "add",
-                "veth0",
-                "netns",
-                names[0],
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "veth0",
-                "netns",
-                names[1],
-            )
-            for name, address in zip(names, ("10.77.3.1/24", "10.77.3.2/24"), strict=True):
-                ip("-n", name, "addr", "add", address, "dev", "veth0")
-                ip("-n", name, "link", "set", "veth0", "up")
-                ip("-n", name, "link", "set", "lo", "up")
-        except OSError as error:
-            pytest.skip(f"cannot make network namespaces: {error}")
-        with running() as run:
-            master = run.peer(code, TEST_NETNS=names[0], TEST_ROLE="master", PCCL_BIND="")
-            master.expect("listening")
-            peers = [
-                run.peer(code, TEST_NETNS=names[0], TEST_ROLE="127.0.0.1:48148", PCCL_BIND=""),
-                run.peer(code, TEST_NETNS=names[1], TEST_ROLE="10.77.3.1:48148", PCCL_BIND=""),
-            ]
-            for peer in peers:
-                assert peer.expect("done") == {"event": "done", "ok": True, "size": 2}
-    finally:
-        for name in made:
-            ip("netns", "del", name)
+    with namespaces(2) as hosts, running_on(hosts[0]) as run:
+        peers = [
+            run.peer(code, hosts[0], PCCL_MASTER="127.0.0.1:48148"),
+            run.peer(code, hosts[1]),
+        ]
+        for peer in peers:
+            assert peer.expect("done") == {"event": "done", "ok": True, "size": 2}
 
 
 def test_a_dropped_work_runs_to_its_end() -> None:

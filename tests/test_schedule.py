@@ -104,6 +104,62 @@ def test_direct_reduces_every_chunk_at_its_owner_in_rank_order(n: int) -> None:
         assert ranks[chunk][0][chunk]["sources"] == [(rank, False) for rank in others]
 
 
+def bytes_between(hosts: list[int], flows: list[ChunkFlow]) -> dict[int, int]:
+    """How often one chunk's bytes leave each host."""
+    leaving = dict.fromkeys(hosts, 0)
+    for rank, flow in enumerate(flows):
+        to = [*flow["final_to"], *([] if flow["partial_to"] is None else [flow["partial_to"]])]
+        leaving[hosts[rank]] += sum(hosts[peer] != hosts[rank] for peer in to)
+    return leaving
+
+
+@pytest.mark.parametrize("around", [True, False])
+@settings(max_examples=200, deadline=None)
+@given(hosts=st.lists(st.integers(0, 4), min_size=1, max_size=16))
+def test_hosts_combine_at_home_and_send_each_chunk_once(around: bool, hosts: list[int]) -> None:
+    n = len(hosts)
+    ranks = [_testing.by_hosts(hosts, around, rank) for rank in range(n)]
+    for chunk in range(n):
+        flows = [flows[chunk] for flows, _ in ranks]
+        assert check_chunk(flows) == chunk
+        leaving = bytes_between(hosts, flows)
+        others = len(leaving) - 1
+        home = leaving.pop(hosts[chunk])
+        if around:
+            # A partial result and a final one; the last host passes nothing on.
+            assert home == min(others, 1)
+            assert sorted(leaving.values()) == [1] * min(others, 1) + [2] * (others - 1)
+        else:
+            assert home == others
+            assert all(count == 1 for count in leaving.values())
+
+
+@pytest.mark.parametrize("per_host", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_what_leaves_a_host_does_not_grow_with_its_ranks(count: int, per_host: int) -> None:
+    hosts = [host for host in range(count) for _ in range(per_host)]
+    n = len(hosts)
+    ranks = [_testing.by_hosts(hosts, True, rank)[0] for rank in range(n)]
+    total = dict.fromkeys(hosts, 0)
+    for chunk in range(n):
+        for host, chunks in bytes_between(hosts, [flows[chunk] for flows in ranks]).items():
+            total[host] += chunks
+    # Of the array, 2(h - 1)/h; every rank carries an equal part.
+    assert all(chunks * count == 2 * (count - 1) * n for chunks in total.values())
+    carried = [
+        sum(
+            sum(
+                hosts[peer] != hosts[rank]
+                for peer in [*flow["final_to"], flow["partial_to"]]
+                if peer is not None
+            )
+            for flow in ranks[rank]
+        )
+        for rank in range(n)
+    ]
+    assert len(set(carried)) == 1
+
+
 def test_alone_there_is_nothing_to_send_or_receive() -> None:
     alone: ChunkFlow = {
         "sources": [],

@@ -132,8 +132,7 @@ void Executor::prepare(Operation& operation) {
     used += (array.count * element_size(array.dtype) + 63) / 64 * 64;
   }
   const wire::SizeClass& size = topology::size_class(world.plan, bytes, widens);
-  operation.schedule = size.kind == wire::ScheduleKind::ring ? ring(world.plan.order, spec.rank)
-                                                             : direct(size.shares, spec.rank);
+  operation.schedule = make_schedule(world.plan, size, spec.rank);
   operation.layout = cut(shapes, spec.op, operation.schedule.shares, world.plan.segment_bytes);
   operation.segments.resize(operation.layout.segments.size());
   operation.widened.resize(widens ? operation.layout.segments.size() : 0);
@@ -143,7 +142,10 @@ void Executor::prepare(Operation& operation) {
   }
   std::map<std::uint32_t, std::uint64_t> partial_bytes;  // by rank, what we contribute
   for (std::size_t i = 0; i < operation.segments.size(); ++i) {
-    const ChunkFlow& flow = operation.schedule.chunks[operation.layout.segments[i].chunk];
+    const std::uint32_t chunk = operation.layout.segments[i].chunk;
+    const ChunkFlow& flow = operation.schedule.chunks[chunk];
+    if (i > 0 && operation.layout.segments[i - 1].chunk == chunk)
+      operation.segments[i].place = operation.segments[i - 1].place + 1;
     operation.segments[i].missing = static_cast<std::uint32_t>(flow.sources.size());
     operation.segments[i].seen.resize(flow.sources.size());
     if (!flow.owner()) {
@@ -307,7 +309,6 @@ void Executor::contribution(Operation& operation, std::uint32_t index, std::uint
   const ChunkFlow& flow = operation.schedule.chunks[operation.layout.segments[index].chunk];
   if (--state.missing > 0) return;
   combine(operation, index);
-  if (flow.sources.size() < 2) return;
   // Their memory is free again: the contributors may send the next ones.
   for (const Source& from : flow.sources) {
     const PeerId& peer = operation.spec.world->members[from.rank].id;
@@ -325,11 +326,14 @@ void Executor::post_receives(Operation& operation) {
   std::set<std::uint32_t> contributors;
   std::map<std::uint32_t, bool>
       staged;  // contributions wait for others: memory is bounded by a window
+  // Partial results that travel on between hosts have none. All ranks work through the chunks side
+  // by side, so none gets further ahead than its neighbours' windows let it; with a window, members
+  // could wait for room at each other in a circle.
   for (const Segment& segment : operation.layout.segments) {
     const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
     for (const Source& source : flow.sources) {
       contributors.insert(source.rank);
-      staged[source.rank] = staged[source.rank] || flow.sources.size() > 1;
+      staged[source.rank] = staged[source.rank] || (flow.sources.size() > 1 && source.windowed);
     }
   }
   const auto early = early_.find(operation.spec.key);
@@ -365,7 +369,11 @@ void Executor::send_control(const PeerId& to, const link::FrameHeader& header) {
 
 void Executor::offer(Operation& operation, const PeerId& to, std::uint32_t segment, bool final) {
   Outlet& outlet = operation.outlets[to];
-  (final ? outlet.finals : outlet.partials).push_back(segment);
+  if (final) {
+    outlet.finals.push_back(segment);
+  } else {
+    outlet.partials.emplace(operation.segments[segment].place, segment);
+  }
   queue_turn(to, operation, outlet);
 }
 
@@ -404,9 +412,12 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
     outlet.queued = false;
     if (!outlet.sendable()) continue;
     const bool final = !outlet.finals.empty();
-    auto& list = final ? outlet.finals : outlet.partials;
-    const std::uint32_t index = list.front();
-    list.pop_front();
+    const std::uint32_t index = final ? outlet.finals.front() : outlet.partials.begin()->second;
+    if (final) {
+      outlet.finals.pop_front();
+    } else {
+      outlet.partials.erase(outlet.partials.begin());
+    }
     const Segment& segment = operation->layout.segments[index];
     const ChunkFlow& flow = operation->schedule.chunks[segment.chunk];
     const bool accumulated = !final && !flow.sources.empty();

@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pccl/base/buffer.h"
@@ -116,11 +117,13 @@ class Executor {
     std::vector<bool> seen;     // by source
     std::uint32_t missing = 0;  // contributions
     bool finished = false;      // final bytes are in place
+    std::uint32_t place = 0;    // in its chunk
   };
   // What goes to one peer.
   struct Outlet {
     std::deque<std::uint32_t> finals;
-    std::deque<std::uint32_t> partials;
+    // By place in their chunks: what others combine together is sent at about the same time.
+    std::set<std::pair<std::uint32_t, std::uint32_t>> partials;
     std::uint32_t credit = 0;      // partial segments that may go now
     bool eager = false;            // partials go without a grant, out of reserved room
     std::uint64_t eager_left = 0;  // reserved and not yet sent

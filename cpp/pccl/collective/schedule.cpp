@@ -1,5 +1,6 @@
 #include "pccl/collective/schedule.h"
 
+#include <algorithm>
 #include <cassert>
 
 namespace pccl::collective {
@@ -52,6 +53,69 @@ Schedule direct(std::span<const std::uint32_t> shares, std::uint32_t rank) {
     }
   }
   return schedule;
+}
+
+Schedule by_hosts(const topology::HostRanks& hosts, std::span<const std::uint32_t> shares,
+                  bool around, std::uint32_t rank) {
+  assert(rank < shares.size());
+  const std::size_t n = hosts.size();
+  std::size_t here = 0;
+  while (std::ranges::find(hosts[here], rank) == hosts[here].end()) ++here;
+
+  Schedule schedule;
+  schedule.shares.assign(shares.begin(), shares.end());
+  schedule.chunks.resize(shares.size());
+  for (std::uint32_t chunk = 0; chunk < shares.size(); ++chunk) {
+    ChunkFlow& flow = schedule.chunks[chunk];
+    const topology::Delegates delegates(hosts, chunk);
+    const std::uint32_t delegate = delegates.of(here);
+    if (delegate != rank) {
+      flow.partial_to = delegate;
+      flow.final_from = delegate;
+      continue;
+    }
+    for (const std::uint32_t neighbour : hosts[here]) {
+      if (neighbour == rank) continue;
+      flow.sources.push_back({neighbour, false});
+      flow.final_to.push_back(neighbour);
+    }
+    const bool home = here == delegates.home();
+    if (!around) {
+      for (std::size_t host = 0; host < n && home; ++host) {
+        if (host == here) continue;
+        flow.sources.push_back({delegates.of(host), hosts[host].size() > 1, false});
+        flow.final_to.push_back(delegates.of(host));
+      }
+      if (!home) flow.partial_to = flow.final_from = chunk;
+      continue;
+    }
+    // Hops from where the partial result starts, the host after the owner's, to here.
+    const std::size_t hops = (here + n - delegates.home() - 1) % n;
+    const std::size_t before = (here + n - 1) % n;
+    const std::uint32_t previous = delegates.of(before);
+    const std::uint32_t next = delegates.of((here + 1) % n);
+    if (hops > 0) flow.sources.push_back({previous, hops > 1 || hosts[before].size() > 1, false});
+    if (!home) {
+      flow.partial_to = next;
+      flow.final_from = previous;
+    }
+    if ((here + 1) % n != delegates.home()) flow.final_to.push_back(next);
+  }
+  return schedule;
+}
+
+Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& size, std::uint32_t rank) {
+  switch (size.kind) {
+    case wire::ScheduleKind::ring:
+      return ring(plan.order, rank);
+    case wire::ScheduleKind::direct:
+      return direct(size.shares, rank);
+    case wire::ScheduleKind::host_ring:
+    case wire::ScheduleKind::host_direct:
+      break;
+  }
+  return by_hosts(topology::by_host(plan.order, plan.hosts), size.shares,
+                  size.kind == wire::ScheduleKind::host_ring, rank);
 }
 
 }  // namespace pccl::collective

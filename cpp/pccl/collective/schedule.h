@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "pccl/base/dtype.h"
+#include "pccl/topology/plan.h"
+#include "pccl/wire/records.h"
 
 namespace pccl::collective {
 
@@ -24,6 +26,8 @@ struct Source {
   std::uint32_t rank = kNobody;
   bool accumulated =
       false;  // it is a partial result in the accumulation type, not the sender's raw elements
+  // May be told to wait until there is room. False: everybody's memory would wait for everybody's.
+  bool windowed = true;
   bool operator==(const Source&) const = default;
 };
 
@@ -58,6 +62,21 @@ struct Schedule {
 // `shares` are the chunks' weights; a zero share is an empty chunk. REQUIRES: shares.size() = n, at
 // least one share > 0, rank < n.
 [[nodiscard]] Schedule direct(std::span<const std::uint32_t> shares, std::uint32_t rank);
+
+// Several ranks on some of several hosts. Chunk c is owned by rank c; every host has a delegate for
+// it (topology::Delegates), which combines its neighbours' raw elements with its own. Partial
+// results then go from delegate to delegate around a ring of hosts that ends with the owner's
+// (`around`), or straight to the owner, and the final bytes come back the same way and from the
+// delegates to their neighbours. So 2(h-1)/h of the array leaves each of h equal hosts, however
+// many ranks it has, and every rank carries its part of that. REQUIRES: hosts hold 0..n-1, n =
+// shares.size(), at least one share > 0, rank < n.
+[[nodiscard]] Schedule by_hosts(const topology::HostRanks& hosts,
+                                std::span<const std::uint32_t> shares, bool around,
+                                std::uint32_t rank);
+
+// The schedule for operations of that size class.
+[[nodiscard]] Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& size,
+                                     std::uint32_t rank);
 
 // A run of elements of one array.
 struct Piece {

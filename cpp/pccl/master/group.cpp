@@ -169,11 +169,11 @@ bool Group::plan_epoch() {
     if (first < members_.size() && second < members_.size())
       edges.insert(std::minmax(first, second));
   }
-  auto plan = topology::make_plan(static_cast<std::uint32_t>(members_.size()),
-                                  options_.segment_bytes, edges, options_.thresholds);
+  auto plan =
+      topology::make_plan(static_cast<std::uint32_t>(members_.size()), options_.segment_bytes,
+                          edges, present_hosts(), options_.thresholds);
   if (!plan) return false;
   record_.plan = std::move(*plan);
-  record_.plan.hosts = present_hosts();
   hosts_differ_since_.reset();
   return true;
 }

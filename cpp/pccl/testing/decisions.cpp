@@ -77,16 +77,18 @@ int judge_stuck(const std::vector<Member>& members, const std::set<std::uint64_t
   }));
 }
 
-// (order, whether some size class is direct, links used), or None when no plan avoids `unusable`.
+// (order, the size classes' kinds, links used), or None when no plan avoids `unusable`.
 nb::object make_plan(std::uint32_t world,
-                     const std::set<std::pair<std::uint32_t, std::uint32_t>>& unusable) {
-  const auto plan = topology::make_plan(world, 4096, unusable);
+                     const std::set<std::pair<std::uint32_t, std::uint32_t>>& unusable,
+                     const std::vector<std::uint32_t>& hosts) {
+  const auto plan = topology::make_plan(world, 4096, unusable, hosts);
   if (!plan) return nb::none();
-  bool direct = false;
-  for (const wire::SizeClass& size : plan->classes) {
-    direct = direct || size.kind == wire::ScheduleKind::direct;
-  }
-  return nb::make_tuple(nb::cast(plan->order), direct, nb::cast(topology::edges(*plan)));
+  constexpr const char* kNames[] = {"ring", "direct", "host_ring", "host_direct"};
+  static_assert(std::size(kNames) == enum_count(wire::ScheduleKind{}));
+  nb::list kinds;
+  for (const wire::SizeClass& size : plan->classes)
+    kinds.append(kNames[static_cast<std::size_t>(size.kind)]);
+  return nb::make_tuple(nb::cast(plan->order), kinds, nb::cast(topology::edges(*plan)));
 }
 
 }  // namespace
@@ -95,5 +97,5 @@ void bind_decisions(nb::module_& m) {
   m.def("judge_mismatch", &judge_mismatch, "claims"_a, "members"_a, "waited_enough"_a);
   m.def("judge_links", &judge_links, "members"_a, "reports"_a);
   m.def("judge_stuck", &judge_stuck, "members"_a, "meets"_a);
-  m.def("make_plan", &make_plan, "world"_a, "unusable"_a);
+  m.def("make_plan", &make_plan, "world"_a, "unusable"_a, "hosts"_a = std::vector<std::uint32_t>());
 }

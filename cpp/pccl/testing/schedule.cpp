@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -52,6 +53,15 @@ nb::tuple direct(const Ranks& shares, std::uint32_t rank) {
   return to_python(collective::direct(shares, rank));
 }
 
+// `hosts` by rank.
+nb::tuple by_hosts(const Ranks& hosts, bool around, std::uint32_t rank) {
+  if (rank >= hosts.size()) throw nb::value_error("no such rank");
+  Ranks order(hosts.size());
+  std::iota(order.begin(), order.end(), 0U);
+  return to_python(collective::by_hosts(pccl::topology::by_host(order, hosts),
+                                        Ranks(hosts.size(), 1), around, rank));
+}
+
 // ([(array, first, count)], [(chunk, first_piece, piece_count, raw_bytes, accumulated_bytes)])
 nb::tuple cut(const std::vector<std::pair<std::uint64_t, unsigned>>& arrays, unsigned op,
               const Ranks& shares, std::uint32_t segment_bytes) {
@@ -84,5 +94,6 @@ nb::tuple cut(const std::vector<std::pair<std::uint64_t, unsigned>>& arrays, uns
 void bind_schedule(nb::module_& m) {
   m.def("ring", &ring, "order"_a, "rank"_a);
   m.def("direct", &direct, "shares"_a, "rank"_a);
+  m.def("by_hosts", &by_hosts, "hosts"_a, "around"_a, "rank"_a);
   m.def("cut", &cut, "arrays"_a, "op"_a, "shares"_a, "segment_bytes"_a);
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <numeric>
 
 namespace pccl::topology {
@@ -33,12 +34,19 @@ bool extend_ring(std::vector<std::uint32_t>& order, std::vector<bool>& used, std
 }  // namespace
 
 std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_bytes,
-                                    const std::set<Edge>& unusable, const Thresholds& thresholds) {
+                                    const std::set<Edge>& unusable,
+                                    const std::vector<std::uint32_t>& hosts,
+                                    const Thresholds& thresholds) {
   wire::Plan plan;
   plan.segment_bytes = segment_bytes;
+  plan.hosts = hosts;
+  std::vector<std::uint32_t> ranks(world);
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  const HostRanks together = by_host(ranks, hosts);
   if (unusable.empty()) {
-    plan.order.resize(world);
-    std::iota(plan.order.begin(), plan.order.end(), 0U);
+    // Neighbours side by side: a ring leaves each host once.
+    for (const auto& there : together)
+      plan.order.insert(plan.order.end(), there.begin(), there.end());
   } else {
     std::vector<bool> used(world, false);
     used[0] = true;
@@ -46,16 +54,63 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
     int budget = 100'000;
     if (!extend_ring(plan.order, used, world, unusable, budget)) return std::nullopt;
   }
+  constexpr auto kAnySize = std::numeric_limits<std::uint64_t>::max();
   const std::vector<std::uint32_t> equal(world, 1);
-  if (unusable.empty() && world <= kMaxMesh) {
-    std::vector<std::uint32_t> first(world, 0);
-    if (world > 0) first[0] = 1;
-    plan.classes.push_back({thresholds.single_owner_bytes, wire::ScheduleKind::direct, first});
-    plan.classes.push_back({thresholds.direct_bytes, wire::ScheduleKind::direct, equal});
+  std::vector<std::uint32_t> first(world, 0);
+  if (world > 0) first[0] = 1;
+  const auto choose = [&](wire::ScheduleKind direct, wire::ScheduleKind ring, bool mesh) {
+    plan.classes.clear();
+    if (mesh) {
+      plan.classes.push_back({thresholds.single_owner_bytes, direct, first});
+      plan.classes.push_back({thresholds.direct_bytes, direct, equal});
+    }
+    plan.classes.push_back({kAnySize, ring, equal});
+  };
+  const auto avoids_unusable = [&] {
+    const std::set<Edge> used = edges(plan);
+    return std::none_of(unusable.begin(), unusable.end(),
+                        [&](const Edge& bad) { return used.contains(bad); });
+  };
+  const std::size_t largest =
+      std::max_element(together.begin(), together.end(), [](auto& a, auto& b) {
+        return a.size() < b.size();
+      })->size();
+  if (together.size() > 1 && largest > 1 && largest <= kMaxMesh) {
+    choose(wire::ScheduleKind::host_direct, wire::ScheduleKind::host_ring,
+           together.size() <= kMaxMesh);
+    if (avoids_unusable()) return plan;
   }
-  plan.classes.push_back(
-      {std::numeric_limits<std::uint64_t>::max(), wire::ScheduleKind::ring, equal});
+  choose(wire::ScheduleKind::direct, wire::ScheduleKind::ring,
+         unusable.empty() && world <= kMaxMesh);
   return plan;
+}
+
+HostRanks by_host(std::span<const std::uint32_t> order, std::span<const std::uint32_t> hosts) {
+  HostRanks ranks;
+  std::map<std::uint32_t, std::size_t> places;
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    // Not known: every rank is a host of its own.
+    const std::uint32_t host =
+        hosts.size() == order.size() ? hosts[order[i]] : static_cast<std::uint32_t>(i);
+    const std::size_t place = places.try_emplace(host, ranks.size()).first->second;
+    if (place == ranks.size()) ranks.emplace_back();
+    ranks[place].push_back(order[i]);
+  }
+  for (auto& there : ranks) std::sort(there.begin(), there.end());
+  return ranks;
+}
+
+Delegates::Delegates(const HostRanks& hosts, std::uint32_t owner) : hosts_(hosts) {
+  for (std::size_t host = 0; host < hosts.size(); ++host) {
+    const auto found = std::find(hosts[host].begin(), hosts[host].end(), owner);
+    if (found == hosts[host].end()) continue;
+    home_ = host;
+    place_ = static_cast<std::size_t>(found - hosts[host].begin());
+  }
+}
+
+std::uint32_t Delegates::of(std::size_t host) const {
+  return hosts_[host][place_ * hosts_[host].size() / hosts_[home_].size()];
 }
 
 const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, bool widens) {
@@ -95,7 +150,25 @@ std::set<Edge> edges(const wire::Plan& plan) {
   std::set<Edge> used;
   const std::size_t world = plan.order.size();
   if (world < 2) return used;
+  const HostRanks together = by_host(plan.order, plan.hosts);
   for (const wire::SizeClass& size : plan.classes) {
+    if (size.kind == wire::ScheduleKind::host_ring ||
+        size.kind == wire::ScheduleKind::host_direct) {
+      for (std::uint32_t owner = 0; owner < size.shares.size(); ++owner) {
+        if (size.shares[owner] == 0) continue;
+        const Delegates delegates(together, owner);
+        for (std::size_t host = 0; host < together.size(); ++host) {
+          const std::uint32_t here = delegates.of(host);
+          for (const std::uint32_t rank : together[host])
+            if (rank != here) used.insert(edge(here, rank));
+          const std::uint32_t there = size.kind == wire::ScheduleKind::host_ring
+                                          ? delegates.of((host + 1) % together.size())
+                                          : owner;
+          if (there != here) used.insert(edge(here, there));
+        }
+      }
+      continue;
+    }
     if (size.kind == wire::ScheduleKind::ring) {
       for (std::size_t i = 0; i < world; ++i) {
         used.insert(edge(plan.order[i], plan.order[(i + 1) % world]));

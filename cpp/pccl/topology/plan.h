@@ -29,11 +29,33 @@ struct Thresholds {
   std::uint64_t direct_bytes = 512 << 10;
 };
 
-// The plan for `world` ranks that uses none of the `unusable` links. Nothing when no ring avoids
-// them all.
+// The plan for `world` ranks that uses none of the `unusable` links. `hosts` says where they are
+// (see hosts() below; empty: not known): with several ranks on one of several hosts, each host
+// sends the others what a single rank would. Nothing when no ring avoids all unusable links.
 [[nodiscard]] std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_bytes,
                                                   const std::set<Edge>& unusable,
+                                                  const std::vector<std::uint32_t>& hosts = {},
                                                   const Thresholds& thresholds = {});
+
+// The ranks of each host, ascending; hosts in the order in which `order` reaches them.
+using HostRanks = std::vector<std::vector<std::uint32_t>>;
+[[nodiscard]] HostRanks by_host(std::span<const std::uint32_t> order,
+                                std::span<const std::uint32_t> hosts);
+
+// Who speaks for a host in what one rank owns: at home the owner, elsewhere the rank in the same
+// place among its neighbours, so that every rank carries its slice between hosts.
+class Delegates {
+ public:
+  // REQUIRES: `owner` is on one of the hosts.
+  Delegates(const HostRanks& hosts, std::uint32_t owner);
+  [[nodiscard]] std::size_t home() const { return home_; }  // the owner's host
+  [[nodiscard]] std::uint32_t of(std::size_t host) const;
+
+ private:
+  const HostRanks& hosts_;
+  std::size_t home_ = 0;
+  std::size_t place_ = 0;  // of the owner, at home
+};
 
 // The size class an operation of `bytes` bytes runs in. `widens`: partial results of its elements
 // take more bytes than the elements (float16, bfloat16, small integers under avg), so `direct`,

@@ -257,8 +257,9 @@ struct OpState {
 // ---- the plan
 // -----------------------------------------------------------------------------------------------------
 
-enum class ScheduleKind : std::uint8_t { ring, direct };
-constexpr unsigned enum_count(ScheduleKind) { return 2; }
+// collective/schedule.h says what they are.
+enum class ScheduleKind : std::uint8_t { ring, direct, host_ring, host_direct };
+constexpr unsigned enum_count(ScheduleKind) { return 4; }
 
 // Operations of up to `max_bytes` bytes run `kind`, cut by `shares` (one per rank).
 struct SizeClass {

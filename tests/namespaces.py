@@ -1,0 +1,102 @@
+"""Network namespaces as hosts: each has its own network and shares no memory with the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import textwrap
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import pytest
+from workers import Worker
+
+_ENTER = """
+import ctypes, os
+def enter(name):
+    fd = os.open("/run/netns/" + name, os.O_RDONLY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.setns(fd, 0) == 0, os.strerror(ctypes.get_errno())
+    os.close(fd)
+enter(os.environ["TEST_NETNS"])
+"""
+_PORT = 48148  # each namespace has its own
+
+
+def _ip(*words: str) -> str:
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
+
+
+@dataclass(frozen=True)
+class Host:
+    """A namespace with one interface, `eth`, on a network with the others."""
+
+    name: str
+    address: str
+
+    def sent(self) -> int:
+        """Bytes that have left this host, headers included."""
+        (link,) = json.loads(_ip("-n", self.name, "-s", "-j", "link", "show", "dev", "eth"))
+        return int(link["stats64"]["tx"]["bytes"])
+
+
+@contextmanager
+def namespaces(count: int) -> Iterator[list[Host]]:
+    """That many hosts on one network; skips the test where they cannot be made."""
+    if shutil.which("ip") is None:
+        pytest.skip("needs the ip command")
+    prefix = f"pccl{os.getpid()}"
+    hosts = [Host(f"{prefix}h{i}", f"10.77.3.{i + 1}") for i in range(count)]
+    switch = f"{prefix}s"
+    with ExitStack() as stack:
+        try:
+            for name in (switch, *(host.name for host in hosts)):
+                _ip("netns", "add", name)
+                stack.callback(_ip, "netns", "del", name)
+                _ip("-n", name, "link", "set", "lo", "up")
+            _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+            _ip("-n", switch, "link", "set", "bridge", "up")
+            for i, host in enumerate(hosts):
+                _ip(
+                    *f"-n {switch} link add port{i} type veth peer name eth netns {host.name}".split()
+                )
+                _ip(*f"-n {switch} link set port{i} master bridge up".split())
+                _ip(*f"-n {host.name} addr add {host.address}/24 dev eth".split())
+                _ip(*f"-n {host.name} link set eth up".split())
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"cannot make network namespaces: {error.stderr}")
+        yield hosts
+
+
+class HostsRun:
+    """A master on one host, and its peers on any."""
+
+    def __init__(self, host: Host) -> None:
+        self.workers: list[Worker] = []
+        self._address = f"{host.address}:{_PORT}"
+        master = f"""
+            master = pccl.MasterNode("0.0.0.0:{_PORT}")
+            master.run()
+            say(event="listening")
+            master.wait()
+            """
+        self.peer(master, host).expect("listening")
+
+    def peer(self, code: str, host: Host, **env: str) -> Worker:
+        settings = {"PCCL_MASTER": self._address, "PCCL_BIND": "", "TEST_NETNS": host.name, **env}
+        worker = Worker(_ENTER + textwrap.dedent(code), **settings)
+        self.workers.append(worker)
+        return worker
+
+
+@contextmanager
+def running_on(host: Host) -> Iterator[HostsRun]:
+    run = HostsRun(host)
+    try:
+        yield run
+    finally:
+        for worker in run.workers:
+            worker.destroy()
