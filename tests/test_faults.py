@@ -406,7 +406,7 @@ def test_ctrl_c_in_the_multi_call_leaves_no_operation_that_writes_later() -> Non
                 pccl.DataType.FLOAT, pccl.QuantizationAlgorithm.NONE))
     if order == "call":
         descriptors = [pccl.ReduceOpDescriptor.from_numpy(send, o, what(i)) for i, o in enumerate(outs)]
-        say_when_calling(comm)
+        say_when_calling(comm, len(outs))
         try:
             comm.all_reduce_multiple_with_retry(descriptors, max_in_flight=4)
         except KeyboardInterrupt:

@@ -42,10 +42,10 @@ def start(**options):
     pccl.init_peer = comm._engine.peer_id()
     return comm
 
-def say_when_calling(comm):
-    # Says "calling" once the engine has an operation of this peer, so that a signal meets that.
+def say_when_calling(comm, operations=1):
+    # Says "calling" once the engine has that many of this peer, so that a signal meets them.
     def watch():
-        while comm._engine.unfinished() == 0:
+        while comm._engine.unfinished() < operations:
             pause.wait(0.001)
         say(event="calling")
     pause = threading.Event()
