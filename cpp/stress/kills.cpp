@@ -41,8 +41,7 @@ struct Run {
   std::array<std::uint64_t, kSizes> inside{};  // hits, by size
   std::uint64_t elsewhere = 0;
   std::uint64_t pairs = 0;
-  std::uint64_t evicted = 0;  // too slow, as it seemed
-  std::uint64_t forks = 0;
+  std::uint64_t evicted = 0;  // though nobody froze them
 
   [[nodiscard]] std::uint64_t hits() const { return inside[0] + inside[1] + inside[2]; }
 };
@@ -117,13 +116,13 @@ class Pack {
         break;
       case State::leaving:
         if (living({0, 1, 2, 3}) > 0) break;
-        ledger_.settle(~std::uint64_t{0});
+        ledger_.close();
         return false;
     }
     return true;
   }
 
-  [[nodiscard]] const Ledger& ledger() const { return ledger_; }
+  [[nodiscard]] const Totals& totals() const { return ledger_.totals(); }
 
  private:
   enum class State { settling, hunting, evicting, waking, verifying, leaving };
@@ -160,7 +159,6 @@ class Pack {
       WorkerOptions options{run_.master, number_, run_.seed, run_.rng(), run_.settings};
       children_.at(i) = {};
       children_.at(i).pid = spawn([&] { return run_worker(options, group_->orders, *slot); });
-      ++run_.forks;
     }
   }
 
@@ -338,9 +336,34 @@ class MasterProcess {
   std::uint16_t port_ = 0;
 };
 
+void print(const char* what, const Run& run, const std::vector<std::unique_ptr<Pack>>& packs) {
+  Totals all;
+  for (const auto& pack : packs) {
+    const Totals& totals = pack->totals();
+    all.committed += totals.committed;
+    all.rerun += totals.rerun;
+    all.failed += totals.failed;
+    all.counted += totals.counted;
+    all.in_memory += totals.in_memory;
+    all.hit_with += totals.hit_with;
+    all.hit_without += totals.hit_without;
+    all.hit_failed += totals.hit_failed;
+  }
+  const auto text = [](std::uint64_t value) { return std::to_string(value); };
+  const std::string line =
+      text(run.hits()) + " inside a reduction (" + text(run.inside[0]) + " tiny, " +
+      text(run.inside[1]) + " medium, " + text(run.inside[2]) + " large; " + text(all.hit_with) +
+      " committed with it, " + text(all.hit_without) + " without it, " + text(all.hit_failed) +
+      " failed), " + text(run.elsewhere) + " elsewhere, " + text(run.pairs) + " pairs, " +
+      text(run.evicted) + " slow ones put out; " + text(all.committed) + " reductions (" +
+      text(all.rerun) + " run again, " + text(all.in_memory) + " of " + text(all.counted) +
+      " seen in memory), " + text(all.failed) + " failed";
+  std::printf("%s: seed %llu: %s: all agree\n", what, static_cast<unsigned long long>(run.seed),
+              line.c_str());
+}
+
 int hunt(Run& run, std::uint64_t count) {
   const char* const what = run.freezes ? "freezes" : "kills";
-  const auto number = [](std::uint64_t value) { return static_cast<unsigned long long>(value); };
   if (std::getenv("PCCL_LOG_LEVEL") == nullptr) set_log_level(LogLevel::err);  // losses are meant
   try {
     const MasterProcess master(run.settings);
@@ -354,32 +377,12 @@ int hunt(Run& run, std::uint64_t count) {
       for (const auto& pack : packs) busy = pack->step(run.hits() >= count) || busy;
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
-    std::uint64_t committed = 0;
-    std::uint64_t rerun = 0;
-    std::uint64_t failed = 0;
-    Cuts cuts;
-    for (const auto& pack : packs) {
-      const Ledger& ledger = pack->ledger();
-      committed += ledger.committed();
-      rerun += ledger.rerun();
-      failed += ledger.failed();
-      cuts.with += ledger.cuts().with;
-      cuts.without += ledger.cuts().without;
-      cuts.given_up += ledger.cuts().given_up;
-    }
-    std::printf(
-        "%s: seed %llu: %llu inside a reduction (%llu tiny, %llu medium, %llu large), %llu "
-        "elsewhere, %llu pairs; these were committed with it (%llu), run again without it (%llu), "
-        "given up (%llu); %llu processes, %llu reductions (%llu run again), %llu given up, %llu "
-        "evicted by mistake: all agree\n",
-        what, number(run.seed), number(run.hits()), number(run.inside[0]), number(run.inside[1]),
-        number(run.inside[2]), number(run.elsewhere), number(run.pairs), number(cuts.with),
-        number(cuts.without), number(cuts.given_up), number(run.forks), number(committed),
-        number(rerun), number(failed), number(run.evicted));
+    print(what, run, packs);
     return 0;
   } catch (const Violation& violation) {
-    std::fprintf(stderr, "%s: seed %llu, after %llu: %s\n", what, number(run.seed),
-                 number(run.hits()), violation.what());
+    std::fprintf(stderr, "%s: seed %llu, after %llu: %s\n", what,
+                 static_cast<unsigned long long>(run.seed),
+                 static_cast<unsigned long long>(run.hits()), violation.what());
     return 1;
   }
 }

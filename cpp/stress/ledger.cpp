@@ -30,6 +30,7 @@ void Ledger::add(const Event& event) {
   if (event.kind == Event::Kind::out) return ended(event.self, event.key);
   const auto [it, fresh] = operations_.try_emplace(event.key, Operation{event, {}});
   it->second.heard.insert(event.self);
+  latest_[event.self] = event.key;
   if (fresh) return;
   const Event& first = it->second.first;
   const bool same =
@@ -44,28 +45,55 @@ void Ledger::ended(const PeerId& peer, const std::optional<Key>& inside) {
   ended_.try_emplace(peer, inside);
 }
 
+// Whether all members have said how it ended, or have ended in it. One that was put out may be late
+// to find that out.
+bool Ledger::complete(const Key& key, const Operation& operation) const {
+  const Event& first = operation.first;
+  bool all = true;
+  for (std::size_t i = 0; i < first.world; ++i) {
+    const PeerId& member = first.members.at(i);
+    if (operation.heard.contains(member)) continue;
+    const auto end = ended_.find(member);
+    const auto latest = latest_.find(member);
+    const bool gone_on = latest != latest_.end() && latest->second > key;
+    if (gone_on || (end != ended_.end() && end->second != key))
+      violation(key, describe(first) + ", " + member.brief() + " has not");
+    all = all && end != ended_.end();
+  }
+  return all;
+}
+
 void Ledger::settle(std::uint64_t admission) {
-  while (!operations_.empty() && operations_.begin()->first.admission < admission) {
-    const auto& [key, operation] = *operations_.begin();
+  for (auto it = operations_.begin(); it != operations_.end();) {
+    const auto& [key, operation] = *it;
+    if (key.admission >= admission) break;
+    if (!complete(key, operation)) {
+      ++it;
+      continue;
+    }
     const Event& first = operation.first;
     const bool committed = first.kind == Event::Kind::committed;
-    for (std::size_t i = 0; i < first.world; ++i) {
-      const PeerId& member = first.members.at(i);
-      if (operation.heard.contains(member)) continue;
-      const auto end = ended_.find(member);
-      if (end == ended_.end() || end->second != key)
-        violation(key, describe(first) + ", " + member.brief() + " has not");
-    }
     if (const auto hit = hit_.find(key); hit != hit_.end()) {
       for (const PeerId& peer : hit->second) {
-        ++(!committed ? cuts_.given_up : is_member(first, peer) ? cuts_.with : cuts_.without);
+        ++(!committed               ? totals_.hit_failed
+           : is_member(first, peer) ? totals_.hit_with
+                                    : totals_.hit_without);
       }
+      hit_.erase(hit);
     }
-    ++(committed ? committed_ : failed_);
-    if (first.attempts > 1) ++rerun_;
-    operations_.erase(operations_.begin());
+    ++(committed ? totals_.committed : totals_.failed);
+    totals_.rerun += first.attempts > 1 ? 1 : 0;
+    totals_.counted += first.counted ? 1 : 0;
+    totals_.in_memory += first.counted && first.in_memory ? 1 : 0;
+    it = operations_.erase(it);
   }
-  hit_.erase(hit_.begin(), hit_.lower_bound(Key{admission, 0}));
+}
+
+void Ledger::close() {
+  settle(~std::uint64_t{0});
+  if (operations_.empty()) return;
+  const auto& [key, operation] = *operations_.begin();
+  violation(key, describe(operation.first) + ", not all have");
 }
 
 }  // namespace pccl::stress

@@ -32,6 +32,8 @@ struct Event {
   Key key;  // out: of the operation it was in; the others may have committed that one
   std::uint64_t epoch = 0;
   std::uint64_t attempts = 0;
+  bool counted = false;  // its bytes tell whether they went through memory
+  bool in_memory = false;
   wire::Digest digest;  // of the result
   std::uint64_t world = 0;
   std::array<PeerId, kSlots> members;

@@ -169,18 +169,21 @@ class Worker {
       if (!in_place) check(arrays.send, shape, mine, "the input of a committed operation");
       event.epoch = call->record->epoch;
       event.attempts = call->attempts;
+      // Over the network all elements are sent twice, to be combined and as the result.
+      event.counted = call->attempts == 1 && event.world > 1 && shape.size != Size::tiny;
+      event.in_memory =
+          call->traffic.tx_bytes * event.world * 2 < 3 * 4 * shape.count * (event.world - 1);
       event.digest = digest(result, shape.count);
       if (call->attempts == 1) took_.at(static_cast<std::size_t>(shape.size)) = taken;
       say(event);
     } else {
       check(arrays.send, shape, mine, "the input of a failed operation");
       event.kind = Event::Kind::failed;
-      if (!comm.is_open()) {
+      if (status.error().code != Code::peer_lost) {
         ended(comm, status.error(), "allreduce");
         return false;
       }
-      if (status.error().code != Code::peer_lost || shape.rerun)
-        throw Failure{"allreduce: " + status.error().reason};
+      if (shape.rerun) throw Failure{"an operation ended by a loss: " + status.error().reason};
       say(event);
     }
     keep(std::move(arrays));
