@@ -30,6 +30,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+// Of one that looks on: what was decided meanwhile, and who is lost, it learns all at once.
+constexpr Duration kPause = milliseconds(30);
 constexpr Duration kPatience = std::chrono::seconds(60);  // then somebody hangs
 
 struct Run {
@@ -130,6 +132,7 @@ class Pack {
     pid_t pid = 0;
     bool doomed = false;
     bool stopped = false;
+    Instant stopped_at;
     bool without = false;  // has committed without the frozen one
     bool out = false;      // was put out
   };
@@ -177,18 +180,24 @@ class Pack {
     }
     std::shuffle(victims_.begin(), victims_.end(), run_.rng);
     const bool two = !run_.freezes && victims_.size() > 2 && run_.rng() % 5 == 0;
-    victims_.resize(two ? 2 : 1);
+    const std::size_t count = two ? 2 : 1;
     const auto size = static_cast<Size>(run_.rng() % kSizes);
+    if (!run_.freezes && run_.rng() % 2 == 0) order(victims_.at(count), SIGSTOP, size);
+    victims_.resize(count);
     for (const std::size_t i : victims_) {
-      Slot& slot = group_->slots.at(i);
-      slot.signal = run_.freezes ? SIGSTOP : SIGKILL;
-      slot.order_size = size;
-      slot.at = run_.rng() % 1200;
-      slot.order = slot.order + 1;
+      order(i, run_.freezes ? SIGSTOP : SIGKILL, size);
       children_.at(i).doomed = true;
       children_.at(i).out = false;
     }
     now_is(State::hunting);
+  }
+
+  void order(std::size_t i, int signal, Size size) {
+    Slot& slot = group_->slots.at(i);
+    slot.signal = signal;
+    slot.order_size = size;
+    slot.at = run_.rng() % 1200;
+    slot.order = slot.order + 1;
   }
 
   // The victims are dead, or the one is frozen.
@@ -246,9 +255,14 @@ class Pack {
   void look_after(std::size_t i) {
     Child& child = children_.at(i);
     int status = 0;
+    if (!run_.freezes && child.stopped && steady_clock::now() - child.stopped_at >= kPause) {
+      child.stopped = false;
+      ::kill(child.pid, SIGCONT);
+    }
     if (child.pid == 0 || ::waitpid(child.pid, &status, WNOHANG | WUNTRACED) != child.pid) return;
     if (WIFSTOPPED(status)) {
       child.stopped = true;
+      child.stopped_at = steady_clock::now();
       return;
     }
     child.pid = 0;
