@@ -44,6 +44,7 @@ struct Run {
   std::uint64_t elsewhere = 0;
   std::uint64_t pairs = 0;
   std::uint64_t evicted = 0;  // though nobody froze them
+  Duration longest{};         // from one blow until all were together again
 
   [[nodiscard]] std::uint64_t hits() const { return inside[0] + inside[1] + inside[2]; }
 };
@@ -189,6 +190,7 @@ class Pack {
       children_.at(i).doomed = true;
       children_.at(i).out = false;
     }
+    run_.longest = std::max(run_.longest, steady_clock::now() - since_);
     now_is(State::hunting);
   }
 
@@ -372,8 +374,9 @@ void print(const char* what, const Run& run, const std::vector<std::unique_ptr<P
       text(run.evicted) + " slow ones put out; " + text(all.committed) + " reductions (" +
       text(all.rerun) + " run again, " + text(all.in_memory) + " of " + text(all.counted) +
       " seen in memory), " + text(all.failed) + " failed";
-  std::printf("%s: seed %llu: %s: all agree\n", what, static_cast<unsigned long long>(run.seed),
-              line.c_str());
+  std::printf("%s: seed %llu: %s; together again within %.1f s: all agree\n", what,
+              static_cast<unsigned long long>(run.seed), line.c_str(),
+              std::chrono::duration<double>(run.longest).count());
 }
 
 int hunt(Run& run, std::uint64_t count) {

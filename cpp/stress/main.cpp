@@ -2,7 +2,7 @@
 // time while they share a state, reduce, give up on calls and get visits from strangers. Every
 // result is checked against its contributors, and the states of all members with each other. Made
 // to run under the address, undefined-behaviour and thread sanitizers; PCCL_STRESS_SECONDS says for
-// how long (default 20).
+// how long (default 20). `kills` and `freezes` are other programs: kills.h.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
