@@ -53,6 +53,8 @@ soak: export HYPOTHESIS_PROFILE = soak
 soak: export PCCL_SIM_SCHEDULES ?= 200000
 soak: export PCCL_KILLS ?= 2000
 soak: export PCCL_STRESS_SECONDS ?= 1800
+soak: export PCCL_STRESS_KILLS ?= 1000
+soak: export PCCL_STRESS_FREEZES ?= 1000
 soak: export PCCL_STRESS_MINUTES ?= 30
 soak: export PCCL_LEAK_CYCLES ?= 5000
 soak: build stress

@@ -2,7 +2,7 @@
 // time while they share a state, reduce, give up on calls and get visits from strangers. Every
 // result is checked against its contributors, and the states of all members with each other. Made
 // to run under the address, undefined-behaviour and thread sanitizers; PCCL_STRESS_SECONDS says for
-// how long (default 20).
+// how long (default 20). `kills` and `freezes` are other programs: kills.h.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -27,6 +27,7 @@
 #include "pccl/master/server.h"
 #include "pccl/peer/communicator.h"
 #include "pccl/state/manifest.h"
+#include "stress/kills.h"
 
 namespace pccl::stress {
 namespace {
@@ -302,11 +303,19 @@ int run(Duration length, std::uint64_t seed) {
 }  // namespace
 }  // namespace pccl::stress
 
-int main() {
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "";
   const char* seconds = std::getenv("PCCL_STRESS_SECONDS");
-  const char* seed = std::getenv("PCCL_STRESS_SEED");
+  const char* given = std::getenv("PCCL_STRESS_SEED");
+  const std::uint64_t seed =
+      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  const auto count = [&](const char* name, std::uint64_t usual) {
+    const char* text = argc > 2 ? argv[2] : std::getenv(name);
+    return text != nullptr ? std::strtoull(text, nullptr, 10) : usual;
+  };
+  if (mode == "kills") return pccl::stress::run_kills(count("PCCL_STRESS_KILLS", 60), seed);
+  if (mode == "freezes") return pccl::stress::run_freezes(count("PCCL_STRESS_FREEZES", 100), seed);
   const auto length = std::chrono::duration_cast<pccl::Duration>(
       std::chrono::duration<double>(seconds != nullptr ? std::atof(seconds) : 20.0));
-  return pccl::stress::run(
-      length, seed != nullptr ? std::strtoull(seed, nullptr, 10) : std::random_device{}());
+  return pccl::stress::run(length, seed);
 }

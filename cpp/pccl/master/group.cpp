@@ -662,8 +662,13 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
               }
               return;
             }
-            if (report.epoch != record_.epoch || member(report.peer) == nullptr) return;
+            if (member(report.peer) == nullptr) return;
             LinkTrouble& trouble = trouble_[{id, report.peer}];
+            // Said before it had heard of this epoch, as when two are killed at once.
+            const bool late = report.epoch != record_.epoch;
+            if (late && !trouble.reason.empty()) return;
+            if (trouble.late) trouble = {};
+            trouble.late = late;
             if (trouble.since == Instant{}) trouble.since = now;
             // Unreachable and silent are final; they do not fall back to broken.
             if (trouble.reason.empty() || report.state != wire::LinkState::broken) {
@@ -871,7 +876,11 @@ void Group::check_links(Instant now) {
   bool reset = false;
   std::vector<BadLink> bad;
   bool ripe = false;
+  std::erase_if(trouble_, [&](const auto& item) {
+    return item.second.late && now - item.second.since >= options_.broken_link_grace;
+  });
   for (const auto& [pair, trouble] : trouble_) {
+    if (trouble.late) continue;
     if (trouble.state == wire::LinkState::broken) {
       reset = reset || now - trouble.since >= options_.broken_link_grace;
     } else {
@@ -907,8 +916,10 @@ void Group::check_links(Instant now) {
   // dialled again.
   std::vector<wire::OpKey> aborted;
   std::string reason = "a connection between two members broke";
-  if (!trouble_.empty()) {
-    const auto& [pair, trouble] = *trouble_.begin();
+  const auto worst = std::find_if(trouble_.begin(), trouble_.end(),
+                                  [](const auto& item) { return !item.second.late; });
+  if (worst != trouble_.end()) {
+    const auto& [pair, trouble] = *worst;
     reason += " (" + pair.first.brief() + " - " + pair.second.brief() + ": " + trouble.reason + ")";
   }
   around_.log("group " + std::to_string(id_) + ": " + reason);

@@ -141,6 +141,7 @@ class Group {
     wire::LinkState state = wire::LinkState::broken;
     Instant since{};
     std::string reason;
+    bool late = false;  // of an earlier epoch: counts only beside a broken control connection
   };
   struct Departed {
     PeerId id;

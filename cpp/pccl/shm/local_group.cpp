@@ -183,9 +183,12 @@ void LocalGroup::find_places(Operation& operation) {
   if (is_small(operation.bytes) || arrays.size() > kInlineBytes / sizeof(Spot)) return;
   const auto find = [&](auto address, std::vector<Place>& places) {
     for (const collective::ArrayRef& array : arrays) {
-      std::optional<Place> place = Place{};
-      if (array.count > 0)
-        place = host_.place_of(address(array), array.count * element_size(array.dtype));
+      if (array.count == 0) {
+        places.emplace_back();
+        continue;
+      }
+      std::optional<Place> place =
+          host_.place_of(address(array), array.count * element_size(array.dtype));
       if (!place) return places.clear();
       places.push_back(std::move(*place));
     }

@@ -1,0 +1,78 @@
+// Memory that the parent and the forked workers of `pccl_stress kills` and `freezes` share. Every
+// field has one writer, and what a worker has written stays when it is killed.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "pccl/base/ids.h"
+#include "pccl/wire/records.h"
+
+namespace pccl::stress {
+
+constexpr std::size_t kSlots = 4;  // workers of a group
+constexpr std::size_t kEvents = 256;
+
+// How large an operation is: inlined behind an arrival, a block per rank or a few, many.
+enum class Size : std::uint32_t { tiny, medium, large };
+constexpr std::size_t kSizes = 3;
+
+// Counted from the last admission, as wire::OpKey.
+struct Key {
+  std::uint64_t admission = 0;
+  std::uint64_t sequence = 0;
+  auto operator<=>(const Key&) const = default;
+};
+
+// How an operation, or this peer's membership, ended for it.
+struct Event {
+  enum class Kind : std::uint32_t { committed, failed, out } kind = Kind::committed;
+  PeerId self;
+  Key key;  // out: of the operation it was in; the others may have committed that one
+  std::uint64_t epoch = 0;
+  std::uint64_t attempts = 0;
+  bool counted = false;  // its bytes tell whether they went through memory
+  bool in_memory = false;
+  wire::Digest digest;  // of the result
+  std::uint64_t world = 0;
+  std::array<PeerId, kSlots> members;
+};
+
+enum class Stage : std::uint32_t { elsewhere, reducing, checking };
+
+struct Slot {
+  // -- the worker's
+  PeerId self;
+  std::atomic<Stage> stage{Stage::elsewhere};
+  Key key;  // of the operation under way; set before the stage is
+  std::atomic<Size> size{Size::tiny};
+  std::atomic<std::uint64_t> world{0};     // of the latest operation, if it ran in memory
+  std::atomic<std::uint64_t> armed{0};     // the latest order that it has taken
+  std::atomic<std::uint64_t> verified{0};  // its arrays are as before since this freeze
+  std::atomic<std::uint64_t> written{0};
+  std::array<Event, kEvents> events;
+  std::array<char, 256> failure{};
+
+  // -- the parent's
+  std::atomic<std::uint64_t> read{0};
+  // Signals itself in its next operation of that size, `at` thousandths of what one takes.
+  std::atomic<std::uint64_t> order{0};
+  int signal = 0;
+  Size order_size = Size::tiny;
+  std::uint64_t at = 0;
+};
+
+// The parent's, for all workers of a group.
+struct Orders {
+  std::atomic<bool> stop{false};
+  std::atomic<std::uint64_t> frozen{0};    // number of the latest freeze
+  std::atomic<std::uint64_t> reported{0};  // ... of which the frozen one has told how it came back
+};
+
+struct Group {
+  Orders orders;
+  std::array<Slot, kSlots> slots;
+};
+
+}  // namespace pccl::stress
