@@ -25,7 +25,7 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np
 
     shape: the number of elements, or one number per dimension. dtype: any without Python objects.
     Where the system refuses shared memory it is an ordinary array.
-    Raises InvalidArgument: a negative or absurd shape, or a dtype with Python objects.
+    Raises InvalidArgument: a negative shape, or a dtype with Python objects; MemoryError: more than there is.
     """
     kind = np.dtype(dtype)
     if kind.hasobject:
@@ -38,7 +38,9 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np
             Result.INVALID_ARGUMENT, "empty", f"negative dimensions in {dimensions}"
         )
     size = math.prod(dimensions) * kind.itemsize
-    memory = _core.shared_memory(size) if size < 1 << 62 else None
+    if size >= 1 << 62:
+        raise MemoryError(f"{dimensions} of {kind} are {size} bytes")
+    memory = _core.shared_memory(size)
     if memory is None:
         memory = np.empty(size + _ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % _ALIGNMENT

@@ -74,7 +74,8 @@ def namespaces(count: int) -> Iterator[list[Host]]:
 class HostsRun:
     """A master on one host, and its peers on any."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, env: dict[str, str]) -> None:
+        self.env = env
         self.workers: list[Worker] = []
         self._address = f"{host.address}:{_PORT}"
         master = f"""
@@ -86,15 +87,15 @@ class HostsRun:
         self.peer(master, host).expect("listening")
 
     def peer(self, code: str, host: Host, **env: str) -> Worker:
-        settings = {"PCCL_MASTER": self._address, "PCCL_BIND": "", "TEST_NETNS": host.name, **env}
-        worker = Worker(_ENTER + textwrap.dedent(code), **settings)
+        settings = {"PCCL_MASTER": self._address, "PCCL_BIND": "", "TEST_NETNS": host.name}
+        worker = Worker(_ENTER + textwrap.dedent(code), **(settings | self.env | env))
         self.workers.append(worker)
         return worker
 
 
 @contextmanager
-def running_on(host: Host) -> Iterator[HostsRun]:
-    run = HostsRun(host)
+def running_on(host: Host, **env: str) -> Iterator[HostsRun]:
+    run = HostsRun(host, env)
     try:
         yield run
     finally:

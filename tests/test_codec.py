@@ -254,3 +254,15 @@ def test_a_spoilt_header_is_refused_whatever_byte_it_is() -> None:
             spoilt = bytearray(header)
             spoilt[at] ^= 1 << bit
             assert _testing.link_read(bytes(spoilt), [], b"")[3], (at, bit)
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ([], "a3817f04ba25a8e66df67214c7550293"),
+        ([0x0706050403020100], "3b62a9ba6258f5610f83e264f31497b4"),
+    ],
+)
+def test_a_proof_is_siphash_as_published(about: list[int], expected: str) -> None:
+    # Of 0 and of 8 bytes, from the reference implementation's vectors.
+    assert _testing.proof(bytes(range(16)), about).hex() == expected

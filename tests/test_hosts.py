@@ -23,10 +23,10 @@ pccl.shutdown()
 """
 
 
-def sent_by_each(hosts: list[Host], ranks: list[int], count: int) -> list[int]:
+def sent_by_each(hosts: list[Host], ranks: list[int], count: int, **env: str) -> list[int]:
     """Bytes that left each host for one all-reduce over `ranks[i]` ranks on host i."""
     world = sum(ranks)
-    with running_on(hosts[0]) as run:
+    with running_on(hosts[0], **env) as run:
         peers = [
             run.peer(REDUCE, host, PCCL_MIN_PEERS=str(world), TEST_PLANNED=str(int(max(ranks) > 1)))
             for host, here in zip(hosts, ranks, strict=True)
@@ -65,3 +65,11 @@ def test_bytes_between_hosts_do_not_grow_with_ranks_per_host() -> None:
 def test_uneven_hosts_reduce_every_size(count: int) -> None:
     with namespaces(3) as hosts:
         sent_by_each(hosts, [3, 1, 2], count)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("ranks", [[1, 3, 1], [2, 1, 2]])
+def test_windows_of_one_segment_let_everything_through(ranks: list[int]) -> None:
+    small = {"PCCL_SEGMENT_BYTES": "4096", "PCCL_BUFFER_BYTES": "16384"}
+    with namespaces(3) as hosts:
+        sent_by_each(hosts, ranks, 1_000_003, **small)

@@ -3,6 +3,11 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
 
 import numpy as np
 import pytest
@@ -180,7 +185,9 @@ def test_what_is_dropped_is_let_go_everywhere():
                 peer.expect("forgotten")
             # Others are told at the next tick.
             now = counts()
+            deadline = time.monotonic() + 20
             while level is not None and max(now) > max(level):
+                assert time.monotonic() < deadline, (level, now)
                 now = counts()
             level = level or now
 
@@ -199,4 +206,82 @@ def test_survivors_are_exact_when_an_owner_is_killed():
             peer.tell([["shared"], 3_000_001])
         peers[1].signal(signal.SIGKILL)
         for peer in (peers[0], peers[2]):
+            assert peer.expect("done", 60)["ok"]
+
+
+def test_parent_and_child_do_not_get_the_same_memory():
+    code = """
+    import os, sys
+    import numpy as np, pccl
+    first = pccl.zeros(10)
+    ready, go = os.pipe(), os.pipe()
+    child = os.fork()
+    mine = pccl.empty(10)
+    mine[:] = 1 if child else 2
+    if child == 0:
+        os.write(ready[1], b"x")
+        os.read(go[0], 1)
+        os._exit(0 if (mine == 2).all() else 1)
+    os.read(ready[0], 1)
+    os.write(go[1], b"x")
+    assert os.waitpid(child, 0)[1] == 0
+    assert (mine == 1).all(), mine
+    del first, mine
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=tempfile.gettempdir(), timeout=60
+    )
+    assert done.returncode == 0
+
+
+def test_a_child_reduces_what_it_inherited():
+    code = """
+    old = pccl.empty(70_001, np.int64)
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        say(event="over")
+        sys.exit()
+    # Where the parent had the inherited array's descriptor, this one has another's.
+    other = pccl.full(70_001, -1, np.int64)
+    start(min_peers=2)
+    while True:
+        old[:] = value(pccl.init_peer)
+        total, info = pccl.allreduce(old, return_info=True)
+        if info.epoch > 1 or not (total == expected(info)).all():
+            break
+    say(event="done", ok=bool((total == expected(info)).all()))
+    old[:] = value(pccl.init_peer)
+    total, info = pccl.allreduce(old, return_info=True)
+    say(event="done", ok=bool((total == expected(info)).all()))
+    pccl.shutdown()
+    os._exit(0)
+    """
+    with running() as run:
+        for peer in (peers := [run.peer(code) for _ in range(2)]):
+            assert peer.expect("done")["ok"]
+        for peer in peers:
+            assert peer.expect("done")["ok"]
+            peer.expect("over")
+
+
+def test_trees_of_hundreds_of_shared_arrays_stay_exact():
+    code = """
+    start(min_peers=2)
+    for turn in range(12):
+        fresh = turn % 3 == 0
+        if turn == 0 or fresh:
+            leaves = [pccl.empty(500 + 37 * i, np.int64) for i in range(400)]
+        for i, leaf in enumerate(leaves):
+            leaf[:] = value(pccl.init_peer) + i
+        total, info = pccl.allreduce(leaves, return_info=True)
+        n = info.world_size
+        ok = all((t == expected(info) + n * i).all() for i, t in enumerate(total))
+        if not ok:
+            break
+    say(event="done", ok=bool(ok))
+    pccl.shutdown()
+    """
+    with running() as run:
+        for peer in [run.peer(code) for _ in range(2)]:
             assert peer.expect("done", 60)["ok"]

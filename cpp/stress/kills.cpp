@@ -395,6 +395,8 @@ int hunt(Run& run, std::uint64_t count) {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     print(what, run, packs);
+    if (!run.freezes && run.evicted > 0)
+      throw Violation("members were put out that nobody had killed");
     return 0;
   } catch (const Violation& violation) {
     std::fprintf(stderr, "%s: seed %llu, after %llu: %s\n", what,

@@ -146,6 +146,11 @@ void Executor::prepare(Operation& operation) {
     const ChunkFlow& flow = operation.schedule.chunks[chunk];
     if (i > 0 && operation.layout.segments[i - 1].chunk == chunk)
       operation.segments[i].place = operation.segments[i - 1].place + 1;
+    if (!flow.sources.empty()) {
+      const std::uint32_t place = operation.segments[i].place;
+      if (operation.to_combine.size() <= place) operation.to_combine.resize(place + 1);
+      ++operation.to_combine[place];
+    }
     operation.segments[i].missing = static_cast<std::uint32_t>(flow.sources.size());
     operation.segments[i].seen.resize(flow.sources.size());
     if (!flow.owner()) {
@@ -309,6 +314,7 @@ void Executor::contribution(Operation& operation, std::uint32_t index, std::uint
   const ChunkFlow& flow = operation.schedule.chunks[operation.layout.segments[index].chunk];
   if (--state.missing > 0) return;
   combine(operation, index);
+  combined(operation, index);
   // Their memory is free again: the contributors may send the next ones.
   for (const Source& from : flow.sources) {
     const PeerId& peer = operation.spec.world->members[from.rank].id;
@@ -377,8 +383,29 @@ void Executor::offer(Operation& operation, const PeerId& to, std::uint32_t segme
   queue_turn(to, operation, outlet);
 }
 
+// Segments of later places may go out now.
+void Executor::combined(Operation& operation, std::uint32_t segment) {
+  const std::uint32_t before = operation.combining;
+  --operation.to_combine[operation.segments[segment].place];
+  while (operation.combining < operation.to_combine.size() &&
+         operation.to_combine[operation.combining] == 0) {
+    ++operation.combining;
+  }
+  if (operation.combining == before) return;
+  for (auto& [peer, outlet] : operation.outlets) queue_turn(peer, operation, outlet);
+}
+
+bool Executor::sendable(const Operation& operation, const Outlet& outlet) {
+  if (!outlet.finals.empty()) return true;
+  if (outlet.partials.empty() || (!outlet.eager && outlet.credit == 0)) return false;
+  const auto [place, index] = *outlet.partials.begin();
+  if (!operation.schedule.chunks[operation.layout.segments[index].chunk].paced) return true;
+  return operation.combining >= operation.to_combine.size() ||
+         place < operation.combining + kMaxWindow;
+}
+
 void Executor::queue_turn(const PeerId& to, Operation& operation, Outlet& outlet) {
-  if (!outlet.sendable()) return;
+  if (!sendable(operation, outlet)) return;
   if (!outlet.queued) {
     outlet.queued = true;
     ports_[to].turn.push_back(operation.spec.key);
@@ -410,7 +437,7 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
     if (operation == nullptr) continue;
     Outlet& outlet = operation->outlets[to];
     outlet.queued = false;
-    if (!outlet.sendable()) continue;
+    if (!sendable(*operation, outlet)) continue;
     const bool final = !outlet.finals.empty();
     const std::uint32_t index = final ? outlet.finals.front() : outlet.partials.begin()->second;
     if (final) {
@@ -462,7 +489,7 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
     frame.token = operation->token;
     frame.trailer = true;
     operation->traffic.tx_bytes += header.payload_bytes;
-    if (outlet.sendable()) {
+    if (sendable(*operation, outlet)) {
       outlet.queued = true;
       port.turn.push_back(key);
     }

@@ -128,9 +128,6 @@ class Executor {
     bool eager = false;            // partials go without a grant, out of reserved room
     std::uint64_t eager_left = 0;  // reserved and not yet sent
     bool queued = false;           // in the link's turn list
-    [[nodiscard]] bool sendable() const {
-      return !finals.empty() || (!partials.empty() && (eager || credit > 0));
-    }
   };
   struct Operation {
     OperationSpec spec;
@@ -138,7 +135,11 @@ class Executor {
     Schedule schedule;
     Layout layout;
     std::vector<SegmentState> segments;
-    std::size_t unfinished = 0;      // segments
+    std::size_t unfinished = 0;  // segments
+    // By place in their chunks: segments that this rank has yet to combine with others' elements;
+    // and the first place that has some.
+    std::vector<std::uint32_t> to_combine;
+    std::uint32_t combining = 0;
     Buffer scratch;                  // results of in-place arrays until the commit
     std::vector<std::uint8_t*> out;  // by array: where results go
     std::vector<Buffer> widened;     // by segment: partial results wider than the elements
@@ -180,6 +181,8 @@ class Executor {
   void drop_early(const wire::OpKey& key);
   void eager_consumed(const PeerId& from, std::uint64_t bytes);
   void unkeep(const PeerId& from, std::uint64_t bytes);
+  void combined(Operation& operation, std::uint32_t segment);
+  [[nodiscard]] static bool sendable(const Operation& operation, const Outlet& outlet);
   void queue_turn(const PeerId& to, Operation& operation, Outlet& outlet);
   void send_control(const PeerId& to, const link::FrameHeader& header);
   [[nodiscard]] std::uint32_t wire_bytes(const Operation& operation, std::uint32_t segment,

@@ -87,6 +87,7 @@ Schedule by_hosts(const topology::HostRanks& hosts, std::span<const std::uint32_
         flow.final_to.push_back(delegates.of(host));
       }
       if (!home) flow.partial_to = flow.final_from = chunk;
+      flow.paced = !home && flow.sources.empty();
       continue;
     }
     // Hops from where the partial result starts, the host after the owner's, to here.
@@ -100,6 +101,7 @@ Schedule by_hosts(const topology::HostRanks& hosts, std::span<const std::uint32_
       flow.final_from = previous;
     }
     if ((here + 1) % n != delegates.home()) flow.final_to.push_back(next);
+    flow.paced = !home && flow.sources.empty();
   }
   return schedule;
 }

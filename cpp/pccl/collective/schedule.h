@@ -39,6 +39,9 @@ struct ChunkFlow {
   std::uint32_t partial_to = kNobody;   // where the combined partial goes; kNobody on the owner
   std::uint32_t final_from = kNobody;   // who sends the final bytes; kNobody on the owner
   std::vector<std::uint32_t> final_to;  // to whom this rank passes the final bytes on
+  // The journey starts here and goes to where no window bounds it: not to be sent much earlier than
+  // what this rank combines of other chunks.
+  bool paced = false;
   [[nodiscard]] bool owner() const { return partial_to == kNobody; }
   bool operator==(const ChunkFlow&) const = default;
 };
@@ -68,8 +71,8 @@ struct Schedule {
 // results then go from delegate to delegate around a ring of hosts that ends with the owner's
 // (`around`), or straight to the owner, and the final bytes come back the same way and from the
 // delegates to their neighbours. So 2(h-1)/h of the array leaves each of h equal hosts, however
-// many ranks it has, and every rank carries its part of that. REQUIRES: hosts hold 0..n-1, n =
-// shares.size(), at least one share > 0, rank < n.
+// many ranks it has, and on equal hosts every rank carries its part of that. REQUIRES: hosts hold
+// 0..n-1, n = shares.size(), at least one share > 0, rank < n.
 [[nodiscard]] Schedule by_hosts(const topology::HostRanks& hosts,
                                 std::span<const std::uint32_t> shares, bool around,
                                 std::uint32_t rank);

@@ -859,6 +859,9 @@ void Group::check_calls(Instant now) {
 // ---------------------------------------------------------------------------------
 
 void Group::check_links(Instant now) {
+  std::erase_if(trouble_, [&](const auto& item) {
+    return item.second.late && now - item.second.since >= options_.broken_link_grace;
+  });
   std::vector<Departed> gone;
   for (const Peer& peer : members_) {
     if (peer.connection != 0) continue;
@@ -876,9 +879,6 @@ void Group::check_links(Instant now) {
   bool reset = false;
   std::vector<BadLink> bad;
   bool ripe = false;
-  std::erase_if(trouble_, [&](const auto& item) {
-    return item.second.late && now - item.second.since >= options_.broken_link_grace;
-  });
   for (const auto& [pair, trouble] : trouble_) {
     if (trouble.late) continue;
     if (trouble.state == wire::LinkState::broken) {

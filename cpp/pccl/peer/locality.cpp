@@ -9,8 +9,9 @@
 namespace pccl::peer {
 namespace {
 
-constexpr std::size_t kMaxArrays = 4096;  // that a peer shows to others at a time
-constexpr std::size_t kKept = 4;          // pages and scratch regions of a neighbour, at most
+constexpr std::size_t kMaxArrays = 4096;   // that a peer shows to others at a time
+constexpr std::size_t kMaxNewArrays = 64;  // that go to others, or are taken back, at once
+constexpr std::size_t kKept = 4;           // pages and scratch regions of a neighbour, at most
 // A neighbour whose connection broke is most likely gone altogether: the loss tells the master
 // first.
 constexpr Duration kGrace = std::chrono::seconds(1);
@@ -272,11 +273,26 @@ shm::RegionPtr Locality::scratch_of(std::uint32_t rank, std::uint64_t number) {
 
 std::optional<shm::Place> Locality::place_of(const void* data, std::size_t bytes) {
   if (!options_.find_array) return std::nullopt;
-  std::optional<shm::Place> place = options_.find_array(data, bytes);
-  // Others would not keep more of them.
-  if (place && shared_.size() >= kMaxArrays && !shared_.contains(place->chunk->number))
-    return std::nullopt;
-  return place;
+  return options_.find_array(data, bytes);
+}
+
+// Others keep only so many, and a channel holds only so many on their way.
+bool Locality::may_share(const std::vector<shm::ChunkPtr>& chunks) {
+  std::map<std::uint64_t, shm::ChunkPtr> unknown;
+  std::size_t fresh = 0;
+  for (const shm::ChunkPtr& chunk : chunks) {
+    const auto it = shared_.find(chunk->number);
+    if (it != shared_.end() && it->second.given == gifts_) continue;
+    if (unknown.emplace(chunk->number, chunk).second && it == shared_.end()) ++fresh;
+  }
+  if (shared_.size() + fresh > kMaxArrays) return false;
+  if (unknown.size() <= kMaxNewArrays) return true;
+  std::size_t left = kMaxNewArrays;
+  for (const auto& [number, chunk] : unknown) {
+    if (left-- == 0) break;
+    (void)share(chunk);
+  }
+  return false;
 }
 
 bool Locality::share(const shm::ChunkPtr& chunk) {
@@ -307,11 +323,13 @@ shm::RegionPtr Locality::array_of(std::uint32_t rank, std::uint64_t number) {
 
 // The arrays are gone here, so the others let go of their memory.
 void Locality::forget_arrays() {
-  for (auto it = shared_.begin(); it != shared_.end();) {
+  std::size_t left = kMaxNewArrays;
+  for (auto it = shared_.begin(); it != shared_.end() && left > 0;) {
     if (!it->second.chunk.expired()) {
       ++it;
       continue;
     }
+    --left;
     for (auto& [peer, neighbour] : neighbours_) {
       if (neighbour.given_arrays.erase(it->first) > 0 && neighbour.connected)
         actions_.offers.push_back({peer, shm::Offer::array, it->first, nullptr});

@@ -124,6 +124,7 @@ class Locality final : private shm::LocalHost {
       std::size_t bytes) override;
   [[nodiscard]] shm::RegionPtr scratch_of(std::uint32_t rank, std::uint64_t number) override;
   [[nodiscard]] std::optional<shm::Place> place_of(const void* data, std::size_t bytes) override;
+  [[nodiscard]] bool may_share(const std::vector<shm::ChunkPtr>& chunks) override;
   bool share(const shm::ChunkPtr& chunk) override;
   [[nodiscard]] shm::RegionPtr array_of(std::uint32_t rank, std::uint64_t number) override;
 

@@ -412,7 +412,18 @@ void LocalGroup::arrive(wire::OpKey key) {
   std::erase(order_, key);
   waits_since_.reset();
   missing_since_.reset();
-  const Operation& operation = operations_.at(key);
+  Operation& operation = operations_.at(key);
+  if (!operation.sends.empty() || !operation.recvs.empty()) {
+    std::vector<ChunkPtr> chunks;
+    for (const auto* places : {&operation.sends, &operation.recvs}) {
+      for (const Place& place : *places)
+        if (place.chunk != nullptr) chunks.push_back(place.chunk);
+    }
+    if (!host_.may_share(chunks)) {
+      operation.sends.clear();
+      operation.recvs.clear();
+    }
+  }
   Current& current = current_.emplace();
   current.key = key;
   current.small = is_small(operation.bytes);
@@ -500,6 +511,13 @@ bool LocalGroup::meet() {
   current.keep = keep;
   current.direct_sends = sends;
   current.direct_recvs = recvs && !keep;
+  if (current.direct_sends || current.direct_recvs) {
+    // Looking for that memory may bring another board in place of the one this is on.
+    for (const Seen& there : others_) {
+      std::vector<Spot>& spots = current.spots.emplace_back(operation.request.arrays.size());
+      std::memcpy(spots.data(), there.inlined, spots.size() * sizeof(Spot));
+    }
+  }
   if (keep) {
     const auto scratch = host_.take_scratch(current.rounds * current.stride);
     if (!scratch) {
@@ -548,7 +566,7 @@ void LocalGroup::plan_blocks() {
 // Whether everybody's arrays are mapped here, where they are to be read.
 bool LocalGroup::arrays_here() {
   Current& current = *current_;
-  if (!current.direct_sends && !current.direct_recvs) return true;
+  if (current.mapped || (!current.direct_sends && !current.direct_recvs)) return true;
   const std::vector<collective::ArrayRef>& arrays = operations_.at(current.key).request.arrays;
   current.sends.resize(boards_.size());
   current.recvs.resize(boards_.size());
@@ -567,8 +585,7 @@ bool LocalGroup::arrays_here() {
     };
     for (std::size_t i = 0; i < arrays.size(); ++i) {
       const std::uint64_t bytes = arrays[i].count * element_size(arrays[i].dtype);
-      Spot spot;
-      std::memcpy(&spot, others_[rank].inlined + i * sizeof spot, sizeof spot);
+      const Spot& spot = current.spots[rank][i];
       if (bytes == 0 || !current.direct_sends) {
         sends.push_back(nullptr);
       } else if (!find(spot.send_chunk, spot.send_offset, bytes, sends)) {
@@ -582,7 +599,9 @@ bool LocalGroup::arrays_here() {
     }
     current.sends[rank] = std::move(sends);
     current.recvs[rank] = std::move(recvs);
+    missing_since_.reset();  // the next one's have their own time
   }
+  current.mapped = true;
   return true;
 }
 

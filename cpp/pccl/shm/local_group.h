@@ -54,6 +54,8 @@ class LocalHost {
   [[nodiscard]] virtual RegionPtr scratch_of(std::uint32_t rank, std::uint64_t number) = 0;
   // Where others can read these bytes of ours, if they can.
   [[nodiscard]] virtual std::optional<Place> place_of(const void* data, std::size_t bytes) = 0;
+  // Whether others would take the memory of all these. If not, some of it is shared for later.
+  [[nodiscard]] virtual bool may_share(const std::vector<ChunkPtr>& chunks) = 0;
   // Others need that memory of ours. True: it is on its way only now.
   virtual bool share(const ChunkPtr& chunk) = 0;
   // Another rank's memory of arrays; null when it did not arrive here.
@@ -137,8 +139,10 @@ class LocalGroup {
     std::uint64_t staged = 0;
     std::uint64_t reduced = 0;
     std::uint64_t gathered = 0;
-    std::uint64_t copied = 0;                             // segments, once it is committed
-    std::vector<RegionPtr> results;                       // by rank: where they are kept
+    std::uint64_t copied = 0;              // segments, once it is committed
+    std::vector<RegionPtr> results;        // by rank: where they are kept
+    std::vector<std::vector<Spot>> spots;  // by rank and array: where what is read there is
+    bool mapped = false;                   // all of that is here
     std::vector<std::vector<const std::uint8_t*>> sends;  // of the others, by rank and array
     std::vector<std::vector<const std::uint8_t*>> recvs;
     std::vector<RegionPtr> held;  // what these point into

@@ -36,10 +36,19 @@ void keep_from_children(void* at, std::size_t size) { (void)::madvise(at, size, 
 
 }  // namespace
 
+Region::Region(std::uint8_t* data, std::size_t size, int descriptor, std::shared_ptr<void> holder)
+    : data_(data),
+      size_(size),
+      descriptor_(descriptor),
+      generation_(net::fork_generation()),
+      holder_(std::move(holder)) {}
+
 Region::~Region() {
   if (data_ != nullptr && holder_ == nullptr) ::munmap(data_, size_);
-  if (descriptor_ >= 0) net::close_descriptor(descriptor_);
+  if (descriptor() >= 0) net::close_descriptor(descriptor_);
 }
+
+int Region::descriptor() const { return net::fork_generation() == generation_ ? descriptor_ : -1; }
 
 Result<RegionPtr> make_region(std::size_t size, Access others) {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;

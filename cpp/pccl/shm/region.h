@@ -23,19 +23,21 @@ enum class Access : std::uint8_t {
 class Region {
  public:
   // Takes over what is not null: the mapping, the descriptor (-1: none), or what holds the memory.
-  Region(std::uint8_t* data, std::size_t size, int descriptor, std::shared_ptr<void> holder = {})
-      : data_(data), size_(size), descriptor_(descriptor), holder_(std::move(holder)) {}
+  Region(std::uint8_t* data, std::size_t size, int descriptor, std::shared_ptr<void> holder = {});
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
   [[nodiscard]] std::uint8_t* data() const { return data_; }
   [[nodiscard]] std::size_t size() const { return size_; }
-  [[nodiscard]] int descriptor() const { return descriptor_; }  // of our own memory
+  // Of our own memory; -1: it is another's, or its maker forked and this is the child, where the
+  // number may be something else's.
+  [[nodiscard]] int descriptor() const;
 
  private:
   std::uint8_t* data_;
   std::size_t size_;
   int descriptor_;
+  std::uint64_t generation_;  // of forks, when it was made
   std::shared_ptr<void> holder_;
 };
 using RegionPtr = std::shared_ptr<Region>;

@@ -14,7 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "pccl/base/ids.h"
 #include "pccl/link/stripe.h"
+#include "pccl/shm/proof.h"
 #include "pccl/wire/messages.h"
 
 namespace nb = nanobind;
@@ -390,6 +392,14 @@ std::tuple<Frames, Frames, std::uint32_t, std::string> link_read(
           error};
 }
 
+nb::bytes proof(nb::bytes word, const std::vector<std::uint64_t>& about) {
+  pccl::PeerId key;
+  if (word.size() != key.bytes.size()) throw nb::value_error("a word has 16 bytes");
+  std::memcpy(key.bytes.data(), word.c_str(), key.bytes.size());
+  const pccl::PeerId made = pccl::shm::proof(key, about);
+  return nb::bytes(reinterpret_cast<const char*>(made.bytes.data()), made.bytes.size());
+}
+
 }  // namespace
 
 void bind_codec(nb::module_& m) {
@@ -397,6 +407,7 @@ void bind_codec(nb::module_& m) {
   m.def("control_round_trip", &control_round_trip, "type"_a, "entropy"_a);
   m.def("control_decode", &control_decode, "data"_a, "pieces"_a, "max_payload"_a);
   m.def("control_sample", &control_sample, "name"_a);
+  m.def("proof", &proof, "word"_a, "about"_a);
   m.def("link_sample", &link_sample);
   m.def("link_seal", &link_seal, "header"_a);
   m.def("link_write", &link_write, "frames"_a, "pieces"_a, "release_after"_a = -1);

@@ -7,24 +7,27 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <utility>
 
 namespace pccl::topology {
 namespace {
 
 Edge edge(std::uint32_t a, std::uint32_t b) { return a < b ? Edge{a, b} : Edge{b, a}; }
 
-// Extends `order` to a ring over all ranks that avoids `unusable`, trying low ranks first. `budget`
-// bounds the search: with few unusable links a ring is found at once, with very many the answer
-// "none" may be wrong for large worlds.
-bool extend_ring(std::vector<std::uint32_t>& order, std::vector<bool>& used, std::uint32_t world,
-                 const std::set<Edge>& unusable, int& budget) {
+// Extends `order` to a ring over all ranks that avoids `unusable`, trying `candidates` in their
+// order. `budget` bounds the search: with few unusable links a ring is found at once, with very
+// many the answer "none" may be wrong for large worlds.
+bool extend_ring(std::vector<std::uint32_t>& order, std::vector<bool>& used,
+                 std::span<const std::uint32_t> candidates, const std::set<Edge>& unusable,
+                 int& budget) {
   if (--budget < 0) return false;
-  if (order.size() == world) return !unusable.contains(edge(order.back(), order.front()));
-  for (std::uint32_t next = 0; next < world; ++next) {
+  if (order.size() == candidates.size())
+    return !unusable.contains(edge(order.back(), order.front()));
+  for (const std::uint32_t next : candidates) {
     if (used[next] || unusable.contains(edge(order.back(), next))) continue;
     used[next] = true;
     order.push_back(next);
-    if (extend_ring(order, used, world, unusable, budget)) return true;
+    if (extend_ring(order, used, candidates, unusable, budget)) return true;
     order.pop_back();
     used[next] = false;
   }
@@ -43,16 +46,15 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
   std::vector<std::uint32_t> ranks(world);
   std::iota(ranks.begin(), ranks.end(), 0U);
   const HostRanks together = by_host(ranks, hosts);
-  if (unusable.empty()) {
-    // Neighbours side by side: a ring leaves each host once.
-    for (const auto& there : together)
-      plan.order.insert(plan.order.end(), there.begin(), there.end());
-  } else {
+  // Neighbours side by side: a ring leaves each host once.
+  for (const auto& there : together)
+    plan.order.insert(plan.order.end(), there.begin(), there.end());
+  if (!unusable.empty()) {
+    const std::vector<std::uint32_t> candidates = std::exchange(plan.order, {0});
     std::vector<bool> used(world, false);
     used[0] = true;
-    plan.order = {0};
     int budget = 100'000;
-    if (!extend_ring(plan.order, used, world, unusable, budget)) return std::nullopt;
+    if (!extend_ring(plan.order, used, candidates, unusable, budget)) return std::nullopt;
   }
   constexpr auto kAnySize = std::numeric_limits<std::uint64_t>::max();
   const std::vector<std::uint32_t> equal(world, 1);
@@ -71,10 +73,8 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
     return std::none_of(unusable.begin(), unusable.end(),
                         [&](const Edge& bad) { return used.contains(bad); });
   };
-  const std::size_t largest =
-      std::max_element(together.begin(), together.end(), [](auto& a, auto& b) {
-        return a.size() < b.size();
-      })->size();
+  std::size_t largest = 0;
+  for (const auto& there : together) largest = std::max(largest, there.size());
   if (together.size() > 1 && largest > 1 && largest <= kMaxMesh) {
     choose(wire::ScheduleKind::host_direct, wire::ScheduleKind::host_ring,
            together.size() <= kMaxMesh);
@@ -110,7 +110,10 @@ Delegates::Delegates(const HostRanks& hosts, std::uint32_t owner) : hosts_(hosts
 }
 
 std::uint32_t Delegates::of(std::size_t host) const {
-  return hosts_[host][place_ * hosts_[host].size() / hosts_[home_].size()];
+  const std::size_t there = hosts_[host].size();
+  const std::size_t here = hosts_[home_].size();
+  // Hosts of other sizes than this one take turns with its ranks.
+  return hosts_[host][there == here ? place_ : (place_ * there / here + home_) % there];
 }
 
 const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, bool widens) {

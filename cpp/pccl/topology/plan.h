@@ -58,9 +58,9 @@ class Delegates {
 };
 
 // The size class an operation of `bytes` bytes runs in. `widens`: partial results of its elements
-// take more bytes than the elements (float16, bfloat16, small integers under avg), so `direct`,
-// which sends elements only, is the better choice at every size. REQUIRES: plan.classes is not
-// empty.
+// take more bytes than the elements (float16, bfloat16, small integers under avg), so where every
+// rank would send some, `direct`, which sends elements only, is the better choice at every size.
+// REQUIRES: plan.classes is not empty.
 [[nodiscard]] const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes,
                                                 bool widens);
 
