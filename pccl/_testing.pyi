@@ -56,6 +56,9 @@ def cut(
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int, int, int]]]: ...
 
 # Codec (cpp/pccl/testing/codec.cpp).
+def pipe_play(
+    data: bytes, writes: list[int], reads: list[int], pieces: int
+) -> tuple[bytes, int]: ...
 def proof(word: bytes, about: list[int]) -> bytes: ...
 
 control_types: int

@@ -37,9 +37,9 @@ class Host:
     name: str
     address: str
 
-    def sent(self) -> int:
-        """Bytes that have left this host, headers included."""
-        (link,) = json.loads(_ip("-n", self.name, "-s", "-j", "link", "show", "dev", "eth"))
+    def sent(self, device: str = "eth") -> int:
+        """Bytes that have left this host, headers included; through "lo": that stayed in it."""
+        (link,) = json.loads(_ip("-n", self.name, "-s", "-j", "link", "show", "dev", device))
         return int(link["stats64"]["tx"]["bytes"])
 
 

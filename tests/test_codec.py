@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -266,3 +268,27 @@ def test_a_spoilt_header_is_refused_whatever_byte_it_is() -> None:
 def test_a_proof_is_siphash_as_published(about: list[int], expected: str) -> None:
     # Of 0 and of 8 bytes, from the reference implementation's vectors.
     assert _testing.proof(bytes(range(16)), about).hex() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(0, 3 << 20),
+    writes=st.lists(st.integers(1, 1 << 21), min_size=1, max_size=5),
+    reads=st.lists(st.integers(1, 1 << 21), min_size=1, max_size=5),
+    pieces=st.integers(1, 5),
+)
+def test_a_pipe_delivers_every_byte_in_order(
+    size: int, writes: list[int], reads: list[int], pieces: int
+) -> None:
+    # The least that is moved at a time bounds how long this takes.
+    writes, reads = [max(w, size // 500) for w in writes], [max(r, size // 500) for r in reads]
+    data = random.Random(size).randbytes(size)
+    got, _ = _testing.pipe_play(data, writes, reads, pieces)
+    assert got == data
+
+
+def test_a_full_pipe_takes_nothing_and_an_empty_one_has_nothing() -> None:
+    _, nothing = _testing.pipe_play(bytes(4 << 20), [1 << 21], [1 << 10], 1)
+    assert nothing > 0
+    _, nothing = _testing.pipe_play(bytes(1000), [1], [1000], 1)
+    assert nothing == 0

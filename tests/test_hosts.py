@@ -1,7 +1,13 @@
 """Several ranks on each of several hosts: right results, and no more bytes between hosts than with one rank each."""
 
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 from namespaces import Host, namespaces, running_on
+from workers import Worker
 
 # Reduces until the plan knows who shares a host (with several ranks on one: the second epoch), then
 # as it is told.
@@ -23,24 +29,35 @@ pccl.shutdown()
 """
 
 
-def sent_by_each(hosts: list[Host], ranks: list[int], count: int, **env: str) -> list[int]:
-    """Bytes that left each host for one all-reduce over `ranks[i]` ranks on host i."""
-    world = sum(ranks)
+@contextmanager
+def reducing(hosts: list[Host], ranks: list[int], **env: str) -> Iterator[list[Worker]]:
+    """`ranks[i]` workers on host i, under a plan that knows where they are."""
     with running_on(hosts[0], **env) as run:
+        planned = str(int(max(ranks) > 1))
         peers = [
-            run.peer(REDUCE, host, PCCL_MIN_PEERS=str(world), TEST_PLANNED=str(int(max(ranks) > 1)))
+            run.peer(REDUCE, host, PCCL_MIN_PEERS=str(sum(ranks)), TEST_PLANNED=planned)
             for host, here in zip(hosts, ranks, strict=True)
             for _ in range(here)
         ]
         for peer in peers:
             peer.expect("in", 60)
+        yield peers
+
+
+def reduce(peers: list[Worker], count: int) -> None:
+    for peer in peers:
+        peer.tell(count)
+    answers = [peer.expect("done", 60) for peer in peers]
+    assert all(answer["ok"] and answer["size"] == len(peers) for answer in answers), answers
+    assert len({answer["half"] for answer in answers}) == 1
+
+
+def sent_by_each(hosts: list[Host], ranks: list[int], count: int, **env: str) -> list[int]:
+    """Bytes that left each host for one all-reduce."""
+    with reducing(hosts, ranks, **env) as peers:
         before = [host.sent() for host in hosts]
-        for peer in peers:
-            peer.tell(count)
-        answers = [peer.expect("done", 60) for peer in peers]
+        reduce(peers, count)
         after = [host.sent() for host in hosts]
-        assert all(answer["ok"] and answer["size"] == world for answer in answers)
-        assert len({answer["half"] for answer in answers}) == 1
         for peer in peers:
             peer.tell(0)
         for peer in peers:
@@ -73,3 +90,31 @@ def test_windows_of_one_segment_let_everything_through(ranks: list[int]) -> None
     small = {"PCCL_SEGMENT_BYTES": "4096", "PCCL_BUFFER_BYTES": "16384"}
     with namespaces(3) as hosts:
         sent_by_each(hosts, ranks, 1_000_003, **small)
+
+
+@pytest.mark.root
+def test_ranks_of_one_host_of_several_exchange_through_memory() -> None:
+    count = 1_000_000
+    with namespaces(2) as hosts, reducing(hosts, [2, 1]) as peers:
+        deadline = time.monotonic() + 30
+        while True:
+            before = hosts[0].sent("lo")
+            reduce(peers, count)
+            # Over TCP it would be more than one array.
+            if hosts[0].sent("lo") - before < count:
+                break
+            assert time.monotonic() < deadline
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_the_others_go_on_when_a_rank_of_several_hosts_is_killed(victim: int) -> None:
+    with namespaces(2) as hosts, reducing(hosts, [2, 2]) as peers:
+        reduce(peers, 2_000_000)
+        for peer in peers:
+            peer.tell(2_000_000)
+        peers[victim].signal(signal.SIGKILL)
+        rest = [peer for peer in peers if peer is not peers[victim]]
+        for peer in rest:
+            assert peer.expect("done", 60)["ok"]
+        reduce(rest, 300_000)

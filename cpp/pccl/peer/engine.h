@@ -71,6 +71,7 @@ struct EngineOptions {
 struct DialRequest {
   std::uint64_t token = 0;
   wire::Address address;
+  PeerId neighbour;  // not zero: through memory, to this one
 };
 
 // What the shell has to do after it brought an event.
@@ -113,9 +114,11 @@ class Engine final : private SessionHost,
   void on_control_bytes(std::span<const std::uint8_t> bytes, Instant now);
   void on_control_lost(const std::string& reason, Instant now);
   // `local`: both ends are on one host. `stripe` is an id the shell never uses again.
-  void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now);
+  // `memory`: it goes through memory.
+  void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now,
+                  bool memory = false);
   void on_dial_failed(std::uint64_t token, const std::string& reason, Instant now);
-  void on_accepted(std::uint64_t stripe, bool local, Instant now);
+  void on_accepted(std::uint64_t stripe, bool local, Instant now, bool memory = false);
   // Null when the stripe is to be closed.
   [[nodiscard]] link::Stripe* stripe(std::uint64_t id);
   // `status`: what Stripe::received or resume said, or why the connection ended.
@@ -226,6 +229,9 @@ class Engine final : private SessionHost,
     bool checked = false;
     std::uint64_t generation = 0;
     std::vector<std::uint64_t> stripes;  // established
+    bool memory = false;        // one of them goes through memory, and has all that is not small
+    bool dials_memory = false;  // one is on its way
+    Instant next_memory_dial{};
     std::optional<wire::Address> address;
     // dialling
     std::size_t next_address = 0;
@@ -244,6 +250,7 @@ class Engine final : private SessionHost,
     PeerId peer;  // zero until the hello
     bool dialled = false;
     bool local = false;
+    bool memory = false;
     bool established = false;
     bool parked = false;  // a hello from somebody the next epoch may name
     link::Hello hello;
@@ -312,6 +319,7 @@ class Engine final : private SessionHost,
   void choose_neighbours();
   void renew_links();
   void dial_due(Instant now);
+  void dial_memory(Instant now);
   void dial(Link& link, const wire::Address& address, std::uint32_t stripe);
   void accept_hello(StripeState& state);
   void establish(StripeState& state);

@@ -197,6 +197,12 @@ bool Locality::make_board() {
   return true;
 }
 
+bool Locality::shares_with(const PeerId& peer) const {
+  const auto it = neighbours_.find(peer);
+  return !failed_ && it != neighbours_.end() && it->second.connected &&
+         it->second.board != nullptr && !it->second.word.empty();
+}
+
 bool Locality::is_member(const PeerId& peer) const {
   return std::find(ranks_.begin(), ranks_.end(), peer) != ranks_.end();
 }

@@ -77,6 +77,8 @@ class Locality final : private shm::LocalHost {
   [[nodiscard]] bool close_group() { return group_.close(); }
   // REQUIRES: close_group().
   void begin_epoch(const Record& record);
+  // A way to that peer is there, and it is who the master says.
+  [[nodiscard]] bool shares_with(const PeerId& peer) const;
   // Operations of this epoch go here first.
   [[nodiscard]] bool active() const { return active_; }
   [[nodiscard]] shm::LocalGroup& group() { return group_; }

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::size_t kTurnBytes =
     4 << 20;  // read or written on one stripe before others have their turn
+constexpr Duration kPipeSpin = std::chrono::microseconds(50);  // for the other end of a pipe
 constexpr std::size_t kControlReadBytes = 64 << 10;
 constexpr int kControlReads = 16;  // in one turn
 constexpr int kAccepts = 64;       // in one turn
@@ -136,10 +137,16 @@ void Runtime::listen_to_neighbours() {
       shm::NeighbourEvents{
           [this](const PeerId& peer) { engine_.on_neighbour_up(peer, clock_now()); },
           [this](const PeerId& peer, const std::string& reason) {
+            pipe_news_.push_back({{peer}, nullptr, reason});
             engine_.on_neighbour_down(peer, reason, clock_now());
           },
           [this](const PeerId& peer, shm::Offer what, std::uint64_t number,
                  const shm::RegionPtr& region) {
+            if (what == shm::Offer::pipe || what == shm::Offer::pipe_answer) {
+              // The engine may be in the midst of something.
+              pipe_news_.push_back({{peer, what == shm::Offer::pipe_answer, number}, region, {}});
+              return;
+            }
             engine_.on_neighbour_offer(peer, what, number, region, clock_now());
           },
           [this] { act(); }});
@@ -151,10 +158,10 @@ void Runtime::listen_to_neighbours() {
   neighbours_ = std::move(made);
 }
 
-// The collective in shared memory; called by whoever drives the loop.
+// The collective in shared memory, and pipes; called by whoever drives the loop.
 Pace Runtime::step() {
   if (shut_) return Pace::idle;
-  const Pace pace = engine_.step(clock_now());
+  const Pace pace = std::min(engine_.step(clock_now()), step_pipes());  // the more urgent one
   if (engine_.has_actions()) {
     act();
   } else if (pace == Pace::idle) {
@@ -186,6 +193,8 @@ void Runtime::shut() {
   control_dial_.reset();
   control_.socket.reset();
   wires_.clear();
+  pipes_.clear();
+  pipe_dials_.clear();
   neighbours_.reset();
 }
 
@@ -202,10 +211,11 @@ void Runtime::thread_ended(const std::shared_ptr<Runtime>& runtime, std::uint64_
 void Runtime::act() {
   bool ended = false;
   for (bool more = true; more && !shut_;) {
+    take_pipe_news();
     EngineActions actions = engine_.take_actions();
     more = !actions.control.empty() || actions.dial_control || actions.close_control ||
            !actions.dials.empty() || !actions.flush.empty() || !actions.resume.empty() ||
-           !actions.close.empty() || !actions.local.empty();
+           !actions.close.empty() || !actions.local.empty() || !pipe_news_.empty();
     ended = ended || actions.calls_ended;
     for (const auto& [level, text] : actions.log) log(level, engine_.id(), text);
     for (const wire::Bytes& bytes : actions.control) {
@@ -227,13 +237,18 @@ void Runtime::act() {
     for (const std::uint64_t id : actions.close) close(id);
     for (const DialRequest& request : actions.dials) dial(request);
     if (neighbours_ != nullptr) {
-      for (const PeerId& peer : actions.local.drops) neighbours_->drop(peer);
+      for (const PeerId& peer : actions.local.drops) {
+        pipe_news_.push_back({{peer}, nullptr, "not a neighbour any more"});
+        neighbours_->drop(peer);
+      }
       for (const auto& [peer, word] : actions.local.connects) neighbours_->connect(peer, word);
       for (const auto& [to, what, number, region] : actions.local.offers)
         neighbours_->offer(to, what, number, region);
       for (const PeerId& peer : actions.local.rings) neighbours_->ring(peer);
     }
   }
+  for (const auto& [name, id] : pipes_)
+    if (wires_.at(id).pipe->must_ring()) neighbours_->ring(name.with);
   arm_timer();
   standing_.store(engine_.standing(), std::memory_order_release);
   unfinished_.store(engine_.unfinished(), std::memory_order_release);
@@ -377,6 +392,7 @@ void Runtime::accept() {
 }
 
 void Runtime::dial(const DialRequest& request) {
+  if (!request.neighbour.empty()) return dial_pipe(request);
   const std::uint64_t token = request.token;
   dials_[token] = net::Connector::start(
       driver_.context(), request.address, options_.settings.link_timeout,
@@ -398,6 +414,7 @@ void Runtime::dial(const DialRequest& request) {
 void Runtime::await_readable(std::uint64_t id) {
   const auto it = wires_.find(id);
   if (it == wires_.end() || it->second.reading || engine_.stripe(id) == nullptr) return;
+  if (it->second.pipe != nullptr) return;  // step_pipes() looks at all of them
   it->second.reading = true;
   it->second.socket->wait_readable([this, id](const asio::error_code& error) {
     if (!error) read(id);
@@ -405,8 +422,16 @@ void Runtime::await_readable(std::uint64_t id) {
 }
 
 void Runtime::read(std::uint64_t id) {
+  if (!receive(id)) return;
+  link::Stripe* stripe = engine_.stripe(id);
+  if (stripe != nullptr && !stripe->held()) await_readable(id);
+  act();
+}
+
+// Brings the engine what has come. False: there is no such wire.
+bool Runtime::receive(std::uint64_t id) {
   const auto it = wires_.find(id);
-  if (it == wires_.end()) return;
+  if (it == wires_.end()) return false;
   Wire& wire = it->second;
   wire.reading = false;
   bool more = true;
@@ -416,7 +441,7 @@ void Runtime::read(std::uint64_t id) {
     const std::span<const iovec> into = stripe->incoming();
     if (into.empty()) break;  // held: resume comes back
     const std::size_t room = total(into);
-    const ssize_t got = wire.socket->read(into);
+    const ssize_t got = wire.read(into);
     if (got == -EAGAIN) break;
     if (got <= 0) {
       engine_.on_stripe_failed(
@@ -426,15 +451,13 @@ void Runtime::read(std::uint64_t id) {
     }
     const auto bytes = static_cast<std::size_t>(got);
     moved += bytes;
-    more = bytes == room;
+    more = bytes == room || wire.pipe != nullptr;
     if (const Status status = stripe->received(bytes); !status) {
       engine_.on_stripe_failed(id, status.error().reason, clock_now());
       break;
     }
   }
-  link::Stripe* stripe = engine_.stripe(id);
-  if (stripe != nullptr && !stripe->held()) await_readable(id);
-  act();
+  return true;
 }
 
 void Runtime::write(std::uint64_t id) {
@@ -458,10 +481,11 @@ void Runtime::write(std::uint64_t id) {
       asio::post(driver_.context(), [go_on] { go_on({}); });
       return;
     }
-    const ssize_t put = wire.socket->write(from);
+    const ssize_t put = wire.write(from);
     if (put == -EAGAIN) {
       wire.writing = true;
-      wire.socket->wait_writable(go_on);
+      // Of a pipe: step_pipes() comes back to it.
+      if (wire.pipe == nullptr) wire.socket->wait_writable(go_on);
       return;
     }
     if (put < 0 && wire.reading) return;  // what came before the end is read first
@@ -474,6 +498,134 @@ void Runtime::write(std::uint64_t id) {
   }
 }
 
-void Runtime::close(std::uint64_t id) { wires_.erase(id); }
+void Runtime::close(std::uint64_t id) {
+  const auto it = wires_.find(id);
+  if (it == wires_.end()) return;
+  if (it->second.pipe != nullptr) {
+    const PipeName name = it->second.name;
+    pipes_.erase(name);
+    if (neighbours_ != nullptr)
+      neighbours_->offer(name.with, name.ours ? shm::Offer::pipe : shm::Offer::pipe_answer,
+                         name.number, nullptr);
+  }
+  wires_.erase(it);
+}
+
+// ---- pipes
+// -------------------------------------------------------------------------------------------------------
+
+void Runtime::dial_pipe(const DialRequest& request) {
+  auto own = shm::make_region(shm::kPipeEndBytes, shm::Access::read);
+  if (!own || neighbours_ == nullptr) {
+    return engine_.on_dial_failed(request.token, own ? "no neighbours" : own.error().reason,
+                                  clock_now());
+  }
+  const PipeName name{request.neighbour, true, next_pipe_++};
+  pipe_dials_[name] = {request.token, *own};
+  neighbours_->offer(name.with, shm::Offer::pipe, name.number, *own);
+}
+
+// Ends of pipes that came, pipes that were closed, and neighbours that are gone with all of theirs.
+void Runtime::take_pipe_news() {
+  while (!pipe_news_.empty()) {
+    const PipeNews news = std::move(pipe_news_.front());
+    pipe_news_.pop_front();
+    if (!news.lost.empty()) {
+      lose_pipes(news.name.with, news.lost);
+    } else if (const auto open = pipes_.find(news.name); open != pipes_.end()) {
+      lose_pipe(open->second, "closed by the other end");
+    } else if (news.name.ours) {
+      finish_pipe_dial(news.name, news.other);
+    } else if (news.other != nullptr) {
+      accept_pipe(news.name, news.other);
+    }
+  }
+}
+
+void Runtime::finish_pipe_dial(const PipeName& name, const shm::RegionPtr& other) {
+  const auto it = pipe_dials_.find(name);
+  if (it == pipe_dials_.end()) return;
+  const PipeDial dial = std::move(it->second);
+  pipe_dials_.erase(it);
+  if (other == nullptr) return engine_.on_dial_failed(dial.token, "refused", clock_now());
+  const std::uint64_t id = next_wire_++;
+  add_pipe(name, dial.own, other, id);
+  engine_.on_dialled(dial.token, id, true, clock_now(), true);
+}
+
+void Runtime::accept_pipe(const PipeName& name, const shm::RegionPtr& other) {
+  auto own = shm::make_region(shm::kPipeEndBytes, shm::Access::read);
+  if (!own) return neighbours_->offer(name.with, shm::Offer::pipe_answer, name.number, nullptr);
+  const std::uint64_t id = next_wire_++;
+  add_pipe(name, *own, other, id);
+  neighbours_->offer(name.with, shm::Offer::pipe_answer, name.number, *own);
+  engine_.on_accepted(id, true, clock_now(), true);
+}
+
+void Runtime::add_pipe(const PipeName& name, shm::RegionPtr own, const shm::RegionPtr& other,
+                       std::uint64_t id) {
+  Wire& wire = wires_[id];
+  wire.pipe = std::make_unique<shm::Pipe>(std::move(own), other);
+  wire.name = name;
+  pipes_[name] = id;
+}
+
+// What was written before the end is read first.
+void Runtime::lose_pipe(std::uint64_t id, const std::string& reason) {
+  (void)receive(id);
+  engine_.on_stripe_failed(id, reason, clock_now());
+}
+
+void Runtime::lose_pipes(const PeerId& with, const std::string& reason) {
+  std::vector<std::uint64_t> lost;
+  for (const auto& [name, id] : pipes_) {
+    if (name.with == with) lost.push_back(id);
+  }
+  for (const std::uint64_t id : lost) lose_pipe(id, reason);
+  std::vector<std::uint64_t> tokens;
+  for (const auto& [name, dial] : pipe_dials_) {
+    if (name.with == with) tokens.push_back(dial.token);
+  }
+  std::erase_if(pipe_dials_, [&](const auto& item) { return item.first.with == with; });
+  for (const std::uint64_t token : tokens) engine_.on_dial_failed(token, reason, clock_now());
+}
+
+// Reads and writes what can be, and falls asleep when nothing moves.
+Pace Runtime::step_pipes() {
+  if (pipes_.empty()) return Pace::idle;
+  std::vector<std::uint64_t> ids;
+  for (const auto& [name, id] : pipes_) ids.push_back(id);
+  const auto pipe = [&](std::uint64_t id) -> shm::Pipe* {
+    const auto it = wires_.find(id);
+    return it == wires_.end() ? nullptr : it->second.pipe.get();
+  };
+  const auto listens = [&](std::uint64_t id) {
+    const link::Stripe* stripe = engine_.stripe(id);
+    return stripe != nullptr && !stripe->held();
+  };
+  bool moved = false;
+  for (const std::uint64_t id : ids) {
+    if (pipe(id) == nullptr) continue;
+    pipe(id)->wake_up();
+    const std::uint64_t before = pipe(id)->moved();
+    if (listens(id) && pipe(id)->readable()) read(id);
+    if (pipe(id) != nullptr && std::exchange(wires_.at(id).writing, false)) {
+      write(id);
+      act();
+    }
+    moved = moved || pipe(id) == nullptr || pipe(id)->moved() != before;
+  }
+  const Instant now = clock_now();
+  if (moved) {
+    pipes_moved_ = now;
+    return Pace::working;
+  }
+  if (now - pipes_moved_ < kPipeSpin) return Pace::yielding;
+  for (const std::uint64_t id : ids) {
+    if (pipe(id) != nullptr && !pipe(id)->fall_asleep(listens(id), wires_.at(id).writing))
+      return Pace::working;
+  }
+  return Pace::idle;
+}
 
 }  // namespace pccl::peer

@@ -17,6 +17,7 @@
 #include "pccl/net/socket.h"
 #include "pccl/peer/engine.h"
 #include "pccl/shm/neighbours.h"
+#include "pccl/shm/pipe.h"
 
 namespace pccl::peer {
 
@@ -59,10 +60,35 @@ class Runtime {
   [[nodiscard]] bool control_flushed() const { return control_flushed_.load(); }
 
  private:
+  struct PipeName {
+    PeerId with;
+    bool ours = false;  // we have dialled it
+    std::uint64_t number = 0;
+    auto operator<=>(const PipeName&) const = default;
+  };
+  // A socket, or a pipe through memory.
   struct Wire {
     std::unique_ptr<net::Socket> socket;
+    std::unique_ptr<shm::Pipe> pipe;
+    PipeName name;  // of the pipe
+    [[nodiscard]] ssize_t read(std::span<const iovec> into) const {
+      return pipe != nullptr ? pipe->read(into) : socket->read(into);
+    }
+    [[nodiscard]] ssize_t write(std::span<const iovec> from) const {
+      return pipe != nullptr ? pipe->write(from) : socket->write(from);
+    }
     bool reading = false;  // waits to be readable
     bool writing = false;  // waits to be writable, or for its next turn
+  };
+  struct PipeDial {
+    std::uint64_t token = 0;
+    shm::RegionPtr own;
+  };
+  // Its other end came, or null: it is closed; or all of that peer are `lost`.
+  struct PipeNews {
+    PipeName name;
+    shm::RegionPtr other;
+    std::string lost;
   };
   struct Control {
     std::unique_ptr<net::Socket> socket;
@@ -83,9 +109,19 @@ class Runtime {
   void lose_control(const std::string& reason);
   void finish_control();
   void dial(const DialRequest& request);
+  void dial_pipe(const DialRequest& request);
+  void take_pipe_news();
+  void finish_pipe_dial(const PipeName& name, const shm::RegionPtr& other);
+  void accept_pipe(const PipeName& name, const shm::RegionPtr& other);
+  void lose_pipe(std::uint64_t id, const std::string& reason);
+  void lose_pipes(const PeerId& with, const std::string& reason);
+  void add_pipe(const PipeName& name, shm::RegionPtr own, const shm::RegionPtr& other,
+                std::uint64_t id);
+  [[nodiscard]] Pace step_pipes();
   void await_control();
   void await_readable(std::uint64_t id);
   void read(std::uint64_t id);
+  bool receive(std::uint64_t id);
   void write(std::uint64_t id);
   void close(std::uint64_t id);
   void arm_timer();
@@ -106,6 +142,11 @@ class Runtime {
   std::map<std::uint64_t, std::shared_ptr<net::Connector>> dials_;  // by token
   std::map<std::uint64_t, Wire> wires_;                             // by stripe
   std::uint64_t next_wire_ = 1;
+  std::map<PipeName, PipeDial> pipe_dials_;
+  std::map<PipeName, std::uint64_t> pipes_;  // wires
+  std::deque<PipeNews> pipe_news_;
+  std::uint64_t next_pipe_ = 1;
+  Instant pipes_moved_{};
   std::unique_ptr<shm::Neighbours> neighbours_;  // null: no memory is shared
   std::vector<std::uint8_t> scratch_;            // what is read from the master
   bool shut_ = false;

@@ -15,6 +15,7 @@
 
 #include "pccl/net/fork.h"
 #include "pccl/shm/board.h"
+#include "pccl/shm/pipe.h"
 #include "pccl/shm/proof.h"
 
 namespace pccl::shm {
@@ -53,6 +54,7 @@ Access access_of(Offer offer) { return offer == Offer::page ? Access::write : Ac
 bool right_size(Offer offer, std::uint64_t size) {
   if (offer == Offer::board) return size == kBoardBytes;
   if (offer == Offer::page) return size == kPageBytes;
+  if (offer == Offer::pipe || offer == Offer::pipe_answer) return size == kPipeEndBytes;
   // More than the host has was never made.
   struct sysinfo host {};
   if (::sysinfo(&host) != 0) return false;

@@ -23,7 +23,14 @@
 namespace pccl::shm {
 
 // What memory is passed on for.
-enum class Offer : std::uint8_t { board, page, scratch, array };
+enum class Offer : std::uint8_t {
+  board,
+  page,
+  scratch,
+  array,
+  pipe,         // one end of a pipe, by a number of its maker; null: it is closed
+  pipe_answer,  // the other end, by the same number
+};
 
 // What comes of neighbours. Called from the loop, or from inside connect and poll.
 struct NeighbourEvents {

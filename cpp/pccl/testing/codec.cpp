@@ -1,14 +1,19 @@
 // The control protocol's codec and the byte pump of links, driven with arbitrary values and
 // arbitrary bytes.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <list>
+#include <memory>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -16,6 +21,7 @@
 
 #include "pccl/base/ids.h"
 #include "pccl/link/stripe.h"
+#include "pccl/shm/pipe.h"
 #include "pccl/shm/proof.h"
 #include "pccl/wire/messages.h"
 
@@ -400,6 +406,50 @@ nb::bytes proof(nb::bytes word, const std::vector<std::uint64_t>& about) {
   return nb::bytes(reinterpret_cast<const char*>(made.bytes.data()), made.bytes.size());
 }
 
+// `data` through a pipe, in reads and writes of these sizes (of `pieces` parts each) in turn: what
+// comes out, and how often a write or a read found nothing to do.
+std::pair<nb::bytes, std::size_t> pipe_play(nb::bytes data, const std::vector<std::size_t>& writes,
+                                            const std::vector<std::size_t>& reads,
+                                            std::size_t pieces) {
+  if (writes.empty() || reads.empty() || pieces == 0) throw nb::value_error("nothing to do");
+  const auto end = [] {
+    std::shared_ptr<void> memory(std::aligned_alloc(4096, pccl::shm::kPipeEndBytes), std::free);
+    std::memset(memory.get(), 0, pccl::shm::kPipeEndBytes);
+    auto* bytes = static_cast<std::uint8_t*>(memory.get());
+    return std::make_shared<pccl::shm::Region>(bytes, pccl::shm::kPipeEndBytes, -1,
+                                               std::move(memory));
+  };
+  const pccl::shm::RegionPtr a = end();
+  const pccl::shm::RegionPtr b = end();
+  pccl::shm::Pipe here(a, b);
+  pccl::shm::Pipe there(b, a);
+  const auto parts = [&](std::uint8_t* at, std::size_t size) {
+    std::vector<iovec> cut;
+    for (std::size_t i = 0; i < pieces; ++i)
+      cut.push_back({at + size * i / pieces, size * (i + 1) / pieces - size * i / pieces});
+    return cut;
+  };
+  std::vector<std::uint8_t> in(view(data).begin(), view(data).end());
+  std::vector<std::uint8_t> out(in.size());
+  std::size_t written = 0;
+  std::size_t read = 0;
+  std::size_t nothing = 0;
+  const auto move = [&](std::size_t& done, std::size_t size, auto run) {
+    if (size == 0) return;
+    const ssize_t moved = run(size);
+    if (moved < 0 && moved != -EAGAIN) throw std::runtime_error("a pipe broke");
+    if (moved < 0) ++nothing;
+    done += moved > 0 ? static_cast<std::size_t>(moved) : 0;
+  };
+  for (std::size_t i = 0; read < in.size(); ++i) {
+    move(written, std::min(in.size() - written, writes[i % writes.size()]),
+         [&](std::size_t size) { return here.write(parts(in.data() + written, size)); });
+    move(read, std::min(in.size() - read, reads[i % reads.size()]),
+         [&](std::size_t size) { return there.read(parts(out.data() + read, size)); });
+  }
+  return {to_python(out), nothing};
+}
+
 }  // namespace
 
 void bind_codec(nb::module_& m) {
@@ -407,6 +457,7 @@ void bind_codec(nb::module_& m) {
   m.def("control_round_trip", &control_round_trip, "type"_a, "entropy"_a);
   m.def("control_decode", &control_decode, "data"_a, "pieces"_a, "max_payload"_a);
   m.def("control_sample", &control_sample, "name"_a);
+  m.def("pipe_play", &pipe_play, "data"_a, "writes"_a, "reads"_a, "pieces"_a);
   m.def("proof", &proof, "word"_a, "about"_a);
   m.def("link_sample", &link_sample);
   m.def("link_seal", &link_seal, "header"_a);

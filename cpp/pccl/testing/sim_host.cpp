@@ -83,7 +83,7 @@ void Host::start() {
     run([this, connection] {
       const std::uint64_t stripe = next_stripe_++;
       adopt(stripe, connection, 1);
-      engine_->on_accepted(stripe, connection->local(), world_.now());
+      engine_->on_accepted(stripe, connection->local(), world_.now(), connection->memory());
       settle();
       pump(stripe);
     });
@@ -313,25 +313,35 @@ void Host::pump_control() {
 // ---- the engine's wishes -----------------------------------------------------------------------
 
 void Host::dial(const peer::DialRequest& request) {
-  const NodeId to = world_.node_at(request.address).value_or(kNowhere);
-  world_.network.dial(node_, to, world_.capacity,
-                      [this, token = request.token](const ConnectionPtr& connection) {
-                        if (!alive_) {
-                          if (connection) connection->close(0);
-                          return;
-                        }
-                        run([this, token, connection] {
-                          if (!connection) {
-                            engine_->on_dial_failed(token, "refused", world_.now());
-                            return settle();
-                          }
-                          const std::uint64_t stripe = next_stripe_++;
-                          adopt(stripe, connection, 0);
-                          engine_->on_dialled(token, stripe, connection->local(), world_.now());
-                          settle();
-                          pump(stripe);
-                        });
-                      });
+  const bool memory = !request.neighbour.empty();
+  Host* const neighbour = memory ? world_.host_of(request.neighbour) : nullptr;
+  NodeId to = kNowhere;
+  if (!memory) {
+    to = world_.node_at(request.address).value_or(kNowhere);
+  } else if (neighbour != nullptr && memory_.knows(request.neighbour)) {
+    to = neighbour->node();
+  }
+  world_.network.dial(
+      node_, to, world_.capacity,
+      [this, token = request.token](const ConnectionPtr& connection) {
+        if (!alive_) {
+          if (connection) connection->close(0);
+          return;
+        }
+        run([this, token, connection] {
+          if (!connection) {
+            engine_->on_dial_failed(token, "refused", world_.now());
+            return settle();
+          }
+          const std::uint64_t stripe = next_stripe_++;
+          adopt(stripe, connection, 0);
+          engine_->on_dialled(token, stripe, connection->local(), world_.now(),
+                              connection->memory());
+          settle();
+          pump(stripe);
+        });
+      },
+      memory);
 }
 
 bool Host::carry_out(peer::EngineActions actions) {

@@ -40,6 +40,7 @@ class Memory {
   // Its arrays are where others can read them, as long as it is not over.
   void lay_out(const ReductionPtr& reduction);
   void kill();  // the process ends
+  [[nodiscard]] bool knows(const PeerId& peer) const { return known_.contains(peer); }
   // Calls it after a step that moved something, before what that step wants sent is sent.
   void strike_at_step(std::function<void()> what);
 

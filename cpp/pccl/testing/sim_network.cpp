@@ -172,7 +172,7 @@ bool Connection::quiet() const {
 // ---- all of them -------------------------------------------------------------------------------
 
 void Network::dial(NodeId from, NodeId to, std::size_t capacity,
-                   std::function<void(ConnectionPtr)> done) {
+                   std::function<void(ConnectionPtr)> done, bool memory) {
   const bool void_address = to == kNowhere && random_.chance(0.5);
   const Duration delay = random_.duration(slowness / 2, slowness * 3);
   const Instant free = std::max(blocked_until(from, to), blocked_until(to, from));
@@ -181,15 +181,16 @@ void Network::dial(NodeId from, NodeId to, std::size_t capacity,
     timeline_.after(patience, [done = std::move(done)] { done(nullptr); });
     return;
   }
-  const bool local = random_.chance(0.2);
+  const bool local = random_.chance(0.2) || memory;
   const Instant when = std::max(timeline_.now(), free) + delay;
-  timeline_.at(when, [this, from, to, capacity, local, done = std::move(done)]() mutable {
+  timeline_.at(when, [this, from, to, capacity, local, memory, done = std::move(done)]() mutable {
     const auto listener = listeners_.find(to);
     if (listener == listeners_.end()) {
       timeline_.after(slowness, [done = std::move(done)] { done(nullptr); });
       return;
     }
     auto connection = std::make_shared<Connection>(*this, from, to, capacity, local);
+    connection->memory_ = memory;
     connections_.push_back(connection);
     // Either end may be the first to know of it.
     timeline_.after(random_.duration(Duration(0), slowness),

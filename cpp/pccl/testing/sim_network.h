@@ -78,6 +78,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   [[nodiscard]] NodeId node(int side) const { return sides_[index(side)].node; }
   [[nodiscard]] bool local() const { return local_; }
+  // Between neighbours, as if through memory.
+  [[nodiscard]] bool memory() const { return memory_; }
   [[nodiscard]] bool open(int side) const { return sides_[index(side)].open; }
   // Called whenever this side may read, write, or has to close.
   void on_ready(int side, std::function<void()> ready) {
@@ -131,6 +133,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Network& network_;
   std::size_t capacity_;
   bool local_;
+  bool memory_ = false;
   bool dead_ = false;  // cut: nothing gets through any more
   std::array<Side, 2> sides_;
   std::array<Direction, 2> directions_;
@@ -145,7 +148,8 @@ class Network {
   void listen(NodeId node, Accept accept) { listeners_[node] = std::move(accept); }
   void stop_listening(NodeId node) { listeners_.erase(node); }
   // `done` gets the connection, or null when it did not come about.
-  void dial(NodeId from, NodeId to, std::size_t capacity, std::function<void(ConnectionPtr)> done);
+  void dial(NodeId from, NodeId to, std::size_t capacity, std::function<void(ConnectionPtr)> done,
+            bool memory = false);
   // The node's process ends: nobody listens, and the other ends of its connections learn of it.
   void kill(NodeId node);
   // Bytes from `from` to `to` wait until `until`.
