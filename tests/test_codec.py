@@ -283,12 +283,4 @@ def test_a_pipe_delivers_every_byte_in_order(
     # The least that is moved at a time bounds how long this takes.
     writes, reads = [max(w, size // 500) for w in writes], [max(r, size // 500) for r in reads]
     data = random.Random(size).randbytes(size)
-    got, _ = _testing.pipe_play(data, writes, reads, pieces)
-    assert got == data
-
-
-def test_a_full_pipe_takes_nothing_and_an_empty_one_has_nothing() -> None:
-    _, nothing = _testing.pipe_play(bytes(4 << 20), [1 << 21], [1 << 10], 1)
-    assert nothing > 0
-    _, nothing = _testing.pipe_play(bytes(1000), [1], [1000], 1)
-    assert nothing == 0
+    assert _testing.pipe_play(data, writes, reads, pieces) == data

@@ -24,7 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::uint32_t kMagic = 0x4c4c4350;  // "PCLL"
-constexpr std::uint16_t kVersion = 2;
+constexpr std::uint16_t kVersion = 3;
 constexpr int kBacklog = 256;
 constexpr int kReads = 64;                               // in one turn
 constexpr std::size_t kMaxUnknown = 64;                  // channels without a hello
@@ -451,13 +451,14 @@ bool Neighbours::take(std::uint64_t id, const Packet& packet, int descriptor) {
   if (!channel.up) return fail("it did not greet");
   if (packet.kind == Kind::ring) return true;
   if (packet.kind == Kind::forget) {
-    if (packet.offer != static_cast<std::uint64_t>(Offer::array))
+    const auto what = static_cast<Offer>(packet.offer);
+    if (what != Offer::array && what != Offer::pipe && what != Offer::pipe_answer)
       return fail("it takes back what is in use");
-    events_.offered(channel.peer, Offer::array, packet.number, nullptr);
+    events_.offered(channel.peer, what, packet.number, nullptr);
     return channels_.contains(id);
   }
   if (packet.kind != Kind::offer || descriptor < 0 ||
-      packet.offer > static_cast<std::uint64_t>(Offer::array)) {
+      packet.offer > static_cast<std::uint64_t>(Offer::pipe_answer)) {
     return fail("an offer of nothing");  // or no descriptor was left to take it with
   }
   const auto what = static_cast<Offer>(packet.offer);

@@ -407,10 +407,9 @@ nb::bytes proof(nb::bytes word, const std::vector<std::uint64_t>& about) {
 }
 
 // `data` through a pipe, in reads and writes of these sizes (of `pieces` parts each) in turn: what
-// comes out, and how often a write or a read found nothing to do.
-std::pair<nb::bytes, std::size_t> pipe_play(nb::bytes data, const std::vector<std::size_t>& writes,
-                                            const std::vector<std::size_t>& reads,
-                                            std::size_t pieces) {
+// comes out.
+nb::bytes pipe_play(nb::bytes data, const std::vector<std::size_t>& writes,
+                    const std::vector<std::size_t>& reads, std::size_t pieces) {
   if (writes.empty() || reads.empty() || pieces == 0) throw nb::value_error("nothing to do");
   const auto end = [] {
     std::shared_ptr<void> memory(std::aligned_alloc(4096, pccl::shm::kPipeEndBytes), std::free);
@@ -423,6 +422,14 @@ std::pair<nb::bytes, std::size_t> pipe_play(nb::bytes data, const std::vector<st
   const pccl::shm::RegionPtr b = end();
   pccl::shm::Pipe here(a, b);
   pccl::shm::Pipe there(b, a);
+  std::vector<std::uint8_t> full(pccl::shm::kPipeBytes);
+  const iovec all{full.data(), full.size()};
+  if (there.read({&all, 1}) != -EAGAIN ||
+      here.write({&all, 1}) != static_cast<ssize_t>(full.size()) ||
+      here.write({&all, 1}) != -EAGAIN ||
+      there.read({&all, 1}) != static_cast<ssize_t>(full.size())) {
+    throw std::runtime_error("empty, full and empty again");
+  }
   const auto parts = [&](std::uint8_t* at, std::size_t size) {
     std::vector<iovec> cut;
     for (std::size_t i = 0; i < pieces; ++i)
@@ -433,13 +440,11 @@ std::pair<nb::bytes, std::size_t> pipe_play(nb::bytes data, const std::vector<st
   std::vector<std::uint8_t> out(in.size());
   std::size_t written = 0;
   std::size_t read = 0;
-  std::size_t nothing = 0;
   const auto move = [&](std::size_t& done, std::size_t size, auto run) {
     if (size == 0) return;
     const ssize_t moved = run(size);
-    if (moved < 0 && moved != -EAGAIN) throw std::runtime_error("a pipe broke");
-    if (moved < 0) ++nothing;
-    done += moved > 0 ? static_cast<std::size_t>(moved) : 0;
+    if (moved < 0) throw std::runtime_error("room or bytes, and it does not move");
+    done += static_cast<std::size_t>(moved);
   };
   for (std::size_t i = 0; read < in.size(); ++i) {
     move(written, std::min(in.size() - written, writes[i % writes.size()]),
@@ -447,7 +452,7 @@ std::pair<nb::bytes, std::size_t> pipe_play(nb::bytes data, const std::vector<st
     move(read, std::min(in.size() - read, reads[i % reads.size()]),
          [&](std::size_t size) { return there.read(parts(out.data() + read, size)); });
   }
-  return {to_python(out), nothing};
+  return to_python(out);
 }
 
 }  // namespace
