@@ -110,7 +110,7 @@ struct Reduction {
 class Peer {
  public:
   Peer(const wire::Address& master, std::uint64_t seed, Totals& totals, States& states)
-      : comm_(options(master)),
+      : comm_(options(master, seed)),
         master_port_(master.port),
         rng_(seed),
         totals_(totals),
@@ -192,10 +192,12 @@ class Peer {
     return true;
   }
 
-  static peer::CommunicatorOptions options(const wire::Address& master) {
+  static peer::CommunicatorOptions options(const wire::Address& master, std::uint64_t seed) {
     peer::CommunicatorOptions options;
     options.master = master;
     options.settings = *Settings::from_environment();
+    // Now all are on one host, now some of them on another.
+    if (seed % 4 == 0) options.settings.host_id = "another";
     return options;
   }
 
