@@ -284,3 +284,12 @@ def test_a_pipe_delivers_every_byte_in_order(
     writes, reads = [max(w, size // 500) for w in writes], [max(r, size // 500) for r in reads]
     data = random.Random(size).randbytes(size)
     assert _testing.pipe_play(data, writes, reads, pieces) == data
+
+
+@pytest.mark.parametrize("largest", [1, 7, 4096, 300_000, 3 << 20])
+def test_nobody_sleeps_through_what_comes_through_a_pipe(largest: int) -> None:
+    # Nothing but a ring ends a sleep here: one that gets lost is a test that hangs.
+    slept = sum(
+        _testing.pipe_race(min(largest * 3000, 30 << 20), largest, seed) for seed in range(4)
+    )
+    assert slept > 0

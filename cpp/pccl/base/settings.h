@@ -62,7 +62,7 @@ struct Settings {
   // of 64, so that no element of any type is split; 4 KiB to 16 MiB.
   std::size_t segment_bytes = std::size_t{512} << 10;
 
-  // PCCL_STRIPES: connections per link, 0 to 256. 0: the library decides.
+  // PCCL_STRIPES: connections per link, 0 to 255. 0: the library decides.
   unsigned stripes = 0;
 
   // PCCL_SHM: 1 or 0: whether peers on one host reduce in shared memory.

@@ -22,9 +22,11 @@ constexpr Duration kBusy = std::chrono::milliseconds(20);
 // Without anybody driving the loop for so long, timers and heartbeats come too late.
 constexpr Duration kStarving = std::chrono::milliseconds(20);
 constexpr int kStarvedHandlers = 64;  // then the callers have the turn again
+constexpr int kStarvedSteps = 16;     // ... of the work between events
 // Between two looks for events, which cost a system call each.
 constexpr unsigned kSpinsPerPoll = 64;
 constexpr unsigned kStepsPerPoll = 8;
+constexpr int kHandlersPerPoll = 16;
 
 void relax() {
 #if defined(__x86_64__)
@@ -127,7 +129,10 @@ Pace LoopDriver::between() {
   const unsigned often = pace == Pace::spinning ? kSpinsPerPoll : kStepsPerPoll;
   if (++rounds_ >= often) {
     rounds_ = 0;
-    drive([&] { context_.poll_one(); });
+    drive([&] {
+      for (int i = 0; i < kHandlersPerPoll && context_.poll_one() > 0; ++i) {
+      }
+    });
     const std::lock_guard lock(mutex_);
     polled_at_ = Clock::now();
   }
@@ -207,6 +212,8 @@ void LoopDriver::background() {
       for (int i = 0; i < kStarvedHandlers && context_.poll_one() > 0; ++i) {
       }
     });
+    for (int i = 0; starving && i < kStarvedSteps && between() != Pace::idle; ++i) {
+    }
     lock.lock();
     polling_ = false;
     woken_ = false;

@@ -983,7 +983,8 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
   state.local = local;
   state.memory = memory;
   state.address = dial.address;
-  state.deadline = now + kHandshakeTimeout;
+  // A neighbour that answers late costs nothing, and one that is gone takes its pipes with it.
+  state.deadline = memory ? Instant::max() : now + kHandshakeTimeout;
   const std::uint32_t wanted = options_.settings.stripes != 0
                                    ? options_.settings.stripes
                                    : (local ? kLocalStripes : kRemoteStripes);
@@ -1056,7 +1057,8 @@ Status Engine::on_hello(StripeState& state, const link::FrameHeader& header,
   state.hello = hello;
   const bool stranger = !links_.contains(hello.from);
   if (hello.to != id() || (session_.run() != 0 && hello.run != session_.run()) ||
-      hello.stripes > 256 || hello.stripe >= std::max(1U, hello.stripes)) {
+      hello.stripes > kMemoryStripe + 1 || hello.stripe >= std::max(1U, hello.stripes) ||
+      (hello.stripe == kMemoryStripe) != state.memory) {
     link::FrameHeader answer;
     answer.type = link::FrameType::refused;
     const std::string why = hello.to != id() ? "another peer listens here" : "not of this run";
@@ -1200,6 +1202,11 @@ void Engine::on_stripe_failed(std::uint64_t id, const std::string& reason, Insta
   close_stripe(id);
 }
 
+bool Engine::established(std::uint64_t id) const {
+  const auto it = stripes_.find(id);
+  return it != stripes_.end() && it->second.established;
+}
+
 link::Stripe* Engine::stripe(std::uint64_t id) {
   const auto it = stripes_.find(id);
   return it == stripes_.end() ? nullptr : it->second.stripe.get();
@@ -1337,7 +1344,8 @@ void Engine::watch_links() {
     if (now_ - link.heard < options_.settings.heartbeat_timeout) {
       // One connection may be dead while the others live, and neither end be told.
       for (const std::uint64_t id : link.stripes) {
-        if (now_ - stripes_.at(id).heard >= options_.settings.heartbeat_timeout) mute.push_back(id);
+        if (link.heard - stripes_.at(id).heard >= options_.settings.heartbeat_timeout)
+          mute.push_back(id);
       }
     } else if (!link.planned) {
       // Nobody's operations depend on it: a new connection may do.

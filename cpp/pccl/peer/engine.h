@@ -119,6 +119,8 @@ class Engine final : private SessionHost,
                   bool memory = false);
   void on_dial_failed(std::uint64_t token, const std::string& reason, Instant now);
   void on_accepted(std::uint64_t stripe, bool local, Instant now, bool memory = false);
+  // Its handshake is over.
+  [[nodiscard]] bool established(std::uint64_t id) const;
   // Null when the stripe is to be closed.
   [[nodiscard]] link::Stripe* stripe(std::uint64_t id);
   // `status`: what Stripe::received or resume said, or why the connection ended.

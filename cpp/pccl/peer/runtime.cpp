@@ -16,7 +16,8 @@ namespace pccl::peer {
 namespace {
 
 constexpr std::size_t kTurnBytes =
-    4 << 20;  // read or written on one stripe before others have their turn
+    4 << 20;                  // read or written on one stripe before others have their turn
+constexpr int kMaxPipes = 2;  // that one peer dials: a link, and the one that replaces it
 constexpr Duration kPipeSpin = std::chrono::microseconds(50);  // for the other end of a pipe
 constexpr std::size_t kControlReadBytes = 64 << 10;
 constexpr int kControlReads = 16;  // in one turn
@@ -135,16 +136,21 @@ void Runtime::listen_to_neighbours() {
       driver_.context(), options_.join.id, options_.join.word,
       name.empty() ? 0 : XXH3_64bits(name.data(), name.size()),
       shm::NeighbourEvents{
-          [this](const PeerId& peer) { engine_.on_neighbour_up(peer, clock_now()); },
+          [this](const PeerId& peer) {
+            // It may have come again before we saw that it was gone.
+            pipe_news_.push_back({{peer}, nullptr, "replaced", next_pipe_});
+            engine_.on_neighbour_up(peer, clock_now());
+          },
           [this](const PeerId& peer, const std::string& reason) {
-            pipe_news_.push_back({{peer}, nullptr, reason});
+            pipe_news_.push_back({{peer}, nullptr, reason, next_pipe_});
             engine_.on_neighbour_down(peer, reason, clock_now());
           },
           [this](const PeerId& peer, shm::Offer what, std::uint64_t number,
                  const shm::RegionPtr& region) {
             if (what == shm::Offer::pipe || what == shm::Offer::pipe_answer) {
               // The engine may be in the midst of something.
-              pipe_news_.push_back({{peer, what == shm::Offer::pipe_answer, number}, region, {}});
+              pipe_news_.push_back(
+                  {{peer, what == shm::Offer::pipe_answer, number}, region, {}, 0});
               return;
             }
             engine_.on_neighbour_offer(peer, what, number, region, clock_now());
@@ -161,9 +167,14 @@ void Runtime::listen_to_neighbours() {
 // The collective in shared memory, and pipes; called by whoever drives the loop.
 Pace Runtime::step() {
   if (shut_) return Pace::idle;
-  const Pace pace = std::min(engine_.step(clock_now()), step_pipes());  // the more urgent one
+  // Pipes last: whoever comes before them may take in what would wake them.
+  const Pace local = engine_.step(clock_now());
+  if (engine_.has_actions() || !pipe_news_.empty()) act();
+  const Pace pace = std::min(local, step_pipes(local == Pace::idle));  // the more urgent one
   if (engine_.has_actions()) {
     act();
+    // What that did is looked at before anybody sleeps.
+    if (!pipes_.empty()) return Pace::working;
   } else if (pace == Pace::idle) {
     arm_timer();  // it may have begun to wait for something
   }
@@ -238,7 +249,7 @@ void Runtime::act() {
     for (const DialRequest& request : actions.dials) dial(request);
     if (neighbours_ != nullptr) {
       for (const PeerId& peer : actions.local.drops) {
-        pipe_news_.push_back({{peer}, nullptr, "not a neighbour any more"});
+        pipe_news_.push_back({{peer}, nullptr, "not a neighbour any more", next_pipe_});
         neighbours_->drop(peer);
       }
       for (const auto& [peer, word] : actions.local.connects) neighbours_->connect(peer, word);
@@ -435,7 +446,8 @@ bool Runtime::receive(std::uint64_t id) {
   Wire& wire = it->second;
   wire.reading = false;
   bool more = true;
-  for (std::size_t moved = 0; more && moved < kTurnBytes;) {
+  const std::size_t turn = wire.pipe != nullptr ? shm::kPipeBytes : kTurnBytes;
+  for (std::size_t moved = 0; more && moved < turn;) {
     link::Stripe* stripe = engine_.stripe(id);
     if (stripe == nullptr) break;  // act() closes it
     const std::span<const iovec> into = stripe->incoming();
@@ -471,14 +483,15 @@ void Runtime::write(std::uint64_t id) {
     write(id);
     act();
   };
+  const std::size_t turn = wire.pipe != nullptr ? shm::kPipeBytes : kTurnBytes;
   for (std::size_t moved = 0;;) {
     link::Stripe* stripe = engine_.stripe(id);
     if (stripe == nullptr) return;
     const std::span<const iovec> from = stripe->outgoing();
     if (from.empty()) return;
-    if (moved >= kTurnBytes) {
+    if (moved >= turn) {
       wire.writing = true;
-      asio::post(driver_.context(), [go_on] { go_on({}); });
+      if (wire.pipe == nullptr) asio::post(driver_.context(), [go_on] { go_on({}); });
       return;
     }
     const ssize_t put = wire.write(from);
@@ -531,7 +544,7 @@ void Runtime::take_pipe_news() {
     const PipeNews news = std::move(pipe_news_.front());
     pipe_news_.pop_front();
     if (!news.lost.empty()) {
-      lose_pipes(news.name.with, news.lost);
+      lose_pipes(news.name.with, news.lost, news.until);
     } else if (const auto open = pipes_.find(news.name); open != pipes_.end()) {
       lose_pipe(open->second, "closed by the other end");
     } else if (news.name.ours) {
@@ -554,6 +567,11 @@ void Runtime::finish_pipe_dial(const PipeName& name, const shm::RegionPtr& other
 }
 
 void Runtime::accept_pipe(const PipeName& name, const shm::RegionPtr& other) {
+  const auto theirs = std::count_if(pipes_.begin(), pipes_.end(), [&](const auto& item) {
+    return item.first.with == name.with && !item.first.ours;
+  });
+  if (theirs >= kMaxPipes)
+    return neighbours_->offer(name.with, shm::Offer::pipe_answer, name.number, nullptr);
   auto own = shm::make_region(shm::kPipeEndBytes, shm::Access::read);
   if (!own) return neighbours_->offer(name.with, shm::Offer::pipe_answer, name.number, nullptr);
   const std::uint64_t id = next_wire_++;
@@ -572,26 +590,29 @@ void Runtime::add_pipe(const PipeName& name, shm::RegionPtr own, const shm::Regi
 
 // What was written before the end is read first.
 void Runtime::lose_pipe(std::uint64_t id, const std::string& reason) {
-  (void)receive(id);
+  if (engine_.established(id)) (void)receive(id);
   engine_.on_stripe_failed(id, reason, clock_now());
 }
 
-void Runtime::lose_pipes(const PeerId& with, const std::string& reason) {
+void Runtime::lose_pipes(const PeerId& with, const std::string& reason, std::uint64_t until) {
+  const auto concerns = [&](const PipeName& name) {
+    return name.with == with && (!name.ours || name.number < until);
+  };
   std::vector<std::uint64_t> lost;
   for (const auto& [name, id] : pipes_) {
-    if (name.with == with) lost.push_back(id);
+    if (concerns(name)) lost.push_back(id);
   }
   for (const std::uint64_t id : lost) lose_pipe(id, reason);
   std::vector<std::uint64_t> tokens;
   for (const auto& [name, dial] : pipe_dials_) {
-    if (name.with == with) tokens.push_back(dial.token);
+    if (concerns(name)) tokens.push_back(dial.token);
   }
-  std::erase_if(pipe_dials_, [&](const auto& item) { return item.first.with == with; });
+  std::erase_if(pipe_dials_, [&](const auto& item) { return concerns(item.first); });
   for (const std::uint64_t token : tokens) engine_.on_dial_failed(token, reason, clock_now());
 }
 
-// Reads and writes what can be, and falls asleep when nothing moves.
-Pace Runtime::step_pipes() {
+// Reads and writes what can be. When nothing moves, and nothing else does, it falls asleep.
+Pace Runtime::step_pipes(bool may_sleep) {
   if (pipes_.empty()) return Pace::idle;
   std::vector<std::uint64_t> ids;
   for (const auto& [name, id] : pipes_) ids.push_back(id);
@@ -608,19 +629,19 @@ Pace Runtime::step_pipes() {
     if (pipe(id) == nullptr) continue;
     pipe(id)->wake_up();
     const std::uint64_t before = pipe(id)->moved();
-    if (listens(id) && pipe(id)->readable()) read(id);
-    if (pipe(id) != nullptr && std::exchange(wires_.at(id).writing, false)) {
+    if (listens(id) && pipe(id)->readable()) (void)receive(id);
+    if (pipe(id) != nullptr && pipe(id)->writable() && std::exchange(wires_.at(id).writing, false))
       write(id);
-      act();
-    }
     moved = moved || pipe(id) == nullptr || pipe(id)->moved() != before;
   }
   const Instant now = clock_now();
   if (moved) {
+    act();
     pipes_moved_ = now;
     return Pace::working;
   }
   if (now - pipes_moved_ < kPipeSpin) return Pace::yielding;
+  if (!may_sleep) return Pace::idle;
   for (const std::uint64_t id : ids) {
     if (pipe(id) != nullptr && !pipe(id)->fall_asleep(listens(id), wires_.at(id).writing))
       return Pace::working;

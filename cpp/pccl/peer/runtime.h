@@ -89,6 +89,7 @@ class Runtime {
     PipeName name;
     shm::RegionPtr other;
     std::string lost;
+    std::uint64_t until = 0;  // of our own, those with smaller numbers
   };
   struct Control {
     std::unique_ptr<net::Socket> socket;
@@ -114,10 +115,10 @@ class Runtime {
   void finish_pipe_dial(const PipeName& name, const shm::RegionPtr& other);
   void accept_pipe(const PipeName& name, const shm::RegionPtr& other);
   void lose_pipe(std::uint64_t id, const std::string& reason);
-  void lose_pipes(const PeerId& with, const std::string& reason);
+  void lose_pipes(const PeerId& with, const std::string& reason, std::uint64_t until);
   void add_pipe(const PipeName& name, shm::RegionPtr own, const shm::RegionPtr& other,
                 std::uint64_t id);
-  [[nodiscard]] Pace step_pipes();
+  [[nodiscard]] Pace step_pipes(bool may_sleep);
   void await_control();
   void await_readable(std::uint64_t id);
   void read(std::uint64_t id);

@@ -63,30 +63,36 @@ ssize_t Pipe::write(std::span<const iovec> from) {
 
 bool Pipe::readable() const { return other().written.load(std::memory_order_acquire) != taken_; }
 
+bool Pipe::writable() const {
+  return written_ - other().taken.load(std::memory_order_acquire) < kPipeBytes;
+}
+
 bool Pipe::must_ring() {
-  if (std::exchange(told_, moved()) == moved()) return false;
+  const bool wrote = std::exchange(told_written_, written_) != written_;
+  const bool took = std::exchange(told_taken_, taken_) != taken_;
+  if (!wrote && !took) return false;
   // What was moved before is seen by an end that falls asleep after this, and one that slept is
   // seen here.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const std::uint64_t sleep = other().sleeping.load(std::memory_order_relaxed);
-  if (sleep % 2 == 0 || sleep == rung_) return false;
+  if ((sleep & 1U) == 0 || sleep == rung_ || (!wrote && (sleep & 2U) == 0)) return false;
   rung_ = sleep;
   return true;
 }
 
 bool Pipe::fall_asleep(bool wants_to_read, bool wants_to_write) {
+  wake_up();
   std::atomic<std::uint64_t>& sleeping = own().sleeping;
-  const std::uint64_t sleep = sleeping.load(std::memory_order_relaxed);
-  if (sleep % 2 == 0) sleeping.store(sleep + 1, std::memory_order_relaxed);
+  const std::uint64_t awake = sleeping.load(std::memory_order_relaxed);
+  sleeping.store(awake + 1 + (wants_to_write ? 2 : 0), std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const bool writable = written_ - other().taken.load(std::memory_order_acquire) < kPipeBytes;
-  return !(wants_to_read && readable()) && !(wants_to_write && writable);
+  return !(wants_to_read && readable()) && !(wants_to_write && writable());
 }
 
 void Pipe::wake_up() {
   std::atomic<std::uint64_t>& sleeping = own().sleeping;
   const std::uint64_t sleep = sleeping.load(std::memory_order_relaxed);
-  if (sleep % 2 != 0) sleeping.store(sleep + 1, std::memory_order_relaxed);
+  if ((sleep & 1U) != 0) sleeping.store((sleep | 3U) + 1, std::memory_order_relaxed);
 }
 
 }  // namespace pccl::shm

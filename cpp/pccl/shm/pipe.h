@@ -19,9 +19,11 @@ inline constexpr std::size_t kPipeBytes = std::size_t{1} << 20;
 
 // What one end writes, and the other only reads.
 struct PipeEnd {
-  alignas(64) std::atomic<std::uint64_t> written;   // bytes of `data`, since the beginning
-  alignas(64) std::atomic<std::uint64_t> taken;     // ... of the other end's
-  alignas(64) std::atomic<std::uint64_t> sleeping;  // odd: it wants to be rung when that changes
+  alignas(64) std::atomic<std::uint64_t> written;  // bytes of `data`, since the beginning
+  alignas(64) std::atomic<std::uint64_t> taken;    // ... of the other end's
+  // How often it slept, times four; plus 1: it sleeps, and wants to be rung when there is something
+  // to read; plus 2: also when there is room.
+  alignas(64) std::atomic<std::uint64_t> sleeping;
   alignas(4096) std::uint8_t data[kPipeBytes];
 };
 inline constexpr std::size_t kPipeEndBytes = sizeof(PipeEnd);
@@ -37,6 +39,7 @@ class Pipe {
   [[nodiscard]] ssize_t write(std::span<const iovec> from);
 
   [[nodiscard]] bool readable() const;
+  [[nodiscard]] bool writable() const;
   [[nodiscard]] std::uint64_t moved() const { return written_ + taken_; }  // bytes, both ways
   // Something was moved that the other end sleeps for; once for each of its sleeps.
   [[nodiscard]] bool must_ring();
@@ -56,7 +59,9 @@ class Pipe {
   std::uint64_t written_ = 0;
   std::uint64_t taken_ = 0;
   std::uint64_t rung_ = 0;  // the sleep in which we rang last
-  std::uint64_t told_ = 0;  // of moved(), at the latest must_ring()
+  // Of written_ and taken_, at the latest must_ring().
+  std::uint64_t told_written_ = 0;
+  std::uint64_t told_taken_ = 0;
 };
 
 }  // namespace pccl::shm

@@ -5,16 +5,21 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <list>
 #include <memory>
+#include <random>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -406,20 +411,21 @@ nb::bytes proof(nb::bytes word, const std::vector<std::uint64_t>& about) {
   return nb::bytes(reinterpret_cast<const char*>(made.bytes.data()), made.bytes.size());
 }
 
+pccl::shm::RegionPtr pipe_end() {
+  std::shared_ptr<void> memory(std::aligned_alloc(4096, pccl::shm::kPipeEndBytes), std::free);
+  std::memset(memory.get(), 0, pccl::shm::kPipeEndBytes);
+  auto* bytes = static_cast<std::uint8_t*>(memory.get());
+  return std::make_shared<pccl::shm::Region>(bytes, pccl::shm::kPipeEndBytes, -1,
+                                             std::move(memory));
+}
+
 // `data` through a pipe, in reads and writes of these sizes (of `pieces` parts each) in turn: what
 // comes out.
 nb::bytes pipe_play(nb::bytes data, const std::vector<std::size_t>& writes,
                     const std::vector<std::size_t>& reads, std::size_t pieces) {
   if (writes.empty() || reads.empty() || pieces == 0) throw nb::value_error("nothing to do");
-  const auto end = [] {
-    std::shared_ptr<void> memory(std::aligned_alloc(4096, pccl::shm::kPipeEndBytes), std::free);
-    std::memset(memory.get(), 0, pccl::shm::kPipeEndBytes);
-    auto* bytes = static_cast<std::uint8_t*>(memory.get());
-    return std::make_shared<pccl::shm::Region>(bytes, pccl::shm::kPipeEndBytes, -1,
-                                               std::move(memory));
-  };
-  const pccl::shm::RegionPtr a = end();
-  const pccl::shm::RegionPtr b = end();
+  const pccl::shm::RegionPtr a = pipe_end();
+  const pccl::shm::RegionPtr b = pipe_end();
   pccl::shm::Pipe here(a, b);
   pccl::shm::Pipe there(b, a);
   std::vector<std::uint8_t> full(pccl::shm::kPipeBytes);
@@ -455,6 +461,67 @@ nb::bytes pipe_play(nb::bytes data, const std::vector<std::size_t>& writes,
   return to_python(out);
 }
 
+// Two threads, `bytes` each way in moves of up to `largest`. Who has nothing to do sleeps until it
+// is rung, however long that takes. Returns how often that was.
+std::size_t pipe_race(std::uint64_t bytes, std::uint64_t largest, std::uint64_t seed) {
+  struct End {
+    std::unique_ptr<pccl::shm::Pipe> pipe;
+    int bell = -1;
+    std::uint64_t written = 0;
+    std::uint64_t read = 0;
+    std::size_t sleeps = 0;
+    bool wrong = false;
+  };
+  const pccl::shm::RegionPtr a = pipe_end();
+  const pccl::shm::RegionPtr b = pipe_end();
+  std::array<End, 2> ends;
+  ends[0].pipe = std::make_unique<pccl::shm::Pipe>(a, b);
+  ends[1].pipe = std::make_unique<pccl::shm::Pipe>(b, a);
+  for (End& end : ends) end.bell = ::eventfd(0, EFD_CLOEXEC);
+  const auto run = [&](std::size_t which) {
+    End& mine = ends[which];
+    End& theirs = ends[1 - which];
+    std::mt19937_64 random(seed + which);
+    std::vector<std::uint8_t> buffer(largest);
+    while (mine.written < bytes || mine.read < bytes) {
+      mine.pipe->wake_up();
+      const std::uint64_t before = mine.pipe->moved();
+      if (mine.written < bytes && random() % 3 != 0) {
+        const std::size_t size = std::min(bytes - mine.written, 1 + random() % largest);
+        for (std::size_t i = 0; i < size; ++i)
+          buffer[i] = static_cast<std::uint8_t>((mine.written + i) % 251);
+        const iovec part{buffer.data(), size};
+        mine.written +=
+            static_cast<std::uint64_t>(std::max<ssize_t>(mine.pipe->write({&part, 1}), 0));
+      }
+      if (random() % 3 != 0) {
+        const iovec part{buffer.data(), 1 + random() % largest};
+        const ssize_t got = mine.pipe->read({&part, 1});
+        for (ssize_t i = 0; i < got; ++i)
+          mine.wrong = mine.wrong || buffer[static_cast<std::size_t>(i)] !=
+                                         (mine.read + static_cast<std::uint64_t>(i)) % 251;
+        mine.read += static_cast<std::uint64_t>(std::max<ssize_t>(got, 0));
+      }
+      const std::uint64_t one = 1;
+      if (mine.pipe->must_ring()) (void)!::write(theirs.bell, &one, sizeof one);
+      if (mine.pipe->moved() != before || (mine.written == bytes && mine.read == bytes)) continue;
+      if (!mine.pipe->fall_asleep(true, mine.written < bytes)) continue;
+      ++mine.sleeps;
+      std::uint64_t rung = 0;
+      (void)!::read(mine.bell, &rung, sizeof rung);
+    }
+  };
+  {
+    const nb::gil_scoped_release others_run;
+    std::thread other([&] { run(1); });
+    run(0);
+    other.join();
+  }
+  for (const End& end : ends) ::close(end.bell);
+  if (ends[0].wrong || ends[1].wrong) throw std::runtime_error("wrong bytes");
+  return ends[0].sleeps + ends[1].sleeps;
+}
+
 }  // namespace
 
 void bind_codec(nb::module_& m) {
@@ -463,6 +530,7 @@ void bind_codec(nb::module_& m) {
   m.def("control_decode", &control_decode, "data"_a, "pieces"_a, "max_payload"_a);
   m.def("control_sample", &control_sample, "name"_a);
   m.def("pipe_play", &pipe_play, "data"_a, "writes"_a, "reads"_a, "pieces"_a);
+  m.def("pipe_race", &pipe_race, "bytes"_a, "largest"_a, "seed"_a);
   m.def("proof", &proof, "word"_a, "about"_a);
   m.def("link_sample", &link_sample);
   m.def("link_seal", &link_seal, "header"_a);

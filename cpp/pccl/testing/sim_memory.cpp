@@ -51,6 +51,7 @@ void Memory::carry_out(const peer::LocalityActions& actions) {
     const auto known = it->second;
     known_.erase(it);
     known->open = false;
+    if (const Host* other = world_.host_of(peer)) world_.network.sever(host_.node(), other->node());
     world_.timeline.after(microseconds(world_.random.below(200)), [this, peer, known] {
       if (Host* other = world_.host_of(peer)) other->memory().lose(host_.engine().id(), known);
     });
@@ -130,6 +131,7 @@ void Memory::lose(const PeerId& peer, const std::shared_ptr<Acquaintance>& known
     if (it == known_.end() || it->second != known) return;
     deliver(peer, known);  // what was sent before the end is read before it
     known_.erase(peer);
+    if (const Host* other = world_.host_of(peer)) world_.network.sever(host_.node(), other->node());
     host_.engine().on_neighbour_down(peer, "closed by the other end", world_.now());
     host_.settle();
   });

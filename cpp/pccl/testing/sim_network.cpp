@@ -173,16 +173,16 @@ bool Connection::quiet() const {
 
 void Network::dial(NodeId from, NodeId to, std::size_t capacity,
                    std::function<void(ConnectionPtr)> done, bool memory) {
-  const bool void_address = to == kNowhere && random_.chance(0.5);
+  const bool void_address = !memory && to == kNowhere && random_.chance(0.5);
   const Duration delay = random_.duration(slowness / 2, slowness * 3);
   const Instant free = std::max(blocked_until(from, to), blocked_until(to, from));
   const Duration patience = random_.duration(seconds(1), seconds(4));
-  if (void_address || free > timeline_.now() + patience) {
+  if (void_address || (!memory && free > timeline_.now() + patience)) {
     timeline_.after(patience, [done = std::move(done)] { done(nullptr); });
     return;
   }
   const bool local = random_.chance(0.2) || memory;
-  const Instant when = std::max(timeline_.now(), free) + delay;
+  const Instant when = (memory ? timeline_.now() : std::max(timeline_.now(), free)) + delay;
   timeline_.at(when, [this, from, to, capacity, local, memory, done = std::move(done)]() mutable {
     const auto listener = listeners_.find(to);
     if (listener == listeners_.end()) {
@@ -202,6 +202,15 @@ void Network::dial(NodeId from, NodeId to, std::size_t capacity,
       accept(connection);
     });
   });
+}
+
+void Network::sever(NodeId one, NodeId other) {
+  for (const auto& weak : connections_) {
+    const ConnectionPtr connection = weak.lock();
+    if (connection && connection->memory() &&
+        std::minmax(connection->node(0), connection->node(1)) == std::minmax(one, other))
+      connection->cut();
+  }
 }
 
 void Network::kill(NodeId node) {

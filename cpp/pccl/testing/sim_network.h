@@ -148,6 +148,8 @@ class Network {
   void listen(NodeId node, Accept accept) { listeners_[node] = std::move(accept); }
   void stop_listening(NodeId node) { listeners_.erase(node); }
   // `done` gets the connection, or null when it did not come about.
+  // What goes through memory between these two ends.
+  void sever(NodeId one, NodeId other);
   void dial(NodeId from, NodeId to, std::size_t capacity, std::function<void(ConnectionPtr)> done,
             bool memory = false);
   // The node's process ends: nobody listens, and the other ends of its connections learn of it.
