@@ -33,6 +33,8 @@ using std::chrono::steady_clock;
 // Of one that looks on: what was decided meanwhile, and who is lost, it learns all at once.
 constexpr Duration kPause = milliseconds(30);
 constexpr Duration kPatience = std::chrono::seconds(60);  // then somebody hangs
+// Between two looks at what the others have written. Nothing depends on how long it is.
+constexpr Duration kGlance = std::chrono::microseconds(200);
 
 struct Run {
   bool freezes = false;
@@ -257,11 +259,12 @@ class Pack {
   void look_after(std::size_t i) {
     Child& child = children_.at(i);
     int status = 0;
+    if (child.pid == 0) return;
     if (!run_.freezes && child.stopped && steady_clock::now() - child.stopped_at >= kPause) {
       child.stopped = false;
       ::kill(child.pid, SIGCONT);
     }
-    if (child.pid == 0 || ::waitpid(child.pid, &status, WNOHANG | WUNTRACED) != child.pid) return;
+    if (::waitpid(child.pid, &status, WNOHANG | WUNTRACED) != child.pid) return;
     if (WIFSTOPPED(status)) {
       child.stopped = true;
       child.stopped_at = steady_clock::now();
@@ -392,7 +395,7 @@ int hunt(Run& run, std::uint64_t count) {
     for (bool busy = true; busy;) {
       busy = false;
       for (const auto& pack : packs) busy = pack->step(run.hits() >= count) || busy;
-      std::this_thread::sleep_for(std::chrono::microseconds(200));
+      std::this_thread::sleep_for(kGlance);
     }
     print(what, run, packs);
     if (!run.freezes && run.evicted > 0)

@@ -332,9 +332,9 @@ void Executor::post_receives(Operation& operation) {
   std::set<std::uint32_t> contributors;
   std::map<std::uint32_t, bool>
       staged;  // contributions wait for others: memory is bounded by a window
-  // Partial results that travel on between hosts have none. All ranks work through the chunks side
-  // by side, so none gets further ahead than its neighbours' windows let it; with a window, members
-  // could wait for room at each other in a circle.
+  // Partial results that travel on between hosts have none: with one, members could wait for room
+  // at each other in a circle. All work through the chunks side by side, so none gets further ahead
+  // than its neighbours' windows, or without neighbours its pace (ChunkFlow::paced), let it.
   for (const Segment& segment : operation.layout.segments) {
     const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
     for (const Source& source : flow.sources) {
