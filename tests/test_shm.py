@@ -151,10 +151,11 @@ def test_nothing_is_left_behind_by_the_killed() -> None:
                 ),
             )
             if not most:
-                # Two boards, a page, the results of each.
-                assert max(answer["mappings"] for answer in answers) <= 5
-                most["mappings"] = 5
-                most["descriptors"] = max(answer["descriptors"] for answer in answers)
+                # Two boards, a page, the results of each; and both ends of a pipe, if the newcomer
+                # was long in finding them.
+                assert max(answer["mappings"] for answer in answers) <= 7
+                most["mappings"] = 7
+                most["descriptors"] = max(answer["descriptors"] for answer in answers) + 1
 
 
 def test_memory_for_results_that_were_read_is_let_go() -> None:
@@ -165,8 +166,8 @@ def test_memory_for_results_that_were_read_is_let_go() -> None:
         for count in (MANY, 2 * MANY, 4 * MANY, 7 * MANY, 10 * MANY, 14 * MANY):
             answers = together(peers, count)
             assert all(answer["ok"] and answer["memory"] for answer in answers)
-            # A board and the results of each, and the page.
-            assert max(answer["mappings"] for answer in answers) <= 7
+            # A board and the results of each, and the page; pipes, if one was long in coming.
+            assert max(answer["mappings"] for answer in answers) <= 7 + 2 * 2
 
 
 def visit(name: bytes) -> socket.socket:

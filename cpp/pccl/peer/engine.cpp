@@ -28,7 +28,8 @@ constexpr std::uint32_t kMaxSyncTries = 8;
 constexpr std::uint32_t kRemoteStripes = 4;
 constexpr std::uint32_t kLocalStripes = 1;
 constexpr std::uint32_t kMemoryStripe = 255;
-constexpr Duration kMemoryDialPause = std::chrono::seconds(1);  // after one that came to nothing
+// After one that came to nothing, and in an epoch: often the next plan has all of them in memory.
+constexpr Duration kMemoryDialPause = std::chrono::seconds(1);
 
 std::uint64_t signature_hash(const OperationRequest& request, const wire::Plan& plan) {
   wire::Bytes bytes;
@@ -1016,7 +1017,7 @@ void Engine::on_dial_failed(std::uint64_t token, const std::string& reason, Inst
   if (dial.stripe == 0 && link->second.dials_open > 0) --link->second.dials_open;
 }
 
-void Engine::on_accepted(std::uint64_t stripe, bool local, Instant now, bool memory) {
+void Engine::on_accepted(std::uint64_t stripe, bool local, Instant now, const PeerId& neighbour) {
   now_ = now;
   std::size_t handshakes = 0;
   for (const auto& [id, state] : stripes_) handshakes += state.established ? 0 : 1;
@@ -1027,7 +1028,8 @@ void Engine::on_accepted(std::uint64_t stripe, bool local, Instant now, bool mem
   StripeState& state = stripes_[stripe];
   state.stripe.reset(new link::Stripe(stripe, *this));
   state.local = local;
-  state.memory = memory;
+  state.memory = !neighbour.empty();
+  state.neighbour = neighbour;
   state.deadline = now + kHandshakeTimeout;
 }
 
@@ -1058,7 +1060,8 @@ Status Engine::on_hello(StripeState& state, const link::FrameHeader& header,
   const bool stranger = !links_.contains(hello.from);
   if (hello.to != id() || (session_.run() != 0 && hello.run != session_.run()) ||
       hello.stripes > kMemoryStripe + 1 || hello.stripe >= std::max(1U, hello.stripes) ||
-      (hello.stripe == kMemoryStripe) != state.memory) {
+      (hello.stripe == kMemoryStripe) != state.memory ||
+      (state.memory && hello.from != state.neighbour)) {
     link::FrameHeader answer;
     answer.type = link::FrameType::refused;
     const std::string why = hello.to != id() ? "another peer listens here" : "not of this run";
@@ -1177,6 +1180,7 @@ void Engine::link_down(Link& link, const std::string& reason, bool report) {
 void Engine::renew_links() {
   for (auto& [peer, link] : links_) {
     link.reported = false;
+    link.next_memory_dial = now_ + kMemoryDialPause;
     if (!link.up) link.down_since = now_;
   }
 }

@@ -118,7 +118,8 @@ class Engine final : private SessionHost,
   void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now,
                   bool memory = false);
   void on_dial_failed(std::uint64_t token, const std::string& reason, Instant now);
-  void on_accepted(std::uint64_t stripe, bool local, Instant now, bool memory = false);
+  // `neighbour`: who is at the other end of the memory; empty for a socket.
+  void on_accepted(std::uint64_t stripe, bool local, Instant now, const PeerId& neighbour = {});
   // Its handshake is over.
   [[nodiscard]] bool established(std::uint64_t id) const;
   // Null when the stripe is to be closed.
@@ -253,6 +254,7 @@ class Engine final : private SessionHost,
     bool dialled = false;
     bool local = false;
     bool memory = false;
+    PeerId neighbour;  // who alone may be at the other end; empty: anybody
     bool established = false;
     bool parked = false;  // a hello from somebody the next epoch may name
     link::Hello hello;

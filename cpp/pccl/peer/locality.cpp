@@ -199,6 +199,10 @@ bool Locality::make_board() {
 
 bool Locality::shares_with(const PeerId& peer) const {
   const auto it = neighbours_.find(peer);
+  const auto rank = std::find(ranks_.begin(), ranks_.end(), peer);
+  if (rank == ranks_.end() || hosts_.size() != ranks_.size() ||
+      hosts_[static_cast<std::size_t>(rank - ranks_.begin())] != hosts_[rank_])
+    return false;
   return !failed_ && it != neighbours_.end() && it->second.connected &&
          it->second.board != nullptr && !it->second.word.empty();
 }
@@ -381,6 +385,7 @@ void Locality::begin_epoch(const Record& record) {
     if (record->members[rank].id == self_) rank_ = rank;
   }
   ++gifts_;
+  hosts_ = record->plan.hosts;
   active_ = topology::on_one_host(record->plan);
   if (active_ && rank_ == 0 && !failed_) {
     auto made = options_.make_region(shm::kPageBytes, shm::Access::write);

@@ -77,7 +77,7 @@ class Locality final : private shm::LocalHost {
   [[nodiscard]] bool close_group() { return group_.close(); }
   // REQUIRES: close_group().
   void begin_epoch(const Record& record);
-  // A way to that peer is there, and it is who the master says.
+  // The epoch's plan has that member on this host, and a way to it is there.
   [[nodiscard]] bool shares_with(const PeerId& peer) const;
   // Operations of this epoch go here first.
   [[nodiscard]] bool active() const { return active_; }
@@ -167,6 +167,7 @@ class Locality final : private shm::LocalHost {
   std::uint64_t epoch_ = 0;
   std::uint32_t rank_ = 0;
   std::vector<PeerId> ranks_;
+  std::vector<std::uint32_t> hosts_;  // by rank; empty: the plan knows none
 };
 
 }  // namespace pccl::peer

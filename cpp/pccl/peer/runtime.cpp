@@ -577,7 +577,7 @@ void Runtime::accept_pipe(const PipeName& name, const shm::RegionPtr& other) {
   const std::uint64_t id = next_wire_++;
   add_pipe(name, *own, other, id);
   neighbours_->offer(name.with, shm::Offer::pipe_answer, name.number, *own);
-  engine_.on_accepted(id, true, clock_now(), true);
+  engine_.on_accepted(id, true, clock_now(), name.with);
 }
 
 void Runtime::add_pipe(const PipeName& name, shm::RegionPtr own, const shm::RegionPtr& other,

@@ -83,7 +83,9 @@ void Host::start() {
     run([this, connection] {
       const std::uint64_t stripe = next_stripe_++;
       adopt(stripe, connection, 1);
-      engine_->on_accepted(stripe, connection->local(), world_.now(), connection->memory());
+      Host* const dialler = connection->memory() ? world_.host_at(connection->node(0)) : nullptr;
+      engine_->on_accepted(stripe, connection->local(), world_.now(),
+                           dialler == nullptr ? PeerId{} : dialler->engine().id());
       settle();
       pump(stripe);
     });

@@ -137,6 +137,13 @@ Host* World::host_of(const PeerId& id) {
   return nullptr;
 }
 
+Host* World::host_at(NodeId node) {
+  for (const auto& host : hosts) {
+    if (host->node() == node) return host.get();
+  }
+  return nullptr;
+}
+
 void World::came_back_as_newcomer() {
   ++report.evictions;
   if (comebacks_ == 0) return;

@@ -366,6 +366,7 @@ class World {
   Host& add_host();
   [[nodiscard]] std::optional<NodeId> node_at(const wire::Address& address) const;
   [[nodiscard]] Host* host_of(const PeerId& id);
+  [[nodiscard]] Host* host_at(NodeId node);
   // When the last fault was over, or will be.
   [[nodiscard]] Instant calm_since() const { return calm_since_; }
   [[nodiscard]] bool bug_due(Bug bug);  // true once
