@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pccl.types import QuantizationOptions, ReduceOp, ReduceOperandDescriptor
+from pccl.types import ReduceInfo as Reduced
+
 __version__: str
 
 def is_set(variable: str) -> bool:
@@ -92,14 +95,13 @@ class Communicator:
         recv: Any,
         op: int,
         tag: int | None,
-        level: int,
         timeout: float | None,
     ) -> ReduceInfo | None:
-        """`start` and `wait` in one, for one pair of arrays that need no preparation.
+        """`start` and `wait` in one, at level 2, for one pair of arrays that need no preparation.
 
         None, and nothing is started, unless send and recv (writable) are C-contiguous, not empty, of one
-        native number type and size (level 2: one shape), and are the same memory or do not overlap.
-        Structure and description are those of a tree that is `send`; level 1 has no structure.
+        native number type and shape, and are the same memory or do not overlap. Structure and description
+        are those of a tree that is `send`.
         """
 
     def membership(self) -> tuple[int, int, int, list[str], int]:
@@ -115,6 +117,24 @@ class Communicator:
 
     def close(self) -> None:
         """Leaves the run. Idempotent."""
+
+class Reducer:
+    """The base of `pccl.Communicator`: what is native of it."""
+
+    def _attach(self, engine: object) -> None:
+        """The engine that `all_reduce` goes to directly. Anything else: to `_all_reduce`, always."""
+
+    def all_reduce(
+        self,
+        send: Any,
+        recv: Any,
+        *,
+        op: ReduceOp | str,
+        tag: int = 0,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+        timeout: float | None = None,
+    ) -> Reduced: ...
 
 class Synced:
     revision: int

@@ -346,7 +346,7 @@ def allreduce(
     if type(tree) is np.ndarray and weight is None and quantize is None:
         used = _use(comm, func)
         plain = _memory.empty(tree.shape, tree.dtype) if out is None else out
-        info = used._reduce_plain(func, tree, plain, op, tag, 2, limit)
+        info = used._reduce_plain(func, tree, plain, op, tag, limit)
         if info is not None:
             return (plain, communicator.reduce_info(info)) if return_info else plain
     deadline = _settings.Deadline(limit)

@@ -78,7 +78,7 @@ def _at_exit() -> None:
             master.interrupt()
 
 
-class Communicator:
+class Communicator(_core.Reducer):
     """One peer's part in a run.
 
     Any thread may call it; calls without a tag come from one thread. Use as a context manager to
@@ -108,6 +108,7 @@ class Communicator:
         advertise: str | Sequence[str] | None = None,
         secret: str | bytes | None = None,
     ) -> None:
+        super().__init__()
         func = "Communicator"
         if not isinstance(address, str) or not address:
             raise InvalidArgument.because(func, f"address must be 'host:port', not {address!r}")
@@ -172,8 +173,10 @@ class Communicator:
                 engine.close()
                 raise
             self._engine = engine
+            self._attach(engine)
             _open.add(self)
             if self._closed:  # by another thread, meanwhile
+                self._attach(None)
                 engine.close()
         finally:
             self._joining = False
@@ -183,6 +186,7 @@ class Communicator:
         if self._fork != _forks:
             return
         self._closed = True
+        self._attach(None)
         _open.discard(self)
         if self._engine is not None:
             self._engine.close()
@@ -321,43 +325,19 @@ class Communicator:
 
     # Reductions.
 
-    def all_reduce(
+    def _all_reduce(
         self,
         send: Any,
         recv: Any,
-        *,
         op: ReduceOp | str,
-        tag: int = 0,
-        operand_descriptor: ReduceOperandDescriptor | None = None,
-        quantization_options: QuantizationOptions | None = None,
-        timeout: float | None = None,
+        tag: int,
+        operand_descriptor: ReduceOperandDescriptor | None,
+        quantization_options: QuantizationOptions | None,
+        timeout: float | None,
     ) -> ReduceInfo:
-        """Reduces `send` over all members into `recv`, and waits.
-
-        Args:
-            send: NumPy array (or CPU torch tensor) of numbers, any shape. Unchanged, unless `recv`
-                is the same memory.
-            recv: Array of the same kind, dtype and number of elements. May be `send`: after a
-                failure it is as before.
-            op: How elements are combined.
-            tag: Members' calls with equal tags meet, in the order of each member's calls.
-            operand_descriptor: Default: the arrays' own dtype. Another dtype is refused.
-            quantization_options: Only None or the algorithm NONE yet.
-            timeout: Seconds for the whole call. None waits as long as members make progress.
-
-        Raises:
-            TooFewPeers: Alone in the group.
-            PeerLost: A member was lost (RANK_CONNECTION_LOST); update the topology and call again.
-            MismatchedCall: Members disagree on count, dtype or op.
-            InvalidArgument: The arrays do not fit together.
-        """
+        """The long way of `all_reduce`: arrays that are not plain, and whatever is wrong."""
         func = "all_reduce"
-        limit = _settings.seconds(timeout, func)
-        if operand_descriptor is None and quantization_options is None:
-            info = self._reduce_plain(func, send, recv, op, tag, 1, limit)
-            if info is not None:
-                return reduce_info(info)
-        deadline = _settings.Deadline(limit)
+        deadline = _settings.Deadline(_settings.seconds(timeout, func))
         handle = self._launch(
             func, send, recv, op, tag, operand_descriptor, quantization_options, deadline.left()
         )
@@ -370,10 +350,9 @@ class Communicator:
         recv: Any,
         op: ReduceOp | str,
         tag: int | None,
-        level: int,
         timeout: float | None,
     ) -> _core.ReduceInfo | None:
-        """Reduces one plain NumPy array into another, and waits.
+        """Reduces one plain NumPy array into another for level 2, and waits.
 
         Small reductions take no longer than their preparation, so these have the shortest one.
 
@@ -386,7 +365,7 @@ class Communicator:
         if type(op) is not ReduceOp and type(op) is not str:
             return None
         code = OP_CODES.get(op)
-        return None if code is None else engine.reduce(send, recv, code, tag, level, timeout)
+        return None if code is None else engine.reduce(send, recv, code, tag, timeout)
 
     def all_reduce_async(
         self,

@@ -1,4 +1,4 @@
-"""Plain NumPy arrays are reduced in one step (`_reduce_plain`), all else in the general way: nobody can tell."""
+"""Plain NumPy arrays are reduced in one step, all else in the general way: nobody can tell."""
 
 from __future__ import annotations
 
@@ -44,9 +44,22 @@ def pair() -> Iterator[Pair]:
 @pytest.fixture
 def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Called, it sends everything the general way from then on."""
-    yield lambda: monkeypatch.setattr(
-        pccl.Communicator, "_reduce_plain", lambda self, func, *what: self._joined(func) and None
-    )
+
+    def general_only() -> None:
+        monkeypatch.setattr(
+            pccl.Communicator,
+            "_reduce_plain",
+            lambda self, func, *what: self._joined(func) and None,
+        )
+        monkeypatch.setattr(
+            pccl.Communicator,
+            "all_reduce",
+            lambda self, send, recv, *, op, tag=0, timeout=None: self._all_reduce(
+                send, recv, op, tag, None, None, timeout
+            ),
+        )
+
+    yield general_only
 
 
 @pytest.fixture
@@ -61,6 +74,20 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return info
 
     monkeypatch.setattr(pccl.Communicator, "_reduce_plain", watched)
+    return seen
+
+
+@pytest.fixture
+def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The level-1 calls that took the general way."""
+    seen: list[object] = []
+    general = pccl.Communicator._all_reduce
+
+    def watched(self: pccl.Communicator, *what: object) -> object:
+        seen.append(what)
+        return general(self, *what)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pccl.Communicator, "_all_reduce", watched)
     return seen
 
 
@@ -245,7 +272,7 @@ def test_outputs_that_overlap_the_input_get_the_right_values(pair: Pair, ways: l
     assert ways == [True] * 2 + [False] * 4 + [True] * 2
 
 
-def test_level_1_takes_arrays_of_one_size_in_any_shape(pair: Pair, ways: list[bool]) -> None:
+def test_level_1_takes_arrays_of_one_size_in_any_shape(pair: Pair, long_ways: list[object]) -> None:
     def call(comm: pccl.Communicator) -> object:
         recv = np.zeros((2, 3), np.float32)
         info = comm.all_reduce(np.ones(6, np.float32), recv, op="sum", tag=2**64 - 1)
@@ -257,7 +284,63 @@ def test_level_1_takes_arrays_of_one_size_in_any_shape(pair: Pair, ways: list[bo
 
     for recv in both(pair, call, call):
         np.testing.assert_array_equal(recv, np.full((2, 3), 2, np.float32))  # type: ignore[arg-type]
-    assert ways == [True, True]
+    assert not long_ways
+
+
+def test_level_1_is_native_only_when_nothing_is_special(
+    pair: Pair, long_ways: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(options: dict[str, object]) -> Callable[[pccl.Communicator], object]:
+        send, recv = np.ones(3, np.float32), np.zeros(3, np.float32)
+        return lambda comm: comm.all_reduce(send, recv, **{"op": "sum", **options})  # type: ignore[arg-type]
+
+    def long_way(options: dict[str, object]) -> bool:
+        before = len(long_ways)
+        both(pair, call(options), call(options))
+        return len(long_ways) - before == WORLD
+
+    short: list[dict[str, object]] = [
+        {},
+        {"op": pccl.ReduceOp.MAX},
+        {"op": "mean"},
+        {"timeout": 20.0},
+        {"timeout": 20},
+    ]
+    for options in short:
+        assert not long_way(options) and not long_ways
+    descriptor = pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT, pccl.DistributionHint.NONE)
+    for options in ({"operand_descriptor": descriptor}, {"op": 0}, {"op": "SUM"}):
+        assert long_way(options)
+    monkeypatch.setenv("PCCL_TIMEOUT", "30")
+    assert long_way({})
+
+
+def test_level_1_tells_what_is_wrong_as_the_general_way_does() -> None:
+    send, recv = np.ones(3, np.float32), np.zeros(3, np.float32)
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        comm = pccl.Communicator(master.address)
+        with pytest.raises(pccl.InvalidUsage, match="all_reduce.*not connected"):
+            comm.all_reduce(send, recv, op="sum")
+        comm.connect()
+        with pytest.raises(pccl.TooFewPeers):
+            comm.all_reduce(send, recv, op="sum")
+        for wrong in (
+            {"op": "most"},
+            {"op": pccl.DataType.FLOAT},
+            {"op": "sum", "tag": -1},
+            {"op": "sum", "timeout": -1.0},
+            {"op": "sum", "timeout": float("nan")},
+        ):
+            with pytest.raises(pccl.InvalidArgument):
+                comm.all_reduce(send, recv, **wrong)  # type: ignore[arg-type]
+        for to in (np.zeros(4, np.float32), np.zeros(3, np.float64), "recv"):
+            with pytest.raises(pccl.InvalidArgument):
+                comm.all_reduce(send, to, op="sum")
+        with pytest.raises(TypeError):
+            comm.all_reduce(send, recv, "sum")  # type: ignore[call-arg, misc]
+        comm.close()
+        with pytest.raises(pccl.InvalidUsage, match="closed"):
+            comm.all_reduce(send, recv, op="sum")
 
 
 @pytest.mark.parametrize("level", [1, 2])

@@ -28,6 +28,9 @@ struct Comm {
 
   std::shared_ptr<peer::Communicator> engine;
   std::list<std::pair<peer::CallPtr, Arrays>> kept;
+  // Of the latest plain reduction: the tuple is made once for a membership.
+  peer::Record contributors_of;
+  nb::object contributors;
 };
 
 void bind_sync(nb::module_& m, nb::class_<Comm>& communicator);

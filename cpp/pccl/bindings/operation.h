@@ -49,12 +49,10 @@ struct Operation {
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout);
 
-// A whole operation over one pair of arrays. Nothing is started, and nothing returned, unless all
-// is as the engine wants it: arrays of a type that can be reduced, C-contiguous, not empty, alike
-// (level 2: in their shapes, too), the same memory or not overlapping; a tag (level 2: or None).
-// What is wrong then is for the caller to find out.
-[[nodiscard]] std::optional<Info> reduce_plain(const std::shared_ptr<Comm>& comm, nb::handle send,
-                                               nb::handle recv, int op, nb::handle tag, int level,
-                                               Seconds timeout);
+// The public name of the call.
+[[nodiscard]] const char* function_of(int level);
+
+// Their ids, in rank order.
+[[nodiscard]] nb::tuple contributors(const peer::Record& record);
 
 }  // namespace pccl::bindings

@@ -2,10 +2,12 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <asio/post.hpp>
 #include <chrono>
 #include <csignal>
 #include <exception>
+#include <utility>
 
 namespace pccl::net {
 namespace {
@@ -19,6 +21,9 @@ constexpr Duration kLinger = std::chrono::milliseconds(1);
 // is needed, instead of being told each time: waking it costs the caller more than all the rest of
 // release().
 constexpr Duration kBusy = std::chrono::milliseconds(20);
+// ... and looks only this often while they come that thick: each look takes a core from them.
+constexpr Duration kDoze = std::chrono::milliseconds(8);
+constexpr unsigned kThick = 16;  // visits between two looks
 // Without anybody driving the loop for so long, timers and heartbeats come too late.
 constexpr Duration kStarving = std::chrono::milliseconds(20);
 constexpr int kStarvedHandlers = 64;  // then the callers have the turn again
@@ -98,7 +103,16 @@ void LoopDriver::release() {
   const Instant now = Clock::now();
   std::unique_lock lock(mutex_);
   linger_until_ = now + kLinger;
+  ++visits_;
   give(lock);
+}
+
+void LoopDriver::attend() {
+  const std::lock_guard lock(mutex_);
+  visits_ = 0;
+  if (!dozing_) return;
+  dozing_ = false;
+  background_.notify_one();
 }
 
 void LoopDriver::notify() {
@@ -177,8 +191,15 @@ void LoopDriver::background() {
     const Instant now = Clock::now();
     // Callers that come and go without ever waiting must not keep the loop from its work.
     const bool starving = now - polled_at_ >= kStarving && !polling_ && sleepers_ == 0;
+    const bool thick = std::exchange(visits_, 0) > kThick;
+    const auto sleep_until = [&](Instant until) {
+      dozing_ = thick;
+      background_.wait_until(lock, thick ? std::max(until, now + kDoze) : until,
+                             [&] { return stopping_ || dozing_ != thick; });
+      dozing_ = false;
+    };
     if (!starving && !free() && now < linger_until_ + kBusy) {
-      background_.wait_until(lock, now + kLinger, [&] { return stopping_; });
+      sleep_until(now + kLinger);
       continue;
     }
     if (!starving && !free()) {
@@ -188,8 +209,7 @@ void LoopDriver::background() {
       continue;
     }
     if (!starving && now < linger_until_) {
-      const Instant until = linger_until_;
-      background_.wait_until(lock, until, [&] { return stopping_; });
+      sleep_until(linger_until_);
       continue;
     }
     take(lock);

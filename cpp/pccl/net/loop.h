@@ -47,6 +47,9 @@ class LoopDriver {
   // Gives the turn back. The background thread takes over a moment later, so that a caller that
   // comes back soon finds the turn free.
   void release();
+  // There is work that no caller waits for: where many come and go, the background thread is slow
+  // to take over. REQUIRES: the turn.
+  void attend();
 
   // Until `done()`, or `until` has passed: drives the loop, or sleeps while another caller drives
   // it. Returns done(). REQUIRES: the turn, before; it is there afterwards too, but others may have
@@ -76,7 +79,9 @@ class LoopDriver {
   bool polling_ = false;                // ... and is inside the loop
   bool woken_ = false;                  // ... and was told to come out
   bool parked_ = false;                 // the background thread sleeps until told
+  bool dozing_ = false;                 // ... sleeps for long, as callers come and go
   bool stopping_ = false;
+  unsigned visits_ = 0;              // since the background thread last looked
   std::atomic<unsigned> wanted_{0};  // threads in take(); changed under the lock
   unsigned sleepers_ = 0;            // callers in wait() that do not drive
   Instant linger_until_{};

@@ -91,6 +91,7 @@ class Communicator::Visit {
   ~Visit() {
     engine().thread_outside(thread_);
     runtime_->act();
+    if (runtime_->unfinished() != 0) runtime_->driver().attend();
   }
   Visit(const Visit&) = delete;
   Visit& operator=(const Visit&) = delete;

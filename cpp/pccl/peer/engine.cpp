@@ -31,11 +31,10 @@ constexpr std::uint32_t kMemoryStripe = 255;
 // After one that came to nothing, and in an epoch: often the next plan has all of them in memory.
 constexpr Duration kMemoryDialPause = std::chrono::seconds(1);
 
-std::uint64_t signature_hash(const OperationRequest& request, const wire::Plan& plan) {
+std::uint64_t signature_hash(const OperationRequest& request, std::uint64_t plan_hash) {
   wire::Bytes bytes;
   wire::Writer writer(bytes);
-  writer(static_cast<std::uint8_t>(request.op), request.rerun, request.structure,
-         topology::hash(plan));
+  writer(static_cast<std::uint8_t>(request.op), request.rerun, request.structure, plan_hash);
   // Reserved from the first version on, so that members of mixed versions disagree loudly: weight,
   // quantization.
   writer(std::uint8_t{0}, std::uint8_t{0});
@@ -296,6 +295,7 @@ void Engine::on_epoch(const Record& record) {
       told_now_.push_back(key);
     }
   }
+  plan_hash_ = topology::hash(record->plan);
   locality_.begin_epoch(record);
   executor_.set_epoch(record->epoch, record->abort_floor, record->admission);
   renew_links();
@@ -594,7 +594,7 @@ void Engine::run_attempt(Operation& operation) {
   operation.world = world;
   operation.entered = false;
   operation.finished = false;
-  operation.signature = {signature_hash(operation.request, world->plan),
+  operation.signature = {signature_hash(operation.request, plan_hash_),
                          operation.request.description + ", " + name(operation.request.op)};
   ++operation.call->attempts;
   operation.local = locality_.active() && !locality_.group().escalated(key);

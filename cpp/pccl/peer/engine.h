@@ -417,6 +417,7 @@ class Engine final : private SessionHost,
   bool fresh_ = false;
   bool was_member_ = false;
   std::map<std::uint64_t, ThreadState> threads_;
+  std::uint64_t plan_hash_ = 0;  // of this epoch
   bool blocked_reported_ = false;
   Instant next_blocked_{};
   std::uint64_t moved_at_blocked_ = 0;

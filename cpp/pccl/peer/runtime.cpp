@@ -18,6 +18,9 @@ namespace {
 constexpr std::size_t kTurnBytes =
     4 << 20;                  // read or written on one stripe before others have their turn
 constexpr int kMaxPipes = 2;  // that one peer dials: a link, and the one that replaces it
+// How late a deadline may be found while something moves: small reductions come and go faster than
+// their timers could be set.
+constexpr Duration kCoarse = std::chrono::milliseconds(20);
 constexpr Duration kPipeSpin = std::chrono::microseconds(50);  // for the other end of a pipe
 constexpr std::size_t kControlReadBytes = 64 << 10;
 constexpr int kControlReads = 16;  // in one turn
@@ -175,9 +178,8 @@ Pace Runtime::step() {
     act();
     // What that did is looked at before anybody sleeps.
     if (!pipes_.empty()) return Pace::working;
-  } else if (pace == Pace::idle) {
-    arm_timer();  // it may have begun to wait for something
   }
+  if (pace == Pace::idle) arm_timer({});  // it may have begun to wait for something
   return pace;
 }
 
@@ -260,7 +262,8 @@ void Runtime::act() {
   }
   for (const auto& [name, id] : pipes_)
     if (wires_.at(id).pipe->must_ring()) neighbours_->ring(name.with);
-  arm_timer();
+  // With neighbours, step() comes before every sleep.
+  arm_timer(neighbours_ != nullptr ? kCoarse : Duration{});
   standing_.store(engine_.standing(), std::memory_order_release);
   unfinished_.store(engine_.unfinished(), std::memory_order_release);
   join_failures_.store(engine_.join_failures(), std::memory_order_release);
@@ -269,9 +272,12 @@ void Runtime::act() {
   if (ended) driver_.notify();
 }
 
-void Runtime::arm_timer() {
+// For the next deadline, but not in less than `least`.
+void Runtime::arm_timer(Duration least) {
   if (shut_ || engine_.standing() == Standing::out) return;
-  const Instant due = engine_.next_deadline();
+  Instant due = engine_.next_deadline();
+  if (due >= armed_) return;
+  due = std::max(due, clock_now() + least);
   if (due >= armed_) return;
   armed_ = due;
   timer_.expires_at(due);

@@ -125,7 +125,7 @@ class Runtime {
   bool receive(std::uint64_t id);
   void write(std::uint64_t id);
   void close(std::uint64_t id);
-  void arm_timer();
+  void arm_timer(Duration least);
   [[nodiscard]] EngineOptions engine_options();
   [[nodiscard]] Pace step();
 
