@@ -89,20 +89,21 @@ class Communicator:
         equal on all members beyond sizes and dtypes (key paths, shapes); `description`: for error sentences.
         """
 
-    def reduce(
-        self,
-        send: Any,
-        recv: Any,
-        op: int,
-        tag: int | None,
-        timeout: float | None,
-    ) -> ReduceInfo | None:
-        """`start` and `wait` in one, at level 2, for one pair of arrays that need no preparation.
+    def reduce_tree(
+        self, tree: object, out: object, op: int, tag: int | None, timeout: float | None
+    ) -> tuple[Any, ReduceInfo] | None:
+        """A whole level-2 operation over arrays that need no preparation: its result, and how it went.
 
-        None, and nothing is started, unless send and recv (writable) are C-contiguous, not empty, of one
-        native number type and shape, and are the same memory or do not overlap. Structure and description
-        are those of a tree that is `send`.
+        None, and nothing is started, unless `tree` is a plain array or dicts, lists and tuples of such: a
+        NumPy array of one of the twelve number types, C-contiguous and not empty; `out` has the same, writable,
+        or is None for new ones; each pair is the same memory, or overlaps nothing else.
+        Structure and description are those of `pccl.tree`.
         """
+
+    def start_tree(
+        self, tree: object, out: object, op: int, tag: int | None, timeout: float | None
+    ) -> tuple[Operation, Any] | None:
+        """The same, begun; the result is complete when the operation is done."""
 
     def membership(self) -> tuple[int, int, int, list[str], int]:
         """(epoch, rank, world_size, peer ids in rank order, peer_group), as of the last call; rank -1 if no member."""

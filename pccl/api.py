@@ -9,9 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 
-from pccl import _arrays, _core, _memory, _settings, communicator
+from pccl import _arrays, _core, _settings, communicator
 from pccl import tree as trees
 from pccl._arrays import Array, Leaf, Staging
 from pccl._progress import reporting
@@ -343,12 +342,11 @@ def allreduce(
     """
     func = "allreduce"
     limit = _settings.seconds(timeout, func)
-    if type(tree) is np.ndarray and weight is None and quantize is None:
-        used = _use(comm, func)
-        plain = _memory.empty(tree.shape, tree.dtype) if out is None else out
-        info = used._reduce_plain(func, tree, plain, op, tag, limit)
-        if info is not None:
-            return (plain, communicator.reduce_info(info)) if return_info else plain
+    if weight is None and quantize is None:
+        plain = _use(comm, func)._reduce_plain(func, tree, out, op, tag, limit)
+        if plain is not None:
+            made, info = plain
+            return (made, communicator.reduce_info(info)) if return_info else made
     deadline = _settings.Deadline(limit)
     work = _start(func, tree, op, out, weight, quantize, tag, comm, deadline.left())
     result = work._wait(deadline.left())
@@ -372,6 +370,12 @@ def allreduce_async(
     """
     func = "allreduce_async"
     timeout = _settings.seconds(None, func)
+    if weight is None and quantize is None:
+        used = _use(comm, func)
+        plain = used._start_plain(func, tree, out, op, tag, timeout)
+        if plain is not None:
+            operation, result = plain
+            return Work(used, operation, lambda: result)
     return _start(func, tree, op, out, weight, quantize, tag, comm, timeout)
 
 

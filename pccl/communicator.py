@@ -346,13 +346,13 @@ class Communicator(_core.Reducer):
     def _reduce_plain(
         self,
         func: str,
-        send: Any,
-        recv: Any,
+        tree: object,
+        out: object,
         op: ReduceOp | str,
         tag: int | None,
         timeout: float | None,
-    ) -> _core.ReduceInfo | None:
-        """Reduces one plain NumPy array into another for level 2, and waits.
+    ) -> tuple[Any, _core.ReduceInfo] | None:
+        """Reduces plain arrays for level 2, and waits: the result, and how it went.
 
         Small reductions take no longer than their preparation, so these have the shortest one.
 
@@ -360,12 +360,22 @@ class Communicator(_core.Reducer):
             None when it is not that simple, or wrong. Then nothing was started.
         """
         engine = self._joined(func)
-        if type(send) is not np.ndarray or type(recv) is not np.ndarray:
-            return None
-        if type(op) is not ReduceOp and type(op) is not str:
-            return None
-        code = OP_CODES.get(op)
-        return None if code is None else engine.reduce(send, recv, code, tag, timeout)
+        code = _plain_code(tree, op)
+        return None if code is None else engine.reduce_tree(tree, out, code, tag, timeout)
+
+    def _start_plain(
+        self,
+        func: str,
+        tree: object,
+        out: object,
+        op: ReduceOp | str,
+        tag: int | None,
+        timeout: float | None,
+    ) -> tuple[_core.Operation, Any] | None:
+        """The same, begun: with the result, which is complete when the operation is done."""
+        engine = self._joined(func)
+        code = _plain_code(tree, op)
+        return None if code is None else engine.start_tree(tree, out, code, tag, timeout)
 
     def all_reduce_async(
         self,
@@ -535,6 +545,13 @@ class Communicator(_core.Reducer):
             kept=descriptor,  # which has the arrays, if it was made from any
         )
         return AsyncReduceHandle(self, operation, staging, descriptor)
+
+
+def _plain_code(tree: object, op: ReduceOp | str) -> int | None:
+    """The op's code, if both may be what the engine takes as it is."""
+    if type(tree) not in (np.ndarray, dict, list, tuple):
+        return None
+    return OP_CODES.get(op) if type(op) is ReduceOp or type(op) is str else None
 
 
 def _one_buffer(buffers: Sequence[Buffer], func: str, name: str) -> Buffer:

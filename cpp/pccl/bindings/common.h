@@ -58,7 +58,7 @@ class Signals {
 
 void bind_communicator(nb::module_& m);
 void bind_operation(nb::module_& m);
-void bind_plain(nb::module_& m);
+void bind_reducer(nb::module_& m);
 void bind_arrays(nb::module_& m);
 void bind_master(nb::module_& m);
 

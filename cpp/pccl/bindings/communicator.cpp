@@ -1,6 +1,7 @@
 #include "pccl/bindings/communicator.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -12,7 +13,7 @@
 #include <vector>
 
 #include "pccl/bindings/operation.h"
-#include "pccl/bindings/plain.h"
+#include "pccl/bindings/reducer.h"
 #include "pccl/net/address.h"
 
 namespace pccl::bindings {
@@ -165,12 +166,10 @@ void bind_communicator(nb::module_& m) {
           nb::arg("timeout").none())
       .def("start", &start_operation, "arrays"_a, nb::kw_only(), "op"_a, nb::arg("tag").none(),
            "level"_a, "rerun"_a, "structure"_a, "description"_a, nb::arg("timeout").none())
-      .def(
-          "reduce",
-          [](const std::shared_ptr<Comm>& comm, nb::handle send, nb::handle recv, int op,
-             nb::handle tag,
-             Seconds timeout) { return reduce_plain(comm, send, recv, op, tag, 2, timeout); },
-          "send"_a, "recv"_a, "op"_a, nb::arg("tag").none(), nb::arg("timeout").none())
+      .def("reduce_tree", &reduce_tree, "tree"_a, nb::arg("out").none(), "op"_a,
+           nb::arg("tag").none(), nb::arg("timeout").none())
+      .def("start_tree", &start_tree, "tree"_a, nb::arg("out").none(), "op"_a,
+           nb::arg("tag").none(), nb::arg("timeout").none())
       .def("membership", &membership)
       .def("attribute", &attribute, "which"_a)
       .def("unfinished", [](const Comm& comm) { return comm.engine->unfinished(); })

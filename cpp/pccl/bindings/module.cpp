@@ -14,7 +14,7 @@ NB_MODULE(_core, m) {
       "variable"_a);
   pccl::bindings::bind_arrays(m);
   pccl::bindings::bind_operation(m);
-  pccl::bindings::bind_plain(m);
+  pccl::bindings::bind_reducer(m);
   pccl::bindings::bind_communicator(m);
   pccl::bindings::bind_master(m);
 }

@@ -57,7 +57,6 @@ std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
                                            const nb::bytes& structure,
                                            const std::string& description, Seconds timeout) {
   const char* function = function_of(level);
-  comm->drop_finished();
   peer::OperationRequest request;
   Arrays in_use;
   if (op < 0 || op >= kReduceOpCount) refuse(function, "no such op");
@@ -86,6 +85,12 @@ std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
   request.alone_is_error = level == 1;
   request.structure = XXH3_64bits(structure.c_str(), structure.size());
   request.description = description;
+  return launch(comm, std::move(request), std::move(in_use), function, timeout);
+}
+
+std::shared_ptr<Operation> launch(const std::shared_ptr<Comm>& comm, peer::OperationRequest request,
+                                  Arrays in_use, const char* function, const Seconds& timeout) {
+  comm->drop_finished();
   Signals signals;
   const peer::Limit limit{duration(timeout), signals.hook()};
   const std::shared_ptr<peer::Communicator> engine = comm->engine;

@@ -49,6 +49,11 @@ struct Operation {
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout);
 
+// Starts it. A newcomer is let in first.
+[[nodiscard]] std::shared_ptr<Operation> launch(const std::shared_ptr<Comm>& comm,
+                                                peer::OperationRequest request, Arrays in_use,
+                                                const char* function, const Seconds& timeout);
+
 // The public name of the call.
 [[nodiscard]] const char* function_of(int level);
 

@@ -1,22 +1,38 @@
 #include "pccl/bindings/plain.h"
 
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/shared_ptr.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
-#include <cstdlib>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace pccl::bindings {
 namespace {
 
-using PlainInput = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
-using PlainOutput = nb::ndarray<nb::c_contig, nb::device::cpu>;
+using Input = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+using Output = nb::ndarray<nb::c_contig, nb::device::cpu>;
+
+constexpr int kMaxDepth = 64;
+constexpr std::size_t kDescribed = 3;  // as pccl.tree
+
+// What is looked up once. Never freed: the interpreter may be gone before static objects are.
+struct Python {
+  nb::object ndarray = nb::module_::import_("numpy").attr("ndarray");
+  nb::object uint16 = nb::module_::import_("numpy").attr("uint16");
+  nb::object empty = nb::module_::import_("pccl._memory").attr("empty");
+  nb::object bfloat16 = nb::str("bfloat16");
+};
+
+const Python& python() {
+  static const Python* const found = new Python;
+  return *found;
+}
 
 std::optional<DataType> data_type(nb::dlpack::dtype given) {
   using Kind = nb::dlpack::dtype_code;
@@ -48,199 +64,208 @@ std::optional<DataType> data_type(nb::dlpack::dtype given) {
   return std::nullopt;
 }
 
-// "3,4", as pccl.tree writes a shape.
-std::string extents(const PlainInput& array) {
+// An array's memory, and what its elements are. Never a converted copy: results would go to the
+// copy.
+template <class Array>
+std::optional<DataType> see(nb::handle given, Array& seen) {
+  if (!given.type().is(python().ndarray)) return std::nullopt;
+  if (nb::try_cast(given, seen, false)) return data_type(seen.dtype());
+  // NumPy's own interfaces leave out the types that others taught it.
+  if (!given.attr("dtype").attr("name").equal(python().bfloat16)) return std::nullopt;
+  if (!nb::try_cast(given.attr("view")(python().uint16), seen, false)) return std::nullopt;
+  return DataType::bfloat16;
+}
+
+template <class Array>
+std::span<const std::int64_t> shape_of(const Array& array) {
+  return {array.shape_ptr(), array.ndim()};
+}
+
+std::string joined(std::span<const std::int64_t> shape, std::string_view between) {
   std::string text;
-  for (std::size_t axis = 0; axis < array.ndim(); ++axis) {
-    if (axis != 0) text += ',';
-    text += std::to_string(array.shape(axis));
+  for (const std::int64_t extent : shape) {
+    if (!text.empty()) text += between;
+    text += std::to_string(extent);
   }
   return text;
 }
 
-// pccl.tree.structure of a tree that is this array.
-std::string structure_of(const PlainInput& array, DataType type) {
-  std::string text = std::string(":") + name(type) + ":(";
-  for (std::size_t axis = 0; axis < array.ndim(); ++axis) {
-    if (axis != 0) text += ", ";
-    text += std::to_string(array.shape(axis));
-  }
-  return text + (array.ndim() == 1 ? ",)" : ")");
+bool add(Plain& plain, nb::handle send, nb::handle recv, const Input& from, const Output& to,
+         DataType type) {
+  if (from.size() == 0) return false;
+  plain.request.arrays.push_back({from.data(), to.data(), from.size(), type});
+  plain.in_use.emplace_back(nb::borrow(send));
+  plain.in_use.emplace_back(nb::borrow(recv));
+  return true;
 }
 
-// What is looked up once. Never freed: the interpreter may be gone before static objects are.
-struct Python {
-  nb::object ndarray = nb::module_::import_("numpy").attr("ndarray");
-  nb::object op_codes = nb::module_::import_("pccl.types").attr("OP_CODES");
-  nb::object reduce_op = nb::module_::import_("pccl.types").attr("ReduceOp");
-  nb::object reduce_info = nb::module_::import_("pccl.types").attr("ReduceInfo");
-  nb::object local_world_size = nb::str("local_world_size");
-  nb::object tx_bytes = nb::str("tx_bytes");
-  nb::object rx_bytes = nb::str("rx_bytes");
-  nb::object contributors = nb::str("contributors");
-  nb::object epoch = nb::str("epoch");
-  nb::object attempts = nb::str("attempts");
+struct Range {
+  std::uintptr_t begin, end;
+  std::size_t index;
 };
 
-const Python& python() {
-  static const Python* const found = new Python;
-  return *found;
-}
-
-// A pccl.types.ReduceInfo. Not by its constructor: that of a frozen dataclass takes as long as a
-// small reduction.
-nb::object reduce_info(Comm& comm, const Info& info) {
-  const Python& py = python();
-  nb::object made =
-      nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(py.reduce_info.ptr()), 0));
-  if (!made.is_valid()) throw nb::python_error();
-  const auto set = [&](const nb::object& name, const nb::object& value) {
-    if (PyObject_GenericSetAttr(made.ptr(), name.ptr(), value.ptr()) != 0) throw nb::python_error();
+// Whether outputs are apart from each other, and from inputs other than their own exactly.
+bool apart(const std::vector<collective::ArrayRef>& arrays) {
+  const auto range = [](const void* at, const collective::ArrayRef& array, std::size_t index) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(at);
+    return Range{begin, begin + array.count * element_size(array.dtype), index};
   };
-  const bool known = info.record != nullptr;
-  if (!comm.contributors.is_valid() || comm.contributors_of != info.record) {
-    comm.contributors = contributors(info.record);
-    comm.contributors_of = info.record;
+  std::vector<Range> taken;
+  taken.reserve(arrays.size());
+  for (std::size_t i = 0; i < arrays.size(); ++i)
+    taken.push_back(range(arrays[i].recv, arrays[i], i));
+  std::sort(taken.begin(), taken.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (std::size_t i = 1; i < taken.size(); ++i) {
+    if (taken[i].begin < taken[i - 1].end) return false;
   }
-  set(py.local_world_size, nb::int_(known ? info.record->members.size() : 0));
-  set(py.tx_bytes, nb::int_(info.tx_bytes));
-  set(py.rx_bytes, nb::int_(info.rx_bytes));
-  set(py.contributors, comm.contributors);
-  set(py.epoch, nb::int_(known ? info.record->epoch : 0));
-  set(py.attempts, nb::int_(info.attempts));
-  return made;
-}
-
-// The op's code, or -1 when it takes longer to tell.
-int code_of(nb::handle op) {
-  const Python& py = python();
-  if (!op.type().is(py.reduce_op) && PyUnicode_CheckExact(op.ptr()) == 0) return -1;
-  PyObject* const code = PyDict_GetItemWithError(py.op_codes.ptr(), op.ptr());
-  if (code != nullptr) return static_cast<int>(PyLong_AsLong(code));
-  if (PyErr_Occurred() != nullptr) throw nb::python_error();
-  return -1;
-}
-
-constexpr const char* kAllReduce = R"(Reduces `send` over all members into `recv`, and waits.
-
-Args:
-    send: NumPy array (or CPU torch tensor) of numbers, any shape. Unchanged, unless `recv`
-        is the same memory.
-    recv: Array of the same kind, dtype and number of elements. May be `send`: after a
-        failure it is as before.
-    op: How elements are combined.
-    tag: Members' calls with equal tags meet, in the order of each member's calls.
-    operand_descriptor: Default: the arrays' own dtype. Another dtype is refused.
-    quantization_options: Only None or the algorithm NONE yet.
-    timeout: Seconds for the whole call. None waits as long as members make progress.
-
-Raises:
-    TooFewPeers: Alone in the group.
-    PeerLost: A member was lost (RANK_CONNECTION_LOST); update the topology and call again.
-    MismatchedCall: Members disagree on count, dtype or op.
-    InvalidArgument: The arrays do not fit together.)";
-
-// The base of pccl.Communicator, for the one method that is native.
-struct Reducer {
-  std::shared_ptr<Comm> engine;  // null: every call goes the long way, where errors are told
-};
-
-// What is not plain, or wrong, is left to the long way, which is written in Python.
-nb::object all_reduce(Reducer& self, nb::handle send, nb::handle recv, nb::handle op,
-                      nb::handle tag, nb::handle operand, nb::handle quantization,
-                      nb::handle timeout) {
-  const Python& py = python();
-  Seconds seconds;
-  bool plain = self.engine != nullptr && !self.engine->engine->inert() && operand.is_none() &&
-               quantization.is_none() && send.type().is(py.ndarray) && recv.type().is(py.ndarray);
-  if (timeout.is_none()) {
-    plain = plain && std::getenv("PCCL_TIMEOUT") == nullptr;
-  } else {
-    double given = -1;
-    if (PyFloat_CheckExact(timeout.ptr()) || PyLong_CheckExact(timeout.ptr())) {
-      given = PyFloat_AsDouble(timeout.ptr());
-      PyErr_Clear();  // too large an integer: -1
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const Range sent = range(arrays[i].send, arrays[i], i);
+    auto other = std::upper_bound(taken.begin(), taken.end(), sent.begin,
+                                  [](std::uintptr_t at, const Range& r) { return at < r.end; });
+    for (; other != taken.end() && other->begin < sent.end; ++other) {
+      if (other->index != i || other->begin != sent.begin) return false;
     }
-    plain = plain && given >= 0 && std::isfinite(given);
-    seconds = given;
   }
-  if (const int code = plain ? code_of(op) : -1; code >= 0) {
-    const std::shared_ptr<Comm> comm = self.engine;  // another thread may close it
-    if (const auto info = reduce_plain(comm, send, recv, code, tag, 1, seconds))
-      return reduce_info(*comm, *info);
-  }
-  return nb::find(self).attr("_all_reduce")(send, recv, op, tag, operand, quantization, timeout);
+  return true;
 }
+
+// One walk over a tree, in the order that all members share.
+class Walk {
+ public:
+  // The result's part for `node`: `out`, or a new one where that is null. Invalid: not plain.
+  nb::object visit(nb::handle node, nb::handle out, int depth = 0) {
+    if (depth > kMaxDepth) return {};
+    if (node.is_none()) return out.is_valid() && !out.is_none() ? nb::object() : nb::none();
+    if (node.type().is(python().ndarray)) return leaf(node, out);
+    if (out.is_valid() && !out.type().is(node.type())) return {};
+    if (PyDict_CheckExact(node.ptr()) != 0) return dict(node, out, depth);
+    const bool list = PyList_CheckExact(node.ptr()) != 0;
+    if (list || PyTuple_CheckExact(node.ptr()) != 0) return sequence(node, out, list, depth);
+    return {};
+  }
+
+  std::optional<Plain> finish(nb::object result) {
+    if (!result.is_valid() || plain_.request.arrays.empty() || !apart(plain_.request.arrays))
+      return std::nullopt;
+    plain_.request.structure = XXH3_64bits(structure_.data(), structure_.size());
+    const std::size_t count = plain_.request.arrays.size();
+    if (count > kDescribed) {
+      plain_.request.description += ", " + std::to_string(count - kDescribed) + " more arrays, " +
+                                    std::to_string(elements_) + " elements in all";
+    }
+    plain_.result = std::move(result);
+    return std::move(plain_);
+  }
+
+ private:
+  nb::object leaf(nb::handle node, nb::handle out) {
+    Input from;
+    Output to;
+    const std::optional<DataType> type = see(node, from);
+    if (!type) return {};
+    const nb::object target =
+        out.is_valid() ? nb::borrow(out) : python().empty(node.attr("shape"), node.attr("dtype"));
+    const auto shape = shape_of(from);
+    if (see(target, to) != type || !std::ranges::equal(shape, shape_of(to)) ||
+        !add(plain_, node, target, from, to, *type)) {
+      return {};
+    }
+    if (plain_.request.arrays.size() > 1) structure_ += '\n';
+    structure_ += path_;
+    structure_ += std::string(":") + name(*type) + ":(" + joined(shape, ", ");
+    structure_ += shape.size() == 1 ? ",)" : ")";
+    elements_ += from.size();
+    if (plain_.request.arrays.size() <= kDescribed) {
+      std::string& text = plain_.request.description;
+      if (!text.empty()) text += ", ";
+      if (!path_.empty()) text += path_ + ' ';
+      text += name(*type) + ('[' + joined(shape, ",") + ']');
+    }
+    return target;
+  }
+
+  nb::object dict(nb::handle node, nb::handle out, int depth) {
+    const auto keys = nb::steal<nb::list>(PyDict_Keys(node.ptr()));
+    bool strings = true;
+    bool integers = true;
+    for (const nb::handle key : keys) {
+      strings = strings && PyUnicode_CheckExact(key.ptr()) != 0;
+      integers = integers && PyLong_CheckExact(key.ptr()) != 0;
+    }
+    if (!strings && !integers) return {};
+    if (PyList_Sort(keys.ptr()) != 0) throw nb::python_error();
+    if (out.is_valid() && PyDict_Size(out.ptr()) != static_cast<Py_ssize_t>(keys.size())) return {};
+    const auto made =
+        out.is_valid() ? nb::borrow(out) : nb::steal<nb::object>(PyDict_Copy(node.ptr()));
+    const std::size_t stem = path_.size();
+    for (const nb::handle key : keys) {
+      const nb::object child = item(node, key);
+      const nb::object target = out.is_valid() ? item(out, key) : nb::object();
+      if (!child.is_valid() || (out.is_valid() && !target.is_valid())) return {};
+      ((path_ += '[') += nb::repr(key).c_str()) += ']';
+      const nb::object result = visit(child, target, depth + 1);
+      path_.resize(stem);
+      if (!result.is_valid()) return {};
+      if (!out.is_valid() && PyDict_SetItem(made.ptr(), key.ptr(), result.ptr()) != 0)
+        throw nb::python_error();
+    }
+    return made;
+  }
+
+  static nb::object item(nb::handle dict, nb::handle key) {
+    PyObject* const found = PyDict_GetItemWithError(dict.ptr(), key.ptr());
+    if (found == nullptr && PyErr_Occurred() != nullptr) throw nb::python_error();
+    return nb::borrow(found);
+  }
+
+  nb::object sequence(nb::handle node, nb::handle out, bool list, int depth) {
+    // Of a list's own, should another thread change it meanwhile.
+    const auto children = nb::steal<nb::tuple>(PySequence_Tuple(node.ptr()));
+    const auto targets =
+        out.is_valid() ? nb::steal<nb::tuple>(PySequence_Tuple(out.ptr())) : nb::tuple();
+    if (out.is_valid() && targets.size() != children.size()) return {};
+    nb::list made;
+    const std::size_t stem = path_.size();
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      path_ += '[' + std::to_string(i) + ']';
+      const nb::object result =
+          visit(children[i], out.is_valid() ? nb::handle(targets[i]) : nb::handle(), depth + 1);
+      path_.resize(stem);
+      if (!result.is_valid()) return {};
+      if (!out.is_valid()) made.append(result);
+    }
+    if (out.is_valid()) return nb::borrow(out);
+    if (list) return made;
+    return nb::tuple(made);
+  }
+
+  Plain plain_;
+  std::string path_;
+  std::string structure_;
+  std::uint64_t elements_ = 0;
+};
 
 }  // namespace
 
-std::optional<Info> reduce_plain(const std::shared_ptr<Comm>& comm, nb::handle send,
-                                 nb::handle recv, int op, nb::handle tag, int level,
-                                 Seconds timeout) {
-  PlainInput from;
-  PlainOutput to;
-  // Never converted copies: results would go to the copy.
-  if (!nb::try_cast(send, from, false) || !nb::try_cast(recv, to, false)) return std::nullopt;
-  const std::optional<DataType> type = data_type(from.dtype());
-  if (!type || from.dtype() != to.dtype() || from.size() != to.size() || from.size() == 0)
-    return std::nullopt;
-  if (level == 2 && !std::equal(from.shape_ptr(), from.shape_ptr() + from.ndim(), to.shape_ptr(),
-                                to.shape_ptr() + to.ndim())) {
+std::optional<Plain> plain_pair(nb::handle send, nb::handle recv) {
+  Plain plain;
+  Input from;
+  Output to;
+  const std::optional<DataType> type = see(send, from);
+  if (!type || see(recv, to) != type || from.size() != to.size() ||
+      !add(plain, send, recv, from, to, *type) || !apart(plain.request.arrays)) {
     return std::nullopt;
   }
-  const auto begin = reinterpret_cast<std::uintptr_t>(from.data());
-  const auto other = reinterpret_cast<std::uintptr_t>(to.data());
-  const std::size_t distance = begin < other ? other - begin : begin - other;
-  if (distance != 0 && distance < from.nbytes()) return std::nullopt;
-  peer::OperationRequest request;
-  std::uint64_t number = 0;
-  if (level == 1 || !tag.is_none()) {
-    if (!nb::try_cast(tag, number, false)) return std::nullopt;
-    request.tag = number;
-  }
-  if (op < 0 || op >= kReduceOpCount) return std::nullopt;
-  comm->drop_finished();
-  request.arrays.push_back({from.data(), to.data(), from.size(), *type});
-  request.op = static_cast<ReduceOp>(op);
-  request.rerun = level == 2;
-  request.alone_is_error = level == 1;
-  const std::string structure = level == 1 ? std::string() : structure_of(from, *type);
-  request.structure = XXH3_64bits(structure.data(), structure.size());
-  request.description = name(*type) + ('[' + extents(from) + ']');
-  Arrays in_use;
-  in_use.emplace_back(nb::borrow(send));
-  in_use.emplace_back(nb::borrow(recv));
-  // Keeps the arrays, should the wait end before the operation.
-  Operation operation(comm, nullptr, std::move(in_use), function_of(level));
-  Signals signals;
-  const peer::Limit limit{duration(timeout), signals.hook()};
-  const std::shared_ptr<peer::Communicator> engine = comm->engine;
-  const Status status = [&] {
-    const GilRelease release;
-    return engine->reduce(std::move(request), limit,
-                          [&](const peer::CallPtr& call) { operation.call = call; });
-  }();
-  signals.rethrow();
-  if (!status) raise(status.error(), CallKind::collective, operation.function);
-  return Info(*operation.call);
+  plain.request.structure = XXH3_64bits("", 0);
+  plain.request.description = name(*type) + ('[' + joined(shape_of(from), ",") + ']');
+  plain.result = nb::borrow(recv);
+  return plain;
 }
 
-void bind_plain(nb::module_& m) {
-  nb::class_<Reducer>(m, "Reducer")
-      .def(nb::init<>())
-      .def(
-          "_attach",
-          [](Reducer& self, nb::handle engine) {
-            if (!nb::try_cast(engine, self.engine, false)) self.engine = nullptr;
-          },
-          nb::arg("engine").none())
-      .def("all_reduce", &all_reduce, nb::arg("send").none(), nb::arg("recv").none(), nb::kw_only(),
-           nb::arg("op").none(), nb::arg("tag").none() = 0,
-           nb::arg("operand_descriptor") = nb::none(), nb::arg("quantization_options") = nb::none(),
-           nb::arg("timeout") = nb::none(),
-           nb::sig("def all_reduce(self, send, recv, *, op, tag=0, operand_descriptor=None, "
-                   "quantization_options=None, timeout=None)"),
-           kAllReduce);
+std::optional<Plain> plain_tree(nb::handle tree, nb::handle out) {
+  Walk walk;
+  return walk.finish(walk.visit(tree, out.is_none() ? nb::handle() : out));
 }
 
 }  // namespace pccl::bindings

@@ -6,13 +6,13 @@
 // one that an older processor runs.
 //
 // Elements are taken in blocks that stay in the L1 cache while all contributions are combined.
-// Whatever is narrower than the accumulation type is widened into a block first. Loops are plain
-// and left to the compiler to vectorise, except float16, for which it does not use the conversion
-// instructions.
+// Whatever is narrower than the accumulation type is widened into a block first; 16-bit floats in
+// registers, where there are instructions for it. Other loops are plain and left to the compiler to
+// vectorise.
 
 #include <stddef.h>
 #include <stdint.h>
-#if defined(__F16C__) || defined(__AVX512F__)
+#if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -141,13 +141,20 @@ Acc canonical(Acc value) {
 
 template <class Acc>
 struct Keep {
-  Acc operator()(Acc value) const { return canonical(value); }
+  template <class Value>
+  Value operator()(Value value) const {
+    return canonical(value);
+  }
 };
 
+// `Value`: Acc, or a vector of them.
 template <class Acc>
 struct Divide {
   Acc divisor;
-  Acc operator()(Acc value) const { return canonical(static_cast<Acc>(value / divisor)); }
+  template <class Value>
+  Value operator()(Value value) const {
+    return canonical(static_cast<Value>(value / divisor));
+  }
 };
 
 // --- conversions between an element type and its accumulation type
@@ -175,8 +182,6 @@ float to_float(Float16 half) {
 
 float to_float(Bfloat16 value) { return bit_copy<float>(static_cast<uint32_t>(value.bits) << 16); }
 
-float to_float(float value) { return value; }
-
 // Nearest, ties to even. REQUIRES for both 16-bit types: a NaN is the canonical one.
 void from_float(float value, Float16* to) {
   const uint32_t bits = bit_copy<uint32_t>(value);
@@ -201,32 +206,12 @@ void from_float(float value, float* to) { *to = value; }
 
 template <class T, class Acc>
 void widen(const char* from, Acc* to, size_t count) {
-  size_t i = 0;
-#if defined(__AVX512F__)
-  if constexpr (kSame<T, Float16>) {
-    for (; i + 16 <= count; i += 16) {
-      __m256i halves;
-      __builtin_memcpy(&halves, from + 2 * i, sizeof(halves));
-      const __m512 floats = _mm512_maskz_cvtph_ps(0xffff, halves);
-      __builtin_memcpy(to + i, &floats, sizeof(floats));
-    }
-  }
-#elif defined(__F16C__)
-  if constexpr (kSame<T, Float16>) {
-    for (; i + 8 <= count; i += 8) {
-      __m128i halves;
-      __builtin_memcpy(&halves, from + 2 * i, sizeof(halves));
-      const __m256 floats = _mm256_cvtph_ps(halves);
-      __builtin_memcpy(to + i, &floats, sizeof(floats));
-    }
-  }
-#endif
   PCCL_INDEPENDENT
-  for (size_t j = i; j < count; ++j) {
-    if constexpr (kSame<T, Float16> || kSame<T, Bfloat16>) {
-      to[j] = to_float(load<T>(from, j));
+  for (size_t i = 0; i < count; ++i) {
+    if constexpr (kSame<T, Float16>) {
+      to[i] = to_float(load<T>(from, i));
     } else {
-      to[j] = static_cast<Acc>(load<T>(from, j));
+      to[i] = static_cast<Acc>(load<T>(from, i));
     }
   }
 }
@@ -236,7 +221,7 @@ template <class T, class Acc, class Finish>
 void narrow(const Acc* from, char* to, size_t count, Finish finish) {
   PCCL_INDEPENDENT
   for (size_t i = 0; i < count; ++i) {
-    if constexpr (kSame<T, Float16> || kSame<T, Bfloat16>) {
+    if constexpr (kSame<T, Float16>) {
       T value;
       from_float(finish(from[i]), &value);
       store<T>(to, i, value);
@@ -245,35 +230,6 @@ void narrow(const Acc* from, char* to, size_t count, Finish finish) {
     }
   }
 }
-
-#if defined(__AVX512F__) || defined(__F16C__)
-// NaNs are canonical when they get here, and the instruction truncates them to 0x7e00 like the loop
-// above.
-void narrow_halves(const float* from, char* to, size_t count) {
-  size_t i = 0;
-#if defined(__AVX512F__)
-  for (; i + 16 <= count; i += 16) {
-    __m512 floats;
-    __builtin_memcpy(&floats, from + i, sizeof(floats));
-    const __m256i halves =
-        _mm512_maskz_cvtps_ph(0xffff, floats, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __builtin_memcpy(to + 2 * i, &halves, sizeof(halves));
-  }
-#else
-  for (; i + 8 <= count; i += 8) {
-    __m256 floats;
-    __builtin_memcpy(&floats, from + i, sizeof(floats));
-    const __m128i halves = _mm256_cvtps_ph(floats, _MM_FROUND_TO_NEAREST_INT);
-    __builtin_memcpy(to + 2 * i, &halves, sizeof(halves));
-  }
-#endif
-  for (; i < count; ++i) {
-    Float16 value;
-    from_float(from[i], &value);
-    store<Float16>(to, i, value);
-  }
-}
-#endif
 
 // --- loops
 // -----------------------------------------------------------------------------------------------------------
@@ -301,43 +257,152 @@ void finish_only(const char* from, char* out, size_t count, Finish finish) {
   for (size_t i = 0; i < count; ++i) store<Acc>(out, i, finish(load<Acc>(from, i)));
 }
 
-// One contribution to bfloat16 in one pass: the conversions are cheap enough to sit in the loop.
-template <class Op, class Right, class Out, class Finish>
-void combine_converting(const char* own, const char* right, char* out, size_t count,
-                        Finish finish) {
-  PCCL_INDEPENDENT
-  for (size_t i = 0; i < count; ++i) {
-    const float a = to_float(load<Bfloat16>(own, i));
-    const float b = to_float(load<Right>(right, i));
+// --- 16-bit floats, widened in registers
+// -----------------------------------------------------------------------------------
+
+#if defined(__AVX512F__)
+constexpr size_t kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr size_t kVectorBytes = 32;
+#else
+constexpr size_t kVectorBytes = 16;
+#endif
+constexpr size_t kLanes = kVectorBytes / sizeof(float);
+constexpr size_t kVectors = 4;  // at a time: one addition need not wait for the one before
+
+using Floats = float __attribute__((vector_size(kVectorBytes)));
+using Words = uint32_t __attribute__((vector_size(kVectorBytes)));
+using Halves = uint16_t __attribute__((vector_size(kVectorBytes / 2)));
+
+template <>
+constexpr bool kFloating<Floats> = true;
+
+template <>
+Floats canonical(Floats value) {
+  return value == value ? value : Floats{} + __builtin_nanf("");
+}
+
+// Whether elements of that type are widened in registers here.
+template <class T>
+constexpr bool kInRegisters = kSame<T, Bfloat16>;
+#if defined(__AVX512F__) || defined(__F16C__)
+template <>
+constexpr bool kInRegisters<Float16> = true;
+#endif
+
+template <class Vector>
+Vector load_vector(const char* from) {
+  Vector vector;
+  __builtin_memcpy(&vector, from, sizeof(vector));
+  return vector;
+}
+
+// The compiler's own conversions take three to five instructions where there is one.
+Words to_words(Halves halves) {
+#if defined(__AVX512F__)
+  return bit_copy<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, bit_copy<__m256i>(halves)));
+#elif defined(__AVX2__)
+  return bit_copy<Words>(_mm256_cvtepu16_epi32(bit_copy<__m128i>(halves)));
+#else
+  return __builtin_convertvector(halves, Words);
+#endif
+}
+
+// REQUIRES: they fit.
+Halves to_halves(Words words) {
+#if defined(__AVX512F__)
+  return bit_copy<Halves>(_mm512_maskz_cvtepi32_epi16(0xffff, bit_copy<__m512i>(words)));
+#elif defined(__AVX2__)
+  const __m256i all = bit_copy<__m256i>(words);
+  return bit_copy<Halves>(
+      _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+#else
+  return __builtin_convertvector(words, Halves);
+#endif
+}
+
+template <class T>
+Floats load_floats(const char* from, size_t i) {
+  if constexpr (kSame<T, float>) {
+    return load_vector<Floats>(from + 4 * i);
+  } else if constexpr (kSame<T, Bfloat16>) {
+    return bit_copy<Floats>(to_words(load_vector<Halves>(from + 2 * i)) << 16);
+  } else {
+#if defined(__AVX512F__)
+    return bit_copy<Floats>(_mm512_maskz_cvtph_ps(0xffff, load_vector<__m256i>(from + 2 * i)));
+#elif defined(__F16C__)
+    return bit_copy<Floats>(_mm256_cvtph_ps(load_vector<__m128i>(from + 2 * i)));
+#endif
+  }
+}
+
+// REQUIRES for both 16-bit types: a NaN is the canonical one.
+template <class T>
+void store_floats(char* to, size_t i, Floats value) {
+  if constexpr (kSame<T, float>) {
+    __builtin_memcpy(to + 4 * i, &value, sizeof(value));
+  } else if constexpr (kSame<T, Bfloat16>) {
+    const Words bits = bit_copy<Words>(value);
+    const Halves halves = to_halves((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
+    __builtin_memcpy(to + 2 * i, &halves, sizeof(halves));
+  } else {
+    // NaNs are canonical here, and the instruction truncates them to 0x7e00, as from_float does.
+#if defined(__AVX512F__)
+    const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, bit_copy<__m512>(value),
+                                                 _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __builtin_memcpy(to + 2 * i, &halves, sizeof(halves));
+#elif defined(__F16C__)
+    const __m128i halves = _mm256_cvtps_ph(bit_copy<__m256>(value), _MM_FROUND_TO_NEAREST_INT);
+    __builtin_memcpy(to + 2 * i, &halves, sizeof(halves));
+#endif
+  }
+}
+
+// All contributions to some elements, then the next ones: nothing widened is ever stored. `i` goes
+// on from where it is.
+template <class T, class Out, class Op, size_t kCount, class Finish>
+void combine_vectors(const char* own, const Contribution* contributions, size_t contribution_count,
+                     char* out, size_t count, Finish finish, size_t* i) {
+  for (; *i + kCount * kLanes <= count; *i += kCount * kLanes) {
+    Floats sums[kCount];
+    for (size_t v = 0; v < kCount; ++v) sums[v] = load_floats<T>(own, *i + v * kLanes);
+    for (size_t c = 0; c < contribution_count; ++c) {
+      const char* right = static_cast<const char*>(contributions[c].data);
+      if (contributions[c].accumulated) {
+        for (size_t v = 0; v < kCount; ++v)
+          sums[v] = Op::apply(sums[v], load_floats<float>(right, *i + v * kLanes));
+      } else {
+        for (size_t v = 0; v < kCount; ++v)
+          sums[v] = Op::apply(sums[v], load_floats<T>(right, *i + v * kLanes));
+      }
+    }
+    for (size_t v = 0; v < kCount; ++v) store_floats<Out>(out, *i + v * kLanes, finish(sums[v]));
+  }
+}
+
+template <class T, class Out, class Op, class Finish>
+void combine_in_registers(const char* own, const Contribution* contributions,
+                          size_t contribution_count, char* out, size_t count, Finish finish) {
+  size_t i = 0;
+  combine_vectors<T, Out, Op, kVectors>(own, contributions, contribution_count, out, count, finish,
+                                        &i);
+  combine_vectors<T, Out, Op, 1>(own, contributions, contribution_count, out, count, finish, &i);
+  for (; i < count; ++i) {
+    float sum = to_float(load<T>(own, i));
+    for (size_t c = 0; c < contribution_count; ++c) {
+      const char* right = static_cast<const char*>(contributions[c].data);
+      sum = Op::apply(
+          sum, contributions[c].accumulated ? load<float>(right, i) : to_float(load<T>(right, i)));
+    }
     Out value;
-    from_float(finish(Op::apply(a, b)), &value);
+    from_float(finish(sum), &value);
     store<Out>(out, i, value);
   }
 }
 
-template <class Op, class Finish>
-void combine_bfloat16(const char* own, const Contribution& contribution, bool final, char* out,
-                      size_t count, Finish finish) {
-  const char* right = static_cast<const char*>(contribution.data);
-  if (contribution.accumulated && final) {
-    combine_converting<Op, float, Bfloat16>(own, right, out, count, finish);
-  } else if (contribution.accumulated) {
-    combine_converting<Op, float, float>(own, right, out, count, finish);
-  } else if (final) {
-    combine_converting<Op, Bfloat16, Bfloat16>(own, right, out, count, finish);
-  } else {
-    combine_converting<Op, Bfloat16, float>(own, right, out, count, finish);
-  }
-}
-
 template <class T, class Acc, class Op, class Finish>
-void run(const char* own, const Contribution* contributions, size_t contribution_count, bool final,
-         char* out, size_t count, Finish finish) {
-  if constexpr (kSame<T, Bfloat16>) {
-    if (contribution_count == 1) {
-      return combine_bfloat16<Op>(own, contributions[0], final, out, count, finish);
-    }
-  }
+void run_in_blocks(const char* own, const Contribution* contributions, size_t contribution_count,
+                   bool final, char* out, size_t count, Finish finish) {
   constexpr bool kWidens = !kSame<T, Acc>;
   constexpr size_t kBlock = 4096 / sizeof(Acc);
   alignas(64) Acc block[kBlock];
@@ -373,17 +438,23 @@ void run(const char* own, const Contribution* contributions, size_t contribution
       }
     }
     if (narrows) {
-#if defined(__AVX512F__) || defined(__F16C__)
-      if constexpr (kSame<T, Float16>) {
-        finish_only<Acc>(left, reinterpret_cast<char*>(block), n, finish);
-        narrow_halves(block, to, n);
-        continue;
-      }
-#endif
       if constexpr (kWidens) narrow<T>(block, to, n, finish);
     } else if (contribution_count == 0) {
       finish_only<Acc>(left, to, n, finish);
     }
+  }
+}
+
+template <class T, class Acc, class Op, class Finish>
+void run(const char* own, const Contribution* contributions, size_t contribution_count, bool final,
+         char* out, size_t count, Finish finish) {
+  if constexpr (kInRegisters<T>) {
+    final
+        ? combine_in_registers<T, T, Op>(own, contributions, contribution_count, out, count, finish)
+        : combine_in_registers<T, float, Op>(own, contributions, contribution_count, out, count,
+                                             finish);
+  } else {
+    run_in_blocks<T, Acc, Op>(own, contributions, contribution_count, final, out, count, finish);
   }
 }
 

@@ -1,0 +1,190 @@
+#include "pccl/bindings/reducer.h"
+
+#include <nanobind/stl/shared_ptr.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <utility>
+
+#include "pccl/bindings/plain.h"
+
+namespace pccl::bindings {
+namespace {
+
+// What is looked up once. Never freed: the interpreter may be gone before static objects are.
+struct Python {
+  nb::object op_codes = nb::module_::import_("pccl.types").attr("OP_CODES");
+  nb::object reduce_op = nb::module_::import_("pccl.types").attr("ReduceOp");
+  nb::object reduce_info = nb::module_::import_("pccl.types").attr("ReduceInfo");
+  nb::object local_world_size = nb::str("local_world_size");
+  nb::object tx_bytes = nb::str("tx_bytes");
+  nb::object rx_bytes = nb::str("rx_bytes");
+  nb::object contributors = nb::str("contributors");
+  nb::object epoch = nb::str("epoch");
+  nb::object attempts = nb::str("attempts");
+};
+
+const Python& python() {
+  static const Python* const found = new Python;
+  return *found;
+}
+
+// A pccl.types.ReduceInfo. Not by its constructor: that of a frozen dataclass takes as long as a
+// small reduction.
+nb::object reduce_info(Comm& comm, const Info& info) {
+  const Python& py = python();
+  nb::object made =
+      nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(py.reduce_info.ptr()), 0));
+  if (!made.is_valid()) throw nb::python_error();
+  const auto set = [&](const nb::object& name, const nb::object& value) {
+    if (PyObject_GenericSetAttr(made.ptr(), name.ptr(), value.ptr()) != 0) throw nb::python_error();
+  };
+  const bool known = info.record != nullptr;
+  if (!comm.contributors.is_valid() || comm.contributors_of != info.record) {
+    comm.contributors = contributors(info.record);
+    comm.contributors_of = info.record;
+  }
+  set(py.local_world_size, nb::int_(known ? info.record->members.size() : 0));
+  set(py.tx_bytes, nb::int_(info.tx_bytes));
+  set(py.rx_bytes, nb::int_(info.rx_bytes));
+  set(py.contributors, comm.contributors);
+  set(py.epoch, nb::int_(known ? info.record->epoch : 0));
+  set(py.attempts, nb::int_(info.attempts));
+  return made;
+}
+
+// The op's code, or -1 when it takes longer to tell.
+int code_of(nb::handle op) {
+  const Python& py = python();
+  if (!op.type().is(py.reduce_op) && PyUnicode_CheckExact(op.ptr()) == 0) return -1;
+  PyObject* const code = PyDict_GetItemWithError(py.op_codes.ptr(), op.ptr());
+  if (code != nullptr) return static_cast<int>(PyLong_AsLong(code));
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  return -1;
+}
+
+// Fills in what the arrays do not say; false when the tag or the op make no sense.
+bool complete(Plain& plain, int op, nb::handle tag, int level) {
+  std::uint64_t number = 0;
+  if (level == 1 || !tag.is_none()) {
+    if (!nb::try_cast(tag, number, false)) return false;
+    plain.request.tag = number;
+  }
+  if (op < 0 || op >= kReduceOpCount) return false;
+  plain.request.op = static_cast<ReduceOp>(op);
+  plain.request.rerun = level == 2;
+  plain.request.alone_is_error = level == 1;
+  return true;
+}
+
+Info run(const std::shared_ptr<Comm>& comm, Plain plain, const Seconds& timeout) {
+  comm->drop_finished();
+  const int level = plain.request.rerun ? 2 : 1;
+  // Keeps the arrays, should the wait end before the operation.
+  Operation operation(comm, nullptr, std::move(plain.in_use), function_of(level));
+  Signals signals;
+  const peer::Limit limit{duration(timeout), signals.hook()};
+  const std::shared_ptr<peer::Communicator> engine = comm->engine;
+  const Status status = [&] {
+    const GilRelease release;
+    return engine->reduce(std::move(plain.request), limit,
+                          [&](const peer::CallPtr& call) { operation.call = call; });
+  }();
+  signals.rethrow();
+  if (!status) raise(status.error(), CallKind::collective, operation.function);
+  return Info(*operation.call);
+}
+
+constexpr const char* kAllReduce = R"(Reduces `send` over all members into `recv`, and waits.
+
+Args:
+    send: NumPy array (or CPU torch tensor) of numbers, any shape. Unchanged, unless `recv`
+        is the same memory.
+    recv: Array of the same kind, dtype and number of elements. May be `send`: after a
+        failure it is as before.
+    op: How elements are combined.
+    tag: Members' calls with equal tags meet, in the order of each member's calls.
+    operand_descriptor: Default: the arrays' own dtype. Another dtype is refused.
+    quantization_options: Only None or the algorithm NONE yet.
+    timeout: Seconds for the whole call. None waits as long as members make progress.
+
+Raises:
+    TooFewPeers: Alone in the group.
+    PeerLost: A member was lost (RANK_CONNECTION_LOST); update the topology and call again.
+    MismatchedCall: Members disagree on count, dtype or op.
+    InvalidArgument: The arrays do not fit together.)";
+
+// The base of pccl.Communicator, for the one method that is native.
+struct Reducer {
+  std::shared_ptr<Comm> engine;  // null: every call goes the long way, where errors are told
+};
+
+// What is not plain, or wrong, is left to the long way, which is written in Python.
+nb::object all_reduce(Reducer& self, nb::handle send, nb::handle recv, nb::handle op,
+                      nb::handle tag, nb::handle operand, nb::handle quantization,
+                      nb::handle timeout) {
+  Seconds seconds;
+  bool plain = self.engine != nullptr && !self.engine->engine->inert() && operand.is_none() &&
+               quantization.is_none();
+  if (timeout.is_none()) {
+    plain = plain && std::getenv("PCCL_TIMEOUT") == nullptr;
+  } else {
+    double given = -1;
+    if (PyFloat_CheckExact(timeout.ptr()) || PyLong_CheckExact(timeout.ptr())) {
+      given = PyFloat_AsDouble(timeout.ptr());
+      PyErr_Clear();  // too large an integer: -1
+    }
+    plain = plain && given >= 0 && std::isfinite(given);
+    seconds = given;
+  }
+  if (const int code = plain ? code_of(op) : -1; code >= 0) {
+    const std::shared_ptr<Comm> comm = self.engine;  // another thread may close it
+    std::optional<Plain> pair = plain_pair(send, recv);
+    if (pair && complete(*pair, code, tag, 1))
+      return reduce_info(*comm, run(comm, std::move(*pair), seconds));
+  }
+  return nb::find(self).attr("_all_reduce")(send, recv, op, tag, operand, quantization, timeout);
+}
+
+}  // namespace
+
+std::optional<std::pair<nb::object, Info>> reduce_tree(const std::shared_ptr<Comm>& comm,
+                                                       nb::handle tree, nb::handle out, int op,
+                                                       nb::handle tag, Seconds timeout) {
+  std::optional<Plain> plain = plain_tree(tree, out);
+  if (!plain || !complete(*plain, op, tag, 2)) return std::nullopt;
+  nb::object result = plain->result;
+  const Info info = run(comm, std::move(*plain), timeout);
+  return std::pair(std::move(result), info);
+}
+
+std::optional<std::pair<std::shared_ptr<Operation>, nb::object>> start_tree(
+    const std::shared_ptr<Comm>& comm, nb::handle tree, nb::handle out, int op, nb::handle tag,
+    Seconds timeout) {
+  std::optional<Plain> plain = plain_tree(tree, out);
+  if (!plain || !complete(*plain, op, tag, 2)) return std::nullopt;
+  return std::pair(
+      launch(comm, std::move(plain->request), std::move(plain->in_use), function_of(2), timeout),
+      std::move(plain->result));
+}
+
+void bind_reducer(nb::module_& m) {
+  nb::class_<Reducer>(m, "Reducer")
+      .def(nb::init<>())
+      .def(
+          "_attach",
+          [](Reducer& self, nb::handle engine) {
+            if (!nb::try_cast(engine, self.engine, false)) self.engine = nullptr;
+          },
+          nb::arg("engine").none())
+      .def("all_reduce", &all_reduce, nb::arg("send").none(), nb::arg("recv").none(), nb::kw_only(),
+           nb::arg("op").none(), nb::arg("tag").none() = 0,
+           nb::arg("operand_descriptor") = nb::none(), nb::arg("quantization_options") = nb::none(),
+           nb::arg("timeout") = nb::none(),
+           nb::sig("def all_reduce(self, send, recv, *, op, tag=0, operand_descriptor=None, "
+                   "quantization_options=None, timeout=None)"),
+           kAllReduce);
+}
+
+}  // namespace pccl::bindings
