@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-
 from pccl import _arrays, _core, _settings, communicator
 from pccl import tree as trees
 from pccl._arrays import Array, Leaf, Staging
