@@ -16,6 +16,8 @@ from pccl.types import DataType
 
 __all__ = ["adopt", "flatten", "from_buffers", "recognises", "share", "to_buffers"]
 
+immutable = True  # no array can be written to
+
 
 def recognises(leaf: object) -> bool:
     """Whether `leaf` is an array, or a tracer that stands for one."""

@@ -278,6 +278,14 @@ def share(leaf: object) -> Shared:
     return adapter.share(leaf)
 
 
+def can_be_written(leaf: object) -> bool:
+    """Whether `adopt` would put bytes into `leaf` itself."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.flags.writeable
+    adapter = find_adapter(leaf)
+    return adapter is not None and not getattr(adapter, "immutable", False)
+
+
 def adopt(
     origin: str, kind: str, shape: tuple[int, ...], data: Array, like: object = None
 ) -> object:

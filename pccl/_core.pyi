@@ -78,13 +78,19 @@ class Communicator:
         structure: bytes,
         description: str,
         timeout: float | None,
+        kind: int = 0,
+        root: int = 0,
+        parts: int = 0,
     ) -> Operation:
-        """Starts one all-reduce over a list of arrays.
+        """Starts one collective operation over a list of arrays.
 
         `arrays`: (send, recv, dtype code) each; send and recv are flat C-contiguous uint8 views of equal size
         (send may be read-only and may be the same memory as recv: then it is in place). They are kept alive
         by the Operation. `tag=None` matches by order. `level=1` raises TooFewPeers alone; `level=2` waits to be
         admitted first (a newcomer's first collective call; up to `timeout`) and works alone.
+        `kind`: 0 all-reduce; 1 reduce-scatter: send has `parts` times the elements of recv; 2 all-gather: recv
+        has `parts` times those of send; 3 broadcast from rank `root`. With `parts` other than the number of members
+        it fails as PeerLost does. Only all-reduces run again.
         `rerun`: run again among the survivors when a member is lost. `structure`: hash input for what must be
         equal on all members beyond sizes and dtypes (key paths, shapes); `description`: for error sentences.
         """

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pccl import _arrays, _core, _settings, communicator
+from pccl import _arrays, _core, _halves, _settings, communicator
 from pccl import tree as trees
 from pccl._arrays import Array, Leaf, Staging
 from pccl._progress import reporting
@@ -22,13 +22,16 @@ __all__ = [
     "Membership",
     "Work",
     "admit",
+    "allgather",
     "allreduce",
     "allreduce_async",
     "barrier",
+    "broadcast",
     "init",
     "is_initialized",
     "membership",
     "rank",
+    "reduce_scatter",
     "shutdown",
     "sync",
     "world_size",
@@ -450,6 +453,114 @@ def _restore(leaves: Sequence[Leaf], staging: Staging) -> list[object]:
     """The results as the kinds of arrays and numbers that came in."""
     results = iter(staging.results)
     return [leaf.restore([next(results) for _ in leaf.buffers]) for leaf in leaves]
+
+
+def broadcast(
+    tree: Any,
+    root: int = 0,
+    *,
+    out: Any = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """What `tree` is on the member of rank `root`, for all members.
+
+    When a member other than the root is lost it runs again among the others.
+
+    Args:
+        tree: Arrays and numbers in nested containers, as in `allreduce`, of any dtype without
+            Python objects; the same structure, shapes and dtypes on all members.
+        root: A rank, as of this call.
+        out: Writable arrays of the same structure, shapes and dtypes to write to; may be `tree`
+            itself. Default: new arrays.
+        tag: As in `allreduce`.
+        timeout: As in `allreduce`.
+        comm: Default: the process's communicator.
+
+    Returns:
+        `out` if it was given; else the same structure and kinds of arrays as `tree`.
+
+    Raises:
+        PeerLost: The root was lost. Inputs are as before.
+        InvalidArgument: There is no such rank, or an array cannot be sent or written.
+        MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
+    """
+    func = "broadcast"
+    limit = _settings.seconds(timeout, func)
+    number = None if tag is None else _settings.tag(tag, func)
+    return _halves.broadcast(_use(comm, func), tree, root, out, number, limit)
+
+
+def allgather(
+    tree: Any,
+    *,
+    out: Any = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Every member's `tree`, stacked: the members are a new first axis of each array, in rank order.
+
+    When a member is lost it runs again among the others; with `out` it is then for so many members,
+    and the call raises PeerLost.
+
+    Args:
+        tree: Arrays and numbers in nested containers, as in `allreduce`, of any dtype without
+            Python objects; the same structure, shapes and dtypes on all members.
+        out: Writable arrays of the same structure and dtypes to write to; one is of shape
+            (members, ...) where the tree's is of shape (...). Default: new arrays.
+        tag: As in `allreduce`.
+        timeout: As in `allreduce`.
+        comm: Default: the process's communicator.
+
+    Returns:
+        `out` if it was given; else the same structure and kinds of arrays as `tree`; NumPy's for
+        numbers.
+
+    Raises:
+        PeerLost: A member was lost, and `out` was given; it may have been written to.
+        InvalidArgument: An array cannot be sent or written.
+        MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
+    """
+    func = "allgather"
+    limit = _settings.seconds(timeout, func)
+    number = None if tag is None else _settings.tag(tag, func)
+    return _halves.allgather(_use(comm, func), tree, out, number, limit)
+
+
+def reduce_scatter(
+    tree: Any,
+    op: ReduceOp | str = "sum",
+    *,
+    out: Any = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Combines `tree` element-wise over all members; each gets the part of its rank.
+
+    Args:
+        tree: Arrays in nested containers, as in `allreduce`. The first axis of each is divided
+            among the members: its length must divide by their number.
+        op: As in `allreduce`.
+        out: Writable arrays of the parts' shapes to write to. Default: new arrays.
+        tag: As in `allreduce`.
+        timeout: As in `allreduce`.
+        comm: Default: the process's communicator.
+
+    Returns:
+        `out` if it was given; else the same structure and kinds of arrays as `tree`.
+
+    Raises:
+        PeerLost: A member was lost. Inputs are as before; `out` may have been written to.
+        InvalidArgument: An array cannot be reduced, written or divided.
+        MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
+    """
+    func = "reduce_scatter"
+    limit = _settings.seconds(timeout, func)
+    number = None if tag is None else _settings.tag(tag, func)
+    return _halves.reduce_scatter(_use(comm, func), tree, op, out, number, limit)
 
 
 class Work:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pccl import _arrays, _core, _settings, tree
+from pccl import _halves as halves
 from pccl.errors import InvalidArgument, InvalidUsage, NotSupported, PCCLError, Result
 from pccl.types import (
     OP_CODES,
@@ -451,8 +452,12 @@ class Communicator(_core.Reducer):
         description: str,
         timeout: float | None,
         kept: object = None,
+        **collective: int,
     ) -> _core.Operation:
-        """Starts an operation; keeps it, its arrays and `kept` until it is finished, even if nobody waits."""
+        """Starts an operation; keeps it, its arrays and `kept` until it is finished, even if nobody waits.
+
+        `collective`: of another kind than an all-reduce, `kind`, `root` and `parts`.
+        """
         operation = self._joined(func).start(
             staging.arrays,
             op=int(op),
@@ -462,6 +467,7 @@ class Communicator(_core.Reducer):
             structure=structure,
             description=description,
             timeout=timeout,
+            **collective,
         )
         with self._lock:
             finished = [key for key, (old, _) in self._operations.items() if old.done()]
@@ -469,6 +475,69 @@ class Communicator(_core.Reducer):
                 del self._operations[key]
             self._operations[id(operation)] = operation, kept
         return operation
+
+    def broadcast(
+        self, array: Any, *, root: int = 0, tag: int = 0, timeout: float | None = None
+    ) -> ReduceInfo:
+        """Makes `array` what it is on the member of rank `root`, and waits.
+
+        Args:
+            array: NumPy array (or CPU torch tensor) of any dtype without Python objects,
+                C-contiguous, the same shape and dtype on all members. On the others it is written;
+                after a failure it is as before.
+            root: Rank of the member whose elements all get.
+            tag: As in `all_reduce`.
+            timeout: Seconds for the whole call. None waits as long as members make progress.
+
+        Raises:
+            TooFewPeers, PeerLost, MismatchedCall: As in `all_reduce`.
+            InvalidArgument: The array cannot be written in place, or there is no such rank.
+        """
+        return halves.broadcast_in_place(self, array, root, tag, timeout)
+
+    def all_gather(
+        self, send: Any, recv: Any, *, tag: int = 0, timeout: float | None = None
+    ) -> ReduceInfo:
+        """Puts every member's `send` into `recv`, one after the other in rank order, and waits.
+
+        Args:
+            send: NumPy array (or CPU torch tensor) of any dtype without Python objects, the same
+                shape and dtype on all members.
+            recv: C-contiguous array of the same kind and dtype with as many times the elements of
+                `send` as there are members, in any shape. After a failure it may have been written
+                to. `send` may be this member's part of it.
+            tag: As in `all_reduce`.
+            timeout: Seconds for the whole call. None waits as long as members make progress.
+
+        Raises:
+            TooFewPeers, PeerLost, MismatchedCall, InvalidArgument: As in `all_reduce`.
+        """
+        return halves.gather_into(self, send, recv, tag, timeout)
+
+    def reduce_scatter(
+        self,
+        send: Any,
+        recv: Any,
+        *,
+        op: ReduceOp | str,
+        tag: int = 0,
+        timeout: float | None = None,
+    ) -> ReduceInfo:
+        """Reduces `send` over all members; each gets the part of its rank, in `recv`. Waits.
+
+        Args:
+            send: NumPy array (or CPU torch tensor) of numbers, any shape. Unchanged, unless `recv`
+                is a part of it.
+            recv: C-contiguous array of the same kind and dtype; `send` has as many times its
+                elements as there are members. After a failure it may have been written to.
+            op: How elements are combined.
+            tag: As in `all_reduce`.
+            timeout: Seconds for the whole call. None waits as long as members make progress.
+
+        Raises:
+            TooFewPeers, PeerLost, MismatchedCall, InvalidArgument: As in `all_reduce`.
+        """
+        return halves.reduce_into(self, send, recv, op, tag, timeout)
 
     def _forget(self, operation: _core.Operation) -> None:
         """Lets a finished operation's arrays go."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
@@ -38,6 +39,14 @@ class Tree(NamedTuple):
     def unflatten(self, leaves: Sequence[object]) -> Any:
         """The same structure with these leaves."""
         return self.build(iter(leaves))
+
+
+class Entry(NamedTuple):
+    """An array of a tree: where it is, the name of its dtype, its shape."""
+
+    path: str
+    kind: str
+    shape: tuple[int, ...]
 
 
 def flatten(tree: object, func: str, name: str = "tree") -> Tree:
@@ -155,23 +164,32 @@ def _dataclass_parts(node: Any) -> Node:
 
 def structure(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> bytes:
     """What must be equal on all members: key paths, dtypes and shapes. For a hash."""
-    lines = (
-        f"{path}:{buffer.dtype.label}:{buffer.array.shape}"
-        for path, leaf in zip(paths, buffers, strict=True)
-        for buffer in leaf
-    )
-    return "\n".join(lines).encode()
+    return structure_of(_entries(paths, buffers))
 
 
 def describe(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> str:
     """The arrays in a few words, for error sentences: "['b'] float32[4], ['w'] float32[3,4]"."""
-    named = [
-        f"{path} {describe_buffer(buffer)}".lstrip()
+    return describe_all(_entries(paths, buffers))
+
+
+def _entries(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> list[Entry]:
+    return [
+        Entry(path, buffer.dtype.label, buffer.array.shape)
         for path, leaf in zip(paths, buffers, strict=True)
         for buffer in leaf
     ]
+
+
+def structure_of(entries: Sequence[Entry]) -> bytes:
+    """As `structure`, of arrays of any dtypes."""
+    return "\n".join(f"{path}:{kind}:{shape}" for path, kind, shape in entries).encode()
+
+
+def describe_all(entries: Sequence[Entry]) -> str:
+    """As `describe`, of arrays of any dtypes."""
+    named = [f"{path} {_words(kind, shape)}".lstrip() for path, kind, shape in entries]
     if len(named) > _DESCRIBED:
-        elements = sum(buffer.array.size for leaf in buffers for buffer in leaf)
+        elements = sum(math.prod(shape) for _, _, shape in entries)
         more = f"{len(named) - _DESCRIBED} more arrays, {elements} elements in all"
         named = [*named[:_DESCRIBED], more]
     return ", ".join(named) or "no arrays"
@@ -179,4 +197,8 @@ def describe(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> str:
 
 def describe_buffer(buffer: Buffer) -> str:
     """One array in a few words: "float32[3,4]"."""
-    return f"{buffer.dtype.label}[{','.join(map(str, buffer.array.shape))}]"
+    return _words(buffer.dtype.label, buffer.array.shape)
+
+
+def _words(kind: str, shape: Sequence[int]) -> str:
+    return f"{kind}[{','.join(map(str, shape))}]"

@@ -40,7 +40,18 @@ Info wait(Operation& operation, Seconds timeout) {
 
 }  // namespace
 
-const char* function_of(int level) { return level == 1 ? "all_reduce" : "allreduce"; }
+const char* function_of(int level, collective::Kind kind) {
+  switch (kind) {
+    case collective::Kind::all_reduce:
+      return level == 1 ? "all_reduce" : "allreduce";
+    case collective::Kind::all_gather:
+      return level == 1 ? "all_gather" : "allgather";
+    case collective::Kind::reduce_scatter:
+    case collective::Kind::broadcast:
+      break;
+  }
+  return collective::name(kind);
+}
 
 Operation::~Operation() {
   if (done()) return;
@@ -55,11 +66,17 @@ std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
                                            const nb::iterable& arrays, int op,
                                            std::optional<std::uint64_t> tag, int level, bool rerun,
                                            const nb::bytes& structure,
-                                           const std::string& description, Seconds timeout) {
-  const char* function = function_of(level);
+                                           const std::string& description, Seconds timeout,
+                                           int kind, std::uint32_t root, std::uint32_t parts) {
   peer::OperationRequest request;
+  request.kind = static_cast<collective::Kind>(kind);
+  const char* function = function_of(level, request.kind);
   Arrays in_use;
   if (op < 0 || op >= kReduceOpCount) refuse(function, "no such op");
+  if (kind < 0 || kind > 3) refuse(function, "no such collective");
+  // How many times as long the longer array is.
+  const std::uint64_t sends = request.kind == collective::Kind::reduce_scatter ? parts : 1;
+  const std::uint64_t recvs = request.kind == collective::Kind::all_gather ? parts : 1;
   for (const nb::handle item : arrays) {
     const auto entry = nb::cast<nb::tuple>(item);
     if (entry.size() != 3) refuse(function, "an entry is (send, recv, dtype)");
@@ -72,13 +89,18 @@ std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
     const auto dtype = nb::cast<unsigned>(entry[2]);
     if (dtype >= kDataTypeCount) refuse(function, "no such dtype");
     const auto type = static_cast<DataType>(dtype);
-    if (send.size() != recv.size() || send.size() % element_size(type) != 0) {
-      refuse(function, "send and recv must have the same whole number of elements");
+    const std::size_t bytes = std::min(send.size(), recv.size());
+    if (send.size() != bytes * sends || recv.size() != bytes * recvs ||
+        bytes % element_size(type) != 0) {
+      refuse(function, "send and recv must fit together, in whole numbers of elements");
     }
-    request.arrays.push_back({send.data(), recv.data(), send.size() / element_size(type), type});
+    request.arrays.push_back({send.data(), recv.data(), bytes / element_size(type), type});
     in_use.emplace_back(entry[0]);
     in_use.emplace_back(entry[1]);
   }
+  request.root = root;
+  if (!collective::reduces(request.kind) || request.kind == collective::Kind::reduce_scatter)
+    request.parts = parts;
   request.op = static_cast<ReduceOp>(op);
   request.tag = tag;
   request.rerun = rerun;

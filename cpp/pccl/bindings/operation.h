@@ -47,7 +47,8 @@ struct Operation {
 [[nodiscard]] std::shared_ptr<Operation> start_operation(
     const std::shared_ptr<Comm>& comm, const nb::iterable& arrays, int op,
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
-    const std::string& description, Seconds timeout);
+    const std::string& description, Seconds timeout, int kind = 0, std::uint32_t root = 0,
+    std::uint32_t parts = 0);
 
 // Starts it. A newcomer is let in first.
 [[nodiscard]] std::shared_ptr<Operation> launch(const std::shared_ptr<Comm>& comm,
@@ -55,7 +56,8 @@ struct Operation {
                                                 const char* function, const Seconds& timeout);
 
 // The public name of the call.
-[[nodiscard]] const char* function_of(int level);
+[[nodiscard]] const char* function_of(int level,
+                                      collective::Kind kind = collective::Kind::all_reduce);
 
 // Their ids, in rank order.
 [[nodiscard]] nb::tuple contributors(const peer::Record& record);

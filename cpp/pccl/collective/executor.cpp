@@ -49,15 +49,39 @@ std::uint32_t Executor::source_index(const Operation& operation, std::uint32_t s
   return kNoSource;
 }
 
-std::uint64_t Executor::partial_bytes_from(const Operation& operation, std::uint32_t rank) const {
+// What that rank may have to send before it knows that we have called.
+std::uint64_t Executor::unasked_bytes_from(const Operation& operation, std::uint32_t rank) const {
   std::uint64_t bytes = 0;
   for (const Segment& segment : operation.layout.segments) {
-    for (const Source& source : operation.schedule.chunks[segment.chunk].sources) {
+    const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
+    for (const Source& source : flow.sources) {
       if (source.rank == rank)
         bytes += source.accumulated ? segment.accumulated_bytes : segment.raw_bytes;
     }
+    if (results_first(operation) && flow.final_from == rank) bytes += segment.raw_bytes;
   }
   return bytes;
+}
+
+const std::uint8_t* Executor::own_at(const Operation& operation, std::uint32_t chunk,
+                                     const Piece& piece) {
+  const ArrayRef& array = operation.spec.arrays[piece.array];
+  const bool parts = operation.spec.what.kind == Kind::reduce_scatter;
+  const std::uint64_t first = piece.first + (parts ? chunk * array.count : 0);
+  return static_cast<const std::uint8_t*>(array.send) + first * element_size(array.dtype);
+}
+
+std::uint8_t* Executor::result_at(const Operation& operation, std::uint32_t chunk,
+                                  const Piece& piece) {
+  const ArrayRef& array = operation.spec.arrays[piece.array];
+  const bool parts = operation.spec.what.kind == Kind::all_gather;
+  const std::uint64_t first = piece.first + (parts ? chunk * array.count : 0);
+  return operation.out[piece.array] + first * element_size(array.dtype);
+}
+
+bool Executor::apart(const Operation& operation, const Segment& segment) {
+  return operation.spec.what.kind == Kind::reduce_scatter ||
+         segment.accumulated_bytes != segment.raw_bytes;
 }
 
 link::FrameHeader Executor::header_for(const Operation& operation, link::FrameType type) const {
@@ -97,7 +121,7 @@ Status Executor::start(OperationSpec spec) {
     if (!flow.sources.empty()) continue;
     if (flow.owner()) {
       combine(operation, i);
-    } else {
+    } else if (flow.partial_to != kNobody) {
       offer(operation, operation.spec.world->members[flow.partial_to].id, i, false);
     }
   }
@@ -110,6 +134,11 @@ Status Executor::start(OperationSpec spec) {
 void Executor::prepare(Operation& operation) {
   const OperationSpec& spec = operation.spec;
   const wire::EpochRecord& world = *spec.world;
+  const Kind kind = spec.what.kind;
+  const bool parts = kind == Kind::reduce_scatter || kind == Kind::all_gather;
+  // A root has nothing to wait for: its results may be where they are.
+  const bool in_place =
+      kind == Kind::all_reduce || (kind == Kind::broadcast && spec.rank != spec.what.root);
   std::uint64_t bytes = 0;
   std::size_t scratch_bytes = 0;
   bool widens = false;
@@ -117,14 +146,16 @@ void Executor::prepare(Operation& operation) {
   for (const ArrayRef& array : spec.arrays) {
     const std::size_t element = element_size(array.dtype);
     shapes.push_back({array.count, array.dtype});
-    bytes += array.count * element;
-    widens = widens || element_size(accumulation_type(array.dtype, spec.op)) > element;
-    if (array.send == array.recv) scratch_bytes += (array.count * element + 63) / 64 * 64;
+    bytes += array.count * element * (parts ? world.members.size() : 1);
+    widens = widens ||
+             (reduces(kind) && element_size(accumulation_type(array.dtype, spec.op)) > element);
+    if (in_place && array.send == array.recv)
+      scratch_bytes += (array.count * element + 63) / 64 * 64;
   }
   if (scratch_bytes > 0) operation.scratch = pool_->take(scratch_bytes);
   std::size_t used = 0;
   for (const ArrayRef& array : spec.arrays) {
-    if (array.send != array.recv) {
+    if (!in_place || array.send != array.recv) {
       operation.out.push_back(static_cast<std::uint8_t*>(array.recv));
       continue;
     }
@@ -132,33 +163,40 @@ void Executor::prepare(Operation& operation) {
     used += (array.count * element_size(array.dtype) + 63) / 64 * 64;
   }
   const wire::SizeClass& size = topology::size_class(world.plan, bytes, widens);
-  operation.schedule = make_schedule(world.plan, size, spec.rank);
-  operation.layout = cut(shapes, spec.op, operation.schedule.shares, world.plan.segment_bytes);
+  operation.schedule = make_schedule(world.plan, size, spec.rank, spec.what, bytes);
+  operation.layout =
+      parts ? cut_parts(shapes, spec.op, static_cast<std::uint32_t>(world.members.size()),
+                        world.plan.segment_bytes)
+            : cut(shapes, spec.op, operation.schedule.shares, world.plan.segment_bytes);
   operation.segments.resize(operation.layout.segments.size());
-  operation.widened.resize(widens ? operation.layout.segments.size() : 0);
-  operation.unfinished = operation.layout.segments.size();
+  operation.partials.resize(
+      widens || kind == Kind::reduce_scatter ? operation.layout.segments.size() : 0);
   for (std::uint32_t rank = 0; rank < world.members.size(); ++rank) {
     operation.ranks[world.members[rank].id] = rank;
   }
-  std::map<std::uint32_t, std::uint64_t> partial_bytes;  // by rank, what we contribute
+  std::map<std::uint32_t, std::uint64_t> unasked;  // by rank, what goes there first
   for (std::size_t i = 0; i < operation.segments.size(); ++i) {
-    const std::uint32_t chunk = operation.layout.segments[i].chunk;
-    const ChunkFlow& flow = operation.schedule.chunks[chunk];
-    if (i > 0 && operation.layout.segments[i - 1].chunk == chunk)
+    const Segment& segment = operation.layout.segments[i];
+    const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
+    if (i > 0 && operation.layout.segments[i - 1].chunk == segment.chunk)
       operation.segments[i].place = operation.segments[i - 1].place + 1;
     if (!flow.sources.empty()) {
       const std::uint32_t place = operation.segments[i].place;
       if (operation.to_combine.size() <= place) operation.to_combine.resize(place + 1);
       ++operation.to_combine[place];
     }
+    operation.unfinished += flow.ends_here() ? 1 : 0;
     operation.segments[i].missing = static_cast<std::uint32_t>(flow.sources.size());
     operation.segments[i].seen.resize(flow.sources.size());
-    if (!flow.owner()) {
-      partial_bytes[flow.partial_to] +=
+    if (flow.partial_to != kNobody) {
+      unasked[flow.partial_to] +=
           wire_bytes(operation, static_cast<std::uint32_t>(i), !flow.sources.empty());
     }
+    if (results_first(operation)) {
+      for (const std::uint32_t to : flow.final_to) unasked[to] += segment.raw_bytes;
+    }
   }
-  for (const auto& [rank, amount] : partial_bytes) {
+  for (const auto& [rank, amount] : unasked) {
     const PeerId& to = world.members[rank].id;
     Outlet& outlet = operation.outlets[to];
     if (amount > options_.eager_bytes)
@@ -201,7 +239,7 @@ void Executor::commit(const wire::OpKey& key) {
   const Operation& operation = *it->second;
   for (std::size_t i = 0; i < operation.spec.arrays.size(); ++i) {
     const ArrayRef& array = operation.spec.arrays[i];
-    if (array.send != array.recv || array.count == 0) continue;
+    if (operation.out[i] == array.recv || array.count == 0) continue;
     const std::size_t bytes = array.count * element_size(array.dtype);
     if (bytes >= kPastCacheFrom) {
       copy_past_cache(array.recv, operation.out[i], bytes);
@@ -251,8 +289,8 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
   const unsigned divisor = flow.owner() ? static_cast<unsigned>(spec.world->members.size()) : 0;
   std::sort(state.held.begin(), state.held.end(),
             [](const Held& a, const Held& b) { return a.source < b.source; });
-  const bool widened = !flow.owner() && segment.accumulated_bytes != segment.raw_bytes;
-  if (widened) operation.widened[index] = pool_->take(segment.accumulated_bytes);
+  const bool kept_apart = !flow.owner() && apart(operation, segment);
+  if (kept_apart) operation.partials[index] = pool_->take(segment.accumulated_bytes);
   std::size_t raw_at = 0;
   std::size_t wide_at = 0;
   std::vector<reduce::Contribution> contributions(state.held.size());
@@ -266,10 +304,12 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
       contributions[i] = {state.held[i].buffer.data() + (accumulated ? wide_at : raw_at),
                           accumulated};
     }
-    const auto* own = static_cast<const std::uint8_t*>(array.send) + piece.first * element;
-    std::uint8_t* to = widened ? operation.widened[index].data() + wide_at
-                               : operation.out[piece.array] + piece.first * element;
-    reduce::reduce(array.dtype, spec.op, own, contributions, divisor, to, piece.count);
+    const std::uint8_t* own = own_at(operation, segment.chunk, piece);
+    std::uint8_t* to = kept_apart ? operation.partials[index].data() + wide_at
+                                  : result_at(operation, segment.chunk, piece);
+    // A root's results may be its elements.
+    if (to != own || !contributions.empty())
+      reduce::reduce(array.dtype, spec.op, own, contributions, divisor, to, piece.count);
     raw_at += piece.count * element;
     wide_at += piece.count * wide;
   }
@@ -288,10 +328,16 @@ void Executor::scatter(Operation& operation, std::uint32_t index, const Buffer& 
   for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
     const Piece& piece = operation.layout.pieces[segment.first_piece + p];
     const std::size_t element = element_size(operation.spec.arrays[piece.array].dtype);
-    std::memcpy(operation.out[piece.array] + piece.first * element, from.data() + at,
+    std::memcpy(result_at(operation, segment.chunk, piece), from.data() + at,
                 piece.count * element);
     at += piece.count * element;
   }
+}
+
+// They are in `from`, or were received where they belong.
+void Executor::final_bytes(Operation& operation, std::uint32_t index, const Buffer& from) {
+  if (from) scatter(operation, index, from);
+  segment_final(operation, index);
 }
 
 void Executor::segment_final(Operation& operation, std::uint32_t index) {
@@ -341,12 +387,14 @@ void Executor::post_receives(Operation& operation) {
       contributors.insert(source.rank);
       staged[source.rank] = staged[source.rank] || (flow.sources.size() > 1 && source.windowed);
     }
+    if (results_first(operation) && flow.final_from != kNobody)
+      contributors.insert(flow.final_from);
   }
   const auto early = early_.find(operation.spec.key);
   for (const std::uint32_t rank : contributors) {
     const PeerId& peer = operation.spec.world->members[rank].id;
     const bool asked = early != early_.end() && early->second.asks.contains(peer);
-    if (partial_bytes_from(operation, rank) <= options_.eager_bytes && !asked) continue;
+    if (unasked_bytes_from(operation, rank) <= options_.eager_bytes && !asked) continue;
     if (!staged[rank]) {
       grant(operation, peer, kUnlimited);
       continue;
@@ -396,7 +444,7 @@ void Executor::combined(Operation& operation, std::uint32_t segment) {
 }
 
 bool Executor::sendable(const Operation& operation, const Outlet& outlet) {
-  if (!outlet.finals.empty()) return true;
+  if (!outlet.finals.empty()) return !results_first(operation) || outlet.eager || outlet.credit > 0;
   if (outlet.partials.empty() || (!outlet.eager && outlet.credit == 0)) return false;
   const auto [place, index] = *outlet.partials.begin();
   if (!operation.schedule.chunks[operation.layout.segments[index].chunk].paced) return true;
@@ -452,26 +500,27 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
     header.final = final;
     header.segment = index;
     header.payload_bytes = wire_bytes(*operation, index, accumulated);
-    if (!final && outlet.eager) {
+    const bool unasked = !final || results_first(*operation);
+    if (unasked && outlet.eager) {
       header.eager = true;
       frame.eager_bytes = header.payload_bytes;
       outlet.eager_left -= std::min<std::uint64_t>(outlet.eager_left, header.payload_bytes);
-    } else if (!final && outlet.credit != kUnlimited) {
+    } else if (unasked && outlet.credit != kUnlimited) {
       --outlet.credit;
     }
     frame.payload.clear();
-    if (accumulated && segment.accumulated_bytes != segment.raw_bytes) {
-      const Buffer& wide = operation->widened[index];
-      frame.payload.push_back(vec(wide.data(), wide.size()));
+    if (accumulated && apart(*operation, segment)) {
+      frame.payload.push_back(vec(operation->partials[index].data(), segment.accumulated_bytes));
     } else {
       for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
         const Piece& piece = operation->layout.pieces[segment.first_piece + p];
         const ArrayRef& array = operation->spec.arrays[piece.array];
         const std::size_t element = element_size(array.dtype);
         // Our own elements start a chunk's journey; everything else was put where results go.
-        const auto* from = final || accumulated ? operation->out[piece.array]
-                                                : static_cast<const std::uint8_t*>(array.send);
-        frame.payload.push_back(vec(from + piece.first * element, piece.count * element));
+        const std::uint8_t* from = final || accumulated
+                                       ? result_at(*operation, segment.chunk, piece)
+                                       : own_at(*operation, segment.chunk, piece);
+        frame.payload.push_back(vec(from, piece.count * element));
       }
       if (segment.piece_count > kMaxPieces) {
         frame.packed = pool_->take(header.payload_bytes);
@@ -537,7 +586,8 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
   Operation* operation = find(header.key);
   if (operation == nullptr) {
     if (host_.started(header.key)) return drain();
-    if (header.final) return refuse("final bytes for an operation that was not called here");
+    if (header.final && !header.eager)
+      return refuse("final bytes for an operation that was not called here");
     Port& port = ports_[from];
     if (!header.eager || port.eager_kept + header.payload_bytes > options_.eager_room) {
       return refuse("data for an operation that was not called here, beyond the room for it");
@@ -582,7 +632,7 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
       const Piece& piece = operation->layout.pieces[segment.first_piece + p];
       const std::size_t element = element_size(operation->spec.arrays[piece.array].dtype);
       placement.where.push_back(
-          vec(operation->out[piece.array] + piece.first * element, piece.count * element));
+          vec(result_at(*operation, segment.chunk, piece), piece.count * element));
     }
     return placement;
   }
@@ -627,8 +677,7 @@ Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, st
     operation->traffic.rx_bytes += header.payload_bytes;
     if (header.eager) eager_consumed(from, header.payload_bytes);
     if (header.final) {
-      if (buffer) scatter(*operation, header.segment, buffer);
-      segment_final(*operation, header.segment);
+      final_bytes(*operation, header.segment, buffer);
     } else {
       contribution(*operation, header.segment, source_index(*operation, header.segment, from),
                    std::move(buffer));
@@ -669,8 +718,20 @@ void Executor::use_early(Operation& operation) {
     if (frame.header.attempt != operation.spec.attempt ||
         frame.header.segment >= operation.segments.size())
       continue;
-    const std::uint32_t source = source_index(operation, frame.header.segment, frame.from);
     const Segment& segment = operation.layout.segments[frame.header.segment];
+    if (frame.header.final) {
+      const auto rank = operation.ranks.find(frame.from);
+      if (rank == operation.ranks.end() || !results_first(operation) ||
+          operation.schedule.chunks[segment.chunk].final_from != rank->second ||
+          frame.header.payload_bytes != segment.raw_bytes ||
+          operation.segments[frame.header.segment].finished) {
+        continue;
+      }
+      operation.traffic.rx_bytes += frame.header.payload_bytes;
+      final_bytes(operation, frame.header.segment, frame.buffer);
+      continue;
+    }
+    const std::uint32_t source = source_index(operation, frame.header.segment, frame.from);
     if (source == kNoSource ||
         frame.header.payload_bytes !=
             wire_bytes(operation, frame.header.segment,

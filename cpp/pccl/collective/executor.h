@@ -21,11 +21,14 @@
 
 namespace pccl::collective {
 
-// One array of an operation. `send` and `recv` are the same memory (in place) or do not overlap.
+// One array of an operation. `send` and `recv` are the same memory (in place; not in the halves of
+// an all-reduce) or do not overlap.
 struct ArrayRef {
-  const void* send = nullptr;
+  const void* send = nullptr;  // of a broadcast: read by the root alone
   void* recv = nullptr;
-  std::uint64_t count = 0;  // elements
+  // Elements. Of a reduce-scatter, of one part: `send` has as many of these as there are members.
+  // Of an all-gather, of `send`: `recv` has as many of these.
+  std::uint64_t count = 0;
   DataType dtype = DataType::float32;
 };
 
@@ -34,7 +37,8 @@ struct OperationSpec {
   wire::OpKey key;
   std::uint64_t attempt = 0;
   std::uint32_t signature = 0;  // members with another one never exchange bytes with this one
-  ReduceOp op = ReduceOp::sum;
+  Collective what;
+  ReduceOp op = ReduceOp::sum;  // sum where nothing is combined
   std::vector<ArrayRef> arrays;
   std::shared_ptr<const wire::EpochRecord> world;  // members in rank order, and the plan
   std::uint32_t rank = 0;
@@ -142,7 +146,7 @@ class Executor {
     std::uint32_t combining = 0;
     Buffer scratch;                  // results of in-place arrays until the commit
     std::vector<std::uint8_t*> out;  // by array: where results go
-    std::vector<Buffer> widened;     // by segment: partial results wider than the elements
+    std::vector<Buffer> partials;    // by segment: those that do not fit where results go
     std::map<PeerId, Outlet> outlets;
     std::map<PeerId, std::uint32_t> ranks;
     std::map<PeerId, std::uint32_t> window;  // grants outstanding, by contributor
@@ -182,13 +186,25 @@ class Executor {
   void eager_consumed(const PeerId& from, std::uint64_t bytes);
   void unkeep(const PeerId& from, std::uint64_t bytes);
   void combined(Operation& operation, std::uint32_t segment);
+  // Results are the first thing that goes to a peer: it may not have called yet.
+  [[nodiscard]] static bool results_first(const Operation& operation) {
+    return !reduces(operation.spec.what.kind);
+  }
   [[nodiscard]] static bool sendable(const Operation& operation, const Outlet& outlet);
   void queue_turn(const PeerId& to, Operation& operation, Outlet& outlet);
   void send_control(const PeerId& to, const link::FrameHeader& header);
   [[nodiscard]] std::uint32_t wire_bytes(const Operation& operation, std::uint32_t segment,
                                          bool accumulated) const;
-  [[nodiscard]] std::uint64_t partial_bytes_from(const Operation& operation,
+  [[nodiscard]] std::uint64_t unasked_bytes_from(const Operation& operation,
                                                  std::uint32_t rank) const;
+  // Where a piece's own elements are, and where its results go.
+  [[nodiscard]] static const std::uint8_t* own_at(const Operation& operation, std::uint32_t chunk,
+                                                  const Piece& piece);
+  [[nodiscard]] static std::uint8_t* result_at(const Operation& operation, std::uint32_t chunk,
+                                               const Piece& piece);
+  // Partial results of that segment are kept apart from the results.
+  [[nodiscard]] static bool apart(const Operation& operation, const Segment& segment);
+  void final_bytes(Operation& operation, std::uint32_t segment, const Buffer& from);
   [[nodiscard]] std::uint32_t source_index(const Operation& operation, std::uint32_t segment,
                                            const PeerId& from) const;
   [[nodiscard]] Operation* find(const wire::OpKey& key);

@@ -116,4 +116,19 @@ Layout cut(std::span<const ArrayShape> arrays, ReduceOp op, std::span<const std:
   return layout;
 }
 
+Layout cut_parts(std::span<const ArrayShape> arrays, ReduceOp op, std::uint32_t chunks,
+                 std::uint32_t segment_bytes) {
+  constexpr std::uint32_t kWhole = 1;
+  Layout layout = cut(arrays, op, std::span(&kWhole, 1), segment_bytes);
+  const std::size_t count = layout.segments.size();
+  layout.segments.reserve(count * chunks);
+  for (std::uint32_t chunk = 1; chunk < chunks; ++chunk) {
+    for (std::size_t i = 0; i < count; ++i) {
+      layout.segments.push_back(layout.segments[i]);
+      layout.segments.back().chunk = chunk;
+    }
+  }
+  return layout;
+}
+
 }  // namespace pccl::collective

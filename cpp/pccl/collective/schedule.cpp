@@ -2,8 +2,31 @@
 
 #include <algorithm>
 #include <cassert>
+#include <numeric>
+#include <utility>
 
 namespace pccl::collective {
+namespace {
+
+// Up to here a broadcast goes to everybody at once; above, from one to the next, so that each sends
+// it only once.
+constexpr std::uint64_t kStarBytes = 64 << 10;
+
+}  // namespace
+
+const char* name(Kind kind) {
+  switch (kind) {
+    case Kind::all_reduce:
+      return "all_reduce";
+    case Kind::reduce_scatter:
+      return "reduce_scatter";
+    case Kind::all_gather:
+      return "all_gather";
+    case Kind::broadcast:
+      return "broadcast";
+  }
+  return "?";
+}
 
 Schedule ring(std::span<const std::uint32_t> order, std::uint32_t rank) {
   const std::size_t n = order.size();
@@ -106,18 +129,65 @@ Schedule by_hosts(const topology::HostRanks& hosts, std::span<const std::uint32_
   return schedule;
 }
 
-Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& size, std::uint32_t rank) {
-  switch (size.kind) {
-    case wire::ScheduleKind::ring:
-      return ring(plan.order, rank);
-    case wire::ScheduleKind::direct:
-      return direct(size.shares, rank);
-    case wire::ScheduleKind::host_ring:
-    case wire::ScheduleKind::host_direct:
-      break;
+Schedule reduce_scatter(const Schedule& all_reduce, std::span<const std::uint32_t> owners) {
+  Schedule half;
+  half.shares.assign(owners.size(), 1);
+  half.chunks.resize(owners.size());
+  for (std::size_t chunk = 0; chunk < owners.size(); ++chunk) {
+    ChunkFlow& flow = half.chunks[owners[chunk]] = all_reduce.chunks[chunk];
+    flow.final_from = kNobody;
+    flow.final_to.clear();
   }
-  return by_hosts(topology::by_host(plan.order, plan.hosts), size.shares,
-                  size.kind == wire::ScheduleKind::host_ring, rank);
+  return half;
+}
+
+Schedule all_gather(const Schedule& all_reduce, std::span<const std::uint32_t> owners) {
+  Schedule half;
+  half.shares.assign(owners.size(), 1);
+  half.chunks.resize(owners.size());
+  for (std::size_t chunk = 0; chunk < owners.size(); ++chunk) {
+    ChunkFlow& flow = half.chunks[owners[chunk]] = all_reduce.chunks[chunk];
+    flow.sources.clear();
+    flow.partial_to = kNobody;
+    flow.paced = false;
+  }
+  return half;
+}
+
+Schedule broadcast(const Schedule& all_reduce, std::span<const std::uint32_t> owners,
+                   std::uint32_t root) {
+  assert(root < owners.size());
+  Schedule whole = all_gather(all_reduce, owners);
+  return {{std::move(whole.chunks[root])}, {1}};
+}
+
+Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& size, std::uint32_t rank,
+                       const Collective& what, std::uint64_t bytes) {
+  std::vector<std::uint32_t> owners(plan.order.size());
+  std::iota(owners.begin(), owners.end(), 0U);
+  const bool star = size.kind == wire::ScheduleKind::direct;
+  Schedule whole;
+  if (size.kind == wire::ScheduleKind::ring ||
+      (star && what.kind == Kind::broadcast && bytes > kStarBytes)) {
+    whole = ring(plan.order, rank);
+    owners = plan.order;
+  } else if (star) {
+    whole = direct(size.shares, rank);
+  } else {
+    whole = by_hosts(topology::by_host(plan.order, plan.hosts), size.shares,
+                     size.kind == wire::ScheduleKind::host_ring, rank);
+  }
+  switch (what.kind) {
+    case Kind::all_reduce:
+      break;
+    case Kind::reduce_scatter:
+      return reduce_scatter(whole, owners);
+    case Kind::all_gather:
+      return all_gather(whole, owners);
+    case Kind::broadcast:
+      return broadcast(whole, owners, what.root);
+  }
+  return whole;
 }
 
 }  // namespace pccl::collective

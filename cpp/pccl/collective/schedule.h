@@ -1,5 +1,5 @@
-// Schedules: which bytes one rank sends and receives in an all-reduce, as data. Pure arithmetic: no
-// sockets, no threads.
+// Schedules: which bytes one rank sends and receives in a collective operation, as data. Pure
+// arithmetic: no sockets, no threads.
 //
 // An operation's arrays are laid end to end as one line of elements and cut into chunks (one owner
 // each) and chunks into segments (the unit in flight). A schedule says, per chunk, whose
@@ -20,6 +20,20 @@
 namespace pccl::collective {
 
 inline constexpr std::uint32_t kNobody = 0xffffffff;
+
+enum class Kind : std::uint8_t {
+  all_reduce = 0,
+  reduce_scatter = 1,
+  all_gather = 2,
+  broadcast = 3
+};
+
+[[nodiscard]] const char* name(Kind kind);  // "all_reduce"
+
+// Whether elements of several members are combined.
+[[nodiscard]] constexpr bool reduces(Kind kind) {
+  return kind == Kind::all_reduce || kind == Kind::reduce_scatter;
+}
 
 // A contribution this rank receives for a chunk.
 struct Source {
@@ -42,7 +56,9 @@ struct ChunkFlow {
   // The journey starts here and goes to where no window bounds it: not to be sent much earlier than
   // what this rank combines of other chunks.
   bool paced = false;
-  [[nodiscard]] bool owner() const { return partial_to == kNobody; }
+  [[nodiscard]] bool owner() const { return partial_to == kNobody && final_from == kNobody; }
+  // This rank ends with the final bytes.
+  [[nodiscard]] bool ends_here() const { return owner() || final_from != kNobody; }
   bool operator==(const ChunkFlow&) const = default;
 };
 
@@ -77,9 +93,26 @@ struct Schedule {
                                 std::span<const std::uint32_t> shares, bool around,
                                 std::uint32_t rank);
 
-// The schedule for operations of that size class.
+// Halves of an all-reduce, in which rank owners[c] owns chunk c. Of the halves it owns chunk
+// owners[c], all equal: nothing but contributions travels, or nothing but results.
+[[nodiscard]] Schedule reduce_scatter(const Schedule& all_reduce,
+                                      std::span<const std::uint32_t> owners);
+[[nodiscard]] Schedule all_gather(const Schedule& all_reduce,
+                                  std::span<const std::uint32_t> owners);
+// The way of the results of the chunk that `root` owns, as the only chunk.
+[[nodiscard]] Schedule broadcast(const Schedule& all_reduce, std::span<const std::uint32_t> owners,
+                                 std::uint32_t root);
+
+// Which collective: `root` is the rank that a broadcast comes from.
+struct Collective {
+  Kind kind = Kind::all_reduce;
+  std::uint32_t root = 0;
+};
+
+// The schedule for operations of `bytes` in that size class.
 [[nodiscard]] Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& size,
-                                     std::uint32_t rank);
+                                     std::uint32_t rank, const Collective& what = {},
+                                     std::uint64_t bytes = 0);
 
 // A run of elements of one array.
 struct Piece {
@@ -119,5 +152,11 @@ struct Layout {
 // > 0.
 [[nodiscard]] Layout cut(std::span<const ArrayShape> arrays, ReduceOp op,
                          std::span<const std::uint32_t> shares, std::uint32_t segment_bytes);
+
+// The same for operations in which chunk c is all of rank c's `arrays` (an all-gather), or what
+// rank c keeps of everybody's (a reduce-scatter): every chunk holds every piece, and pieces count
+// elements from where the chunk's part of an array begins.
+[[nodiscard]] Layout cut_parts(std::span<const ArrayShape> arrays, ReduceOp op,
+                               std::uint32_t chunks, std::uint32_t segment_bytes);
 
 }  // namespace pccl::collective

@@ -31,10 +31,24 @@ constexpr std::uint32_t kMemoryStripe = 255;
 // After one that came to nothing, and in an epoch: often the next plan has all of them in memory.
 constexpr Duration kMemoryDialPause = std::chrono::seconds(1);
 
-std::uint64_t signature_hash(const OperationRequest& request, std::uint64_t plan_hash) {
+// For errors: "float32[3], sum", "all_gather of float32[3]".
+std::string described(const OperationRequest& request) {
+  std::string text = request.description;
+  if (request.kind != collective::Kind::all_reduce)
+    text = std::string(collective::name(request.kind)) + " of " + text;
+  if (request.kind == collective::Kind::broadcast)
+    text += ", from rank " + std::to_string(request.root);
+  if (collective::reduces(request.kind)) text += std::string(", ") + name(request.op);
+  return text;
+}
+
+std::uint64_t signature_hash(const OperationRequest& request, const wire::EpochRecord& world,
+                             std::uint64_t plan_hash) {
   wire::Bytes bytes;
   wire::Writer writer(bytes);
   writer(static_cast<std::uint8_t>(request.op), request.rerun, request.structure, plan_hash);
+  writer(static_cast<std::uint8_t>(request.kind));
+  if (request.kind == collective::Kind::broadcast) writer(world.members[request.root].id);
   // Reserved from the first version on, so that members of mixed versions disagree loudly: weight,
   // quantization.
   writer(std::uint8_t{0}, std::uint8_t{0});
@@ -549,6 +563,26 @@ bool Engine::state_checked(const PeerId& peer) const {
   return it != links_.end() && it->second.checked;
 }
 
+// Why the present members cannot do it.
+std::optional<Error> Engine::misfit_of(const OperationRequest& request) const {
+  const std::size_t members = record()->members.size();
+  const auto has = [&] { return "the group has " + std::to_string(members) + " members"; };
+  if (request.kind == collective::Kind::broadcast && request.root >= members) {
+    return Error{Code::invalid_argument,
+                 "root " + std::to_string(request.root) + " is no rank: " + has(),
+                 {},
+                 {}};
+  }
+  if (request.parts != 0 && request.parts != members) {
+    return Error{
+        Code::peer_lost,
+        "the arrays are for " + std::to_string(request.parts) + " members; " + has() + " now",
+        {},
+        {}};
+  }
+  return std::nullopt;
+}
+
 CallPtr Engine::start_operation(OperationRequest request, Instant now) {
   now_ = now;
   auto call = std::make_shared<Call>();
@@ -561,15 +595,25 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
     return call;
   }
   fresh_ = false;
+  // Arrays are for so many members, or the root may be lost.
+  if (request.kind != collective::Kind::all_reduce) request.rerun = false;
   const bool alone = record()->members.size() == 1;
   if (alone && request.alone_is_error) {
     end_call(*call, {Code::too_few_peers, "this peer is alone in its group", {}, {}}, record());
     return call;
   }
   wire::OpKey key{record()->admission, request.tag.has_value(), request.tag.value_or(0), 0};
-  key.sequence = request.tag ? tagged_[*request.tag]++ : untagged_++;
+  std::uint64_t& next = request.tag ? tagged_[*request.tag] : untagged_;
+  key.sequence = next;
+  const auto covering = session_.take_covering(key);
+  if (const auto misfit = covering ? std::nullopt : misfit_of(request)) {
+    // Not a call that the others could meet.
+    end_call(*call, *misfit, record());
+    return call;
+  }
+  ++next;
   call->key = key;
-  if (const auto covering = session_.take_covering(key)) {
+  if (covering) {
     executor_.forget(key);
     end_call(*call, *covering, record());
     return call;
@@ -594,10 +638,11 @@ void Engine::run_attempt(Operation& operation) {
   operation.world = world;
   operation.entered = false;
   operation.finished = false;
-  operation.signature = {signature_hash(operation.request, plan_hash_),
-                         operation.request.description + ", " + name(operation.request.op)};
+  operation.signature = {signature_hash(operation.request, *world, plan_hash_),
+                         described(operation.request)};
   ++operation.call->attempts;
-  operation.local = locality_.active() && !locality_.group().escalated(key);
+  operation.local = operation.request.kind == collective::Kind::all_reduce && locality_.active() &&
+                    !locality_.group().escalated(key);
   if (!operation.local) return run_on_network(operation);
   if (operation.request.rerun) {
     entering_local_.emplace_back(now_ + kBlockedAfter, key);
@@ -618,6 +663,7 @@ void Engine::run_on_network(Operation& operation) {
   spec.key = key;
   spec.attempt = operation.attempt;
   spec.signature = static_cast<std::uint32_t>(operation.signature.hash);
+  spec.what = {operation.request.kind, operation.request.root};
   spec.op = operation.request.op;
   spec.arrays = operation.request.arrays;
   spec.world = world;

@@ -44,7 +44,10 @@ using CallPtr = std::shared_ptr<Call>;
 // What to reduce, and what to do when a member is lost.
 struct OperationRequest {
   std::vector<collective::ArrayRef> arrays;
-  ReduceOp op = ReduceOp::sum;
+  collective::Kind kind = collective::Kind::all_reduce;
+  std::uint32_t root = 0;            // of a broadcast: its rank at the call
+  std::uint32_t parts = 0;           // members that the arrays are made for; 0: any number
+  ReduceOp op = ReduceOp::sum;       // sum where nothing is combined
   std::optional<std::uint64_t> tag;  // nothing: matched by order
   bool rerun = false;                // on_loss = rerun (else abort)
   bool alone_is_error = false;       // level 1: too_few_peers in a world of one
@@ -340,6 +343,7 @@ class Engine final : private SessionHost,
   void begin_sync();
   void on_sync_outcome(const wire::Outcome& outcome);
   void end_sync(Error error);
+  [[nodiscard]] std::optional<Error> misfit_of(const OperationRequest& request) const;
   void run_attempt(Operation& operation);
   void run_on_network(Operation& operation);
   void report_entered(Instant now, bool all);

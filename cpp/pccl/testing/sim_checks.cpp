@@ -155,7 +155,10 @@ void Checks::ended(Host& host, Reduction& reduction) {
                     ids(call.record),   0,           call.error.peer, {}};
       ending.epoch = call.record ? call.record->epoch : 0;
       if (commit) {
-        for (const ArrayData& array : reduction.arrays) ending.bytes.push_back(array.result());
+        // Of a reduce-scatter each has its own part.
+        if (reduction.what.kind != collective::Kind::reduce_scatter) {
+          for (const ArrayData& array : reduction.arrays) ending.bytes.push_back(array.result());
+        }
       }
       std::vector<Ending>& endings = operations_[id];
       one_verdict(what, endings, ending);
@@ -325,16 +328,28 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
     }
     inputs.push_back(&it->second);
   }
+  using collective::Kind;
+  const Kind kind = reduction.what.kind;
+  const auto rank = static_cast<std::size_t>(
+      std::find(members.begin(), members.end(), host.engine().id()) - members.begin());
   for (std::size_t a = 0; a < reduction.arrays.size(); ++a) {
     const ArrayData& array = reduction.arrays[a];
-    std::vector<std::int64_t> expected(array.values.size());
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      std::int64_t value = inputs.front()->arrays[a].second[i];
-      for (std::size_t m = 1; m < inputs.size(); ++m) {
-        value = combine(reduction.op, value, inputs[m]->arrays[a].second[i]);
-      }
+    std::vector<std::int64_t> expected;
+    const auto input = [&](std::size_t member) -> const std::vector<std::int32_t>& {
+      return inputs[member]->arrays[a].second;
+    };
+    if (kind == Kind::broadcast) {
+      expected.assign(input(reduction.what.root).begin(), input(reduction.what.root).end());
+    }
+    for (std::size_t m = 0; m < inputs.size() && kind == Kind::all_gather; ++m)
+      expected.insert(expected.end(), input(m).begin(), input(m).end());
+    const std::size_t first = kind == Kind::reduce_scatter ? rank * array.count : 0;
+    for (std::size_t i = first; i < first + array.count && collective::reduces(kind); ++i) {
+      std::int64_t value = input(0)[i];
+      for (std::size_t m = 1; m < inputs.size(); ++m)
+        value = combine(reduction.op, value, input(m)[i]);
       if (reduction.op == ReduceOp::avg) value /= static_cast<std::int64_t>(inputs.size());
-      expected[i] = value;
+      expected.push_back(value);
     }
     if (to_bytes(array.dtype, expected) != array.result()) {
       return fail("I2", wire::describe(id.second) + " has a wrong result on " + host.name() +

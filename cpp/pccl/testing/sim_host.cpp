@@ -451,8 +451,8 @@ void Host::Sleep::await_suspend(std::coroutine_handle<> handle) const {
 ReductionPtr Host::reduce(ReductionPtr reduction, peer::OperationRequest request) {
   for (ArrayData& array : reduction->arrays) {
     request.arrays.push_back({array.send.data(),
-                              array.in_place ? array.send.data() : array.recv.data(),
-                              array.values.size(), array.dtype});
+                              array.in_place ? array.send.data() : array.recv.data(), array.count,
+                              array.dtype});
   }
   reduction->since = world_.now();
   reduction->run = engine_->session().run();

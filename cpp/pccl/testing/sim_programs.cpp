@@ -151,36 +151,59 @@ UserProgram::Shape UserProgram::draw_shape(Random& script) const {
   return shape;
 }
 
+// Now and then it is one of the other collectives.
+UserProgram::Shape UserProgram::draw_collective(Random& script) const {
+  Shape shape = draw_shape(script);
+  if (!script.chance(0.4)) return shape;
+  shape.kind = static_cast<collective::Kind>(script.between(1, 3));
+  shape.root = script.next();
+  if (!collective::reduces(shape.kind)) shape.op = ReduceOp::sum;
+  return shape;
+}
+
 ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std::uint64_t> tag,
                                           bool rerun, std::optional<std::int32_t> value) {
   World& world = host_.world();
   auto reduction = std::make_shared<Reduction>();
   reduction->op = shape.op;
   peer::OperationRequest request;
+  const peer::Record& record = host_.engine().record();
+  const std::uint64_t members = record == nullptr ? 1 : record->members.size();
+  const bool whole = shape.kind == collective::Kind::all_reduce;
+  const bool gathers = shape.kind == collective::Kind::all_gather;
+  const bool parts = gathers || shape.kind == collective::Kind::reduce_scatter;
+  request.kind = shape.kind;
+  request.root = static_cast<std::uint32_t>(shape.root % members);
+  request.parts = parts ? static_cast<std::uint32_t>(members) : 0;
+  reduction->what = {request.kind, request.root};
   request.op = shape.op;
   request.tag = tag;
-  request.rerun = rerun;
+  request.rerun = rerun && whole;
   request.alone_is_error = world.options.program == Program::level1;
   request.structure = shape.structure;
-  reduction->shape = shape.structure * 31 + static_cast<std::uint64_t>(shape.op);
+  reduction->shape = (shape.structure * 31 + static_cast<std::uint64_t>(shape.op)) * 31 +
+                     static_cast<std::uint64_t>(shape.kind);
   for (const auto& [dtype, count] : shape.arrays) {
     ArrayData array;
     array.dtype = dtype;
-    array.in_place = world.random.chance(0.4);
+    array.count = count;
+    array.in_place = world.random.chance(0.4) && !parts;
     // Averages of up to ten members stay whole.
     const std::int32_t scale =
         shape.op == ReduceOp::avg && (dtype == DataType::float32 || dtype == DataType::float64)
             ? 2520
             : 1;
     std::vector<std::int64_t> wide;
-    for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t sent = parts && !gathers ? count * members : count;
+    for (std::size_t i = 0; i < sent; ++i) {
       const auto drawn = static_cast<std::int32_t>(world.random.below(25)) - 12;
       array.values.push_back(value ? *value : drawn * scale);
       wide.push_back(array.values.back());
     }
     array.input = to_bytes(dtype, wide);
     array.send = array.input;
-    if (!array.in_place) array.recv.assign(array.input.size(), 0xee);
+    const std::size_t received = count * (gathers ? members : 1) * element_size(dtype);
+    if (!array.in_place) array.recv.assign(received, 0xee);
     reduction->shape = reduction->shape * 1000003 + count * 16 + static_cast<std::uint64_t>(dtype);
     request.description += std::to_string(count) + " " + std::string(pccl::name(dtype)) + " ";
     reduction->arrays.push_back(std::move(array));
@@ -309,7 +332,7 @@ Task<> UserProgram::burst(Thread thread, Random& script) {
   std::vector<std::pair<Shape, std::optional<std::uint64_t>>> calls;
   const std::uint64_t count = script.between(2, 6);
   for (std::uint64_t i = 0; i < count; ++i) {
-    const Shape shape = draw_shape(script);
+    const Shape shape = draw_collective(script);
     const bool tagged = script.chance(0.6);
     calls.emplace_back(shape, tagged ? std::optional<std::uint64_t>(100 + i) : std::nullopt);
   }
@@ -355,7 +378,7 @@ Task<> UserProgram::script(Thread thread, std::uint64_t step) {
         co_await burst(thread, script);
         break;
       default: {
-        const Shape shape = draw_shape(script);
+        const Shape shape = draw_collective(script);
         const ReductionPtr reduction = start_reduction(shape, std::nullopt, true);
         (void)co_await wait(thread, reduction->call);
         break;
@@ -515,7 +538,7 @@ Task<> UserProgram::level1() {
     const std::uint64_t count = script.between(1, 3);
     std::vector<ReductionPtr> running;
     for (std::uint64_t i = 0; i < count; ++i) {
-      running.push_back(start_reduction(draw_shape(script), i, false));
+      running.push_back(start_reduction(draw_collective(script), i, false));
       host_.settle();
     }
     bool all = true;

@@ -64,6 +64,7 @@ class MasterHost {
 // One array of an operation, with what it was before.
 struct ArrayData {
   DataType dtype = DataType::int64;
+  std::uint64_t count = 0;           // as collective::ArrayRef
   std::vector<std::int32_t> values;  // the input
   wire::Bytes input;                 // the same as bytes
   wire::Bytes send;
@@ -78,6 +79,7 @@ struct ArrayData {
 // An operation as the user's process sees it.
 struct Reduction {
   peer::CallPtr call;
+  collective::Collective what;
   ReduceOp op = ReduceOp::sum;
   std::uint64_t shape = 0;  // what members must agree on
   std::vector<ArrayData> arrays;
@@ -237,6 +239,8 @@ class UserProgram {
   // What one all-reduce looks like, equal on all members that are at the same place.
   struct Shape {
     std::vector<std::pair<DataType, std::size_t>> arrays;
+    collective::Kind kind = collective::Kind::all_reduce;
+    std::uint64_t root = 0;  // of a broadcast, before it is a rank
     ReduceOp op = ReduceOp::sum;
     std::uint64_t structure = 0;
   };
@@ -260,6 +264,7 @@ class UserProgram {
   Task<> compute(Thread thread, Duration most);
 
   [[nodiscard]] Shape draw_shape(Random& script) const;
+  [[nodiscard]] Shape draw_collective(Random& script) const;
   [[nodiscard]] ReductionPtr start_reduction(const Shape& shape, std::optional<std::uint64_t> tag,
                                              bool rerun, std::optional<std::int32_t> value = {});
   [[nodiscard]] Random script_for(std::uint64_t step, std::uint64_t salt) const;
