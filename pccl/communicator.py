@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncReduceHandle", "Communicator", "MasterNode"]
 
 _MAX_GROUP = 2**32 - 1
-_MAX_STRIPES = 256
+_MAX_STRIPES = 255
 _MAX_IN_FLIGHT = 2**31 - 1
 _MAX_ATTEMPTS = 2**31 - 1
 _INTERRUPT_SECONDS = 5.0  # a master that was told to stop has closed its port long before

@@ -74,14 +74,15 @@ def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each call so far was made in one step."""
     seen: list[bool] = []
-    plain = pccl.Communicator._reduce_plain
+    for name in ("_reduce_plain", "_start_plain"):
+        plain = getattr(pccl.Communicator, name)
 
-    def watched(self: pccl.Communicator, *what: object) -> object:
-        info = plain(self, *what)  # type: ignore[arg-type]
-        seen.append(info is not None)
-        return info
+        def watched(self: pccl.Communicator, *what: object, plain: Any = plain) -> object:
+            found = plain(self, *what)
+            seen.append(found is not None)
+            return found
 
-    monkeypatch.setattr(pccl.Communicator, "_reduce_plain", watched)
+        monkeypatch.setattr(pccl.Communicator, name, watched)
     return seen
 
 
@@ -153,7 +154,7 @@ TREES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("how", ["new", "out", "in place", "async"])
-def test_trees_that_go_different_ways_meet(
+def test_a_tree_comes_back_as_it_does_in_the_general_way(
     pair: Pair, ways: list[bool], general: Callable[[], None], name: str, how: str
 ) -> None:
     def call(comm: pccl.Communicator) -> object:
@@ -166,8 +167,7 @@ def test_trees_that_go_different_ways_meet(
         return TREES[name](), result
 
     told = both(pair, call, call)
-    if how != "async":
-        assert ways == [True, True]
+    assert ways == [True, True]
     general()
     for (tree, result), (_, expected) in zip(told, both(pair, call, call), strict=True):  # type: ignore[misc]
         assert skeleton(result) == skeleton(expected)
@@ -188,9 +188,9 @@ def skeleton(tree: object) -> object:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_a_member_may_go_the_plain_way_and_another_the_general_one(pair: Pair, name: str) -> None:
-    # A named tuple is no plain container, and a dict subclass none either; their paths differ from
-    # a list's, so the general member keeps the containers and has other leaves.
+def test_a_member_may_go_the_plain_way_and_another_the_general_one(
+    pair: Pair, ways: list[bool], name: str
+) -> None:
     def plain(comm: pccl.Communicator) -> object:
         return pccl.allreduce(TREES[name](), comm=comm)
 
@@ -206,6 +206,7 @@ def test_a_member_may_go_the_plain_way_and_another_the_general_one(pair: Pair, n
             strict=True,
         ):
             np.testing.assert_array_equal(made, np.asarray(leaf) * WORLD)  # type: ignore[call-overload]
+    assert sorted(ways) == [False, True]
 
 
 def test_outputs_that_overlap_are_left_to_the_general_way(pair: Pair, ways: list[bool]) -> None:
@@ -387,7 +388,8 @@ def test_level_1_is_native_only_when_nothing_is_special(
 
     def long_way(options: dict[str, object]) -> bool:
         before = len(long_ways)
-        both(pair, call(options), call(options))
+        for info in both(pair, call(options), call(options)):
+            assert isinstance(info, pccl.ReduceInfo) and info.world_size == WORLD
         return len(long_ways) - before == WORLD
 
     short: list[dict[str, object]] = [

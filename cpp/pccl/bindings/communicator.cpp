@@ -60,8 +60,8 @@ std::shared_ptr<Comm> make(const std::string& master, std::uint32_t peer_group, 
   options.master = parse(master, net::kDefaultPort, function);
   options.group = peer_group;
   options.port = port;
-  if (stripes > 256) {
-    raise({Code::invalid_argument, "at most 256 connections per link", {}, {}},
+  if (stripes > 255) {
+    raise({Code::invalid_argument, "at most 255 connections per link", {}, {}},
           CallKind::collective, function);
   }
   if (stripes != 0) options.settings.stripes = stripes;

@@ -30,7 +30,9 @@ struct Python {
 };
 
 const Python& python() {
-  static const Python* const found = new Python;
+  // Guarded by the GIL. A guard of C++'s would be waited for with the GIL held.
+  static const Python* found = nullptr;
+  if (found == nullptr) found = new Python;
   return *found;
 }
 

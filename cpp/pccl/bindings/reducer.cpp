@@ -26,7 +26,9 @@ struct Python {
 };
 
 const Python& python() {
-  static const Python* const found = new Python;
+  // Guarded by the GIL. A guard of C++'s would be waited for with the GIL held.
+  static const Python* found = nullptr;
+  if (found == nullptr) found = new Python;
   return *found;
 }
 
@@ -125,8 +127,9 @@ nb::object all_reduce(Reducer& self, nb::handle send, nb::handle recv, nb::handl
                       nb::handle tag, nb::handle operand, nb::handle quantization,
                       nb::handle timeout) {
   Seconds seconds;
-  bool plain = self.engine != nullptr && !self.engine->engine->inert() && operand.is_none() &&
-               quantization.is_none();
+  const std::shared_ptr<Comm> comm = self.engine;  // another thread may close it meanwhile
+  bool plain =
+      comm != nullptr && !comm->engine->inert() && operand.is_none() && quantization.is_none();
   if (timeout.is_none()) {
     plain = plain && std::getenv("PCCL_TIMEOUT") == nullptr;
   } else {
@@ -139,7 +142,6 @@ nb::object all_reduce(Reducer& self, nb::handle send, nb::handle recv, nb::handl
     seconds = given;
   }
   if (const int code = plain ? code_of(op) : -1; code >= 0) {
-    const std::shared_ptr<Comm> comm = self.engine;  // another thread may close it
     std::optional<Plain> pair = plain_pair(send, recv);
     if (pair && complete(*pair, code, tag, 1))
       return reduce_info(*comm, run(comm, std::move(*pair), seconds));

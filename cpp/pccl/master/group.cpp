@@ -633,7 +633,10 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
                 std::visit([](const auto& key) { return key.admission; }, request.key);
             if (admission != record_.admission) return;
             const std::string who = "peer " + id.brief();
-            if (request.code == Code::interrupted) {
+            if (request.code == Code::peer_lost) {
+              decide(request.key, Code::peer_lost, {},
+                     "a member was lost in " + wire::describe(request.key), {});
+            } else if (request.code == Code::interrupted) {
               decide(request.key, Code::peer_lost, id,
                      who + " was interrupted in " + wire::describe(request.key), {});
             } else {

@@ -233,6 +233,7 @@ void LoopDriver::background() {
       }
     });
     for (int i = 0; starving && i < kStarvedSteps && between() != Pace::idle; ++i) {
+      if (wanted_.load(std::memory_order_relaxed) > 0) break;
     }
     lock.lock();
     polling_ = false;

@@ -47,8 +47,8 @@ class LoopDriver {
   // Gives the turn back. The background thread takes over a moment later, so that a caller that
   // comes back soon finds the turn free.
   void release();
-  // There is work that no caller waits for: where many come and go, the background thread is slow
-  // to take over. REQUIRES: the turn.
+  // There is work that no caller waits for: the background thread is not to sleep on while many
+  // callers come and go. REQUIRES: the turn.
   void attend();
 
   // Until `done()`, or `until` has passed: drives the loop, or sleeps while another caller drives

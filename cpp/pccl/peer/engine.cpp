@@ -28,7 +28,8 @@ constexpr std::uint32_t kMaxSyncTries = 8;
 constexpr std::uint32_t kRemoteStripes = 4;
 constexpr std::uint32_t kLocalStripes = 1;
 constexpr std::uint32_t kMemoryStripe = 255;
-// After one that came to nothing, and in an epoch: often the next plan has all of them in memory.
+// After one that came to nothing, and after a new epoch: often the next plan has all of them in
+// memory.
 constexpr Duration kMemoryDialPause = std::chrono::seconds(1);
 
 // For errors: "float32[3], sum", "all_gather of float32[3]".
@@ -42,13 +43,13 @@ std::string described(const OperationRequest& request) {
   return text;
 }
 
-std::uint64_t signature_hash(const OperationRequest& request, const wire::EpochRecord& world,
+std::uint64_t signature_hash(const OperationRequest& request, const PeerId& root,
                              std::uint64_t plan_hash) {
   wire::Bytes bytes;
   wire::Writer writer(bytes);
   writer(static_cast<std::uint8_t>(request.op), request.rerun, request.structure, plan_hash);
   writer(static_cast<std::uint8_t>(request.kind));
-  if (request.kind == collective::Kind::broadcast) writer(world.members[request.root].id);
+  if (request.kind == collective::Kind::broadcast) writer(root);
   // Reserved from the first version on, so that members of mixed versions disagree loudly: weight,
   // quantization.
   writer(std::uint8_t{0}, std::uint8_t{0});
@@ -563,6 +564,20 @@ bool Engine::state_checked(const PeerId& peer) const {
   return it != links_.end() && it->second.checked;
 }
 
+// Why it cannot run again: others may call it only now, and for the present members.
+std::optional<Error> Engine::misfit_now(Operation& operation) {
+  OperationRequest& request = operation.request;
+  if (request.kind == collective::Kind::broadcast) {
+    const auto& members = record()->members;
+    const auto root = std::find_if(members.begin(), members.end(),
+                                   [&](const auto& member) { return member.id == operation.root; });
+    if (root == members.end())
+      return Error{Code::peer_lost, "the broadcast's root was lost", operation.root, {}};
+    request.root = static_cast<std::uint32_t>(root - members.begin());
+  }
+  return misfit_of(request);
+}
+
 // Why the present members cannot do it.
 std::optional<Error> Engine::misfit_of(const OperationRequest& request) const {
   const std::size_t members = record()->members.size();
@@ -620,6 +635,8 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
   }
   Operation& operation = operations_[key];
   operation.call = call;
+  if (request.kind == collective::Kind::broadcast)
+    operation.root = record()->members[request.root].id;
   operation.request = std::move(request);
   run_attempt(operation);
   if (alone) {
@@ -634,11 +651,13 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
 void Engine::run_attempt(Operation& operation) {
   const Record& world = record();
   const auto& key = std::get<wire::OpKey>(operation.call->key);
+  if (const auto misfit = operation.attempt == 0 ? std::nullopt : misfit_now(operation))
+    return abandon(key, *misfit, Code::peer_lost);
   operation.attempt = world->epoch;
   operation.world = world;
   operation.entered = false;
   operation.finished = false;
-  operation.signature = {signature_hash(operation.request, *world, plan_hash_),
+  operation.signature = {signature_hash(operation.request, operation.root, plan_hash_),
                          described(operation.request)};
   ++operation.call->attempts;
   operation.local = operation.request.kind == collective::Kind::all_reduce && locality_.active() &&
@@ -671,11 +690,15 @@ void Engine::run_on_network(Operation& operation) {
     if (world->members[rank].id == id()) spec.rank = rank;
   }
   const Status started = executor_.start(std::move(spec));
-  if (started) return;
-  // The others are told that this peer gives up.
+  if (!started) abandon(key, started.error(), Code::interrupted);
+}
+
+// Ends it here, and by the master for all members.
+void Engine::abandon(const wire::OpKey& key, const Error& error, Code code) {
+  entering_.emplace_back(now_, key);
   report_entered(now_, true);
-  session_.request_abort(key, Code::interrupted);
-  end_operation(key, started.error(), world);
+  session_.request_abort(key, code);
+  end_operation(key, error, operations_.at(key).world);
 }
 
 void Engine::finished(const wire::OpKey& key) {

@@ -206,6 +206,7 @@ class Engine final : private SessionHost,
   struct Operation {
     CallPtr call;
     OperationRequest request;
+    PeerId root;  // of a broadcast
     std::uint64_t attempt = 0;
     wire::Signature signature;
     bool entered = false;   // the master knows of this attempt
@@ -344,6 +345,8 @@ class Engine final : private SessionHost,
   void on_sync_outcome(const wire::Outcome& outcome);
   void end_sync(Error error);
   [[nodiscard]] std::optional<Error> misfit_of(const OperationRequest& request) const;
+  [[nodiscard]] std::optional<Error> misfit_now(Operation& operation);
+  void abandon(const wire::OpKey& key, const Error& error, Code code);
   void run_attempt(Operation& operation);
   void run_on_network(Operation& operation);
   void report_entered(Instant now, bool all);

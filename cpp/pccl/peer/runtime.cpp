@@ -18,8 +18,10 @@ namespace {
 constexpr std::size_t kTurnBytes =
     4 << 20;                  // read or written on one stripe before others have their turn
 constexpr int kMaxPipes = 2;  // that one peer dials: a link, and the one that replaces it
-// How late a deadline may be found while something moves: small reductions come and go faster than
-// their timers could be set.
+// For how long ahead timers are not set while something moves: small reductions come and go faster
+// than that could be done for each. Callers that never wait add what the driver lets pass before
+// it looks (kStarving and kDoze in loop.cpp): some 50 ms in all, and no deadline is so near that
+// matters.
 constexpr Duration kCoarse = std::chrono::milliseconds(20);
 constexpr Duration kPipeSpin = std::chrono::microseconds(50);  // for the other end of a pipe
 constexpr std::size_t kControlReadBytes = 64 << 10;

@@ -285,7 +285,7 @@ Floats canonical(Floats value) {
 // Whether elements of that type are widened in registers here.
 template <class T>
 constexpr bool kInRegisters = kSame<T, Bfloat16>;
-#if defined(__AVX512F__) || defined(__F16C__)
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__))
 template <>
 constexpr bool kInRegisters<Float16> = true;
 #endif
@@ -330,7 +330,7 @@ Floats load_floats(const char* from, size_t i) {
   } else {
 #if defined(__AVX512F__)
     return bit_copy<Floats>(_mm512_maskz_cvtph_ps(0xffff, load_vector<__m256i>(from + 2 * i)));
-#elif defined(__F16C__)
+#elif defined(__AVX2__) && defined(__F16C__)
     return bit_copy<Floats>(_mm256_cvtph_ps(load_vector<__m128i>(from + 2 * i)));
 #endif
   }
@@ -351,7 +351,7 @@ void store_floats(char* to, size_t i, Floats value) {
     const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, bit_copy<__m512>(value),
                                                  _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __builtin_memcpy(to + 2 * i, &halves, sizeof(halves));
-#elif defined(__F16C__)
+#elif defined(__AVX2__) && defined(__F16C__)
     const __m128i halves = _mm256_cvtps_ph(bit_copy<__m256>(value), _MM_FROUND_TO_NEAREST_INT);
     __builtin_memcpy(to + 2 * i, &halves, sizeof(halves));
 #endif

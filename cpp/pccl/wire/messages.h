@@ -99,7 +99,7 @@ struct OpReport {
 // be commit.
 struct AbortRequest {
   CallKey key;
-  Code code = Code::timeout;  // timeout or interrupted
+  Code code = Code::timeout;  // timeout, interrupted, or peer_lost: not to be done by who is left
   bool operator==(const AbortRequest&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {

@@ -1,0 +1,393 @@
+"""Broadcast, all-gather and reduce-scatter, at both levels."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from workers import running
+
+import pccl
+from pccl import communicator
+
+Comm = pccl.Communicator
+SIZES = [1, 7, 1000, 300_001]
+KINDS = ["f4", "i2", "f2", "u1", "?", "c8", "M8[s]", "bfloat16", "S3"]
+
+
+def dtype(kind: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+def group(request: pytest.FixtureRequest) -> Iterator[list[Comm]]:
+    """Members of one run in this process, in rank order."""
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        comms = [Comm(master.address) for _ in range(request.param)]
+
+        def join(comm: Comm) -> None:
+            comm._join("init", min_peers=request.param, attempts=5, timeout=30.0, enter=False)
+
+        in_threads([lambda comm=comm: join(comm) for comm in comms])
+        in_threads([lambda comm=comm: pccl.barrier(comm=comm) for comm in comms])
+        yield sorted(comms, key=lambda comm: pccl.rank(comm=comm))
+        for comm in comms:
+            comm.close()
+
+
+def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
+    """What the calls return, or raise, when each is made in a thread of its own."""
+    told: list[Any] = [None] * len(calls)
+
+    def make(index: int) -> None:
+        try:
+            told[index] = calls[index]()
+        except Exception as error:
+            told[index] = error
+
+    threads = [threading.Thread(target=make, args=(index,)) for index in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return told
+
+
+def each(group: list[Comm], call: Callable[[Comm, int], Any]) -> list[Any]:
+    """What `call(comm, rank)` returns on each member."""
+    told = in_threads([lambda c=comm, r=rank: call(c, r) for rank, comm in enumerate(group)])
+    for result in told:
+        if isinstance(result, Exception):
+            raise result
+    return told
+
+
+def own(rank: int, count: int, kind: str = "f4") -> np.ndarray[Any, Any]:
+    """An array that is another one on each member."""
+    values = np.random.default_rng([rank, count]).integers(0, 100, count)
+    if kind.startswith("S"):
+        return values.astype("S3")
+    return values.astype(dtype(kind))
+
+
+@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_broadcast_is_what_the_root_has(group: list[Comm], kind: str, count: int) -> None:
+    for root in range(len(group)):
+        wanted = own(root, count, kind)
+        for how in ("new", "out", "in place"):
+
+            def call(comm: Comm, rank: int, root: int = root, how: str = how) -> Any:
+                mine = own(rank, count, kind)
+                out = {"new": None, "out": np.zeros(count, dtype(kind)), "in place": mine}[how]
+                result = pccl.broadcast(mine, root, out=out, comm=comm)
+                assert out is None or result is out
+                if how != "in place":
+                    assert (mine == own(rank, count, kind)).all()
+                return result
+
+            for result in each(group, call):
+                assert result.dtype == wanted.dtype and result.shape == wanted.shape
+                assert result.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_allgather_stacks_in_rank_order(group: list[Comm], kind: str, count: int) -> None:
+    wanted = np.stack([own(rank, count, kind) for rank in range(len(group))])
+
+    def call(comm: Comm, rank: int) -> Any:
+        return pccl.allgather(own(rank, count, kind), comm=comm)
+
+    def into(comm: Comm, rank: int) -> Any:
+        out = np.zeros((len(group), count), dtype(kind))
+        out[rank] = own(rank, count, kind)
+        assert pccl.allgather(out[rank], out=out, comm=comm) is out  # in place
+        return out
+
+    for result in each(group, call) + each(group, into):
+        assert result.dtype == wanted.dtype
+        assert result.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", "max", "min", "prod"])
+@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("kind", ["f4", "i8", "u1", "f2", "bfloat16"])
+def test_reduce_scatter_is_a_part_of_the_all_reduce(
+    group: list[Comm], kind: str, count: int, op: str
+) -> None:
+    world = len(group)
+
+    def call(comm: Comm, rank: int) -> Any:
+        mine = (own(rank, world * count, "i4") % 3).astype(dtype(kind)).reshape(world, count)
+        before = mine.copy()
+        whole = pccl.allreduce(mine, op, comm=comm)
+        part = pccl.reduce_scatter(mine, op, comm=comm)
+        out = np.empty((1, count), dtype(kind))
+        assert pccl.reduce_scatter(mine, op, out=out, comm=comm) is out
+        in_place = mine.copy()
+        pccl.reduce_scatter(in_place, op, out=in_place[rank : rank + 1], comm=comm)
+        assert (mine == before).all()
+        for made in (part, out, in_place[rank : rank + 1]):
+            assert made.shape == (1, count) and made.dtype == mine.dtype
+            np.testing.assert_array_equal(made, whole[rank : rank + 1])
+        return True
+
+    assert all(each(group, call))
+
+
+def test_trees_keep_their_kinds(group: list[Comm]) -> None:
+    world = len(group)
+
+    def tree(rank: int) -> Any:
+        return {"a": np.full((2, 3), rank), "b": [np.float32(rank), rank, rank / 2, bool(rank % 2)]}
+
+    for made in each(group, lambda comm, rank: pccl.broadcast(tree(rank), world - 1, comm=comm)):
+        expected = tree(world - 1)
+        np.testing.assert_array_equal(made["a"], expected["a"])
+        assert [type(x) for x in made["b"]] == [type(x) for x in expected["b"]]
+        assert made["b"] == expected["b"]
+    for made in each(group, lambda comm, rank: pccl.allgather(tree(rank), comm=comm)):
+        np.testing.assert_array_equal(made["a"], np.stack([tree(r)["a"] for r in range(world)]))
+        for i in range(4):
+            np.testing.assert_array_equal(made["b"][i], [tree(r)["b"][i] for r in range(world)])
+
+    def scatter(comm: Comm, rank: int) -> Any:
+        mine = [np.arange(world * 2) + rank, {"x": np.ones((world, 3, 1), np.float32)}]
+        return pccl.reduce_scatter(mine, comm=comm)
+
+    total = world * np.arange(world * 2) + sum(range(world))
+    for rank, made in enumerate(each(group, scatter)):
+        np.testing.assert_array_equal(made[0], total[2 * rank : 2 * rank + 2])
+        np.testing.assert_array_equal(made[1]["x"], np.full((1, 3, 1), world, np.float32))
+
+
+def test_frameworks_get_their_own_arrays(group: list[Comm]) -> None:
+    torch = pytest.importorskip("torch")
+    jnp = pytest.importorskip("jax.numpy")
+    world = len(group)
+
+    def call(comm: Comm, rank: int) -> Any:
+        tensors = {"t": torch.full((2,), rank, dtype=torch.bfloat16), "j": jnp.full((2,), rank)}
+        sent = pccl.broadcast(tensors, world - 1, comm=comm)
+        gathered = pccl.allgather(tensors, comm=comm)
+        part = pccl.reduce_scatter(
+            {"t": torch.ones(world, 2), "j": jnp.ones((world, 2))}, comm=comm
+        )
+        strided = torch.zeros(4, 2).t()
+        pccl.broadcast(torch.full((2, 4), float(rank)), world - 1, out=strided, comm=comm)
+        return sent, gathered, part, strided
+
+    for sent, gathered, part, strided in each(group, call):
+        assert sent["t"].dtype == torch.bfloat16 and (sent["t"] == world - 1).all()
+        assert (sent["j"] == world - 1).all() and type(sent["j"]) is type(jnp.ones(1))
+        assert gathered["t"].shape == gathered["j"].shape == (world, 2)
+        assert (gathered["t"][:, 0].float() == torch.arange(world)).all()
+        assert part["t"].shape == part["j"].shape == (1, 2)
+        assert (part["t"] == world).all() and (part["j"] == world).all()
+        assert (strided == world - 1).all()
+
+
+def test_many_in_flight_meet_by_tag(group: list[Comm]) -> None:
+    def call(comm: Comm, rank: int) -> bool:
+        def one(tag: int) -> bool:
+            if tag % 3 == 0:
+                made = pccl.broadcast(own(rank, tag * 1000 + 1), tag % len(group), tag=tag, comm=comm)
+                return bool((made == own(tag % len(group), tag * 1000 + 1)).all())
+            if tag % 3 == 1:
+                made = pccl.allgather(np.full(tag * 500, rank), tag=tag, comm=comm)
+                return bool((made == np.arange(len(group))[:, None]).all())
+            made = pccl.reduce_scatter(np.ones((len(group), tag * 700)), tag=tag, comm=comm)
+            return bool((made == len(group)).all())
+
+        tags = list(np.random.default_rng(rank).permutation(12))
+        return all(in_threads([lambda t=tag: one(int(t)) for tag in tags]))
+
+    assert each(group, call) == [True] * len(group)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[list[Comm]]:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        comms = [Comm(master.address) for _ in range(2)]
+        in_threads(
+            [
+                lambda c=comm: c._join("init", min_peers=2, attempts=5, timeout=30.0, enter=False)
+                for comm in comms
+            ]
+        )
+        in_threads([lambda c=comm: pccl.barrier(comm=c) for comm in comms])
+        yield sorted(comms, key=lambda comm: pccl.rank(comm=comm))
+        for comm in comms:
+            comm.close()
+
+
+def test_level_1_works_in_place(pair: list[Comm]) -> None:
+    def call(comm: Comm, rank: int) -> Any:
+        array = np.full(5, rank)
+        info = comm.broadcast(array, root=1, tag=3)
+        gathered = np.zeros(4, np.uint8)
+        comm.all_gather(np.full(2, rank + 1, np.uint8), gathered)
+        part = np.zeros((3,), np.float32)
+        comm.reduce_scatter(np.arange(6, dtype=np.float32).reshape(2, 3), part, op="sum")
+        assert isinstance(info, pccl.ReduceInfo) and info.world_size == 2
+        return array, gathered, part
+
+    for rank, (array, gathered, part) in enumerate(each(pair, call)):
+        assert (array == 1).all() and gathered.tolist() == [1, 1, 2, 2]
+        assert part.tolist() == [6 * rank, 6 * rank + 2, 6 * rank + 4]
+
+
+def test_who_disagrees_is_told(pair: list[Comm]) -> None:
+    calls: list[tuple[Callable[[Comm], Any], Callable[[Comm], Any], str]] = [
+        (
+            lambda comm: pccl.broadcast(np.ones(3), 0, comm=comm),
+            lambda comm: pccl.broadcast(np.ones(3), 1, comm=comm),
+            "from rank",
+        ),
+        (
+            lambda comm: pccl.broadcast(np.ones(4), 0, comm=comm),
+            lambda comm: pccl.allgather(np.ones(4), comm=comm),
+            "all_gather",
+        ),
+        (
+            lambda comm: pccl.allgather(np.ones(4, "i8"), comm=comm),
+            lambda comm: pccl.allgather(np.ones(4, "f8"), comm=comm),
+            "float64",
+        ),
+        (
+            lambda comm: pccl.reduce_scatter(np.ones(4), "sum", comm=comm),
+            lambda comm: pccl.reduce_scatter(np.ones(4), "max", comm=comm),
+            "reduce_scatter",
+        ),
+        (
+            lambda comm: pccl.reduce_scatter(np.ones(4), comm=comm),
+            lambda comm: pccl.allreduce(np.ones(4), comm=comm),
+            "reduce_scatter",
+        ),
+    ]
+    for first, second, words in calls:
+        for error in in_threads([lambda f=first: f(pair[0]), lambda s=second: s(pair[1])]):
+            assert type(error) is pccl.MismatchedCall and words in str(error)
+
+
+def test_what_cannot_be_done_starts_nothing(pair: list[Comm]) -> None:
+    comm = pair[0]
+    array = np.ones((4, 2))
+    wrong: list[Callable[[], Any]] = [
+        lambda: pccl.broadcast(array, 2, comm=comm),
+        lambda: pccl.broadcast(array, -1, comm=comm),
+        lambda: pccl.broadcast(np.array([object()]), comm=comm),
+        lambda: pccl.broadcast(array, out=np.ones((2, 4)), comm=comm),
+        lambda: pccl.broadcast({"a": array}, out={"b": array}, comm=comm),
+        lambda: pccl.broadcast(array, out=np.broadcast_to(np.ones(2), (4, 2)), comm=comm),
+        lambda: pccl.allgather(array, out=array, comm=comm),
+        lambda: pccl.allgather(array, out=np.ones((2, 4, 2), "f4"), comm=comm),
+        lambda: pccl.reduce_scatter(np.ones(3), comm=comm),
+        lambda: pccl.reduce_scatter(np.float64(1), comm=comm),
+        lambda: pccl.reduce_scatter(array, out=np.ones((4, 2)), comm=comm),
+        lambda: pccl.reduce_scatter(array, "most", comm=comm),
+        lambda: comm.broadcast(np.ones((4, 4))[:, ::2]),
+        lambda: comm.all_gather(array, np.ones(15)),
+        lambda: comm.reduce_scatter(array, np.ones(4, "f4"), op="sum"),
+    ]
+    for call in wrong:
+        with pytest.raises(pccl.InvalidArgument):
+            call()
+    # The next call of both still meets.
+    assert each(pair, lambda c, rank: pccl.allgather(rank, comm=c).tolist()) == [[0, 1], [0, 1]]
+
+
+def test_alone_nothing_is_sent() -> None:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        comm = Comm(master.address)
+        comm.connect()
+        assert pccl.broadcast(3, comm=comm) == 3
+        assert pccl.allgather(np.arange(3), comm=comm).tolist() == [[0, 1, 2]]
+        assert pccl.reduce_scatter(np.arange(3), "avg", comm=comm).tolist() == [0, 1, 2]
+        for call in (
+            lambda: comm.broadcast(np.ones(1)),
+            lambda: comm.all_gather(np.ones(1), np.ones(1)),
+            lambda: comm.reduce_scatter(np.ones(1), np.ones(1), op="sum"),
+        ):
+            with pytest.raises(pccl.TooFewPeers):
+                call()
+        comm.close()
+    assert communicator._open is not None
+
+
+# Waits in each kind of call until it is told to go on, or a member is gone.
+LOSS = """
+import threading, time
+def tell_when_calling():
+    engine = pccl.api._default._engine
+    while not engine.unfinished():
+        time.sleep(0.001)
+    say(event="calling")
+pccl.init(min_peers=3)
+pccl.barrier()
+say(event="in", rank=pccl.rank())
+for line in sys.stdin:
+    order = json.loads(line)
+    if order == "stop":
+        break
+    x = np.full(200_000, pccl.rank() + 1.0)
+    before = x.copy()
+    order, told = order
+    if told:
+        threading.Thread(target=tell_when_calling).start()
+    try:
+        if order == "broadcast":
+            made = pccl.broadcast(x, 1)
+        elif order == "allgather":
+            made = pccl.allgather(x)
+        elif order == "into":
+            made = pccl.allgather(x, out=np.zeros((pccl.world_size(), x.size)))
+        else:
+            made = pccl.reduce_scatter(np.tile(x, (pccl.world_size(), 1)))
+        say(event="done", values=np.unique(made).tolist(), shape=list(made.shape))
+    except pccl.PeerLost as error:
+        assert (x == before).all()
+        say(event="lost")
+pccl.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "victim", "outcome"),
+    [
+        ("broadcast", 2, {"event": "done", "values": [2.0], "shape": [200_000]}),
+        ("broadcast", 1, {"event": "lost"}),
+        ("allgather", 2, {"event": "done", "values": [1.0, 2.0], "shape": [2, 200_000]}),
+        ("into", 2, {"event": "lost"}),
+        ("scatter", 0, {"event": "lost"}),
+    ],
+)
+def test_a_loss_is_survived_or_told(call: str, victim: int, outcome: dict[str, Any]) -> None:
+    with running(PCCL_MIN_PEERS="3") as run:
+        peers = [run.peer(LOSS) for _ in range(3)]
+        order = {}
+        for peer in peers:
+            order[peer.expect("in", 60)["rank"]] = peer
+        rest = [order[rank] for rank in range(3) if rank != victim]
+        for peer in rest:
+            peer.tell([call, True])
+        for peer in rest:
+            peer.expect("calling")
+        order[victim].signal(signal.SIGKILL)  # it has not called: the others wait for it
+        for peer in rest:
+            answer = peer.expect(outcome["event"], 60)
+            assert {key: answer[key] for key in outcome} == outcome
+        # And go on together.
+        for peer in rest:
+            peer.tell(["allgather", False])
+        for peer in rest:
+            assert peer.expect("done", 60)["shape"] == [2, 200_000]
+        for peer in rest:
+            peer.tell("stop")
+            assert peer.ends() == 0
