@@ -16,15 +16,15 @@ import pccl
 from pccl import communicator
 
 Comm = pccl.Communicator
-SIZES = [1, 7, 1000, 300_001]
-KINDS = ["f4", "i2", "f2", "u1", "?", "c8", "M8[s]", "bfloat16", "S3"]
+SIZES = [1, 1000, 300_001]
+KINDS = ["f4", "u1", "c8", "M8[s]", "bfloat16", "S3"]
 
 
 def dtype(kind: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16 if kind == "bfloat16" else kind)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4])
+@pytest.fixture(scope="module", params=[1, 2, 3])
 def group(request: pytest.FixtureRequest) -> Iterator[list[Comm]]:
     """Members of one run in this process, in rank order."""
     with pccl.MasterNode("127.0.0.1:0") as master:
@@ -117,7 +117,7 @@ def test_allgather_stacks_in_rank_order(group: list[Comm], kind: str, count: int
 
 @pytest.mark.parametrize("op", ["sum", "avg", "max", "min", "prod"])
 @pytest.mark.parametrize("count", SIZES)
-@pytest.mark.parametrize("kind", ["f4", "i8", "u1", "f2", "bfloat16"])
+@pytest.mark.parametrize("kind", ["f4", "i8", "bfloat16"])
 def test_reduce_scatter_is_a_part_of_the_all_reduce(
     group: list[Comm], kind: str, count: int, op: str
 ) -> None:
