@@ -103,6 +103,7 @@ def test_source_distribution_has_what_a_build_needs_and_no_build_products(tmp_pa
         files = {member.partition("/")[2] for member in archive.getnames()}
     needed = ["CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "PKG-INFO", "Makefile"]
     needed += ["pccl/__init__.py", "pccl/_core.pyi", "pccl/py.typed", "cpp/pccl/base/error.h"]
+    needed += ["cpp/include/pccl.h", "cpp/pccl/capi/pccl.pc.in", "cpp/pccl/capi/exports.map"]
     needed += ["adapters/__init__.py", "tests/conftest.py", "requirements-dev.txt"]
     assert set(needed) <= files
     unwanted = re.compile(r"^(build|dist|\.venv|\.ci|\.git)(/|$)|\.so$|__pycache__")

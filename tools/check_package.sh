@@ -21,6 +21,10 @@ if [[ $contents == *_testing* ]]; then
   echo "package: _testing is in the wheel" >&2
   exit 1
 fi
+if [[ $contents == *libpccl* || $contents == *pccl.h* ]]; then
+  echo "package: the C library is in the wheel" >&2
+  exit 1
+fi
 case $wheel in
   *-cp310-abi3-*) ;;
   *)

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def allowed_rooms(cmake: str) -> dict[str, set[str]]:
     """Room -> every room it may include, its own among them."""
     allowed: dict[str, set[str]] = {}
-    for line in re.findall(r"^pccl_room\((.*)\)$", cmake, re.MULTILINE):
+    for line in re.findall(r"^ *pccl_room\((.*)\)$", cmake, re.MULTILINE):
         room, *uses = line.split()
         allowed[room] = {room}.union(*(allowed[use] for use in uses))
     return allowed

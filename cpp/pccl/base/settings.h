@@ -1,6 +1,6 @@
 // Every PCCL_* variable the engine obeys, read in one place. Variables that stand for an argument
 // of `pccl.init` (PCCL_MASTER, PCCL_MIN_PEERS, PCCL_PORT, PCCL_ADVERTISE, PCCL_SECRET) are read by
-// the Python layer.
+// the Python layer, and some by capi/environment.h.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,430 @@
+/*
+ * pccl.h: all-reduce and shared state between machines that come and go. C99 and C++.
+ *
+ * One process runs a master; peers connect to it, are let in by the members, and then reduce arrays
+ * and synchronise a state with each other. Names, values and layouts are those of pypccl's header;
+ * what is more than that stands at the end. docs/c.md has a tour, examples/c/ complete programs.
+ *
+ * Rules for all functions
+ *
+ * Results: pcclSuccess, or what failed; pcclGetLastError() has the sentence. Nothing here ends the
+ * process, whatever happens. Output parameters are written on success only.
+ *
+ * Memory stays the caller's. What a call reads or writes must be there until it returns; buffers of
+ * an asynchronous reduction until it was awaited. Structs are read during the call only.
+ *
+ * Threads: any may call, with any handle. Only the destroying calls come after all others.
+ *
+ * "Collective": all members of the group make the same calls in the same order. Such a call blocks
+ * until all are there, and ends for all of them alike. One exception: a peer's first collective
+ * call after pcclConnect waits until the members let it in.
+ *
+ * Signals do not end a call: a handler runs, and the call goes on. PCCL_TIMEOUT, in seconds, bounds
+ * every blocking call; without it a call waits as long as the members make progress. A thread that
+ * is cancelled (pthread_cancel) ends after the call.
+ *
+ * Forks: a child cannot use its parent's handles: pcclInvalidUsage.
+ *
+ * Settings are environment variables (docs/settings.md), read by pcclCreateCommunicator and
+ * pcclCreateMaster.
+ */
+#ifndef PCCL_H
+#define PCCL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define PCCL_EXPORT __attribute__((visibility("default")))
+#else
+#define PCCL_EXPORT
+#endif
+
+/* Marks pointers that may be NULL. Any other pointer that is NULL: pcclInvalidArgument. */
+#define PCCL_NULLABLE
+
+/* The master's port where none is named. The others are not used: a peer takes one port, any free
+ * one unless PCCL_PORT says which. */
+#define CCOIP_PROTOCOL_PORT_MASTER 48148
+#define CCOIP_PROTOCOL_PORT_SHARED_STATE 48149
+#define CCOIP_PROTOCOL_PORT_P2P 48150
+#define CCOIP_PROTOCOL_PORT_BANDWIDTH_BENCHMARK 48151
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- addresses ---- */
+
+typedef enum ccoip_inet_protocol_t { inetIPv4 = 0, inetIPv6 = 1 } ccoip_inet_protocol_t;
+
+/* As written: 127.0.0.1 is {127, 0, 0, 1}. */
+typedef struct ccoip_ipv4_address_t {
+  uint8_t data[4];
+} ccoip_ipv4_address_t;
+
+typedef struct ccoip_ipv6_address_t {
+  uint8_t data[16];
+} ccoip_ipv6_address_t;
+
+typedef struct ccoip_inet_address_t {
+  ccoip_inet_protocol_t protocol; /* which of the two counts */
+  ccoip_ipv4_address_t ipv4;
+  ccoip_ipv6_address_t ipv6;
+} ccoip_inet_address_t;
+
+typedef struct ccoip_socket_address_t {
+  ccoip_inet_address_t inet;
+  uint16_t port; /* in the machine's own byte order */
+} ccoip_socket_address_t;
+
+/* ---- results ---- */
+
+/* In brackets what to do: [fix] the program or its configuration; [retry] the call, with the same
+ * arrays: all members got the same result, so all call again; [rejoin]: pcclConnect, as a newcomer.
+ */
+typedef enum pcclResult_t {
+  pcclSuccess = 0,
+  /* [fix] pcclInit comes first. */
+  pcclNotInitialized = 1,
+  /* A bug of the library, or no memory. */
+  pcclInternalError = 2,
+  /* [fix] An argument; or members passed different counts, types or ops. */
+  pcclInvalidArgument = 3,
+  /* [fix] Not connected, connected twice, a forked copy. Of a shared state: any failure. */
+  pcclInvalidUsage = 4,
+  /* [retry] A reduction by a peer that is alone. */
+  pcclTooFewPeers = 5,
+  /* [retry] pcclConnect: no master there, or it refused. */
+  pcclMasterConnectionFailed = 6,
+  /* [rejoin] No path to a neighbour. */
+  pcclRankConnectionFailed = 7,
+  /* [retry] A member was lost in the call. [rejoin] This peer was: then pcclGetAttribute fails,
+   * too.
+   */
+  pcclRankConnectionLost = 8,
+  /* Not returned: pcclSynchronizeSharedState says pcclInvalidUsage. */
+  pcclNoSharedStateAvailable = 9,
+  /* [fix] Reductions of this communicator are unfinished. */
+  pcclPendingAsyncOps = 10,
+  /* pcclUpdateTopology: as pcclRankConnectionLost. */
+  pcclUpdateTopologyFailed = 11,
+  /* [rejoin] pcclOptimizeTopology: this peer is out of the run. */
+  pcclTopologyOptimizationFailed = 12
+} pcclResult_t;
+
+/* ---- what is reduced ---- */
+
+typedef enum pcclDataType_t {
+  pcclUint8 = 0,
+  pcclInt8 = 1,
+  pcclInt16 = 2,
+  pcclUint16 = 3,
+  pcclUint32 = 4,
+  pcclInt32 = 5,
+  pcclUint64 = 6,
+  pcclInt64 = 7,
+  pcclFloat16 = 8,  /* IEEE binary16; combined in float */
+  pcclBFloat16 = 9, /* the upper half of a float; combined in float */
+  pcclFloat = 10,
+  pcclDouble = 11
+} pcclDataType_t;
+
+typedef enum pcclDeviceType_t {
+  pcclDeviceCpu = 0,
+  pcclDeviceCuda = 1 /* not supported yet: pcclInvalidArgument */
+} pcclDeviceType_t;
+
+/* pcclAvg: the sum over the members that contributed, divided by their number; integers are rounded
+ * towards zero. */
+typedef enum pcclRedOp_t {
+  pcclSum = 0,
+  pcclAvg = 1,
+  pcclProd = 2,
+  pcclMax = 3,
+  pcclMin = 4
+} pcclRedOp_t;
+
+typedef enum pcclDistributionHint_t {
+  pcclDistributionNone = 0,
+  pcclDistributionNormal = 1,
+  pcclDistributionUniform = 2
+} pcclDistributionHint_t;
+
+typedef enum pcclQuantizationAlgorithm_t {
+  pcclQuantNone = 0,
+  pcclQuantMinMax = 1,
+  pcclQuantZeroPointScale = 2
+} pcclQuantizationAlgorithm_t;
+
+typedef struct pcclReduceOperandDescriptor_t {
+  pcclDataType_t datatype;
+  pcclDistributionHint_t distribution_hint; /* has no effect */
+} pcclReduceOperandDescriptor_t;
+
+/* Not there yet: with any algorithm the reduction runs unquantized and exact, and the first one
+ * says so in the log. The types need not agree between members. */
+typedef struct pcclQuantizationOptions_t {
+  pcclDataType_t quantized_datatype;
+  pcclQuantizationAlgorithm_t algorithm;
+} pcclQuantizationOptions_t;
+
+/* Zero-initialised fields mean: sum, tag 0, unquantized. */
+typedef struct pcclReduceDescriptor_t {
+  size_t count; /* elements; 0 is allowed */
+  pcclRedOp_t op;
+  uint64_t tag; /* which reduction of another member belongs to this one */
+  pcclReduceOperandDescriptor_t src_descriptor;
+  pcclQuantizationOptions_t quantization_options;
+} pcclReduceDescriptor_t;
+
+typedef struct pcclReduceSingleDescriptor_t {
+  void* sendbuf;
+  void* recvbuf;
+  pcclReduceDescriptor_t descriptor;
+} pcclReduceOpDescriptor_t;
+
+typedef struct pcclReduceInfo_t {
+  uint32_t local_world_size; /* members whose input is in the result */
+  uint64_t tx_bytes;         /* sent and received by this peer */
+  uint64_t rx_bytes;
+} pcclReduceInfo_t;
+
+/* ---- communicators ---- */
+
+typedef struct pcclComm_t pcclComm_t;
+typedef struct pcclRankInfo_t pcclRankInfo_t; /* unused */
+
+/* unused */
+typedef struct pcclRankUuid_t {
+  uint8_t data[16];
+} pcclRankUuid_t;
+
+typedef struct pcclCommCreateParams_t {
+  ccoip_socket_address_t master_address;
+  uint32_t peer_group;               /* peers reduce only with peers of the same group */
+  uint32_t p2p_connection_pool_size; /* connections per link to another host; 0: the library
+                                        decides; at most 256 */
+} pcclCommCreateParams_t;
+
+typedef enum pcclAttribute_t {
+  PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE = 1,     /* members of all groups */
+  PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE = 2, /* members of this peer's group */
+  PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS = 3,
+  PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE = 4
+} pcclAttribute_t;
+
+/* A reduction in flight, or one that nobody awaited yet. */
+typedef struct pcclAsyncReduceOp_t {
+  pcclComm_t* comm;
+  uint64_t tag;
+} pcclAsyncReduceOp_t;
+
+/* Once per process, before any other call but those of masters. May be called again. Does not
+ * block, starts no thread. */
+PCCL_EXPORT pcclResult_t pcclInit(void);
+
+/* Makes a communicator; does not block, and connects to nothing. The handle is the caller's until
+ * pcclDestroyCommunicator.
+ *
+ * pcclInvalidArgument: the address, the pool size, or a PCCL_* variable makes no sense. */
+PCCL_EXPORT pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t* params,
+                                                pcclComm_t** comm_out);
+
+/* Copies a number; does not block. They are those of this peer's latest call that changed its view
+ * (connect, update topology, a reduction, a synchronisation), so they are equal on all members
+ * after the same call, and never change between two calls.
+ *
+ * pcclInvalidUsage: not connected, or put out of the run since: a loop that tries again ends here.
+ */
+PCCL_EXPORT pcclResult_t pcclGetAttribute(const pcclComm_t* comm, pcclAttribute_t attribute,
+                                          int* value_out);
+
+/* Leaves the run, so that the others see a departure and not a loss, and frees the handle. Takes a
+ * second at most. Reductions in flight end; none touches its memory afterwards. Calls that block in
+ * other threads return an error; no thread may enter another one with this handle. A process that
+ * ends by exit() does the same to what it left open. */
+PCCL_EXPORT pcclResult_t pcclDestroyCommunicator(pcclComm_t* comm);
+
+/* Joins the run. Blocks: the first peer of a group is let in at once, a later one by the members'
+ * pcclUpdateTopology. Tries once to reach the master; call again to try again. After a failure of a
+ * later call that left this peer out of the run, it joins as a new peer.
+ *
+ * pcclMasterConnectionFailed: no master there, refused, PCCL_TIMEOUT. pcclInvalidUsage: connected
+ * already. */
+PCCL_EXPORT pcclResult_t pcclConnect(pcclComm_t* comm);
+
+/* Collective: lets waiting peers in. A newcomer's first call returns at once, so that its next call
+ * is the members' next one; therefore one place in the program's loop calls it. Blocks.
+ *
+ * pcclPendingAsyncOps: a reduction is unfinished (one that is finished, but was not awaited, does
+ * not count). pcclInvalidUsage: not connected. pcclUpdateTopologyFailed: anything else. */
+PCCL_EXPORT pcclResult_t pcclUpdateTopology(pcclComm_t* comm);
+
+/* Collective: whether peers wait to be let in, with the same answer for all members. Blocks;
+ * reductions may be in flight.
+ *
+ * pcclInvalidUsage: any failure. */
+PCCL_EXPORT pcclResult_t pcclArePeersPending(const pcclComm_t* comm, bool* pending_out);
+
+/* To reorder the members by what their links carry. Not there yet: the order stays as it is, and
+ * the call succeeds. Does not block.
+ *
+ * pcclInvalidUsage: not connected. pcclTopologyOptimizationFailed: this peer is out of the run. */
+PCCL_EXPORT pcclResult_t pcclOptimizeTopology(const pcclComm_t* comm);
+
+/* ---- reductions ---- */
+
+/* Collective: recvbuf becomes the members' sendbufs combined, with the same bytes on every member.
+ * Blocks.
+ *
+ * sendbuf is never written, unless it is recvbuf; then it is as before the call after any failure.
+ * They are the same or do not overlap. A recvbuf apart from sendbuf is undefined after a failure.
+ * info_out is optional.
+ *
+ * Members' calls are matched by tag. A tag is taken until its reduction has ended, an asynchronous
+ * one until it was awaited; reductions with different tags may run at once, in any order.
+ *
+ * pcclInvalidArgument: an argument, the tag is taken, or members disagree about count, type or op
+ * (all of them get it). pcclTooFewPeers: this peer is alone. pcclRankConnectionLost: a member was
+ * lost, or this peer was put out. */
+PCCL_EXPORT pcclResult_t pcclAllReduce(const void* sendbuf, void* recvbuf,
+                                       const pcclReduceDescriptor_t* descriptor,
+                                       const pcclComm_t* comm,
+                                       pcclReduceInfo_t* PCCL_NULLABLE info_out);
+
+/* The same, without waiting for the end; a newcomer waits until it is let in. Neither buffer may be
+ * touched, nor the tag used, until pcclAwaitAsyncReduce has returned. To be awaited exactly once;
+ * what fails later is told there. */
+PCCL_EXPORT pcclResult_t pcclAllReduceAsync(const void* sendbuf, void* recvbuf,
+                                            const pcclReduceDescriptor_t* descriptor,
+                                            const pcclComm_t* comm, pcclAsyncReduceOp_t* op_out);
+
+/* Collective: several reductions, at most max_in_flight of them at once; each runs again among the
+ * survivors when a member is lost, from its untouched input. Blocks until all have ended, also
+ * after a failure. All members pass the same tags in the same order; a tag may occur twice. Buffers
+ * of different descriptors do not overlap where one is written. info_out is of the last one, with
+ * the bytes of all.
+ *
+ * pcclTooFewPeers: this peer is alone, or the last survivor. pcclInvalidArgument: as above, or
+ * max_in_flight < 1. Otherwise the first failure. */
+PCCL_EXPORT pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t* descriptors,
+                                                        size_t count, const pcclComm_t* comm,
+                                                        pcclReduceInfo_t* PCCL_NULLABLE info_out,
+                                                        int max_in_flight);
+
+/* Blocks until the reduction has ended; on any thread.
+ *
+ * pcclInvalidUsage: there is none with that tag, or it was awaited already. Otherwise as
+ * pcclAllReduce. */
+PCCL_EXPORT pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t* op,
+                                              pcclReduceInfo_t* PCCL_NULLABLE info_out);
+
+/* ---- shared state ---- */
+
+typedef enum pcclSharedStateSyncStrategy_t {
+  /* Sends and receives. Does not mix with the others. */
+  PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR = 0,
+  /* Its own content is no candidate. */
+  PCCL_SHARED_STATE_SYNC_STRATEGY_RECEIVE_ONLY = 1,
+  /* Evicted if another content wins. */
+  PCCL_SHARED_STATE_SYNC_STRATEGY_SEND_ONLY = 2
+} pcclSharedStateSyncStrategy_t;
+
+/* One entry of a state. */
+typedef struct pcclTensorInfo_t {
+  const char* name; /* up to 1024 bytes, different for each entry */
+  void* data;       /* any alignment; NULL only with count 0 */
+  size_t count;     /* elements */
+  pcclDataType_t datatype;
+  pcclDeviceType_t device_type;
+  bool allow_content_inequality; /* members keep their own content; newcomers receive it */
+} pcclTensorInfo_t;
+
+typedef struct pcclSharedState_t {
+  uint64_t revision; /* written back. To be counted up by one after every change of the state */
+  size_t count;      /* entries, at least one */
+  pcclTensorInfo_t* infos;
+} pcclSharedState_t;
+
+typedef struct pcclSharedStateSyncInfo_t {
+  uint64_t tx_bytes; /* of entries, sent and received by this peer; 0 where members are in step */
+  uint64_t rx_bytes;
+} pcclSharedStateSyncInfo_t;
+
+/* Collective: makes the entries equal on all members, byte for byte; newcomers receive them.
+ * Blocks. The state of the highest revision that a standing member offers counts, then the content
+ * that most have, then the longest-standing member's (docs/shared-state.md). It succeeds for all
+ * members, or nothing was written on any. The entries must not be written meanwhile. info_out is
+ * optional.
+ *
+ * pcclPendingAsyncOps: a reduction is unfinished. pcclInvalidArgument: an entry cannot be shared.
+ * pcclRankConnectionLost: a member gave up in this call; call again. pcclInvalidUsage: anything
+ * else. */
+PCCL_EXPORT pcclResult_t pcclSynchronizeSharedState(
+    const pcclComm_t* comm, pcclSharedState_t* shared_state, pcclSharedStateSyncStrategy_t strategy,
+    pcclSharedStateSyncInfo_t* PCCL_NULLABLE info_out);
+
+/* ---- masters ---- */
+
+typedef struct pcclMasterInstanceState_t pcclMasterInstance_t;
+
+/* Makes a master that will listen there; port 0 takes a free one. Does not block, and binds nothing
+ * yet. The handle is the caller's until pcclDestroyMaster. */
+PCCL_EXPORT pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address,
+                                          pcclMasterInstance_t** master_out);
+
+/* Binds the address and serves, on threads of its own; does not block. When it returns, peers can
+ * connect.
+ *
+ * pcclInvalidUsage: the address cannot be bound, or this master has run before. */
+PCCL_EXPORT pcclResult_t pcclRunMaster(pcclMasterInstance_t* master);
+
+/* Tells it to stop, and returns at once. May be called again, and from a signal handler.
+ *
+ * pcclInvalidUsage: it was never run. */
+PCCL_EXPORT pcclResult_t pcclInterruptMaster(pcclMasterInstance_t* master);
+
+/* Blocks until it has stopped; then its port is free again. May be called again.
+ *
+ * pcclInvalidUsage: it was never run. */
+PCCL_EXPORT pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t* master);
+
+/* Stops it if it runs, and frees the handle. No thread may be in a call with it. */
+PCCL_EXPORT pcclResult_t pcclDestroyMaster(pcclMasterInstance_t* master);
+
+/* ---- the library ---- */
+
+typedef struct pcclBuildInfo_t {
+  bool has_cuda_support;
+} pcclBuildInfo_t;
+
+/* What this library was built with; does not block. */
+PCCL_EXPORT pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t* build_info_out);
+
+/* ---- more than pypccl's header has ---- */
+
+/* Why the calling thread's latest call that failed did, as a sentence; "" if none has. Calls that
+ * succeed do not change it. Never NULL. The text is the library's, and lasts until the thread's
+ * next failure or end: copy it to keep it. */
+PCCL_EXPORT const char* pcclGetLastError(void);
+
+/* "host:port", "1.2.3.4:5", "[::1]:48148", or a host alone, with the port
+ * CCOIP_PROTOCOL_PORT_MASTER. A name is resolved, which may block; its first IPv4 address, if it
+ * has one.
+ *
+ * pcclInvalidArgument: no such text, or no such host. */
+PCCL_EXPORT pcclResult_t pcclResolveAddress(const char* text, ccoip_socket_address_t* address_out);
+
+/* Where it listens, with the port that it really has.
+ *
+ * pcclInvalidUsage: it was never run. */
+PCCL_EXPORT pcclResult_t pcclGetMasterAddress(const pcclMasterInstance_t* master,
+                                              ccoip_socket_address_t* address_out);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* PCCL_H */

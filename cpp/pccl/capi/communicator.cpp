@@ -1,0 +1,235 @@
+// pccl.h: making communicators, joining and leaving, and who is there.
+#include "pccl/capi/communicator.h"
+
+#include <string>
+#include <utility>
+
+#include "pccl/capi/address.h"
+#include "pccl/capi/environment.h"
+
+namespace pccl::capi {
+namespace {
+
+constexpr const char* kOut = "this peer is out of the run; it may connect again";
+
+std::atomic<bool> initialized{false};
+
+Status forked() {
+  return Status(Code::invalid_usage,
+                "this process was forked; its copy of the communicator cannot be used");
+}
+
+Result<peer::CommunicatorOptions> options_from(const pcclCommCreateParams_t& params) {
+  peer::CommunicatorOptions options;
+  if (const Status status = refuse_secret(); !status) return status.error();
+  const Result<Settings> settings = Settings::from_environment();
+  if (!settings) return settings.error();
+  options.settings = *settings;
+  const Result<wire::Address> master = from_c(params.master_address);
+  if (!master) return master.error();
+  if (master->port == 0) return refuse("the master's address has no port").error();
+  options.master = *master;
+  options.group = params.peer_group;
+  if (params.p2p_connection_pool_size > 256)
+    return refuse("p2p_connection_pool_size is more than 256").error();
+  if (params.p2p_connection_pool_size != 0)
+    options.settings.stripes = params.p2p_connection_pool_size;
+  const Result<std::uint16_t> port = own_port();
+  if (!port) return port.error();
+  options.port = *port;
+  auto advertise = advertised();
+  if (!advertise) return advertise.error();
+  options.advertise = std::move(*advertise);
+  return options;
+}
+
+Result<std::uint64_t> read(const peer::View& view, pcclAttribute_t attribute) {
+  switch (attribute) {
+    case PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE:
+      return view.census.members;
+    case PCCL_ATTRIBUTE_PEER_GROUP_WORLD_SIZE:
+      return view.record == nullptr ? 0 : view.record->members.size();
+    case PCCL_ATTRIBUTE_NUM_DISTINCT_PEER_GROUPS:
+      return view.census.groups;
+    case PCCL_ATTRIBUTE_LARGEST_PEER_GROUP_WORLD_SIZE:
+      return view.census.largest_group;
+  }
+  return refuse("no attribute " + std::to_string(static_cast<int>(attribute))).error();
+}
+
+}  // namespace
+
+Status Connection::take(std::span<const std::uint64_t> tags) {
+  const std::lock_guard lock(mutex_);
+  for (const std::uint64_t tag : tags) {
+    if (tags_.contains(tag)) {
+      return refuse("tag " + std::to_string(tag) +
+                    " is taken by another reduction, which has not ended or was not awaited");
+    }
+  }
+  for (const std::uint64_t tag : tags) tags_[tag] = nullptr;
+  return {};
+}
+
+void Connection::release(std::span<const std::uint64_t> tags) {
+  const std::lock_guard lock(mutex_);
+  for (const std::uint64_t tag : tags) tags_.erase(tag);
+}
+
+void Connection::launched(std::uint64_t tag, const peer::CallPtr& call) {
+  const std::lock_guard lock(mutex_);
+  tags_[tag] = call;
+}
+
+Result<peer::CallPtr> Connection::find(std::uint64_t tag) {
+  const std::lock_guard lock(mutex_);
+  const auto found = tags_.find(tag);
+  if (found != tags_.end() && found->second != nullptr) return found->second;
+  return Error{Code::invalid_usage,
+               "no asynchronous reduction with tag " + std::to_string(tag) + " to await",
+               {},
+               {}};
+}
+
+void Connection::awaited(std::uint64_t tag, const peer::CallPtr& call) {
+  const std::lock_guard lock(mutex_);
+  const auto found = tags_.find(tag);
+  if (found != tags_.end() && found->second == call) tags_.erase(found);
+}
+
+Status Comm::connect() {
+  if (inert()) return forked();
+  ConnectionPtr made;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return Status(Code::invalid_usage, "this communicator was destroyed");
+    if (joining_ != nullptr || (connection_ != nullptr && connection_->peer.is_open()))
+      return Status(Code::invalid_usage, "connected already");
+    // A peer that failed to join, or was cut off, comes back as a new peer.
+    made = joining_ = std::make_shared<Connection>(options_);
+  }
+  Status status;
+  try {
+    status = made->peer.join({}, limit());
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    joining_.reset();
+    throw;
+  }
+  ConnectionPtr before;  // closed without the lock
+  const std::lock_guard lock(mutex_);
+  joining_.reset();
+  if (status && closed_) status = Status(Code::invalid_usage, "this communicator was destroyed");
+  if (!status) return status;
+  before = std::exchange(connection_, std::move(made));
+  return {};
+}
+
+Result<ConnectionPtr> Comm::connection() {
+  if (inert()) return forked().error();
+  const std::lock_guard lock(mutex_);
+  if (connection_ != nullptr) return connection_;
+  return Error{Code::invalid_usage, "not connected; call pcclConnect first", {}, {}};
+}
+
+void Comm::close() {
+  if (inert()) return;
+  ConnectionPtr open[2];
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    open[0] = connection_;
+    open[1] = joining_;
+  }
+  for (const ConnectionPtr& connection : open)
+    if (connection != nullptr) connection->peer.close();
+}
+
+Status check_initialized() {
+  if (initialized.load(std::memory_order_relaxed)) return {};
+  return Status(Code::not_initialized, "call pcclInit first");
+}
+
+}  // namespace pccl::capi
+
+// ---- pccl.h
+
+using namespace pccl;        // NOLINT: this file implements a C header
+using namespace pccl::capi;  // NOLINT
+
+pcclResult_t pcclInit() {
+  initialized.store(true, std::memory_order_relaxed);
+  return pcclSuccess;
+}
+
+pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t* params, pcclComm_t** comm_out) {
+  return call(__func__, CallKind::connect, [&]() -> Status {
+    if (Status status = check_initialized(); !status) return status;
+    if (params == nullptr) return refuse("params is NULL");
+    if (comm_out == nullptr) return refuse("comm_out is NULL");
+    auto options = options_from(*params);
+    if (!options) return options.error();
+    *comm_out = new pcclComm_t{std::make_shared<Comm>(std::move(*options))};
+    return {};
+  });
+}
+
+pcclResult_t pcclDestroyCommunicator(pcclComm_t* comm) {
+  return call(__func__, CallKind::connect, [&]() -> Status {
+    if (Status status = check_initialized(); !status) return status;
+    if (comm == nullptr) return refuse("comm is NULL");
+    if (comm->comm->inert()) return {};  // its memory is the parent's engine's, too
+    comm->comm->close();
+    delete comm;
+    return {};
+  });
+}
+
+pcclResult_t pcclConnect(pcclComm_t* comm) {
+  return call(__func__, CallKind::connect, [&]() -> Status {
+    if (Status status = check_initialized(); !status) return status;
+    if (comm == nullptr) return refuse("comm is NULL");
+    const std::shared_ptr<Comm> kept = comm->comm;
+    return kept->connect();
+  });
+}
+
+pcclResult_t pcclGetAttribute(const pcclComm_t* comm, pcclAttribute_t attribute, int* value_out) {
+  return connected(__func__, CallKind::question, comm,
+                   [&](Connection& connection, const peer::Limit&) -> Status {
+                     if (value_out == nullptr) return refuse("value_out is NULL");
+                     if (!connection.peer.is_open()) return Status(Code::invalid_usage, kOut);
+                     const Result<peer::View> view = connection.peer.view();
+                     if (!view) return view.error();
+                     const Result<std::uint64_t> value = read(*view, attribute);
+                     if (!value) return value.error();
+                     *value_out = static_cast<int>(*value);
+                     return {};
+                   });
+}
+
+pcclResult_t pcclUpdateTopology(pcclComm_t* comm) {
+  return connected(__func__, CallKind::topology, comm,
+                   [](Connection& connection, const peer::Limit& limit) {
+                     return connection.peer.update_topology(limit);
+                   });
+}
+
+pcclResult_t pcclArePeersPending(const pcclComm_t* comm, bool* pending_out) {
+  return connected(__func__, CallKind::question, comm,
+                   [&](Connection& connection, const peer::Limit& limit) -> Status {
+                     if (pending_out == nullptr) return refuse("pending_out is NULL");
+                     const Result<bool> pending = connection.peer.peers_pending(limit);
+                     if (!pending) return pending.error();
+                     *pending_out = *pending;
+                     return {};
+                   });
+}
+
+pcclResult_t pcclOptimizeTopology(const pcclComm_t* comm) {
+  return connected(__func__, CallKind::optimize, comm,
+                   [](Connection& connection, const peer::Limit&) -> Status {
+                     if (connection.peer.is_open()) return {};
+                     return Status(Code::evicted, kOut);
+                   });
+}

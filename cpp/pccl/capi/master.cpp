@@ -1,0 +1,206 @@
+// pccl.h: masters, and the library itself.
+#include <pthread.h>
+#include <semaphore.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "pccl/capi/address.h"
+#include "pccl/capi/call.h"
+#include "pccl/capi/environment.h"
+#include "pccl/capi/exit.h"
+#include "pccl/master/server.h"
+#include "pccl/net/address.h"
+#include "pccl/net/fork.h"
+
+namespace pccl::capi {
+namespace {
+
+constexpr Duration kSlice = std::chrono::hours(1);  // of a wait without end
+
+// *any thread*, but for the destructor
+class Master final : public ClosedAtExit {
+ public:
+  Master(const wire::Address& listen, const Settings& settings) : server_(listen, settings) {
+    sem_init(&stop_, 0, 0);
+    opened();
+  }
+  ~Master() {
+    gone();
+    close();
+    sem_destroy(&stop_);
+  }
+
+  Status run();
+  // Safe in a signal handler, if it succeeds.
+  Status interrupt();
+  Status wait();
+  [[nodiscard]] Result<wire::Address> address() const;
+  void close() override;
+  // A copy that a fork made: neither used nor destroyed.
+  [[nodiscard]] bool inert() const { return net::fork_generation() != generation_; }
+
+ private:
+  [[nodiscard]] Status check_ran() const;
+
+  const std::uint64_t generation_ = net::fork_generation();
+  master::Server server_;
+  std::mutex mutex_;  // guards what is done once: run, and the end of the thread
+  std::atomic<bool> ran_{false};
+  // A signal handler may do no more than post it; the thread then does the work.
+  sem_t stop_;
+  std::thread stopper_;
+};
+
+Status Master::check_ran() const {
+  if (inert()) return Status(Code::invalid_usage, "this process was forked; its copy is no master");
+  if (!ran_.load(std::memory_order_acquire))
+    return Status(Code::invalid_usage, "this master was never run");
+  return {};
+}
+
+Status Master::run() {
+  if (inert()) return check_ran();
+  const std::lock_guard lock(mutex_);
+  if (ran_) return Status(Code::invalid_usage, "a master runs once");
+  if (Status status = server_.run(); !status) return status;
+  // Signals are for the program's own threads.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    stopper_ = std::thread([this] {
+      while (sem_wait(&stop_) != 0 && errno == EINTR) {
+      }
+      server_.interrupt();
+    });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    server_.interrupt();
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ran_.store(true, std::memory_order_release);
+  return {};
+}
+
+Status Master::interrupt() {
+  if (Status status = check_ran(); !status) return status;
+  sem_post(&stop_);
+  return {};
+}
+
+Status Master::wait() {
+  if (Status status = check_ran(); !status) return status;
+  while (!server_.wait(std::chrono::steady_clock::now() + kSlice)) {
+  }
+  return {};
+}
+
+Result<wire::Address> Master::address() const {
+  if (const Status status = check_ran(); !status) return status.error();
+  return net::parse_address(server_.address(), 0);
+}
+
+void Master::close() {
+  if (!check_ran()) return;
+  sem_post(&stop_);
+  const std::lock_guard lock(mutex_);
+  if (stopper_.joinable()) stopper_.join();
+}
+
+}  // namespace
+}  // namespace pccl::capi
+
+struct pcclMasterInstanceState_t {
+  pccl::capi::Master master;
+};
+
+// ---- pccl.h
+
+using namespace pccl;        // NOLINT: this file implements a C header
+using namespace pccl::capi;  // NOLINT
+
+pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address,
+                              pcclMasterInstance_t** master_out) {
+  return call(__func__, CallKind::collective, [&]() -> Status {
+    if (master_out == nullptr) return refuse("master_out is NULL");
+    if (Status status = refuse_secret(); !status) return status;
+    const Result<wire::Address> listen = from_c(listen_address);
+    if (!listen) return listen.error();
+    const Result<Settings> settings = Settings::from_environment();
+    if (!settings) return settings.error();
+    *master_out = new pcclMasterInstanceState_t{{*listen, *settings}};
+    return {};
+  });
+}
+
+pcclResult_t pcclRunMaster(pcclMasterInstance_t* master) {
+  return call(__func__, CallKind::collective, [&]() -> Status {
+    return master == nullptr ? refuse("master is NULL") : master->master.run();
+  });
+}
+
+pcclResult_t pcclInterruptMaster(pcclMasterInstance_t* master) {
+  return call(__func__, CallKind::collective, [&]() -> Status {
+    return master == nullptr ? refuse("master is NULL") : master->master.interrupt();
+  });
+}
+
+pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t* master) {
+  return call(__func__, CallKind::collective, [&]() -> Status {
+    return master == nullptr ? refuse("master is NULL") : master->master.wait();
+  });
+}
+
+pcclResult_t pcclDestroyMaster(pcclMasterInstance_t* master) {
+  return call(__func__, CallKind::collective, [&]() -> Status {
+    if (master == nullptr) return refuse("master is NULL");
+    if (!master->master.inert()) delete master;
+    return {};
+  });
+}
+
+pcclResult_t pcclGetMasterAddress(const pcclMasterInstance_t* master,
+                                  ccoip_socket_address_t* address_out) {
+  return call(__func__, CallKind::collective, [&]() -> Status {
+    if (master == nullptr) return refuse("master is NULL");
+    if (address_out == nullptr) return refuse("address_out is NULL");
+    const Result<wire::Address> bound = master->master.address();
+    if (!bound) return bound.error();
+    const Result<ccoip_socket_address_t> address = to_c(*bound);
+    if (!address) return address.error();
+    *address_out = *address;
+    return {};
+  });
+}
+
+pcclResult_t pcclResolveAddress(const char* text, ccoip_socket_address_t* address_out) {
+  return call(__func__, CallKind::collective, [&]() -> Status {
+    if (text == nullptr) return refuse("text is NULL");
+    if (address_out == nullptr) return refuse("address_out is NULL");
+    const Result<wire::Address> parsed = net::parse_address(text, net::kDefaultPort);
+    if (!parsed) return parsed.error();
+    if (parsed->host.empty()) return refuse("\"" + std::string(text) + "\" names no host");
+    const Result<ccoip_socket_address_t> address = to_c(*parsed);
+    if (!address) return address.error();
+    *address_out = *address;
+    return {};
+  });
+}
+
+pcclResult_t pcclGetBuildInfo(pcclBuildInfo_t* build_info_out) {
+  return call(__func__, CallKind::question, [&]() -> Status {
+    if (build_info_out == nullptr) return refuse("build_info_out is NULL");
+    build_info_out->has_cuda_support = false;
+    return {};
+  });
+}
+
+const char* pcclGetLastError() { return last_error(); }

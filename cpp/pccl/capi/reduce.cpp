@@ -1,0 +1,265 @@
+// pccl.h: reductions.
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pccl/base/dtype.h"
+#include "pccl/base/log.h"
+#include "pccl/capi/communicator.h"
+
+namespace pccl::capi {
+namespace {
+
+static_assert(pcclUint8 == static_cast<int>(DataType::uint8));
+static_assert(pcclInt8 == static_cast<int>(DataType::int8));
+static_assert(pcclInt16 == static_cast<int>(DataType::int16));
+static_assert(pcclUint16 == static_cast<int>(DataType::uint16));
+static_assert(pcclUint32 == static_cast<int>(DataType::uint32));
+static_assert(pcclInt32 == static_cast<int>(DataType::int32));
+static_assert(pcclUint64 == static_cast<int>(DataType::uint64));
+static_assert(pcclInt64 == static_cast<int>(DataType::int64));
+static_assert(pcclFloat16 == static_cast<int>(DataType::float16));
+static_assert(pcclBFloat16 == static_cast<int>(DataType::bfloat16));
+static_assert(pcclFloat == static_cast<int>(DataType::float32));
+static_assert(pcclDouble == static_cast<int>(DataType::float64));
+static_assert(pcclSum == static_cast<int>(ReduceOp::sum));
+static_assert(pcclAvg == static_cast<int>(ReduceOp::avg));
+static_assert(pcclProd == static_cast<int>(ReduceOp::prod));
+static_assert(pcclMax == static_cast<int>(ReduceOp::max));
+static_assert(pcclMin == static_cast<int>(ReduceOp::min));
+
+template <class Enum>
+bool within(Enum value, Enum last) {
+  return static_cast<int>(value) >= 0 && static_cast<int>(value) <= static_cast<int>(last);
+}
+
+template <class Enum>
+Status unknown(const char* what, Enum value) {
+  return refuse("no " + std::string(what) + " " + std::to_string(static_cast<int>(value)));
+}
+
+Status check(const pcclReduceDescriptor_t& what) {
+  if (!within(what.op, pcclMin)) return unknown("op", what.op);
+  if (!within(what.src_descriptor.datatype, pcclDouble))
+    return unknown("datatype", what.src_descriptor.datatype);
+  if (!within(what.src_descriptor.distribution_hint, pcclDistributionUniform))
+    return unknown("distribution_hint", what.src_descriptor.distribution_hint);
+  const pcclQuantizationOptions_t& quantize = what.quantization_options;
+  if (!within(quantize.algorithm, pcclQuantZeroPointScale))
+    return unknown("quantization algorithm", quantize.algorithm);
+  if (quantize.algorithm != pcclQuantNone && !within(quantize.quantized_datatype, pcclDouble))
+    return unknown("quantized_datatype", quantize.quantized_datatype);
+  return {};
+}
+
+Result<peer::OperationRequest> request_from(const void* send, void* recv,
+                                            const pcclReduceDescriptor_t& what, bool rerun) {
+  if (const Status status = check(what); !status) return status.error();
+  const auto type = static_cast<DataType>(what.src_descriptor.datatype);
+  if (what.count > SIZE_MAX / element_size(type)) return refuse("count is too large").error();
+  const std::size_t bytes = what.count * element_size(type);
+  if (bytes != 0 && send == nullptr) return refuse("sendbuf is NULL").error();
+  if (bytes != 0 && recv == nullptr) return refuse("recvbuf is NULL").error();
+  const auto from = reinterpret_cast<std::uintptr_t>(send);
+  const auto to = reinterpret_cast<std::uintptr_t>(recv);
+  if (send != recv && std::max(from, to) - std::min(from, to) < bytes)
+    return refuse("sendbuf and recvbuf overlap").error();
+  peer::OperationRequest request;
+  request.arrays.push_back({send, recv, what.count, type});
+  request.op = static_cast<ReduceOp>(what.op);
+  request.tag = what.tag;
+  request.rerun = rerun;
+  request.alone_is_error = true;
+  request.structure = XXH3_64bits("", 0);  // none: as level 1 in Python
+  request.description = std::string(name(type)) + "[" + std::to_string(what.count) + "]";
+  return request;
+}
+
+void tell_unquantized(Connection& connection, const pcclReduceDescriptor_t& what) {
+  if (what.quantization_options.algorithm == pcclQuantNone) return;
+  if (connection.told_unquantized.exchange(true)) return;
+  log(LogLevel::warn, connection.peer.id(),
+      "quantization is not there yet: reductions run unquantized, with exact results");
+}
+
+pcclReduceInfo_t info_of(const peer::Call& call) {
+  pcclReduceInfo_t info{};
+  if (call.record != nullptr)
+    info.local_world_size = static_cast<std::uint32_t>(call.record->members.size());
+  info.tx_bytes = call.traffic.tx_bytes;
+  info.rx_bytes = call.traffic.rx_bytes;
+  return info;
+}
+
+// Reductions of one call, at most `limit` of them in flight.
+class Batch {
+ public:
+  Batch(Connection& connection, const peer::Limit& limit, std::size_t most)
+      : connection_(connection), limit_(limit), most_(most) {}
+  // The callers' memory is in use until they have ended, however this does.
+  ~Batch() {
+    while (!running_.empty()) {
+      try {
+        finish();
+      } catch (...) {  // no memory: told by what came here first
+      }
+    }
+  }
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+  // False once one has failed.
+  bool start(peer::OperationRequest request) {
+    while (running_.size() >= most_) finish();
+    if (!status_) return false;
+    Result<peer::CallPtr> call = connection_.peer.start(std::move(request), limit_);
+    if (call) {
+      running_.push_back(std::move(*call));
+    } else {
+      status_ = call.error();
+    }
+    return status_.ok();
+  }
+  // Of the last one, with the bytes of all; or the first failure.
+  Result<pcclReduceInfo_t> end() {
+    while (!running_.empty()) finish();
+    if (!status_) return status_.error();
+    return info_;
+  }
+
+ private:
+  void finish() {
+    const peer::CallPtr call = std::move(running_.front());
+    running_.pop_front();
+    const Status status = connection_.peer.wait(call, limit_);
+    if (!status && status_) status_ = status;
+    if (!status) return;
+    pcclReduceInfo_t info = info_of(*call);
+    info.tx_bytes += info_.tx_bytes;
+    info.rx_bytes += info_.rx_bytes;
+    info_ = info;
+  }
+
+  Connection& connection_;
+  const peer::Limit& limit_;
+  const std::size_t most_;
+  std::deque<peer::CallPtr> running_;
+  Status status_;
+  pcclReduceInfo_t info_{};
+};
+
+Status reduce_all(Connection& connection, const peer::Limit& limit,
+                  std::span<const pcclReduceOpDescriptor_t> descriptors, std::size_t most,
+                  pcclReduceInfo_t* info_out) {
+  std::vector<peer::OperationRequest> requests;
+  std::vector<std::uint64_t> tags;
+  for (const pcclReduceOpDescriptor_t& one : descriptors) {
+    auto request = request_from(one.sendbuf, one.recvbuf, one.descriptor, true);
+    if (!request) {
+      Error error = request.error();
+      error.reason = "descriptor " + std::to_string(requests.size()) + ": " + error.reason;
+      return error;
+    }
+    requests.push_back(std::move(*request));
+    tags.push_back(one.descriptor.tag);
+  }
+  const Tags taken(connection, tags);
+  if (!taken.taken()) return taken.taken();
+  Batch batch(connection, limit, most);
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    tell_unquantized(connection, descriptors[i].descriptor);
+    if (!batch.start(std::move(requests[i]))) break;
+  }
+  Result<pcclReduceInfo_t> info = batch.end();
+  if (!info) return info.error();
+  if (requests.empty()) {
+    const Result<peer::View> view = connection.peer.view();
+    if (!view) return view.error();
+    if (view->record != nullptr)
+      info->local_world_size = static_cast<std::uint32_t>(view->record->members.size());
+  }
+  if (info_out != nullptr) *info_out = *info;
+  return {};
+}
+
+}  // namespace
+}  // namespace pccl::capi
+
+// ---- pccl.h
+
+using namespace pccl;        // NOLINT: this file implements a C header
+using namespace pccl::capi;  // NOLINT
+
+pcclResult_t pcclAllReduce(const void* sendbuf, void* recvbuf,
+                           const pcclReduceDescriptor_t* descriptor, const pcclComm_t* comm,
+                           pcclReduceInfo_t* info_out) {
+  return connected(__func__, CallKind::collective, comm,
+                   [&](Connection& connection, const peer::Limit& limit) -> Status {
+                     if (descriptor == nullptr) return refuse("descriptor is NULL");
+                     auto request = request_from(sendbuf, recvbuf, *descriptor, false);
+                     if (!request) return request.error();
+                     const std::array tag{descriptor->tag};
+                     const Tags taken(connection, tag);
+                     if (!taken.taken()) return taken.taken();
+                     tell_unquantized(connection, *descriptor);
+                     peer::CallPtr started;
+                     const Status status =
+                         connection.peer.reduce(std::move(*request), limit,
+                                                [&](const peer::CallPtr& call) { started = call; });
+                     if (status && info_out != nullptr) *info_out = info_of(*started);
+                     return status;
+                   });
+}
+
+pcclResult_t pcclAllReduceAsync(const void* sendbuf, void* recvbuf,
+                                const pcclReduceDescriptor_t* descriptor, const pcclComm_t* comm,
+                                pcclAsyncReduceOp_t* op_out) {
+  return connected(__func__, CallKind::collective, comm,
+                   [&](Connection& connection, const peer::Limit& limit) -> Status {
+                     if (descriptor == nullptr) return refuse("descriptor is NULL");
+                     if (op_out == nullptr) return refuse("op_out is NULL");
+                     auto request = request_from(sendbuf, recvbuf, *descriptor, false);
+                     if (!request) return request.error();
+                     const std::array tag{descriptor->tag};
+                     Tags taken(connection, tag);
+                     if (!taken.taken()) return taken.taken();
+                     tell_unquantized(connection, *descriptor);
+                     const auto launched = connection.peer.start(std::move(*request), limit);
+                     if (!launched) return launched.error();
+                     connection.launched(descriptor->tag, *launched);
+                     taken.keep();
+                     *op_out = {const_cast<pcclComm_t*>(comm), descriptor->tag};
+                     return {};
+                   });
+}
+
+pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t* descriptors,
+                                            size_t count, const pcclComm_t* comm,
+                                            pcclReduceInfo_t* info_out, int max_in_flight) {
+  return connected(__func__, CallKind::collective, comm,
+                   [&](Connection& connection, const peer::Limit& limit) -> Status {
+                     if (descriptors == nullptr && count != 0) return refuse("descriptors is NULL");
+                     if (max_in_flight < 1) return refuse("max_in_flight is less than 1");
+                     return reduce_all(connection, limit, {descriptors, count},
+                                       static_cast<std::size_t>(max_in_flight), info_out);
+                   });
+}
+
+pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t* op, pcclReduceInfo_t* info_out) {
+  return connected(__func__, CallKind::collective, op == nullptr ? nullptr : op->comm,
+                   [&](Connection& connection, const peer::Limit& limit) -> Status {
+                     const auto launched = connection.find(op->tag);
+                     if (!launched) return launched.error();
+                     const Status status = connection.peer.wait(*launched, limit);
+                     connection.awaited(op->tag, *launched);
+                     if (status && info_out != nullptr) *info_out = info_of(**launched);
+                     return status;
+                   });
+}
