@@ -26,10 +26,10 @@ _DLPACK_CPU = 1
 
 def recognises(leaf: object) -> bool:
     """Whether `leaf` shows memory. Bytes do, but are refused: they are text as often as numbers."""
+    if isinstance(leaf, bytes | str | np.generic):
+        return False
     if _has_dlpack(leaf):
         return True
-    if isinstance(leaf, bytes | str):
-        return False
     try:
         memoryview(leaf).release()  # type: ignore[arg-type]
     except TypeError:
