@@ -7,7 +7,7 @@ STAGE = tools/stage.sh
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: demo test install setup build lint format types stress soak bench package clean
+.PHONY: demo test install setup build lint format types docs stress soak bench package clean
 
 # A tree that is set up for development runs the demo from its editable build; any other from a plain install.
 ifneq ($(wildcard $(VENV)/requirements-dev.installed),)
@@ -22,7 +22,7 @@ install:
 	@$(STAGE) install $(PYTHON_BIN) -m pip install -q -c requirements-dev.txt '.[demo]'
 
 # pytest comes last, so that its summary is what one sees last.
-test: build lint types stress
+test: build lint types docs stress
 	@mkdir -p build
 	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
 
@@ -42,6 +42,10 @@ format: setup
 
 types: setup
 	@$(STAGE) types tools/typecheck.sh $(PYTHON_BIN)
+
+# The pages and the reference made from docstrings, as a site in build/site. Warnings are errors.
+docs: setup
+	@$(STAGE) docs env PATH="$(abspath $(VENV))/bin:$$PATH" $(PYTHON_BIN) -m mkdocs build --quiet --strict
 
 stress: setup
 	@$(STAGE) "stress, ASan + UBSan" tools/stress.sh address,undefined

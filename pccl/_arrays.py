@@ -137,6 +137,16 @@ def find_adapter(leaf: object) -> Adapter | None:
     return next((adapter for adapter in found if adapter.recognises(leaf)), None)
 
 
+def _any_adapter(leaf: object) -> Adapter | None:
+    """The adapter that recognises `leaf`, or the one of last resort for what shows its memory."""
+    found = find_adapter(leaf)
+    if found is None:
+        generic: Adapter = importlib.import_module("pccl.adapters.generic")
+        if generic.recognises(leaf):
+            return generic
+    return found
+
+
 def flatten_registered(node: object) -> Node | None:
     """One level of a container that a framework in use knows: JAX, or a registered one."""
     if "jax" in sys.modules:
@@ -197,7 +207,7 @@ def _read(leaf: object, *, mean: bool) -> Leaf:
             raise InvalidArgument.because("", "the int does not fit in 64 bits") from None
         dtype = DataType.DOUBLE if as_float else DataType.INT64
         return Leaf([Buffer(number, dtype)], lambda results: results[0].item())
-    adapter = find_adapter(leaf)
+    adapter = _any_adapter(leaf)
     if adapter is None:
         kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
         raise InvalidArgument.because("", f"a {kind} is neither an array nor a number")
@@ -221,7 +231,7 @@ def write(leaf: object, func: str, where: str) -> Sequence[Buffer]:
         if isinstance(leaf, np.ndarray):
             buffers: Sequence[Buffer] = [_numpy_buffer(leaf)]
         else:
-            adapter = find_adapter(leaf)
+            adapter = _any_adapter(leaf)
             if adapter is None:
                 sentence = f"a {type(leaf).__name__} cannot be written; only arrays can be outputs"
                 raise InvalidArgument.because("", sentence)
@@ -268,7 +278,7 @@ def share(leaf: object) -> Shared:
         writable = own and native is array and array.flags.c_contiguous
         data = _flat(np.ascontiguousarray(native))
         return Shared(kind, array.shape, data, writable, "")
-    adapter = find_adapter(leaf)
+    adapter = _any_adapter(leaf)
     if adapter is None:
         kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
         sentence = f"a {kind} is no array, number, string or None, and has no state_dict"
@@ -290,8 +300,10 @@ def adopt(
     origin: str, kind: str, shape: tuple[int, ...], data: Array, like: object = None
 ) -> object:
     """An array of these bytes: in the place of `like`, or a new one of the framework `origin`."""
-    if like is not None:
-        adapter = find_adapter(like)
+    if isinstance(like, np.ndarray | np.generic):
+        adapter = None
+    elif like is not None:
+        adapter = _any_adapter(like)
     else:
         # The others' framework, if this process uses it as well.
         adapter = _adapter_of_module(origin) if origin in sys.modules else None

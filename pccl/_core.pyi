@@ -141,7 +141,26 @@ class Reducer:
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
         timeout: float | None = None,
-    ) -> Reduced: ...
+    ) -> Reduced:
+        """Reduces `send` over all members into `recv`, and waits.
+
+        Args:
+            send: NumPy array (or CPU torch tensor) of numbers, any shape. Unchanged, unless `recv`
+                is the same memory.
+            recv: Array of the same kind, dtype and number of elements. May be `send`: after a
+                failure it is as before.
+            op: How elements are combined.
+            tag: Members' calls with equal tags meet, in the order of each member's calls.
+            operand_descriptor: Default: the arrays' own dtype. Another dtype is refused.
+            quantization_options: Members must ask for the same. So far arrays travel exact in any case.
+            timeout: Seconds for the whole call. None waits as long as members make progress.
+
+        Raises:
+            TooFewPeers: Alone in the group.
+            PeerLost: A member was lost (RANK_CONNECTION_LOST); update the topology and call again.
+            MismatchedCall: Members disagree on count, dtype or op.
+            InvalidArgument: The arrays do not fit together.
+        """
 
 class Synced:
     revision: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,19 @@ from pccl.errors import InvalidArgument, Result
 
 _ALIGNMENT = 64
 
+_Scalar = TypeVar("_Scalar", bound=np.generic)
+_Shape = int | tuple[int, ...]
 
-def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+
+@overload
+def empty(shape: _Shape) -> npt.NDArray[np.float32]: ...
+@overload
+def empty(shape: _Shape, dtype: type[_Scalar] | np.dtype[_Scalar]) -> npt.NDArray[_Scalar]: ...
+@overload
+def empty(shape: _Shape, dtype: npt.DTypeLike) -> npt.NDArray[Any]: ...
+
+
+def empty(shape: _Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
     """A new NumPy array in shared memory, its elements zero or anything.
 
     Peers of this host reduce it where it is, without a copy of its elements to somewhere else first; everywhere else it
@@ -48,20 +59,36 @@ def empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> np
     return memory.view(kind).reshape(dimensions) if size else np.empty(dimensions, kind)
 
 
-def zeros(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+@overload
+def zeros(shape: _Shape) -> npt.NDArray[np.float32]: ...
+@overload
+def zeros(shape: _Shape, dtype: type[_Scalar] | np.dtype[_Scalar]) -> npt.NDArray[_Scalar]: ...
+@overload
+def zeros(shape: _Shape, dtype: npt.DTypeLike) -> npt.NDArray[Any]: ...
+def zeros(shape: _Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
     """As `empty`, all elements zero."""
     return full(shape, 0, dtype)
 
 
+@overload
+def full(shape: _Shape, fill_value: Any) -> npt.NDArray[np.float32]: ...
+@overload
 def full(
-    shape: int | tuple[int, ...], fill_value: Any, dtype: npt.DTypeLike = np.float32
-) -> npt.NDArray[Any]:
+    shape: _Shape, fill_value: Any, dtype: type[_Scalar] | np.dtype[_Scalar]
+) -> npt.NDArray[_Scalar]: ...
+@overload
+def full(shape: _Shape, fill_value: Any, dtype: npt.DTypeLike) -> npt.NDArray[Any]: ...
+def full(shape: _Shape, fill_value: Any, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
     """As `empty`, all elements `fill_value`."""
     array = empty(shape, dtype)
     array[...] = fill_value
     return array
 
 
+@overload
+def from_array(array: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]: ...
+@overload
+def from_array(array: Any) -> npt.NDArray[Any]: ...
 def from_array(array: Any) -> npt.NDArray[Any]:
     """A copy in shared memory of any array (NumPy, torch on CPU, JAX, nested lists): same shape, dtype and elements."""
     source = np.asarray(array)

@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Literal, SupportsFloat, TypeVar, overload
 
 from pccl import _arrays, _core, _halves, _settings, communicator
 from pccl import tree as trees
 from pccl._arrays import Array, Leaf, Staging
 from pccl._progress import reporting
 from pccl._state import State
+from pccl._weighted import WeightedMean
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument, InvalidUsage, NotInitialized, NotSupported
 from pccl.types import ReduceInfo, ReduceOp, SyncInfo
@@ -40,6 +41,11 @@ __all__ = [
 # One second apart: a master that is started together with its peers is up by then.
 _JOIN_ATTEMPTS = 10
 _MAX_PEERS = 2**31 - 1
+
+_Tree = TypeVar("_Tree")
+_Out = TypeVar("_Out")
+_Result = TypeVar("_Result", covariant=True)
+_Mean = Literal["avg", "mean", ReduceOp.AVG]  # of a Python int it is a float
 
 _default: Communicator | None = None
 _init_lock = threading.Lock()
@@ -188,6 +194,36 @@ def barrier(*, timeout: float | None = None, comm: Communicator | None = None) -
     _engine(comm, "barrier").barrier(_settings.seconds(timeout, "barrier"))
 
 
+@overload
+def sync(
+    state: _Tree,
+    *,
+    revision: int | None = None,
+    progress: Callable[[int, int], None] | bool | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+    return_info: Literal[False] = False,
+) -> _Tree: ...
+@overload
+def sync(
+    state: _Tree,
+    *,
+    revision: int | None = None,
+    progress: Callable[[int, int], None] | bool | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+    return_info: Literal[True],
+) -> tuple[_Tree, SyncInfo]: ...
+@overload
+def sync(
+    state: _Tree,
+    *,
+    revision: int | None = None,
+    progress: Callable[[int, int], None] | bool | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+    return_info: bool,
+) -> Any: ...
 def sync(
     state: Any,
     *,
@@ -205,7 +241,7 @@ def sync(
     flight. A newcomer's first call waits to be let in.
 
     Args:
-        state: Arrays (NumPy, JAX, torch; any dtype), Python numbers, strings and None in nested
+        state: Arrays (as in `allreduce`, of any dtype), Python numbers, strings and None in nested
             containers, and objects with `state_dict` and `load_state_dict`. Its structure is part
             of the state: a newcomer's must not contradict it, but may lack entries, as an optimizer
             does that has not stepped yet.
@@ -296,12 +332,103 @@ def world_size(comm: Communicator | None = None) -> int:
     return _engine(comm, "world_size").membership()[2]
 
 
+@overload
+def allreduce(
+    tree: int,
+    op: _Mean,
+    *,
+    out: None = None,
+    weight: SupportsFloat | None = None,
+    quantize: object = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+    return_info: Literal[False] = False,
+) -> float: ...
+@overload
+def allreduce(
+    tree: int,
+    op: _Mean,
+    *,
+    out: None = None,
+    weight: SupportsFloat | None = None,
+    quantize: object = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+    return_info: Literal[True],
+) -> tuple[float, ReduceInfo]: ...
+@overload
+def allreduce(
+    tree: _Tree,
+    op: ReduceOp | str = "sum",
+    *,
+    out: None = None,
+    weight: SupportsFloat | None = None,
+    quantize: object = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+    return_info: Literal[False] = False,
+) -> _Tree: ...
+@overload
+def allreduce(
+    tree: _Tree,
+    op: ReduceOp | str = "sum",
+    *,
+    out: None = None,
+    weight: SupportsFloat | None = None,
+    quantize: object = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+    return_info: Literal[True],
+) -> tuple[_Tree, ReduceInfo]: ...
+@overload
+def allreduce(
+    tree: object,
+    op: ReduceOp | str = "sum",
+    *,
+    out: _Out,
+    weight: SupportsFloat | None = None,
+    quantize: object = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+    return_info: Literal[False] = False,
+) -> _Out: ...
+@overload
+def allreduce(
+    tree: object,
+    op: ReduceOp | str = "sum",
+    *,
+    out: _Out,
+    weight: SupportsFloat | None = None,
+    quantize: object = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+    return_info: Literal[True],
+) -> tuple[_Out, ReduceInfo]: ...
+@overload
+def allreduce(
+    tree: _Tree,
+    op: ReduceOp | str = "sum",
+    *,
+    out: Any = None,
+    weight: SupportsFloat | None = None,
+    quantize: object = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+    return_info: bool,
+) -> Any: ...
 def allreduce(
     tree: Any,
     op: ReduceOp | str = "sum",
     *,
     out: Any = None,
-    weight: float | None = None,
+    weight: SupportsFloat | None = None,
     quantize: object = None,
     tag: int | None = None,
     timeout: float | None = None,
@@ -315,15 +442,21 @@ def allreduce(
 
     Args:
         tree: An array, or nested dicts, lists, tuples, named tuples or dataclasses of arrays:
-            NumPy, JAX or torch, of any shape, contiguous or not; integers and floats of 8 to 64
-            bits and bfloat16. Also Python ints (combined as int64) and floats (float64). All of it
+            NumPy, JAX or torch, or of any library that shows its CPU memory by DLPack or the buffer
+            protocol; of any shape, contiguous or not; integers and floats of 8 to 64 bits and
+            bfloat16. Also Python ints (combined as int64) and floats (float64). All of it
             is one operation: either all leaves are combined over the same members, or none is.
         op: "sum", "avg" or "mean" (divides by the members that contributed; integer arrays round
             toward zero, a Python int gives a float), "prod", "min", "max", or a `ReduceOp`.
         out: Writable arrays of the same structure, dtypes and shapes to write the results to; may
             be `tree` itself.
             Default: new arrays.
-        weight: Not supported yet.
+        weight: Only with "avg": this member's weight, any number that is 0 or from 1e-18 to 1e18.
+            The result is sum(weight * x) / sum(weight) over the members; what a member with weight
+            0 passes does not count. All members pass one, or none does. It costs a scaled copy of
+            `tree` on each member, and 4 bytes per element of 16-bit floats, 8 of integers, on the
+            way: products and sums are in float32 for floats of 16 and 32 bits, else in float64.
+            Integers of more than 53 bits lose their last ones.
         quantize: Not supported yet.
         tag: Members' calls with equal tags meet, whatever the order. Default: calls meet by order.
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT; without either, waits as long as
@@ -336,8 +469,10 @@ def allreduce(
         on every member.
 
     Raises:
-        InvalidArgument: A leaf cannot be reduced or written; names its path.
-        MismatchedCall: Members disagree on structure, shape, dtype or op; names the odd one out.
+        InvalidArgument: A leaf cannot be reduced or written; names its path. Also, on all members:
+            the weights add up to 0, or somebody's is negative, infinite, NaN or out of range.
+        MismatchedCall: Members disagree on structure, shape, dtype, op, or on whether there are
+            weights; names the odd one out.
         PeerLost: Another member was interrupted in this call; call again.
         Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Whatever is raised, inputs are as
             before the call, also in place; a separate `out` may have been written to.
@@ -355,16 +490,49 @@ def allreduce(
     return (result, work.info) if return_info else result
 
 
+@overload
+def allreduce_async(
+    tree: int,
+    op: _Mean,
+    *,
+    out: None = None,
+    weight: SupportsFloat | None = None,
+    quantize: object = None,
+    tag: int | None = None,
+    comm: Communicator | None = None,
+) -> Work[float]: ...
+@overload
+def allreduce_async(
+    tree: _Tree,
+    op: ReduceOp | str = "sum",
+    *,
+    out: None = None,
+    weight: SupportsFloat | None = None,
+    quantize: object = None,
+    tag: int | None = None,
+    comm: Communicator | None = None,
+) -> Work[_Tree]: ...
+@overload
+def allreduce_async(
+    tree: object,
+    op: ReduceOp | str = "sum",
+    *,
+    out: _Out,
+    weight: SupportsFloat | None = None,
+    quantize: object = None,
+    tag: int | None = None,
+    comm: Communicator | None = None,
+) -> Work[_Out]: ...
 def allreduce_async(
     tree: Any,
     op: ReduceOp | str = "sum",
     *,
     out: Any = None,
-    weight: float | None = None,
+    weight: SupportsFloat | None = None,
     quantize: object = None,
     tag: int | None = None,
     comm: Communicator | None = None,
-) -> Work:
+) -> Work[Any]:
     """As `allreduce`, without waiting: proceeds while Python computes.
 
     The arrays of `tree` must not be written, and those of `out` not be touched, until the result is
@@ -391,12 +559,11 @@ def _start(
     tag: int | None,
     comm: Communicator | None,
     timeout: float | None,
-) -> Work:
+) -> Work[Any]:
     used = _use(comm, func)
     used._joined(func)
-    for name, value in (("weight", weight), ("quantize", quantize)):
-        if value is not None:
-            raise NotSupported.because(func, f"{name}= is not supported yet")
+    if quantize is not None:
+        raise NotSupported.because(func, "quantize= is not supported yet")
     how = ReduceOp.parse(op, func)
     flat = trees.flatten(tree, func)
     leaves = [
@@ -406,26 +573,27 @@ def _start(
     buffers = [leaf.buffers for leaf in leaves]
     sends = [buffer for leaf in leaves for buffer in leaf.buffers]
     recvs = None if out is None else _outputs(func, flat.paths, leaves, out)
-    staging = Staging(sends, recvs)
+    mean = None if weight is None else WeightedMean(sends, weight, how, func)
+    staging = Staging(sends, recvs) if mean is None else Staging(mean.sends)
+    kind = "" if mean is None else "weighted mean of "
     operation = used._start(
         func,
         staging,
-        op=how,
+        op=how if mean is None else ReduceOp.SUM,
         tag=None if tag is None else _settings.tag(tag, func),
         level=2,
         rerun=True,
-        structure=trees.structure(flat.paths, buffers),
-        description=trees.describe(flat.paths, buffers),
+        structure=kind.encode() + trees.structure(flat.paths, buffers),
+        description=kind + trees.describe(flat.paths, buffers),
         timeout=timeout,
     )
-    if out is None:
-        return Work(used, operation, lambda: flat.unflatten(_restore(leaves, staging)))
 
-    def written() -> Any:
+    def finish() -> Any:
         staging.finish()
-        return out
+        results = staging.results if mean is None else mean.finish(staging.results, recvs)
+        return flat.unflatten(_restore(leaves, results)) if out is None else out
 
-    return Work(used, operation, written)
+    return Work(used, operation, finish)
 
 
 def _outputs(func: str, paths: Sequence[str], leaves: Sequence[Leaf], out: Any) -> list[Array]:
@@ -449,10 +617,10 @@ def _outputs(func: str, paths: Sequence[str], leaves: Sequence[Leaf], out: Any) 
     return arrays
 
 
-def _restore(leaves: Sequence[Leaf], staging: Staging) -> list[object]:
+def _restore(leaves: Sequence[Leaf], results: Sequence[Array]) -> list[object]:
     """The results as the kinds of arrays and numbers that came in."""
-    results = iter(staging.results)
-    return [leaf.restore([next(results) for _ in leaf.buffers]) for leaf in leaves]
+    following = iter(results)
+    return [leaf.restore([next(following) for _ in leaf.buffers]) for leaf in leaves]
 
 
 def broadcast(
@@ -563,7 +731,7 @@ def reduce_scatter(
     return _halves.reduce_scatter(_use(comm, func), tree, op, out, number, limit)
 
 
-class Work:
+class Work(Generic[_Result]):
     """An `allreduce_async` in flight. Dropping it is safe: it runs to its end and keeps its arrays until then.
 
     Awaitable: `await work` waits in a thread of its own. An `out=` array that is
@@ -571,7 +739,7 @@ class Work:
     """
 
     def __init__(
-        self, comm: Communicator, operation: _core.Operation, result: Callable[[], Any]
+        self, comm: Communicator, operation: _core.Operation, result: Callable[[], _Result]
     ) -> None:
         self._comm = comm
         # Guards what follows; held while a result is made, never while waiting.
@@ -581,7 +749,7 @@ class Work:
         self._result: Any = None
         self._info: ReduceInfo | None = None
 
-    def wait(self, timeout: float | None = None) -> Any:
+    def wait(self, timeout: float | None = None) -> _Result:
         """Waits for the result. May be called again, from any thread: returns the same object.
 
         Args:
@@ -597,7 +765,7 @@ class Work:
         """
         return self._wait(_settings.seconds(timeout, "Work.wait"))
 
-    def _wait(self, timeout: float | None) -> Any:
+    def _wait(self, timeout: float | None) -> _Result:
         operation = self._operation
         if operation is not None:
             self._check_not_forked()
@@ -608,7 +776,8 @@ class Work:
                     self._info = communicator.reduce_info(info)
                     self._make = self._operation = None  # lets the inputs go
             self._comm._forget(operation)
-        return self._result
+        result: _Result = self._result
+        return result
 
     def _check_not_forked(self) -> None:
         if self._comm._fork != communicator._forks:
@@ -633,7 +802,7 @@ class Work:
         assert self._info is not None
         return self._info
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, _Result]:
         # A thread of its own, not one of the loop's executor: that one is waited for at the loop's end, Ctrl-C or not.
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()

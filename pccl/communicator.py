@@ -17,7 +17,15 @@ import numpy as np
 
 from pccl import _arrays, _core, _settings, tree
 from pccl import _halves as halves
-from pccl.errors import InvalidArgument, InvalidUsage, NotSupported, PCCLError, Result
+from pccl.errors import (
+    InvalidArgument,
+    InvalidUsage,
+    NotSupported,
+    PCCLError,
+    PeerLost,
+    PendingOperations,
+    Result,
+)
 from pccl.types import (
     OP_CODES,
     Attribute,
@@ -34,8 +42,6 @@ from pccl.types import (
 )
 
 if TYPE_CHECKING:
-    from typing import NoReturn
-
     from pccl._arrays import Buffer, Staging
 
 __all__ = ["AsyncReduceHandle", "Communicator", "MasterNode"]
@@ -48,6 +54,7 @@ _INTERRUPT_SECONDS = 5.0  # a master that was told to stop has closed its port l
 
 # Forks between this process and the one that imported pccl: tells a forked copy from the original.
 _forks = 0
+_said_exact = False  # once per process: that quantization is not there yet
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _masters: set[MasterNode] = set()  # running
 
@@ -256,13 +263,33 @@ class Communicator(_core.Reducer):
             raise InvalidArgument.because(func, f"no attribute {attribute!r}") from None
         return self._joined(func).attribute(int(which))
 
-    def optimize_topology(self) -> NoReturn:
-        """Not supported yet.
+    def optimize_topology(self, *, timeout: float | None = None) -> None:
+        """Where members will agree on the best order to pass data on. All members call it.
+
+        It waits for all members, and so far leaves the order as it is. Alone, it returns at once.
+
+        Args:
+            timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
 
         Raises:
-            NotSupported: Always.
+            PendingOperations: Handles of this communicator are not finished.
+            PeerLost: Another member was interrupted in this call; call again.
+            PCCLError: Any other failure, with the result TOPOLOGY_OPTIMIZATION_FAILED.
         """
-        raise NotSupported.because("optimize_topology", "not supported yet")
+        func = "optimize_topology"
+        engine = self._joined(func)
+        limit = _settings.seconds(timeout, func)
+        count = engine.unfinished()
+        if count:
+            sentence = f"{count} operation{'s' * (count > 1)} of this communicator not finished yet"
+            raise PendingOperations.because(func, sentence)
+        try:
+            engine.barrier(limit)
+        except PCCLError as error:
+            error.func_name = func
+            if error.result is Result.RANK_CONNECTION_LOST and not isinstance(error, PeerLost):
+                error.result = Result.TOPOLOGY_OPTIMIZATION_FAILED
+            raise
 
     def sync_shared_state(
         self,
@@ -412,7 +439,7 @@ class Communicator(_core.Reducer):
         timeout: float | None,
     ) -> AsyncReduceHandle:
         self._joined(func)
-        _refuse_quantization(quantization_options, func)
+        travels = self._travels(quantization_options, func)
         sent = _one_buffer(_arrays.read(send, func, "send").buffers, func, "send")
         received = _one_buffer(_arrays.write(recv, func, "recv"), func, "recv")
         if sent.dtype != received.dtype:
@@ -433,8 +460,8 @@ class Communicator(_core.Reducer):
             tag=_settings.tag(tag, func),
             level=1,
             rerun=False,
-            structure=b"",
-            description=tree.describe_buffer(sent),
+            structure=travels.encode(),
+            description=tree.describe_buffer(sent) + travels,
             timeout=timeout,
         )
         return AsyncReduceHandle(self, operation, staging)
@@ -544,6 +571,28 @@ class Communicator(_core.Reducer):
         with self._lock:
             self._operations.pop(id(operation), None)
 
+    def _travels(self, options: QuantizationOptions | None, func: str) -> str:
+        """How the operand is to travel, in words: members must agree on it. Exact: no words.
+
+        It travels exactly in any case so far, and the first call that asks for something else says so.
+        """
+        global _said_exact
+        if options is None or options.algorithm == QuantizationAlgorithm.NONE:
+            return ""
+        try:
+            how = QuantizationAlgorithm(options.algorithm)
+            dtype = DataType(options.quantized_datatype)
+        except ValueError as error:
+            raise InvalidArgument.because(func, f"quantization_options: {error}") from None
+        if not _said_exact:
+            _said_exact = True
+            sentence = "quantization is not there yet: arrays travel exact, in full size"
+            if not _silent():
+                line = f"pccl[{self._joined(func).peer_id()[:8]}] WARN: {sentence}\n"
+                with suppress(OSError):  # nobody reads
+                    os.write(2, line.encode())
+        return f" as {dtype.label} ({how.name})"
+
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4
     ) -> ReduceInfo:
@@ -562,9 +611,9 @@ class Communicator(_core.Reducer):
         """
         func = "all_reduce_multiple_with_retry"
         limit = _settings.integer(max_in_flight, "max_in_flight", func, 1, _MAX_IN_FLIGHT)
-        for descriptor in descriptors:
-            _refuse_quantization(descriptor.reduce_descriptor.quantization_options, func)
         self._joined(func)
+        for descriptor in descriptors:  # before the first one starts
+            self._travels(descriptor.reduce_descriptor.quantization_options, func)
         running: deque[AsyncReduceHandle] = deque()
         done: list[ReduceInfo] = []
         try:
@@ -597,6 +646,7 @@ class Communicator(_core.Reducer):
 
     def _launch_at_addresses(self, descriptor: ReduceOpDescriptor, func: str) -> AsyncReduceHandle:
         what = descriptor.reduce_descriptor
+        travels = self._travels(what.quantization_options, func)
         dtype = DataType(what.operand_descriptor.datatype)
         sent = _arrays.memory_at(descriptor.sendbuf_ptr, what.count, dtype)
         received = _arrays.memory_at(descriptor.recvbuf_ptr, what.count, dtype)
@@ -608,8 +658,8 @@ class Communicator(_core.Reducer):
             tag=_settings.tag(what.tag, func),
             level=1,
             rerun=True,
-            structure=b"",
-            description=f"{dtype.label}[{what.count}]",
+            structure=travels.encode(),
+            description=f"{dtype.label}[{what.count}]{travels}",
             timeout=_settings.seconds(None, func),
             kept=descriptor,  # which has the arrays, if it was made from any
         )
@@ -629,9 +679,9 @@ def _one_buffer(buffers: Sequence[Buffer], func: str, name: str) -> Buffer:
     return buffers[0]
 
 
-def _refuse_quantization(options: QuantizationOptions | None, func: str) -> None:
-    if options is not None and options.algorithm != QuantizationAlgorithm.NONE:
-        raise NotSupported.because(func, "quantization is not supported yet")
+def _silent() -> bool:
+    """Whether PCCL_LOG_LEVEL lets no warning through."""
+    return (_settings.text("PCCL_LOG_LEVEL") or "").upper() in ("ERR", "FATAL", "NONE")
 
 
 def reduce_info(info: _core.ReduceInfo) -> ReduceInfo:

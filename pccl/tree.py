@@ -104,6 +104,8 @@ def parts(node: object, path: str, func: str, name: str) -> Node | None:
     if isinstance(node, list | tuple):
         return _sequence_parts(node)
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
+        if hasattr(type(node), "__dlpack__"):
+            return None  # an array that happens to be written as a dataclass
         return _dataclass_parts(node)
     return None
 

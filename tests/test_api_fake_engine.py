@@ -114,6 +114,12 @@ class FakeCommunicator:
     def attribute(self, which):
         return which * 10
 
+    def unfinished(self):
+        return sum(1 for operation in self.operations if operation() and not operation().done())
+
+    def peer_id(self):
+        return "ab" * 16
+
     def membership(self):
         return 3, 1, WORLD, ["a", "b", "c", "d"], 7
 
@@ -308,10 +314,9 @@ def test_an_out_that_does_not_fit_is_refused_by_path(fake, out, message):
     assert not fake.operations
 
 
-@pytest.mark.parametrize("option", ["weight", "quantize"])
-def test_what_is_not_there_yet_says_so(fake, option):
-    with pytest.raises(pccl.NotSupported, match=option):
-        pccl.allreduce(1.0, "avg", **{option: 2})
+def test_what_is_not_there_yet_says_so(fake):
+    with pytest.raises(pccl.NotSupported, match="quantize"):
+        pccl.allreduce(1.0, "avg", quantize=2)
 
 
 @pytest.mark.parametrize("tag", [-1, 2**64, "x", 1.0])
@@ -547,20 +552,71 @@ def test_descriptors_with_raw_addresses_are_reduced(comm):
     assert recv.tolist() == [4.0] * 3
 
 
-def test_what_level_1_lacks_says_so(comm):
+@pytest.mark.parametrize(
+    ("level", "lines"), [(None, 1), ("INFO", 1), ("bogus", 1), ("err", 0), ("NONE", 0)]
+)
+def test_quantized_calls_run_exact_and_say_so_once(comm, monkeypatch, capfd, level, lines):
+    monkeypatch.setattr(level1, "_said_exact", False)
+    if level is not None:
+        monkeypatch.setenv("PCCL_LOG_LEVEL", level)
     options = pccl.QuantizationOptions(DataType.UINT8, pccl.QuantizationAlgorithm.MIN_MAX)
-    for call in (
-        comm.optimize_topology,
-        lambda: comm.all_reduce(np.ones(1), np.ones(1), op="sum", quantization_options=options),
+    fake = FakeCommunicator.made[-1]
+    recv = np.zeros(2, np.float32)
+    for _ in range(2):
+        comm.all_reduce(np.ones(2, np.float32), recv, op="sum", quantization_options=options)
+        assert recv.tolist() == [4.0, 4.0]
+    handle = comm.all_reduce_async(recv, recv, op="sum", quantization_options=options)
+    assert handle.wait()[0] and recv.tolist() == [16.0, 16.0]
+    what = ReduceDescriptor(2, ReduceOp.SUM, 1, ReduceOperandDescriptor(DataType.FLOAT), options)
+    comm.all_reduce_multiple_with_retry([ReduceOpDescriptor.from_numpy(recv, recv, what)])
+    assert recv.tolist() == [64.0, 64.0]
+    # What members must agree on has the options: another algorithm, or none, is another call.
+    assert last_start(fake)["structure"] == b" as uint8 (MIN_MAX)"
+    assert "uint8" in last_start(fake)["description"]
+    comm.all_reduce(recv, recv, op="sum", quantization_options=pccl.QuantizationOptions(
+        algorithm=pccl.QuantizationAlgorithm.NONE))  # fmt: skip
+    assert last_start(fake)["structure"] == b""
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == lines
+    assert all(line.startswith("pccl[abababab] WARN: quantization") for line in said)
+
+
+@pytest.mark.parametrize(("algorithm", "dtype"), [(7, 0), (1, 99)])
+def test_quantization_options_that_mean_nothing_are_refused(comm, algorithm, dtype):
+    options = pccl.QuantizationOptions(dtype, algorithm)
+    with pytest.raises(pccl.InvalidArgument, match="quantization_options"):
+        comm.all_reduce(np.ones(1), np.ones(1), op="sum", quantization_options=options)
+    assert not FakeCommunicator.made[-1].operations
+
+
+def test_optimize_topology_is_a_round_that_changes_nothing(comm, monkeypatch):
+    fake = FakeCommunicator.made[-1]
+    assert comm.optimize_topology(timeout=3) is None
+    assert fake.calls[-1] == ("barrier", 3.0)
+    handle = comm.all_reduce_async(np.ones(1), np.ones(1), op="sum")
+    with pytest.raises(pccl.PendingOperations, match="1 operation of") as caught:
+        comm.optimize_topology()
+    assert caught.value.result is pccl.Result.PENDING_ASYNC_OPS
+    handle.wait()
+    for cause, told, result in (
+        (12, 8, "TOPOLOGY_OPTIMIZATION_FAILED"),
+        (9, 8, "RANK_CONNECTION_LOST"),
     ):
-        with pytest.raises(pccl.NotSupported, match="not supported yet"):
-            call()
+
+        def fails(timeout, cause=cause, told=told):
+            raise from_engine(cause, told, "barrier", "why", "", "")
+
+        monkeypatch.setattr(fake, "barrier", fails)
+        with pytest.raises(pccl.PCCLError, match="optimize_topology failed") as caught:
+            comm.optimize_topology()
+        assert caught.value.result.name == result
 
 
 def test_connecting_follows_the_rules_of_its_states(engine):
     comm = pccl.Communicator("localhost:1", 3, 2)
-    with pytest.raises(pccl.InvalidUsage, match="connect"):
-        comm.update_topology()
+    for call in (comm.update_topology, comm.optimize_topology):
+        with pytest.raises(pccl.InvalidUsage, match="connect"):
+            call()
     comm.connect(15)
     fake = engine.made[-1]
     assert fake.options["stripes"] == 2

@@ -106,6 +106,15 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert set(pccl.__all__) <= words_of(page("api.md"))
 
 
+def test_every_public_name_has_its_docstring_in_the_generated_reference() -> None:
+    text = "".join(path.read_text() for path in (DOCS / "reference").glob("*.md"))
+    shown = re.findall(r"^::: pccl\.(\w+)$", text, re.MULTILINE)
+    assert len(shown) == len(set(shown))
+    assert set(shown) - {"_arrays"} == set(pccl.__all__) - {"__version__"}
+    for name in shown:
+        assert getattr(pccl, name).__doc__, name
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -95,6 +95,18 @@ def test_stub_names_exactly_what_the_native_module_has() -> None:
     assert stub_names(stub.body, "") == native
 
 
+def test_the_native_method_is_documented_alike_in_the_stub_and_in_its_source() -> None:
+    source = (ROOT / "cpp" / "pccl" / "bindings" / "reducer.cpp").read_text()
+    native = re.search(r'kAllReduce = R"\((.*?)\)";', source, re.DOTALL)
+    stub = ast.parse((ROOT / "pccl" / "_core.pyi").read_text())
+    documented = [
+        ast.get_docstring(node)
+        for node in ast.walk(stub)
+        if isinstance(node, ast.FunctionDef) and node.name == "all_reduce"
+    ]
+    assert native and documented == [native[1]]
+
+
 def test_source_distribution_has_what_a_build_needs_and_no_build_products(tmp_path: Path) -> None:
     code = f"import scikit_build_core.build as b; print(b.build_sdist({str(tmp_path)!r}))"
     pytest.importorskip("scikit_build_core")

@@ -16,3 +16,5 @@ done
 ln -s "$root/adapters" "$view/pccl/adapters"
 cd "$view"
 "$python" -m mypy --config-file "$root/pyproject.toml" --cache-dir "$root/build/mypy" --strict -p pccl
+# What users' type checkers see, against the same folder.
+MYPYPATH=$PWD "$python" -m mypy --config-file "$root/pyproject.toml" --cache-dir "$root/build/mypy" --strict "$root"/tests/typing/*.py

@@ -108,7 +108,7 @@ Args:
     op: How elements are combined.
     tag: Members' calls with equal tags meet, in the order of each member's calls.
     operand_descriptor: Default: the arrays' own dtype. Another dtype is refused.
-    quantization_options: Only None or the algorithm NONE yet.
+    quantization_options: Members must ask for the same. So far arrays travel exact in any case.
     timeout: Seconds for the whole call. None waits as long as members make progress.
 
 Raises:

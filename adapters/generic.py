@@ -1,0 +1,145 @@
+"""Arrays of any library that shows its CPU memory, by DLPack or by Python's buffer protocol.
+
+The last resort, for types that no other adapter knows: CuPy's and MLX's arrays in CPU memory, those
+of Array-API libraries, array.array, bytearray, memoryview, ctypes. Inputs are read where they are. A
+result comes back as its own kind when its library takes memory over (`from_dlpack` or `asarray` of
+its `__array_namespace__`), or is array.array, bytearray or memoryview; else as a NumPy array.
+"""
+
+from __future__ import annotations
+
+from array import array as PythonArray
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pccl import _arrays
+from pccl.adapters import Array, Buffer, Node, Shared, as_array
+from pccl.errors import InvalidArgument, NotSupported
+from pccl.types import DataType
+
+__all__ = ["adopt", "flatten", "from_buffers", "recognises", "share", "to_buffers"]
+
+_DLPACK_CPU = 1
+
+
+def recognises(leaf: object) -> bool:
+    """Whether `leaf` shows memory. Bytes do, but are refused: they are text as often as numbers."""
+    if isinstance(leaf, bytes | str | np.generic):
+        return False
+    if _has_dlpack(leaf):
+        return True
+    try:
+        memoryview(leaf).release()  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    except (BufferError, ValueError):
+        pass  # it has some, and `to_buffers` will tell why not now
+    return True
+
+
+def _has_dlpack(leaf: object) -> bool:
+    return hasattr(type(leaf), "__dlpack__") and hasattr(type(leaf), "__dlpack_device__")
+
+
+def _view(leaf: Any, *, writable: bool) -> Array:
+    """A NumPy view of the array's memory; read-only where the library says so, or cannot say.
+
+    Raises:
+        InvalidArgument: It gives none.
+        NotSupported: It is elsewhere than in CPU memory, or its elements are unknown to NumPy.
+    """
+    try:
+        if not _has_dlpack(leaf):
+            return np.asarray(memoryview(leaf))
+        device = int(leaf.__dlpack_device__()[0])
+        if device != _DLPACK_CPU:
+            sentence = f"its memory is on device type {device} of DLPack; copy it to the CPU first"
+            raise NotSupported.because("", sentence)
+        return _imported(leaf, writable=writable)
+    except RuntimeError as error:  # NumPy's, of dtypes
+        if isinstance(error, NotSupported):
+            raise
+        raise NotSupported.because("", f"NumPy cannot look into it: {error}") from error
+    except (AttributeError, BufferError, TypeError, ValueError) as error:
+        raise InvalidArgument.because("", f"it does not show its memory: {error}") from error
+
+
+def _imported(leaf: Any, *, writable: bool) -> Array:
+    try:
+        return np.from_dlpack(leaf, copy=False)
+    except TypeError:
+        pass  # NumPy before 2.1, or a library before DLPack 1.0: those share, or refuse
+    except BufferError:
+        if writable:
+            raise
+        # To be read, a copy will do.
+    view: Array = np.from_dlpack(leaf)
+    return view
+
+
+def to_buffers(leaf: Any, *, writable: bool) -> Sequence[Buffer]:
+    """One view of the array's memory, any strides.
+
+    Raises:
+        NotSupported: Not in CPU memory, or a dtype that is not there yet.
+        InvalidArgument: It shows no memory, or its dtype cannot be reduced.
+    """
+    view = _view(leaf, writable=writable)
+    return [Buffer(view, DataType.from_numpy_dtype(view.dtype))]
+
+
+def from_buffers(like: Any, buffers: Sequence[Buffer]) -> object:
+    """A new array of the kind of `like`, if it can be; else the NumPy array."""
+    ((result, _),) = buffers
+    if _has_dlpack(like):
+        return _handed_over(like, result)
+    if isinstance(like, PythonArray):
+        made = PythonArray(like.typecode)
+        made.frombytes(result.tobytes())
+        return made
+    if isinstance(like, bytearray):
+        return bytearray(result.tobytes())
+    return result.data if isinstance(like, memoryview) else result
+
+
+def _handed_over(like: Any, result: Array) -> object:
+    namespace = getattr(like, "__array_namespace__", None)
+    if namespace is None:
+        return result
+    found = namespace()
+    for name in ("from_dlpack", "asarray"):
+        take = getattr(found, name, None)
+        try:
+            made = None if take is None else take(result)
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            continue  # the values are there in any case: as NumPy's then
+        if isinstance(made, type(like)):
+            return made
+    return result
+
+
+def share(leaf: Any) -> Shared:
+    """The array's bytes; its own memory when that may be written.
+
+    Raises:
+        NotSupported: Not in CPU memory.
+        InvalidArgument: It shows no memory, or its elements share some.
+    """
+    return _arrays.share(_view(leaf, writable=False))
+
+
+def adopt(kind: str, shape: tuple[int, ...], data: Array, like: Any) -> object:
+    """`like` with these bytes if they can be written there, else a new array of its kind."""
+    made = as_array(kind, shape, data)
+    view = _view(like, writable=False)
+    if view.flags.writeable and view.shape == made.shape:
+        view[...] = made
+        return like
+    return from_buffers(like, [Buffer(made, DataType.UINT8)])
+
+
+def flatten(node: object) -> Node | None:
+    """Such libraries register no containers."""
+    return None

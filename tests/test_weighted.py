@@ -1,0 +1,298 @@
+"""The weighted mean, op="avg" with weight=: what NumPy says, for everything that can be reduced, whoever is lost."""
+
+from __future__ import annotations
+
+import signal
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from members import each, members
+from workers import running
+
+import pccl
+
+WORLD = 3
+Comms = list[pccl.Communicator]
+
+
+@pytest.fixture(scope="module")
+def comms() -> Iterator[Comms]:
+    with members(WORLD) as comms:
+        yield comms
+
+
+def mean_of(values: list[Any], weights: list[float]) -> np.ndarray:
+    wide = [
+        np.asarray(value).astype(np.float64) * w for value, w in zip(values, weights, strict=True)
+    ]
+    return sum(wide) / sum(weights)
+
+
+FLOATS = {np.float16: 1e-3, ml_dtypes.bfloat16: 8e-3, np.float32: 1e-6, np.float64: 1e-14}
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("shape", [(), (1,), (7, 5), (70_001,)])
+def test_floats_are_numpys_weighted_mean_and_equal_on_all(
+    comms: Comms, dtype: Any, shape: tuple[int, ...]
+) -> None:
+    values = [
+        np.asarray(np.random.default_rng(rank).standard_normal(shape)).astype(dtype)
+        for rank in range(WORLD)
+    ]
+    weights = [0.5, 3.0, 1e-3]
+    before = [value.copy() for value in values]
+    results = each(
+        comms,
+        lambda rank, comm: pccl.allreduce(values[rank], "avg", weight=weights[rank], comm=comm),
+    )
+    wanted = mean_of(values, weights)
+    scale = max(float(np.abs(np.asarray(value).astype(np.float64)).max()) for value in values)
+    for result in results:
+        assert isinstance(result, np.ndarray) and result.dtype == dtype and result.shape == shape
+        assert result.tobytes() == results[0].tobytes()
+        np.testing.assert_allclose(
+            result.astype(np.float64), wanted, rtol=FLOATS[dtype], atol=FLOATS[dtype] * scale
+        )
+    for value, kept in zip(values, before, strict=True):
+        assert value.tobytes() == kept.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8"])
+def test_integers_round_toward_zero_within_their_range(comms: Comms, dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    below = 0 if dtype.startswith("u") else -8
+    ends = [int(limits.min), int(limits.max), 3]
+    rows = [np.array([*ends, *more], dtype) for more in ((below, 100), (1, 101), (1, 0))]
+    weights = [0.1, 0.2, 0.7]
+    results = each(
+        comms, lambda rank, comm: pccl.allreduce(rows[rank], "avg", weight=weights[rank], comm=comm)
+    )
+    for result in results:
+        assert result.dtype == dtype and result.tobytes() == results[0].tobytes()
+        lowest, highest, three, small, large = result.tolist()
+        if limits.bits < 64:
+            assert (lowest, highest) == (limits.min, limits.max)
+        else:  # float64 has 53 bits
+            assert abs(lowest - limits.min) <= 2048 and 0 <= limits.max - highest <= 4096
+        assert three == 3  # whatever the sum of 0.3, 0.6 and 2.1 is in binary
+        assert small == 0  # of 0.9, or of 0.1 below nothing
+        assert large == 30  # of 30.2
+
+
+def test_a_tree_is_one_operation_and_comes_back_as_it_was(comms: Comms) -> None:
+    def tree(rank: int) -> Any:
+        return {
+            "w": np.full((2, 3), rank, np.float32),
+            "n": [rank, float(rank), None, np.int16(rank * 10)],
+            "a": array("f", [rank, 1]),
+            "e": np.zeros((0, 4)),
+            "t": np.arange(6.0).reshape(2, 3).T * rank,
+        }
+
+    weights = [1, np.float32(2), np.array(5)]
+    told = each(
+        comms,
+        lambda rank, comm: pccl.allreduce(
+            tree(rank), "mean", weight=weights[rank], comm=comm, return_info=True
+        ),
+    )
+    mean = (0 * 1 + 1 * 2 + 2 * 5) / 8
+    for result, info in told:
+        assert info.attempts == 1 and info.world_size == WORLD
+        np.testing.assert_array_equal(result["w"], np.full((2, 3), mean, np.float32))
+        assert result["n"] == [mean, mean, None, int(10 * mean)]
+        assert [type(leaf) for leaf in result["n"][:2]] == [float, float]
+        assert type(result["n"][3]) is np.int16
+        assert result["a"] == array("f", [mean, 1])
+        assert result["e"].shape == (0, 4)
+        np.testing.assert_allclose(result["t"], np.arange(6.0).reshape(2, 3).T * mean)
+
+
+@pytest.mark.parametrize("how", ["in place", "out", "strided out", "async", "async in place"])
+def test_results_go_where_they_are_wanted(comms: Comms, how: str) -> None:
+    def call(rank: int, comm: pccl.Communicator) -> Any:
+        mine = [np.full(9, rank + 1.0), np.full(4, rank + 1, np.int32)]
+        outs = {
+            "in place": mine,
+            "async in place": mine,
+            "out": [np.zeros(9), np.zeros(4, np.int32)],
+            "strided out": [np.zeros(18)[::2], np.zeros(12, np.int32)[1::3]],
+        }
+        out = outs.get(how)
+        if how.startswith("async"):
+            work = pccl.allreduce_async(mine, "avg", out=out, weight=rank, comm=comm)
+            result = work.wait()
+            assert work.wait() is result and work.info.world_size == WORLD
+        else:
+            result = pccl.allreduce(mine, "avg", out=out, weight=rank, comm=comm)
+        assert out is None or result is out
+        return [leaf.tolist() for leaf in result]
+
+    mean = (2 * 1 + 3 * 2) / 3
+    assert each(comms, call) == [[[mean] * 9, [int(mean)] * 4]] * WORLD
+
+
+def test_other_frameworks_arrays_are_averaged_too(comms: Comms) -> None:
+    torch = pytest.importorskip("torch")
+
+    def call(rank: int, comm: pccl.Communicator) -> Any:
+        tree = {
+            "h": torch.full((5,), rank + 1.0, dtype=torch.bfloat16),
+            "f": torch.nn.Parameter(torch.full((2, 2), rank + 1.0)),
+            "numpy": np.full(3, rank + 1.0, np.float16),
+        }
+        return pccl.allreduce(tree, "avg", weight=torch.tensor(float(rank)), comm=comm)
+
+    for result in each(comms, call):
+        assert result["h"].dtype == torch.bfloat16
+        assert result["h"].tolist() == [float(torch.tensor(8 / 3).bfloat16())] * 5
+        np.testing.assert_allclose(result["f"].numpy(), np.full((2, 2), 8 / 3), rtol=1e-6)
+        assert result["numpy"].tolist() == [float(np.float16(8 / 3))] * 3
+
+
+def test_bfloat16_rounds_to_nearest_and_keeps_what_is_no_number(comms: Comms) -> None:
+    pool = np.arange(0, 2**16, 7, dtype=np.uint16).view(ml_dtypes.bfloat16)
+    ones = each(comms, lambda rank, comm: pccl.allreduce(pool, "avg", weight=1, comm=comm))
+    for result in ones:
+        finite = np.abs(pool.astype(np.float32)) < 1e38
+        np.testing.assert_array_equal(result[finite], pool[finite])
+        wide = [np.isnan(array.astype(np.float32)) for array in (result, pool)]
+        np.testing.assert_array_equal(*wide)
+        assert result.tobytes() == ones[0].tobytes()
+
+
+def test_what_a_member_without_weight_passes_does_not_count(comms: Comms) -> None:
+    def call(rank: int, comm: pccl.Communicator) -> Any:
+        mine = np.full(4, rank + 1.0) if rank else np.full(4, np.nan)
+        return pccl.allreduce(mine, "avg", weight=rank, comm=comm).tolist()
+
+    assert each(comms, call) == [[8 / 3] * 4] * WORLD
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ((0, 0, 0), ["add up to 0"] * 3),
+        ((1, -1, 1), ["a member's weight", "not -1", "a member's weight"]),
+        ((1, 2, float("nan")), ["a member's weight", "a member's weight", "not nan"]),
+        ((float("inf"), 2, 1), ["not inf", "a member's weight", "a member's weight"]),
+        ((1, 2, 1e-30), ["a member's weight", "a member's weight", "not 1e-30"]),
+        ((10**400, 2, 1), ["not 1000", "a member's weight", "a member's weight"]),
+    ],
+)
+def test_weights_that_are_none_are_an_error_on_all_members_and_nothing_is_changed(
+    comms: Comms, weights: tuple[float, ...], words: list[str]
+) -> None:
+    def call(rank: int, comm: pccl.Communicator) -> Any:
+        mine = np.arange(5.0)
+        work = pccl.allreduce_async(mine, "avg", out=mine, weight=weights[rank], comm=comm)
+        errors = []
+        for _ in range(2):
+            with pytest.raises(pccl.InvalidArgument) as caught:
+                work.wait()
+            errors.append(str(caught.value))
+        assert mine.tolist() == [0, 1, 2, 3, 4] and errors[0] == errors[1] and work.done()
+        return errors[0]
+
+    for error, word in zip(each(comms, call), words, strict=True):
+        assert word in error
+    after = each(comms, lambda rank, comm: pccl.allreduce(1, comm=comm))
+    assert after == [WORLD] * WORLD
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"op": "sum", "weight": 1}, 'goes with op "avg" only, not with sum'),
+        ({"op": "max", "weight": 1.0}, 'goes with op "avg" only'),
+        ({"op": "avg", "weight": "1"}, "not a str"),
+        ({"op": "avg", "weight": True}, "not a bool"),
+        ({"op": "avg", "weight": [1]}, "not a list"),
+        ({"op": "avg", "weight": np.ones(1)}, "not a ndarray"),
+        ({"op": "avg", "weight": 1j}, "not a complex"),
+    ],
+)
+def test_what_can_be_no_weight_is_refused_before_anything_starts(
+    comms: Comms, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(pccl.InvalidArgument, match=words):
+        pccl.allreduce(np.ones(3), comm=comms[0], **options)
+
+
+def test_members_with_and_without_weights_are_told(comms: Comms) -> None:
+    def call(rank: int, comm: pccl.Communicator) -> Any:
+        return pccl.allreduce(np.ones(3), "avg", weight=None if rank == 1 else 2.0, comm=comm)
+
+    errors = each(comms, call)
+    for error in errors:
+        assert isinstance(error, pccl.MismatchedCall), error
+        assert "weighted mean of float64[3]" in str(error)
+        assert error.peer == errors[0].peer
+    # A sum of the very arrays that a weighted mean makes of its own is another call, too.
+    alike = {0: (np.ones(3), "avg", 1.0), 1: ([np.ones(3), np.ones(2)], "sum", None)}
+
+    def other(rank: int, comm: pccl.Communicator) -> Any:
+        tree, op, weight = alike[rank % 2]
+        return pccl.allreduce(tree, op, weight=weight, comm=comm)
+
+    assert all(isinstance(error, pccl.MismatchedCall) for error in each(comms, other))
+
+
+def test_alone_the_mean_is_the_input_exactly() -> None:
+    with members(1) as (comm,):
+        value = np.random.default_rng(1).standard_normal(1000).astype(np.float32)
+        result = pccl.allreduce(value, "avg", weight=0.3, comm=comm)
+        assert result.tobytes() == value.tobytes() and result is not value
+        assert pccl.allreduce(value, "avg", out=value, weight=7, comm=comm) is value
+        assert pccl.allreduce([3, np.int64(2**62 + 1)], "avg", weight=0.1, comm=comm) == [
+            3.0,
+            2**62 + 1,
+        ]
+        with pytest.raises(pccl.InvalidArgument, match="add up to 0"):
+            pccl.allreduce(value, "avg", weight=0, comm=comm)
+
+
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
+def test_survivors_of_a_killed_member_get_their_own_weighted_mean(shared_memory: str) -> None:
+    code = """
+    comm = start()
+    others = {peer: value(peer) % 97 + 1 for peer in pccl.membership().peers}
+    say(event="in")
+    if hear() == "die":
+        pccl.allreduce_async(x(100_000, np.float64), "avg", weight=others[pccl.init_peer], tag=1)
+        pccl.allreduce_async(x(100_000, np.float64), "avg", weight=others[pccl.init_peer], tag=2)
+        say(event="started")
+        hear()
+    works = [pccl.allreduce_async(x(100_000, np.float64), "avg", weight=others[pccl.init_peer], tag=tag)
+             for tag in (1, 2, 3)]
+    say(event="waiting")
+    ok, sizes, digest = True, [], []
+    for work in works:
+        result = work.wait()
+        peers = work.info.contributors
+        want = sum(value(p) * others[p] for p in peers) / sum(others[p] for p in peers)
+        ok = ok and bool(np.allclose(result, want, rtol=1e-12)) and bool((result == result[0]).all())
+        sizes.append(len(peers))
+        digest.append(result[0].hex())
+    say(event="done", ok=ok, sizes=sizes, digest=digest)
+    hear()
+    """
+    with running(PCCL_SHM=shared_memory, PCCL_HEARTBEAT_TIMEOUT="2") as run:
+        workers = run.peers(3, code)
+        for worker in workers:
+            worker.expect("in")
+        workers[1].tell("die")
+        workers[1].expect("started")
+        survivors = [workers[0], workers[2]]
+        for worker in survivors:
+            worker.tell("go")
+            worker.expect("waiting")
+        workers[1].signal(signal.SIGKILL)
+        answers = [worker.expect("done") for worker in survivors]
+    assert answers[0] == answers[1]
+    assert answers[0]["ok"] and answers[0]["sizes"][2] == 2  # the one that the victim never began
