@@ -35,7 +35,7 @@ from pccl.types import (
 if TYPE_CHECKING:
     from typing import NoReturn
 
-    from pccl._arrays import Buffer, Staging
+    from pccl._arrays import Buffer, Prepared, Staging
 
 __all__ = ["AsyncReduceHandle", "Communicator", "MasterNode"]
 
@@ -441,7 +441,7 @@ class Communicator(_core.Reducer):
     def _start(
         self,
         func: str,
-        staging: Staging,
+        staging: Prepared,
         *,
         op: ReduceOp,
         tag: int | None,
