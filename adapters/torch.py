@@ -1,51 +1,141 @@
-"""torch tensors in CPU memory: reduced in place in their own memory, results share NumPy's."""
+"""torch tensors, and the torch.distributed backend "pccl".
+
+A contiguous tensor in CPU memory is reduced where it is; any other layout is packed in logical order
+first, since another member's may differ. DTensors stand for their local shards. CUDA tensors go
+through pinned memory. Results carry no autograd graph.
+
+Importing this module registers the backend: `torch.distributed.init_process_group("pccl")`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 
-from pccl.adapters import Buffer, Node, Shared, overlaps
+from pccl.adapters import Buffer, Device, Node, Shared, Staged, overlaps
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
 
-__all__ = ["adopt", "flatten", "from_buffers", "recognises", "share", "to_buffers"]
+if dist.is_available():
+    from pccl.adapters._ddp import DDPState, ddp_hook
+
+__all__ = [
+    "DDPState",
+    "adopt",
+    "ddp_hook",
+    "device_of",
+    "devices_in_use",
+    "flatten",
+    "from_buffers",
+    "on_device",
+    "recognises",
+    "share",
+    "stage",
+    "to_buffers",
+]
 
 
 def recognises(leaf: object) -> bool:
-    """Whether `leaf` is a tensor; parameters are."""
+    """Whether `leaf` is a tensor; parameters and DTensors are."""
     return isinstance(leaf, torch.Tensor)
 
 
-def _check_plain(leaf: torch.Tensor) -> None:
-    if any(base.__name__ == "DTensor" for base in type(leaf).__mro__):
-        raise NotSupported.because("", "DTensor is not supported yet; pass its local tensor")
-    if leaf.device.type != "cpu":
-        raise NotSupported.because(
-            "", f"a tensor on {leaf.device} is not supported yet; use .cpu()"
-        )
-    if leaf.layout != torch.strided or leaf.is_quantized:
+def _is_dtensor(leaf: torch.Tensor) -> bool:
+    # By name: importing torch.distributed.tensor takes a second, and who has a DTensor has done it.
+    return any(base.__name__ == "DTensor" for base in type(leaf).__mro__)
+
+
+def _local(leaf: Any) -> torch.Tensor:
+    """The plain tensor behind `leaf`, sharing its memory, apart from any graph."""
+    if _is_dtensor(leaf):
+        if any(placement.is_partial() for placement in leaf.placements):
+            sentence = "a DTensor with a partial placement has no elements yet; redistribute it"
+            raise InvalidArgument.because("", sentence)
+        with torch.no_grad():
+            leaf = leaf.to_local()
+    if hasattr(leaf, "trigger_wait"):  # the result of a functional collective under way
+        leaf = leaf.trigger_wait()
+    plain: torch.Tensor = leaf.detach()
+    return plain
+
+
+def _check_dense(leaf: torch.Tensor) -> None:
+    if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_nested:
         raise NotSupported.because("", "only dense tensors are supported yet")
 
 
-def to_buffers(leaf: torch.Tensor, *, writable: bool) -> Sequence[Buffer]:
-    """One view of the tensor's memory, any strides. The autograd graph is not involved.
+def _check_cpu(leaf: torch.Tensor) -> None:
+    _check_dense(leaf)
+    if leaf.device.type != "cpu":
+        raise NotSupported.because("", f"a tensor on {leaf.device} is not supported; use .cpu()")
+
+
+def devices_in_use() -> bool:
+    """Whether this process has CUDA tensors."""
+    return bool(torch.cuda.is_initialized())
+
+
+def on_device(leaf: torch.Tensor) -> bool:
+    """Whether `leaf` is a CUDA tensor."""
+    return bool(leaf.device.type == "cuda")
+
+
+def device_of(leaf: torch.Tensor) -> Device:
+    """What moves elements between the device of `leaf` and pinned memory."""
+    return _Cuda.of(leaf.device)
+
+
+def stage(leaf: torch.Tensor) -> Staged:
+    """The tensor on its device.
 
     Raises:
-        NotSupported: Not a plain dense tensor in CPU memory, or a dtype that is not there yet.
-        InvalidArgument: Its dtype cannot be reduced.
+        NotSupported: Not dense, or a dtype that is not there yet.
+        InvalidArgument: Its dtype cannot be reduced, or it is a DTensor with a partial placement.
     """
-    _check_plain(leaf)
-    dtype = DataType.from_torch_dtype(leaf.dtype)
-    plain = leaf.detach()
+    plain = _local(leaf)
+    _check_dense(plain)
+    dtype = DataType.from_torch_dtype(plain.dtype)
+    flat = plain.resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+    def unflat(results: torch.Tensor) -> torch.Tensor:
+        return results.view(plain.dtype).view(plain.shape)
+
+    def write(results: torch.Tensor) -> None:
+        with torch.no_grad():
+            _local(leaf).copy_(unflat(results))
+        _count_write(leaf)
+
+    def restore(results: torch.Tensor) -> torch.Tensor:
+        return _as_kind_of(leaf, unflat(results))
+
+    return Staged(device_of(plain), dtype, tuple(plain.shape), flat, restore, write)
+
+
+def to_buffers(leaf: torch.Tensor, *, writable: bool) -> Sequence[Buffer]:
+    """One view of the tensor's memory, any strides; of a DTensor, its local shard's.
+
+    The autograd graph is not involved: writing is as in-place writing under `torch.no_grad()`, so a
+    backward that needs the old elements of `leaf` raises.
+
+    Raises:
+        NotSupported: Not dense, or a dtype that is not there yet. Or it is on an accelerator, and
+            is to be written or waited for elsewhere: only `pccl.allreduce` takes these.
+        InvalidArgument: Its dtype cannot be reduced, or it is a DTensor with a partial placement.
+    """
+    plain = _local(leaf)
+    _check_cpu(plain)
+    dtype = DataType.from_torch_dtype(plain.dtype)
     if plain.is_neg():
         if writable:
             raise InvalidArgument.because("", "a tensor with the negative bit cannot be written")
         plain = plain.resolve_neg()
+    if writable:
+        _count_write(leaf)
     if dtype is DataType.BFLOAT16:
         plain = plain.view(torch.int16)  # NumPy has no bfloat16
     try:
@@ -55,10 +145,37 @@ def to_buffers(leaf: torch.Tensor, *, writable: bool) -> Sequence[Buffer]:
 
 
 def from_buffers(like: torch.Tensor, buffers: Sequence[Buffer]) -> torch.Tensor:
-    """A new tensor without gradient over the result's memory."""
+    """A new tensor without graph, over the result's memory if `like` is contiguous; else laid out as `like`."""
     ((array, dtype),) = buffers
     made = torch.from_numpy(np.asarray(array))
-    return made.view(torch.bfloat16) if dtype is DataType.BFLOAT16 else made
+    if dtype is DataType.BFLOAT16:
+        made = made.view(torch.bfloat16)
+    return _as_kind_of(like, made)
+
+
+def _count_write(leaf: torch.Tensor) -> None:
+    """Autograd learns of a write that does not go through torch."""
+    if not leaf.is_inference():
+        torch.autograd.graph.increment_version(leaf)
+
+
+def _as_kind_of(like: Any, made: torch.Tensor) -> torch.Tensor:
+    """`made`, which has the elements, as the kind and layout of `like`."""
+    local = _local(like)
+    if not local.is_contiguous():
+        kept = torch.empty_like(local, memory_format=torch.preserve_format)
+        made = made if kept.is_contiguous() else kept.copy_(made)
+    if not _is_dtensor(like):
+        return made
+    wrapped: torch.Tensor = type(like).from_local(
+        made,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+    return wrapped
 
 
 def share(leaf: torch.Tensor) -> Shared:
@@ -68,7 +185,9 @@ def share(leaf: torch.Tensor) -> Shared:
         NotSupported: Not a plain dense tensor in CPU memory.
         InvalidArgument: Its elements share memory, so that it cannot be written.
     """
-    _check_plain(leaf)
+    if _is_dtensor(leaf):
+        raise NotSupported.because("", "DTensor is not supported yet; pass its local tensor")
+    _check_cpu(leaf)
     if overlaps(leaf.shape, leaf.stride(), 1):
         raise InvalidArgument.because("", "its elements share memory (expanded?); pass a clone")
     plain = leaf.detach()
@@ -103,3 +222,56 @@ def adopt(
 def flatten(node: Any) -> Node | None:
     """torch registers no containers that pccl does not know."""
     return None
+
+
+class _Cuda:
+    """A CUDA device. Copies run on a stream of their own, after what the caller's stream has to do before."""
+
+    _made: dict[torch.device, _Cuda] = {}
+
+    @classmethod
+    def of(cls, device: torch.device) -> _Cuda:
+        if device not in cls._made:
+            cls._made[device] = cls(device)
+        return cls._made[device]
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def pinned(self, size: int) -> npt.NDArray[np.uint8]:
+        made: npt.NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        return made
+
+    def empty(self, flat: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(flat)
+
+    def fetch(
+        self, flat: torch.Tensor, begin: int, host: npt.NDArray[np.uint8]
+    ) -> Callable[[], None]:
+        return self._copy(torch.from_numpy(host), flat[begin : begin + host.size])
+
+    def store(
+        self, flat: torch.Tensor, begin: int, host: npt.NDArray[np.uint8]
+    ) -> Callable[[], None]:
+        return self._copy(flat[begin : begin + host.size], torch.from_numpy(host))
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        # Also for memory that is new: the allocator may have it from work that is still under way.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        wait: Callable[[], None] = event.synchronize
+        return wait
+
+
+def _create_group(options: Any, backend_options: Any) -> Any:
+    from pccl.adapters import _c10d
+
+    return _c10d.create(options, backend_options)
+
+
+if dist.is_available():
+    dist.Backend.register_backend("pccl", _create_group, extended_api=True, devices=["cpu", "cuda"])

@@ -10,7 +10,7 @@ import importlib
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,6 +19,9 @@ import numpy.typing as npt
 from pccl import _memory
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
+
+if TYPE_CHECKING:
+    from pccl._device import Staged
 
 Array = npt.NDArray[Any]
 Rebuild = Callable[[Sequence[object]], object]
@@ -105,6 +108,19 @@ class Adapter(Protocol):
         """One level of a container type registered with the framework; None for all else."""
 
 
+class DeviceAdapter(Adapter, Protocol):
+    """An adapter of a framework that has arrays on accelerators."""
+
+    def devices_in_use(self) -> bool:
+        """Whether this process has any. Called in every reduction: must be cheap."""
+
+    def on_device(self, leaf: Any) -> bool:
+        """Whether the elements of `leaf` are there."""
+
+    def stage(self, leaf: Any) -> Staged:
+        """The array on its device; raises as `to_buffers`."""
+
+
 _KNOWN = {"torch": "pccl.adapters.torch", "jax": "pccl.adapters.jax", "jaxlib": "pccl.adapters.jax"}
 _registered: dict[str, Adapter] = {}
 _by_type: WeakKeyDictionary[type, tuple[Adapter, ...]] = WeakKeyDictionary()
@@ -156,6 +172,32 @@ def flatten_registered(node: object) -> Node | None:
         if found is not None:
             return found
     return None
+
+
+def devices_in_use() -> bool:
+    """Whether there can be arrays on accelerators. Cheap; `on_device` asks for one array."""
+    return any(getattr(adapter, "devices_in_use", bool)() for adapter in _registered.values())
+
+
+def on_device(leaf: object) -> bool:
+    """Whether an array has to be staged: its elements are on an accelerator."""
+    adapter = find_adapter(leaf)
+    return hasattr(adapter, "on_device") and cast("DeviceAdapter", adapter).on_device(leaf)
+
+
+def stage(leaf: object, func: str, where: str) -> Staged | None:
+    """An array on an accelerator; None for what is in CPU memory.
+
+    Raises:
+        InvalidArgument: It cannot be reduced.
+        NotSupported: Not yet.
+    """
+    if not on_device(leaf):
+        return None
+    try:
+        return cast("DeviceAdapter", find_adapter(leaf)).stage(leaf)
+    except (InvalidArgument, NotSupported) as error:
+        raise _named(error, func, where) from error.__cause__
 
 
 class Leaf(NamedTuple):
@@ -368,6 +410,13 @@ def _flat(array: Array) -> Array:
 def _span(flat: Array) -> tuple[int, int]:
     begin = int(flat.__array_interface__["data"][0])
     return begin, begin + flat.size
+
+
+class Prepared(Protocol):
+    """(send, recv, dtype code) for the engine, flat bytes each."""
+
+    @property
+    def arrays(self) -> list[tuple[Array, Array, int]]: ...
 
 
 class Staging:

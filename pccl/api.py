@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, SupportsFloat, TypeVar, overload
 
-from pccl import _arrays, _core, _halves, _settings, communicator
+from pccl import _arrays, _core, _device, _halves, _settings, communicator
 from pccl import tree as trees
 from pccl._arrays import Array, Leaf, Staging
 from pccl._progress import reporting
@@ -484,6 +484,10 @@ def allreduce(
         if plain is not None:
             made, info = plain
             return (made, communicator.reduce_info(info)) if return_info else made
+        if _arrays.devices_in_use():
+            staged = _device.allreduce(_use(comm, func), func, tree, out, op, tag, limit)
+            if staged is not None:
+                return staged if return_info else staged[0]
     deadline = _settings.Deadline(limit)
     work = _start(func, tree, op, out, weight, quantize, tag, comm, deadline.left())
     result = work._wait(deadline.left())

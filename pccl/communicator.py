@@ -42,7 +42,7 @@ from pccl.types import (
 )
 
 if TYPE_CHECKING:
-    from pccl._arrays import Buffer, Staging
+    from pccl._arrays import Buffer, Prepared, Staging
 
 __all__ = ["AsyncReduceHandle", "Communicator", "MasterNode"]
 
@@ -469,7 +469,7 @@ class Communicator(_core.Reducer):
     def _start(
         self,
         func: str,
-        staging: Staging,
+        staging: Prepared,
         *,
         op: ReduceOp,
         tag: int | None,

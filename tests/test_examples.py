@@ -1,5 +1,6 @@
 """The examples run as they are, as real processes, and do what they say."""
 
+import os
 import re
 import subprocess
 import sys
@@ -47,6 +48,35 @@ def test_level1_shares_its_state_and_goes_on_when_a_peer_vanishes(tmp_path: Path
     assert sorted(peer for peer, _ in ends) == ["0", "1"] and ends[0][1] == ends[1][1]
     received = dict(re.findall(r"peer (\d) received (\d+) bytes", lines))
     assert list(received.values()) == ["4000", "4000"]  # all but whoever came first
+
+
+def test_torch_ddp_learns_and_all_ranks_have_the_same_weights(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    command = [sys.executable, str(EXAMPLES / "torch_ddp.py"), "--init-method"]
+    ranks = [
+        subprocess.Popen(
+            [*command, f"file://{tmp_path}/store"],
+            cwd=tmp_path,
+            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        shown = [rank.communicate(timeout=100)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], shown
+    lines = [
+        re.fullmatch(r"rank \d: accuracy (\S+), weights (\S+)", s.splitlines()[-1]) for s in shown
+    ]
+    assert lines[0] and lines[1], shown
+    assert lines[0][2] == lines[1][2] and float(lines[0][1]) > 0.8
+    assert "epoch 4" in shown[0]
 
 
 def test_digits_survives_a_killed_peer_takes_a_newcomer_and_learns(tmp_path: Path) -> None:

@@ -1,0 +1,399 @@
+"""torch tensors as arrays: any layout and dtype, autograd left alone, DTensors, and the pipeline for accelerators."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pccl
+from pccl import _device
+from pccl._device import cut, reduce_pieces
+
+torch = pytest.importorskip("torch")
+
+from pccl.adapters import torch as adapter  # noqa: E402
+
+Peers = list[pccl.Communicator]
+
+
+def together(peers: Peers, call: Callable[[int, pccl.Communicator], Any]) -> list[Any]:
+    """`call(number, communicator)` on a thread per peer: what each returned or raised."""
+    results: list[Any] = [None] * len(peers)
+
+    def run(number: int) -> None:
+        try:
+            results[number] = call(number, peers[number])
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(peers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def joined(count: int, master: pccl.MasterNode) -> Peers:
+    peers = [pccl.Communicator(master.address) for _ in range(count)]
+    together(
+        peers,
+        lambda _, comm: comm._join("init", min_peers=count, attempts=5, timeout=30, enter=False),
+    )
+    return sorted(peers, key=pccl.rank)
+
+
+@pytest.fixture
+def master() -> Iterator[pccl.MasterNode]:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        yield master
+
+
+@pytest.fixture
+def pair(master: pccl.MasterNode) -> Iterator[Peers]:
+    peers = joined(2, master)
+    yield peers
+    together(peers, lambda _, comm: comm.close())
+
+
+# One function per layout: elements -> a tensor of shape (4, 3, 6, 2) with them.
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "contiguous": lambda t: t.clone(memory_format=torch.contiguous_format),
+    "channels-last": lambda t: t.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda t: t.permute(2, 0, 3, 1).contiguous().permute(1, 3, 0, 2),
+    "strided": lambda t: t.repeat_interleave(2, dim=1)[:, ::2],
+    "offset": lambda t: torch.cat([t[:1], t])[1:],
+    "negated": lambda t: torch.complex(t, -t).conj().imag,
+}
+
+
+def elements(seed: int, dtype: Any = None) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    made = torch.randint(-50, 50, (4, 3, 6, 2), generator=generator).float()
+    return made if dtype is None else made.to(dtype)
+
+
+@pytest.mark.parametrize("theirs", LAYOUTS)
+@pytest.mark.parametrize("ours", LAYOUTS)
+def test_members_may_have_different_layouts(pair: Peers, ours: str, theirs: str) -> None:
+    tensors = [LAYOUTS[ours](elements(1)), LAYOUTS[theirs](elements(2))]
+    assert torch.equal(tensors[0], elements(1)) and torch.equal(tensors[1], elements(2))
+    sums = together(pair, lambda i, comm: pccl.allreduce(tensors[i], comm=comm))
+    for tensor, total in zip(tensors, sums, strict=True):
+        assert torch.equal(total, elements(1) + elements(2))
+        if tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
+            assert total.stride() == tensor.stride()
+    assert torch.equal(tensors[0], elements(1)) and torch.equal(tensors[1], elements(2))
+
+
+@pytest.mark.parametrize("layout", sorted(set(LAYOUTS) - {"negated"}))
+def test_in_place_writes_the_tensors_own_memory(pair: Peers, layout: str) -> None:
+    tensors = [LAYOUTS[layout](elements(i)) for i in range(2)]
+    before = [(tensor.data_ptr(), tensor.stride()) for tensor in tensors]
+    together(pair, lambda i, comm: pccl.allreduce(tensors[i], out=tensors[i], comm=comm))
+    assert [(tensor.data_ptr(), tensor.stride()) for tensor in tensors] == before
+    assert all(torch.equal(tensor, elements(0) + elements(1)) for tensor in tensors)
+
+
+def test_contiguous_tensors_are_not_copied() -> None:
+    for tensor in (torch.ones(3, 4), torch.ones(5, dtype=torch.bfloat16), torch.tensor(1.0)):
+        ((array, dtype),) = adapter.to_buffers(tensor, writable=False)
+        assert array.ctypes.data == tensor.data_ptr()
+        made = adapter.from_buffers(tensor, [adapter.Buffer(array, dtype)])
+        assert (made.data_ptr(), made.dtype) == (tensor.data_ptr(), tensor.dtype)
+
+
+@pytest.mark.parametrize(
+    "name", "bfloat16 float16 float32 float64 uint8 int8 int16 int32 int64 uint16".split()
+)
+@pytest.mark.parametrize("op", ["sum", "avg", "min", "max"])
+def test_dtypes_reduce_as_in_torch(pair: Peers, name: str, op: str) -> None:
+    dtype = getattr(torch, name)
+    signed = not name.startswith("u")
+    tensors = [(elements(i) if signed else elements(i).abs()).to(dtype) for i in (3, 4)]
+    wide = torch.stack([tensor.double() for tensor in tensors])
+    mean = wide.mean(0) if dtype.is_floating_point else wide.mean(0).trunc()
+    want = {"sum": wide.sum(0), "avg": mean, "min": wide.amin(0), "max": wide.amax(0)}[op]
+    for result in together(pair, lambda i, comm: pccl.allreduce(tensors[i], op, comm=comm)):
+        assert result.dtype == dtype and torch.equal(result, want.to(dtype))
+
+
+def test_odd_shapes(pair: Peers) -> None:
+    tree = {
+        "0-d": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        "wide": torch.ones(3).expand(2, 3),
+    }
+    for result in together(pair, lambda _, comm: pccl.allreduce(tree, comm=comm)):
+        assert (result["0-d"].item(), result["0-d"].shape) == (5.0, ())
+        assert result["empty"].shape == (0, 3)
+        assert torch.equal(result["wide"], torch.full((2, 3), 2.0))
+    assert torch.equal(tree["wide"], torch.ones(2, 3))
+
+
+def test_results_have_no_graph(pair: Peers) -> None:
+    weights = [torch.nn.Parameter(torch.full((3,), float(i))) for i in range(2)]
+    results = together(pair, lambda i, comm: pccl.allreduce([weights[i] * 2], comm=comm)[0])
+    for result in results:
+        assert (type(result), result.requires_grad) == (torch.Tensor, False)
+        assert torch.equal(result, torch.full((3,), 2.0))
+
+
+def test_in_place_on_a_parameter_is_as_under_no_grad(pair: Peers) -> None:
+    weights = [torch.nn.Parameter(torch.full((3,), float(i))) for i in range(2)]
+    losses = [(weight**2).sum() for weight in weights]
+    together(pair, lambda i, comm: pccl.allreduce(weights[i], out=weights[i], comm=comm))
+    for weight, loss in zip(weights, losses, strict=True):
+        assert weight.requires_grad and weight.is_leaf
+        assert torch.equal(weight.detach(), torch.ones(3))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()  # its graph has the old weights
+
+
+def test_what_cannot_be_reduced_is_named(pair: Peers) -> None:
+    tensors = {
+        "sparse": torch.eye(3).to_sparse(),
+        "meta": torch.ones(2, device="meta"),
+        "quantized": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    }
+    for name, tensor in tensors.items():
+        with pytest.raises(pccl.NotSupported, match=name):
+            pccl.allreduce({name: tensor}, comm=pair[0])
+    for tensor in (torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.complex64)):
+        with pytest.raises(pccl.InvalidArgument):
+            pccl.allreduce({"w": tensor}, comm=pair[0])
+
+
+@pytest.fixture
+def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def test_dtensors_are_their_local_shards(pair: Peers, mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Partial, Shard
+
+    shards = [
+        DTensor.from_local(torch.full((2, 3), float(i + 1)), mesh, [Shard(0)]).requires_grad_()
+        for i in range(2)
+    ]
+    results = together(pair, lambda i, comm: pccl.allreduce(shards[i], comm=comm))
+    for result in results:
+        assert isinstance(result, DTensor) and result.placements == (Shard(0),)
+        assert (result.shape, result.requires_grad) == ((2, 3), False)
+        assert torch.equal(result.to_local(), torch.full((2, 3), 3.0))
+    together(pair, lambda i, comm: pccl.allreduce(shards[i], out=shards[i], comm=comm))
+    assert all(torch.equal(s.to_local().detach(), torch.full((2, 3), 3.0)) for s in shards)
+    partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
+    with pytest.raises(pccl.InvalidArgument, match="partial"):
+        pccl.allreduce({"w": partial}, comm=pair[0])
+
+
+# The pipeline of accelerators.
+
+
+@given(st.lists(st.integers(0, 1000), max_size=8), st.integers(1, 6))
+def test_pieces_cover_every_byte_once_and_split_no_element(sizes: list[int], lines: int) -> None:
+    limit = 64 * lines
+    pieces = cut(sizes, limit)
+    parts = [part for piece in pieces for part in piece]
+    for array, size in enumerate(sizes):
+        own = [part for part in parts if part.array == array]
+        assert own[0].begin == 0 and own[-1].end == size
+        assert [part.end for part in own[:-1]] == [part.begin for part in own[1:]]
+        assert all(part.begin % 64 == 0 for part in own)
+    assert parts == sorted(parts)
+    assert all(sum(part.end - part.begin for part in piece) <= limit for piece in pieces)
+
+
+class Lagging:
+    """A stand-in for an accelerator: a copy happens when somebody waits for it, or for a later one; not before."""
+
+    def __init__(self) -> None:
+        self.begun: list[Callable[[], None]] = []
+        self.log: list[str] = []
+        self.fail_at = -1  # byte offset whose fetch fails
+
+    def pinned(self, size: int) -> Any:
+        return np.zeros(size, np.uint8)
+
+    def empty(self, flat: Any) -> Any:
+        return torch.empty_like(flat)
+
+    def fetch(self, flat: Any, begin: int, host: Any) -> Callable[[], None]:
+        if begin == self.fail_at:
+            raise RuntimeError("the device is gone")
+        self.log.append(f"fetch {begin}")
+        return self._begin(torch.from_numpy(host), flat[begin : begin + host.size])
+
+    def store(self, flat: Any, begin: int, host: Any) -> Callable[[], None]:
+        self.log.append(f"store {begin}")
+        return self._begin(flat[begin : begin + host.size], torch.from_numpy(host))
+
+    def _begin(self, target: Any, source: Any) -> Callable[[], None]:
+        self.begun.append(lambda: target.copy_(source))
+        count = len(self.begun)
+
+        def wait() -> None:
+            for at in range(count):
+                copy, self.begun[at] = self.begun[at], lambda: None
+                copy()
+
+        return wait
+
+
+def test_a_piece_comes_and_one_goes_while_one_is_reduced() -> None:
+    device = Lagging()
+    flat = torch.arange(200, dtype=torch.uint8)
+    result = torch.zeros_like(flat)
+
+    def reduce(number: int, parts: Any, hosts: Any) -> Any:
+        device.log.append(f"reduce {number}")
+        for host in hosts:
+            host += 1
+        return number
+
+    infos = reduce_pieces([device], [flat], [result], cut([200], 64), reduce)
+    assert infos == [0, 1, 2, 3]
+    assert torch.equal(result, torch.arange(1, 201, dtype=torch.uint8))
+    assert torch.equal(flat, torch.arange(200, dtype=torch.uint8))
+    assert device.log == [
+        *("fetch 0", "fetch 64", "reduce 0", "store 0", "fetch 128", "reduce 1", "store 64"),
+        *("fetch 192", "reduce 2", "store 128", "reduce 3", "store 192"),
+    ]
+
+
+def test_all_copies_are_over_when_a_piece_fails() -> None:
+    device = Lagging()
+
+    def reduce(number: int, parts: Any, hosts: Any) -> Any:
+        if number == 2:
+            raise RuntimeError("lost")
+        return number
+
+    result = torch.zeros(300, dtype=torch.uint8)
+    with pytest.raises(RuntimeError, match="lost"):
+        reduce_pieces([device], [torch.ones_like(result)], [result], cut([300], 64), reduce)
+    assert result[:128].all() and not result[128:].any()
+    before = result.clone()
+    for copy in device.begun:
+        copy()
+    assert torch.equal(result, before)
+
+
+class OnDevice(torch.Tensor):
+    """Stands for a tensor on an accelerator."""
+
+
+def on_device(tensor: Any) -> Any:
+    return tensor.as_subclass(OnDevice)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Lagging:
+    """CPU memory that counts as an accelerator's, reduced in pieces of 256 bytes."""
+    stand_in = Lagging()
+    monkeypatch.setattr(adapter, "devices_in_use", lambda: True)
+    monkeypatch.setattr(adapter, "on_device", lambda leaf: isinstance(leaf, OnDevice))
+    monkeypatch.setattr(adapter, "device_of", lambda leaf: stand_in)
+    monkeypatch.setattr(_device, "PIECE_BYTES", 256)
+    return stand_in
+
+
+def test_a_tree_is_reduced_wherever_its_arrays_are(
+    pair: Peers, device: Lagging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "device_of", lambda leaf: Lagging())  # one per array
+    trees = [
+        {
+            "w": on_device(LAYOUTS["channels-last"](elements(i))),
+            "h": on_device(torch.full((7,), i + 1, dtype=torch.bfloat16)),
+            "n": np.full(100, i, np.int64),
+            "c": 3,
+        }
+        for i in range(2)
+    ]
+    results = together(pair, lambda i, comm: pccl.allreduce(trees[i], comm=comm, return_info=True))
+    for result, info in results:
+        assert info.local_world_size == 2 and len(info.contributors) == 2
+        assert torch.equal(result["w"], elements(0) + elements(1))
+        assert result["w"].is_contiguous(memory_format=torch.channels_last)
+        assert result["h"].dtype == torch.bfloat16 and result["h"].eq(3).all()
+        assert (result["n"] == 1).all() and result["c"] == 6
+    assert torch.equal(trees[0]["w"], elements(0)), "inputs stay"
+
+
+def test_in_place_on_a_device(pair: Peers, device: Lagging) -> None:
+    tensors = [on_device(LAYOUTS["transposed"](elements(i))) for i in range(2)]
+    before = [tensor.data_ptr() for tensor in tensors]
+    results = together(
+        pair, lambda i, comm: pccl.allreduce([tensors[i]], "max", out=[tensors[i]], comm=comm)
+    )
+    for tensor, pointer, (result,) in zip(tensors, before, results, strict=True):
+        assert result is tensor and tensor.data_ptr() == pointer
+        assert torch.equal(tensor, torch.maximum(elements(0), elements(1)))
+
+
+def test_one_piece_meets_a_member_without_an_accelerator(pair: Peers, device: Lagging) -> None:
+    ours = [on_device(torch.ones(8, 8)), np.full((8, 8), 2, np.float32)]
+    first, second = together(pair, lambda i, comm: pccl.allreduce({"w": ours[i]}, comm=comm))
+    assert (first["w"] == 3).all() and (second["w"] == 3).all()
+    assert isinstance(second["w"], np.ndarray)
+
+
+def test_several_pieces_do_not_meet_one_operation(pair: Peers, device: Lagging) -> None:
+    ours = [on_device(torch.ones(100)), np.ones(100, np.float32)]
+    errors = together(pair, lambda i, comm: pccl.allreduce({"w": ours[i]}, comm=comm))
+    assert all(isinstance(error, pccl.MismatchedCall) for error in errors), errors
+    assert all("piece 1 of 2" in str(error) for error in errors)
+
+
+def test_a_loss_between_two_pieces_runs_all_of_them_again(
+    master: pccl.MasterNode, device: Lagging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = joined(3, master)
+    failing = Lagging()
+    failing.fail_at = 512  # its third piece
+    # By thread: each peer has a device of its own, and the last one's fails.
+    own = threading.local()
+    monkeypatch.setattr(adapter, "device_of", lambda leaf: own.device)
+
+    def call(number: int, comm: pccl.Communicator) -> Any:
+        own.device = failing if number == 2 else Lagging()
+        tensor = on_device(torch.full((300,), float(10**number)))
+        try:
+            return pccl.allreduce(tensor, comm=comm, return_info=True), tensor
+        finally:
+            if number == 2:
+                comm.close()
+
+    *survivors, lost = together(peers, call)
+    assert isinstance(lost, RuntimeError) and "the device is gone" in str(lost)
+    for (result, info), tensor in survivors:
+        assert (result == 11).all(), "the first pieces had been reduced over three"
+        assert len(info.contributors) == 2
+        assert tensor.unique().numel() == 1
+    together(peers[:2], lambda _, comm: comm.close())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_tensors_go_through_pinned_memory(
+    pair: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_device, "PIECE_BYTES", 1 << 20)
+    tensors = [torch.full((3 << 20,), float(i + 1), device="cuda").half() for i in range(2)]
+    results = together(pair, lambda i, comm: pccl.allreduce(tensors[i], comm=comm))
+    assert all(result.device == tensors[0].device and result.eq(3).all() for result in results)
+    together(pair, lambda i, comm: pccl.allreduce(tensors[i], out=tensors[i], comm=comm))
+    assert all(tensor.eq(3).all() for tensor in tensors)
