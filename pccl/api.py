@@ -118,6 +118,7 @@ def init(
         comm = Communicator(address, peer_group, port=port, advertise=advertise, secret=secret)
         comm._join(func, min_peers=peers, attempts=attempts, timeout=limit, enter=False)
         _default = comm
+        _core.use_by_default(comm._number)
         return comm
     finally:
         _init_lock.release()
@@ -128,6 +129,7 @@ def shutdown() -> None:
     global _default
     comm, _default = _default, None
     if comm is not None:
+        _core.use_by_default(0)
         comm.close()
 
 
@@ -308,7 +310,8 @@ def allreduce(
     """Combines `tree` element-wise over all members of the group.
 
     When a member is lost it runs again among the others from the untouched inputs. Alone, it
-    returns the input's values.
+    returns the input's values. In a function that JAX traces (jit, grad, shard_map, pmap, scan) it
+    becomes a part of the compiled program: see `pccl.adapters.jax`.
 
     Args:
         tree: An array, or nested dicts, lists, tuples, named tuples or dataclasses of arrays:
@@ -346,6 +349,19 @@ def allreduce(
         if plain is not None:
             made, info = plain
             return (made, communicator.reduce_info(info)) if return_info else made
+    tracing = _arrays.find_tracing(tree)
+    if tracing is not None:
+        given = (("out", out), ("weight", weight), ("quantize", quantize))
+        for name in [name for name, value in given if value is not None]:
+            raise NotSupported.because(func, f"{name}= does not work inside a traced function")
+        if return_info:
+            raise NotSupported.because(func, "return_info=True does not work inside a traced one")
+        number = None if tag is None else _settings.tag(tag, func)
+        used = _use(comm, func)
+        used._joined(func)
+        return tracing.allreduce_traced(
+            tree, ReduceOp.parse(op, func), number, limit, 0 if comm is None else used._number
+        )
     deadline = _settings.Deadline(limit)
     work = _start(func, tree, op, out, weight, quantize, tag, comm, deadline.left())
     result = work._wait(deadline.left())
