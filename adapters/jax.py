@@ -1,20 +1,70 @@
-"""JAX arrays on one CPU device, read without a copy; and containers registered with JAX."""
+"""JAX arrays in CPU memory, read and returned without a copy; containers registered with JAX.
+
+In a function that JAX traces `pccl.allreduce` becomes a call of the compiled program, in place where
+its input is donated; `typed_errors` and `average_gradients` are for such programs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+import pccl
+from pccl import tree as trees
 from pccl.adapters import Buffer, Node, Shared, as_array
+from pccl.adapters._jax_traced import allreduce as allreduce_traced
+from pccl.adapters._jax_traced import typed_errors
 from pccl.errors import InvalidArgument, NotSupported
-from pccl.types import DataType
+from pccl.types import DataType, ReduceOp
 
-__all__ = ["adopt", "flatten", "from_buffers", "recognises", "share", "to_buffers"]
+if TYPE_CHECKING:
+    import optax
+
+    from pccl.communicator import Communicator
+
+__all__ = [
+    "adopt",
+    "allreduce_traced",
+    "average_gradients",
+    "flatten",
+    "from_buffers",
+    "is_traced",
+    "recognises",
+    "share",
+    "to_buffers",
+    "typed_errors",
+]
+
+
+def average_gradients(
+    op: ReduceOp | str = "avg", *, comm: Communicator | None = None
+) -> optax.GradientTransformation:
+    """The first link of an optimizer's chain: gradients become their mean over all members.
+
+    `optax.chain(average_gradients(), optax.adam(1e-3))`; inside jit and outside. Imports optax.
+
+    Args:
+        op: "avg", or "sum".
+        comm: Default: the process's communicator.
+
+    Raises:
+        PCCLError: Its `update` raises what `pccl.allreduce` does.
+    """
+    import optax
+
+    def init(params: Any) -> Any:
+        return optax.EmptyState()
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return pccl.allreduce(updates, op, comm=comm), state
+
+    return optax.GradientTransformation(init, update)
 
 immutable = True  # no array can be written to
 
@@ -24,61 +74,115 @@ def recognises(leaf: object) -> bool:
     return isinstance(leaf, jax.Array)
 
 
-def _check_plain(leaf: jax.Array) -> None:
+def is_traced(tree: object) -> bool:
+    """Whether a leaf of `tree` is no array yet: JAX traces the caller's function."""
+    leaves = trees.flatten(tree, "allreduce").leaves
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+
+
+def _check_readable(leaf: jax.Array) -> None:
     if isinstance(leaf, jax.core.Tracer):
-        raise NotSupported.because("", "calls inside jit, grad or vmap are not supported yet")
-    devices = leaf.devices()
-    if len(devices) != 1 or next(iter(devices)).platform != "cpu":
-        sentence = "only arrays on one CPU device are supported yet; use jax.device_get"
+        sentence = "inside jit, grad or vmap only pccl.allreduce works, without out= and async"
+        raise NotSupported.because("", sentence)
+    if any(device.platform != "cpu" for device in leaf.sharding.device_set):
+        sentence = "only arrays on CPU devices are supported yet; use jax.device_get"
         raise NotSupported.because("", sentence)
 
 
+class _Part(NamedTuple):
+    """A piece of an array that no other piece overlaps, and the local devices that hold it."""
+
+    data: jax.Array
+    devices: list[jax.Device]
+
+
+def _parts(leaf: jax.Array) -> list[_Part]:
+    """What this process holds of an array, each piece once, in the order of their places in it."""
+    if len(leaf.sharding.device_set) == 1:
+        return [_Part(leaf, [])]
+    parts: dict[tuple[int, ...], _Part] = {}
+    for shard in leaf.addressable_shards:
+        place = tuple(span.start or 0 for span in shard.index)
+        parts.setdefault(place, _Part(shard.data, [])).devices.append(shard.device)
+    return [parts[place] for place in sorted(parts)]
+
+
 def to_buffers(leaf: jax.Array, *, writable: bool) -> Sequence[Buffer]:
-    """One read-only view of the array's memory; waits until it is computed.
+    """Read-only views of the array's memory; waits until it is computed.
+
+    One view for each piece of it: an array on one device, or replicated, is one piece, a sharded
+    one as many as this process holds different shards. Members shard alike, or their calls do not
+    match.
 
     Raises:
-        NotSupported: Inside jit, not on exactly one CPU device, or a dtype that is not there yet.
+        NotSupported: Inside jit, not on CPU devices, or a dtype that is not there yet.
         InvalidArgument: It is to be written, or its dtype cannot be reduced.
+        PCCLError: It is the result of a compiled `pccl.allreduce` that failed.
     """
-    _check_plain(leaf)
+    _check_readable(leaf)
     if writable:
         raise InvalidArgument.because("", "JAX arrays cannot be written; leave out= away")
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise InvalidArgument.because("", f"dtype {leaf.dtype} cannot be reduced")
     dtype = DataType.from_numpy_dtype(leaf.dtype)
-    return [Buffer(np.asarray(leaf), dtype)]
+    with typed_errors():
+        return [Buffer(np.asarray(part.data), dtype) for part in _parts(leaf)]
 
 
 def from_buffers(like: jax.Array, buffers: Sequence[Buffer]) -> jax.Array:
-    """A new array on the device of `like`."""
-    ((array, _),) = buffers
-    # Uncommitted arrays may move to other devices later: the result of one is uncommitted too.
-    made: jax.Array = jax.device_put(array, like.sharding) if like.committed else jnp.asarray(array)
+    """A new array with the sharding of `like`, over the results' memory where it is aligned."""
+    arrays = [array for array, _ in buffers]
+    if len(like.sharding.device_set) == 1:
+        # Uncommitted arrays may move to other devices later: the result of one is uncommitted too.
+        return _put(arrays[0], like.sharding if like.committed else None)
+    on_device = {
+        device: _put(array, device)
+        for part, array in zip(_parts(like), arrays, strict=True)
+        for device in part.devices
+    }
+    made: jax.Array = jax.make_array_from_single_device_arrays(
+        like.shape, like.sharding, [on_device[shard.device] for shard in like.addressable_shards]
+    )
+    return made
+
+
+def _put(array: npt.NDArray[Any], place: object) -> jax.Array:
+    """A JAX array that shares memory aligned to 64 bytes and copies any other.
+
+    JAX does not write into memory that it shares, not even when the array is donated.
+    """
+    # Without this a 64-bit array that was made under enable_x64 would come back with 32 bits.
+    wide = array.dtype.itemsize == 8 and not jax.config.jax_enable_x64
+    with jax.enable_x64(True) if wide else nullcontext():
+        made: jax.Array = jax.device_put(array, place, may_alias=True)
     return made
 
 
 def share(leaf: jax.Array) -> Shared:
-    """The array's bytes, read-only; waits until it is computed.
+    """The array's bytes, read-only; waits until it is computed. A sharded one is gathered.
 
     Raises:
         InvalidArgument: Its dtype is one of JAX's own, as a PRNG key's.
-        NotSupported: Inside jit, or not on exactly one CPU device.
+        NotSupported: Inside jit, not on CPU devices, or in part on those of another process.
+        PCCLError: It is the result of a compiled `pccl.allreduce` that failed.
     """
-    _check_plain(leaf)
+    _check_readable(leaf)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         raise InvalidArgument.because("", f"dtype {leaf.dtype} cannot be shared")
-    data = np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8)
+    if not (leaf.is_fully_addressable or leaf.is_fully_replicated):
+        sentence = "an array with parts in other processes cannot be shared; share its local shards"
+        raise NotSupported.because("", sentence)
+    with typed_errors():
+        data = np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8)
     return Shared(leaf.dtype.name, leaf.shape, data, False, "jax")
 
 
 def adopt(
     kind: str, shape: tuple[int, ...], data: npt.NDArray[Any], like: jax.Array | None
 ) -> jax.Array:
-    """A new array of these bytes, on the device of `like`."""
+    """A new array of these bytes, with the sharding of `like`."""
     array = as_array(kind, shape, data)
-    if like is None:
-        return jnp.asarray(array)
-    return from_buffers(like, [Buffer(array, DataType.UINT8)])
+    return _put(array, like.sharding if like is not None and like.committed else None)
 
 
 def flatten(node: Any) -> Node | None:

@@ -163,6 +163,15 @@ def _any_adapter(leaf: object) -> Adapter | None:
     return found
 
 
+def find_tracing(tree: object) -> Any:
+    """The adapter of the framework that traces the caller's function, so that `tree` is no array yet.
+
+    Its `allreduce_traced` makes the call a part of what is traced.
+    """
+    adapter: Any = _adapter_of_module("jax") if "jax" in sys.modules else None
+    return adapter if adapter is not None and adapter.is_traced(tree) else None
+
+
 def flatten_registered(node: object) -> Node | None:
     """One level of a container that a framework in use knows: JAX, or a registered one."""
     if "jax" in sys.modules:

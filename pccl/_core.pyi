@@ -17,6 +17,15 @@ def is_set(variable: str) -> bool:
 def shared_memory(size: int) -> npt.NDArray[np.uint8] | None:
     """Bytes that peers of the host may read where they are; None where the system refuses them."""
 
+def xla_handler() -> Any:
+    """The custom call "pccl_allreduce", for jax.ffi.register_ffi_target."""
+
+def use_by_default(number: int) -> None:
+    """The `Reducer._number` that compiled calls of communicator 0 use; 0 for none."""
+
+def raise_xla_error(number: int) -> None:
+    """Raises the failure that "[pccl error <number>]" in a message of XLA's stands for. None if it is too old."""
+
 class Communicator:
     """One peer's part in a run. Every blocking method releases the GIL and obeys Ctrl-C.
 
@@ -126,7 +135,12 @@ class Communicator:
         """Leaves the run. Idempotent."""
 
 class Reducer:
-    """The base of `pccl.Communicator`: what is native of it."""
+    """The base of `pccl.Communicator`: what is native of it.
+
+    `_number`: no other communicator of this process has it; compiled programs know it by that.
+    """
+
+    _number: int
 
     def _attach(self, engine: object) -> None:
         """The engine that `all_reduce` goes to directly. Anything else: to `_all_reduce`, always."""

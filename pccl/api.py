@@ -127,6 +127,7 @@ def init(
         comm = Communicator(address, peer_group, port=port, advertise=advertise, secret=secret)
         comm._join(func, min_peers=peers, attempts=attempts, timeout=limit, enter=False)
         _default = comm
+        _core.use_by_default(comm._number)
         return comm
     finally:
         _init_lock.release()
@@ -137,6 +138,7 @@ def shutdown() -> None:
     global _default
     comm, _default = _default, None
     if comm is not None:
+        _core.use_by_default(0)
         comm.close()
 
 
@@ -438,7 +440,8 @@ def allreduce(
     """Combines `tree` element-wise over all members of the group.
 
     When a member is lost it runs again among the others from the untouched inputs. Alone, it
-    returns the input's values.
+    returns the input's values. In a function that JAX traces (jit, grad, shard_map, pmap, scan) it
+    becomes a part of the compiled program: see `pccl.adapters.jax`.
 
     Args:
         tree: An array, or nested dicts, lists, tuples, named tuples or dataclasses of arrays:
@@ -488,10 +491,37 @@ def allreduce(
             staged = _device.allreduce(_use(comm, func), func, tree, out, op, tag, limit)
             if staged is not None:
                 return staged if return_info else staged[0]
+    tracing = _arrays.find_tracing(tree)
+    if tracing is not None:
+        special = {"out": out, "weight": weight, "quantize": quantize, "info": return_info or None}
+        return _trace(tracing, func, tree, op, tag, limit, comm, special)
     deadline = _settings.Deadline(limit)
     work = _start(func, tree, op, out, weight, quantize, tag, comm, deadline.left())
     result = work._wait(deadline.left())
     return (result, work.info) if return_info else result
+
+
+def _trace(
+    tracing: Any,
+    func: str,
+    tree: Any,
+    op: ReduceOp | str,
+    tag: int | None,
+    limit: float | None,
+    comm: Communicator | None,
+    special: dict[str, object],
+) -> Any:
+    """Makes the call a part of the function that the framework traces."""
+    for name in [name for name, value in special.items() if value is not None]:
+        name = {"info": "return_info=True"}.get(name, f"{name}=")
+        raise NotSupported.because(func, f"{name} does not work inside a traced function")
+    number = None if tag is None else _settings.tag(tag, func)
+    used = _use(comm, func)
+    used._joined(func)
+    communicator_number = 0 if comm is None else used._number
+    return tracing.allreduce_traced(
+        tree, ReduceOp.parse(op, func), number, limit, communicator_number
+    )
 
 
 @overload

@@ -17,4 +17,5 @@ NB_MODULE(_core, m) {
   pccl::bindings::bind_reducer(m);
   pccl::bindings::bind_communicator(m);
   pccl::bindings::bind_master(m);
+  pccl::bindings::bind_xla(m);
 }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "pccl/bindings/plain.h"
+#include "pccl/bindings/xla.h"
 
 namespace pccl::bindings {
 namespace {
@@ -119,7 +120,17 @@ Raises:
 
 // The base of pccl.Communicator, for the one method that is native.
 struct Reducer {
+  Reducer() = default;
+  ~Reducer() { attach(nullptr); }
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+  void attach(std::shared_ptr<Comm> comm) {
+    engine = std::move(comm);
+    enlist_communicator(number, engine == nullptr ? nullptr : engine->engine);
+  }
+
   std::shared_ptr<Comm> engine;  // null: every call goes the long way, where errors are told
+  const std::int64_t number = next_communicator();
 };
 
 // What is not plain, or wrong, is left to the long way, which is written in Python.
@@ -174,10 +185,12 @@ std::optional<std::pair<std::shared_ptr<Operation>, nb::object>> start_tree(
 void bind_reducer(nb::module_& m) {
   nb::class_<Reducer>(m, "Reducer")
       .def(nb::init<>())
+      .def_ro("_number", &Reducer::number)
       .def(
           "_attach",
           [](Reducer& self, nb::handle engine) {
-            if (!nb::try_cast(engine, self.engine, false)) self.engine = nullptr;
+            std::shared_ptr<Comm> comm;
+            self.attach(nb::try_cast(engine, comm, false) ? std::move(comm) : nullptr);
           },
           nb::arg("engine").none())
       .def("all_reduce", &all_reduce, nb::arg("send").none(), nb::arg("recv").none(), nb::kw_only(),

@@ -1,0 +1,380 @@
+#include "pccl/bindings/xla.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <deque>
+#include <map>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "pccl/bindings/xla_ffi.h"
+
+namespace pccl::bindings {
+namespace {
+
+constexpr const char* kFunction = "allreduce";
+constexpr std::size_t kErrorsKept = 256;
+constexpr const char* kNotJoined = "no communicator: pccl.init() before the compiled call";
+
+using Engine = std::shared_ptr<peer::Communicator>;
+
+// What compiled calls share, by number or by tag. *any thread*
+class Desk {
+ public:
+  std::int64_t next() {
+    const std::lock_guard lock(mutex_);
+    return ++last_;
+  }
+
+  void enlist(std::int64_t number, const Engine& engine) {
+    const std::lock_guard lock(mutex_);
+    if (engine == nullptr) {
+      engines_.erase(number);
+    } else {
+      engines_[number] = engine;
+    }
+  }
+
+  void use_by_default(std::int64_t number) {
+    const std::lock_guard lock(mutex_);
+    default_ = number;
+  }
+
+  // Zero: the process's communicator.
+  Engine find(std::int64_t number) {
+    const std::lock_guard lock(mutex_);
+    const auto it = engines_.find(number == 0 ? default_ : number);
+    return it == engines_.end() ? nullptr : it->second.lock();
+  }
+
+  // A call begins. Calls of one tag meet those of the other members by their order, which only a
+  // program's own order of one place gives: anything else could pair them differently there.
+  Status begin(const Engine& engine, std::uint64_t tag, std::int64_t run, const void* place,
+               const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    Use& use = uses_[{engine.get(), tag}];
+    if (use.run == run && use.place != place) {
+      return Status(Code::invalid_usage,
+                    name +
+                        " stands at two places of one compiled program (its function was traced "
+                        "once and used twice); give each place a function of its own");
+    }
+    if (use.in_flight) {
+      return Status(Code::invalid_usage, name + " is in flight already, from another thread");
+    }
+    use = {run, place, true};
+    return {};
+  }
+
+  void end(const Engine& engine, std::uint64_t tag) {
+    const std::lock_guard lock(mutex_);
+    uses_[{engine.get(), tag}].in_flight = false;
+  }
+
+  // Keeps what a status of XLA's cannot carry; returns its number.
+  std::uint64_t remember(const Error& error) {
+    const std::lock_guard lock(mutex_);
+    errors_.emplace_back(++errors_made_, error);
+    if (errors_.size() > kErrorsKept) errors_.pop_front();
+    return errors_made_;
+  }
+
+  std::optional<Error> recall(std::uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [made, error] : errors_) {
+      if (made == number) return error;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  struct Use {
+    std::int64_t run = -1;        // of XLA's executions, the latest
+    const void* place = nullptr;  // the custom call in its program
+    bool in_flight = false;
+  };
+  std::mutex mutex_;
+  std::int64_t last_ = 0;
+  std::int64_t default_ = 0;
+  std::map<std::int64_t, std::weak_ptr<peer::Communicator>> engines_;
+  std::map<std::pair<const void*, std::uint64_t>, Use> uses_;
+  std::deque<std::pair<std::uint64_t, Error>> errors_;
+  std::uint64_t errors_made_ = 0;
+};
+
+// Never destroyed: threads of XLA's may outlive static objects.
+Desk& desk() {
+  static Desk& all = *new Desk;
+  return all;
+}
+
+xla::Status status_of(Code code) {
+  switch (code) {
+    case Code::invalid_argument:
+      return xla::Status::invalid_argument;
+    case Code::invalid_usage:
+    case Code::not_initialized:
+    case Code::mismatched_call:
+    case Code::deadlock:
+      return xla::Status::failed_precondition;
+    case Code::not_supported:
+      return xla::Status::unimplemented;
+    case Code::timeout:
+      return xla::Status::deadline_exceeded;
+    case Code::interrupted:
+      return xla::Status::cancelled;
+    case Code::internal_error:
+      return xla::Status::internal;
+    default:
+      return xla::Status::unavailable;
+  }
+}
+
+template <class Arguments>
+constexpr xla::Header header() {
+  return {sizeof(Arguments), nullptr};
+}
+
+// An error as XLA has them. Its number leads back to the whole one.
+xla::Error* to_xla(const xla::Api* api, const Error& error) {
+  const std::string message =
+      error.reason + " [pccl error " + std::to_string(desk().remember(error)) + "]";
+  xla::CreateError create{header<xla::CreateError>(), message.c_str(), status_of(error.code)};
+  return api->create_error(&create);
+}
+
+// What the API's own functions complain of cannot be told to anybody.
+void drop(const xla::Api* api, xla::Error* error) {
+  if (error == nullptr) return;
+  xla::DestroyError destroy{header<xla::DestroyError>(), error};
+  api->destroy_error(&destroy);
+}
+
+std::optional<DataType> data_type(xla::Type type) {
+  switch (type) {
+    case xla::Type::s8:
+      return DataType::int8;
+    case xla::Type::s16:
+      return DataType::int16;
+    case xla::Type::s32:
+      return DataType::int32;
+    case xla::Type::s64:
+      return DataType::int64;
+    case xla::Type::u8:
+      return DataType::uint8;
+    case xla::Type::u16:
+      return DataType::uint16;
+    case xla::Type::u32:
+      return DataType::uint32;
+    case xla::Type::u64:
+      return DataType::uint64;
+    case xla::Type::f16:
+      return DataType::float16;
+    case xla::Type::bf16:
+      return DataType::bfloat16;
+    case xla::Type::f32:
+      return DataType::float32;
+    case xla::Type::f64:
+      return DataType::float64;
+  }
+  return std::nullopt;
+}
+
+Error wrong(std::string what) { return {Code::internal_error, std::move(what), {}, {}}; }
+
+// The attributes of a call, which adapters/_jax_traced.py has written.
+class Reader {
+ public:
+  explicit Reader(const xla::Attributes& given) : given_(given) {}
+
+  std::int64_t integer(std::string_view name) { return scalar<std::int64_t>(name, xla::Type::s64); }
+  double real(std::string_view name) { return scalar<double>(name, xla::Type::f64); }
+  std::string text(std::string_view name) {
+    const void* value = find(name, xla::AttributeKind::string);
+    if (value == nullptr) return {};
+    const auto* found = static_cast<const xla::Text*>(value);
+    return {found->data, found->size};
+  }
+  [[nodiscard]] const std::string& missing() const { return missing_; }  // empty: all were there
+
+ private:
+  template <class Number>
+  Number scalar(std::string_view name, xla::Type type) {
+    const auto* value = static_cast<const xla::Scalar*>(find(name, xla::AttributeKind::scalar));
+    if (value == nullptr || value->type != type) {
+      missing_ = name;
+      return {};
+    }
+    return *static_cast<const Number*>(value->value);
+  }
+
+  const void* find(std::string_view name, xla::AttributeKind kind) {
+    for (std::int64_t i = 0; i < given_.count; ++i) {
+      const xla::Text& have = *given_.names[i];
+      if (std::string_view(have.data, have.size) == name && given_.kinds[i] == kind)
+        return given_.values[i];
+    }
+    missing_ = name;
+    return nullptr;
+  }
+
+  const xla::Attributes& given_;
+  std::string missing_;
+};
+
+struct Job {
+  const xla::Api* api = nullptr;
+  xla::Future* future = nullptr;
+  Engine engine;
+  peer::OperationRequest request;
+  std::uint64_t tag = 0;
+  Seconds timeout;
+};
+
+// Each local device is a member of operations of its own: its tag is the call's, but for the first
+// device's, which may meet calls that name the tag themselves.
+std::uint64_t tag_on(std::uint64_t tag, std::int32_t device) {
+  if (device == 0) return tag;
+  return XXH3_64bits_withSeed(&tag, sizeof tag, static_cast<XXH64_hash_t>(device));
+}
+
+// Results are the arguments' own memory, or apart from it: the call was declared so.
+std::optional<Error> read_arrays(const xla::CallFrame& frame, peer::OperationRequest& request) {
+  if (frame.arguments.count != frame.results.count) return wrong("arguments and results differ");
+  for (std::int64_t i = 0; i < frame.arguments.count; ++i) {
+    const auto& from = *static_cast<const xla::Buffer*>(frame.arguments.values[i]);
+    const auto& to = *static_cast<const xla::Buffer*>(frame.results.values[i]);
+    const std::optional<DataType> type = data_type(from.type);
+    if (!type || to.type != from.type) return wrong("an argument of an unknown type");
+    std::uint64_t count = 1;
+    for (std::int64_t axis = 0; axis < from.rank; ++axis)
+      count *= static_cast<std::uint64_t>(from.extents[axis]);
+    request.arrays.push_back({from.data, to.data, count, *type});
+  }
+  return std::nullopt;
+}
+
+Result<Job> read(const xla::CallFrame& frame) {
+  const xla::Api* api = frame.api;
+  if (api->header.struct_size < sizeof(xla::Api))
+    return Error{Code::not_supported, "this jaxlib is too old for pccl inside jit", {}, {}};
+  xla::GetDevice device{header<xla::GetDevice>(), frame.context, 0};
+  drop(api, api->get_device(&device));
+  xla::GetRun run{header<xla::GetRun>(), frame.context, 0};
+  drop(api, api->get_run(&run));
+
+  Reader attributes(frame.attributes);
+  Job job;
+  job.api = api;
+  const std::int64_t communicator = attributes.integer("communicator");
+  const std::int64_t op = attributes.integer("op");
+  job.tag = tag_on(static_cast<std::uint64_t>(attributes.integer("tag")), device.ordinal);
+  const std::string structure = attributes.text("structure");
+  const std::string name = attributes.text("name") + ", device " + std::to_string(device.ordinal);
+  const double timeout = attributes.real("timeout");
+  job.request.description = name + ": " + attributes.text("arrays");
+  if (!attributes.missing().empty()) return wrong("no attribute " + attributes.missing());
+  if (op < 0 || op >= kReduceOpCount) return wrong("no such op");
+  if (timeout >= 0) job.timeout = timeout;
+  job.request.op = static_cast<ReduceOp>(op);
+  job.request.tag = job.tag;
+  job.request.rerun = true;
+  job.request.structure = XXH3_64bits(structure.data(), structure.size());
+  if (auto error = read_arrays(frame, job.request)) return *error;
+  job.engine = desk().find(communicator);
+  if (job.engine == nullptr) return Error{Code::not_initialized, kNotJoined, {}, {}};
+  if (const Status status =
+          desk().begin(job.engine, job.tag, run.run, frame.attributes.values, name);
+      !status) {
+    return status.error();
+  }
+  return job;
+}
+
+Status reduce(Job& job) {
+  try {
+    return job.engine->reduce(std::move(job.request), {duration(job.timeout), {}},
+                              [](const peer::CallPtr&) {});
+  } catch (const std::bad_alloc&) {
+    return Status(Code::internal_error, "out of memory");
+  }
+}
+
+// On a thread of its own: XLA's are needed for the program's other work, and be it another
+// all-reduce that the others begin with. XLA may go on with the program on it, and block. It ends
+// with the call, so that a thread that does nothing never counts as one that may still call.
+void run(Job job) {
+  const Status status = reduce(job);
+  desk().end(job.engine, job.tag);
+  job.engine.reset();
+  if (status) {
+    xla::SetAvailable available{header<xla::SetAvailable>(), job.future};
+    drop(job.api, job.api->set_available(&available));
+  } else {
+    xla::SetError failed{header<xla::SetError>(), job.future, to_xla(job.api, status.error())};
+    drop(job.api, job.api->set_error(&failed));
+  }
+}
+
+// XLA asks which version of its interface the handler has.
+bool answer_metadata(const xla::CallFrame& frame) {
+  const xla::Extension* extension = frame.header.extensions;
+  if (extension == nullptr || extension->kind != xla::kMetadataExtension) return false;
+  xla::Metadata& metadata = *reinterpret_cast<const xla::MetadataExtension*>(extension)->metadata;
+  metadata.version.major = xla::kMajorVersion;
+  metadata.version.minor = xla::kMinorVersion;
+  metadata.traits = 0;
+  return true;
+}
+
+xla::Error* handle(xla::CallFrame* frame) {
+  if (answer_metadata(*frame) || frame->stage != xla::Stage::execute) return nullptr;
+  Result<Job> job = wrong("");
+  try {
+    job = read(*frame);
+    if (!job) return to_xla(frame->api, job.error());
+    xla::CreateFuture create{header<xla::CreateFuture>(), nullptr};
+    xla::Error* const refused = frame->api->create_future(&create);
+    if (refused == nullptr) {
+      job->future = create.future;
+      std::thread(run, *job).detach();
+      frame->future = create.future;
+      return nullptr;
+    }
+    desk().end(job->engine, job->tag);
+    return refused;
+  } catch (const std::exception& error) {  // no memory, no thread
+    if (job) desk().end(job->engine, job->tag);
+    return to_xla(frame->api, wrong(error.what()));
+  }
+}
+
+}  // namespace
+
+std::int64_t next_communicator() { return desk().next(); }
+
+void enlist_communicator(std::int64_t number, const std::shared_ptr<peer::Communicator>& engine) {
+  desk().enlist(number, engine);
+}
+
+void bind_xla(nb::module_& m) {
+  m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&handle)); });
+  m.def(
+      "use_by_default", [](std::int64_t number) { desk().use_by_default(number); }, "number"_a);
+  m.def(
+      "raise_xla_error",
+      [](std::uint64_t number) {
+        if (const std::optional<Error> error = desk().recall(number))
+          raise(*error, CallKind::collective, kFunction);
+      },
+      "number"_a);
+}
+
+}  // namespace pccl::bindings
