@@ -769,7 +769,7 @@ class Work(Generic[_Result]):
     """An `allreduce_async` in flight. Dropping it is safe: it runs to its end and keeps its arrays until then.
 
     Awaitable: `await work` waits in a thread of its own. An `out=` array that is
-    not contiguous is filled when somebody waits.
+    not contiguous, or gets a weighted mean, is filled when somebody waits.
     """
 
     def __init__(

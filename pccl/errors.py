@@ -98,7 +98,10 @@ class PCCLError(Exception):
 
 
 class InvalidArgument(PCCLError, ValueError):
-    """This call's own arguments cannot work. Nothing was started."""
+    """This call's own arguments cannot work. Nothing was started.
+
+    Only weights that add up to nothing, or are none, are found together: by all members, in one call.
+    """
 
     advice = "fix"
     _usual_result = Result.INVALID_ARGUMENT

@@ -169,6 +169,13 @@ def test_what_must_not_be_written_is_read_and_not_written(
     assert looked_into(target).tolist() == [0, 0, 0]
 
 
+def test_dlpack_before_1_cannot_say_that_it_may_be_written_and_so_is_not(
+    pair: list[pccl.Communicator],
+) -> None:
+    with pytest.raises(pccl.InvalidArgument, match="out: the array is read-only"):
+        pccl.allreduce(np.ones(3), out=Before1(np.zeros(3)), comm=pair[0])
+
+
 @pytest.mark.parametrize(
     ("leaf", "error", "words"),
     [

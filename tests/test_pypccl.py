@@ -618,6 +618,39 @@ def test_calls_that_cannot_work_report_the_codes_authors_know() -> None:
             worker.expect("end")
 
 
+def test_a_retry_loop_ends_when_the_master_is_gone() -> None:
+    code = """
+    comm = join()
+    while comm.get_attribute(Attribute.LOCAL_WORLD_SIZE) < 2:
+        comm.update_topology()
+    say(event="in")
+    hear()
+    gradient, mean, failures = np.ones(1000), np.zeros(1000), 0
+    try:
+        while True:  # every step reduces until it works, as the documentation of pypccl has it
+            while comm.get_attribute(Attribute.GLOBAL_WORLD_SIZE) > 1:
+                handle = comm.all_reduce_async(gradient, mean, op=ReduceOp.AVG)
+                success, status, info = handle.wait()
+                if success:
+                    break
+                failures += 1
+                assert Result(status) is Result.RANK_CONNECTION_LOST and (gradient == 1).all()
+            else:
+                raise SystemExit("alone all of a sudden")
+    except PCCLError as error:
+        say(event="over", kind=type(error).__name__, failures=failures)
+    """
+    with running(PCCL_RECONNECT_TIMEOUT="1", PCCL_SHM="0") as run:
+        workers = [run.peer(program(code)) for _ in range(2)]
+        for worker in workers:
+            worker.expect("in")
+            worker.tell("go")
+        run.master.signal(signal.SIGKILL)
+        for worker in workers:
+            over = worker.expect("over")
+            assert over["kind"] in ("MasterLost", "InvalidUsage") and over["failures"] <= 1
+
+
 def test_members_that_quantize_differently_are_told() -> None:
     code = """
     comm = join()

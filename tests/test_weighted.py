@@ -155,6 +155,20 @@ def test_other_frameworks_arrays_are_averaged_too(comms: Comms) -> None:
         assert result["numpy"].tolist() == [float(np.float16(8 / 3))] * 3
 
 
+def test_jax_arrays_are_averaged_too(comms: Comms) -> None:
+    jax = pytest.importorskip("jax")
+
+    def call(rank: int, comm: pccl.Communicator) -> Any:
+        tree = {"w": jax.numpy.full((2, 3), rank + 1.0), "h": jax.numpy.ones(5, "bfloat16") * rank}
+        return pccl.allreduce(tree, "avg", weight=jax.numpy.float32(rank), comm=comm)
+
+    for result in each(comms, call):
+        assert all(isinstance(leaf, jax.Array) for leaf in result.values())
+        np.testing.assert_allclose(result["w"], np.full((2, 3), 8 / 3), rtol=1e-6)
+        assert result["h"].dtype == "bfloat16"
+        assert result["h"].tolist() == [float(ml_dtypes.bfloat16(5 / 3))] * 5
+
+
 def test_bfloat16_rounds_to_nearest_and_keeps_what_is_no_number(comms: Comms) -> None:
     pool = np.arange(0, 2**16, 7, dtype=np.uint16).view(ml_dtypes.bfloat16)
     ones = each(comms, lambda rank, comm: pccl.allreduce(pool, "avg", weight=1, comm=comm))
