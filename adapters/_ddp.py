@@ -1,6 +1,6 @@
 """DDP across peers that come and go: a communication hook on `pccl.allreduce_async`."""
 
-from __future__ import annotations
+# Annotations are evaluated here: DDP compares those of a hook with the types that it wants.
 
 from typing import Any
 

@@ -45,3 +45,24 @@ def test_tcp_needs_nothing_else(tmp_path: Path) -> None:
     [row] = result["results"]
     assert row["arrays"] == "tcp" and row["faster"] is None
     assert [row["what"] for row in result["ways_of_use"]] == ["fresh", "tree"]
+
+
+def test_ddp_compares_step_times_of_both_backends(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "ddp.json"
+    command = [sys.executable, str(BENCHMARKS / "ddp.py"), "--quick", "--json", str(file)]
+    done = subprocess.run(
+        [*command, "--worlds", "2", "--models", "resnet"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(file.read_text())
+    assert (row["model"], row["world"]) == ("resnet", 2)
+    assert 25e6 < row["parameters"] < 26e6
+    assert {kind: len(values) for kind, values in row["ms"].items()} == dict.fromkeys(
+        ("alone", "gloo", "pccl"), 2
+    )
+    assert done.stdout.splitlines()[-1].startswith("| resnet | 25.6 M | 2 |")

@@ -647,11 +647,12 @@ def test_the_example_in_the_readme_runs(job: Job) -> None:
     page = (Path(__file__).resolve().parent.parent / "README.md").read_text()
     (example,) = re.findall(r"^```python\n(# ddp\.py.*?)^```", page, re.DOTALL | re.MULTILINE)
     code = f"""
-import torch.distributed.rendezvous
 # Instead of torchrun, which needs a port.
-torch.distributed.rendezvous._rendezvous_handlers["env"] = lambda url, **_: iter([(store, rank, size)])
-print = lambda gradient: say(event="done", gradient=gradient.tolist())
-exec({example!r})
+rendezvous = sys.modules["torch.distributed.rendezvous"]
+rendezvous._rendezvous_handlers["env"] = lambda url, **_: iter([(store, rank, size)])
+shown = []
+exec({example!r}, {{"print": shown.append}})
+say(event="done", gradient=shown[0].tolist())
 """
     for answer in job.run(2, code):
         assert answer["gradient"] == [[12.0] * 4]  # 8 rows of ones on rank 0, of twos on rank 1
