@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
+from jaxlib.mlir import ir
 
 from pccl import _core
 from pccl import tree as trees
@@ -201,13 +202,34 @@ def _bind(call: Call, paths: Sequence[str], arrays: Sequence[jax.Array]) -> list
 
 
 def _lower(context: Any, *operands: Any, **attributes: Any) -> Any:
-    """A custom call that XLA neither drops nor repeats, and whose results take its arguments' memory."""
+    """A custom call that XLA neither drops nor repeats, and whose results take its arguments' memory.
+
+    One more result, a byte, is the last argument of the next call: so calls run in the order of
+    their trace, which members share, also where XLA runs one thing at a time.
+    """
+    before = _latest_ticket()
+    byte = jax.core.ShapedArray((), np.dtype(np.uint8))
     rule = jax.ffi.ffi_lowering(
         _TARGET,
         has_side_effect=True,
         operand_output_aliases={i: i for i in range(len(operands))},
     )
-    return rule(context, *operands, **attributes)
+    extended = context.replace(
+        avals_in=[*context.avals_in, *[byte] * len(before)],
+        avals_out=[*context.avals_out, byte],
+    )
+    return list(rule(extended, *operands, *before, **attributes))[: len(operands)]
+
+
+def _latest_ticket() -> list[Any]:
+    """The last result of the block's latest call, if there is one."""
+    for operation in reversed(list(ir.InsertionPoint.current.block.operations)):
+        target = operation.operation.attributes
+        if operation.operation.name == "stablehlo.custom_call" and (
+            ir.StringAttr(target["call_target_name"]).value == _TARGET
+        ):
+            return [list(operation.operation.results)[-1]]
+    return []
 
 
 def _refuse_device(context: Any, *operands: Any, name: str, **attributes: Any) -> Any:
@@ -231,6 +253,6 @@ _primitive.def_abstract_eval(lambda *avals, **_: [aval.strip_weak_type() for ava
 _primitive.def_impl(
     lambda *arrays, **attributes: _run_alone(*arrays, attributes=tuple(attributes.items()))
 )
-mlir.register_lowering(_primitive, _lower, platform="cpu")
+mlir.register_lowering(_primitive, _lower, platform="cpu", cacheable=False)
 mlir.register_lowering(_primitive, _refuse_device)
 batching.primitive_batchers[_primitive] = _refuse_vmap

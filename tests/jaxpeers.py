@@ -40,7 +40,7 @@ def raised(kind, call):
         call()
     except kind as error:
         return error
-    raise AssertionError(f"no {kind.__name__}")
+    raise AssertionError(f"no {kind}")
 
 for line in sys.stdin:
     names = dict(globals(), answer=None)

@@ -282,9 +282,8 @@ def test_programs_that_were_traced_differently_are_told_so(peers: Peers) -> None
 
 def test_an_error_in_one_compiled_call_is_typed_in_the_next_eager_one(peers: Peers) -> None:
     peers.both("""
-        shape = 3 + rank
-        bad = jax.jit(lambda x: pccl.allreduce(x))
-        total = bad(jnp.ones(shape))
+        bad = jax.jit(lambda x: pccl.allreduce(x @ x))  # enough work for JAX not to wait for it
+        total = bad(jnp.ones((256 + rank, 256 + rank)))
         raised(pccl.MismatchedCall, lambda: pccl.allreduce(total))
         same(pccl.allreduce(jnp.ones(3)), np.full(3, 2.0))
     """)

@@ -245,10 +245,13 @@ std::uint64_t tag_on(std::uint64_t tag, std::int32_t device) {
   return XXH3_64bits_withSeed(&tag, sizeof tag, static_cast<XXH64_hash_t>(device));
 }
 
-// Results are the arguments' own memory, or apart from it: the call was declared so.
+// Results are the arguments' own memory, or apart from it: the call was declared so. The last one
+// is a byte, which the program's next call has as its last argument.
 std::optional<Error> read_arrays(const xla::CallFrame& frame, peer::OperationRequest& request) {
-  if (frame.arguments.count != frame.results.count) return wrong("arguments and results differ");
-  for (std::int64_t i = 0; i < frame.arguments.count; ++i) {
+  const std::int64_t arrays = frame.results.count - 1;
+  if (arrays < 0 || frame.arguments.count < arrays) return wrong("arguments and results differ");
+  *static_cast<std::uint8_t*>(static_cast<xla::Buffer*>(frame.results.values[arrays])->data) = 0;
+  for (std::int64_t i = 0; i < arrays; ++i) {
     const auto& from = *static_cast<const xla::Buffer*>(frame.arguments.values[i]);
     const auto& to = *static_cast<const xla::Buffer*>(frame.results.values[i]);
     const std::optional<DataType> type = data_type(from.type);
