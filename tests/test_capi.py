@@ -240,7 +240,9 @@ say(event="connected")
 
 @pytest.fixture
 def run(library: Path) -> Iterator[Run]:
-    with running(PCCL_C_LIBRARY=str(library), PYTHONPATH=str(Path(__file__).parent)) as made:
+    here = [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, here))  # workers import capi.py
+    with running(PCCL_C_LIBRARY=str(library), PYTHONPATH=path) as made:
         yield made
 
 
@@ -718,8 +720,7 @@ def test_destroying_ends_reductions_in_flight_and_leaves_their_memory_alone(run:
         say(event="destroyed")
     hear()
     if NUMBER == 1:
-        with fails("RankConnectionLost"):
-            peer.reduce(x, x)
+        peer.update_topology()
         assert peer.attribute() == 1
     assert (x == 1).all()
     say(event="ok")
@@ -740,7 +741,7 @@ def test_destroying_ends_a_connect_of_another_thread(run: Run) -> None:
         peer = Peer(connect=False)
 
         def connect():
-            with fails("MasterConnectionFailed"):
+            with fails("InvalidUsage", "closed"):
                 peer.connect()
             say(event="ok")
 
