@@ -38,9 +38,9 @@ class DDPState:
         self._comm = comm
         self._op = op
         self._tag = tag
-        self._buckets: list[tuple[torch.Tensor, Any, pccl.Work]] = []
+        self._buckets: list[tuple[torch.Tensor, Any, pccl.Work[torch.Tensor]]] = []
 
-    def _start(self, bucket: torch.Tensor) -> pccl.Work:
+    def _start(self, bucket: torch.Tensor) -> pccl.Work[torch.Tensor]:
         return pccl.allreduce_async(bucket, self._op, tag=self._tag, comm=self._comm)
 
     def _add(self, bucket: torch.Tensor, *, last: bool) -> Any:
@@ -60,7 +60,9 @@ class DDPState:
             raise
         return future
 
-    def _reduce(self, buckets: list[tuple[torch.Tensor, Any, pccl.Work]]) -> list[torch.Tensor]:
+    def _reduce(
+        self, buckets: list[tuple[torch.Tensor, Any, pccl.Work[torch.Tensor]]]
+    ) -> list[torch.Tensor]:
         """All buckets' results, over the same members: what these are is equal on all of them."""
         works = [work for _, _, work in buckets]
         while True:

@@ -66,6 +66,7 @@ def average_gradients(
 
     return optax.GradientTransformation(init, update)
 
+
 immutable = True  # no array can be written to
 
 

@@ -197,7 +197,9 @@ def test_many_in_flight_meet_by_tag(group: list[Comm]) -> None:
     def call(comm: Comm, rank: int) -> bool:
         def one(tag: int) -> bool:
             if tag % 3 == 0:
-                made = pccl.broadcast(own(rank, tag * 1000 + 1), tag % len(group), tag=tag, comm=comm)
+                made = pccl.broadcast(
+                    own(rank, tag * 1000 + 1), tag % len(group), tag=tag, comm=comm
+                )
                 return bool((made == own(tag % len(group), tag * 1000 + 1)).all())
             if tag % 3 == 1:
                 made = pccl.allgather(np.full(tag * 500, rank), tag=tag, comm=comm)

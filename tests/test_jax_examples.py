@@ -125,11 +125,11 @@ def test_a_process_is_killed_the_other_goes_on_and_a_new_one_comes_in(name: str)
 
 def test_the_readmes_program_ends_with_the_same_weights_on_all(tmp_path: Path) -> None:
     blocks = re.findall(
-        r"^```python\n(# jax_train.*?)^```",
+        r"^```python\n(# jax_jit.*?)^```",
         (ROOT / "README.md").read_text(),
         re.DOTALL | re.MULTILINE,
     )
-    (tmp_path / "jax_train.py").write_text(blocks[0])
-    lines = launch(tmp_path, 2, tmp_path / "jax_train.py").splitlines()
+    (tmp_path / "jax_jit.py").write_text(blocks[0])
+    lines = launch(tmp_path, 2, tmp_path / "jax_jit.py").splitlines()
     ends = [line.split("] ", 1)[1] for line in lines]
     assert len(ends) == 2 and ends[0] == ends[1] and ends[0].startswith("["), lines
