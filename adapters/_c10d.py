@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from pccl import _settings
+from pccl._halves import Kind
 from pccl.communicator import Communicator, MasterNode
 from pccl.errors import (
     Evicted,
@@ -251,14 +252,15 @@ def _operation(op: Any, dtype: torch.dtype, func: str) -> tuple[ReduceOp, DataTy
 class _Exchange:
     """One group's operations on the engine: blocking, one at a time, in the members' common order.
 
-    Broadcast, all-gather and reduce-scatter are all-reduces over arrays that are zero but for what each
-    member gives: sums of bytes, so exact for every dtype.
+    pccl ranks members in the order in which they came, c10d as it likes: `order` has the pccl rank of each.
     """
 
-    def __init__(self, comm: Communicator, rank: int, size: int) -> None:
+    def __init__(self, comm: Communicator, rank: int, order: Sequence[int]) -> None:
         self._comm = comm
         self._rank = rank
-        self._size = size
+        self._size = len(order)
+        self._order = list(order)
+        self._sorted = self._order == sorted(self._order)
 
     def all_reduce(
         self,
@@ -269,6 +271,66 @@ class _Exchange:
         tag: int = _TAG,
     ) -> None:
         """(send, recv, dtype) each; `what` must be equal on all members, and names the call in errors."""
+        self._run(arrays, what, timeout, op=op, tag=tag)
+
+    def broadcast(
+        self, arrays: Sequence[Bytes], root: int, what: str, timeout: float | None
+    ) -> None:
+        in_place = [(array, array, DataType.UINT8) for array in arrays]
+        self._run(in_place, what, timeout, kind=Kind.BROADCAST, root=self._order[root])
+
+    def all_gather(
+        self, pairs: Sequence[tuple[Bytes, Bytes]], what: str, timeout: float | None
+    ) -> None:
+        """(send, recv) each: `recv` gets all members' `send` in rank order. `send` may be its own part."""
+        wholes = [recv if self._sorted else np.empty_like(recv) for _, recv in pairs]
+        arrays = [
+            (self._apart(send, whole), whole, DataType.UINT8)
+            for (send, _), whole in zip(pairs, wholes, strict=True)
+        ]
+        self._run(arrays, what, timeout, kind=Kind.ALL_GATHER)
+        for (_, recv), whole in zip(pairs, wholes, strict=True):
+            if whole is not recv:
+                recv.reshape(self._size, -1)[:] = whole.reshape(self._size, -1)[self._order]
+
+    def reduce_scatter(
+        self,
+        arrays: Sequence[tuple[Bytes, Bytes, DataType]],
+        op: ReduceOp,
+        what: str,
+        timeout: float | None,
+    ) -> None:
+        """(send, recv, dtype) each: `recv` gets this rank's part of the reduced `send`."""
+        ordered = [
+            (self._by_pccl_rank(send, np.may_share_memory(send, recv)), recv, dtype)
+            for send, recv, dtype in arrays
+        ]
+        self._run(ordered, what, timeout, op=op, kind=Kind.REDUCE_SCATTER)
+
+    def _apart(self, send: Bytes, whole: Bytes) -> Bytes:
+        """The engine takes what is its own part of the whole, or does not overlap it."""
+        own = whole.reshape(self._size, send.size)[self._rank]
+        exactly = own.ctypes.data == send.ctypes.data
+        return send if exactly or not np.may_share_memory(send, whole) else send.copy()
+
+    def _by_pccl_rank(self, send: Bytes, overlaps: bool) -> Bytes:
+        if self._sorted:
+            return send.copy() if overlaps else send
+        made = np.empty_like(send)
+        made.reshape(self._size, -1)[self._order] = send.reshape(self._size, -1)
+        return made
+
+    def _run(
+        self,
+        arrays: Sequence[tuple[Bytes, Bytes, DataType]],
+        what: str,
+        timeout: float | None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = _TAG,
+        kind: int = 0,
+        root: int = 0,
+    ) -> None:
         deadline = _settings.Deadline(timeout)
         func = what.partition(" ")[0]
         operation = self._comm._joined(func).start(
@@ -280,64 +342,27 @@ class _Exchange:
             structure=what.encode(),
             description=what,
             timeout=deadline.left(),
+            kind=int(kind),
+            root=root,
+            parts=self._size,
         )
         info = operation.wait(deadline.left())
         if info.world_size != self._size:  # a member was lost before: the result lacks its part
-            raise PeerLost.because(func, f"reduced over {info.world_size} of {self._size} members")
-
-    def broadcast(
-        self, arrays: Sequence[Bytes], root: int, what: str, timeout: float | None
-    ) -> None:
-        if self._rank != root:
-            for array in arrays:
-                array[:] = 0
-        self._sum(arrays, f"{what} from {root}", timeout)
-
-    def all_gather(
-        self, pairs: Sequence[tuple[Bytes, Bytes]], what: str, timeout: float | None
-    ) -> None:
-        """(send, recv) each: `recv` gets all members' `send` in rank order. `send` may be its own part."""
-        for send, recv in pairs:
-            parts = recv.reshape(self._size, send.size)
-            parts[self._rank] = send
-            parts[: self._rank] = 0
-            parts[self._rank + 1 :] = 0
-        self._sum([recv for _, recv in pairs], what, timeout)
-
-    def reduce_scatter(
-        self,
-        arrays: Sequence[tuple[Bytes, Bytes, DataType]],
-        op: ReduceOp,
-        what: str,
-        timeout: float | None,
-    ) -> None:
-        """(send, recv, dtype) each: `recv` gets this rank's part of the reduced `send`."""
-        wholes = [np.empty_like(send) for send, _, _ in arrays]
-        reduced = [
-            (send, whole, dtype) for (send, _, dtype), whole in zip(arrays, wholes, strict=True)
-        ]
-        self.all_reduce(reduced, op, what, timeout)
-        for (_, recv, _), whole in zip(arrays, wholes, strict=True):
-            recv[:] = whole.reshape(self._size, recv.size)[self._rank]
-
-    def _sum(self, arrays: Sequence[Bytes], what: str, timeout: float | None) -> None:
-        in_place = [(array, array, DataType.UINT8) for array in arrays]
-        self.all_reduce(in_place, ReduceOp.SUM, what, timeout)
+            raise PeerLost.because(func, f"made with {info.world_size} of {self._size} members")
 
 
 class _Alone(_Exchange):
     """A group of one."""
 
     def __init__(self) -> None:
-        self._rank, self._size = 0, 1
+        self._rank, self._size, self._order, self._sorted = 0, 1, [0], True
 
-    def all_reduce(
+    def _run(
         self,
         arrays: Sequence[tuple[Bytes, Bytes, DataType]],
-        op: ReduceOp,
         what: str,
         timeout: float | None,
-        tag: int = _TAG,
+        **options: object,
     ) -> None:
         for send, recv, _ in arrays:
             if recv is not send:
@@ -347,13 +372,12 @@ class _Alone(_Exchange):
 class _Gone(_Alone):
     """What is left of a group that was destroyed. torch keeps process groups in places; not so their peers."""
 
-    def all_reduce(
+    def _run(
         self,
         arrays: Sequence[tuple[Bytes, Bytes, DataType]],
-        op: ReduceOp,
         what: str,
         timeout: float | None,
-        tag: int = _TAG,
+        **options: object,
     ) -> None:
         raise InvalidUsage.because(what.partition(" ")[0], _DESTROYED)
 
@@ -432,6 +456,7 @@ class _Member:
         self._rank = rank
         self._serves = False
         self._peers: list[str] = []  # ids, by rank
+        self.order: list[int] = []  # pccl's ranks, by rank
         self._present: list[int] = []  # ranks that were members when this one left
         self._left = threading.Lock()  # taken for good
         deadline = _settings.Deadline(timeout)
@@ -458,9 +483,11 @@ class _Member:
             engine = self.comm._joined("init_process_group")
             store.set(f"peer/{rank}", engine.peer_id())
             self._peers = [store.get(f"peer/{other}").decode() for other in range(size)]
-            if set(engine.membership()[3]) != set(self._peers):
+            present = engine.membership()[3]
+            if set(present) != set(self._peers):
                 sentence = f"peers that are not of this job are in pccl group {number}"
                 raise InvalidUsage.because("init_process_group", sentence)
+            self.order = [present.index(peer) for peer in self._peers]
         except BaseException:
             self.close()
             raise
@@ -600,7 +627,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         self._exchange: _Exchange = _Alone()
         if size > 1:
             self._member = self._found(self._store, "", self._members, rank)
-            self._exchange = _Exchange(self._member.comm, rank, size)
+            self._exchange = _Exchange(self._member.comm, rank, self._member.order)
 
     def _found(self, store: Any, suffix: str, members: Sequence[int], rank: int) -> _Member:
         return _Member(
