@@ -252,7 +252,7 @@ PCCL_EXPORT pcclResult_t pcclDestroyCommunicator(pcclComm_t* comm);
  * later call that left this peer out of the run, it joins as a new peer.
  *
  * pcclMasterConnectionFailed: no master there, refused, PCCL_TIMEOUT. pcclInvalidUsage: connected
- * already. */
+ * already, or destroyed by another thread meanwhile. */
 PCCL_EXPORT pcclResult_t pcclConnect(pcclComm_t* comm);
 
 /* Collective: lets waiting peers in. A newcomer's first call returns at once, so that its next call
