@@ -61,7 +61,8 @@ state = {"weights": weights, "optimizer": optimizer.init(weights), "step": 0}
 while state["step"] < STEPS:
     state = pccl.sync(state)
     loss, gradients = local_gradients(state["weights"], *batch_of(state["step"]))
-    updates, moments = optimizer.update(gradients, state["optimizer"])  # all processes meet here
+    loss = pccl.allreduce(loss, "avg")  # over all processes, as the gradients in the next line
+    updates, moments = optimizer.update(gradients, state["optimizer"])
     weights = optax.apply_updates(state["weights"], updates)
     state = {"weights": weights, "optimizer": moments, "step": state["step"] + 1}
     print(f"step {state['step']}: loss {loss:.6f}, {pccl.world_size()} processes", flush=True)
