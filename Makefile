@@ -22,10 +22,9 @@ install:
 	@$(STAGE) install $(PYTHON_BIN) -m pip install -q -c requirements-dev.txt '.[demo]'
 
 # pytest comes last, so that its summary is what one sees last. Two at a time: most tests wait for processes.
-PYTEST_ARGS ?= -n 2 --dist worksteal
 test: build lint types docs stress
 	@mkdir -p build
-	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
+	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
 
 setup:
 	@$(STAGE) set-up tools/setup.sh $(VENV) dev
