@@ -381,6 +381,16 @@ class _Gone(_Alone):
     ) -> None:
         raise InvalidUsage.because(what.partition(" ")[0], _DESTROYED)
 
+    def broadcast(
+        self, arrays: Sequence[Bytes], root: int, what: str, timeout: float | None
+    ) -> None:
+        self._run([], what, timeout)
+
+    def all_gather(
+        self, pairs: Sequence[tuple[Bytes, Bytes]], what: str, timeout: float | None
+    ) -> None:
+        self._run([], what, timeout)
+
 
 _DESTROYED = "this process group was destroyed"
 
@@ -515,7 +525,10 @@ class _Member:
             return error
         if not isinstance(error, PeerLost | TooFewPeers):
             return None
-        present = set(self.comm._joined(func).membership()[3])
+        try:
+            present = set(self.comm._joined(func).membership()[3])
+        except PCCLError:  # another thread has closed it
+            return None
         gone = [rank for rank, peer in enumerate(self._peers) if peer not in present]
         if not gone:
             return None
@@ -848,6 +861,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         wholes = [np.empty(self._size * array.data.size, np.uint8) for array in arrays]
         what = self._what(func, inputs)
         for outputs, own in zip(lists, inputs, strict=True):
+            if len(outputs) not in (0, self._size):
+                raise ValueError(f"{func}: {len(outputs)} outputs for {self._size} ranks")
             if any(o.dtype != own.dtype or o.numel() != own.numel() for o in outputs):
                 raise ValueError(
                     f"{func}: {_names(outputs)} cannot take {_names([own])} of each rank"
@@ -901,9 +916,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         func: str,
         outputs: Sequence[torch.Tensor],
         sends: Sequence[Bytes],
+        dtypes_in: Sequence[torch.dtype],
         options: Any,
     ) -> _Work:
         """Every output gets this rank's part of the reduced bytes of its place."""
+        for output, given in zip(outputs, dtypes_in, strict=True):
+            if output.dtype != given:
+                raise ValueError(f"{func}: {given} cannot be reduced into {_names([output])}")
         op, _ = _operation(options.reduceOp, outputs[0].dtype, func)
         dtypes = [_operation(options.reduceOp, output.dtype, func)[1] for output in outputs]
         arrays = [_array(output, read=False) for output in outputs]
@@ -926,13 +945,18 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> _Work:
         options = opts or dist.ReduceScatterOptions()
         sends = [np.concatenate([_array(part).data for part in parts]) for parts in input_tensors]
-        return self._scatter_reduced("reduce_scatter", output_tensors, sends, options)
+        dtypes = [
+            next((part.dtype for part in parts if part.dtype != output.dtype), output.dtype)
+            for parts, output in zip(input_tensors, output_tensors, strict=True)
+        ]
+        return self._scatter_reduced("reduce_scatter", output_tensors, sends, dtypes, options)
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> _Work:
         return self._scatter_reduced(
             "reduce_scatter_single",
             [output],
             [_array(input).data],
+            [input.dtype],
             opts or dist.ReduceScatterOptions(),
         )
 
@@ -941,7 +965,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
         options = opts or dist.ReduceScatterOptions()
         sends = [_array(tensor).data for tensor in inputs]
-        return self._scatter_reduced("reduce_scatter_single_coalesced", outputs, sends, options)
+        dtypes = [tensor.dtype for tensor in inputs]
+        func = "reduce_scatter_single_coalesced"
+        return self._scatter_reduced(func, outputs, sends, dtypes, options)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 

@@ -52,7 +52,7 @@ class DDPState:
                 for (_, waiting, _), result in zip(self._buckets, results, strict=True):
                     waiting.set_result(result)
                 self._buckets = []
-        except PCCLError:
+        except BaseException:
             # This call's error is the one that backward raises; the reducer still waits for the others.
             for tensor, waiting, _ in self._buckets:
                 waiting.set_result(tensor)

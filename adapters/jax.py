@@ -70,6 +70,11 @@ def average_gradients(
 immutable = True  # no array can be written to
 
 
+def is_spread(leaf: Any) -> bool:
+    """Whether it is on several devices."""
+    return len(leaf.devices()) > 1
+
+
 def recognises(leaf: object) -> bool:
     """Whether `leaf` is an array, or a tracer that stands for one."""
     return isinstance(leaf, jax.Array)

@@ -153,6 +153,11 @@ def from_buffers(like: torch.Tensor, buffers: Sequence[Buffer]) -> torch.Tensor:
     return _as_kind_of(like, made)
 
 
+def is_spread(leaf: torch.Tensor) -> bool:
+    """Whether it is a DTensor."""
+    return _is_dtensor(leaf)
+
+
 def _count_write(leaf: torch.Tensor) -> None:
     """Autograd learns of a write that does not go through torch."""
     if not leaf.is_inference():
@@ -162,7 +167,8 @@ def _count_write(leaf: torch.Tensor) -> None:
 def _as_kind_of(like: Any, made: torch.Tensor) -> torch.Tensor:
     """`made`, which has the elements, as the kind and layout of `like`."""
     local = _local(like)
-    if not local.is_contiguous():
+    # What has another shape is a part of it, or more than it.
+    if not local.is_contiguous() and made.shape == local.shape:
         kept = torch.empty_like(local, memory_format=torch.preserve_format)
         made = made if kept.is_contiguous() else kept.copy_(made)
     if not _is_dtensor(like):

@@ -339,6 +339,12 @@ def share(leaf: object) -> Shared:
     return adapter.share(leaf)
 
 
+def is_spread(leaf: object) -> bool:
+    """Whether it is one array in parts, over devices or ranks."""
+    spread = getattr(find_adapter(leaf), "is_spread", None)
+    return spread is not None and bool(spread(leaf))
+
+
 def can_be_written(leaf: object) -> bool:
     """Whether `adopt` would put bytes into `leaf` itself."""
     if isinstance(leaf, np.ndarray):

@@ -98,8 +98,8 @@ class Communicator:
         by the Operation. `tag=None` matches by order. `level=1` raises TooFewPeers alone; `level=2` waits to be
         admitted first (a newcomer's first collective call; up to `timeout`) and works alone.
         `kind`: 0 all-reduce; 1 reduce-scatter: send has `parts` times the elements of recv; 2 all-gather: recv
-        has `parts` times those of send; 3 broadcast from rank `root`. With `parts` other than the number of members
-        it fails as PeerLost does. Only all-reduces run again.
+        has `parts` times those of send; 3 broadcast from rank `root`. With `parts` other than 0 or the number of
+        members it fails as PeerLost does. Only all-reduces run again.
         `rerun`: run again among the survivors when a member is lost. `structure`: hash input for what must be
         equal on all members beyond sizes and dtypes (key paths, shapes); `description`: for error sentences.
         """

@@ -71,7 +71,10 @@ def _run(
         tag=tag,
         level=level,
         rerun=False,
-        structure=trees.structure_of(entries) if level == 2 else b"",
+        # Level 1 takes any shapes; what travels as bytes must still be the same elements.
+        structure=trees.structure_of(
+            entries if level == 2 else [Entry("", entry.kind, ()) for entry in entries]
+        ),
         description=trees.describe_all(entries),
         timeout=deadline.left(),
         kind=int(kind),
@@ -102,6 +105,8 @@ def broadcast(
         if wanted is None:
             rank = _settings.integer(root, "root", func, 0, len(group.peers) - 1)
             wanted = group.peers[rank]
+        if wanted not in group.peers:
+            raise PeerLost.because(func, "the root was lost")
         try:
             received = _bytes_for(shared, targets)
             _run(
@@ -114,10 +119,13 @@ def broadcast(
                 tag=tag,
                 deadline=deadline,
                 root=group.peers.index(wanted),
+                parts=len(group.peers),
             )
             break
-        except PeerLost:
-            if wanted not in _group(comm, func, deadline).peers:
+        except PeerLost as error:
+            present = _group(comm, func, deadline).peers
+            # Interrupted by one who is still there: that one has left the call.
+            if wanted not in present or error.peer in present:
                 raise
     if targets is not None:
         for target, data in zip(targets, received, strict=True):
@@ -156,8 +164,8 @@ def allgather(
                 parts=parts,
             )
             break
-        except PeerLost:
-            if out is not None:
+        except PeerLost as error:
+            if out is not None or error.peer in _group(comm, func, deadline).peers:
                 raise
     if targets is not None:
         for target, data in zip(targets, received, strict=True):
@@ -192,6 +200,10 @@ def reduce_scatter(
         _one(leaf.buffers, func, f"tree{path}")
         for path, leaf in zip(flat.paths, leaves, strict=True)
     ]
+    for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+        if _arrays.is_spread(leaf):
+            sentence = f"tree{path} is spread over devices or ranks; only allreduce takes it"
+            raise NotSupported.because(func, sentence)
     parts = len(_group(comm, func, deadline).peers)
     shapes = [
         _part(buffer, parts, func, f"tree{path}")
@@ -371,6 +383,7 @@ def broadcast_in_place(
         tag=_settings.tag(tag, func),
         deadline=deadline,
         root=_settings.integer(root, "root", func, 0, len(group.peers) - 1),
+        parts=len(group.peers),
     )
     return _info(info)
 

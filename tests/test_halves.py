@@ -13,7 +13,6 @@ import pytest
 from workers import running
 
 import pccl
-from pccl import communicator
 
 Comm = pccl.Communicator
 SIZES = [1, 1000, 300_001]
@@ -208,7 +207,7 @@ def test_many_in_flight_meet_by_tag(group: list[Comm]) -> None:
             return bool((made == len(group)).all())
 
         tags = list(np.random.default_rng(rank).permutation(12))
-        return all(in_threads([lambda t=tag: one(int(t)) for tag in tags]))
+        return in_threads([lambda t=tag: one(int(t)) for tag in tags]) == [True] * len(tags)
 
     assert each(group, call) == [True] * len(group)
 
@@ -320,7 +319,6 @@ def test_alone_nothing_is_sent() -> None:
             with pytest.raises(pccl.TooFewPeers):
                 call()
         comm.close()
-    assert communicator._open is not None
 
 
 # Waits in each kind of call until it is told to go on, or a member is gone.
@@ -339,22 +337,25 @@ for line in sys.stdin:
     if order == "stop":
         break
     x = np.full(200_000, pccl.rank() + 1.0)
-    before = x.copy()
     order, told = order
+    sent = np.tile(x, (pccl.world_size(), 1)) if order == "scatter" else x
+    before = sent.copy()
     if told:
         threading.Thread(target=tell_when_calling).start()
     try:
         if order == "broadcast":
-            made = pccl.broadcast(x, 1)
+            made = pccl.broadcast(x, 1, out=x)  # in place
+        elif order == "from the first":
+            made = pccl.broadcast(x)
         elif order == "allgather":
             made = pccl.allgather(x)
         elif order == "into":
             made = pccl.allgather(x, out=np.zeros((pccl.world_size(), x.size)))
         else:
-            made = pccl.reduce_scatter(np.tile(x, (pccl.world_size(), 1)))
+            made = pccl.reduce_scatter(sent)
         say(event="done", values=np.unique(made).tolist(), shape=list(made.shape))
     except pccl.PeerLost as error:
-        assert (x == before).all()
+        assert (sent == before).all()
         say(event="lost")
 pccl.shutdown()
 """
@@ -393,3 +394,54 @@ def test_a_loss_is_survived_or_told(call: str, victim: int, outcome: dict[str, A
         for peer in rest:
             peer.tell("stop")
             assert peer.ends() == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "outcome"),
+    [
+        # The root is the second as of the calls, whom the survivors still know as that.
+        ("broadcast", {"event": "done", "values": [2.0], "shape": [200_000]}),
+        ("from the first", {"event": "lost"}),
+        ("allgather", {"event": "done", "values": [2.0, 3.0], "shape": [2, 200_000]}),
+    ],
+)
+def test_a_loss_between_calls_does_not_change_who_is_meant(
+    call: str, outcome: dict[str, Any]
+) -> None:
+    with running(PCCL_MIN_PEERS="3") as run:
+        peers = [run.peer(LOSS) for _ in range(3)]
+        order = {}
+        for peer in peers:
+            order[peer.expect("in", 60)["rank"]] = peer
+        order[0].signal(signal.SIGKILL)
+        order[0].ends()
+        for rank in (1, 2):
+            order[rank].tell([call, False])
+        for rank in (1, 2):
+            answer = order[rank].expect(outcome["event"], 60)
+            assert {key: answer[key] for key in outcome} == outcome
+        for rank in (1, 2):
+            order[rank].tell(["allgather", False])
+        for rank in (1, 2):
+            assert order[rank].expect("done", 60)["shape"] == [2, 200_000]
+
+
+def test_level_1_members_that_send_other_elements_are_told(pair: list[Comm]) -> None:
+    told = in_threads(
+        [
+            lambda: pair[0].broadcast(np.ones(2, np.float32)),
+            lambda: pair[1].broadcast(np.ones(1, np.int64)),
+        ]
+    )
+    assert [type(error) for error in told] == [pccl.MismatchedCall] * 2
+
+
+def test_parts_of_what_is_not_contiguous_are_right(pair: list[Comm]) -> None:
+    torch = pytest.importorskip("torch")
+
+    def call(comm: Comm, rank: int) -> Any:
+        return pccl.reduce_scatter(torch.arange(8.0).reshape(2, 4).t(), comm=comm)
+
+    whole = 2 * np.arange(8.0).reshape(2, 4).T
+    for rank, part in enumerate(each(pair, call)):
+        np.testing.assert_array_equal(part.numpy(), whole[2 * rank : 2 * rank + 2])

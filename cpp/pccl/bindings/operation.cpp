@@ -99,8 +99,7 @@ std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
     in_use.emplace_back(entry[1]);
   }
   request.root = root;
-  if (!collective::reduces(request.kind) || request.kind == collective::Kind::reduce_scatter)
-    request.parts = parts;
+  request.parts = parts;
   request.op = static_cast<ReduceOp>(op);
   request.tag = tag;
   request.rerun = rerun;

@@ -582,18 +582,18 @@ std::optional<Error> Engine::misfit_now(Operation& operation) {
 std::optional<Error> Engine::misfit_of(const OperationRequest& request) const {
   const std::size_t members = record()->members.size();
   const auto has = [&] { return "the group has " + std::to_string(members) + " members"; };
-  if (request.kind == collective::Kind::broadcast && request.root >= members) {
-    return Error{Code::invalid_argument,
-                 "root " + std::to_string(request.root) + " is no rank: " + has(),
-                 {},
-                 {}};
-  }
   if (request.parts != 0 && request.parts != members) {
     return Error{
         Code::peer_lost,
         "the arrays are for " + std::to_string(request.parts) + " members; " + has() + " now",
         {},
         {}};
+  }
+  if (request.kind == collective::Kind::broadcast && request.root >= members) {
+    return Error{Code::invalid_argument,
+                 "root " + std::to_string(request.root) + " is no rank: " + has(),
+                 {},
+                 {}};
   }
   return std::nullopt;
 }
@@ -621,7 +621,8 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
   std::uint64_t& next = request.tag ? tagged_[*request.tag] : untagged_;
   key.sequence = next;
   const auto covering = session_.take_covering(key);
-  if (const auto misfit = covering ? std::nullopt : misfit_of(request)) {
+  const auto misfit = covering ? std::nullopt : misfit_of(request);
+  if (misfit && misfit->code != Code::peer_lost) {
     // Not a call that the others could meet.
     end_call(*call, *misfit, record());
     return call;
@@ -635,6 +636,12 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
   }
   Operation& operation = operations_[key];
   operation.call = call;
+  if (misfit) {
+    // Made before its caller knew of a loss. Others may have called it before that, too, and have
+    // it ended by the loss: it fails once for all.
+    abandon(key, *misfit, Code::peer_lost);
+    return call;
+  }
   if (request.kind == collective::Kind::broadcast)
     operation.root = record()->members[request.root].id;
   operation.request = std::move(request);
@@ -693,12 +700,10 @@ void Engine::run_on_network(Operation& operation) {
   if (!started) abandon(key, started.error(), Code::interrupted);
 }
 
-// Ends it here, and by the master for all members.
+// Ends it here, and by the master for all members, whoever has called it and whoever will.
 void Engine::abandon(const wire::OpKey& key, const Error& error, Code code) {
-  entering_.emplace_back(now_, key);
-  report_entered(now_, true);
   session_.request_abort(key, code);
-  end_operation(key, error, operations_.at(key).world);
+  end_operation(key, error, record());
 }
 
 void Engine::finished(const wire::OpKey& key) {

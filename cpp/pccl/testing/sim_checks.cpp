@@ -156,7 +156,7 @@ void Checks::ended(Host& host, Reduction& reduction) {
       ending.epoch = call.record ? call.record->epoch : 0;
       if (commit) {
         // Of a reduce-scatter each has its own part.
-        if (reduction.what.kind != collective::Kind::reduce_scatter) {
+        if (reduction.kind != collective::Kind::reduce_scatter) {
           for (const ArrayData& array : reduction.arrays) ending.bytes.push_back(array.result());
         }
       }
@@ -329,7 +329,7 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
     inputs.push_back(&it->second);
   }
   using collective::Kind;
-  const Kind kind = reduction.what.kind;
+  const Kind kind = reduction.kind;
   const auto rank = static_cast<std::size_t>(
       std::find(members.begin(), members.end(), host.engine().id()) - members.begin());
   for (std::size_t a = 0; a < reduction.arrays.size(); ++a) {
@@ -339,7 +339,11 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
       return inputs[member]->arrays[a].second;
     };
     if (kind == Kind::broadcast) {
-      expected.assign(input(reduction.what.root).begin(), input(reduction.what.root).end());
+      const auto root = std::find(members.begin(), members.end(), reduction.root);
+      if (root == members.end())
+        return fail("I2", wire::describe(id.second) + " is committed without its root");
+      const auto& values = input(static_cast<std::size_t>(root - members.begin()));
+      expected.assign(values.begin(), values.end());
     }
     for (std::size_t m = 0; m < inputs.size() && kind == Kind::all_gather; ++m)
       expected.insert(expected.end(), input(m).begin(), input(m).end());

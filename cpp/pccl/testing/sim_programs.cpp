@@ -175,7 +175,8 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
   request.kind = shape.kind;
   request.root = static_cast<std::uint32_t>(shape.root % members);
   request.parts = parts ? static_cast<std::uint32_t>(members) : 0;
-  reduction->what = {request.kind, request.root};
+  reduction->kind = request.kind;
+  if (record != nullptr) reduction->root = record->members[request.root].id;
   request.op = shape.op;
   request.tag = tag;
   request.rerun = rerun && whole;

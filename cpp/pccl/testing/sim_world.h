@@ -79,7 +79,8 @@ struct ArrayData {
 // An operation as the user's process sees it.
 struct Reduction {
   peer::CallPtr call;
-  collective::Collective what;
+  collective::Kind kind = collective::Kind::all_reduce;
+  PeerId root;  // of a broadcast
   ReduceOp op = ReduceOp::sum;
   std::uint64_t shape = 0;  // what members must agree on
   std::vector<ArrayData> arrays;
