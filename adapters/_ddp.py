@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 import pccl
 from pccl.communicator import Communicator
-from pccl.errors import PCCLError
 from pccl.types import ReduceInfo, ReduceOp
 
 __all__ = ["DDPState", "ddp_hook"]

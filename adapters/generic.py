@@ -74,7 +74,10 @@ def _imported(leaf: Any, *, writable: bool) -> Array:
     except BufferError:
         if writable:
             raise
-        # To be read, a copy will do.
+        # To be read, a copy will do; nobody would see what is written to it.
+        copy: Array = np.from_dlpack(leaf)
+        copy.flags.writeable = False
+        return copy
     view: Array = np.from_dlpack(leaf)
     return view
 

@@ -123,6 +123,7 @@ class DeviceAdapter(Adapter, Protocol):
 
 _KNOWN = {"torch": "pccl.adapters.torch", "jax": "pccl.adapters.jax", "jaxlib": "pccl.adapters.jax"}
 _registered: dict[str, Adapter] = {}
+_unusable: set[str] = set()  # loaded frameworks whose adapter cannot be
 _by_type: WeakKeyDictionary[type, tuple[Adapter, ...]] = WeakKeyDictionary()
 
 
@@ -163,19 +164,29 @@ def _any_adapter(leaf: object) -> Adapter | None:
     return found
 
 
+def _jax_in_use() -> Adapter | None:
+    """JAX's adapter, if the program has loaded JAX, and it is one that the adapter works with."""
+    if "jax" not in sys.modules or "jax" in _unusable:
+        return None
+    try:
+        return _adapter_of_module("jax")
+    except Exception:  # of whatever another version lacks; who passes its arrays is told
+        _unusable.add("jax")
+        return None
+
+
 def find_tracing(tree: object) -> Any:
     """The adapter of the framework that traces the caller's function, so that `tree` is no array yet.
 
     Its `allreduce_traced` makes the call a part of what is traced.
     """
-    adapter: Any = _adapter_of_module("jax") if "jax" in sys.modules else None
+    adapter: Any = _jax_in_use()
     return adapter if adapter is not None and adapter.is_traced(tree) else None
 
 
 def flatten_registered(node: object) -> Node | None:
     """One level of a container that a framework in use knows: JAX, or a registered one."""
-    if "jax" in sys.modules:
-        _adapter_of_module("jax")
+    _jax_in_use()
     for adapter in dict.fromkeys(_registered.values()):
         found = adapter.flatten(node)
         if found is not None:

@@ -611,6 +611,7 @@ class Communicator(_core.Reducer):
         """
         func = "all_reduce_multiple_with_retry"
         limit = _settings.integer(max_in_flight, "max_in_flight", func, 1, _MAX_IN_FLIGHT)
+        deadline = _settings.Deadline(_settings.seconds(None, func))
         self._joined(func)
         for descriptor in descriptors:  # before the first one starts
             self._travels(descriptor.reduce_descriptor.quantization_options, func)
@@ -619,11 +620,11 @@ class Communicator(_core.Reducer):
         try:
             for descriptor in descriptors:
                 if len(running) == limit:
-                    done.append(running[0]._finish(None))
+                    done.append(running[0]._finish(deadline.left()))
                     running.popleft()
                 running.append(self._launch_at_addresses(descriptor, func))
             while running:
-                done.append(running[0]._finish(None))
+                done.append(running[0]._finish(deadline.left()))
                 running.popleft()
         except PCCLError:
             for handle in running:  # the caller's memory is in use until they are over
@@ -740,7 +741,7 @@ class AsyncReduceHandle:
         """
         if self._error is None:
             try:
-                return True, int(Result.SUCCESS), self._finish(None)
+                return True, int(Result.SUCCESS), self._finish(_settings.seconds(None, "wait"))
             except PCCLError as error:
                 self._error = error
         return False, int(self._error.result), ReduceInfo()

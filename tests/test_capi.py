@@ -644,15 +644,16 @@ def test_quantized_reductions_run_exact_and_say_so_once(run: Run) -> None:
     x = np.linspace(-1, 1, 1000)
     for tag, algorithm in enumerate((1, 2, 1)):
         out = np.zeros(1000)
-        asked = dict(algorithm=algorithm, quantized_datatype=0) if NUMBER == 0 else {}
-        peer.reduce(x, out, tag=tag, **asked)
+        peer.reduce(x, out, tag=tag, algorithm=algorithm, quantized_datatype=0)
         assert (out == 2 * x).all()
+    with fails("InvalidArgument", "as uint8 (MIN_MAX)"):
+        peer.reduce(x, x, **({"algorithm": 1, "quantized_datatype": 0} if NUMBER == 0 else {}))
     say(event="ok")
     """
-    asking, other = c_peers(run, 2, code)
-    ok(asking, other)
-    assert len(asking.stderr().splitlines()) == 1 and "unquantized" in asking.stderr()
-    assert other.stderr() == ""
+    peers = c_peers(run, 2, code)
+    ok(*peers)
+    for peer in peers:
+        assert len(peer.stderr().splitlines()) == 1 and "unquantized" in peer.stderr()
 
 
 def test_the_last_error_belongs_to_its_thread(run: Run) -> None:

@@ -164,7 +164,7 @@ typedef struct pcclReduceOperandDescriptor_t {
 } pcclReduceOperandDescriptor_t;
 
 /* Not there yet: with any algorithm the reduction runs unquantized and exact, and the first one
- * says so in the log. The types need not agree between members. */
+ * says so in the log. All members ask for the same. */
 typedef struct pcclQuantizationOptions_t {
   pcclDataType_t quantized_datatype;
   pcclQuantizationAlgorithm_t algorithm;
@@ -205,7 +205,7 @@ typedef struct pcclCommCreateParams_t {
   ccoip_socket_address_t master_address;
   uint32_t peer_group;               /* peers reduce only with peers of the same group */
   uint32_t p2p_connection_pool_size; /* connections per link to another host; 0: the library
-                                        decides; at most 256 */
+                                        decides; at most 255 */
 } pcclCommCreateParams_t;
 
 typedef enum pcclAttribute_t {
@@ -268,10 +268,11 @@ PCCL_EXPORT pcclResult_t pcclUpdateTopology(pcclComm_t* comm);
  * pcclInvalidUsage: any failure. */
 PCCL_EXPORT pcclResult_t pcclArePeersPending(const pcclComm_t* comm, bool* pending_out);
 
-/* To reorder the members by what their links carry. Not there yet: the order stays as it is, and
- * the call succeeds. Does not block.
+/* Collective: to reorder the members by what their links carry. Not there yet: the order stays as
+ * it is, and the call succeeds when all members have made it. Blocks.
  *
- * pcclInvalidUsage: not connected. pcclTopologyOptimizationFailed: this peer is out of the run. */
+ * pcclPendingAsyncOps: a reduction is unfinished. pcclInvalidUsage: not connected.
+ * pcclTopologyOptimizationFailed: this peer is out of the run. */
 PCCL_EXPORT pcclResult_t pcclOptimizeTopology(const pcclComm_t* comm);
 
 /* ---- reductions ---- */

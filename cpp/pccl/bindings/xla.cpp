@@ -3,6 +3,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <cfenv>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -314,7 +315,12 @@ Status reduce(Job& job) {
 // all-reduce that the others begin with. XLA may go on with the program on it, and block. It ends
 // with the call, so that a thread that does nothing never counts as one that may still call.
 void run(Job job) {
+  // XLA's threads, and what they start, take tiny numbers for zero. We do not.
+  std::fenv_t theirs;
+  std::fegetenv(&theirs);
+  std::fesetenv(FE_DFL_ENV);
   const Status status = reduce(job);
+  std::fesetenv(&theirs);
   desk().end(job.engine, job.tag);
   job.engine.reset();
   if (status) {

@@ -30,8 +30,8 @@ Result<peer::CommunicatorOptions> options_from(const pcclCommCreateParams_t& par
   if (master->port == 0) return refuse("the master's address has no port").error();
   options.master = *master;
   options.group = params.peer_group;
-  if (params.p2p_connection_pool_size > 256)
-    return refuse("p2p_connection_pool_size is more than 256").error();
+  if (params.p2p_connection_pool_size > 255)
+    return refuse("p2p_connection_pool_size is more than 255").error();
   if (params.p2p_connection_pool_size != 0)
     options.settings.stripes = params.p2p_connection_pool_size;
   const Result<std::uint16_t> port = own_port();
@@ -228,8 +228,10 @@ pcclResult_t pcclArePeersPending(const pcclComm_t* comm, bool* pending_out) {
 
 pcclResult_t pcclOptimizeTopology(const pcclComm_t* comm) {
   return connected(__func__, CallKind::optimize, comm,
-                   [](Connection& connection, const peer::Limit&) -> Status {
-                     if (connection.peer.is_open()) return {};
-                     return Status(Code::evicted, kOut);
+                   [](Connection& connection, const peer::Limit& limit) -> Status {
+                     if (!connection.peer.is_open()) return Status(Code::evicted, kOut);
+                     if (connection.peer.unfinished() != 0)
+                       return Status(Code::pending_operations, "reductions are not finished yet");
+                     return connection.peer.barrier(limit);
                    });
 }

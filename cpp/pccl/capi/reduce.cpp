@@ -59,6 +59,14 @@ Status check(const pcclReduceDescriptor_t& what) {
   return {};
 }
 
+// What members must ask for alike, in the words of Python's level 1: " as uint8 (MIN_MAX)".
+std::string words_of(const pcclQuantizationOptions_t& quantize) {
+  if (quantize.algorithm == pcclQuantNone) return {};
+  const char* how = quantize.algorithm == pcclQuantMinMax ? "MIN_MAX" : "ZERO_POINT_SCALE";
+  return std::string(" as ") + name(static_cast<DataType>(quantize.quantized_datatype)) + " (" +
+         how + ")";
+}
+
 Result<peer::OperationRequest> request_from(const void* send, void* recv,
                                             const pcclReduceDescriptor_t& what, bool rerun) {
   if (const Status status = check(what); !status) return status.error();
@@ -77,8 +85,10 @@ Result<peer::OperationRequest> request_from(const void* send, void* recv,
   request.tag = what.tag;
   request.rerun = rerun;
   request.alone_is_error = true;
-  request.structure = XXH3_64bits("", 0);  // none: as level 1 in Python
-  request.description = std::string(name(type)) + "[" + std::to_string(what.count) + "]";
+  const std::string quantized = words_of(what.quantization_options);
+  request.structure = XXH3_64bits(quantized.data(), quantized.size());
+  request.description =
+      std::string(name(type)) + "[" + std::to_string(what.count) + "]" + quantized;
   return request;
 }
 
