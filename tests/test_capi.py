@@ -294,7 +294,7 @@ def test_null_unconnected_and_uninitialised_calls_are_refused_with_a_sentence(ru
         master.inet.protocol = 7
         with fails("InvalidArgument", "inetIPv4"):
             check(lib.pcclCreateCommunicator(byref(CreateParams(master, 0, 0)), byref(comm)))
-        with fails("InvalidArgument", "256"):
+        with fails("InvalidArgument", "255"):
             check(lib.pcclCreateCommunicator(byref(CreateParams(resolve("[::1]:1"), 0, 257)), byref(comm)))
 
         peer = Peer(connect=False)
