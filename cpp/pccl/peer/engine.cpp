@@ -282,6 +282,7 @@ void Engine::on_epoch(const Record& record) {
   }
   transfer_.set_members(record->members);
   std::vector<wire::OpKey> again;
+  std::vector<wire::OpKey> lost;
   if (!admission) {
     std::vector<wire::OpKey> keys;
     for (const auto& [key, operation] : operations_) keys.push_back(key);
@@ -298,7 +299,8 @@ void Engine::on_epoch(const Record& record) {
         operation.call->traffic.tx_bytes += moved.tx_bytes;
         operation.call->traffic.rx_bytes += moved.rx_bytes;
         executor_.cancel(key);
-        again.push_back(key);
+        const bool ends = record->cause == wire::Cause::loss && !operation.request.rerun;
+        (ends ? lost : again).push_back(key);
       }
     }
     for (const wire::OpKey& key : record->aborted) {
@@ -319,6 +321,8 @@ void Engine::on_epoch(const Record& record) {
     if (state.stripe->held()) actions_.resume.push_back(id);
   }
   for (const wire::OpKey& key : again) run_attempt(operations_.at(key));
+  // Called before the loss, but the master had not heard of it.
+  for (const wire::OpKey& key : lost) abandon(key, loss_error(*record), Code::peer_lost);
   actions_.calls_ended = true;  // somebody may wait to be let in
 }
 
@@ -564,20 +568,6 @@ bool Engine::state_checked(const PeerId& peer) const {
   return it != links_.end() && it->second.checked;
 }
 
-// Why it cannot run again: others may call it only now, and for the present members.
-std::optional<Error> Engine::misfit_now(Operation& operation) {
-  OperationRequest& request = operation.request;
-  if (request.kind == collective::Kind::broadcast) {
-    const auto& members = record()->members;
-    const auto root = std::find_if(members.begin(), members.end(),
-                                   [&](const auto& member) { return member.id == operation.root; });
-    if (root == members.end())
-      return Error{Code::peer_lost, "the broadcast's root was lost", operation.root, {}};
-    request.root = static_cast<std::uint32_t>(root - members.begin());
-  }
-  return misfit_of(request);
-}
-
 // Why the present members cannot do it.
 std::optional<Error> Engine::misfit_of(const OperationRequest& request) const {
   const std::size_t members = record()->members.size();
@@ -658,8 +648,6 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
 void Engine::run_attempt(Operation& operation) {
   const Record& world = record();
   const auto& key = std::get<wire::OpKey>(operation.call->key);
-  if (const auto misfit = operation.attempt == 0 ? std::nullopt : misfit_now(operation))
-    return abandon(key, *misfit, Code::peer_lost);
   operation.attempt = world->epoch;
   operation.world = world;
   operation.entered = false;

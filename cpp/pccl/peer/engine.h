@@ -345,7 +345,6 @@ class Engine final : private SessionHost,
   void on_sync_outcome(const wire::Outcome& outcome);
   void end_sync(Error error);
   [[nodiscard]] std::optional<Error> misfit_of(const OperationRequest& request) const;
-  [[nodiscard]] std::optional<Error> misfit_now(Operation& operation);
   void abandon(const wire::OpKey& key, const Error& error, Code code);
   void run_attempt(Operation& operation);
   void run_on_network(Operation& operation);

@@ -16,7 +16,8 @@ struct Overloaded : Fs... {
 // Round entries that are longer are left out of a Rejoin, which must not exceed kMaxFirstPayload.
 constexpr std::size_t kMaxReportedEntry = 64 << 10;
 
-// What members find that call an operation a loss ended before they came to it.
+}  // namespace
+
 Error loss_error(const wire::EpochRecord& record) {
   Error error{Code::peer_lost, {}, {}, {}};
   for (const wire::Departure& gone : record.departures) {
@@ -30,8 +31,6 @@ Error loss_error(const wire::EpochRecord& record) {
   }
   return error;
 }
-
-}  // namespace
 
 // Between Rejoin and Welcome nothing else is said: a restarted master does not know us yet. What
 // changes meanwhile is said again on Welcome.

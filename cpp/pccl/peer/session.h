@@ -32,6 +32,9 @@ struct JoinOptions {
   PeerId word;                       // wire::Member::word
 };
 
+// What members find that call an operation a loss ended before they came to it.
+Error loss_error(const wire::EpochRecord& record);
+
 // What a session tells. Called from inside its methods.
 class SessionHost {
  public:

@@ -146,6 +146,8 @@ void Checks::ended(Host& host, Reduction& reduction) {
         wire::Bytes& bytes = array.in_place ? array.send : array.recv;
         if (!bytes.empty()) bytes.back() ^= 1;
       }
+      if (!reduction.rerun && call.record->members.size() != reduction.members)
+        return fail("I1", what + " is committed on " + host.name() + " in spite of a loss");
       mismatch_is_for_all(host, id, reduction);
       right_result(host, id, reduction);
     }

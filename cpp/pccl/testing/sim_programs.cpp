@@ -179,7 +179,8 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
   if (record != nullptr) reduction->root = record->members[request.root].id;
   request.op = shape.op;
   request.tag = tag;
-  request.rerun = rerun && whole;
+  request.rerun = reduction->rerun = rerun && whole;
+  reduction->members = members;
   request.alone_is_error = world.options.program == Program::level1;
   request.structure = shape.structure;
   reduction->shape = (shape.structure * 31 + static_cast<std::uint64_t>(shape.op)) * 31 +

@@ -86,6 +86,8 @@ struct Reduction {
   std::vector<ArrayData> arrays;
   std::vector<std::int64_t> result;  // of the first array, after a commit
   std::uint64_t run = 0;
+  bool rerun = false;
+  std::size_t members = 0;  // when it was called
   Instant since{};
   bool ended = false;
 };
