@@ -61,6 +61,7 @@ from pccl.errors import (
     TooFewPeers,
     Unreachable,
 )
+from pccl.quantize import Quantize
 from pccl.types import (
     Attribute,
     DataType,
@@ -104,6 +105,7 @@ __all__ = [
     "PendingOperations",
     "QuantizationAlgorithm",
     "QuantizationOptions",
+    "Quantize",
     "ReduceDescriptor",
     "ReduceInfo",
     "ReduceOp",

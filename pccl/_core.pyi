@@ -90,6 +90,8 @@ class Communicator:
         kind: int = 0,
         root: int = 0,
         parts: int = 0,
+        quantize: tuple[int, bool, bool, int] | None = None,
+        residuals: Sequence[Any] = (),
     ) -> Operation:
         """Starts one collective operation over a list of arrays.
 
@@ -102,6 +104,8 @@ class Communicator:
         members it fails as PeerLost does. Only all-reduces run again.
         `rerun`: run again among the survivors when a member is lost. `structure`: hash input for what must be
         equal on all members beyond sizes and dtypes (key paths, shapes); `description`: for error sentences.
+        `quantize`: how floating-point arrays travel, `pccl.quantize.Codes`. `residuals`: by array, its error
+        feedback: flat writable bytes, a float32 (of float64: float64) for each element; or None.
         """
 
     def reduce_tree(

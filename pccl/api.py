@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, SupportsFloat, TypeVar, overload
 
 from pccl import _arrays, _core, _device, _halves, _settings, communicator
+from pccl import quantize as quantization
 from pccl import tree as trees
 from pccl._arrays import Array, Leaf, Staging
 from pccl._progress import reporting
@@ -17,6 +18,7 @@ from pccl._state import State
 from pccl._weighted import WeightedMean
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument, InvalidUsage, NotInitialized, NotSupported
+from pccl.quantize import Quantize
 from pccl.types import ReduceInfo, ReduceOp, SyncInfo
 
 __all__ = [
@@ -341,7 +343,7 @@ def allreduce(
     *,
     out: None = None,
     weight: SupportsFloat | None = None,
-    quantize: object = None,
+    quantize: Quantize | str | None = None,
     tag: int | None = None,
     timeout: float | None = None,
     comm: Communicator | None = None,
@@ -354,7 +356,7 @@ def allreduce(
     *,
     out: None = None,
     weight: SupportsFloat | None = None,
-    quantize: object = None,
+    quantize: Quantize | str | None = None,
     tag: int | None = None,
     timeout: float | None = None,
     comm: Communicator | None = None,
@@ -367,7 +369,7 @@ def allreduce(
     *,
     out: None = None,
     weight: SupportsFloat | None = None,
-    quantize: object = None,
+    quantize: Quantize | str | None = None,
     tag: int | None = None,
     timeout: float | None = None,
     comm: Communicator | None = None,
@@ -380,7 +382,7 @@ def allreduce(
     *,
     out: None = None,
     weight: SupportsFloat | None = None,
-    quantize: object = None,
+    quantize: Quantize | str | None = None,
     tag: int | None = None,
     timeout: float | None = None,
     comm: Communicator | None = None,
@@ -393,7 +395,7 @@ def allreduce(
     *,
     out: _Out,
     weight: SupportsFloat | None = None,
-    quantize: object = None,
+    quantize: Quantize | str | None = None,
     tag: int | None = None,
     timeout: float | None = None,
     comm: Communicator | None = None,
@@ -406,7 +408,7 @@ def allreduce(
     *,
     out: _Out,
     weight: SupportsFloat | None = None,
-    quantize: object = None,
+    quantize: Quantize | str | None = None,
     tag: int | None = None,
     timeout: float | None = None,
     comm: Communicator | None = None,
@@ -419,7 +421,7 @@ def allreduce(
     *,
     out: Any = None,
     weight: SupportsFloat | None = None,
-    quantize: object = None,
+    quantize: Quantize | str | None = None,
     tag: int | None = None,
     timeout: float | None = None,
     comm: Communicator | None = None,
@@ -431,7 +433,7 @@ def allreduce(
     *,
     out: Any = None,
     weight: SupportsFloat | None = None,
-    quantize: object = None,
+    quantize: Quantize | str | None = None,
     tag: int | None = None,
     timeout: float | None = None,
     comm: Communicator | None = None,
@@ -460,7 +462,12 @@ def allreduce(
             `tree` on each member, and 4 bytes per element of 16-bit floats, 8 of integers, on the
             way: products and sums are in float32 for floats of 16 and 32 bits, else in float64.
             Integers of more than 53 bits lose their last ones.
-        quantize: Not supported yet.
+        quantize: Send floating-point arrays between hosts in fewer bits: "int8", "uint8", "int4",
+            "float8", or a `Quantize`. The result is rounded, and the same bytes on every member all
+            the same. Integers, and arrays of fewer than 64 elements, stay exact; so does everything
+            in a group whose members share one host, where nothing would be saved. Elements that are
+            not finite stay what they are, and cost their neighbours three of the block's steps. All
+            members pass the same. Not with "prod".
         tag: Members' calls with equal tags meet, whatever the order. Default: calls meet by order.
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT; without either, waits as long as
             members make progress.
@@ -531,7 +538,7 @@ def allreduce_async(
     *,
     out: None = None,
     weight: SupportsFloat | None = None,
-    quantize: object = None,
+    quantize: Quantize | str | None = None,
     tag: int | None = None,
     comm: Communicator | None = None,
 ) -> Work[float]: ...
@@ -542,7 +549,7 @@ def allreduce_async(
     *,
     out: None = None,
     weight: SupportsFloat | None = None,
-    quantize: object = None,
+    quantize: Quantize | str | None = None,
     tag: int | None = None,
     comm: Communicator | None = None,
 ) -> Work[_Tree]: ...
@@ -553,7 +560,7 @@ def allreduce_async(
     *,
     out: _Out,
     weight: SupportsFloat | None = None,
-    quantize: object = None,
+    quantize: Quantize | str | None = None,
     tag: int | None = None,
     comm: Communicator | None = None,
 ) -> Work[_Out]: ...
@@ -563,7 +570,7 @@ def allreduce_async(
     *,
     out: Any = None,
     weight: SupportsFloat | None = None,
-    quantize: object = None,
+    quantize: Quantize | str | None = None,
     tag: int | None = None,
     comm: Communicator | None = None,
 ) -> Work[Any]:
@@ -596,9 +603,10 @@ def _start(
 ) -> Work[Any]:
     used = _use(comm, func)
     used._joined(func)
-    if quantize is not None:
-        raise NotSupported.because(func, "quantize= is not supported yet")
     how = ReduceOp.parse(op, func)
+    coding = None if quantize is None else quantization.parse(quantize, func)
+    if coding is not None:
+        quantization.check_op(coding, how, func)
     flat = trees.flatten(tree, func)
     leaves = [
         _arrays.read(leaf, func, f"tree{path}", mean=how is ReduceOp.AVG)
@@ -610,6 +618,8 @@ def _start(
     mean = None if weight is None else WeightedMean(sends, weight, how, func)
     staging = Staging(sends, recvs) if mean is None else Staging(mean.sends)
     kind = "" if mean is None else "weighted mean of "
+    travels = "" if coding is None else quantization.words(coding)
+    paths = [path for path, leaf in zip(flat.paths, leaves, strict=True) for _ in leaf.buffers]
     operation = used._start(
         func,
         staging,
@@ -617,9 +627,11 @@ def _start(
         tag=None if tag is None else _settings.tag(tag, func),
         level=2,
         rerun=True,
-        structure=kind.encode() + trees.structure(flat.paths, buffers),
-        description=kind + trees.describe(flat.paths, buffers),
+        structure=(kind + travels).encode() + trees.structure(flat.paths, buffers),
+        description=kind + trees.describe(flat.paths, buffers) + travels,
         timeout=timeout,
+        quantize=coding,
+        paths=paths,
     )
 
     def finish() -> Any:

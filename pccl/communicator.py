@@ -14,9 +14,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pccl import _arrays, _core, _settings, tree
 from pccl import _halves as halves
+from pccl import quantize as quantization
 from pccl.errors import (
     InvalidArgument,
     InvalidUsage,
@@ -26,11 +28,11 @@ from pccl.errors import (
     PendingOperations,
     Result,
 )
+from pccl.quantize import Quantize
 from pccl.types import (
     OP_CODES,
     Attribute,
     DataType,
-    QuantizationAlgorithm,
     QuantizationOptions,
     ReduceInfo,
     ReduceOp,
@@ -54,7 +56,6 @@ _INTERRUPT_SECONDS = 5.0  # a master that was told to stop has closed its port l
 
 # Forks between this process and the one that imported pccl: tells a forked copy from the original.
 _forks = 0
-_said_exact = False  # once per process: that quantization is not there yet
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _masters: set[MasterNode] = set()  # running
 
@@ -136,6 +137,8 @@ class Communicator(_core.Reducer):
         self._fork = _forks
         # Unfinished operations, so that they keep their arrays even if nobody waits for them.
         self._operations: dict[int, tuple[_core.Operation, object]] = {}
+        # By tag and path: what rounding left out of an array the last time.
+        self._residuals: dict[tuple[int | None, str], tuple[DataType, npt.NDArray[np.uint8]]] = {}
         # Guards _operations, _joining and _engine; never held in a blocking call.
         self._lock = threading.Lock()
 
@@ -439,7 +442,8 @@ class Communicator(_core.Reducer):
         timeout: float | None,
     ) -> AsyncReduceHandle:
         self._joined(func)
-        travels = self._travels(quantization_options, func)
+        how = ReduceOp.parse(op, func)
+        coding, travels = self._coding(quantization_options, how, func)
         sent = _one_buffer(_arrays.read(send, func, "send").buffers, func, "send")
         received = _one_buffer(_arrays.write(recv, func, "recv"), func, "recv")
         if sent.dtype != received.dtype:
@@ -456,13 +460,14 @@ class Communicator(_core.Reducer):
         operation = self._start(
             func,
             staging,
-            op=ReduceOp.parse(op, func),
+            op=how,
             tag=_settings.tag(tag, func),
             level=1,
             rerun=False,
             structure=travels.encode(),
             description=tree.describe_buffer(sent) + travels,
             timeout=timeout,
+            quantize=coding,
         )
         return AsyncReduceHandle(self, operation, staging)
 
@@ -479,12 +484,20 @@ class Communicator(_core.Reducer):
         description: str,
         timeout: float | None,
         kept: object = None,
+        quantize: Quantize | None = None,
+        paths: Sequence[str] = (),
         **collective: int,
     ) -> _core.Operation:
         """Starts an operation; keeps it, its arrays and `kept` until it is finished, even if nobody waits.
 
-        `collective`: of another kind than an all-reduce, `kind`, `root` and `parts`.
+        `paths`: names of the arrays, for error feedback. `collective`: of another kind than an all-reduce, `kind`,
+        `root` and `parts`.
         """
+        coding: dict[str, Any] = {}
+        if quantize is not None:
+            coding["quantize"] = quantization.codes(quantize)
+            if quantize.error_feedback:
+                coding["residuals"] = self._residuals_of(staging.arrays, tag, paths)
         operation = self._joined(func).start(
             staging.arrays,
             op=int(op),
@@ -494,6 +507,7 @@ class Communicator(_core.Reducer):
             structure=structure,
             description=description,
             timeout=timeout,
+            **coding,
             **collective,
         )
         with self._lock:
@@ -571,27 +585,36 @@ class Communicator(_core.Reducer):
         with self._lock:
             self._operations.pop(id(operation), None)
 
-    def _travels(self, options: QuantizationOptions | None, func: str) -> str:
-        """How the operand is to travel, in words: members must agree on it. Exact: no words.
+    def _residuals_of(
+        self, arrays: Sequence[tuple[Any, Any, int]], tag: int | None, paths: Sequence[str]
+    ) -> list[npt.NDArray[np.uint8] | None]:
+        """What rounding left out of these arrays the last time, as bytes; None of what is not quantized."""
+        found: list[npt.NDArray[np.uint8] | None] = []
+        with self._lock:
+            for (send, _, code), path in zip(arrays, paths, strict=False):
+                dtype = DataType(code)
+                element, residual = quantization.FLOATING.get(dtype, (1, 0))
+                count = send.size // element
+                if residual == 0 or count < quantization.EXACT_BELOW:
+                    found.append(None)
+                    continue
+                size = count * residual
+                kept = self._residuals.get((tag, path))
+                if kept is None or kept[0] != dtype or kept[1].size != size:
+                    kept = self._residuals[tag, path] = dtype, np.zeros(size, np.uint8)
+                found.append(kept[1])
+        return found
 
-        It travels exactly in any case so far, and the first call that asks for something else says so.
-        """
-        global _said_exact
-        if options is None or options.algorithm == QuantizationAlgorithm.NONE:
-            return ""
-        try:
-            how = QuantizationAlgorithm(options.algorithm)
-            dtype = DataType(options.quantized_datatype)
-        except ValueError as error:
-            raise InvalidArgument.because(func, f"quantization_options: {error}") from None
-        if not _said_exact:
-            _said_exact = True
-            sentence = "quantization is not there yet: arrays travel exact, in full size"
-            if not _silent():
-                line = f"pccl[{self._joined(func).peer_id()[:8]}] WARN: {sentence}\n"
-                with suppress(OSError):  # nobody reads
-                    os.write(2, line.encode())
-        return f" as {dtype.label} ({how.name})"
+    @staticmethod
+    def _coding(
+        options: QuantizationOptions | None, op: ReduceOp, func: str
+    ) -> tuple[Quantize | None, str]:
+        """How the operand travels, for the engine and in words."""
+        how = quantization.from_options(options, func)
+        if how is None:
+            return None, ""
+        quantization.check_op(how, op, func)
+        return how, quantization.words(how)
 
     def all_reduce_multiple_with_retry(
         self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4
@@ -614,7 +637,8 @@ class Communicator(_core.Reducer):
         deadline = _settings.Deadline(_settings.seconds(None, func))
         self._joined(func)
         for descriptor in descriptors:  # before the first one starts
-            self._travels(descriptor.reduce_descriptor.quantization_options, func)
+            what = descriptor.reduce_descriptor
+            self._coding(what.quantization_options, ReduceOp.parse(what.op, func), func)
         running: deque[AsyncReduceHandle] = deque()
         done: list[ReduceInfo] = []
         try:
@@ -647,7 +671,8 @@ class Communicator(_core.Reducer):
 
     def _launch_at_addresses(self, descriptor: ReduceOpDescriptor, func: str) -> AsyncReduceHandle:
         what = descriptor.reduce_descriptor
-        travels = self._travels(what.quantization_options, func)
+        op = ReduceOp.parse(what.op, func)
+        coding, travels = self._coding(what.quantization_options, op, func)
         dtype = DataType(what.operand_descriptor.datatype)
         sent = _arrays.memory_at(descriptor.sendbuf_ptr, what.count, dtype)
         received = _arrays.memory_at(descriptor.recvbuf_ptr, what.count, dtype)
@@ -655,12 +680,13 @@ class Communicator(_core.Reducer):
         operation = self._start(
             func,
             staging,
-            op=ReduceOp.parse(what.op, func),
+            op=op,
             tag=_settings.tag(what.tag, func),
             level=1,
             rerun=True,
             structure=travels.encode(),
             description=f"{dtype.label}[{what.count}]{travels}",
+            quantize=coding,
             timeout=_settings.seconds(None, func),
             kept=descriptor,  # which has the arrays, if it was made from any
         )
@@ -678,11 +704,6 @@ def _one_buffer(buffers: Sequence[Buffer], func: str, name: str) -> Buffer:
     if len(buffers) != 1:
         raise NotSupported.because(func, f"{name} has several parts; only pccl.allreduce takes it")
     return buffers[0]
-
-
-def _silent() -> bool:
-    """Whether PCCL_LOG_LEVEL lets no warning through."""
-    return (_settings.text("PCCL_LOG_LEVEL") or "").upper() in ("ERR", "FATAL", "NONE")
 
 
 def reduce_info(info: _core.ReduceInfo) -> ReduceInfo:

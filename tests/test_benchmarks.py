@@ -66,3 +66,44 @@ def test_ddp_compares_step_times_of_both_backends(tmp_path: Path) -> None:
         ("alone", "gloo", "pccl"), 2
     )
     assert done.stdout.splitlines()[-1].startswith("| resnet | 25.6 M | 2 |")
+
+
+def test_fewer_bits_are_measured(tmp_path: Path) -> None:
+    file = tmp_path / "quantize.json"
+    command = [sys.executable, str(BENCHMARKS / "quantize.py"), "--quick", "--json", str(file)]
+    done = subprocess.run(
+        [*command, "--worlds", "2", "--error-worlds", "3"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    times, errors = json.loads(file.read_text())
+    assert times["ms"].keys() == {"None", "int8", "int4", "float8"}
+    assert 3.6 * times["bytes"]["int8"] < times["bytes"]["None"]
+    assert 6.5 * times["bytes"]["int4"] < times["bytes"]["None"]
+    mean, largest = errors["errors"]["int8"]
+    assert 0 < mean < largest < 0.01
+
+
+def test_adapters_are_compared_with_numpy(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("jax")
+    file = tmp_path / "adapters.json"
+    command = [sys.executable, str(BENCHMARKS / "adapters.py"), "--quick", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(file.read_text())
+    assert {name: len(values) for name, values in found.items()} == dict.fromkeys(
+        (
+            "numpy",
+            "torch",
+            "jax",
+            "numpy in place",
+            "torch in place",
+            "jax, jitted, donated",
+        ),
+        2,
+    )
+    assert done.stdout.splitlines()[2].startswith("| numpy |")

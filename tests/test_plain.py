@@ -313,7 +313,7 @@ REFUSED = {
     "tag text": (np.ones(4), {"tag": "1"}),
     "timeout": (np.ones(4), {"timeout": -1}),
     "weight": (np.ones(4), {"weight": 1.0}),
-    "quantize": (np.ones(4), {"quantize": "int8"}),
+    "quantize": (np.ones(4), {"quantize": "int7"}),
     "comm": (np.ones(4), {"comm": 3}),
 }
 

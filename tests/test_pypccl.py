@@ -1,6 +1,5 @@
 """Programs as authors for pypccl write them, as real processes: its names, its shapes, with joiners and kills."""
 
-import re
 import signal
 import subprocess
 import sys
@@ -237,12 +236,10 @@ def test_ddp_with_a_torch_optimizer_quantized_and_optimized_torch_only() -> None
         member, victim, late = run_of_three(run, DDP_TORCH)
         assert victim.ends(60) == -signal.SIGKILL
         answers = [worker.expect("done", 60) for worker in (member, late)]
-        said = member.stderr()
     assert len({(answer["digest"], answer["revision"]) for answer in answers}) == 1
     for answer in answers:
         assert answer["accuracy"] > 0.9 and answer["world"] == 2 and answer["later"] == 0
         assert answer["steps"] == answer["revision"]
-    assert len(re.findall("WARN: quantization is not there yet", said)) == 1
 
 
 DILOCO = """
@@ -662,7 +659,7 @@ def test_members_that_quantize_differently_are_told() -> None:
     try:
         comm.all_reduce(a, a, op=ReduceOp.SUM, quantization_options=options)
     except PCCLError as error:
-        say(event="told", kind=type(error).__name__, named="uint8 (MIN_MAX)" in str(error), kept=bool((a == 1).all()))
+        say(event="told", kind=type(error).__name__, named="uint8 (min_max)" in str(error), kept=bool((a == 1).all()))
     hear()
     """
     with running() as run:

@@ -168,7 +168,7 @@ def test_every_fault_and_message_meets_peers_in_every_state(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     reached: set[tuple[str, str]] = set()
-    for seed in range(130_000, 130_000 + max(SCHEDULES // 20, 500)):
+    for seed in range(130_000, 130_000 + max(SCHEDULES // 10, 1000)):
         reached |= run(seed, peers=4, **dict.fromkeys(FAULTS[:9], 1))["reached"]
         reached |= run(seed, program="sync", peers=4, joins=3, **dict.fromkeys(FAULTS, 2))[
             "reached"

@@ -1,6 +1,7 @@
 #include "pccl/bindings/communicator.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
@@ -166,7 +167,8 @@ void bind_communicator(nb::module_& m) {
           nb::arg("timeout").none())
       .def("start", &start_operation, "arrays"_a, nb::kw_only(), "op"_a, nb::arg("tag").none(),
            "level"_a, "rerun"_a, "structure"_a, "description"_a, nb::arg("timeout").none(),
-           "kind"_a = 0, "root"_a = 0, "parts"_a = 0)
+           "kind"_a = 0, "root"_a = 0, "parts"_a = 0, nb::arg("quantize").none() = nb::none(),
+           "residuals"_a = nb::tuple())
       .def("reduce_tree", &reduce_tree, "tree"_a, nb::arg("out").none(), "op"_a,
            nb::arg("tag").none(), nb::arg("timeout").none())
       .def("start_tree", &start_tree, "tree"_a, nb::arg("out").none(), "op"_a,

@@ -1,6 +1,7 @@
 #include "pccl/bindings/operation.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 #define XXH_INLINE_ALL
@@ -62,12 +63,11 @@ Operation::~Operation() {
   comm->keep(std::move(call), std::move(arrays));
 }
 
-std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
-                                           const nb::iterable& arrays, int op,
-                                           std::optional<std::uint64_t> tag, int level, bool rerun,
-                                           const nb::bytes& structure,
-                                           const std::string& description, Seconds timeout,
-                                           int kind, std::uint32_t root, std::uint32_t parts) {
+std::shared_ptr<Operation> start_operation(
+    const std::shared_ptr<Comm>& comm, const nb::iterable& arrays, int op,
+    std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
+    const std::string& description, Seconds timeout, int kind, std::uint32_t root,
+    std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals) {
   peer::OperationRequest request;
   request.kind = static_cast<collective::Kind>(kind);
   const char* function = function_of(level, request.kind);
@@ -97,6 +97,25 @@ std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
     request.arrays.push_back({send.data(), recv.data(), bytes / element_size(type), type});
     in_use.emplace_back(entry[0]);
     in_use.emplace_back(entry[1]);
+  }
+  if (quantize) {
+    const auto& [code, zero_exact, stochastic, block] = *quantize;
+    request.quantization = {static_cast<reduce::CodeType>(code), zero_exact, stochastic, block};
+    if (code > 3 || !reduce::valid(request.quantization)) refuse(function, "no such codes");
+  }
+  std::size_t next = 0;
+  for (const nb::handle item : residuals) {
+    const std::size_t index = next++;
+    if (item.is_none()) continue;
+    Output residual;
+    if (index >= request.arrays.size() || !nb::try_cast(item, residual, false))
+      refuse(function, "residuals must be flat, C-contiguous, writable views of bytes");
+    collective::ArrayRef& array = request.arrays[index];
+    const DataType work = accumulation_type(array.dtype, static_cast<ReduceOp>(op));
+    if (residual.size() != array.count * element_size(work))
+      refuse(function, "a residual must fit its array");
+    array.residual = residual.data();
+    in_use.emplace_back(nb::borrow(item));
   }
   request.root = root;
   request.parts = parts;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include "pccl/bindings/communicator.h"
 
@@ -44,11 +45,14 @@ struct Operation {
   const char* function;
 };
 
+// (code, zero_exact, stochastic, block) of a reduce::Quantization.
+using Quantized = std::tuple<unsigned, bool, bool, std::uint32_t>;
+
 [[nodiscard]] std::shared_ptr<Operation> start_operation(
     const std::shared_ptr<Comm>& comm, const nb::iterable& arrays, int op,
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
-    const std::string& description, Seconds timeout, int kind = 0, std::uint32_t root = 0,
-    std::uint32_t parts = 0);
+    const std::string& description, Seconds timeout, int kind, std::uint32_t root,
+    std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals);
 
 // Starts it. A newcomer is let in first.
 [[nodiscard]] std::shared_ptr<Operation> launch(const std::shared_ptr<Comm>& comm,

@@ -2,7 +2,6 @@
 // nobody has awaited yet.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -33,7 +32,6 @@ class Connection {
   void awaited(std::uint64_t tag, const peer::CallPtr& call);
 
   peer::Communicator peer;
-  std::atomic<bool> told_unquantized{false};
 
  private:
   std::mutex mutex_;

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "pccl/base/dtype.h"
-#include "pccl/base/log.h"
 #include "pccl/capi/communicator.h"
 
 namespace pccl::capi {
@@ -54,15 +53,19 @@ Status check(const pcclReduceDescriptor_t& what) {
   const pcclQuantizationOptions_t& quantize = what.quantization_options;
   if (!within(quantize.algorithm, pcclQuantZeroPointScale))
     return unknown("quantization algorithm", quantize.algorithm);
-  if (quantize.algorithm != pcclQuantNone && !within(quantize.quantized_datatype, pcclDouble))
+  if (quantize.algorithm == pcclQuantNone) return {};
+  if (!within(quantize.quantized_datatype, pcclDouble))
     return unknown("quantized_datatype", quantize.quantized_datatype);
+  if (quantize.quantized_datatype != pcclUint8 && quantize.quantized_datatype != pcclInt8)
+    return refuse("quantized_datatype is pcclUint8 or pcclInt8");
+  if (what.op == pcclProd) return refuse("a product cannot be quantized: errors would multiply");
   return {};
 }
 
-// What members must ask for alike, in the words of Python's level 1: " as uint8 (MIN_MAX)".
+// What members must ask for alike, in the words of Python's level 1: " as uint8 (min_max)".
 std::string words_of(const pcclQuantizationOptions_t& quantize) {
   if (quantize.algorithm == pcclQuantNone) return {};
-  const char* how = quantize.algorithm == pcclQuantMinMax ? "MIN_MAX" : "ZERO_POINT_SCALE";
+  const char* how = quantize.algorithm == pcclQuantMinMax ? "min_max" : "zero_point_scale";
   return std::string(" as ") + name(static_cast<DataType>(quantize.quantized_datatype)) + " (" +
          how + ")";
 }
@@ -87,16 +90,14 @@ Result<peer::OperationRequest> request_from(const void* send, void* recv,
   request.alone_is_error = true;
   const std::string quantized = words_of(what.quantization_options);
   request.structure = XXH3_64bits(quantized.data(), quantized.size());
+  if (what.quantization_options.algorithm != pcclQuantNone) {
+    request.quantization.code = reduce::CodeType::bits8;
+    request.quantization.zero_exact =
+        what.quantization_options.algorithm == pcclQuantZeroPointScale;
+  }
   request.description =
       std::string(name(type)) + "[" + std::to_string(what.count) + "]" + quantized;
   return request;
-}
-
-void tell_unquantized(Connection& connection, const pcclReduceDescriptor_t& what) {
-  if (what.quantization_options.algorithm == pcclQuantNone) return;
-  if (connection.told_unquantized.exchange(true)) return;
-  log(LogLevel::warn, connection.peer.id(),
-      "quantization is not there yet: reductions run unquantized, with exact results");
 }
 
 pcclReduceInfo_t info_of(const peer::Call& call) {
@@ -184,7 +185,6 @@ Status reduce_all(Connection& connection, const peer::Limit& limit,
   if (!taken.taken()) return taken.taken();
   Batch batch(connection, limit, most);
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    tell_unquantized(connection, descriptors[i].descriptor);
     if (!batch.start(std::move(requests[i]))) break;
   }
   Result<pcclReduceInfo_t> info = batch.end();
@@ -218,7 +218,6 @@ pcclResult_t pcclAllReduce(const void* sendbuf, void* recvbuf,
                      const std::array tag{descriptor->tag};
                      const Tags taken(connection, tag);
                      if (!taken.taken()) return taken.taken();
-                     tell_unquantized(connection, *descriptor);
                      peer::CallPtr started;
                      const Status status =
                          connection.peer.reduce(std::move(*request), limit,
@@ -240,7 +239,6 @@ pcclResult_t pcclAllReduceAsync(const void* sendbuf, void* recvbuf,
                      const std::array tag{descriptor->tag};
                      Tags taken(connection, tag);
                      if (!taken.taken()) return taken.taken();
-                     tell_unquantized(connection, *descriptor);
                      const auto launched = connection.peer.start(std::move(*request), limit);
                      if (!launched) return launched.error();
                      connection.launched(descriptor->tag, *launched);

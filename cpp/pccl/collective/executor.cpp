@@ -32,10 +32,16 @@ Executor::Operation* Executor::find(const wire::OpKey& key) {
   return it == operations_.end() ? nullptr : it->second.get();
 }
 
-std::uint32_t Executor::wire_bytes(const Operation& operation, std::uint32_t segment,
-                                   bool accumulated) const {
+std::uint32_t Executor::contribution_bytes(const Operation& operation, std::uint32_t segment,
+                                           std::uint32_t from, std::uint32_t to, bool accumulated) {
   const Segment& cut = operation.layout.segments[segment];
+  if (coded(operation, cut.chunk, from, to)) return operation.coded[segment].contribution;
   return accumulated ? cut.accumulated_bytes : cut.raw_bytes;
+}
+
+std::uint32_t Executor::result_bytes(const Operation& operation, std::uint32_t segment) {
+  return operation.spec.quantization ? operation.coded[segment].result
+                                     : operation.layout.segments[segment].raw_bytes;
 }
 
 std::uint32_t Executor::source_index(const Operation& operation, std::uint32_t segment,
@@ -52,11 +58,13 @@ std::uint32_t Executor::source_index(const Operation& operation, std::uint32_t s
 // What that rank may have to send before it knows that we have called.
 std::uint64_t Executor::unasked_bytes_from(const Operation& operation, std::uint32_t rank) const {
   std::uint64_t bytes = 0;
-  for (const Segment& segment : operation.layout.segments) {
+  for (std::uint32_t index = 0; index < operation.layout.segments.size(); ++index) {
+    const Segment& segment = operation.layout.segments[index];
     const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
     for (const Source& source : flow.sources) {
       if (source.rank == rank)
-        bytes += source.accumulated ? segment.accumulated_bytes : segment.raw_bytes;
+        bytes +=
+            contribution_bytes(operation, index, rank, operation.spec.rank, source.accumulated);
     }
     if (results_first(operation) && flow.final_from == rank) bytes += segment.raw_bytes;
   }
@@ -162,12 +170,18 @@ void Executor::prepare(Operation& operation) {
     operation.out.push_back(operation.scratch.data() + used);
     used += (array.count * element_size(array.dtype) + 63) / 64 * 64;
   }
-  const wire::SizeClass& size = topology::size_class(world.plan, bytes, widens);
+  const wire::SizeClass& size =
+      topology::size_class(world.plan, bytes, widens, static_cast<bool>(spec.quantization));
   operation.schedule = make_schedule(world.plan, size, spec.rank, spec.what, bytes);
   operation.layout =
       parts ? cut_parts(shapes, spec.op, static_cast<std::uint32_t>(world.members.size()),
                         world.plan.segment_bytes)
             : cut(shapes, spec.op, operation.schedule.shares, world.plan.segment_bytes);
+  if (spec.quantization) {
+    operation.straight =
+        size.kind == wire::ScheduleKind::direct || size.kind == wire::ScheduleKind::host_direct;
+    prepare_codes(operation);
+  }
   operation.segments.resize(operation.layout.segments.size());
   operation.partials.resize(
       widens || kind == Kind::reduce_scatter ? operation.layout.segments.size() : 0);
@@ -190,7 +204,8 @@ void Executor::prepare(Operation& operation) {
     operation.segments[i].seen.resize(flow.sources.size());
     if (flow.partial_to != kNobody) {
       unasked[flow.partial_to] +=
-          wire_bytes(operation, static_cast<std::uint32_t>(i), !flow.sources.empty());
+          contribution_bytes(operation, static_cast<std::uint32_t>(i), spec.rank, flow.partial_to,
+                             !flow.sources.empty());
     }
     if (results_first(operation)) {
       for (const std::uint32_t to : flow.final_to) unasked[to] += segment.raw_bytes;
@@ -247,6 +262,10 @@ void Executor::commit(const wire::OpKey& key) {
       copy(array.recv, operation.out[i], bytes);
     }
   }
+  for (std::size_t i = 0; i < operation.residuals.size(); ++i) {
+    const Buffer& residual = operation.residuals[i];
+    if (residual) copy(operation.spec.arrays[i].residual, residual.data(), residual.size());
+  }
   cancel(key);
 }
 
@@ -289,6 +308,7 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
   const unsigned divisor = flow.owner() ? static_cast<unsigned>(spec.world->members.size()) : 0;
   std::sort(state.held.begin(), state.held.end(),
             [](const Held& a, const Held& b) { return a.source < b.source; });
+  if (spec.quantization && flow.owner()) return combine_coded(operation, index);
   const bool kept_apart = !flow.owner() && apart(operation, segment);
   if (kept_apart) operation.partials[index] = pool_->take(segment.accumulated_bytes);
   std::size_t raw_at = 0;
@@ -335,8 +355,15 @@ void Executor::scatter(Operation& operation, std::uint32_t index, const Buffer& 
 }
 
 // They are in `from`, or were received where they belong.
-void Executor::final_bytes(Operation& operation, std::uint32_t index, const Buffer& from) {
-  if (from) scatter(operation, index, from);
+void Executor::final_bytes(Operation& operation, std::uint32_t index, Buffer from) {
+  if (operation.spec.quantization) {
+    decode_result(operation, index, from);
+    const std::uint32_t chunk = operation.layout.segments[index].chunk;
+    if (!operation.schedule.chunks[chunk].final_to.empty())
+      operation.results[index] = std::move(from);
+  } else if (from) {
+    scatter(operation, index, from);
+  }
   segment_final(operation, index);
 }
 
@@ -499,7 +526,9 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
     link::FrameHeader header = header_for(*operation, link::FrameType::data);
     header.final = final;
     header.segment = index;
-    header.payload_bytes = wire_bytes(*operation, index, accumulated);
+    header.payload_bytes = final ? result_bytes(*operation, index)
+                                 : contribution_bytes(*operation, index, operation->spec.rank,
+                                                      flow.partial_to, accumulated);
     const bool unasked = !final || results_first(*operation);
     if (unasked && outlet.eager) {
       header.eager = true;
@@ -509,7 +538,12 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
       --outlet.credit;
     }
     frame.payload.clear();
-    if (accumulated && apart(*operation, segment)) {
+    if (final && operation->spec.quantization) {
+      frame.payload.push_back(vec(operation->results[index].data(), header.payload_bytes));
+    } else if (!final && coded(*operation, segment.chunk, operation->spec.rank, flow.partial_to)) {
+      frame.packed = encode_contribution(*operation, index, accumulated);
+      frame.payload.push_back(vec(frame.packed.data(), header.payload_bytes));
+    } else if (accumulated && apart(*operation, segment)) {
       frame.payload.push_back(vec(operation->partials[index].data(), segment.accumulated_bytes));
     } else {
       for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
@@ -617,13 +651,14 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     if (rank == operation->ranks.end() || flow.final_from != rank->second) {
       return refuse("final bytes from a peer that does not have them");
     }
-    if (header.payload_bytes != segment.raw_bytes) return refuse("a segment of the wrong length");
+    if (header.payload_bytes != result_bytes(*operation, header.segment))
+      return refuse("a segment of the wrong length");
     // A partial result that is still to be passed on lies where the final one goes; then this is no
     // honest final.
     if (state.missing > 0) return refuse("final bytes before this peer's contribution");
     if (state.finished) return drain();
     placement.kind = link::Placement::Kind::store;
-    if (segment.piece_count > kMaxPieces) {
+    if (segment.piece_count > kMaxPieces || operation->spec.quantization) {
       placement.buffer = pool_->take(header.payload_bytes);
       placement.where = {vec(placement.buffer.data(), header.payload_bytes)};
       return placement;
@@ -638,8 +673,9 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
   }
   const std::uint32_t source = source_index(*operation, header.segment, from);
   if (source == kNoSource) return refuse("a contribution from a peer that makes none");
-  if (header.payload_bytes !=
-      wire_bytes(*operation, header.segment, flow.sources[source].accumulated)) {
+  if (header.payload_bytes != contribution_bytes(*operation, header.segment,
+                                                 flow.sources[source].rank, operation->spec.rank,
+                                                 flow.sources[source].accumulated)) {
     return refuse("a segment of the wrong length");
   }
   if (state.seen[source]) return drain();
@@ -677,7 +713,7 @@ Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, st
     operation->traffic.rx_bytes += header.payload_bytes;
     if (header.eager) eager_consumed(from, header.payload_bytes);
     if (header.final) {
-      final_bytes(*operation, header.segment, buffer);
+      final_bytes(*operation, header.segment, std::move(buffer));
     } else {
       contribution(*operation, header.segment, source_index(*operation, header.segment, from),
                    std::move(buffer));
@@ -728,14 +764,15 @@ void Executor::use_early(Operation& operation) {
         continue;
       }
       operation.traffic.rx_bytes += frame.header.payload_bytes;
-      final_bytes(operation, frame.header.segment, frame.buffer);
+      final_bytes(operation, frame.header.segment, std::move(frame.buffer));
       continue;
     }
     const std::uint32_t source = source_index(operation, frame.header.segment, frame.from);
-    if (source == kNoSource ||
-        frame.header.payload_bytes !=
-            wire_bytes(operation, frame.header.segment,
-                       operation.schedule.chunks[segment.chunk].sources[source].accumulated)) {
+    if (source == kNoSource) continue;
+    const Source& known = operation.schedule.chunks[segment.chunk].sources[source];
+    if (frame.header.payload_bytes != contribution_bytes(operation, frame.header.segment,
+                                                         known.rank, operation.spec.rank,
+                                                         known.accumulated)) {
       continue;  // the signature agrees, so an honest peer cannot be here; a dishonest one gains
                  // nothing
     }

@@ -17,6 +17,7 @@
 #include "pccl/base/error.h"
 #include "pccl/collective/schedule.h"
 #include "pccl/link/stripe.h"
+#include "pccl/reduce/quantize.h"
 #include "pccl/wire/records.h"
 
 namespace pccl::collective {
@@ -30,6 +31,10 @@ struct ArrayRef {
   // Of an all-gather, of `send`: `recv` has as many of these.
   std::uint64_t count = 0;
   DataType dtype = DataType::float32;
+  // Of an array that is quantized: what encoding left out the last time, `count` values of its
+  // accumulation type. They are added to what is encoded, and hold what that leaves out after a
+  // commit. May be null.
+  void* residual = nullptr;
 };
 
 // One attempt at one operation.
@@ -39,6 +44,10 @@ struct OperationSpec {
   std::uint32_t signature = 0;  // members with another one never exchange bytes with this one
   Collective what;
   ReduceOp op = ReduceOp::sum;  // sum where nothing is combined
+  // How floating-point elements travel (of an all-reduce among several; not prod): contributions to
+  // a chunk's owner on another host, and results. Arrays that are too small to gain by it, and
+  // integers, are as exact as ever.
+  reduce::Quantization quantization;
   std::vector<ArrayRef> arrays;
   std::shared_ptr<const wire::EpochRecord> world;  // members in rank order, and the plan
   std::uint32_t rank = 0;
@@ -133,6 +142,11 @@ class Executor {
     std::uint64_t eager_left = 0;  // reserved and not yet sent
     bool queued = false;           // in the link's turn list
   };
+  // A segment's length on the way, where it is quantized.
+  struct CodedBytes {
+    std::uint32_t contribution = 0;
+    std::uint32_t result = 0;
+  };
   struct Operation {
     OperationSpec spec;
     std::uint64_t token = 0;
@@ -147,6 +161,11 @@ class Executor {
     Buffer scratch;                  // results of in-place arrays until the commit
     std::vector<std::uint8_t*> out;  // by array: where results go
     std::vector<Buffer> partials;    // by segment: those that do not fit where results go
+    // Where spec.quantization is any:
+    std::vector<CodedBytes> coded;  // by segment
+    std::vector<Buffer> results;    // by segment: as they travel
+    std::vector<Buffer> residuals;  // by array: those after a commit
+    bool straight = false;          // contributions go to their owner in one hop, or host to host
     std::map<PeerId, Outlet> outlets;
     std::map<PeerId, std::uint32_t> ranks;
     std::map<PeerId, std::uint32_t> window;  // grants outstanding, by contributor
@@ -193,8 +212,19 @@ class Executor {
   [[nodiscard]] static bool sendable(const Operation& operation, const Outlet& outlet);
   void queue_turn(const PeerId& to, Operation& operation, Outlet& outlet);
   void send_control(const PeerId& to, const link::FrameHeader& header);
-  [[nodiscard]] std::uint32_t wire_bytes(const Operation& operation, std::uint32_t segment,
-                                         bool accumulated) const;
+  // Of a contribution, and of a result, as they travel.
+  [[nodiscard]] static std::uint32_t contribution_bytes(const Operation& operation,
+                                                        std::uint32_t segment, std::uint32_t from,
+                                                        std::uint32_t to, bool accumulated);
+  [[nodiscard]] static std::uint32_t result_bytes(const Operation& operation,
+                                                  std::uint32_t segment);
+  // Whether contributions to that chunk are quantized between these ranks.
+  [[nodiscard]] static bool coded(const Operation& operation, std::uint32_t chunk,
+                                  std::uint32_t from, std::uint32_t to);
+  void prepare_codes(Operation& operation);
+  Buffer encode_contribution(Operation& operation, std::uint32_t segment, bool accumulated);
+  void combine_coded(Operation& operation, std::uint32_t segment);
+  void decode_result(Operation& operation, std::uint32_t segment, const Buffer& from);
   [[nodiscard]] std::uint64_t unasked_bytes_from(const Operation& operation,
                                                  std::uint32_t rank) const;
   // Where a piece's own elements are, and where its results go.
@@ -204,7 +234,7 @@ class Executor {
                                                const Piece& piece);
   // Partial results of that segment are kept apart from the results.
   [[nodiscard]] static bool apart(const Operation& operation, const Segment& segment);
-  void final_bytes(Operation& operation, std::uint32_t segment, const Buffer& from);
+  void final_bytes(Operation& operation, std::uint32_t segment, Buffer from);
   [[nodiscard]] std::uint32_t source_index(const Operation& operation, std::uint32_t segment,
                                            const PeerId& from) const;
   [[nodiscard]] Operation* find(const wire::OpKey& key);

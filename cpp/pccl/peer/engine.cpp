@@ -50,9 +50,8 @@ std::uint64_t signature_hash(const OperationRequest& request, const PeerId& root
   writer(static_cast<std::uint8_t>(request.op), request.rerun, request.structure, plan_hash);
   writer(static_cast<std::uint8_t>(request.kind));
   if (request.kind == collective::Kind::broadcast) writer(root);
-  // Reserved from the first version on, so that members of mixed versions disagree loudly: weight,
-  // quantization.
-  writer(std::uint8_t{0}, std::uint8_t{0});
+  const reduce::Quantization& how = request.quantization;
+  writer(static_cast<std::uint8_t>(how.code), how.zero_exact, how.stochastic, how.block);
   for (const collective::ArrayRef& array : request.arrays) {
     writer(array.count, static_cast<std::uint8_t>(array.dtype));
   }
@@ -679,6 +678,8 @@ void Engine::run_on_network(Operation& operation) {
   spec.signature = static_cast<std::uint32_t>(operation.signature.hash);
   spec.what = {operation.request.kind, operation.request.root};
   spec.op = operation.request.op;
+  if (world->members.size() > 1 && !topology::on_one_host(world->plan))
+    spec.quantization = operation.request.quantization;
   spec.arrays = operation.request.arrays;
   spec.world = world;
   for (std::uint32_t rank = 0; rank < world->members.size(); ++rank) {

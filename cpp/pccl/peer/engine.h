@@ -19,6 +19,7 @@
 #include "pccl/link/stripe.h"
 #include "pccl/peer/locality.h"
 #include "pccl/peer/session.h"
+#include "pccl/reduce/quantize.h"
 #include "pccl/state/transfer.h"
 
 namespace pccl::peer {
@@ -53,6 +54,9 @@ struct OperationRequest {
   bool alone_is_error = false;       // level 1: too_few_peers in a world of one
   std::uint64_t structure = 0;       // hash of what else must agree: key paths, shapes
   std::string description;           // for errors: "1000 float32"
+  // How elements travel between hosts; a group on one host has nothing to save by it, and reduces
+  // exactly.
+  reduce::Quantization quantization;
 };
 
 // A member's state and what it says of it.

@@ -478,6 +478,11 @@ void kernel(const void* own, const Contribution* contributions, size_t contribut
 }
 
 }  // namespace
+}  // namespace pccl::reduce
+
+#include "pccl/reduce/codes.inl"
+
+namespace pccl::reduce {
 
 // Columns as in ReduceOp: sum, avg, prod, max, min.
 #define PCCL_KERNEL_ROW(T, Acc, AverageAcc)                                \
@@ -488,7 +493,8 @@ void kernel(const void* own, const Contribution* contributions, size_t contribut
   }
 
 // Rows as in DataType.
-const KernelTable PCCL_KERNEL_TABLE = {{
+const KernelTable PCCL_KERNEL_TABLE = {
+    {
     PCCL_KERNEL_ROW(uint8_t, uint8_t, uint64_t),
     PCCL_KERNEL_ROW(int8_t, int8_t, int64_t),
     PCCL_KERNEL_ROW(int16_t, int16_t, int64_t),
@@ -501,7 +507,11 @@ const KernelTable PCCL_KERNEL_TABLE = {{
     PCCL_KERNEL_ROW(Bfloat16, float, float),
     PCCL_KERNEL_ROW(float, float, float),
     PCCL_KERNEL_ROW(double, double, double),
-}};
+    },
+    {&encode_block<float>, &encode_block<double>},
+    {&decode_block<float>, &decode_block<double>},
+    {&narrow_elements<Float16>, &narrow_elements<Bfloat16>},
+};
 
 #undef PCCL_KERNEL_ROW
 #undef PCCL_INDEPENDENT

@@ -48,6 +48,8 @@ void reduce(DataType dtype, ReduceOp op, const void* own,
   kernel(own, contributions.data(), contributions.size(), divisor, out, count);
 }
 
+const KernelTable& kernel_table() { return *chosen()->table; }
+
 const char* instruction_set() { return chosen()->name; }
 
 bool force_instruction_set(const char* name) {

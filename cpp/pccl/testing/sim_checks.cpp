@@ -1,5 +1,6 @@
 // The invariants of DESIGN section 4, as a simulated run can see them.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -318,6 +319,25 @@ void Checks::bit_parity(const std::string& what, const std::vector<Ending>& befo
   }
 }
 
+// Rounded twice, on the way in and on the way out, by a step each time.
+bool Checks::near(const Reduction& reduction, const ArrayData& array,
+                  const std::vector<std::int64_t>& expected, std::size_t members) {
+  const double largest = array.dtype == DataType::float32 && reduction.op == ReduceOp::avg
+                             ? 2520.0 * 12
+                             : 12.0;  // see start_reduction
+  double step = 2 * largest / 255;
+  if (reduction.quantization.code == reduce::CodeType::bits4) step = 2 * largest / 15;
+  if (reduction.quantization.code == reduce::CodeType::float8) step = largest / 8;
+  if (array.dtype == DataType::float16) step += largest / 1024;
+  const std::vector<double> got = to_numbers(array.dtype, array.result());
+  if (got.size() != expected.size()) return false;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const double off = got[i] - static_cast<double>(expected[i]);
+    if (!(std::abs(off) <= 2.01 * step * static_cast<double>(members))) return false;
+  }
+  return true;
+}
+
 void Checks::right_result(const Host& host, const OpId& id, const Reduction& reduction) {
   const auto& contributions = contributions_[id];
   const std::vector<PeerId> members = ids(reduction.call->record);
@@ -357,7 +377,11 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
       if (reduction.op == ReduceOp::avg) value /= static_cast<std::int64_t>(inputs.size());
       expected.push_back(value);
     }
-    if (to_bytes(array.dtype, expected) != array.result()) {
+    const bool floating = array.dtype == DataType::float32 || array.dtype == DataType::float16;
+    const bool right = reduction.quantization && floating
+                           ? near(reduction, array, expected, inputs.size())
+                           : to_bytes(array.dtype, expected) == array.result();
+    if (!right) {
       return fail("I2", wire::describe(id.second) + " has a wrong result on " + host.name() +
                             ", array " + std::to_string(a));
     }
@@ -436,7 +460,8 @@ void Checks::no_false_alarm(const Host& host, const std::string& what, Code code
     for (const RoundEntry& round : other->rounds()) own = std::max(own, round.since);
     latest = std::max(latest, own);
   }
-  if (world_.now() - latest > milliseconds(2600)) {
+  // A second blocked, twice if a new plan has the operation start over, and a tick or two.
+  if (world_.now() - latest > milliseconds(3600)) {
     fail("I4", what + " on " + host.name() + " was told only late that everybody was stuck");
   }
 }

@@ -1,5 +1,7 @@
 // What the users of simulated peers do: the loops of level 1 and level 2 as people write them.
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "pccl/testing/sim_world.h"
@@ -62,6 +64,28 @@ wire::Bytes to_bytes(DataType dtype, const std::vector<std::int64_t>& values) {
   bytes.reserve(values.size() * 8);
   for (const std::int64_t value : values) put(bytes, dtype, value);
   return bytes;
+}
+
+std::vector<double> to_numbers(DataType dtype, const wire::Bytes& bytes) {
+  const std::size_t element = element_size(dtype);
+  std::vector<double> numbers;
+  for (std::size_t at = 0; at + element <= bytes.size(); at += element) {
+    if (dtype == DataType::float32) {
+      float value = 0;
+      std::memcpy(&value, bytes.data() + at, element);
+      numbers.push_back(value);
+      continue;
+    }
+    std::uint16_t bits = 0;  // float16
+    std::memcpy(&bits, bytes.data() + at, element);
+    const int exponent = (bits >> 10) & 0x1f;
+    const double mantissa = (bits & 0x3ff) / 1024.0;
+    const double magnitude = exponent == 0    ? std::ldexp(mantissa, -14)
+                             : exponent == 31 ? HUGE_VAL
+                                              : std::ldexp(1 + mantissa, exponent - 15);
+    numbers.push_back((bits & 0x8000) != 0 ? -magnitude : magnitude);
+  }
+  return numbers;
 }
 
 // ---- building blocks ---------------------------------------------------------------------------
@@ -151,10 +175,18 @@ UserProgram::Shape UserProgram::draw_shape(Random& script) const {
   return shape;
 }
 
-// Now and then it is one of the other collectives.
+// Now and then it is one of the other collectives, or quantized.
 UserProgram::Shape UserProgram::draw_collective(Random& script) const {
   Shape shape = draw_shape(script);
-  if (!script.chance(0.4)) return shape;
+  if (!script.chance(0.4)) {
+    if (!script.chance(0.4)) return shape;
+    reduce::Quantization& how = shape.quantization;
+    how.code = static_cast<reduce::CodeType>(script.between(1, 3));
+    how.zero_exact = script.chance(0.5);
+    how.stochastic = script.chance(0.5);
+    how.block = reduce::kMinBlock << script.below(3);
+    return shape;
+  }
   shape.kind = static_cast<collective::Kind>(script.between(1, 3));
   shape.root = script.next();
   if (!collective::reduces(shape.kind)) shape.op = ReduceOp::sum;
@@ -173,6 +205,7 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
   const bool gathers = shape.kind == collective::Kind::all_gather;
   const bool parts = gathers || shape.kind == collective::Kind::reduce_scatter;
   request.kind = shape.kind;
+  request.quantization = reduction->quantization = shape.quantization;
   request.root = static_cast<std::uint32_t>(shape.root % members);
   request.parts = parts ? static_cast<std::uint32_t>(members) : 0;
   reduction->kind = request.kind;
@@ -185,6 +218,11 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
   request.structure = shape.structure;
   reduction->shape = (shape.structure * 31 + static_cast<std::uint64_t>(shape.op)) * 31 +
                      static_cast<std::uint64_t>(shape.kind);
+  const reduce::Quantization& how = shape.quantization;
+  reduction->shape = ((reduction->shape * 31 + static_cast<std::uint64_t>(how.code)) * 4 +
+                      (how.zero_exact ? 1U : 0U) + (how.stochastic ? 2U : 0U)) *
+                         31 +
+                     how.block;
   for (const auto& [dtype, count] : shape.arrays) {
     ArrayData array;
     array.dtype = dtype;

@@ -75,6 +75,8 @@ struct ArrayData {
 
 // Whole numbers as elements of that type.
 [[nodiscard]] wire::Bytes to_bytes(DataType dtype, const std::vector<std::int64_t>& values);
+// REQUIRES: float32 or float16.
+[[nodiscard]] std::vector<double> to_numbers(DataType dtype, const wire::Bytes& bytes);
 
 // An operation as the user's process sees it.
 struct Reduction {
@@ -82,6 +84,7 @@ struct Reduction {
   collective::Kind kind = collective::Kind::all_reduce;
   PeerId root;  // of a broadcast
   ReduceOp op = ReduceOp::sum;
+  reduce::Quantization quantization;
   std::uint64_t shape = 0;  // what members must agree on
   std::vector<ArrayData> arrays;
   std::vector<std::int64_t> result;  // of the first array, after a commit
@@ -246,6 +249,7 @@ class UserProgram {
     std::uint64_t root = 0;  // of a broadcast, before it is a rank
     ReduceOp op = ReduceOp::sum;
     std::uint64_t structure = 0;
+    reduce::Quantization quantization;
   };
 
   Task<> level1();
@@ -337,6 +341,8 @@ class Checks {
   void settle_disagreements();
   // I2
   void bit_parity(const std::string& what, const std::vector<Ending>& before, const Ending& now);
+  [[nodiscard]] static bool near(const Reduction& reduction, const ArrayData& array,
+                                 const std::vector<std::int64_t>& expected, std::size_t members);
   void right_result(const Host& host, const OpId& id, const Reduction& reduction);
   // I3
   void inputs_survive(const Host& host, const Reduction& reduction);

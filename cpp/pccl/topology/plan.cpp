@@ -116,7 +116,8 @@ std::uint32_t Delegates::of(std::size_t host) const {
   return hosts_[host][there == here ? place_ : (place_ * there / here + home_) % there];
 }
 
-const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, bool widens) {
+const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, bool widens,
+                                  bool coded) {
   const wire::SizeClass* chosen = &plan.classes.back();
   for (const wire::SizeClass& candidate : plan.classes) {
     if (bytes <= candidate.max_bytes) {
@@ -124,11 +125,15 @@ const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, b
       break;
     }
   }
-  if (widens && chosen->kind == wire::ScheduleKind::ring) {
+  const bool many_hops = (chosen->kind == wire::ScheduleKind::ring && (widens || coded)) ||
+                         (chosen->kind == wire::ScheduleKind::host_ring && coded);
+  if (many_hops) {
     // The largest direct class: its shares are the balanced ones.
-    const auto direct = std::find_if(plan.classes.rbegin(), plan.classes.rend(), [](const auto& c) {
-      return c.kind == wire::ScheduleKind::direct;
-    });
+    const auto direct =
+        std::find_if(plan.classes.rbegin(), plan.classes.rend(), [&](const auto& c) {
+          return c.kind == wire::ScheduleKind::direct ||
+                 (coded && c.kind == wire::ScheduleKind::host_direct);
+        });
     if (direct != plan.classes.rend()) chosen = &*direct;
   }
   return *chosen;

@@ -60,9 +60,10 @@ class Delegates {
 // The size class an operation of `bytes` bytes runs in. `widens`: partial results of its elements
 // take more bytes than the elements (float16, bfloat16, small integers under avg), so where every
 // rank would send some, `direct`, which sends elements only, is the better choice at every size.
-// REQUIRES: plan.classes is not empty.
+// `coded`: what travels is quantized, so the fewer hops the better. REQUIRES: plan.classes is not
+// empty.
 [[nodiscard]] const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes,
-                                                bool widens);
+                                                bool widens, bool coded = false);
 
 // Whether a plan that came from elsewhere is one that `world` members can run.
 [[nodiscard]] bool valid(const wire::Plan& plan, std::size_t world);

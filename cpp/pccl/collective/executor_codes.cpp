@@ -1,0 +1,273 @@
+// The executor's part for quantized operations: what travels between hosts is encoded, segment by
+// segment, in the loop that reads or combines it.
+//
+// Contributions are encoded where they leave for their chunk's owner on another host, and the
+// owner encodes the result: so every element is rounded twice, however many members there are.
+// (Where a plan has rings only, partial results travel as they are, and elements are rounded once.)
+// All members, the owner included, end with what the owner's codes decode to.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "pccl/base/copy.h"
+#include "pccl/collective/executor.h"
+#include "pccl/reduce/reduce.h"
+
+namespace pccl::collective {
+namespace {
+
+// Values that are in the cache while they are combined and encoded.
+constexpr std::size_t kStep = 4096;
+
+// Smaller arrays travel exact: most of them are scalars, or ranges and codes would take as much.
+constexpr std::uint64_t kExactBelow = 64;
+
+struct Scratch {
+  alignas(64) std::array<std::uint8_t, kStep * sizeof(double)> bytes;
+  [[nodiscard]] std::uint8_t* data() { return bytes.data(); }
+};
+
+bool is_floating(DataType dtype) {
+  return dtype == DataType::float16 || dtype == DataType::bfloat16 || dtype == DataType::float32 ||
+         dtype == DataType::float64;
+}
+
+bool exact(const ArrayRef& array) { return !is_floating(array.dtype) || array.count < kExactBelow; }
+
+// A whole number of blocks.
+std::size_t step_of(const reduce::Quantization& how) { return kStep / how.block * how.block; }
+
+std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
+  std::uint64_t x = (a ^ (b * 0x9e3779b97f4a7c15)) + 0x632be59bd9b4e019;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+// For random rounding: the same in every attempt, another one for every run of elements, and for
+// what each rank encodes.
+std::uint64_t seed_of(const wire::OpKey& key, std::uint32_t rank, std::uint32_t piece) {
+  std::uint64_t seed = mix(key.admission, key.sequence);
+  if (key.tagged) seed = mix(seed, mix(key.tag, 1));
+  return mix(mix(seed, rank), piece);
+}
+
+}  // namespace
+
+bool Executor::coded(const Operation& operation, std::uint32_t chunk, std::uint32_t from,
+                     std::uint32_t to) {
+  if (!operation.spec.quantization || !operation.straight || to != chunk) return false;
+  const auto& hosts = operation.spec.world->plan.hosts;
+  return hosts.empty() || hosts[from] != hosts[to];
+}
+
+void Executor::prepare_codes(Operation& operation) {
+  const OperationSpec& spec = operation.spec;
+  const Layout& layout = operation.layout;
+  for (const Segment& segment : layout.segments) {
+    CodedBytes bytes;
+    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+      const Piece& piece = layout.pieces[segment.first_piece + p];
+      const ArrayRef& array = spec.arrays[piece.array];
+      const DataType work = accumulation_type(array.dtype, spec.op);
+      const bool whole = exact(array);
+      const std::size_t codes =
+          whole ? 0 : reduce::coded_size(spec.quantization, work, piece.count);
+      bytes.contribution +=
+          static_cast<std::uint32_t>(whole ? piece.count * element_size(work) : codes);
+      bytes.result +=
+          static_cast<std::uint32_t>(whole ? piece.count * element_size(array.dtype) : codes);
+    }
+    operation.coded.push_back(bytes);
+  }
+  operation.results.resize(layout.segments.size());
+  for (const ArrayRef& array : spec.arrays) {
+    operation.residuals.emplace_back();
+    if (array.residual == nullptr || exact(array) || array.count == 0) continue;
+    const std::size_t bytes = array.count * element_size(accumulation_type(array.dtype, spec.op));
+    operation.residuals.back() = pool_->take(bytes);
+    copy(operation.residuals.back().data(), array.residual, bytes);
+  }
+}
+
+// Our own elements, or what we combined of others' with them, as codes.
+Buffer Executor::encode_contribution(Operation& operation, std::uint32_t index, bool accumulated) {
+  const OperationSpec& spec = operation.spec;
+  const Segment& segment = operation.layout.segments[index];
+  Buffer buffer = pool_->take(operation.coded[index].contribution);
+  std::uint8_t* to = buffer.data();
+  std::size_t wide_at = 0;
+  Scratch values;
+  Scratch decoded;
+  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+    const ArrayRef& array = spec.arrays[piece.array];
+    const DataType work = accumulation_type(array.dtype, spec.op);
+    const std::size_t element = element_size(array.dtype);
+    const std::size_t wide = element_size(work);
+    const std::uint8_t* own = own_at(operation, segment.chunk, piece);
+    const std::uint8_t* partial = !accumulated ? nullptr
+                                  : apart(operation, segment)
+                                      ? operation.partials[index].data() + wide_at
+                                      : result_at(operation, segment.chunk, piece);
+    wide_at += piece.count * wide;
+    if (exact(array)) {
+      if (accumulated) {
+        std::memcpy(to, partial, piece.count * wide);
+      } else {
+        reduce::reduce(array.dtype, spec.op, own, {}, 0, to, piece.count);
+      }
+      to += piece.count * wide;
+      continue;
+    }
+    const Buffer& kept = operation.residuals[piece.array];
+    const std::uint64_t seed = seed_of(spec.key, spec.rank, segment.first_piece + p);
+    const std::size_t step = step_of(spec.quantization);
+    for (std::size_t first = 0; first < piece.count; first += step) {
+      const std::size_t n = std::min<std::size_t>(step, piece.count - first);
+      const std::uint8_t* from = accumulated ? partial + first * wide : own + first * element;
+      if (!accumulated && work != array.dtype) {
+        reduce::reduce(array.dtype, spec.op, from, {}, 0, values.data(), n);
+        from = values.data();
+      }
+      if (!kept) {
+        reduce::encode(spec.quantization, work, from, first, n, piece.count, seed, to);
+        continue;
+      }
+      std::uint8_t* residual = kept.data() + (piece.first + first) * wide;
+      const reduce::Contribution left{residual, true};
+      reduce::reduce(work, ReduceOp::sum, from, {&left, 1}, 0, values.data(), n);
+      reduce::encode(spec.quantization, work, values.data(), first, n, piece.count, seed, to);
+      reduce::decode(spec.quantization, work, to, first, n, piece.count, decoded.data());
+      reduce::left_out(work, values.data(), decoded.data(), residual, n);
+    }
+    to += reduce::coded_size(spec.quantization, work, piece.count);
+  }
+  return buffer;
+}
+
+// All contributions to a segment of ours are here.
+void Executor::combine_coded(Operation& operation, std::uint32_t index) {
+  const OperationSpec& spec = operation.spec;
+  const Segment& segment = operation.layout.segments[index];
+  SegmentState& state = operation.segments[index];
+  const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
+  const auto divisor = static_cast<unsigned>(spec.world->members.size());
+  const std::size_t step = step_of(spec.quantization);
+  Buffer buffer = pool_->take(operation.coded[index].result);
+  std::uint8_t* to = buffer.data();
+  Scratch sum;
+  Scratch values;
+  // Where the next piece begins in a contribution, by the form it travels in.
+  std::size_t raw_at = 0;
+  std::size_t wide_at = 0;
+  std::size_t coded_at = 0;
+  enum class Form { raw, accumulated, coded };
+  const auto form_of = [&](const Held& held) {
+    const Source& source = flow.sources[held.source];
+    if (coded(operation, segment.chunk, source.rank, spec.rank)) return Form::coded;
+    return source.accumulated ? Form::accumulated : Form::raw;
+  };
+  std::vector<reduce::Contribution> contributions(state.held.size());
+  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+    const ArrayRef& array = spec.arrays[piece.array];
+    const DataType work = accumulation_type(array.dtype, spec.op);
+    const std::size_t element = element_size(array.dtype);
+    const std::size_t wide = element_size(work);
+    const std::uint8_t* own = own_at(operation, segment.chunk, piece);
+    std::uint8_t* result = result_at(operation, segment.chunk, piece);
+    const std::size_t codes = exact(array)
+                                  ? piece.count * wide
+                                  : reduce::coded_size(spec.quantization, work, piece.count);
+    const auto place = [&](const Held& held) {
+      switch (form_of(held)) {
+        case Form::raw:
+          return held.buffer.data() + raw_at;
+        case Form::accumulated:
+          return held.buffer.data() + wide_at;
+        case Form::coded:
+          break;
+      }
+      return held.buffer.data() + coded_at;
+    };
+    if (exact(array)) {
+      for (std::size_t i = 0; i < contributions.size(); ++i)
+        contributions[i] = {place(state.held[i]), form_of(state.held[i]) != Form::raw};
+      reduce::reduce(array.dtype, spec.op, own, contributions, divisor, result, piece.count);
+      std::memcpy(to, result, piece.count * element);
+      to += piece.count * element;
+    } else {
+      const Buffer& kept = operation.residuals[piece.array];
+      const std::uint64_t seed = seed_of(spec.key, kNobody, segment.first_piece + p);
+      for (std::size_t first = 0; first < piece.count; first += step) {
+        const std::size_t n = std::min<std::size_t>(step, piece.count - first);
+        reduce::reduce(array.dtype, spec.op, own + first * element, {}, 0, sum.data(), n);
+        if (kept) {
+          std::uint8_t* residual = kept.data() + (piece.first + first) * wide;
+          const reduce::Contribution left{residual, true};
+          reduce::reduce(work, ReduceOp::sum, sum.data(), {&left, 1}, 0, sum.data(), n);
+          std::memset(residual, 0, n * wide);
+        }
+        for (const Held& held : state.held) {
+          const std::uint8_t* from = place(held);
+          switch (form_of(held)) {
+            case Form::raw:
+              reduce::reduce(array.dtype, spec.op, from + first * element, {}, 0, values.data(), n);
+              from = values.data();
+              break;
+            case Form::accumulated:
+              from += first * wide;
+              break;
+            case Form::coded:
+              reduce::decode(spec.quantization, work, from, first, n, piece.count, values.data());
+              from = values.data();
+              break;
+          }
+          const reduce::Contribution next{from, true};
+          reduce::reduce(work, spec.op, sum.data(), {&next, 1}, 0, sum.data(), n);
+        }
+        if (spec.op == ReduceOp::avg)
+          reduce::reduce(work, spec.op, sum.data(), {}, divisor, sum.data(), n);
+        reduce::encode(spec.quantization, work, sum.data(), first, n, piece.count, seed, to);
+        reduce::decode(spec.quantization, work, to, first, n, piece.count, values.data());
+        reduce::narrow(array.dtype, values.data(), result + first * element, n);
+      }
+      to += codes;
+    }
+    raw_at += piece.count * element;
+    wide_at += piece.count * wide;
+    coded_at += codes;
+  }
+  state.held.clear();
+  if (!flow.final_to.empty()) operation.results[index] = std::move(buffer);
+  segment_final(operation, index);
+}
+
+void Executor::decode_result(Operation& operation, std::uint32_t index, const Buffer& from) {
+  const OperationSpec& spec = operation.spec;
+  const Segment& segment = operation.layout.segments[index];
+  const std::size_t step = step_of(spec.quantization);
+  const std::uint8_t* codes = from.data();
+  Scratch values;
+  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+    const ArrayRef& array = spec.arrays[piece.array];
+    const DataType work = accumulation_type(array.dtype, spec.op);
+    const std::size_t element = element_size(array.dtype);
+    std::uint8_t* result = result_at(operation, segment.chunk, piece);
+    if (exact(array)) {
+      std::memcpy(result, codes, piece.count * element);
+      codes += piece.count * element;
+      continue;
+    }
+    for (std::size_t first = 0; first < piece.count; first += step) {
+      const std::size_t n = std::min<std::size_t>(step, piece.count - first);
+      reduce::decode(spec.quantization, work, codes, first, n, piece.count, values.data());
+      reduce::narrow(array.dtype, values.data(), result + first * element, n);
+    }
+    codes += reduce::coded_size(spec.quantization, work, piece.count);
+  }
+}
+
+}  // namespace pccl::collective

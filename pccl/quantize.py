@@ -1,0 +1,144 @@
+"""How arrays travel in fewer bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pccl.errors import InvalidArgument
+from pccl.types import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceOp
+
+# Bytes of an element, and of what rounding left out of it.
+FLOATING = {
+    DataType.FLOAT16: (2, 4),
+    DataType.BFLOAT16: (2, 4),
+    DataType.FLOAT: (4, 4),
+    DataType.DOUBLE: (8, 8),
+}
+EXACT_BELOW = 64  # elements; the engine sends smaller arrays as they are
+_MIN_BLOCK, _MAX_BLOCK = 64, 4096
+_CODES = {"int8": 1, "uint8": 1, "int4": 2, "float8": 3}  # as the engine numbers them
+_ALGORITHMS = {
+    "min_max": QuantizationAlgorithm.MIN_MAX,
+    "zero_point_scale": QuantizationAlgorithm.ZERO_POINT_SCALE,
+}
+_ROUNDINGS = ("nearest", "stochastic")
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """How `pccl.allreduce` sends floating-point elements between hosts: as small codes, block by block.
+
+    An element is rounded when it leaves its member, and the sum when it leaves its owner: twice,
+    however many members there are. All members end with the same bytes. Blocks do not cross the
+    parts in which arrays are sent, so where they lie depends on the group.
+
+    Attributes:
+        dtype: "int8" and "uint8": 256 steps a block. "int4": 16. "float8": the 8-bit floats with
+            4 bits of exponent and 3 of mantissa (e4m3), scaled to the block: a fixed relative
+            precision, for blocks whose elements differ by orders of magnitude.
+        block: Elements that share a range: a multiple of 64, from 64 to 4096. More save bytes (each
+            range takes 8, of float64 16), fewer follow the array more closely.
+        algorithm: "min_max": a block's steps go from its least to its largest element.
+            "zero_point_scale": they reach to zero, and zero is one of them, so zeros stay zeros.
+            Means nothing to float8, where zero always is one.
+        rounding: "nearest": to the next step, half a step off at most. "stochastic": up or down at
+            random, in proportion, at most a step off; the mean over many calls is exact. The same
+            on all members and in all attempts of a call.
+        error_feedback: Keep what rounding left out, and add it to the same elements the next time
+            (Seide et al., Interspeech 2014). Kept for each tag and path in the tree, as float32
+            (float64 for float64); changed with the commit only, dropped when shape or dtype
+            change. A newcomer starts with nothing kept. Only with "sum" and "avg".
+    """
+
+    dtype: str = "int8"
+    block: int = 512
+    algorithm: str = "min_max"
+    rounding: str = "nearest"
+    error_feedback: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("dtype", self.dtype, _CODES),
+            ("algorithm", self.algorithm, _ALGORITHMS),
+            ("rounding", self.rounding, _ROUNDINGS),
+        ):
+            if not isinstance(value, str) or value not in known:
+                names = ", ".join(map(repr, known))
+                raise InvalidArgument.because("Quantize", f"{name} is one of {names}, not {value!r}")
+        block = self.block
+        if isinstance(block, bool) or not isinstance(block, int) or block % _MIN_BLOCK != 0:
+            block = 0
+        if not _MIN_BLOCK <= block <= _MAX_BLOCK:
+            sentence = f"block is a multiple of 64 from 64 to 4096, not {self.block!r}"
+            raise InvalidArgument.because("Quantize", sentence)
+
+
+class Codes(NamedTuple):
+    """A `Quantize` as the engine is told it."""
+
+    code: int
+    zero_exact: bool
+    stochastic: bool
+    block: int
+
+
+def parse(value: object, func: str) -> Quantize:
+    """What a user passed as `quantize=`.
+
+    Raises:
+        InvalidArgument: It is neither a `Quantize` nor the name of its dtype.
+    """
+    if isinstance(value, Quantize):
+        return value
+    if isinstance(value, str) and value in _CODES:
+        return Quantize(value)
+    names = ", ".join(map(repr, _CODES))
+    raise InvalidArgument.because(func, f"quantize is one of {names}, or a Quantize, not {value!r}")
+
+
+def from_options(options: QuantizationOptions | None, func: str) -> Quantize | None:
+    """What a user of level 1 passed; None: exact.
+
+    Raises:
+        InvalidArgument: An unknown algorithm, or codes that are not there.
+    """
+    if options is None or options.algorithm == QuantizationAlgorithm.NONE:
+        return None
+    try:
+        algorithm = QuantizationAlgorithm(options.algorithm)
+        dtype = DataType(options.quantized_datatype)
+    except ValueError as error:
+        raise InvalidArgument.because(func, f"quantization_options: {error}") from None
+    if dtype.label not in _CODES:
+        sentence = f"quantization_options: quantized_datatype is UINT8 or INT8, not {dtype.name}"
+        raise InvalidArgument.because(func, sentence)
+    return Quantize(dtype.label, algorithm=algorithm.name.lower())
+
+
+def codes(how: Quantize) -> Codes:
+    """The same for the engine."""
+    zero_exact = how.algorithm == "zero_point_scale"
+    return Codes(_CODES[how.dtype], zero_exact, how.rounding == "stochastic", how.block)
+
+
+def words(how: Quantize) -> str:
+    """For errors, and to compare: ` as int8 (min_max)`."""
+    more = "" if how.block == Quantize.block else f", blocks of {how.block}"
+    if how.rounding != "nearest":
+        more += f", {how.rounding}"
+    return f" as {how.dtype} ({how.algorithm}{more})"
+
+
+def check_op(how: Quantize, op: ReduceOp, func: str) -> None:
+    """Refuses what cannot be quantized.
+
+    Raises:
+        InvalidArgument: A product; or error feedback of what is not a sum.
+    """
+    if op is ReduceOp.PROD:
+        sentence = 'a product cannot be quantized: errors would multiply; op "prod" needs quantize=None'
+        raise InvalidArgument.because(func, sentence)
+    if how.error_feedback and op not in (ReduceOp.SUM, ReduceOp.AVG):
+        sentence = f'error_feedback=True goes with "sum" and "avg", not with "{op.name.lower()}"'
+        raise InvalidArgument.because(func, sentence)
