@@ -90,7 +90,14 @@ def run(args: argparse.Namespace) -> dict[str, list[float]]:
     """Milliseconds a call of each entrance, by block."""
     with pccl.MasterNode("127.0.0.1:0") as master:
         command = [sys.executable, __file__, "--peer", "--world", str(args.world)]
-        command += ["--mib", str(args.mib), "--blocks", str(args.blocks), "--calls", str(args.calls)]
+        command += [
+            "--mib",
+            str(args.mib),
+            "--blocks",
+            str(args.blocks),
+            "--calls",
+            str(args.calls),
+        ]
         env = {**os.environ, "PCCL_MASTER": master.address, "JAX_PLATFORMS": "cpu"}
         ranks = [
             subprocess.Popen(command, stdout=subprocess.PIPE, env=env) for _ in range(args.world)

@@ -619,7 +619,11 @@ def _start(
     staging = Staging(sends, recvs) if mean is None else Staging(mean.sends)
     kind = "" if mean is None else "weighted mean of "
     travels = "" if coding is None else quantization.words(coding)
-    paths = [path for path, leaf in zip(flat.paths, leaves, strict=True) for _ in leaf.buffers]
+    names = [  # a sharded array has a buffer for each shard
+        (f"{path} {shard}", trees.describe_buffer(buffer))
+        for path, leaf in zip(flat.paths, leaves, strict=True)
+        for shard, buffer in enumerate(leaf.buffers)
+    ]
     operation = used._start(
         func,
         staging,
@@ -631,7 +635,7 @@ def _start(
         description=kind + trees.describe(flat.paths, buffers) + travels,
         timeout=timeout,
         quantize=coding,
-        paths=paths,
+        names=names,
     )
 
     def finish() -> Any:

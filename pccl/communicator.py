@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,14 @@ def _at_exit() -> None:
             master.interrupt()
 
 
+class _Residual(NamedTuple):
+    """What rounding left out of an array: float32 for each element (float64 of float64)."""
+
+    key: tuple[int | None, str]  # the calls' tag, and the array's path
+    outline: str  # "float32[3,4]": of other arrays at the same place nothing is kept
+    values: npt.NDArray[np.uint8]
+
+
 class Communicator(_core.Reducer):
     """One peer's part in a run.
 
@@ -138,7 +146,7 @@ class Communicator(_core.Reducer):
         # Unfinished operations, so that they keep their arrays even if nobody waits for them.
         self._operations: dict[int, tuple[_core.Operation, object]] = {}
         # By tag and path: what rounding left out of an array the last time.
-        self._residuals: dict[tuple[int | None, str], tuple[DataType, npt.NDArray[np.uint8]]] = {}
+        self._residuals: dict[tuple[int | None, str], _Residual] = {}
         # Guards _operations, _joining and _engine; never held in a blocking call.
         self._lock = threading.Lock()
 
@@ -183,6 +191,8 @@ class Communicator(_core.Reducer):
             except BaseException:
                 engine.close()
                 raise
+            with self._lock:
+                self._residuals.clear()  # a newcomer starts with nothing
             self._engine = engine
             self._attach(engine)
             _open.add(self)
@@ -203,6 +213,7 @@ class Communicator(_core.Reducer):
             self._engine.close()
         with self._lock:
             self._operations.clear()
+            self._residuals.clear()
 
     def _leave_at_exit(self) -> None:
         try:
@@ -485,19 +496,21 @@ class Communicator(_core.Reducer):
         timeout: float | None,
         kept: object = None,
         quantize: Quantize | None = None,
-        paths: Sequence[str] = (),
+        names: Sequence[tuple[str, str]] = (),
         **collective: int,
     ) -> _core.Operation:
         """Starts an operation; keeps it, its arrays and `kept` until it is finished, even if nobody waits.
 
-        `paths`: names of the arrays, for error feedback. `collective`: of another kind than an all-reduce, `kind`,
-        `root` and `parts`.
+        `names`: of the arrays and what they are, for error feedback. `collective`: of another kind than an
+        all-reduce, `kind`, `root` and `parts`.
         """
         coding: dict[str, Any] = {}
+        residuals: list[_Residual | None] = []
         if quantize is not None:
             coding["quantize"] = quantization.codes(quantize)
             if quantize.error_feedback:
-                coding["residuals"] = self._residuals_of(staging.arrays, tag, paths)
+                residuals = self._residuals_of(staging.arrays, tag, names)
+                coding["residuals"] = [kept and kept.values for kept in residuals]
         operation = self._joined(func).start(
             staging.arrays,
             op=int(op),
@@ -507,14 +520,14 @@ class Communicator(_core.Reducer):
             structure=structure,
             description=description,
             timeout=timeout,
-            **coding,
-            **collective,
+            **{**collective, **coding},
         )
         with self._lock:
             finished = [key for key, (old, _) in self._operations.items() if old.done()]
             for key in finished:
                 del self._operations[key]
             self._operations[id(operation)] = operation, kept
+            self._residuals.update({left.key: left for left in residuals if left is not None})
         return operation
 
     def broadcast(
@@ -586,23 +599,24 @@ class Communicator(_core.Reducer):
             self._operations.pop(id(operation), None)
 
     def _residuals_of(
-        self, arrays: Sequence[tuple[Any, Any, int]], tag: int | None, paths: Sequence[str]
-    ) -> list[npt.NDArray[np.uint8] | None]:
-        """What rounding left out of these arrays the last time, as bytes; None of what is not quantized."""
-        found: list[npt.NDArray[np.uint8] | None] = []
+        self,
+        arrays: Sequence[tuple[Any, Any, int]],
+        tag: int | None,
+        names: Sequence[tuple[str, str]],
+    ) -> list[_Residual | None]:
+        """What rounding left out of these arrays the last time; None of what is not quantized."""
+        found: list[_Residual | None] = []
         with self._lock:
-            for (send, _, code), path in zip(arrays, paths, strict=False):
-                dtype = DataType(code)
-                element, residual = quantization.FLOATING.get(dtype, (1, 0))
+            for (send, _, code), (path, outline) in zip(arrays, names, strict=False):
+                element, residual = quantization.FLOATING.get(DataType(code), (1, 0))
                 count = send.size // element
                 if residual == 0 or count < quantization.EXACT_BELOW:
                     found.append(None)
                     continue
-                size = count * residual
                 kept = self._residuals.get((tag, path))
-                if kept is None or kept[0] != dtype or kept[1].size != size:
-                    kept = self._residuals[tag, path] = dtype, np.zeros(size, np.uint8)
-                found.append(kept[1])
+                if kept is None or kept.outline != outline:
+                    kept = _Residual((tag, path), outline, np.zeros(count * residual, np.uint8))
+                found.append(kept)
         return found
 
     @staticmethod

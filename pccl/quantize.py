@@ -35,20 +35,21 @@ class Quantize:
 
     Attributes:
         dtype: "int8" and "uint8": 256 steps a block. "int4": 16. "float8": the 8-bit floats with
-            4 bits of exponent and 3 of mantissa (e4m3), scaled to the block: a fixed relative
-            precision, for blocks whose elements differ by orders of magnitude.
+            4 bits of exponent and 3 of mantissa (e4m3), scaled to the block: a relative precision
+            of 6 % down to a 28,000th of the block's largest element.
         block: Elements that share a range: a multiple of 64, from 64 to 4096. More save bytes (each
             range takes 8, of float64 16), fewer follow the array more closely.
         algorithm: "min_max": a block's steps go from its least to its largest element.
             "zero_point_scale": they reach to zero, and zero is one of them, so zeros stay zeros.
             Means nothing to float8, where zero always is one.
         rounding: "nearest": to the next step, half a step off at most. "stochastic": up or down at
-            random, in proportion, at most a step off; the mean over many calls is exact. The same
-            on all members and in all attempts of a call.
+            random, in proportion, at most a step off; the mean over many calls is exact. The random
+            numbers come from the call's number and the element's place, never from the clock.
         error_feedback: Keep what rounding left out, and add it to the same elements the next time
-            (Seide et al., Interspeech 2014). Kept for each tag and path in the tree, as float32
-            (float64 for float64); changed with the commit only, dropped when shape or dtype
-            change. A newcomer starts with nothing kept. Only with "sum" and "avg".
+            (Seide et al., Interspeech 2014). Kept for each tag and path in the tree until the
+            communicator closes, as float32 (float64 for float64); changed with the commit only,
+            dropped when shape or dtype change. A newcomer starts with nothing kept. Only with
+            "sum" and "avg".
     """
 
     dtype: str = "int8"
@@ -65,7 +66,9 @@ class Quantize:
         ):
             if not isinstance(value, str) or value not in known:
                 names = ", ".join(map(repr, known))
-                raise InvalidArgument.because("Quantize", f"{name} is one of {names}, not {value!r}")
+                raise InvalidArgument.because(
+                    "Quantize", f"{name} is one of {names}, not {value!r}"
+                )
         block = self.block
         if isinstance(block, bool) or not isinstance(block, int) or block % _MIN_BLOCK != 0:
             block = 0
@@ -137,7 +140,9 @@ def check_op(how: Quantize, op: ReduceOp, func: str) -> None:
         InvalidArgument: A product; or error feedback of what is not a sum.
     """
     if op is ReduceOp.PROD:
-        sentence = 'a product cannot be quantized: errors would multiply; op "prod" needs quantize=None'
+        sentence = (
+            'a product cannot be quantized: errors would multiply; op "prod" needs quantize=None'
+        )
         raise InvalidArgument.because(func, sentence)
     if how.error_feedback and op not in (ReduceOp.SUM, ReduceOp.AVG):
         sentence = f'error_feedback=True goes with "sum" and "avg", not with "{op.name.lower()}"'

@@ -565,9 +565,7 @@ def test_quantization_options_reach_the_engine_and_what_members_must_agree_on(co
 
     comm.all_reduce(np.ones(2, np.float32), recv, op="sum", quantization_options=options)
     check((1, False, False, 512), " as uint8 (min_max)")
-    options = pccl.QuantizationOptions(
-        DataType.INT8, pccl.QuantizationAlgorithm.ZERO_POINT_SCALE
-    )
+    options = pccl.QuantizationOptions(DataType.INT8, pccl.QuantizationAlgorithm.ZERO_POINT_SCALE)
     handle = comm.all_reduce_async(recv, recv, op="sum", quantization_options=options)
     assert handle.wait()[0] and recv.tolist() == [16.0, 16.0]
     check((1, True, False, 512), " as int8 (zero_point_scale)")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from workers import Run, running
 
-import pccl
 from pccl import _testing
 
 CODES = {"bits8": 1, "bits4": 2, "float8": 3}
@@ -68,8 +67,8 @@ def allowed(block: Floats, code: int, zero_exact: bool, stochastic: bool) -> Flo
     if finite.size == 0:
         return np.zeros(block.size, np.longdouble)
     low, high = finite.min(), finite.max()
-    special = finite.size < block.size or not np.isfinite(block.dtype.type(high - low))
     largest = max(abs(low), abs(high))
+    special = finite.size < block.size or largest > info.max / 8
     slack = 4 * info.eps * largest + (258 if code != 3 else 450) * info.smallest_normal
     if code == 3:
         relative = np.abs(block.astype(np.longdouble)) / 16
@@ -78,7 +77,7 @@ def allowed(block: Floats, code: int, zero_exact: bool, stochastic: bool) -> Flo
         return np.where(np.isfinite(block), bound + slack + 1e-6 * largest, 0)
     if zero_exact:
         low, high = min(low, 0), max(high, 0)
-    step = (high - low) / (STEPS[code] - (3 if special else 0))
+    step = (high - low) / (STEPS[code] - (3 if special else 0) - (1 if zero_exact else 0))
     # float32 rounds where a value lies between two steps, too.
     return np.full(block.size, step * ((1 if stochastic else 0.5) + 1e-4) + slack)
 
@@ -88,14 +87,21 @@ def elements(dtype: Any) -> st.SearchStrategy[float]:
     return st.floats(width=bits, allow_subnormal=True) | st.floats(-1, 1, width=bits)
 
 
-@settings(max_examples=200)
-@given(data=st.data())
-def test_what_comes_out_is_within_a_step_of_what_went_in(data: st.DataObject) -> None:
-    dtype = data.draw(st.sampled_from([np.float32, np.float64]))
-    values = data.draw(hnp.arrays(dtype, st.integers(1, 300), elements=elements(dtype)))
-    code = data.draw(st.sampled_from(sorted(CODES.values())))
-    zero_exact, stochastic = data.draw(st.booleans()), data.draw(st.booleans())
-    block = data.draw(st.sampled_from([64, 128, 512]))
+HUGE = [
+    np.array([np.finfo(np.float64).min, 0.1, 0.2, 0.3]),
+    np.array([0.1, 0.2, np.finfo(np.float64).max]),
+    np.array([np.finfo(np.float64).min, np.finfo(np.float64).max, np.nan]),
+    np.array([-3.4028235e38, 0.503 * 3.4028235e38, 1, 0], np.float32),
+    np.array([1.167e38, 2e38, 3.4028235e38], np.float32),
+    np.array([-3.25e38, 0, 3.4028235e38], np.float32),
+    np.array([3.0e38, 3.4028235e38], np.float32),
+    np.array([-3.4028235e38, -3.4028235e38], np.float32),
+]
+
+
+def check_within_a_step(
+    values: Floats, code: int, zero_exact: bool, stochastic: bool, block: int
+) -> None:
     result = coded(values, code, block, zero_exact=zero_exact, stochastic=stochastic)
     for before, after in zip(blocks(values, block), blocks(result, block), strict=True):
         with np.errstate(over="ignore"):
@@ -105,7 +111,41 @@ def test_what_comes_out_is_within_a_step_of_what_went_in(data: st.DataObject) ->
         assert np.isfinite(after[finite]).all()
         off = np.abs(after[finite].astype(np.longdouble) - before[finite].astype(np.longdouble))
         assert (off <= bound[finite]).all()
-        assert not np.isfinite(before).all() or not before.any() or finite.any()
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_what_comes_out_is_within_a_step_of_what_went_in(data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from([np.float32, np.float64]))
+    values = data.draw(hnp.arrays(dtype, st.integers(1, 300), elements=elements(dtype)))
+    code = data.draw(st.sampled_from(sorted(CODES.values())))
+    zero_exact, stochastic = data.draw(st.booleans()), data.draw(st.booleans())
+    block = data.draw(st.sampled_from([64, 128, 512]))
+    check_within_a_step(values, code, zero_exact, stochastic, block)
+
+
+@pytest.mark.parametrize("values", HUGE, ids=range(len(HUGE)))
+@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
+def test_the_largest_numbers_stay_finite_and_harm_no_other(code: int, values: Floats) -> None:
+    for zero_exact in (False, True):
+        for stochastic in (False, True):
+            check_within_a_step(values, code, zero_exact, stochastic, 512)
+
+
+@pytest.mark.parametrize("code", CODES.values(), ids=CODES)
+@pytest.mark.parametrize("block", [64, 192, 320, 1344, 4096])
+def test_in_steps_it_is_the_same_as_at_once(block: int, code: int) -> None:
+    for count in (1, 5 * block + 17, 9001):
+        values = np.random.default_rng(count).normal(size=count).astype(np.float32)
+        whole = encode(values, code, stochastic=True, block=block, seed=3)
+        for blocks_at_once in (1, 3):
+            step = blocks_at_once * block
+            parts = np.full_like(whole, 0xEE)
+            _testing.encode(code, False, True, block, False, as_bytes(values), 3, parts, step=step)
+            assert (parts == whole).all()
+            result = np.empty_like(values)
+            _testing.decode(code, block, False, whole, as_bytes(result), step=step)
+            assert (result == decode(whole, values, code, block)).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -217,7 +257,10 @@ def results(run: Run, count: int, code: str, **env: str) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("members", [2, 4])
-@pytest.mark.parametrize(("dtype", "most", "fewer"), [("int8", 0.03, 3.6), ("uint8", 0.03, 3.6), ("int4", 0.55, 6.5), ("float8", 0.5, 3.6)])
+@pytest.mark.parametrize(
+    ("dtype", "most", "fewer"),
+    [("int8", 0.03, 3.6), ("uint8", 0.03, 3.6), ("int4", 0.55, 6.5), ("float8", 0.5, 3.6)],
+)
 def test_the_sum_is_near_the_same_for_all_and_takes_a_part_of_the_bytes(
     run: Run, dtype: str, most: float, fewer: float, members: int
 ) -> None:
@@ -320,8 +363,7 @@ def test_error_feedback_gives_later_what_rounding_took(run: Run) -> None:
     say(event="done", without=drift[False], with_it=drift[True])
     """
     for one in results(run, 2, code):
-        # What is left is the rounding of the result, which nobody feeds back.
-        assert one["with_it"] < 0.75 * one["without"], one
+        assert one["with_it"] < 0.2 * one["without"], one
 
 
 def test_feedback_changes_with_the_commit_only(run: Run) -> None:
@@ -329,7 +371,7 @@ def test_feedback_changes_with_the_commit_only(run: Run) -> None:
     how = pccl.Quantize("int4", error_feedback=True)
     x = normals(5000, NUMBER)
     def kept():
-        return {key: value.tobytes() for key, (_, value) in comm._residuals.items()}
+        return {key: left.values.tobytes() for key, left in comm._residuals.items()}
     pccl.allreduce(x, quantize=how)
     before = kept()
     assert any(any(value) for value in before.values())
@@ -346,8 +388,10 @@ def test_feedback_changes_with_the_commit_only(run: Run) -> None:
     first = pccl.allreduce(x, quantize=how)
     assert kept() != before
     pccl.allreduce(x.astype(np.float64), quantize=how)  # another dtype: nothing is kept of the old one
-    [(dtype, value)] = comm._residuals.values()
-    assert value.nbytes == 8 * 5000
+    [left] = comm._residuals.values()
+    assert left.values.nbytes == 8 * 5000 and left.outline == "float64[5000]"
+    comm.close()
+    assert not comm._residuals
     say(event="done")
     """
     env = {"PCCL_MIN_PEERS": "2"}
@@ -376,7 +420,7 @@ def test_members_that_quantize_differently_are_told(run: Run) -> None:
     results(run, 2, code)
 
 
-def test_the_survivors_of_a_loss_reduce_again_with_the_same_random_numbers(run: Run) -> None:
+def test_the_survivors_of_a_loss_reduce_again(run: Run) -> None:
     code = """
     import hashlib
     how = pccl.Quantize("int8", rounding="stochastic")
@@ -399,6 +443,54 @@ def test_the_survivors_of_a_loss_reduce_again_with_the_same_random_numbers(run: 
     assert len({peer.expect("done")["digest"] for peer in peers[:2]}) == 1
 
 
+def test_random_rounding_is_the_same_in_the_same_program() -> None:
+    code = """
+    import hashlib
+    how = pccl.Quantize("int8", rounding="stochastic")
+    digest = hashlib.sha256()
+    for step in range(3):
+        digest.update(pccl.allreduce(normals(10_000, pccl.rank()), quantize=how).tobytes())
+        digest.update(pccl.allreduce(normals(100, pccl.rank()), quantize=how, tag=7).tobytes())
+    say(event="done", digest=digest.hexdigest())
+    """
+    digests = set()
+    for _ in range(2):
+        with running(PCCL_SHM="0") as run:
+            digests.update(one["digest"] for one in results(run, 2, code))
+    assert len(digests) == 1
+
+
+def test_several_ranks_of_several_hosts(run: Run) -> None:
+    code = """
+    import hashlib
+    x = normals(100_000, NUMBER)
+    result, info = pccl.allreduce(x, quantize="int8", return_info=True)
+    exact, plain = pccl.allreduce(x, return_info=True)
+    assert 0 < np.abs(result - exact).max() < 0.15
+    how = pccl.Quantize("int4", error_feedback=True)
+    total = np.zeros(100_000)
+    for step in range(32):
+        total += pccl.allreduce(x, quantize=how)
+    say(event="done", digest=hashlib.sha256(result.tobytes() + total.tobytes()).hexdigest(),
+        drift=float(np.abs(total / 32 - exact).mean()), rank=pccl.rank())
+    """
+    lines = "\n".join(line.removeprefix("    ") for line in code.strip("\n").splitlines())
+    peers = [
+        run.peer(
+            f"NUMBER = {n}\n{START}\n{lines}",
+            PCCL_MIN_PEERS="5",
+            PCCL_SHM="1",
+            PCCL_HOST_ID=f"host {n % 2}",
+        )
+        for n in range(5)
+    ]
+    said = [peer.expect("done", timeout=60) for peer in peers]
+    assert len({one["digest"] for one in said}) == 1
+    assert max(one["drift"] for one in said) < 0.1
+    for peer in peers:
+        assert peer.ends() == 0, peer.stderr()
+
+
 def test_what_makes_no_sense_is_refused_with_a_sentence(run: Run) -> None:
     code = """
     def refused(text, call):
@@ -412,7 +504,8 @@ def test_what_makes_no_sense_is_refused_with_a_sentence(run: Run) -> None:
     refused("quantize is one of 'int8'", lambda: pccl.allreduce(x, quantize="int7"))
     refused("quantize is one of 'int8'", lambda: pccl.allreduce(x, quantize=8))
     refused("a product cannot be quantized", lambda: pccl.allreduce(x, "prod", quantize="int8"))
-    refused("error_feedback=True goes with", lambda: pccl.allreduce(x, "max", quantize=pccl.Quantize(error_feedback=True)))
+    feedback = pccl.Quantize(error_feedback=True)
+    refused("error_feedback=True goes with", lambda: pccl.allreduce(x, "max", quantize=feedback))
     refused("dtype is one of", lambda: pccl.Quantize("int16"))
     refused("block is a multiple of 64", lambda: pccl.Quantize(block=100))
     refused("block is a multiple of 64", lambda: pccl.Quantize(block=8192))

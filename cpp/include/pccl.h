@@ -165,8 +165,9 @@ typedef struct pcclReduceOperandDescriptor_t {
 
 /* How floating-point elements travel between hosts: as codes of 8 bits (pcclUint8 or pcclInt8), 512
  * to a block. pcclQuantMinMax: a block's steps go from its least to its largest element.
- * pcclQuantZeroPointScale: they reach to zero, and zeros stay zeros. Integers, buffers of fewer than
- * 64 elements, and groups on one host stay exact. All members ask for the same; not with pcclProd. */
+ * pcclQuantZeroPointScale: they reach to zero, and zeros stay zeros. Integers, buffers of fewer
+ * than 64 elements, and groups on one host stay exact. All members ask for the same; not with
+ * pcclProd. */
 typedef struct pcclQuantizationOptions_t {
   pcclDataType_t quantized_datatype;
   pcclQuantizationAlgorithm_t algorithm;

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -20,6 +21,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -65,6 +67,13 @@ std::int64_t sum_over(const wire::EpochRecord& record) {
   return sum;
 }
 
+constexpr float kLargestFloat = 40;
+
+float float_of(const PeerId& id, std::size_t index) {
+  return static_cast<float>((static_cast<std::size_t>(value_of(id)) + index) % 1000) *
+         (kLargestFloat / 1000);
+}
+
 // Connects, says something that is not ours, and goes, or stays for a while.
 void visit(std::uint16_t port, std::mt19937_64& rng, Totals& totals) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -84,37 +93,46 @@ void visit(std::uint16_t port, std::mt19937_64& rng, Totals& totals) {
   ::close(fd);
 }
 
-// What members hold after each sync, by epoch and revision: all the same.
-class States {
+// What members hold after each call of a kind, by epoch and number: all the same.
+class Results {
  public:
-  void compare(std::uint64_t epoch, std::uint64_t revision,
-               const std::vector<std::uint8_t>& state) {
-    const wire::Digest digest = state::digest(state);
+  explicit Results(const char* what) : what_(what) {}
+  void compare(std::uint64_t epoch, std::uint64_t number, std::span<const std::uint8_t> bytes) {
+    const wire::Digest digest = state::digest(bytes);
     const std::lock_guard lock(mutex_);
-    const auto [it, first] = digests_.try_emplace({epoch, revision}, digest);
-    if (!first && it->second != digest) fail("members have different states after a sync");
+    const auto [it, first] = digests_.try_emplace({epoch, number}, digest);
+    if (!first && it->second != digest)
+      fail(std::string("members have different bytes after ") + what_);
   }
 
  private:
+  const char* const what_;
   std::mutex mutex_;
   std::map<std::pair<std::uint64_t, std::uint64_t>, wire::Digest> digests_;
 };
 
-// One reduction in flight: `arrays` arrays, the first in place.
+// One reduction in flight: two arrays of integers, the first in place, and one of floats, which is
+// quantized, with error feedback.
 struct Reduction {
   peer::CallPtr call;
+  std::uint64_t number = 0;
+  std::vector<float> floats;
+  std::vector<float> rounded;
+  std::vector<float> residual;
   std::vector<std::vector<std::int64_t>> send;
   std::vector<std::vector<std::int64_t>> recv;
 };
 
 class Peer {
  public:
-  Peer(const wire::Address& master, std::uint64_t seed, Totals& totals, States& states)
+  Peer(const wire::Address& master, std::uint64_t seed, Totals& totals, Results& states,
+       Results& sums)
       : comm_(options(master, seed)),
         master_port_(master.port),
         rng_(seed),
         totals_(totals),
         states_(states),
+        sums_(sums),
         state_(kStateBytes, static_cast<std::uint8_t>(seed)) {}
 
   // One life: join, some steps, leave. All members do the same steps in the same order; how many is
@@ -206,9 +224,13 @@ class Peer {
     // The same sizes on all members, others from call to call: in every class of schedule, empty
     // ones too.
     const std::size_t sizes[] = {1 + calls_ * 7919 % 100'000, calls_ % 5};
-    ++calls_;
+    reduction.number = calls_++;
     peer::OperationRequest request;
     request.op = ReduceOp::sum;
+    const auto blocks = static_cast<std::uint32_t>(1 + reduction.number % 7);
+    request.quantization = {static_cast<reduce::CodeType>(reduction.number % 4),
+                            reduction.number % 3 == 0, reduction.number % 5 < 2,
+                            reduce::kMinBlock * blocks * blocks};
     request.tag = tag;
     request.rerun = true;
     request.description = "stress";
@@ -222,6 +244,14 @@ class Peer {
       request.arrays.push_back({send, i == 0 ? send : reduction.recv[i].data(),
                                 reduction.send[i].size(), DataType::int64});
     }
+    reduction.floats.resize(sizes[0] / 2);
+    for (std::size_t i = 0; i < reduction.floats.size(); ++i)
+      reduction.floats[i] = float_of(comm_.id(), i);
+    reduction.rounded.resize(reduction.floats.size());
+    reduction.residual.resize(reduction.floats.size());
+    request.arrays.push_back({reduction.floats.data(), reduction.rounded.data(),
+                              reduction.floats.size(), DataType::float32,
+                              reduction.residual.data()});
     Result<peer::CallPtr> call = comm_.start(std::move(request), {});
     if (!call) fail("start: " + call.error().reason);
     reduction.call = *call;
@@ -243,6 +273,9 @@ class Peer {
           fail("an input changed though the call failed");
         }
       }
+      if (std::any_of(reduction.residual.begin(), reduction.residual.end(),
+                      [](float left) { return left != 0; }))
+        fail("a residual changed though the call failed");
       ++totals_.given_up;
       return;
     }
@@ -252,6 +285,17 @@ class Peer {
         std::any_of(reduction.recv[1].begin(), reduction.recv[1].end(), wrong)) {
       fail("a wrong sum");
     }
+    const wire::EpochRecord& record = *reduction.call->record;
+    for (std::size_t i = 0; i < reduction.rounded.size(); ++i) {
+      float exact = 0;
+      for (const wire::Member& member : record.members) exact += float_of(member.id, i);
+      // Rounded twice, by up to a step of a range that may reach to zero; of 14 steps at worst.
+      const float most = 2.1F * kLargestFloat / 14 * static_cast<float>(record.members.size());
+      if (!(std::abs(reduction.rounded[i] - exact) <= most)) fail("a sum that is not near");
+    }
+    sums_.compare(record.epoch, reduction.number,
+                  {reinterpret_cast<const std::uint8_t*>(reduction.rounded.data()),
+                   reduction.rounded.size() * sizeof(float)});
     ++totals_.reductions;
     if (reduction.call->attempts > 1) ++totals_.reruns;
   }
@@ -260,7 +304,8 @@ class Peer {
   std::uint16_t master_port_;
   std::mt19937_64 rng_;
   Totals& totals_;
-  States& states_;
+  Results& states_;
+  Results& sums_;
   std::vector<std::uint8_t> state_;
   std::uint64_t calls_ = 0;  // part of the state
   bool lost_ = false;        // all that had the state have left
@@ -276,14 +321,15 @@ int run(Duration length, std::uint64_t seed) {
   const wire::Address master{"127.0.0.1", port};
 
   Totals totals;
-  States states;
+  Results states("a sync");
+  Results sums("a quantized reduction");
   const Instant end = steady_clock::now() + length;
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < kPeers; ++i) {
     threads.emplace_back([&, i] {
       std::mt19937_64 rng(seed * 1000 + i);
       while (steady_clock::now() < end) {
-        Peer(master, rng(), totals, states).live(static_cast<unsigned>(1 + rng() % 20));
+        Peer(master, rng(), totals, states, sums).live(static_cast<unsigned>(1 + rng() % 20));
       }
     });
   }

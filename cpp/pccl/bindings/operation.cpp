@@ -102,6 +102,8 @@ std::shared_ptr<Operation> start_operation(
     const auto& [code, zero_exact, stochastic, block] = *quantize;
     request.quantization = {static_cast<reduce::CodeType>(code), zero_exact, stochastic, block};
     if (code > 3 || !reduce::valid(request.quantization)) refuse(function, "no such codes");
+    if (kind != 0 || op == static_cast<int>(ReduceOp::prod))
+      refuse(function, "only all-reduces are quantized, and no products");
   }
   std::size_t next = 0;
   for (const nb::handle item : residuals) {

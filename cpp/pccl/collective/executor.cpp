@@ -35,7 +35,10 @@ Executor::Operation* Executor::find(const wire::OpKey& key) {
 std::uint32_t Executor::contribution_bytes(const Operation& operation, std::uint32_t segment,
                                            std::uint32_t from, std::uint32_t to, bool accumulated) {
   const Segment& cut = operation.layout.segments[segment];
-  if (coded(operation, cut.chunk, from, to)) return operation.coded[segment].contribution;
+  if (coded(operation, cut.chunk, from, to)) {
+    const CodedBytes& bytes = operation.coded[segment];
+    return accumulated ? bytes.accumulated : bytes.raw;
+  }
   return accumulated ? cut.accumulated_bytes : cut.raw_bytes;
 }
 
@@ -356,6 +359,8 @@ void Executor::scatter(Operation& operation, std::uint32_t index, const Buffer& 
 
 // They are in `from`, or were received where they belong.
 void Executor::final_bytes(Operation& operation, std::uint32_t index, Buffer from) {
+  // A second copy may have been on its way on another stripe; frames may be reading the first.
+  if (operation.segments[index].finished) return;
   if (operation.spec.quantization) {
     decode_result(operation, index, from);
     const std::uint32_t chunk = operation.layout.segments[index].chunk;

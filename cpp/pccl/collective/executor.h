@@ -142,9 +142,10 @@ class Executor {
     std::uint64_t eager_left = 0;  // reserved and not yet sent
     bool queued = false;           // in the link's turn list
   };
-  // A segment's length on the way, where it is quantized.
+  // A segment's length on the way, where it is quantized. Exact arrays in it travel as ever.
   struct CodedBytes {
-    std::uint32_t contribution = 0;
+    std::uint32_t raw = 0;          // a contribution of one member
+    std::uint32_t accumulated = 0;  // of several
     std::uint32_t result = 0;
   };
   struct Operation {

@@ -73,10 +73,11 @@ void Executor::prepare_codes(Operation& operation) {
       const bool whole = exact(array);
       const std::size_t codes =
           whole ? 0 : reduce::coded_size(spec.quantization, work, piece.count);
-      bytes.contribution +=
-          static_cast<std::uint32_t>(whole ? piece.count * element_size(work) : codes);
-      bytes.result +=
-          static_cast<std::uint32_t>(whole ? piece.count * element_size(array.dtype) : codes);
+      const std::size_t raw = whole ? piece.count * element_size(array.dtype) : codes;
+      const std::size_t wide = whole ? piece.count * element_size(work) : codes;
+      bytes.raw += static_cast<std::uint32_t>(raw);
+      bytes.accumulated += static_cast<std::uint32_t>(wide);
+      bytes.result += static_cast<std::uint32_t>(raw);
     }
     operation.coded.push_back(bytes);
   }
@@ -94,7 +95,8 @@ void Executor::prepare_codes(Operation& operation) {
 Buffer Executor::encode_contribution(Operation& operation, std::uint32_t index, bool accumulated) {
   const OperationSpec& spec = operation.spec;
   const Segment& segment = operation.layout.segments[index];
-  Buffer buffer = pool_->take(operation.coded[index].contribution);
+  const CodedBytes& bytes = operation.coded[index];
+  Buffer buffer = pool_->take(accumulated ? bytes.accumulated : bytes.raw);
   std::uint8_t* to = buffer.data();
   std::size_t wide_at = 0;
   Scratch values;
@@ -112,12 +114,9 @@ Buffer Executor::encode_contribution(Operation& operation, std::uint32_t index, 
                                       : result_at(operation, segment.chunk, piece);
     wide_at += piece.count * wide;
     if (exact(array)) {
-      if (accumulated) {
-        std::memcpy(to, partial, piece.count * wide);
-      } else {
-        reduce::reduce(array.dtype, spec.op, own, {}, 0, to, piece.count);
-      }
-      to += piece.count * wide;
+      const std::size_t size = piece.count * (accumulated ? wide : element);
+      std::memcpy(to, accumulated ? partial : own, size);
+      to += size;
       continue;
     }
     const Buffer& kept = operation.residuals[piece.array];
@@ -139,7 +138,7 @@ Buffer Executor::encode_contribution(Operation& operation, std::uint32_t index, 
       reduce::reduce(work, ReduceOp::sum, from, {&left, 1}, 0, values.data(), n);
       reduce::encode(spec.quantization, work, values.data(), first, n, piece.count, seed, to);
       reduce::decode(spec.quantization, work, to, first, n, piece.count, decoded.data());
-      reduce::left_out(work, values.data(), decoded.data(), residual, n);
+      reduce::left_out(work, values.data(), decoded.data(), 1, residual, n);
     }
     to += reduce::coded_size(spec.quantization, work, piece.count);
   }
@@ -161,13 +160,12 @@ void Executor::combine_coded(Operation& operation, std::uint32_t index) {
   // Where the next piece begins in a contribution, by the form it travels in.
   std::size_t raw_at = 0;
   std::size_t wide_at = 0;
-  std::size_t coded_at = 0;
-  enum class Form { raw, accumulated, coded };
-  const auto form_of = [&](const Held& held) {
-    const Source& source = flow.sources[held.source];
-    if (coded(operation, segment.chunk, source.rank, spec.rank)) return Form::coded;
-    return source.accumulated ? Form::accumulated : Form::raw;
+  std::size_t coded_raw_at = 0;
+  std::size_t coded_wide_at = 0;
+  const auto is_coded = [&](const Held& held) {
+    return coded(operation, segment.chunk, flow.sources[held.source].rank, spec.rank);
   };
+  const auto is_wide = [&](const Held& held) { return flow.sources[held.source].accumulated; };
   std::vector<reduce::Contribution> contributions(state.held.size());
   for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
     const Piece& piece = operation.layout.pieces[segment.first_piece + p];
@@ -177,23 +175,16 @@ void Executor::combine_coded(Operation& operation, std::uint32_t index) {
     const std::size_t wide = element_size(work);
     const std::uint8_t* own = own_at(operation, segment.chunk, piece);
     std::uint8_t* result = result_at(operation, segment.chunk, piece);
-    const std::size_t codes = exact(array)
-                                  ? piece.count * wide
-                                  : reduce::coded_size(spec.quantization, work, piece.count);
+    const std::size_t codes =
+        exact(array) ? 0 : reduce::coded_size(spec.quantization, work, piece.count);
     const auto place = [&](const Held& held) {
-      switch (form_of(held)) {
-        case Form::raw:
-          return held.buffer.data() + raw_at;
-        case Form::accumulated:
-          return held.buffer.data() + wide_at;
-        case Form::coded:
-          break;
-      }
-      return held.buffer.data() + coded_at;
+      const std::size_t raw = is_coded(held) ? coded_raw_at : raw_at;
+      const std::size_t accumulated = is_coded(held) ? coded_wide_at : wide_at;
+      return held.buffer.data() + (is_wide(held) ? accumulated : raw);
     };
     if (exact(array)) {
       for (std::size_t i = 0; i < contributions.size(); ++i)
-        contributions[i] = {place(state.held[i]), form_of(state.held[i]) != Form::raw};
+        contributions[i] = {place(state.held[i]), is_wide(state.held[i])};
       reduce::reduce(array.dtype, spec.op, own, contributions, divisor, result, piece.count);
       std::memcpy(to, result, piece.count * element);
       to += piece.count * element;
@@ -207,37 +198,41 @@ void Executor::combine_coded(Operation& operation, std::uint32_t index) {
           std::uint8_t* residual = kept.data() + (piece.first + first) * wide;
           const reduce::Contribution left{residual, true};
           reduce::reduce(work, ReduceOp::sum, sum.data(), {&left, 1}, 0, sum.data(), n);
-          std::memset(residual, 0, n * wide);
         }
         for (const Held& held : state.held) {
           const std::uint8_t* from = place(held);
-          switch (form_of(held)) {
-            case Form::raw:
-              reduce::reduce(array.dtype, spec.op, from + first * element, {}, 0, values.data(), n);
-              from = values.data();
-              break;
-            case Form::accumulated:
-              from += first * wide;
-              break;
-            case Form::coded:
-              reduce::decode(spec.quantization, work, from, first, n, piece.count, values.data());
-              from = values.data();
-              break;
+          if (is_coded(held)) {
+            reduce::decode(spec.quantization, work, from, first, n, piece.count, values.data());
+            from = values.data();
+          } else if (is_wide(held)) {
+            from += first * wide;
+          } else {
+            reduce::reduce(array.dtype, spec.op, from + first * element, {}, 0, values.data(), n);
+            from = values.data();
           }
           const reduce::Contribution next{from, true};
           reduce::reduce(work, spec.op, sum.data(), {&next, 1}, 0, sum.data(), n);
         }
         if (spec.op == ReduceOp::avg)
           reduce::reduce(work, spec.op, sum.data(), {}, divisor, sum.data(), n);
+        // What is too large for the elements' type is infinite now, and nothing else will be.
+        reduce::fit(array.dtype, sum.data(), result + first * element, n);
         reduce::encode(spec.quantization, work, sum.data(), first, n, piece.count, seed, to);
         reduce::decode(spec.quantization, work, to, first, n, piece.count, values.data());
         reduce::narrow(array.dtype, values.data(), result + first * element, n);
+        if (kept) {
+          // Given back to the sum before it is divided.
+          const double scale = spec.op == ReduceOp::avg ? divisor : 1;
+          reduce::left_out(work, sum.data(), values.data(), scale,
+                           kept.data() + (piece.first + first) * wide, n);
+        }
       }
       to += codes;
     }
     raw_at += piece.count * element;
     wide_at += piece.count * wide;
-    coded_at += codes;
+    coded_raw_at += exact(array) ? piece.count * element : codes;
+    coded_wide_at += exact(array) ? piece.count * wide : codes;
   }
   state.held.clear();
   if (!flow.final_to.empty()) operation.results[index] = std::move(buffer);

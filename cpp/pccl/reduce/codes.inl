@@ -2,8 +2,8 @@
 //
 // A block is [lowest value, step] and a code for each element: value = lowest + code * step. Loops
 // are plain, and the product is rounded before the sum, so that every processor decodes the same.
-// What has an element that is not finite, or a range that is no finite number, takes the careful
-// way and is marked by the step's sign.
+// What has elements that are not finite, or very large, takes the careful way, in halves of all
+// numbers, and is marked by the step's sign.
 
 namespace pccl::reduce {
 namespace {
@@ -28,6 +28,15 @@ template <class W>
 constexpr W kLeastNormal = 0x1p-126F;
 template <>
 constexpr double kLeastNormal<double> = 0x1p-1022;
+
+template <class W>
+constexpr W kLargest = 0x1.fffffep127F;
+template <>
+constexpr double kLargest<double> = 0x1.fffffffffffffp1023;
+
+// Up to here no sum or product of the plain way comes near what a number holds.
+template <class W>
+constexpr W kLargestPlain = kLargest<W> / 8;
 
 template <class W>
 W sign_of(W value, W magnitude) {
@@ -75,13 +84,12 @@ PCCL_INLINE uint8_t to_float8(float value, float largest, bool nearest, uint32_t
   const uint32_t given = bits & 0x7fffffffU;
   const uint32_t magnitude = given < most ? given : most;
   const uint32_t odd = (magnitude >> 20) & 1U;
-  const uint32_t normal =
-      (magnitude - (120U << 23) + (nearest ? 0x7ffffU + odd : nudge)) >> 20;
+  const uint32_t normal = (magnitude - (120U << 23) + (nearest ? 0x7ffffU + odd : nudge)) >> 20;
   // Below 2^-6: multiples of 2^-9. Adding 2^14 rounds to them.
   const float small = bit_copy<float>(magnitude);
   const uint32_t rounded = bit_copy<uint32_t>(small + 0x1p14F) - bit_copy<uint32_t>(0x1p14F);
-  const auto drawn = static_cast<uint32_t>(
-      static_cast<int32_t>(small * 0x1p9F + static_cast<float>(static_cast<int32_t>(nudge)) * 0x1p-20F));
+  const auto drawn = static_cast<uint32_t>(static_cast<int32_t>(
+      small * 0x1p9F + static_cast<float>(static_cast<int32_t>(nudge)) * 0x1p-20F));
   const uint32_t tiny = nearest ? rounded : drawn;
   const uint32_t code = choose(magnitude < (121U << 23), tiny, normal);
   return static_cast<uint8_t>(code | ((bits >> 24) & 0x80U));
@@ -182,6 +190,13 @@ inline void unpack(const char* from, size_t count, uint8_t* codes) {
     codes[half + i] = static_cast<uint8_t>(load<uint8_t>(from, i) >> 4);
 }
 
+// The step at or above that place. REQUIRES: 0 <= place < 2^31.
+template <class W>
+W step_above(W place) {
+  const W below = static_cast<W>(static_cast<int32_t>(place));
+  return below < place ? below + 1 : below;
+}
+
 // How many steps a range has.
 inline uint32_t steps_of(const Quantization& how) { return how.code == CodeType::bits4 ? 15 : 255; }
 
@@ -215,7 +230,8 @@ void encode_float8(const Quantization& how, const char* from, size_t count, W in
     PCCL_INDEPENDENT
     for (size_t i = 0; i < count; ++i) {
       const float value = static_cast<float>(load<W>(from, i) * inverse);
-      codes[i] = to_float8(value, kLargestFloat8, false, random_bits(seed, index + static_cast<uint32_t>(i)));
+      codes[i] = to_float8(value, kLargestFloat8, false,
+                           random_bits(seed, index + static_cast<uint32_t>(i)));
     }
     return;
   }
@@ -238,15 +254,14 @@ void encode_careful(const Quantization& how, const char* from, size_t count, uin
     if (high < 0) high = 0;
   }
   const auto top = static_cast<W>(special - 1);
+  const bool points = how.zero_exact && !floating;
   // Halves: the difference itself may be more than a number holds.
-  W half_step = (high / 2 - low / 2) / top;
+  W half_step = (high / 2 - low / 2) / (points ? top - 1 : top);
   if (floating) half_step = (high > -low ? high : -low) / 2 / static_cast<W>(kLargestBeside);
   if (!(half_step >= kLeastNormal<W>)) half_step = 0;
-  if (how.zero_exact && !floating && half_step > 0) {
-    const W point = -low / 2 / half_step + static_cast<W>(0.5);
-    low = -(static_cast<W>(static_cast<int32_t>(point < top ? point : top)) * half_step) * 2;
-  }
-  if (floating) low = 0;
+  W half_low = low / 2;
+  if (points && half_step > 0) half_low = -(step_above(-half_low / half_step) * half_step);
+  if (floating) half_low = 0;
   for (size_t i = 0; i < count; ++i) {
     const W value = load<W>(from, i);
     if (value != value) {
@@ -262,17 +277,22 @@ void encode_careful(const Quantization& how, const char* from, size_t count, uin
       const W part = how.stochastic
                          ? static_cast<W>(random_part(seed, static_cast<uint32_t>(first + i)))
                          : static_cast<W>(0.5);
-      const W at = half_step > 0 ? (value / 2 - low / 2) / half_step + part : 0;
+      const W at = half_step > 0 ? (value / 2 - half_low) / half_step + part : 0;
       codes[i] = static_cast<uint8_t>(static_cast<int32_t>(at < 0 ? 0 : at < top ? at : top));
     }
   }
-  *low_out = low;
-  // The step itself may be too large; half of it never is.
+  *low_out = half_low;
   *step_out = -half_step;
 }
 
 template <class W>
-void decode_careful(const Quantization& how, W low, W half_step, const uint8_t* codes,
+W twice(W half) {
+  constexpr W kMost = kLargest<W> / 2;
+  return (half > kMost ? kMost : half < -kMost ? -kMost : half) * 2;
+}
+
+template <class W>
+void decode_careful(const Quantization& how, W half_low, W half_step, const uint8_t* codes,
                     size_t count, W* values) {
   const uint32_t special = steps_of(how) - 2;
   const bool floating = how.code == CodeType::float8;
@@ -283,13 +303,13 @@ void decode_careful(const Quantization& how, W low, W half_step, const uint8_t* 
       const W magnitude = static_cast<W>(from_float8(static_cast<uint8_t>(code))) * half_step;
       values[i] = (code & 0x7fU) == kFloat8Nan        ? canonical(infinity - infinity)
                   : (code & 0x7fU) == kFloat8Infinity ? sign_of(magnitude, infinity)
-                                                      : magnitude * 2;
+                                                      : twice(magnitude);
     } else if (code >= special) {
       values[i] = code == special       ? -infinity
                   : code == special + 1 ? infinity
                                         : canonical(infinity - infinity);
     } else {
-      values[i] = (low / 2 + static_cast<W>(static_cast<int32_t>(code)) * half_step) * 2;
+      values[i] = twice(half_low + static_cast<W>(static_cast<int32_t>(code)) * half_step);
     }
   }
 }
@@ -312,10 +332,12 @@ void encode_block(const Quantization& how, const void* values, size_t count, uin
     if (low > 0) low = 0;
     if (high < 0) high = 0;
   }
-  const W width = high - low;
-  W step = width / static_cast<W>(steps_of(how));
-  if (floating) step = (high > -low ? high : -low) / static_cast<W>(kLargestFloat8);
-  if (!span.finite || width - width != 0) {
+  const W largest = high > -low ? high : -low;
+  // With zero among the steps they begin below the lowest element: one fewer makes room for that.
+  const bool points = how.zero_exact && !floating;
+  W step = (high - low) / static_cast<W>(steps_of(how) - (points ? 1 : 0));
+  if (floating) step = largest / static_cast<W>(kLargestFloat8);
+  if (!span.finite || !(largest <= kLargestPlain<W>)) {
     encode_careful<W>(how, from, count, seed, first, &low, &step, to);
   } else {
     if (!(step >= kLeastNormal<W>)) step = 0;  // all are the same, or as good as that
@@ -324,9 +346,7 @@ void encode_block(const Quantization& how, const void* values, size_t count, uin
       low = 0;
       encode_float8<W>(how, from, count, inverse, seed, first, to);
     } else {
-      if (how.zero_exact) {
-        low = -(static_cast<W>(static_cast<int32_t>(-low * inverse + static_cast<W>(0.5))) * step);
-      }
+      if (points) low = -(step_above(-low * inverse) * step);
       encode_plain<W>(how, from, count, low, inverse, seed, first, to);
     }
   }
@@ -360,7 +380,12 @@ void decode_block(const Quantization& how, const void* range, const void* codes,
 }
 
 template <class T>
-void narrow_elements(const void* values, void* elements, size_t count) {
+constexpr uint32_t kLargestBits = 0x7bff;
+template <>
+constexpr uint32_t kLargestBits<Bfloat16> = 0x7f7f;
+
+template <class T>
+void narrow_elements(const void* values, void* elements, size_t count, bool saturate) {
   const float* from = static_cast<const float*>(values);
   char* to = static_cast<char*>(elements);
   PCCL_INDEPENDENT
@@ -368,6 +393,15 @@ void narrow_elements(const void* values, void* elements, size_t count) {
     T element;
     from_float(canonical(from[i]), &element);
     store<T>(to, i, element);
+  }
+  if (!saturate) return;
+  PCCL_INDEPENDENT
+  for (size_t i = 0; i < count; ++i) {
+    const uint32_t bits = load<uint16_t>(to, i);
+    const uint32_t wide = bit_copy<uint32_t>(from[i]) & 0x7fffffffU;
+    const bool over = wide < 0x7f800000U && (bits & 0x7fffU) > kLargestBits<T>;
+    store<uint16_t>(to, i,
+                    static_cast<uint16_t>(choose(over, (bits & 0x8000U) | kLargestBits<T>, bits)));
   }
 }
 

@@ -23,8 +23,9 @@ using EncodeBlock = void (*)(const Quantization& how, const void* values, std::s
 // One block of `decode`.
 using DecodeBlock = void (*)(const Quantization& how, const void* range, const void* codes,
                              std::size_t count, void* values);
-// Values of the accumulation type as elements, nearest, ties to even. A NaN is the canonical one.
-using Narrow = void (*)(const void* values, void* elements, std::size_t count);
+// Values of the accumulation type as elements, nearest, ties to even; `saturate`: finite ones stay
+// finite. A NaN is the canonical one.
+using Narrow = void (*)(const void* values, void* elements, std::size_t count, bool saturate);
 
 struct KernelTable {
   Kernel kernels[kDataTypeCount][kReduceOpCount];  // by the values of DataType and ReduceOp

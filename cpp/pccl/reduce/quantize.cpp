@@ -22,12 +22,13 @@ std::size_t blocks(const Quantization& how, std::size_t count) {
 std::size_t kernel_index(DataType work) { return work == DataType::float64 ? 1 : 0; }
 
 template <class W>
-void subtract(const void* values, const void* decoded, void* left, std::size_t count) {
+void subtract(const void* values, const void* decoded, double scale, void* left,
+              std::size_t count) {
   const W* a = static_cast<const W*>(values);
   const W* b = static_cast<const W*>(decoded);
   W* to = static_cast<W*>(left);
   for (std::size_t i = 0; i < count; ++i) {
-    const W rest = a[i] - b[i];
+    const W rest = (a[i] - b[i]) * static_cast<W>(scale);
     to[i] = rest - rest == 0 ? rest : 0;
   }
 }
@@ -76,18 +77,24 @@ void decode(const Quantization& how, DataType work, const void* coded, std::size
   }
 }
 
-void left_out(DataType work, const void* values, const void* decoded, void* left,
+void left_out(DataType work, const void* values, const void* decoded, double scale, void* left,
               std::size_t count) {
-  work == DataType::float64 ? subtract<double>(values, decoded, left, count)
-                            : subtract<float>(values, decoded, left, count);
+  work == DataType::float64 ? subtract<double>(values, decoded, scale, left, count)
+                            : subtract<float>(values, decoded, scale, left, count);
+}
+
+void fit(DataType dtype, void* values, void* elements, std::size_t count) {
+  if (dtype != DataType::float16 && dtype != DataType::bfloat16) return;
+  kernel_table().narrow[dtype == DataType::float16 ? 0 : 1](values, elements, count, false);
+  reduce(dtype, ReduceOp::sum, elements, {}, 0, values, count);
 }
 
 void narrow(DataType dtype, const void* values, void* elements, std::size_t count) {
   switch (dtype) {
     case DataType::float16:
-      return kernel_table().narrow[0](values, elements, count);
+      return kernel_table().narrow[0](values, elements, count, true);
     case DataType::bfloat16:
-      return kernel_table().narrow[1](values, elements, count);
+      return kernel_table().narrow[1](values, elements, count, true);
     default:
       if (count != 0) std::memcpy(elements, values, count * element_size(dtype));
   }

@@ -49,12 +49,17 @@ void encode(const Quantization& how, DataType work, const void* values, std::siz
 void decode(const Quantization& how, DataType work, const void* coded, std::size_t first,
             std::size_t part, std::size_t count, void* values);
 
-// left[i] = values[i] - decoded[i], and 0 where that is no finite number. All aligned, of the type
-// `work`.
-void left_out(DataType work, const void* values, const void* decoded, void* left,
+// left[i] = (values[i] - decoded[i]) * scale, and 0 where that is no finite number. All aligned, of
+// the type `work`.
+void left_out(DataType work, const void* values, const void* decoded, double scale, void* left,
               std::size_t count);
 
-// Values of the accumulation type of a floating `dtype` as elements of it.
+// Rounds values of the accumulation type of a floating `dtype` to its elements: those that are too
+// large become infinite. `elements`: room for as many.
+void fit(DataType dtype, void* values, void* elements, std::size_t count);
+
+// Values of the accumulation type of a floating `dtype` as elements of it; the largest of them for
+// finite ones that are a rounding error too large.
 void narrow(DataType dtype, const void* values, void* elements, std::size_t count);
 
 }  // namespace pccl::reduce

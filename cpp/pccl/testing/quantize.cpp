@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -36,29 +37,43 @@ void bind_quantize(nb::module_& m) {
         return pccl::reduce::coded_size(checked(code, false, false, block), work_of(wide), count);
       },
       "code"_a, "block"_a, "wide"_a, "count"_a);
+  // `step`: elements at a time, a multiple of the block; 0: all at once.
   m.def(
       "encode",
       [](unsigned code, bool zero_exact, bool stochastic, std::uint32_t block, bool wide,
-         const Input& values, std::uint64_t seed, const Output& coded) {
+         const Input& values, std::uint64_t seed, const Output& coded, std::size_t step) {
         const auto how = checked(code, zero_exact, stochastic, block);
-        const std::size_t count = values.size() / pccl::element_size(work_of(wide));
-        if (coded.size() != pccl::reduce::coded_size(how, work_of(wide), count))
+        const pccl::DataType work = work_of(wide);
+        const std::size_t element = pccl::element_size(work);
+        const std::size_t count = values.size() / element;
+        if (coded.size() != pccl::reduce::coded_size(how, work, count) || step % block != 0)
           throw nb::value_error("array of the wrong size");
         const nb::gil_scoped_release release;
-        pccl::reduce::encode(how, work_of(wide), values.data(), 0, count, count, seed,
-                             coded.data());
+        for (std::size_t first = 0; first < count; first += step == 0 ? count : step) {
+          const std::size_t part = step == 0 ? count : std::min(step, count - first);
+          pccl::reduce::encode(how, work, values.data() + first * element, first, part, count, seed,
+                               coded.data());
+        }
       },
       "code"_a, "zero_exact"_a, "stochastic"_a, "block"_a, "wide"_a, nb::arg("values").noconvert(),
-      "seed"_a, nb::arg("coded").noconvert());
+      "seed"_a, nb::arg("coded").noconvert(), "step"_a = 0);
   m.def(
       "decode",
-      [](unsigned code, std::uint32_t block, bool wide, const Input& coded, const Output& values) {
+      [](unsigned code, std::uint32_t block, bool wide, const Input& coded, const Output& values,
+         std::size_t step) {
         const auto how = checked(code, false, false, block);
-        const std::size_t count = values.size() / pccl::element_size(work_of(wide));
-        if (coded.size() != pccl::reduce::coded_size(how, work_of(wide), count))
+        const pccl::DataType work = work_of(wide);
+        const std::size_t element = pccl::element_size(work);
+        const std::size_t count = values.size() / element;
+        if (coded.size() != pccl::reduce::coded_size(how, work, count) || step % block != 0)
           throw nb::value_error("array of the wrong size");
         const nb::gil_scoped_release release;
-        pccl::reduce::decode(how, work_of(wide), coded.data(), 0, count, count, values.data());
+        for (std::size_t first = 0; first < count; first += step == 0 ? count : step) {
+          const std::size_t part = step == 0 ? count : std::min(step, count - first);
+          pccl::reduce::decode(how, work, coded.data(), first, part, count,
+                               values.data() + first * element);
+        }
       },
-      "code"_a, "block"_a, "wide"_a, nb::arg("coded").noconvert(), nb::arg("values").noconvert());
+      "code"_a, "block"_a, "wide"_a, nb::arg("coded").noconvert(), nb::arg("values").noconvert(),
+      "step"_a = 0);
 }

@@ -185,6 +185,7 @@ UserProgram::Shape UserProgram::draw_collective(Random& script) const {
     how.zero_exact = script.chance(0.5);
     how.stochastic = script.chance(0.5);
     how.block = reduce::kMinBlock << script.below(3);
+    for (auto& array : shape.arrays) array.second *= 4;  // most are exact else
     return shape;
   }
   shape.kind = static_cast<collective::Kind>(script.between(1, 3));
