@@ -167,19 +167,6 @@ def test_a_wrong_checksum_drops_the_link_and_never_gives_wrong_data() -> None:
 def test_every_fault_and_message_meets_peers_in_every_state(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    reached: set[tuple[str, str]] = set()
-    for seed in range(130_000, 130_000 + max(SCHEDULES // 10, 1000)):
-        reached |= run(seed, peers=4, **dict.fromkeys(FAULTS[:9], 1))["reached"]
-        reached |= run(seed, program="sync", peers=4, joins=3, **dict.fromkeys(FAULTS, 2))[
-            "reached"
-        ]
-    events = sorted({event for event, _ in reached})
-    states = sorted({state for _, state in reached})
-    with capsys.disabled():
-        print(f"\n{len(reached)} of {len(events) * len(states)} pairs of {len(events)} events and")
-        print(f"{len(states)} states of a peer reached:")
-        for event in events:
-            print(f"  {event:14}", "".join(".x"[(event, state) in reached] for state in states))
     doing = {"joining", "member", "member, in an operation", "member, in a round"}
     syncing = {
         "member, voting",
@@ -187,8 +174,25 @@ def test_every_fault_and_message_meets_peers_in_every_state(
         "member, receiving state",
         "member, ending a sync",
     }
-    for fault in ("kill", "freeze", "partition", "cut", "stall", "abort"):
-        assert doing | syncing <= {state for name, state in reached if name == fault}, fault
+    faults = ("kill", "freeze", "partition", "cut", "stall", "abort")
+    wanted = {(fault, state) for fault in faults for state in doing | syncing}
+    reached: set[tuple[str, str]] = set()
+    # The rarest of these meet once in a few hundred schedules.
+    for seed in range(130_000, 130_000 + max(SCHEDULES // 2, 5000)):
+        reached |= run(seed, peers=4, **dict.fromkeys(FAULTS[:9], 1))["reached"]
+        reached |= run(seed, program="sync", peers=4, joins=3, **dict.fromkeys(FAULTS, 2))[
+            "reached"
+        ]
+        if seed >= 130_500 and wanted <= reached:
+            break
+    events = sorted({event for event, _ in reached})
+    states = sorted({state for _, state in reached})
+    with capsys.disabled():
+        print(f"\n{len(reached)} of {len(events) * len(states)} pairs of {len(events)} events and")
+        print(f"{len(states)} states of a peer reached:")
+        for event in events:
+            print(f"  {event:14}", "".join(".x"[(event, state) in reached] for state in states))
+    assert wanted <= reached, wanted - reached
     assert len(reached) > 150
 
 
