@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from together import run_ranks
 
 import pccl
 
@@ -99,16 +99,7 @@ def run(args: argparse.Namespace) -> dict[str, list[float]]:
             str(args.calls),
         ]
         env = {**os.environ, "PCCL_MASTER": master.address, "JAX_PLATFORMS": "cpu"}
-        ranks = [
-            subprocess.Popen(command, stdout=subprocess.PIPE, env=env) for _ in range(args.world)
-        ]
-        try:
-            outputs = [rank.communicate()[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"ranks ended with {[rank.returncode for rank in ranks]}")
+        outputs = run_ranks([command] * args.world, env)
     found: dict[str, list[float]] = json.loads(b"".join(outputs))
     return found
 

@@ -15,7 +15,6 @@ import copy
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from together import run_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -140,17 +140,7 @@ def run(world: int, args: argparse.Namespace) -> list[dict[str, Any]]:
         command += ["--blocks", str(args.blocks), "--steps", str(args.steps)]
         command += ["--models", *args.models]
         env = {**os.environ, "PCCL_BIND": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-        ranks = [
-            subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, env=env)
-            for rank in range(world)
-        ]
-        try:
-            outputs = [rank.communicate()[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        if any(rank.returncode for rank in ranks):
-            raise SystemExit(f"ranks ended with {[rank.returncode for rank in ranks]}")
+        outputs = run_ranks([[*command, "--rank", str(rank)] for rank in range(world)], env)
     return [{"world": world, **json.loads(line)} for line in outputs[0].splitlines()]
 
 

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from together import run_ranks
 
 import pccl
 
@@ -73,14 +73,7 @@ def run(what: str, world: int, args: argparse.Namespace) -> dict[str, Any]:
         for name in ("mib", "blocks", "calls", "elements"):
             command += [f"--{name}", str(getattr(args, name))]
         env = {**os.environ, "PCCL_MASTER": master.address, "PCCL_SHM": "0"}
-        ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, env=env) for _ in range(world)]
-        try:
-            outputs = [rank.communicate()[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"ranks ended with {[rank.returncode for rank in ranks]}")
+        outputs = run_ranks([command] * world, env)
     found: dict[str, Any] = json.loads(b"".join(outputs))
     return found
 

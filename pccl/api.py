@@ -464,8 +464,8 @@ def allreduce(
             Integers of more than 53 bits lose their last ones.
         quantize: Send floating-point arrays between hosts in fewer bits: "int8", "uint8", "int4",
             "float8", or a `Quantize`. The result is rounded, and the same bytes on every member all
-            the same. Integers, and arrays of fewer than 64 elements, stay exact; so does everything
-            in a group whose members share one host, where nothing would be saved. Elements that are
+            the same. Integers (without `weight`) and arrays of fewer than 64 elements stay exact;
+            so does everything in a group whose members share one host, where nothing would be saved. Elements that are
             not finite stay what they are, and cost their neighbours three of the block's steps. All
             members pass the same. Not with "prod".
         tag: Members' calls with equal tags meet, whatever the order. Default: calls meet by order.

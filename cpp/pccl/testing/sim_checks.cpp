@@ -462,8 +462,10 @@ void Checks::no_false_alarm(const Host& host, const std::string& what, Code code
     for (const RoundEntry& round : other->rounds()) own = std::max(own, round.since);
     latest = std::max(latest, own);
   }
-  // A second blocked, twice if a new plan has the operation start over, and a tick or two.
-  if (world_.now() - latest > milliseconds(3600)) {
+  // A second blocked, and again a second if a new plan has had the operations start over.
+  const auto& record = host.engine().record();
+  const bool planned = record != nullptr && record->cause == wire::Cause::plan;
+  if (world_.now() - latest > milliseconds(planned ? 3600 : 2600)) {
     fail("I4", what + " on " + host.name() + " was told only late that everybody was stuck");
   }
 }
