@@ -27,6 +27,8 @@ class SimulationReport(TypedDict):
     deadlocks: int
     mismatches: int
     checksum_drops: int
+    stand_ins: int
+    sent_again: int
     syncs: int
     sync_failures: int
     sync_bytes: int

@@ -47,6 +47,8 @@ TOTALS = [
     "deadlocks",
     "mismatches",
     "checksum_drops",
+    "stand_ins",
+    "sent_again",
     "syncs",
     "sync_failures",
     "sync_bytes",
@@ -96,6 +98,8 @@ def test_invariants_hold_whatever_breaks(batch: int) -> None:
         ):
             assert totals[name] > 0, name
         assert totals["checksum_drops"] > 0
+        assert totals["stand_ins"] > 0
+        assert totals["sent_again"] > 0
         assert totals["rebuilds"] > count / 2
 
 

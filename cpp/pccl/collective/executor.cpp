@@ -612,7 +612,6 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     return std::move(placement);
   };
   const auto drain = [&] {
-    if (header.eager) eager_consumed(from, header.payload_bytes);
     placement.kind = link::Placement::Kind::drain;
     return std::move(placement);
   };
@@ -707,8 +706,7 @@ Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, st
       unkeep(from, header.payload_bytes);
       return {};
     }
-    Early& early = early_[header.key];
-    early.attempt = std::max(early.attempt, header.attempt);
+    Early& early = early_for(header);
     early.frames.push_back({from, header, std::move(buffer)});
     if (operation == nullptr) return {};
     use_early(*operation);
@@ -735,6 +733,34 @@ void Executor::voided(const PeerId& from, const link::FrameHeader& header, std::
   } else {
     eager_consumed(from, header.payload_bytes);
   }
+}
+
+void Executor::drained(const PeerId& from, const link::FrameHeader& header) {
+  if (header.eager) eager_consumed(from, header.payload_bytes);
+}
+
+void Executor::interrupted(const PeerId& from, const link::FrameHeader& header,
+                           std::uint64_t token) {
+  if (!header.eager || token != 0) return;
+  Port& port = ports_[from];
+  port.eager_kept -= std::min<std::uint64_t>(port.eager_kept, header.payload_bytes);
+}
+
+void Executor::eager_unsent(const PeerId& to, std::uint64_t bytes) {
+  Port& port = ports_[to];
+  port.eager_out -= std::min(port.eager_out, bytes);
+}
+
+// Where to keep that frame, of an operation not called here. What was granted and asked for an
+// earlier attempt is void.
+Executor::Early& Executor::early_for(const link::FrameHeader& header) {
+  Early& early = early_[header.key];
+  if (header.attempt > early.attempt) {
+    early.grants.clear();
+    early.asks.clear();
+    early.attempt = header.attempt;
+  }
+  return early;
 }
 
 // What came for the operation before it was called here.
@@ -801,12 +827,8 @@ Status Executor::control(const PeerId& from, const link::FrameHeader& header) {
     if (operation == nullptr && header.attempt <= epoch_ && host_.started(header.key)) return {};
     if (early_.size() >= kMaxEarlyOperations)
       return Status(Code::refused, "grants for too many operations");
-    Early& early = early_[header.key];
-    if (header.attempt > early.attempt) {
-      early.grants.clear();
-      early.asks.clear();
-    }
-    early.attempt = std::max(early.attempt, header.attempt);
+    Early& early = early_for(header);
+    if (header.attempt < early.attempt) return {};  // overtaken by a later attempt's
     if (header.type == link::FrameType::ready) {
       std::uint32_t& credit = early.grants[from];
       credit = header.credit == kUnlimited ? kUnlimited : credit + header.credit;

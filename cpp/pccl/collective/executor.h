@@ -115,6 +115,10 @@ class Executor {
   Status arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token,
                  Buffer buffer);
   void voided(const PeerId& from, const link::FrameHeader& header, std::uint64_t token);
+  void drained(const PeerId& from, const link::FrameHeader& header);
+  void interrupted(const PeerId& from, const link::FrameHeader& header, std::uint64_t token);
+  // Of what had been sent to this peer unasked, so much did not come and is not sent again.
+  void eager_unsent(const PeerId& to, std::uint64_t bytes);
   Status control(const PeerId& from, const link::FrameHeader& header);
   bool next(const PeerId& to, link::OutgoingFrame& frame);
   // Payload bytes waiting for a grant or for the wire, over all peers: for tests.
@@ -201,6 +205,7 @@ class Executor {
   void offer(Operation& operation, const PeerId& to, std::uint32_t segment, bool final);
   void post_receives(Operation& operation);
   void grant(Operation& operation, const PeerId& to, std::uint32_t credit);
+  [[nodiscard]] Early& early_for(const link::FrameHeader& header);
   void use_early(Operation& operation);
   void drop_early(const wire::OpKey& key);
   void eager_consumed(const PeerId& from, std::uint64_t bytes);

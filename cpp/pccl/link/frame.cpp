@@ -35,13 +35,13 @@ Result<FrameHeader> decode(std::span<const std::uint8_t, kFrameHeaderBytes> byte
   wire::Reader reader(bytes);
   reader(header);
   if (header.magic != kFrameMagic)
-    return {Code::refused, "these bytes are not pccl's link protocol"};
+    return {Code::unreachable, "these bytes are not pccl's link protocol"};
   if (header.version != wire::kProtocolVersion) {
     return {Code::refused,
             "link protocol version " + std::to_string(header.version) + " does not match"};
   }
   if (header.header_check != check_of(bytes.data())) {
-    return {Code::refused, "a frame header was spoilt under way (its checksum is wrong)"};
+    return {Code::unreachable, "a frame header was spoilt under way (its checksum is wrong)"};
   }
   if (!reader.complete()) return {Code::refused, "malformed frame header"};
   const std::uint32_t limit = carries_data(header.type) ? kMaxDataPayload : kMaxSmallPayload;

@@ -15,7 +15,8 @@ enum class FrameType : std::uint8_t {
   hello,    // dialler -> listener, first on a stripe; payload Hello. Answered by welcome or refused
   welcome,  // listener -> dialler; payload Hello with from/to swapped
   refused,  // listener -> dialler; payload a sentence. The connection ends
-  heartbeat,  // both ways, when nothing else was sent for an interval
+  heartbeat,  // both ways, when nothing else was sent for an interval; `attempt` is the number of
+              // whole frames that have come on this stripe
   data,       // one segment of an operation; followed by a trailer
   ready,  // receiver -> contributor: send `credit` more segments of this operation's partial phase
   ask,    // contributor -> receiver: eager room is used up; please send ready when you have posted
@@ -23,8 +24,10 @@ enum class FrameType : std::uint8_t {
   eager_return,  // receiver -> contributor: `credit` bytes of eager data were consumed
   fetch,         // receiver -> holder of the shared state: please send these; payload Fetch
   state,         // holder -> receiver: a chunk of the state, or its manifest; followed by a trailer
+  lost,  // both ways: a stripe of this link has ended here, after so many whole frames; payload
+         // Lost
 };
-constexpr unsigned enum_count(FrameType) { return 10; }
+constexpr unsigned enum_count(FrameType) { return 11; }
 // Payloads of these go where the engine says; all others are small.
 constexpr bool carries_data(FrameType type) {
   return type == FrameType::data || type == FrameType::state;
@@ -50,7 +53,7 @@ struct FrameHeader {
   std::uint32_t signature =
       0;            // low bits of the operation's signature: members that disagree never mix bytes
   wire::OpKey key;  // 25 bytes
-  std::uint64_t attempt = 0;   // epoch in which the sender runs the operation
+  std::uint64_t attempt = 0;   // epoch in which the sender runs the operation; heartbeat: frames
   std::uint32_t segment = 0;   // index into the operation's layout
   std::uint32_t credit = 0;    // ready: segments; eager_return: bytes
   std::uint64_t checksum = 0;  // XXH3-64 of header (this field zero) and payload; 0: not checked
@@ -72,18 +75,33 @@ struct Hello {
   PeerId from;
   PeerId to;
   std::uint64_t generation = 0;  // chosen by the dialler; a higher one replaces the link
-  std::uint32_t stripe = 0;
-  std::uint32_t stripes = 1;
+  std::uint32_t stripe = 0;      // counts all stripes of the generation; 0 brings the link about
+  bool keeps = false;   // both ends keep what they send until it is known to have come, so that
+                        // other stripes can stand in for one that ends; equal on all of the link
+  bool memory = false;  // it goes through memory
   bool operator==(const Hello&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.run, self.from, self.to, self.generation, self.stripe, self.stripes);
+    visit(self.run, self.from, self.to, self.generation, self.stripe, self.keeps, self.memory);
+  }
+};
+
+// What had come on a stripe when it ended. All frames behind those go again, on other stripes.
+struct Lost {
+  std::uint64_t generation = 0;
+  std::uint32_t stripe = 0;
+  std::uint64_t received = 0;  // whole frames, the handshake's included
+  bool operator==(const Lost&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.generation, self.stripe, self.received);
   }
 };
 
 // Fills `header_check`, whatever it was.
 [[nodiscard]] std::array<std::uint8_t, kFrameHeaderBytes> encode(const FrameHeader& header);
-// Nothing when the bytes are no header of ours or break a limit.
+// Nothing when the bytes are no header of ours or break a limit. `unreachable`: they were spoilt
+// under way, so it is the connection's fault; `refused`: the sender's.
 [[nodiscard]] Result<FrameHeader> decode(std::span<const std::uint8_t, kFrameHeaderBytes> bytes);
 
 }  // namespace pccl::link

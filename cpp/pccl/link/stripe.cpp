@@ -12,8 +12,11 @@ namespace {
 
 constexpr std::size_t kFillerBytes = 256 << 10;
 constexpr std::size_t kReadAheadBytes = 8 << 10;
-constexpr std::size_t kBatchBytes = 1 << 20;  // written in one system call
+constexpr std::size_t kBatchBytes = 1 << 20;    // written in one system call
+constexpr std::size_t kLittleBytes = 64 << 10;  // lined up where another stripe might be faster
 constexpr std::size_t kBatchVectors = 64;
+constexpr std::uint64_t kTellFrames = 32;
+constexpr std::uint64_t kTellBytes = 4 << 20;
 constexpr std::uint64_t kVoidToken = ~std::uint64_t{0};  // of a frame that was given up half-way
 
 // What half-sent frames of an operation that ended are filled up with.
@@ -49,6 +52,19 @@ OutgoingFrame make_frame(const FrameHeader& header, wire::Bytes payload) {
   return frame;
 }
 
+FrameType type_of(const OutgoingFrame& frame) {
+  return static_cast<FrameType>(frame.header[4]);  // docs/protocol.md
+}
+
+void release(std::deque<OutgoingFrame>& frames, std::uint64_t token) {
+  for (OutgoingFrame& frame : frames) {
+    if (frame.token != token) continue;
+    frame.released = true;
+    frame.payload.clear();
+    frame.packed = {};
+  }
+}
+
 std::uint64_t checksum(const FrameHeader& header, std::span<const iovec> payload) {
   FrameHeader plain = header;
   plain.checksum = 0;
@@ -67,7 +83,8 @@ std::uint64_t checksum(const FrameHeader& header, std::span<const iovec> payload
 std::span<const iovec> Stripe::outgoing() {
   std::size_t ready = 0;
   for (const OutgoingFrame& frame : queue_) ready += frame_bytes(frame);
-  while (ready - std::min(ready, front_sent_) < kBatchBytes && queue_.size() < kBatchVectors / 4) {
+  const std::size_t enough = keeps_ ? kLittleBytes : kBatchBytes;
+  while (ready - std::min(ready, front_sent_) < enough && queue_.size() < kBatchVectors / 4) {
     OutgoingFrame frame;
     if (!traffic_.next(*this, frame)) break;
     ready += frame_bytes(frame);
@@ -102,8 +119,40 @@ void Stripe::sent(std::size_t bytes) {
   front_sent_ += bytes;
   while (!queue_.empty() && front_sent_ >= frame_bytes(queue_.front())) {
     front_sent_ -= frame_bytes(queue_.front());
+    if (keeps_) sent_.push_back(std::move(queue_.front()));
     queue_.pop_front();
   }
+}
+
+bool Stripe::owes_confirmation() const {
+  return keeps_ && (frames_received_ - frames_told_ >= kTellFrames ||
+                    bytes_received_ - bytes_told_ >= kTellBytes);
+}
+
+void Stripe::push_heartbeat() {
+  FrameHeader header;
+  header.type = FrameType::heartbeat;
+  header.attempt = frames_told_ = frames_received_;
+  bytes_told_ = bytes_received_;
+  push(make_frame(header));
+}
+
+bool Stripe::confirm(std::uint64_t frames) {
+  if (!keeps_) return true;
+  if (frames > confirmed_ + sent_.size()) return false;
+  for (; confirmed_ < frames; ++confirmed_) sent_.pop_front();
+  return true;
+}
+
+LeftFrames Stripe::end() {
+  if (phase_ == Phase::payload && placement_.kind == Placement::Kind::store)
+    traffic_.interrupted(*this, header_, placement_.token);
+  placement_ = {};
+  phase_ = Phase::held;
+  LeftFrames left{confirmed_, std::exchange(sent_, {})};
+  for (OutgoingFrame& frame : queue_) left.frames.push_back(std::move(frame));
+  queue_.clear();
+  return left;
 }
 
 std::uint64_t Stripe::unsent(std::uint64_t token) const {
@@ -127,6 +176,7 @@ std::uint64_t Stripe::release(std::uint64_t token) {
     // Begun: the receiver counts on its length. Send that many bytes of nothing and mark it void;
     // unless all of its payload went out, for then half of the mark may be out, too.
     frame.token = front_sent_ >= kFrameHeaderBytes + frame.payload_bytes ? 0 : kVoidToken;
+    frame.released = true;
     frame.payload.clear();
     frame.packed = {};
     for (std::size_t left = frame.payload_bytes; left > 0;) {
@@ -135,10 +185,12 @@ std::uint64_t Stripe::release(std::uint64_t token) {
       left -= size;
     }
   }
+  link::release(sent_, token);
   if (phase_ == Phase::payload && placement_.kind == Placement::Kind::store &&
       placement_.token == token) {
     drain_rest();
-    traffic_.voided(*this, header_, token);
+    // Others may deliver it instead, at once; what it cost is accounted for when it is over.
+    if (header_.type == FrameType::state) traffic_.voided(*this, header_, token);
   }
   return dropped;
 }
@@ -241,6 +293,7 @@ Status Stripe::place_payload() {
   if (!carries_data(header_.type)) {
     if (header_.payload_bytes == 0) {
       phase_ = Phase::header;
+      ++frames_received_;
       return traffic_.control(*this, header_, {});
     }
     small_.resize(header_.payload_bytes);
@@ -294,20 +347,35 @@ void Stripe::drain_rest() {
 
 Status Stripe::finish_frame() {
   phase_ = Phase::header;
-  if (!carries_data(header_.type)) return traffic_.control(*this, header_, small_);
-  if (trailer_ != kValid && trailer_ != kVoid) {
-    return Status(Code::refused, "a data frame does not end in a trailer");
-  }
-  if (placement_.kind != Placement::Kind::store || trailer_ == kVoid) {
-    const Placement gone = std::exchange(placement_, {});
-    if (gone.kind == Placement::Kind::store) traffic_.voided(*this, header_, gone.token);
-    return {};
-  }
-  if (header_.checksum != 0 && checksum(header_, placement_.where) != header_.checksum) {
-    return Status(Code::refused, "a data frame's checksum is wrong");
+  if (!carries_data(header_.type)) {
+    const iovec whole = vec(small_.data(), small_.size());
+    if (header_.checksum != 0 && checksum(header_, {&whole, 1}) != header_.checksum)
+      return Status(Code::unreachable, "a frame's checksum is wrong");
+    ++frames_received_;
+    return traffic_.control(*this, header_, small_);
   }
   Placement full = std::exchange(placement_, {});
-  return traffic_.arrived(*this, header_, full.token, std::move(full.buffer));
+  const bool stored = full.kind == Placement::Kind::store;
+  const bool valid = trailer_ == kValid;
+  const char* spoilt = nullptr;
+  if (!valid && trailer_ != kVoid) {
+    spoilt = "a data frame does not end in a trailer";
+  } else if (stored && valid && header_.checksum != 0 &&
+             checksum(header_, full.where) != header_.checksum) {
+    spoilt = "a data frame's checksum is wrong";
+  }
+  if (spoilt != nullptr) {
+    if (stored) traffic_.interrupted(*this, header_, full.token);
+    return Status(Code::unreachable, spoilt);
+  }
+  ++frames_received_;
+  if (stored && valid) return traffic_.arrived(*this, header_, full.token, std::move(full.buffer));
+  if (stored) {
+    traffic_.voided(*this, header_, full.token);
+  } else {
+    traffic_.drained(*this, header_);
+  }
+  return {};
 }
 
 Status Stripe::resume() {

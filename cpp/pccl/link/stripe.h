@@ -44,9 +44,20 @@ struct OutgoingFrame {
   std::uint64_t token = 0;        // 0: belongs to no operation
   std::uint32_t eager_bytes = 0;  // of the link's eager room
   bool trailer = false;
-  wire::Bytes owned;  // a small payload of its own
-  Buffer packed;      // engine memory that `payload` points into, if it does
+  bool released = false;  // its operation has ended: never to be sent again
+  wire::Bytes owned;      // a small payload of its own
+  Buffer packed;          // engine memory that `payload` points into, if it does
 };
+[[nodiscard]] FrameType type_of(const OutgoingFrame& frame);
+
+// What was lined up on a stripe that has ended and is not known to have come.
+struct LeftFrames {
+  std::uint64_t first = 0;  // number of the first one on that stripe
+  std::deque<OutgoingFrame> frames;
+};
+// Of `frames`: forgets the memory of that operation. They stay, so that the others keep their
+// numbers.
+void release(std::deque<OutgoingFrame>& frames, std::uint64_t token);
 
 // Whoever runs over stripes. *one thread: the engine's*
 class Traffic {
@@ -56,8 +67,13 @@ class Traffic {
   // A stored data frame is complete and verified. `token` and `buffer` are the placement's.
   virtual Status arrived(Stripe& from, const FrameHeader& header, std::uint64_t token,
                          Buffer buffer) = 0;
-  // A stored data frame will not arrive: its sender gave it up, or its place was released.
+  // A stored data frame will not arrive: its sender gave it up.
   virtual void voided(Stripe& from, const FrameHeader& header, std::uint64_t token) = 0;
+  // A data frame that was not stored, or whose place was released while it came, is over.
+  virtual void drained(Stripe& from, const FrameHeader& header) = 0;
+  // A data frame that was being stored goes no further on this stripe, which has ended. It may come
+  // again, whole, on another one.
+  virtual void interrupted(Stripe& from, const FrameHeader& header, std::uint64_t token) = 0;
   // A frame of another type is complete.
   virtual Status control(Stripe& from, const FrameHeader& header,
                          std::span<const std::uint8_t> payload) = 0;
@@ -71,7 +87,7 @@ class Traffic {
 
 class Stripe {
  public:
-  // `id` is the shell's; `context` is the owner's.
+  // `id` is the shell's.
   Stripe(std::uint64_t id, Traffic& traffic) : id_(id), traffic_(traffic) {}
   Stripe(const Stripe&) = delete;
   Stripe& operator=(const Stripe&) = delete;
@@ -93,6 +109,20 @@ class Stripe {
   [[nodiscard]] bool held() const { return phase_ == Phase::held; }
   // Asks again where the held frame goes.
   Status resume();
+
+  // -- standing in for each other
+  // From now on what was sent is kept until confirm(), and little is lined up ahead of the socket:
+  // that may go on another stripe sooner. REQUIRES: called before anything is written.
+  void keep() { keeps_ = true; }
+  [[nodiscard]] std::uint64_t frames_received() const { return frames_received_; }
+  // So much has come since the other end was told last that it should be told.
+  [[nodiscard]] bool owes_confirmation() const;
+  // A heartbeat, which tells it.
+  void push_heartbeat();
+  // The other end says how many of our frames have come. False: it cannot be so.
+  [[nodiscard]] bool confirm(std::uint64_t frames);
+  // The stripe has ended: what may have to be sent again.
+  [[nodiscard]] LeftFrames end();
 
   // The operation's memory is used no more when this returns: frames not begun are dropped, a
   // half-sent one goes on from filler and is void, a half-received one is drained. Waits for
@@ -121,6 +151,9 @@ class Stripe {
   std::size_t front_sent_ = 0;  // bytes of queue_.front() already written
   std::vector<iovec> out_;
   std::uint64_t bytes_sent_ = 0;
+  bool keeps_ = false;
+  std::deque<OutgoingFrame> sent_;  // whole, and not confirmed
+  std::uint64_t confirmed_ = 0;     // frames; sent_ begins there
 
   // reading
   Phase phase_ = Phase::header;
@@ -138,6 +171,9 @@ class Stripe {
   std::size_t ahead_end_ = 0;
   std::vector<iovec> in_;
   std::uint64_t bytes_received_ = 0;
+  std::uint64_t frames_received_ = 0;  // whole
+  std::uint64_t frames_told_ = 0;      // of these, the other end knows
+  std::uint64_t bytes_told_ = 0;
 };
 
 }  // namespace pccl::link

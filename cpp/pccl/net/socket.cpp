@@ -14,6 +14,8 @@ namespace pccl::net {
 namespace {
 
 constexpr int kBacklog = 1024;
+// Enough for the pauses between two turns of the loop: a millisecond at 1 Gbit/s.
+constexpr int kUnsentBytes = 128 << 10;
 
 void set_option(int descriptor, int level, int option, int value) {
   (void)::setsockopt(descriptor, level, option, &value, sizeof value);
@@ -67,6 +69,12 @@ void Socket::close() {
 int Socket::give() {
   descriptor_.release();
   return std::exchange(raw_, -1);
+}
+
+void Socket::hold_little() const {
+#ifdef TCP_NOTSENT_LOWAT
+  set_option(raw_, IPPROTO_TCP, TCP_NOTSENT_LOWAT, kUnsentBytes);
+#endif
 }
 
 ssize_t Socket::read(std::span<const iovec> into) const {

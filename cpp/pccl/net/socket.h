@@ -44,6 +44,10 @@ class Socket {
     descriptor_.async_wait(asio::posix::descriptor_base::wait_write, std::forward<Handler>(ready));
   }
 
+  // To be writable only while little is on its way to the network: what is not handed over yet may
+  // go on another connection.
+  void hold_little() const;
+
   // Bytes moved; 0 from read: the other end closed; negative: -errno (-EAGAIN: not now).
   [[nodiscard]] ssize_t read(std::span<const iovec> into) const;
   [[nodiscard]] ssize_t write(std::span<const iovec> from) const;

@@ -14,23 +14,12 @@ namespace {
 // A small operation is done before the master needs to hear that it began: the entry is reported
 // only after this.
 constexpr Duration kEnterDelay = std::chrono::milliseconds(1);
-constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
-constexpr Duration kDialStagger =
-    std::chrono::milliseconds(200);  // between the addresses of one peer
 constexpr Duration kControlRetry =
     std::chrono::milliseconds(250);                        // re-dialling a master that was there
 constexpr Duration kJoinRetry = std::chrono::seconds(1);   // dialling a master that was not
 constexpr Duration kAbortGrace = std::chrono::seconds(1);  // for a verdict after giving up
 constexpr Duration kBlockedAfter = std::chrono::seconds(1);
-constexpr std::size_t kMaxParked = 64;
-constexpr std::size_t kMaxHandshakes = 512;
 constexpr std::uint32_t kMaxSyncTries = 8;
-constexpr std::uint32_t kRemoteStripes = 4;
-constexpr std::uint32_t kLocalStripes = 1;
-constexpr std::uint32_t kMemoryStripe = 255;
-// After one that came to nothing, and after a new epoch: often the next plan has all of them in
-// memory.
-constexpr Duration kMemoryDialPause = std::chrono::seconds(1);
 
 // For errors: "float32[3], sum", "all_gather of float32[3]".
 std::string described(const OperationRequest& request) {
@@ -291,6 +280,8 @@ void Engine::on_epoch(const Record& record) {
         const auto error = session_.take_covering(key);
         end_operation(key, error ? *error : Error{Code::peer_lost, "a member was lost", {}, {}},
                       record);
+      } else if (operation.failed) {
+        // Its verdict is still to come.
       } else if (record->members.size() == 1 && operation.request.alone_is_error) {
         end_operation(key, {Code::too_few_peers, "all other members are gone", {}, {}}, record);
       } else {
@@ -321,7 +312,7 @@ void Engine::on_epoch(const Record& record) {
   }
   for (const wire::OpKey& key : again) run_attempt(operations_.at(key));
   // Called before the loss, but the master had not heard of it.
-  for (const wire::OpKey& key : lost) abandon(key, loss_error(*record), Code::peer_lost);
+  for (const wire::OpKey& key : lost) fail_for_all(key, loss_error(*record));
   actions_.calls_ended = true;  // somebody may wait to be let in
 }
 
@@ -554,6 +545,8 @@ std::uint64_t Engine::unsent_state(const PeerId& peer, std::uint64_t token) cons
     const auto state = stripes_.find(id);
     if (state != stripes_.end()) bytes += state->second.stripe->unsent(token);
   }
+  for (const link::OutgoingFrame& frame : it->second.again)
+    bytes += frame.token == token ? frame.payload_bytes : 0;
   return bytes;
 }
 
@@ -628,7 +621,7 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
   if (misfit) {
     // Made before its caller knew of a loss. Others may have called it before that, too, and have
     // it ended by the loss: it fails once for all.
-    abandon(key, *misfit, Code::peer_lost);
+    fail_for_all(key, *misfit);
     return call;
   }
   if (request.kind == collective::Kind::broadcast)
@@ -689,6 +682,15 @@ void Engine::run_on_network(Operation& operation) {
   if (!started) abandon(key, started.error(), Code::interrupted);
 }
 
+// It ends for all members, whoever has called it and whoever will; here, too, as the master says,
+// which may have heard of another reason first.
+void Engine::fail_for_all(const wire::OpKey& key, const Error& error) {
+  Operation& operation = operations_.at(key);
+  operation.failed = error;
+  operation.finished = operation.local = false;
+  session_.request_abort(key, error.code);
+}
+
 // Ends it here, and by the master for all members, whoever has called it and whoever will.
 void Engine::abandon(const wire::OpKey& key, const Error& error, Code code) {
   session_.request_abort(key, code);
@@ -715,7 +717,7 @@ void Engine::report_entered(Instant now, bool all) {
   }
   for (const wire::OpKey& key : due) {
     const auto it = operations_.find(key);
-    if (it == operations_.end() || it->second.entered) continue;
+    if (it == operations_.end() || it->second.entered || it->second.failed) continue;
     Operation& operation = it->second;
     if (operation.local && !locality_.group().tell(key)) continue;
     operation.entered = true;
@@ -786,7 +788,9 @@ void Engine::on_verdict(const wire::Verdict& verdict) {
     executor_.forget(verdict.key);
     return;
   }
-  const auto error = session_.take_covering(verdict.key);
+  auto error = session_.take_covering(verdict.key);
+  const auto& failed = it->second.failed;
+  if (failed && failed->code == verdict.code) error = failed;  // which says more
   // Too late when it is committed in memory: all members see that, and none this verdict.
   if (it->second.local && !locality_.group().withdraw(verdict.key)) return;
   end_operation(verdict.key, error ? *error : Error{verdict.code, verdict.reason, {}, {}},
@@ -887,545 +891,6 @@ void Engine::abort(const CallPtr& call, Code code, Instant now) {
   aborting_[call->key] = {now + kAbortGrace, code};
   report_entered(now, true);
   session_.request_abort(call->key, code);
-}
-
-// ---- links
-// --------------------------------------------------------------------------------------------------------
-
-// Which peers we need a link to: those of the plan; for a newcomer all members; and newcomers that
-// may dial us.
-void Engine::choose_links() {
-  std::map<PeerId, wire::Member> wanted;
-  std::set<PeerId> for_state;  // of these: not in the plan
-  if (const Record& world = record()) {
-    std::size_t rank = 0;
-    while (rank < world->members.size() && world->members[rank].id != id()) ++rank;
-    for (const auto& [a, b] : topology::edges(world->plan)) {
-      if (a != rank && b != rank) continue;
-      const wire::Member& other = world->members[a == rank ? b : a];
-      wanted[other.id] = other;
-    }
-    for (const wire::Member& newcomer : expected_) wanted.try_emplace(newcomer.id, newcomer);
-    for (const wire::Member& member : world->members) {
-      const std::vector<PeerId>& partners = transfer_.partners();
-      if (std::find(partners.begin(), partners.end(), member.id) != partners.end() &&
-          wanted.try_emplace(member.id, member).second) {
-        for_state.insert(member.id);
-      }
-    }
-  } else if (prepare_) {
-    for (const wire::Member& member : prepare_->members) wanted[member.id] = member;
-  }
-  for (auto it = links_.begin(); it != links_.end();) {
-    if (wanted.contains(it->first)) {
-      ++it;
-      continue;
-    }
-    link_down(it->second, "not needed any more", false);
-    it = links_.erase(it);
-  }
-  for (const auto& [peer, member] : wanted) {
-    const auto [it, fresh] = links_.try_emplace(peer);
-    it->second.peer = member;
-    it->second.wanted = true;
-    it->second.planned = !for_state.contains(peer);
-    if (fresh) {
-      it->second.down_since = now_;
-      it->second.next_dial = now_;
-    }
-  }
-  // Hellos that came before the epoch that names their sender.
-  std::vector<std::uint64_t> parked;
-  for (const auto& [stripe, state] : stripes_) {
-    if (state.parked && links_.contains(state.hello.from)) parked.push_back(stripe);
-  }
-  for (const std::uint64_t stripe : parked) {
-    const auto it = stripes_.find(stripe);
-    if (it == stripes_.end()) continue;
-    it->second.parked = false;
-    accept_hello(it->second);
-  }
-  check_prepared();
-  choose_neighbours();
-  dial_memory(now_);
-}
-
-void Engine::choose_neighbours() {
-  std::vector<wire::Member> near;
-  if (const Record& world = record()) {
-    near = world->members;
-    near.insert(near.end(), expected_.begin(), expected_.end());
-  } else if (prepare_) {
-    near = prepare_->members;
-  }
-  locality_.choose(near, joined_, now_);
-}
-
-void Engine::on_prepare(const wire::Prepare& prepare) {
-  if (out_ || session_.member() || !asked_) return;  // or it gave up waiting meanwhile
-  prepare_ = prepare;
-  renew_links();
-  choose_links();
-}
-
-void Engine::on_expect(const wire::Expect& expect) {
-  if (out_) return;
-  expected_ = expect.newcomers;
-  newcomers_ready_ = expect.ready;
-  choose_links();
-}
-
-void Engine::check_prepared() {
-  if (session_.member() || !prepare_ || prepared_epoch_ == prepare_->epoch) return;
-  for (const wire::Member& member : prepare_->members) {
-    const auto it = links_.find(member.id);
-    if (it == links_.end() || !it->second.up) return;
-  }
-  prepared_epoch_ = prepare_->epoch;
-  session_.prepared(prepare_->epoch);
-}
-
-void Engine::dial(Link& link, const wire::Address& address, std::uint32_t stripe) {
-  const std::uint64_t token = next_dial_token_++;
-  dials_[token] = {link.peer.id, address, stripe, link.generation};
-  if (stripe == 0) ++link.dials_open;
-  actions_.dials.push_back({token, address, {}});
-}
-
-// The newer peer of a pair dials, one address after the other until one answers.
-void Engine::dial_due(Instant now) {
-  for (auto& [peer, link] : links_) {
-    if (link.up || !link.wanted || joined_ <= link.peer.joined || link.peer.addresses.empty())
-      continue;
-    while (now >= link.next_dial && link.dials_open < link.peer.addresses.size()) {
-      if (link.dials_open == 0) link.generation = next_generation_++;
-      dial(link, link.peer.addresses[link.next_address++ % link.peer.addresses.size()], 0);
-      link.next_dial = now + kDialStagger;
-    }
-  }
-}
-
-// Links inside this host get a stripe through memory beside the one that they came about with,
-// where the plan has them carry much. (Where all are on one host, next to nothing goes over links.)
-void Engine::dial_memory(Instant now) {
-  if (out_ || locality_.active()) return;
-  for (auto& [peer, link] : links_) {
-    if (!link.up || !link.planned || link.memory || link.dials_memory ||
-        joined_ <= link.peer.joined || now < link.next_memory_dial || !locality_.shares_with(peer))
-      continue;
-    link.dials_memory = true;
-    link.next_memory_dial = now + kMemoryDialPause;
-    const std::uint64_t token = next_dial_token_++;
-    dials_[token] = {peer, {}, kMemoryStripe, link.generation};
-    actions_.dials.push_back({token, {}, peer});
-  }
-}
-
-void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now,
-                        bool memory) {
-  now_ = now;
-  const auto it = dials_.find(token);
-  if (it == dials_.end()) {
-    actions_.close.push_back(stripe);
-    return;
-  }
-  const Dial dial = it->second;
-  dials_.erase(it);
-  const auto link = links_.find(dial.peer);
-  const bool useful = link != links_.end() && link->second.generation == dial.generation &&
-                      (dial.stripe == 0 ? !link->second.up : link->second.up);
-  if (!useful) {
-    if (link != links_.end() && dial.stripe == 0 && link->second.dials_open > 0)
-      --link->second.dials_open;
-    actions_.close.push_back(stripe);
-    return;
-  }
-  StripeState& state = stripes_[stripe];
-  state.stripe.reset(new link::Stripe(stripe, *this));
-  state.peer = dial.peer;
-  state.dialled = true;
-  state.local = local;
-  state.memory = memory;
-  state.address = dial.address;
-  // A neighbour that answers late costs nothing, and one that is gone takes its pipes with it.
-  state.deadline = memory ? Instant::max() : now + kHandshakeTimeout;
-  const std::uint32_t wanted = options_.settings.stripes != 0
-                                   ? options_.settings.stripes
-                                   : (local ? kLocalStripes : kRemoteStripes);
-  state.hello = {session_.run(),  id(),        dial.peer,
-                 dial.generation, dial.stripe, memory ? kMemoryStripe + 1 : wanted};
-  wire::Bytes payload;
-  wire::Writer writer(payload);
-  writer(state.hello);
-  link::FrameHeader header;
-  header.type = link::FrameType::hello;
-  state.stripe->push(link::make_frame(header, std::move(payload)));
-  flush_.insert(stripe);
-}
-
-void Engine::on_dial_failed(std::uint64_t token, const std::string& reason, Instant now) {
-  now_ = now;
-  const auto it = dials_.find(token);
-  if (it == dials_.end()) return;
-  const Dial dial = it->second;
-  dials_.erase(it);
-  const auto link = links_.find(dial.peer);
-  if (link == links_.end()) return;
-  if (dial.stripe == kMemoryStripe) {
-    link->second.dials_memory = false;
-    return;
-  }
-  link->second.last_failure =
-      dial.address.host + ":" + std::to_string(dial.address.port) + ": " + reason;
-  if (dial.stripe == 0 && link->second.dials_open > 0) --link->second.dials_open;
-}
-
-void Engine::on_accepted(std::uint64_t stripe, bool local, Instant now, const PeerId& neighbour) {
-  now_ = now;
-  std::size_t handshakes = 0;
-  for (const auto& [id, state] : stripes_) handshakes += state.established ? 0 : 1;
-  if (out_ || handshakes >= kMaxHandshakes) {
-    actions_.close.push_back(stripe);
-    return;
-  }
-  StripeState& state = stripes_[stripe];
-  state.stripe.reset(new link::Stripe(stripe, *this));
-  state.local = local;
-  state.memory = !neighbour.empty();
-  state.neighbour = neighbour;
-  state.deadline = now + kHandshakeTimeout;
-}
-
-Status Engine::on_hello(StripeState& state, const link::FrameHeader& header,
-                        std::span<const std::uint8_t> payload) {
-  const bool greeting = header.type == link::FrameType::hello;
-  if (state.established || greeting == state.dialled || state.parked) {
-    return Status(Code::refused, "a handshake out of turn");
-  }
-  if (header.type == link::FrameType::refused) {
-    return Status(Code::refused,
-                  "refused: " + std::string(payload.begin(),
-                                            payload.begin() +
-                                                static_cast<std::ptrdiff_t>(
-                                                    std::min<std::size_t>(payload.size(), 256))));
-  }
-  link::Hello hello;
-  wire::Reader reader(payload);
-  reader(hello);
-  if (!reader.complete()) return Status(Code::refused, "a malformed handshake");
-  if (!greeting) {
-    if (hello.from != state.peer || hello.to != id())
-      return Status(Code::refused, "another peer answered");
-    establish(state);
-    return {};
-  }
-  state.hello = hello;
-  const bool stranger = !links_.contains(hello.from);
-  if (hello.to != id() || (session_.run() != 0 && hello.run != session_.run()) ||
-      hello.stripes > kMemoryStripe + 1 || hello.stripe >= std::max(1U, hello.stripes) ||
-      (hello.stripe == kMemoryStripe) != state.memory ||
-      (state.memory && hello.from != state.neighbour)) {
-    link::FrameHeader answer;
-    answer.type = link::FrameType::refused;
-    const std::string why = hello.to != id() ? "another peer listens here" : "not of this run";
-    state.stripe->push(link::make_frame(answer, wire::Bytes(why.begin(), why.end())));
-    flush_.insert(state.stripe->id());
-    state.deadline = now_;  // close it at the next tick, when the answer is out
-    state.parked = true;
-    state.hello.from = {};
-    return {};
-  }
-  if (stranger) {
-    // Perhaps one of the next epoch: wait for it, within the handshake's deadline.
-    std::size_t parked = 0;
-    for (const auto& [id, other] : stripes_) parked += other.parked ? 1 : 0;
-    if (parked >= kMaxParked) return Status(Code::refused, "too many unknown peers");
-    state.parked = true;
-    return {};
-  }
-  accept_hello(state);
-  return {};
-}
-
-void Engine::accept_hello(StripeState& state) {
-  const auto it = links_.find(state.hello.from);
-  if (it == links_.end()) return;
-  Link& link = it->second;
-  const std::uint64_t id = state.stripe->id();
-  if (state.hello.generation < link.generation && link.up) return close_stripe(id);
-  if (state.hello.generation != link.generation) {
-    if (link.up) link_down(link, "replaced by a new connection", link.planned);
-    link.generation = state.hello.generation;
-  }
-  for (const std::uint64_t other : link.stripes) {
-    if (stripes_.at(other).hello.stripe == state.hello.stripe) return close_stripe(id);
-  }
-  state.peer = state.hello.from;
-  link::FrameHeader header;
-  header.type = link::FrameType::welcome;
-  wire::Bytes payload;
-  wire::Writer writer(payload);
-  writer(link::Hello{session_.run(), this->id(), state.peer, state.hello.generation,
-                     state.hello.stripe, state.hello.stripes});
-  state.stripe->push(link::make_frame(header, std::move(payload)));
-  establish(state);
-}
-
-void Engine::establish(StripeState& state) {
-  Link& link = links_.at(state.peer);
-  state.established = true;
-  state.heard = now_;
-  const std::uint64_t id = state.stripe->id();
-  if (state.dialled &&
-      (link.generation != state.hello.generation || (link.up && state.hello.stripe == 0))) {
-    return close_stripe(id);  // another address was faster
-  }
-  link.stripes.push_back(id);
-  flush_.insert(id);
-  if (state.memory) {
-    link.memory = true;
-    link.dials_memory = false;
-  }
-  if (link.up) return;
-  link.up = true;
-  link.reported = false;
-  link.heard = now_;
-  link.checked = options_.settings.checksum == Checksum::always ||
-                 (options_.settings.checksum == Checksum::automatic && !state.local);
-  if (state.dialled) {
-    if (link.dials_open > 0) --link.dials_open;
-    for (std::uint32_t stripe = 1; stripe < state.hello.stripes; ++stripe)
-      dial(link, state.address, stripe);
-  }
-  check_prepared();
-  transfer_.link_changed(link.peer.id, true);
-  dial_memory(now_);
-}
-
-void Engine::close_stripe(std::uint64_t id) {
-  const auto it = stripes_.find(id);
-  if (it == stripes_.end()) return;
-  actions_.close.push_back(id);
-  closed_.push_back(std::move(it->second));
-  stripes_.erase(it);
-  flush_.erase(id);
-}
-
-void Engine::link_down(Link& link, const std::string& reason, bool report) {
-  const bool was_up = std::exchange(link.up, false);
-  if (was_up) transfer_.link_changed(link.peer.id, false);
-  const std::vector<std::uint64_t> stripes = std::exchange(link.stripes, {});
-  for (const std::uint64_t id : stripes) close_stripe(id);
-  // Dials under way belong to the old generation: they are closed when they come through.
-  std::erase_if(dials_, [&](const auto& item) { return item.second.peer == link.peer.id; });
-  for (auto it = stripes_.begin(); it != stripes_.end();) {
-    const std::uint64_t id = it->first;
-    const bool half_open =
-        it->second.dialled && !it->second.established && it->second.peer == link.peer.id;
-    ++it;
-    if (half_open) close_stripe(id);
-  }
-  link.dials_open = 0;
-  link.memory = link.dials_memory = false;
-  link.down_since = now_;
-  link.next_dial = now_;
-  link.reported = false;
-  link.last_failure = reason;
-  if (!was_up) return;
-  executor_.reset_link(link.peer.id);
-  if (prepare_) prepared_epoch_ = 0;
-  if (!report) return;
-  if (record()) link.broke_under = record()->abort_floor;
-  session_.report_link(link.peer.id, wire::LinkState::broken, reason);
-}
-
-// A new epoch is a new chance for every link; reports of the epoch before may have been too late.
-void Engine::renew_links() {
-  for (auto& [peer, link] : links_) {
-    link.reported = false;
-    link.next_memory_dial = now_ + kMemoryDialPause;
-    if (!link.up) link.down_since = now_;
-  }
-}
-
-void Engine::on_stripe_failed(std::uint64_t id, const std::string& reason, Instant now) {
-  now_ = now;
-  const auto it = stripes_.find(id);
-  if (it == stripes_.end()) return;
-  StripeState& state = it->second;
-  const auto link = links_.find(state.peer);
-  if (state.established && link != links_.end()) {
-    log(LogLevel::debug, "link to " + state.peer.brief() + " broke: " + reason);
-    link_down(link->second, reason, link->second.planned);
-    return;
-  }
-  if (state.dialled && state.memory && link != links_.end()) {
-    link->second.dials_memory = false;
-  } else if (state.dialled && link != links_.end()) {
-    link->second.last_failure =
-        state.address.host + ":" + std::to_string(state.address.port) + ": " + reason;
-    if (state.hello.stripe == 0 && link->second.dials_open > 0) --link->second.dials_open;
-  }
-  close_stripe(id);
-}
-
-bool Engine::established(std::uint64_t id) const {
-  const auto it = stripes_.find(id);
-  return it != stripes_.end() && it->second.established;
-}
-
-link::Stripe* Engine::stripe(std::uint64_t id) {
-  const auto it = stripes_.find(id);
-  return it == stripes_.end() ? nullptr : it->second.stripe.get();
-}
-
-void Engine::wake(const PeerId& peer) {
-  const auto it = links_.find(peer);
-  if (it == links_.end() || !it->second.up) return;
-  flush_.insert(it->second.stripes.begin(), it->second.stripes.end());
-}
-
-std::uint64_t Engine::release(const PeerId& peer, std::uint64_t token) {
-  const auto it = links_.find(peer);
-  if (it == links_.end()) return 0;
-  std::uint64_t dropped = 0;
-  for (const std::uint64_t id : it->second.stripes) {
-    const auto state = stripes_.find(id);
-    if (state != stripes_.end()) dropped += state->second.stripe->release(token);
-  }
-  return dropped;
-}
-
-bool Engine::checked(const PeerId& peer) {
-  const auto it = links_.find(peer);
-  return it != links_.end() && it->second.checked;
-}
-
-link::Placement Engine::place(link::Stripe& from, const link::FrameHeader& header) {
-  const auto it = stripes_.find(from.id());
-  if (it == stripes_.end() || !it->second.established) {
-    link::Placement refused;
-    refused.kind = link::Placement::Kind::refuse;
-    refused.reason = "data before the handshake";
-    return refused;
-  }
-  if (header.type == link::FrameType::state) return transfer_.place(it->second.peer, header);
-  return executor_.place(it->second.peer, header);
-}
-
-Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token,
-                       Buffer buffer) {
-  const auto it = stripes_.find(from.id());
-  if (it == stripes_.end()) return {};
-  if (header.type == link::FrameType::state) {
-    const PeerId peer = it->second.peer;
-    const Status status = transfer_.arrived(peer, header, std::move(buffer));
-    if (sync_) {
-      sync_->call->bytes_wanted = transfer_.bytes_wanted();
-      sync_->call->bytes_done = transfer_.bytes_done();
-    }
-    return status;
-  }
-  return executor_.arrived(it->second.peer, header, token, std::move(buffer));
-}
-
-void Engine::voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) {
-  const auto it = stripes_.find(from.id());
-  if (it == stripes_.end()) return;
-  if (header.type == link::FrameType::state) return transfer_.voided(it->second.peer, header);
-  executor_.voided(it->second.peer, header, token);
-}
-
-Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
-                       std::span<const std::uint8_t> payload) {
-  const auto it = stripes_.find(from.id());
-  if (it == stripes_.end()) return {};
-  switch (header.type) {
-    case link::FrameType::hello:
-    case link::FrameType::welcome:
-    case link::FrameType::refused:
-      return on_hello(it->second, header, payload);
-    default:
-      break;
-  }
-  if (!it->second.established) return Status(Code::refused, "frames before the handshake");
-  if (header.type == link::FrameType::heartbeat) return {};
-  if (header.type == link::FrameType::fetch)
-    return transfer_.control(it->second.peer, header, payload);
-  return executor_.control(it->second.peer, header);
-}
-
-bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
-  const auto it = stripes_.find(to.id());
-  if (it == stripes_.end() || !it->second.established) return false;
-  const PeerId peer = it->second.peer;
-  // What goes through memory is faster than what goes beside it.
-  const auto link = links_.find(peer);
-  if (link != links_.end() && link->second.memory && !it->second.memory) return false;
-  return executor_.next(peer, frame) || transfer_.next(peer, frame);
-}
-
-// Signs of life on every link, silence, links that do not come up.
-void Engine::watch_links() {
-  std::vector<std::uint64_t> mute;
-  std::vector<PeerId> hopeless;
-  for (auto& [peer, link] : links_) {
-    const bool member =
-        record() != nullptr && std::any_of(record()->members.begin(), record()->members.end(),
-                                           [&](const auto& m) { return m.id == link.peer.id; });
-    if (!link.up) {
-      if (link.wanted && !link.reported &&
-          now_ - link.down_since >= options_.settings.link_timeout && (member || prepare_)) {
-        link.reported = true;
-        if (link.last_failure.empty()) link.last_failure = "no connection came about";
-        if (link.planned) {
-          session_.report_link(peer, wire::LinkState::unreachable, link.last_failure);
-          if (prepare_) {
-            // The master may know that the member is silent, and wait: say it again.
-            link.reported = false;
-            link.down_since = now_;
-          }
-        } else {
-          hopeless.push_back(peer);
-        }
-      }
-      continue;
-    }
-    bool heard = false;
-    for (const std::uint64_t id : link.stripes) {
-      StripeState& state = stripes_.at(id);
-      if (state.stripe->bytes_received() != state.bytes_heard || state.stripe->held()) {
-        state.bytes_heard = state.stripe->bytes_received();
-        state.heard = now_;
-        heard = true;
-      }
-      if (state.stripe->bytes_sent() == state.bytes_sent && state.stripe->idle()) {
-        link::FrameHeader header;
-        header.type = link::FrameType::heartbeat;
-        state.stripe->push(link::make_frame(header));
-        flush_.insert(id);
-      }
-      state.bytes_sent = state.stripe->bytes_sent();
-    }
-    if (heard) link.heard = now_;
-    if (now_ - link.heard < options_.settings.heartbeat_timeout) {
-      // One connection may be dead while the others live, and neither end be told.
-      for (const std::uint64_t id : link.stripes) {
-        if (link.heard - stripes_.at(id).heard >= options_.settings.heartbeat_timeout)
-          mute.push_back(id);
-      }
-    } else if (!link.planned) {
-      // Nobody's operations depend on it: a new connection may do.
-      link_down(link, "nothing heard on the link", false);
-    } else if (!link.reported && member) {
-      link.reported = true;
-      session_.report_link(peer, wire::LinkState::silent, "nothing heard on the link");
-    }
-  }
-  for (const std::uint64_t id : mute) {
-    on_stripe_failed(id, "nothing heard on one of the link's connections", now_);
-  }
-  for (const PeerId& peer : hopeless) transfer_.give_up(peer, links_.at(peer).last_failure);
 }
 
 // ---- threads
@@ -1559,6 +1024,7 @@ void Engine::on_time(Instant now) {
   locality_.on_time(now);
   if (now < next_tick_) return;
   next_tick_ = now + settings.heartbeat_interval / 4;
+  tune_stripes();
   std::vector<std::uint64_t> late;
   for (const auto& [id, state] : stripes_) {
     if (!state.established && now >= state.deadline) late.push_back(id);

@@ -17,6 +17,7 @@
 #include "pccl/base/settings.h"
 #include "pccl/collective/executor.h"
 #include "pccl/link/stripe.h"
+#include "pccl/link/stripe_tuner.h"
 #include "pccl/peer/locality.h"
 #include "pccl/peer/session.h"
 #include "pccl/reduce/quantize.h"
@@ -73,6 +74,9 @@ struct EngineOptions {
   // How much is sent unasked (collective::ExecutorOptions); equal on all peers. Tests use less.
   std::uint32_t eager_bytes = 64 << 10;
   std::uint64_t eager_room = 1 << 20;
+  link::StripeTuner::Options
+      stripes;  // of a link to another host, where the settings name no number
+  std::uint32_t stripe_budget = 256;  // over all such links
 };
 
 struct DialRequest {
@@ -131,8 +135,10 @@ class Engine final : private SessionHost,
   [[nodiscard]] bool established(std::uint64_t id) const;
   // Null when the stripe is to be closed.
   [[nodiscard]] link::Stripe* stripe(std::uint64_t id);
-  // `status`: what Stripe::received or resume said, or why the connection ended.
+  // The connection ended. Others stand in for it where they can.
   void on_stripe_failed(std::uint64_t stripe, const std::string& reason, Instant now);
+  // What Stripe::received or resume said: as above, or the other end misbehaves, and the link ends.
+  void on_stripe_failed(std::uint64_t stripe, const Error& error, Instant now);
   // Neighbours, peers of this host: shm::NeighbourEvents. on_offered also from inside
   // LocalityOptions::poll.
   void on_neighbour_up(const PeerId& peer, Instant now);
@@ -204,6 +210,9 @@ class Engine final : private SessionHost,
   // Sizes over all groups, as of the latest epoch or outcome.
   [[nodiscard]] const wire::Census& census() const { return census_; }
   [[nodiscard]] std::size_t unfinished() const { return operations_.size(); }
+  // Connections that ended and others of their link stood in for; frames that went again for it.
+  [[nodiscard]] std::uint64_t stand_ins() const { return stand_ins_; }
+  [[nodiscard]] std::uint64_t sent_again() const { return sent_again_; }
   [[nodiscard]] const Session& session() const { return session_; }
 
  private:
@@ -216,7 +225,9 @@ class Engine final : private SessionHost,
     bool entered = false;   // the master knows of this attempt
     bool finished = false;  // waits for its verdict
     bool local = false;     // in memory, with the members of this host
-    Record world;           // of the attempt
+    // It does not run any more: why. It ends with the master's verdict, which is the same for all.
+    std::optional<Error> failed;
+    Record world;  // of the attempt
   };
   struct RoundCall {
     CallPtr call;
@@ -240,13 +251,29 @@ class Engine final : private SessionHost,
     bool checked = false;
     std::uint64_t generation = 0;
     std::vector<std::uint64_t> stripes;  // established
-    bool memory = false;        // one of them goes through memory, and has all that is not small
+    bool memory = false;  // one of them goes through memory, and has all that is not small
+    // Stripes that stand in for each other (Hello::keeps):
+    bool keeps = false;
+    std::uint64_t ended_generation = 0;  // no stripe of it, or of one before, comes up again
+    std::uint32_t next_stripe = 1;
+    std::uint32_t spares_open = 0;  // dials and handshakes under way
+    Instant next_spare{};
+    link::StripeTuner tuner;
+    std::uint64_t bytes_at_window = 0;
+    Instant window_since{};
+    bool window_busy = true;
+    bool window_complete = true;
+    std::set<std::uint32_t> ended;  // stripes of this generation
+    std::map<std::uint32_t, link::LeftFrames>
+        limbo;                              // of these, until the other end says what came
+    std::deque<link::OutgoingFrame> words;  // what came here; ahead of everything
+    std::deque<link::OutgoingFrame> again;
     bool dials_memory = false;  // one is on its way
     Instant next_memory_dial{};
     std::optional<wire::Address> address;
     // dialling
     std::size_t next_address = 0;
-    std::size_t dials_open = 0;
+    std::uint32_t dials_open = 0;
     Instant next_dial{};
     Instant down_since{};
     bool reported = false;  // as unreachable or silent, in this epoch
@@ -273,11 +300,13 @@ class Engine final : private SessionHost,
     std::uint64_t bytes_heard = 0;
     std::uint64_t bytes_sent = 0;
     std::uint64_t bytes_at_blocked = 0;
+    std::uint64_t bytes_at_window = 0;
   };
   struct Dial {
     PeerId peer;
     wire::Address address;
     std::uint32_t stripe = 0;
+    bool memory = false;
     std::uint64_t generation = 0;
   };
   struct ThreadState {
@@ -322,6 +351,9 @@ class Engine final : private SessionHost,
   Status arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token,
                  Buffer buffer) override;
   void voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) override;
+  void drained(link::Stripe& from, const link::FrameHeader& header) override;
+  void interrupted(link::Stripe& from, const link::FrameHeader& header,
+                   std::uint64_t token) override;
   Status control(link::Stripe& from, const link::FrameHeader& header,
                  std::span<const std::uint8_t> payload) override;
   bool next(link::Stripe& to, link::OutgoingFrame& frame) override;
@@ -337,6 +369,13 @@ class Engine final : private SessionHost,
   void establish(StripeState& state);
   void link_down(Link& link, const std::string& reason, bool report);
   void close_stripe(std::uint64_t id);
+  void lose_stripe(std::uint64_t id, const std::string& reason);
+  void say_lost(Link& link, std::uint32_t stripe, std::uint64_t received);
+  [[nodiscard]] Status on_lost(const PeerId& from, std::span<const std::uint8_t> payload);
+  void dial_spares(Link& link);
+  void tune_stripes();
+  [[nodiscard]] std::uint32_t stripes_wanted(const Link& link) const;
+  void confirm(link::Stripe& stripe);
   void check_prepared();
   void watch_links();
   [[nodiscard]] Status on_hello(StripeState& state, const link::FrameHeader& header,
@@ -356,6 +395,7 @@ class Engine final : private SessionHost,
   void end_call(Call& call, Error error, const Record& record);
   void end_operation(const wire::OpKey& key, Error error, const Record& record);
   void die(Error error);
+  void fail_for_all(const wire::OpKey& key, const Error& error);
   // Whether it runs in memory and the master has not been told of it.
   [[nodiscard]] bool in_memory_alone(const wire::CallKey& key) const;
   void report_blocked(Instant now);
@@ -403,6 +443,8 @@ class Engine final : private SessionHost,
   std::vector<wire::Member> expected_;
   std::set<std::uint64_t> flush_;
   std::vector<StripeState> closed_;  // until no call of theirs can be on the stack
+  std::uint64_t stand_ins_ = 0;      // stripes that ended, and others stood in for
+  std::uint64_t sent_again_ = 0;     // frames
 
   // calls
   std::map<wire::OpKey, Operation> operations_;

@@ -1,6 +1,7 @@
 #include "pccl/peer/runtime.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -118,7 +119,13 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
 }
 
 EngineOptions Runtime::engine_options() {
-  EngineOptions options{options_.join, options_.settings, {}};
+  EngineOptions options;
+  options.join = options_.join;
+  options.settings = options_.settings;
+  rlimit descriptors{};
+  if (::getrlimit(RLIMIT_NOFILE, &descriptors) == 0 && descriptors.rlim_cur != RLIM_INFINITY)
+    options.stripe_budget = static_cast<std::uint32_t>(
+        std::clamp<rlim_t>(descriptors.rlim_cur / 4, 1, options.stripe_budget));
   if (!options_.settings.shm) return options;
   options.locality.make_region = shm::make_region;
   options.locality.find_array = shm::find_array;
@@ -243,7 +250,7 @@ void Runtime::act() {
       link::Stripe* stripe = engine_.stripe(id);
       if (stripe == nullptr) continue;
       if (const Status status = stripe->resume(); !status) {
-        engine_.on_stripe_failed(id, status.error().reason, clock_now());
+        engine_.on_stripe_failed(id, status.error(), clock_now());
       } else {
         await_readable(id);
       }
@@ -402,6 +409,7 @@ void Runtime::accept() {
       Wire& wire = wires_[id];
       wire.socket = std::make_unique<net::Socket>(driver_.context(), descriptor);
       const bool local = net::same_host(wire.socket->local(), wire.socket->remote());
+      if (!local) wire.socket->hold_little();
       engine_.on_accepted(id, local, clock_now());
       await_readable(id);
     }
@@ -422,6 +430,7 @@ void Runtime::dial(const DialRequest& request) {
         } else {
           const std::uint64_t id = next_wire_++;
           const bool local = net::same_host(socket->local(), socket->remote());
+          if (!local) socket->hold_little();
           wires_[id].socket = std::move(socket);
           engine_.on_dialled(token, id, local, clock_now());
           await_readable(id);
@@ -473,7 +482,7 @@ bool Runtime::receive(std::uint64_t id) {
     moved += bytes;
     more = bytes == room || wire.pipe != nullptr;
     if (const Status status = stripe->received(bytes); !status) {
-      engine_.on_stripe_failed(id, status.error().reason, clock_now());
+      engine_.on_stripe_failed(id, status.error(), clock_now());
       break;
     }
   }

@@ -488,12 +488,18 @@ void Transfer::take_manifest(const PeerId& from, std::span<const std::uint8_t> b
 // The sender gave a frame up half-way: it has left the sync, and the master will say so.
 void Transfer::voided(const PeerId& from, const link::FrameHeader& header) {
   if (!active_ || SyncId{header.key.admission, header.key.sequence} != id_) return;
+  interrupted(header);
+  if (!releasing_ && sources_.contains(from)) drop_source(from, "stopped sending");
+}
+
+// It comes again, on another stripe.
+void Transfer::interrupted(const link::FrameHeader& header) {
+  if (!active_ || SyncId{header.key.admission, header.key.sequence} != id_) return;
   if (header.segment == kManifestSegment) {
     manifest_placed_ = false;
   } else if (const auto it = wanted_.find(header.segment); it != wanted_.end()) {
     it->second.placed = false;
   }
-  if (!releasing_ && sources_.contains(from)) drop_source(from, "stopped sending");
 }
 
 Status Transfer::control(const PeerId& from, const link::FrameHeader& header,

@@ -114,6 +114,7 @@ class Transfer {
   link::Placement place(const PeerId& from, const link::FrameHeader& header);
   Status arrived(const PeerId& from, const link::FrameHeader& header, Buffer buffer);
   void voided(const PeerId& from, const link::FrameHeader& header);
+  void interrupted(const link::FrameHeader& header);
   Status control(const PeerId& from, const link::FrameHeader& header,
                  std::span<const std::uint8_t> payload);
   bool next(const PeerId& to, link::OutgoingFrame& frame);

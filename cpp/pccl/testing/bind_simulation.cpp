@@ -109,6 +109,8 @@ nb::dict simulate(std::uint64_t seed, const nb::kwargs& given) {
   result["deadlocks"] = report.deadlocks;
   result["mismatches"] = report.mismatches;
   result["checksum_drops"] = report.checksum_drops;
+  result["stand_ins"] = report.stand_ins;
+  result["sent_again"] = report.sent_again;
   result["seconds"] = report.seconds;
   result["reached"] = nb::cast(report.reached);
   result["violation"] = report.violation;

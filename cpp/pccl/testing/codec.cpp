@@ -281,6 +281,10 @@ class Player final : public stripes::Traffic {
     return {};
   }
   void voided(stripes::Stripe&, const stripes::FrameHeader&, std::uint64_t) override { ++voided_; }
+  void drained(stripes::Stripe&, const stripes::FrameHeader&) override { ++drained_; }
+  void interrupted(stripes::Stripe&, const stripes::FrameHeader&, std::uint64_t) override {
+    ++interrupted_;
+  }
   pccl::Status control(stripes::Stripe&, const stripes::FrameHeader& header,
                        std::span<const std::uint8_t> payload) override {
     control_.emplace_back(static_cast<std::uint32_t>(header.type),
@@ -298,6 +302,8 @@ class Player final : public stripes::Traffic {
   std::vector<std::pair<std::uint32_t, wire::Bytes>> arrived_;
   std::vector<std::pair<std::uint32_t, wire::Bytes>> control_;
   std::uint32_t voided_ = 0;
+  std::uint32_t drained_ = 0;
+  std::uint32_t interrupted_ = 0;
 
  private:
   Filler choices_;

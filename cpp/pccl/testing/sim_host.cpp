@@ -39,6 +39,7 @@ Host::Host(World& world, NodeId node) : world_(world), node_(node) {
   }
   options.eager_bytes = world.eager_bytes;
   options.eager_room = world.eager_room;
+  options.stripes = world.stripes;
   engine_ = std::make_unique<peer::Engine>(options, world.pool);
   program_ = std::make_unique<UserProgram>(*this);
 }
@@ -193,7 +194,7 @@ void Host::read(std::uint64_t id, Link& link) {
         ++world_.report.checksum_drops;
       }
       if (world_.tracing()) world_.log(name(), "drops a stripe: " + status.error().reason);
-      engine_->on_stripe_failed(id, status.error().reason, world_.now());
+      engine_->on_stripe_failed(id, status.error(), world_.now());
       return;
     }
   }
@@ -375,7 +376,7 @@ bool Host::carry_out(peer::EngineActions actions) {
     engine_->at(world_.now());
     const Status status = stripe->resume();
     if (!status) {
-      engine_->on_stripe_failed(id, status.error().reason, world_.now());
+      engine_->on_stripe_failed(id, status.error(), world_.now());
       continue;
     }
     read(id, it->second);

@@ -386,6 +386,8 @@ Report World::run() {
   }
   checks.at_the_end();
   for (const auto& host : hosts) {
+    report.stand_ins += host->engine().stand_ins();
+    report.sent_again += host->engine().sent_again();
     if (host->engine().record()) {
       report.epochs = std::max(report.epochs, host->engine().record()->epoch);
     }

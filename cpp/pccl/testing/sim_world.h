@@ -394,6 +394,7 @@ class World {
   master::Options master_options;
   std::uint32_t eager_bytes = 64 << 10;
   std::uint64_t eager_room = 1 << 20;
+  link::StripeTuner::Options stripes{3, 2, 6};
   std::size_t capacity = 4096;
   Duration think{};
   double memory_refused = 0;

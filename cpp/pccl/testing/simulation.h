@@ -79,7 +79,9 @@ struct Report {
   std::uint64_t sync_failures = 0;
   std::uint64_t sync_bytes = 0;  // of state, received
   std::uint64_t checksum_drops = 0;
-  double seconds = 0;  // simulated
+  std::uint64_t stand_ins = 0;   // connections that ended, and others of their link stood in for
+  std::uint64_t sent_again = 0;  // frames
+  double seconds = 0;            // simulated
   std::set<std::pair<std::string, std::string>>
       reached;                     // (fault or message, what the peer was doing)
   std::string violation;           // empty: every invariant held

@@ -1,0 +1,816 @@
+// The engine's links to other peers: which are needed, how they come about, their stripes, which
+// stand in for each other, and what moves through them.
+#include <algorithm>
+#include <utility>
+
+#include "pccl/peer/engine.h"
+#include "pccl/topology/plan.h"
+
+namespace pccl::peer {
+namespace {
+
+constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
+constexpr Duration kDialStagger =
+    std::chrono::milliseconds(200);  // between the addresses of one peer
+constexpr std::size_t kMaxParked = 64;
+constexpr std::size_t kMaxHandshakes = 512;
+// After one that came to nothing, and after a new epoch: often the next plan has all of them in
+// memory.
+constexpr Duration kMemoryDialPause = std::chrono::seconds(1);
+constexpr Duration kSpareDialPause = std::chrono::milliseconds(500);  // after one that failed
+constexpr Duration kTuneWindow = std::chrono::seconds(1);
+// Stripes of one link that have ended. More means that something on the way spoils whatever passes.
+constexpr std::size_t kMaxEnded = 4096;
+
+}  // namespace
+
+// ---- links
+// --------------------------------------------------------------------------------------------------------
+
+// Which peers we need a link to: those of the plan; for a newcomer all members; and newcomers that
+// may dial us.
+void Engine::choose_links() {
+  std::map<PeerId, wire::Member> wanted;
+  std::set<PeerId> for_state;  // of these: not in the plan
+  if (const Record& world = record()) {
+    std::size_t rank = 0;
+    while (rank < world->members.size() && world->members[rank].id != id()) ++rank;
+    for (const auto& [a, b] : topology::edges(world->plan)) {
+      if (a != rank && b != rank) continue;
+      const wire::Member& other = world->members[a == rank ? b : a];
+      wanted[other.id] = other;
+    }
+    for (const wire::Member& newcomer : expected_) wanted.try_emplace(newcomer.id, newcomer);
+    for (const wire::Member& member : world->members) {
+      const std::vector<PeerId>& partners = transfer_.partners();
+      if (std::find(partners.begin(), partners.end(), member.id) != partners.end() &&
+          wanted.try_emplace(member.id, member).second) {
+        for_state.insert(member.id);
+      }
+    }
+  } else if (prepare_) {
+    for (const wire::Member& member : prepare_->members) wanted[member.id] = member;
+  }
+  for (auto it = links_.begin(); it != links_.end();) {
+    if (wanted.contains(it->first)) {
+      ++it;
+      continue;
+    }
+    link_down(it->second, "not needed any more", false);
+    it = links_.erase(it);
+  }
+  for (const auto& [peer, member] : wanted) {
+    const auto [it, fresh] = links_.try_emplace(peer);
+    it->second.peer = member;
+    it->second.wanted = true;
+    it->second.planned = !for_state.contains(peer);
+    if (fresh) {
+      it->second.down_since = now_;
+      it->second.next_dial = now_;
+    }
+  }
+  // Hellos that came before the epoch that names their sender.
+  std::vector<std::uint64_t> parked;
+  for (const auto& [stripe, state] : stripes_) {
+    if (state.parked && links_.contains(state.hello.from)) parked.push_back(stripe);
+  }
+  for (const std::uint64_t stripe : parked) {
+    const auto it = stripes_.find(stripe);
+    if (it == stripes_.end()) continue;
+    it->second.parked = false;
+    accept_hello(it->second);
+  }
+  check_prepared();
+  choose_neighbours();
+  dial_memory(now_);
+}
+
+void Engine::choose_neighbours() {
+  std::vector<wire::Member> near;
+  if (const Record& world = record()) {
+    near = world->members;
+    near.insert(near.end(), expected_.begin(), expected_.end());
+  } else if (prepare_) {
+    near = prepare_->members;
+  }
+  locality_.choose(near, joined_, now_);
+}
+
+void Engine::on_prepare(const wire::Prepare& prepare) {
+  if (out_ || session_.member() || !asked_) return;  // or it gave up waiting meanwhile
+  prepare_ = prepare;
+  renew_links();
+  choose_links();
+}
+
+void Engine::on_expect(const wire::Expect& expect) {
+  if (out_) return;
+  expected_ = expect.newcomers;
+  newcomers_ready_ = expect.ready;
+  choose_links();
+}
+
+void Engine::check_prepared() {
+  if (session_.member() || !prepare_ || prepared_epoch_ == prepare_->epoch) return;
+  for (const wire::Member& member : prepare_->members) {
+    const auto it = links_.find(member.id);
+    if (it == links_.end() || !it->second.up) return;
+  }
+  prepared_epoch_ = prepare_->epoch;
+  session_.prepared(prepare_->epoch);
+}
+
+void Engine::dial(Link& link, const wire::Address& address, std::uint32_t stripe) {
+  const std::uint64_t token = next_dial_token_++;
+  dials_[token] = {link.peer.id, address, stripe, false, link.generation};
+  std::uint32_t& open = stripe == 0 ? link.dials_open : link.spares_open;
+  ++open;
+  actions_.dials.push_back({token, address, {}});
+}
+
+// The newer peer of a pair dials, one address after the other until one answers.
+void Engine::dial_due(Instant now) {
+  for (auto& [peer, link] : links_) {
+    if (link.up || !link.wanted || joined_ <= link.peer.joined || link.peer.addresses.empty())
+      continue;
+    while (now >= link.next_dial && link.dials_open < link.peer.addresses.size()) {
+      if (link.dials_open == 0) link.generation = next_generation_++;
+      dial(link, link.peer.addresses[link.next_address++ % link.peer.addresses.size()], 0);
+      link.next_dial = now + kDialStagger;
+    }
+  }
+}
+
+// Links inside this host get a stripe through memory beside the one that they came about with,
+// where the plan has them carry much. (Where all are on one host, next to nothing goes over links.)
+void Engine::dial_memory(Instant now) {
+  if (out_ || locality_.active()) return;
+  for (auto& [peer, link] : links_) {
+    if (!link.up || !link.planned || link.memory || link.dials_memory ||
+        joined_ <= link.peer.joined || now < link.next_memory_dial || !locality_.shares_with(peer))
+      continue;
+    link.dials_memory = true;
+    link.next_memory_dial = now + kMemoryDialPause;
+    const std::uint64_t token = next_dial_token_++;
+    dials_[token] = {peer, {}, link.next_stripe++, true, link.generation};
+    actions_.dials.push_back({token, {}, peer});
+  }
+}
+
+void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now,
+                        bool memory) {
+  now_ = now;
+  const auto it = dials_.find(token);
+  if (it == dials_.end()) {
+    actions_.close.push_back(stripe);
+    return;
+  }
+  const Dial dial = it->second;
+  dials_.erase(it);
+  const auto link = links_.find(dial.peer);
+  const bool useful =
+      link != links_.end() && link->second.generation == dial.generation &&
+      (dial.stripe == 0 ? !link->second.up
+                        : link->second.up && !link->second.ended.contains(dial.stripe));
+  if (!useful) {
+    if (link != links_.end() && !dial.memory) {
+      std::uint32_t& open = dial.stripe == 0 ? link->second.dials_open : link->second.spares_open;
+      if (open > 0) --open;
+    }
+    actions_.close.push_back(stripe);
+    return;
+  }
+  StripeState& state = stripes_[stripe];
+  state.stripe.reset(new link::Stripe(stripe, *this));
+  state.peer = dial.peer;
+  state.dialled = true;
+  state.local = local;
+  state.memory = memory;
+  state.address = dial.address;
+  // A neighbour that answers late costs nothing, and one that is gone takes its pipes with it.
+  state.deadline = memory ? Instant::max() : now + kHandshakeTimeout;
+  const unsigned fixed = options_.settings.stripes;
+  const bool keeps = dial.stripe == 0
+                         ? (fixed == 0 ? !local && options_.stripes.most > 1 : fixed > 1)
+                         : !memory && link->second.keeps;
+  state.hello = {session_.run(), id(), dial.peer, dial.generation, dial.stripe, keeps, memory};
+  if (keeps) state.stripe->keep();
+  wire::Bytes payload;
+  wire::Writer writer(payload);
+  writer(state.hello);
+  link::FrameHeader header;
+  header.type = link::FrameType::hello;
+  state.stripe->push(link::make_frame(header, std::move(payload)));
+  flush_.insert(stripe);
+}
+
+void Engine::on_dial_failed(std::uint64_t token, const std::string& reason, Instant now) {
+  now_ = now;
+  const auto it = dials_.find(token);
+  if (it == dials_.end()) return;
+  const Dial dial = it->second;
+  dials_.erase(it);
+  const auto link = links_.find(dial.peer);
+  if (link == links_.end()) return;
+  if (dial.memory) {
+    link->second.dials_memory = false;
+    return;
+  }
+  link->second.last_failure =
+      dial.address.host + ":" + std::to_string(dial.address.port) + ": " + reason;
+  if (dial.stripe == 0) {
+    if (link->second.dials_open > 0) --link->second.dials_open;
+    return;
+  }
+  if (link->second.spares_open > 0) --link->second.spares_open;
+  link->second.next_spare = now + kSpareDialPause;
+}
+
+void Engine::on_accepted(std::uint64_t stripe, bool local, Instant now, const PeerId& neighbour) {
+  now_ = now;
+  std::size_t handshakes = 0;
+  for (const auto& [id, state] : stripes_) handshakes += state.established ? 0 : 1;
+  if (out_ || handshakes >= kMaxHandshakes) {
+    actions_.close.push_back(stripe);
+    return;
+  }
+  StripeState& state = stripes_[stripe];
+  state.stripe.reset(new link::Stripe(stripe, *this));
+  state.local = local;
+  state.memory = !neighbour.empty();
+  state.neighbour = neighbour;
+  state.deadline = now + kHandshakeTimeout;
+}
+
+Status Engine::on_hello(StripeState& state, const link::FrameHeader& header,
+                        std::span<const std::uint8_t> payload) {
+  const bool greeting = header.type == link::FrameType::hello;
+  if (state.established || greeting == state.dialled || state.parked) {
+    return Status(Code::refused, "a handshake out of turn");
+  }
+  if (header.type == link::FrameType::refused) {
+    return Status(Code::refused,
+                  "refused: " + std::string(payload.begin(),
+                                            payload.begin() +
+                                                static_cast<std::ptrdiff_t>(
+                                                    std::min<std::size_t>(payload.size(), 256))));
+  }
+  link::Hello hello;
+  wire::Reader reader(payload);
+  reader(hello);
+  if (!reader.complete()) return Status(Code::refused, "a malformed handshake");
+  if (!greeting) {
+    if (hello.from != state.peer || hello.to != id())
+      return Status(Code::refused, "another peer answered");
+    establish(state);
+    return {};
+  }
+  state.hello = hello;
+  const bool stranger = !links_.contains(hello.from);
+  if (hello.to != id() || (session_.run() != 0 && hello.run != session_.run()) ||
+      hello.memory != state.memory || (state.memory && hello.from != state.neighbour)) {
+    link::FrameHeader answer;
+    answer.type = link::FrameType::refused;
+    const std::string why = hello.to != id() ? "another peer listens here" : "not of this run";
+    state.stripe->push(link::make_frame(answer, wire::Bytes(why.begin(), why.end())));
+    flush_.insert(state.stripe->id());
+    state.deadline = now_;  // close it at the next tick, when the answer is out
+    state.parked = true;
+    state.hello.from = {};
+    return {};
+  }
+  if (stranger) {
+    // Perhaps one of the next epoch: wait for it, within the handshake's deadline.
+    std::size_t parked = 0;
+    for (const auto& [id, other] : stripes_) parked += other.parked ? 1 : 0;
+    if (parked >= kMaxParked) return Status(Code::refused, "too many unknown peers");
+    state.parked = true;
+    return {};
+  }
+  accept_hello(state);
+  return {};
+}
+
+void Engine::accept_hello(StripeState& state) {
+  const auto it = links_.find(state.hello.from);
+  if (it == links_.end()) return;
+  Link& link = it->second;
+  const std::uint64_t id = state.stripe->id();
+  const link::Hello& hello = state.hello;
+  if (hello.generation <= link.ended_generation || hello.generation < link.generation)
+    return close_stripe(id);
+  if (hello.stripe == 0) {
+    if (hello.generation != link.generation) {
+      if (link.up) link_down(link, "replaced by a new connection", link.planned);
+      link.generation = hello.generation;
+    }
+    if (link.up) return close_stripe(id);  // by another address of ours
+    link.keeps = hello.keeps;
+  } else if (!link.up || hello.generation != link.generation || link.ended.contains(hello.stripe) ||
+             (hello.keeps != link.keeps && !hello.memory)) {
+    return close_stripe(id);
+  }
+  for (const std::uint64_t other : link.stripes) {
+    if (stripes_.at(other).hello.stripe == hello.stripe) return close_stripe(id);
+  }
+  if (hello.keeps) state.stripe->keep();
+  state.peer = state.hello.from;
+  link::FrameHeader header;
+  header.type = link::FrameType::welcome;
+  wire::Bytes payload;
+  wire::Writer writer(payload);
+  writer(link::Hello{session_.run(), this->id(), state.peer, hello.generation, hello.stripe,
+                     hello.keeps, hello.memory});
+  state.stripe->push(link::make_frame(header, std::move(payload)));
+  establish(state);
+}
+
+void Engine::establish(StripeState& state) {
+  Link& link = links_.at(state.peer);
+  state.established = true;
+  state.heard = now_;
+  const std::uint64_t id = state.stripe->id();
+  const std::uint32_t number = state.hello.stripe;
+  if (state.dialled && number == 0 && link.up)
+    return close_stripe(id);  // another address was faster
+  link.stripes.push_back(id);
+  flush_.insert(id);
+  if (state.memory) {
+    link.memory = true;
+    link.dials_memory = false;
+  }
+  if (number != 0) {
+    if (state.dialled && !state.memory && link.spares_open > 0) --link.spares_open;
+    return;
+  }
+  link.up = true;
+  link.reported = false;
+  link.heard = now_;
+  link.checked = options_.settings.checksum == Checksum::always ||
+                 (options_.settings.checksum == Checksum::automatic && !state.local);
+  link.keeps = state.hello.keeps;
+  link.next_stripe = 1;
+  if (state.dialled) {
+    if (link.dials_open > 0) --link.dials_open;
+    link.address = state.address;
+    const unsigned fixed = options_.settings.stripes;
+    link.tuner = !link.keeps  ? link::StripeTuner(1)
+                 : fixed != 0 ? link::StripeTuner(fixed)
+                              : link::StripeTuner(options_.stripes);
+    link.window_since = now_;
+    dial_spares(link);
+  }
+  check_prepared();
+  transfer_.link_changed(link.peer.id, true);
+  dial_memory(now_);
+}
+
+void Engine::close_stripe(std::uint64_t id) {
+  const auto it = stripes_.find(id);
+  if (it == stripes_.end()) return;
+  actions_.close.push_back(id);
+  closed_.push_back(std::move(it->second));
+  stripes_.erase(it);
+  flush_.erase(id);
+}
+
+void Engine::link_down(Link& link, const std::string& reason, bool report) {
+  const bool was_up = std::exchange(link.up, false);
+  if (was_up) transfer_.link_changed(link.peer.id, false);
+  const std::vector<std::uint64_t> stripes = std::exchange(link.stripes, {});
+  for (const std::uint64_t id : stripes) close_stripe(id);
+  // Dials under way belong to the old generation: they are closed when they come through.
+  std::erase_if(dials_, [&](const auto& item) { return item.second.peer == link.peer.id; });
+  for (auto it = stripes_.begin(); it != stripes_.end();) {
+    const std::uint64_t id = it->first;
+    const bool half_open =
+        it->second.dialled && !it->second.established && it->second.peer == link.peer.id;
+    ++it;
+    if (half_open) close_stripe(id);
+  }
+  link.ended_generation = std::max(link.ended_generation, link.generation);
+  link.dials_open = link.spares_open = 0;
+  link.memory = link.dials_memory = link.keeps = false;
+  link.ended.clear();
+  link.limbo.clear();
+  link.words.clear();
+  link.again.clear();
+  link.down_since = now_;
+  link.next_dial = now_;
+  link.reported = false;
+  link.last_failure = reason;
+  if (!was_up) return;
+  executor_.reset_link(link.peer.id);
+  if (prepare_) prepared_epoch_ = 0;
+  if (!report) return;
+  if (record()) link.broke_under = record()->abort_floor;
+  session_.report_link(link.peer.id, wire::LinkState::broken, reason);
+}
+
+// ---- stripes that stand in for each other
+
+std::uint32_t Engine::stripes_wanted(const Link& link) const {
+  std::uint32_t links = 0;
+  for (const auto& [peer, other] : links_) links += other.up && other.keeps ? 1 : 0;
+  return std::min(link.tuner.wanted(), std::max(1U, options_.stripe_budget / std::max(1U, links)));
+}
+
+// As many as it should have: those that it never had, and in the place of those that ended.
+void Engine::dial_spares(Link& link) {
+  if (!link.up || !link.keeps || joined_ <= link.peer.joined || !link.address ||
+      now_ < link.next_spare)
+    return;
+  const std::uint32_t wanted = stripes_wanted(link);
+  while (link.stripes.size() + link.spares_open < wanted + (link.memory ? 1U : 0U))
+    dial(link, *link.address, link.next_stripe++);
+}
+
+// It takes nothing with it: each end tells the other how many frames had come on it, and the rest
+// goes again on the link's other stripes. If there are none, the link is down.
+void Engine::lose_stripe(std::uint64_t id, const std::string& reason) {
+  StripeState& state = stripes_.at(id);
+  Link& link = links_.at(state.peer);
+  const bool others =
+      std::any_of(link.stripes.begin(), link.stripes.end(),
+                  [&](std::uint64_t other) { return other != id && !stripes_.at(other).memory; });
+  if (!link.keeps || state.memory || !others || link.ended.size() >= kMaxEnded)
+    return link_down(link, reason, link.planned);
+  const std::uint32_t number = state.hello.stripe;
+  const std::uint64_t received = state.stripe->frames_received();
+  link::LeftFrames left = state.stripe->end();
+  // What was said on it of others has to be said again at once: both ends may be waiting for just
+  // that. (What is said twice is ignored. Their places remain, for the others' numbers.)
+  for (link::OutgoingFrame& frame : left.frames)
+    if (link::type_of(frame) == link::FrameType::lost) link.words.push_back(std::move(frame));
+  ++stand_ins_;
+  std::erase(link.stripes, id);
+  close_stripe(id);
+  link.ended.insert(number);
+  link.limbo[number] = std::move(left);
+  say_lost(link, number, received);
+  // Another one is dialled at the next tick (tune_stripes): maybe this is the end of all of them.
+}
+
+void Engine::say_lost(Link& link, std::uint32_t stripe, std::uint64_t received) {
+  wire::Bytes payload;
+  wire::Writer writer(payload);
+  writer(link::Lost{link.generation, stripe, received});
+  const iovec whole{payload.data(), payload.size()};
+  link::FrameHeader header;
+  header.type = link::FrameType::lost;
+  header.payload_bytes = static_cast<std::uint32_t>(payload.size());
+  header.checksum = link::checksum(header, {&whole, 1});
+  link.words.push_back(link::make_frame(header, std::move(payload)));
+  wake(link.peer.id);
+}
+
+Status Engine::on_lost(const PeerId& from, std::span<const std::uint8_t> payload) {
+  link::Lost lost;
+  wire::Reader reader(payload);
+  reader(lost);
+  const auto found = links_.find(from);
+  if (!reader.complete()) return Status(Code::refused, "a malformed word of a lost connection");
+  if (found == links_.end() || !found->second.keeps || lost.generation != found->second.generation)
+    return {};
+  Link& link = found->second;
+  if (!link.ended.contains(lost.stripe)) {
+    if (link.ended.size() >= kMaxEnded)
+      return Status(Code::refused, "too many connections were lost");
+    const auto here = std::find_if(stripes_.begin(), stripes_.end(), [&](const auto& item) {
+      const StripeState& state = item.second;
+      return state.peer == from && !state.memory && state.hello.stripe == lost.stripe &&
+             state.hello.generation == link.generation && (state.established || state.dialled);
+    });
+    if (here != stripes_.end() && here->second.established) {
+      lose_stripe(here->first, "the other end has lost it");
+      if (!link.up) return {};
+    } else {
+      // Not up here, and never to be: it may yet be dialled, or its hello be under way.
+      link.ended.insert(lost.stripe);
+      if (here != stripes_.end()) {
+        if (link.spares_open > 0) --link.spares_open;
+        close_stripe(here->first);
+      }
+      say_lost(link, lost.stripe, 0);
+    }
+  }
+  const auto it = link.limbo.find(lost.stripe);
+  if (it == link.limbo.end()) return {};
+  link::LeftFrames left = std::move(it->second);
+  link.limbo.erase(it);
+  if (lost.received < left.first || lost.received > left.first + left.frames.size())
+    return Status(Code::refused, "an impossible word of a lost connection");
+  std::uint64_t unsent = 0;
+  for (std::size_t i = lost.received - left.first; i < left.frames.size(); ++i) {
+    link::OutgoingFrame& frame = left.frames[i];
+    switch (link::type_of(frame)) {
+      case link::FrameType::hello:
+      case link::FrameType::welcome:
+      case link::FrameType::refused:
+      case link::FrameType::heartbeat:
+      case link::FrameType::lost:  // said again when the stripe was lost
+        continue;
+      default:
+        break;
+    }
+    if (frame.released) {
+      unsent += frame.eager_bytes;
+      continue;
+    }
+    ++sent_again_;
+    link.again.push_back(std::move(frame));
+  }
+  if (unsent > 0) executor_.eager_unsent(from, unsent);
+  wake(from);
+  return {};
+}
+
+void Engine::confirm(link::Stripe& stripe) {
+  if (!stripe.owes_confirmation() || this->stripe(stripe.id()) != &stripe) return;
+  stripe.push_heartbeat();
+  flush_.insert(stripe.id());
+}
+
+// Looks how fast links are with as many stripes as they have, and changes that.
+void Engine::tune_stripes() {
+  for (auto& [peer, link] : links_) {
+    if (!link.up || !link.keeps || joined_ <= link.peer.joined) continue;
+    dial_spares(link);
+    const bool busy = executor_.operation_count() > 0 || transfer_.active();
+    link.window_busy = link.window_busy && busy;
+    const std::size_t wanted = stripes_wanted(link) + (link.memory ? 1U : 0U);
+    link.window_complete = link.window_complete && link.stripes.size() == wanted;
+    const Duration span = now_ - link.window_since;
+    if (span < kTuneWindow) continue;
+    std::uint64_t bytes = 0;
+    std::uint64_t least = ~std::uint64_t{0};
+    std::uint64_t idlest = 0;
+    for (const std::uint64_t id : link.stripes) {
+      StripeState& state = stripes_.at(id);
+      const std::uint64_t all = state.stripe->bytes_sent() + state.stripe->bytes_received();
+      const std::uint64_t moved = all - std::exchange(state.bytes_at_window, all);
+      bytes += moved;
+      if (moved < least && !state.memory) {
+        least = moved;
+        idlest = id;
+      }
+    }
+    link.tuner.window(bytes, std::chrono::duration<double>(span).count(), link.window_busy,
+                      link.window_complete);
+    link.window_since = now_;
+    link.window_busy = busy;
+    link.window_complete = true;
+    const std::size_t now_wanted = stripes_wanted(link) + (link.memory ? 1U : 0U);
+    if (link.stripes.size() > now_wanted && idlest != 0) {
+      lose_stripe(idlest, "one connection fewer is enough");
+    }
+    dial_spares(link);
+  }
+}
+
+// A new epoch is a new chance for every link; reports of the epoch before may have been too late.
+void Engine::renew_links() {
+  for (auto& [peer, link] : links_) {
+    link.reported = false;
+    link.next_memory_dial = now_ + kMemoryDialPause;
+    if (!link.up) link.down_since = now_;
+  }
+}
+
+void Engine::on_stripe_failed(std::uint64_t id, const Error& error, Instant now) {
+  if (error.code != Code::refused) return on_stripe_failed(id, error.reason, now);
+  const auto it = stripes_.find(id);
+  const auto link = it == stripes_.end() ? links_.end() : links_.find(it->second.peer);
+  if (link == links_.end() || !it->second.established)
+    return on_stripe_failed(id, error.reason, now);
+  now_ = now;
+  log(LogLevel::debug, "link to " + it->second.peer.brief() + " broke: " + error.reason);
+  link_down(link->second, error.reason, link->second.planned);
+}
+
+void Engine::on_stripe_failed(std::uint64_t id, const std::string& reason, Instant now) {
+  now_ = now;
+  const auto it = stripes_.find(id);
+  if (it == stripes_.end()) return;
+  StripeState& state = it->second;
+  const auto found = links_.find(state.peer);
+  if (found == links_.end()) return close_stripe(id);
+  Link& link = found->second;
+  if (state.established) {
+    log(LogLevel::debug, "a connection to " + state.peer.brief() + " broke: " + reason);
+    return lose_stripe(id, reason);
+  }
+  if (state.dialled && state.memory) {
+    link.dials_memory = false;
+  } else if (state.dialled) {
+    link.last_failure =
+        state.address.host + ":" + std::to_string(state.address.port) + ": " + reason;
+    if (state.hello.stripe == 0) {
+      if (link.dials_open > 0) --link.dials_open;
+    } else {
+      if (link.spares_open > 0) --link.spares_open;
+      link.next_spare = now_ + kSpareDialPause;
+      // It may be up at the other end, and something be sent on it.
+      if (link.keeps && link.ended.insert(state.hello.stripe).second)
+        say_lost(link, state.hello.stripe, 0);
+    }
+  }
+  close_stripe(id);
+}
+
+bool Engine::established(std::uint64_t id) const {
+  const auto it = stripes_.find(id);
+  return it != stripes_.end() && it->second.established;
+}
+
+link::Stripe* Engine::stripe(std::uint64_t id) {
+  const auto it = stripes_.find(id);
+  return it == stripes_.end() ? nullptr : it->second.stripe.get();
+}
+
+void Engine::wake(const PeerId& peer) {
+  const auto it = links_.find(peer);
+  if (it == links_.end() || !it->second.up) return;
+  flush_.insert(it->second.stripes.begin(), it->second.stripes.end());
+}
+
+std::uint64_t Engine::release(const PeerId& peer, std::uint64_t token) {
+  const auto it = links_.find(peer);
+  if (it == links_.end()) return 0;
+  Link& link = it->second;
+  std::uint64_t dropped = 0;
+  for (const std::uint64_t id : link.stripes) {
+    const auto state = stripes_.find(id);
+    if (state != stripes_.end()) dropped += state->second.stripe->release(token);
+  }
+  for (auto& [number, left] : link.limbo) link::release(left.frames, token);
+  std::erase_if(link.again, [&](const link::OutgoingFrame& frame) {
+    if (frame.token != token) return false;
+    dropped += frame.eager_bytes;
+    return true;
+  });
+  return dropped;
+}
+
+bool Engine::checked(const PeerId& peer) {
+  const auto it = links_.find(peer);
+  return it != links_.end() && it->second.checked;
+}
+
+link::Placement Engine::place(link::Stripe& from, const link::FrameHeader& header) {
+  const auto it = stripes_.find(from.id());
+  if (it == stripes_.end() || !it->second.established) {
+    link::Placement refused;
+    refused.kind = link::Placement::Kind::refuse;
+    refused.reason = "data before the handshake";
+    return refused;
+  }
+  if (header.type == link::FrameType::state) return transfer_.place(it->second.peer, header);
+  return executor_.place(it->second.peer, header);
+}
+
+Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token,
+                       Buffer buffer) {
+  const auto it = stripes_.find(from.id());
+  if (it == stripes_.end()) return {};
+  confirm(from);
+  if (header.type == link::FrameType::state) {
+    const PeerId peer = it->second.peer;
+    const Status status = transfer_.arrived(peer, header, std::move(buffer));
+    if (sync_) {
+      sync_->call->bytes_wanted = transfer_.bytes_wanted();
+      sync_->call->bytes_done = transfer_.bytes_done();
+    }
+    return status;
+  }
+  return executor_.arrived(it->second.peer, header, token, std::move(buffer));
+}
+
+void Engine::voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) {
+  const auto it = stripes_.find(from.id());
+  if (it == stripes_.end()) return;
+  if (header.type == link::FrameType::state) return transfer_.voided(it->second.peer, header);
+  executor_.voided(it->second.peer, header, token);
+  confirm(from);
+}
+
+void Engine::drained(link::Stripe& from, const link::FrameHeader& header) {
+  const auto it = stripes_.find(from.id());
+  if (it == stripes_.end()) return;
+  if (header.type == link::FrameType::data) executor_.drained(it->second.peer, header);
+  confirm(from);
+}
+
+void Engine::interrupted(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) {
+  const auto it = stripes_.find(from.id());
+  if (it == stripes_.end()) return;
+  if (header.type == link::FrameType::state) return transfer_.interrupted(header);
+  executor_.interrupted(it->second.peer, header, token);
+}
+
+Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
+                       std::span<const std::uint8_t> payload) {
+  const auto it = stripes_.find(from.id());
+  if (it == stripes_.end()) return {};
+  switch (header.type) {
+    case link::FrameType::hello:
+    case link::FrameType::welcome:
+    case link::FrameType::refused:
+      return on_hello(it->second, header, payload);
+    default:
+      break;
+  }
+  if (!it->second.established) return Status(Code::refused, "frames before the handshake");
+  if (header.type == link::FrameType::heartbeat) {
+    return from.confirm(header.attempt)
+               ? Status{}
+               : Status(Code::refused, "more frames were confirmed than were sent");
+  }
+  if (header.type == link::FrameType::lost) return on_lost(it->second.peer, payload);
+  confirm(from);
+  if (header.type == link::FrameType::fetch)
+    return transfer_.control(it->second.peer, header, payload);
+  return executor_.control(it->second.peer, header);
+}
+
+bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
+  const auto it = stripes_.find(to.id());
+  if (it == stripes_.end() || !it->second.established) return false;
+  const PeerId peer = it->second.peer;
+  const auto found = links_.find(peer);
+  if (found == links_.end()) return false;
+  Link& link = found->second;
+  for (auto* first : {&link.words, &link.again}) {
+    if (first->empty() || it->second.memory) continue;
+    frame = std::move(first->front());
+    first->pop_front();
+    return true;
+  }
+  // What goes through memory is faster than what goes beside it.
+  if (link.memory && !it->second.memory) return false;
+  return executor_.next(peer, frame) || transfer_.next(peer, frame);
+}
+
+// Signs of life on every link, silence, links that do not come up.
+void Engine::watch_links() {
+  std::vector<std::uint64_t> mute;
+  std::vector<PeerId> hopeless;
+  for (auto& [peer, link] : links_) {
+    const bool member =
+        record() != nullptr && std::any_of(record()->members.begin(), record()->members.end(),
+                                           [&](const auto& m) { return m.id == link.peer.id; });
+    if (!link.up) {
+      if (link.wanted && !link.reported &&
+          now_ - link.down_since >= options_.settings.link_timeout && (member || prepare_)) {
+        link.reported = true;
+        if (link.last_failure.empty()) link.last_failure = "no connection came about";
+        if (link.planned) {
+          session_.report_link(peer, wire::LinkState::unreachable, link.last_failure);
+          if (prepare_) {
+            // The master may know that the member is silent, and wait: say it again.
+            link.reported = false;
+            link.down_since = now_;
+          }
+        } else {
+          hopeless.push_back(peer);
+        }
+      }
+      continue;
+    }
+    bool heard = false;
+    for (const std::uint64_t id : link.stripes) {
+      StripeState& state = stripes_.at(id);
+      if (state.stripe->bytes_received() != state.bytes_heard || state.stripe->held()) {
+        state.bytes_heard = state.stripe->bytes_received();
+        state.heard = now_;
+        heard = true;
+      }
+      if (state.stripe->bytes_sent() == state.bytes_sent && state.stripe->idle()) {
+        state.stripe->push_heartbeat();
+        flush_.insert(id);
+      }
+      state.bytes_sent = state.stripe->bytes_sent();
+    }
+    if (heard) link.heard = now_;
+    if (now_ - link.heard < options_.settings.heartbeat_timeout) {
+      // One connection may be dead while the others live, and neither end be told.
+      const Duration patience =
+          link.keeps ? options_.settings.link_timeout : options_.settings.heartbeat_timeout;
+      for (const std::uint64_t id : link.stripes) {
+        if (link.heard - stripes_.at(id).heard >= patience) mute.push_back(id);
+      }
+    } else if (!link.planned) {
+      // Nobody's operations depend on it: a new connection may do.
+      link_down(link, "nothing heard on the link", false);
+    } else if (!link.reported && member) {
+      link.reported = true;
+      session_.report_link(peer, wire::LinkState::silent, "nothing heard on the link");
+    }
+  }
+  for (const std::uint64_t id : mute) {
+    on_stripe_failed(id, "nothing heard on one of the link's connections", now_);
+  }
+  for (const PeerId& peer : hopeless) transfer_.give_up(peer, links_.at(peer).last_failure);
+}
+
+}  // namespace pccl::peer
