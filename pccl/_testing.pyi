@@ -72,6 +72,21 @@ def cut(
     arrays: list[tuple[int, int]], op: int, shares: list[int], segment_bytes: int
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int, int, int]]]: ...
 
+# Stripes that end (cpp/pccl/testing/stand_in.cpp).
+def stand_in(
+    sizes: list[int],
+    written: int,
+    read: int,
+    pieces: list[int],
+    spoilt: int = -1,
+    told: int = 0,
+    released: bool = False,
+) -> tuple[list[int], int, list[int], list[int], int]: ...
+def tune_stripes(
+    first: int, least: int, most: int, windows: list[tuple[int, float, bool, bool]]
+) -> list[int]: ...
+def settle_stripes(first: int, least: int, most: int, rates: list[float], windows: int) -> int: ...
+
 # Codec (cpp/pccl/testing/codec.cpp).
 def pipe_play(data: bytes, writes: list[int], reads: list[int], pieces: int) -> bytes: ...
 def pipe_race(bytes: int, largest: int, seed: int) -> int: ...

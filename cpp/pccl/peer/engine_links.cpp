@@ -476,20 +476,27 @@ Status Engine::on_lost(const PeerId& from, std::span<const std::uint8_t> payload
   if (!link.ended.contains(lost.stripe)) {
     if (link.ended.size() >= kMaxEnded)
       return Status(Code::refused, "too many connections were lost");
-    const auto here = std::find_if(stripes_.begin(), stripes_.end(), [&](const auto& item) {
-      const StripeState& state = item.second;
-      return state.peer == from && !state.memory && state.hello.stripe == lost.stripe &&
-             state.hello.generation == link.generation && (state.established || state.dialled);
-    });
-    if (here != stripes_.end() && here->second.established) {
-      lose_stripe(here->first, "the other end has lost it");
+    const auto is_it = [&](const StripeState& state) {
+      return !state.memory && state.hello.stripe == lost.stripe &&
+             state.hello.generation == link.generation;
+    };
+    const auto up = std::find_if(link.stripes.begin(), link.stripes.end(),
+                                 [&](std::uint64_t id) { return is_it(stripes_.at(id)); });
+    if (up != link.stripes.end()) {
+      lose_stripe(*up, "the other end has lost it");
       if (!link.up) return {};
     } else {
-      // Not up here, and never to be: it may yet be dialled, or its hello be under way.
+      // Not up here, and never to be: it may yet be dialled, or its hello be under way. (Of stripe
+      // 0 there may be more than one handshake, one for each address; it was up, since the link
+      // is.)
       link.ended.insert(lost.stripe);
-      if (here != stripes_.end()) {
+      const auto half_open = std::find_if(stripes_.begin(), stripes_.end(), [&](const auto& item) {
+        return item.second.dialled && !item.second.established && item.second.peer == from &&
+               is_it(item.second);
+      });
+      if (half_open != stripes_.end()) {
         if (link.spares_open > 0) --link.spares_open;
-        close_stripe(here->first);
+        close_stripe(half_open->first);
       }
       say_lost(link, lost.stripe, 0);
     }

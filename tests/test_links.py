@@ -1,0 +1,170 @@
+"""Connections that end: nothing is lost and nothing comes twice, and links find how many they need."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from workers import running
+
+from pccl import _testing
+
+# ---- one stripe -----------------------------------------------------------------------------------
+
+sizes = st.lists(st.integers(1, 2000), max_size=20)
+pieces = st.lists(st.integers(1, 3000), max_size=5)
+
+
+@given(sizes, st.integers(0, 30_000), st.integers(0, 30_000), pieces, st.integers(0, 3))
+def test_what_did_not_come_whole_is_sent_again(
+    sizes: list[int], written: int, read: int, pieces: list[int], told: int
+) -> None:
+    arrived, received, again, waiting, interrupted = _testing.stand_in(
+        sizes, written, read, pieces, told=told
+    )
+    assert received == len(arrived)
+    assert arrived + again + waiting == list(range(len(sizes)))
+    assert interrupted <= 1
+
+
+@given(sizes, st.integers(0, 30_000), pieces)
+def test_a_spoilt_frame_is_sent_again_with_all_behind_it(
+    sizes: list[int], spoilt: int, pieces: list[int]
+) -> None:
+    frame = 72 + 8
+    arrived, _, again, waiting, _ = _testing.stand_in(
+        sizes, 1 << 20, 1 << 20, pieces, spoilt=spoilt, told=1
+    )
+    at = 0
+    intact = 0
+    while intact < len(sizes) and at + frame + sizes[intact] <= spoilt:
+        at += frame + sizes[intact]
+        intact += 1
+    assert arrived == list(range(intact))
+    assert arrived + again + waiting == list(range(len(sizes)))
+
+
+@given(sizes, st.integers(0, 30_000), st.integers(0, 30_000), pieces)
+def test_nothing_of_an_operation_that_ended_is_sent_again(
+    sizes: list[int], written: int, read: int, pieces: list[int]
+) -> None:
+    arrived, received, again, _, _ = _testing.stand_in(sizes, written, read, pieces, released=True)
+    assert received == len(arrived)
+    assert not again
+
+
+# ---- how many -------------------------------------------------------------------------------------
+
+
+def rates(knee: int, one: float = 2e6) -> list[float]:
+    """A path on which each connection brings `one` bytes a second, up to `knee` of them."""
+    return [min(count, knee) * one for count in range(64)]
+
+
+@pytest.mark.parametrize("knee", [1, 4, 8, 20, 32])
+def test_links_grow_to_what_fills_the_path_and_not_far_beyond(knee: int) -> None:
+    settled = _testing.settle_stripes(8, 2, 32, rates(knee), 400)
+    assert min(knee, 32) * 0.85 <= settled <= max(2, knee) * 1.7 + 2
+
+
+def test_a_number_that_is_given_is_kept() -> None:
+    busy = [(10_000_000 * i, 1.0, True, True) for i in range(1, 50)]
+    assert set(_testing.tune_stripes(5, 5, 5, busy)) == {5}
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1 << 34), st.floats(0, 10), st.booleans(), st.booleans()),
+        max_size=60,
+    )
+)
+def test_the_number_stays_within_its_bounds(
+    windows: list[tuple[int, float, bool, bool]],
+) -> None:
+    assert all(2 <= wanted <= 32 for wanted in _testing.tune_stripes(10, 2, 32, windows))
+
+
+def test_windows_that_say_nothing_change_nothing() -> None:
+    idle = [(10_000_000, 1.0, False, True), (100, 1.0, True, True), (10_000_000, 1.0, True, False)]
+    assert set(_testing.tune_stripes(10, 2, 32, idle * 20)) == {10}
+
+
+# ---- real connections -----------------------------------------------------------------------------
+
+# Ends connections to other peers while these reduce: every few milliseconds one, chosen at random.
+SABOTEUR = """
+import random, socket
+comm = start()
+master = int(os.environ["PCCL_MASTER"].rpartition(":")[2])
+done = threading.Event()
+ended = 0
+
+def links():
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            end = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        with end:
+            try:
+                if end.type == socket.SOCK_STREAM and end.family in (socket.AF_INET, socket.AF_INET6) \
+                        and master not in (end.getpeername()[1], end.getsockname()[1]):
+                    yield end
+            except OSError:
+                continue
+
+def sabotage():
+    global ended
+    rng = random.Random(1)
+    while not done.wait(0.03):
+        alive = 0
+        chosen = None
+        for end in links():
+            alive += 1
+            if rng.randrange(alive) == 0:
+                if chosen: chosen.close()
+                chosen = end.dup()
+        if chosen and alive > 4:
+            try:
+                chosen.shutdown(rng.choice([socket.SHUT_RDWR, socket.SHUT_WR]))
+                ended += 1
+            except OSError:
+                pass
+        if chosen: chosen.close()
+
+pccl.barrier()
+threading.Thread(target=sabotage, daemon=True).start()
+attempts = 0
+for step in range(STEPS):
+    total, info = pccl.allreduce(x(200_000), return_info=True, **KEYWORDS)
+    assert info.world_size == 3, info
+    assert close(total, expected(info)), step
+    attempts += info.attempts
+done.set()
+pccl.barrier()
+say(event="done", attempts=attempts, ended=ended)
+hear()
+"""
+
+
+@pytest.mark.parametrize("quantize", [False, True])
+def test_connections_that_end_cost_no_operation_its_attempt(quantize: bool) -> None:
+    steps = 60
+    close = "lambda got, sum: bool((got == sum).all())"
+    keywords = "{}"
+    if quantize:
+        close = "lambda got, sum: bool((abs(got - sum) <= 0.02 * abs(sum) + 1).all())"
+        keywords = "{'quantize': pccl.Quantize('int8', error_feedback=True), 'tag': 1}"
+    code = f"STEPS = {steps}\nclose = {close}\nKEYWORDS = {keywords}\n"
+    if quantize:
+        code += "plain = x\nx = lambda count: plain(count, np.float32)\n"
+    with running(
+        PCCL_SHM="0",
+        PCCL_STRIPES="8",
+        PCCL_CHECKSUM="always",
+        PCCL_HEARTBEAT_INTERVAL="0.2",
+    ) as run:
+        peers = run.peers(3, code + SABOTEUR)
+        answers = [peer.expect("done", timeout=90) for peer in peers]
+        assert sum(answer["ended"] for answer in answers) > 20
+        assert [answer["attempts"] for answer in answers] == [steps] * 3
