@@ -498,10 +498,10 @@ def allreduce(
             staged = _device.allreduce(_use(comm, func), func, tree, out, op, tag, limit)
             if staged is not None:
                 return staged if return_info else staged[0]
-    tracing = _arrays.find_tracing(tree)
+    tracing = _arrays.find_tracing(tree if weight is None else [tree, weight])
     if tracing is not None:
-        special = {"out": out, "weight": weight, "quantize": quantize, "info": return_info or None}
-        return _trace(tracing, func, tree, op, tag, limit, comm, special)
+        special = {"out": out, "info": return_info or None}
+        return _trace(tracing, func, tree, op, weight, quantize, tag, limit, comm, special)
     deadline = _settings.Deadline(limit)
     work = _start(func, tree, op, out, weight, quantize, tag, comm, deadline.left())
     result = work._wait(deadline.left())
@@ -513,6 +513,8 @@ def _trace(
     func: str,
     tree: Any,
     op: ReduceOp | str,
+    weight: object,
+    quantize: object,
     tag: int | None,
     limit: float | None,
     comm: Communicator | None,
@@ -527,7 +529,13 @@ def _trace(
     used._joined(func)
     communicator_number = 0 if comm is None else used._number
     return tracing.allreduce_traced(
-        tree, ReduceOp.parse(op, func), number, limit, communicator_number
+        tree,
+        ReduceOp.parse(op, func),
+        number,
+        limit,
+        communicator_number,
+        weight=weight,
+        quantize=None if quantize is None else quantization.parse(quantize, func),
     )
 
 
