@@ -38,8 +38,8 @@ _ERROR = re.compile(r"\[pccl error (\d+)\]")
 _EXACT = quantization.Codes(0, False, False, Quantize.block)
 # Where a call has its weight, as the custom call numbers them.
 _NOWHERE, _CONSTANT, _ARGUMENT = 0, 1, 2
-_READABLE = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-_READABLE += ("float32", "float64")  # weights' dtypes; others become float32
+# Weights' dtypes that the custom call reads; others become float32.
+_READABLE = "int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32 float64".split()
 
 _lock = threading.Lock()  # guards what follows
 _registered = False

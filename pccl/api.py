@@ -494,10 +494,11 @@ def allreduce(
         if plain is not None:
             made, info = plain
             return (made, communicator.reduce_info(info)) if return_info else made
-        if _arrays.devices_in_use():
-            staged = _device.allreduce(_use(comm, func), func, tree, out, op, tag, limit)
-            if staged is not None:
-                return staged if return_info else staged[0]
+    if _arrays.devices_in_use():
+        used = _use(comm, func)
+        staged = _device.allreduce(used, func, tree, out, op, weight, quantize, tag, limit)
+        if staged is not None:
+            return staged if return_info else staged[0]
     tracing = _arrays.find_tracing(tree if weight is None else [tree, weight])
     if tracing is not None:
         special = {"out": out, "info": return_info or None}
