@@ -461,7 +461,8 @@ def allreduce(
             0 passes does not count. All members pass one, or none does. It costs a scaled copy of
             `tree` on each member, and 4 bytes per element of 16-bit floats, 8 of integers, on the
             way: products and sums are in float32 for floats of 16 and 32 bits, else in float64.
-            Integers of more than 53 bits lose their last ones.
+            Integers of more than 53 bits lose their last ones. In a function that JAX traces it may
+            be a traced scalar.
         quantize: Send floating-point arrays between hosts in fewer bits: "int8", "uint8", "int4",
             "float8", or a `Quantize`. The result is rounded, and the same bytes on every member all
             the same. Integers (without `weight`) and arrays of fewer than 64 elements stay exact;

@@ -44,7 +44,8 @@ def anything(dtype: np.dtype, count: int, seed: int) -> np.ndarray:
     random = np.random.default_rng(seed)
     made = random.integers(0, 256, count * dtype.itemsize, dtype=np.uint8).view(dtype)
     if dtype.kind not in "iu":
-        made[np.isnan(made)] = np.nan
+        with np.errstate(invalid="ignore"):
+            made[np.isnan(made)] = np.nan
     return made
 
 
