@@ -23,16 +23,23 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxlib.mlir import ir
 
-from pccl import _core
+from pccl import _core, _weighted
+from pccl import quantize as quantization
 from pccl import tree as trees
 from pccl._arrays import Buffer
 from pccl.errors import InvalidArgument, NotSupported, PCCLError
+from pccl.quantize import Quantize
 from pccl.types import DataType, ReduceOp
 
 _TARGET = "pccl_allreduce"
 _FUNC = "allreduce"
 _LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
 _ERROR = re.compile(r"\[pccl error (\d+)\]")
+_EXACT = quantization.Codes(0, False, False, Quantize.block)
+# Where a call has its weight, as the custom call numbers them.
+_NOWHERE, _CONSTANT, _ARGUMENT = 0, 1, 2
+# Weights' dtypes that the custom call reads; others become float32.
+_READABLE = "int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32 float64".split()
 
 _lock = threading.Lock()  # guards what follows
 _registered = False
@@ -48,6 +55,7 @@ class Call(NamedTuple):
         op: How elements are combined.
         communicator: Its number; 0 for the process's.
         timeout: Seconds; None for no limit.
+        quantize: How it travels; None: exact.
     """
 
     name: str
@@ -55,11 +63,12 @@ class Call(NamedTuple):
     op: ReduceOp
     communicator: int
     timeout: float | None
+    quantize: Quantize | None = None
 
     def backward(self) -> Call:
-        """The call that combines the gradients of this one's results."""
+        """The call that combines the gradients of this one's results, exactly."""
         name = f"{self.name}, backward"
-        return self._replace(name=name, tag=_tag(f"{self.tag} {name}"))
+        return self._replace(name=name, tag=_tag(f"{self.tag} {name}"), quantize=None)
 
 
 @contextmanager
@@ -85,30 +94,56 @@ def typed_errors() -> Iterator[None]:
 
 
 def allreduce(
-    tree: object, op: ReduceOp, tag: int | None, timeout: float | None, communicator: int
+    tree: object,
+    op: ReduceOp,
+    tag: int | None,
+    timeout: float | None,
+    communicator: int,
+    *,
+    weight: object = None,
+    quantize: Quantize | None = None,
 ) -> Any:
     """Adds the call to the traced function.
 
     Args:
-        tree: Tracers, arrays and numbers, which become arrays; at least one tracer.
+        tree: Tracers, arrays and numbers, which become arrays; a tracer among them, or `weight`.
         op: How elements are combined.
         tag: The user's.
         timeout: Seconds for each run of the call.
         communicator: Its number; 0 for the process's.
+        weight: This member's, for a weighted mean: a number, or a tracer of one.
+        quantize: How it travels; None: exact.
 
     Raises:
-        NotSupported: Inside vmap, or a dtype that is not there yet.
-        InvalidArgument: A leaf cannot be reduced.
+        NotSupported: Inside vmap, a dtype that is not there yet, or error feedback.
+        InvalidArgument: A leaf cannot be reduced, or the weight is no number.
     """
+    if quantize is not None:
+        quantization.check_op(quantize, op, _FUNC)
+        if quantize.error_feedback:
+            sentence = (
+                "error_feedback=True does not work inside a traced function: what rounding leaves "
+                "out is kept outside of compiled programs"
+            )
+            raise NotSupported.because(_FUNC, sentence)
+    if weight is not None:
+        _weighted.check_op(op, _FUNC)
     _register()
     flat = trees.flatten(tree, _FUNC)
     leaves = [
         _as_operand(leaf, f"tree{path}", mean=op is ReduceOp.AVG)
         for path, leaf in zip(flat.paths, flat.leaves, strict=True)
     ]
-    name = _name(flat.leaves, tag)
-    call = Call(name, _tag(name) if tag is None else tag, op, communicator, timeout)
-    return flat.unflatten(_differentiable(call, flat.paths)(*leaves))
+    name = _name([*flat.leaves, weight], tag)
+    call = Call(name, _tag(name) if tag is None else tag, op, communicator, timeout, quantize)
+    if weight is None:
+        return flat.unflatten(_differentiable(call, flat.paths)(*leaves))
+    if not isinstance(weight, jax.core.Tracer):
+        constant = _weighted.as_number(weight, _FUNC)
+        return flat.unflatten(_differentiable_mean(call, flat.paths, constant)(*leaves))
+    factor = _as_weight(weight)
+    leaves = [_as_varying(leaf, factor) for leaf in leaves]
+    return flat.unflatten(_differentiable_mean(call, flat.paths, None)(*leaves, factor))
 
 
 def _register() -> None:
@@ -134,6 +169,35 @@ def _as_operand(leaf: object, where: str, *, mean: bool) -> jax.Array:
     except (InvalidArgument, NotSupported) as error:
         raise type(error).because(_FUNC, f"{where}: {error.reason}") from None
     return array
+
+
+def _as_weight(weight: Any) -> jax.Array:
+    """A traced weight, of a type that the engine reads."""
+    real = any(jnp.issubdtype(weight.dtype, kind) for kind in (np.integer, np.floating, np.bool_))
+    if weight.ndim != 0 or not real:
+        kind = f"traced {weight.dtype}[{','.join(map(str, weight.shape))}]"
+        raise _weighted.no_number(kind, _FUNC)
+    made: jax.Array = weight if weight.dtype.name in _READABLE else weight.astype(np.float32)
+    return made
+
+
+def _varying(array: Any) -> frozenset[str]:
+    """The axes of a `shard_map` along which it may differ."""
+    kind = jax.typeof(array)
+    found = getattr(kind, "manual_axis_type", None)
+    return frozenset(getattr(kind, "vma", ()) if found is None else found.varying)
+
+
+def _as_varying(array: jax.Array, like: jax.Array) -> jax.Array:
+    """Marked as one that may differ wherever `like` may."""
+    axes = tuple(_varying(like) - _varying(array))
+    return jax.lax.pcast(array, axes, to="varying") if axes else array
+
+
+def _as_cotangent(value: jax.Array, like: jax.Array) -> jax.Array:
+    """Of the type of `like`, and added up where the one `like` stands for many devices."""
+    axes = tuple(_varying(value) - _varying(like))
+    return (jax.lax.psum(value, axes) if axes else value).astype(like.dtype)
 
 
 def _tag(name: str) -> int:
@@ -186,23 +250,87 @@ def _differentiable(call: Call, paths: Sequence[str]) -> Callable[..., list[jax.
     return cast(Callable[..., list[jax.Array]], reduce)
 
 
-def _bind(call: Call, paths: Sequence[str], arrays: Sequence[jax.Array]) -> list[jax.Array]:
+def _differentiable_mean(
+    call: Call, paths: Sequence[str], constant: float | None
+) -> Callable[..., list[jax.Array]]:
+    """A weighted mean as a function of its arrays and, if it is no constant, of its weight.
+
+    Of y = sum(w x) / sum(w) over the members, with cotangents g whose mean over them is m, and the
+    mean weight v: that of a member's x is m w / v, as `pmean` has it where weights are equal, and
+    that of its w is the sum over all elements of m (x - y) / v.
+    """
+
+    def split(arguments: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
+        return (arguments, constant) if constant is not None else (arguments[:-1], arguments[-1])
+
+    @jax.custom_vjp  # type: ignore[untyped-decorator]
+    def reduce(*arguments: jax.Array) -> list[jax.Array]:
+        return _bind(call, paths, *split(arguments))[:-1]
+
+    def forward(*arguments: jax.Array) -> tuple[list[jax.Array], Any]:
+        *means, mean_weight = _bind(call, paths, *split(arguments))
+        return means, (arguments, means, mean_weight)
+
+    def backward(kept: Any, cotangents: list[Any]) -> tuple[Any, ...]:
+        arguments, means, mean_weight = kept
+        arrays, weight = split(arguments)
+        wanted = constant is None and jnp.issubdtype(weight.dtype, np.inexact)
+        real = [i for i, value in enumerate(cotangents) if value.dtype != jax.dtypes.float0]
+        named = [paths[i] for i in real]
+        combined = _differentiable(call.backward(), named)(*(cotangents[i] for i in real))
+        made: list[Any] = list(cotangents)
+        of_weight: Any = None
+        for i, value in zip(real, combined, strict=True):
+            wide = value.astype(jnp.promote_types(value.dtype, mean_weight.dtype)) / mean_weight
+            made[i] = _as_cotangent(wide * weight, arrays[i])
+            if wanted:
+                off = arrays[i].astype(wide.dtype) - means[i].astype(wide.dtype)
+                part = _as_cotangent(jnp.sum(wide * off), weight)
+                of_weight = part if of_weight is None else of_weight + part
+        return tuple(made) if constant is not None else (*made, of_weight)
+
+    reduce.defvjp(forward, backward)
+    return cast(Callable[..., list[jax.Array]], reduce)
+
+
+def _bind(
+    call: Call,
+    paths: Sequence[str],
+    arrays: Sequence[jax.Array],
+    weight: float | jax.Array | None = None,
+) -> list[jax.Array]:
+    """The results; of a weighted mean, and then the members' mean weight."""
     buffers = [[Buffer(array, DataType.from_numpy_dtype(array.dtype))] for array in arrays]
+    constant = weight if isinstance(weight, float) else None
+    where = _NOWHERE if weight is None else _ARGUMENT if constant is None else _CONSTANT
+    kind = "" if weight is None else _weighted.WORDS
+    travels = "" if call.quantize is None else quantization.words(call.quantize)
+    codes = _EXACT if call.quantize is None else quantization.codes(call.quantize)
     made: list[jax.Array] = _primitive.bind(
         *arrays,
+        *([weight] if where == _ARGUMENT else []),
         name=call.name,
-        arrays=trees.describe(paths, buffers),
-        structure=trees.structure(paths, buffers).decode(),
+        arrays=kind + trees.describe(paths, buffers) + travels,
+        structure=kind + travels + trees.structure(paths, buffers).decode(),
         tag=np.uint64(call.tag).astype(np.int64),
         op=np.int64(call.op),
         communicator=np.int64(call.communicator),
         timeout=np.float64(-1 if call.timeout is None else call.timeout),
+        weighted=np.int64(where),
+        weight=np.float64(0 if constant is None else constant),
+        code=np.int64(codes.code),
+        zero_exact=np.int64(codes.zero_exact),
+        stochastic=np.int64(codes.stochastic),
+        block=np.int64(codes.block),
     )
     return made
 
 
-def _lower(context: Any, *operands: Any, **attributes: Any) -> Any:
+def _lower(context: Any, *operands: Any, weighted: np.int64, **attributes: Any) -> Any:
     """A custom call that XLA neither drops nor repeats, and whose results take its arguments' memory.
+
+    Not those of a weighted mean: the engine makes the products where the results will be, and a
+    member that turns out to be alone needs its input again.
 
     One more result, a byte, is the last argument of the next call: so calls run in the order of
     their trace, which members share, also where XLA runs one thing at a time.
@@ -212,13 +340,13 @@ def _lower(context: Any, *operands: Any, **attributes: Any) -> Any:
     rule = jax.ffi.ffi_lowering(
         _TARGET,
         has_side_effect=True,
-        operand_output_aliases={i: i for i in range(len(operands))},
+        operand_output_aliases={i: i for i in range(0 if weighted else len(operands))},
     )
     extended = context.replace(
         avals_in=[*context.avals_in, *[byte] * len(before)],
         avals_out=[*context.avals_out, byte],
     )
-    return list(rule(extended, *operands, *before, **attributes))[: len(operands)]
+    return list(rule(extended, *operands, *before, weighted=weighted, **attributes))[:-1]
 
 
 def _latest_ticket() -> list[Any]:
@@ -242,6 +370,16 @@ def _refuse_vmap(operands: object, axes: object, *, name: str, **attributes: obj
     raise NotSupported.because(_FUNC, sentence)
 
 
+def _results(*avals: Any, weighted: np.int64, **attributes: Any) -> list[Any]:
+    arrays = [aval.strip_weak_type() for aval in avals]
+    if weighted == _NOWHERE:
+        return arrays
+    number = np.dtype(np.float64 if jax.config.jax_enable_x64 else np.float32)
+    if weighted == _CONSTANT:
+        return [*arrays, jax.core.ShapedArray((), number)]
+    return [*arrays[:-1], arrays[-1].update(dtype=number)]
+
+
 @partial(jax.jit, static_argnames="attributes")
 def _run_alone(*operands: jax.Array, attributes: tuple[tuple[str, Any], ...]) -> Any:
     return _primitive.bind(*operands, **dict(attributes))
@@ -249,7 +387,7 @@ def _run_alone(*operands: jax.Array, attributes: tuple[tuple[str, Any], ...]) ->
 
 _primitive = Primitive(_TARGET)
 _primitive.multiple_results = True
-_primitive.def_abstract_eval(lambda *avals, **_: [aval.strip_weak_type() for aval in avals])
+_primitive.def_abstract_eval(_results)
 _primitive.def_impl(
     lambda *arrays, **attributes: _run_alone(*arrays, attributes=tuple(attributes.items()))
 )

@@ -17,6 +17,24 @@ def is_set(variable: str) -> bool:
 def shared_memory(size: int) -> npt.NDArray[np.uint8] | None:
     """Bytes that peers of the host may read where they are; None where the system refuses them."""
 
+WEIGHTS: str
+"""What a weight may be, for errors."""
+
+def as_weight(number: float) -> float:
+    """The number; NaN for one that is no weight."""
+
+def scale(dtype: int, values: Any, weight: float, products: Any) -> None:
+    """A weighted mean's products: `values` of that dtype times the weight, zeros where it is not above 0.
+
+    Both are flat C-contiguous uint8 views; products are float32 for floats of 16 and 32 bits, else float64.
+    """
+
+def unscale(dtype: int, sums: Any, total: float, means: Any) -> None:
+    """Its quotients: sums of `scale`'s products, divided by the weights' sum and rounded to the dtype.
+
+    `means` may be the memory of `sums` where elements have the same size.
+    """
+
 def xla_handler() -> Any:
     """The custom call "pccl_allreduce", for jax.ffi.register_ffi_target."""
 

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pccl import _arrays, _settings
+from pccl import _arrays, _settings, _weighted
+from pccl import quantize as quantization
 from pccl import tree as trees
-from pccl._arrays import Buffer, Leaf
+from pccl._arrays import Buffer, Leaf, Prepared, Staging
+from pccl._weighted import WeightedMean
 from pccl.errors import InvalidArgument
 from pccl.types import DataType, ReduceInfo, ReduceOp
 
@@ -204,6 +206,8 @@ def allreduce(
     tree: Any,
     out: Any,
     op: ReduceOp | str,
+    weight: object,
+    quantize: object,
     tag: int | None,
     timeout: float | None,
 ) -> tuple[Any, ReduceInfo] | None:
@@ -213,6 +217,15 @@ def allreduce(
         return None
     comm._joined(func)
     how = ReduceOp.parse(op, func)
+    number = None if tag is None else _settings.tag(tag, func)
+    coding = None if quantize is None else quantization.parse(quantize, func)
+    if coding is not None:
+        quantization.check_op(coding, how, func)
+    if weight is not None:
+        _weighted.check_op(how, func)
+        weight = _weighted.as_number(weight, func)  # once: it may be on a device, too
+    kind = "" if weight is None else _weighted.WORDS
+    travels = "" if coding is None else quantization.words(coding)
     deadline = _settings.Deadline(timeout)
     inputs = [
         _stage(leaf, func, f"tree{path}", mean=how is ReduceOp.AVG)
@@ -220,28 +233,49 @@ def allreduce(
     ]
     outputs = None if out is None else _outputs(func, flat.paths, inputs, out)
     buffers = [[_outline(staged) for staged in parts] for parts, _ in inputs]
-    structure, description = (
-        trees.structure(flat.paths, buffers),
-        trees.describe(flat.paths, buffers),
-    )
+    structure = (kind + travels).encode() + trees.structure(flat.paths, buffers)
+    description = kind + trees.describe(flat.paths, buffers) + travels
     staged = [part for parts, _ in inputs for part in parts]
     pieces = cut([_size(part) for part in staged], PIECE_BYTES)
+    names = [
+        (f"{path} {shard}", trees.describe_buffer(buffer))
+        for path, outlines in zip(flat.paths, buffers, strict=True)
+        for shard, buffer in enumerate(outlines)
+    ]
 
-    def reduce(number: int, parts: Sequence[Part], hosts: Sequence[Bytes]) -> ReduceInfo:
-        which = f"piece {number + 1} of {len(pieces)}: " if len(pieces) > 1 else ""
+    def feedback(part: Part) -> tuple[str, str]:
+        return _name(part, _size(staged[part.array]), *names[part.array])
+
+    def reduce(at: int, parts: Sequence[Part], hosts: Sequence[Bytes]) -> ReduceInfo:
+        which = f"piece {at + 1} of {len(pieces)}: " if len(pieces) > 1 else ""
+        elements = [
+            _elements(host, staged[part.array].dtype)
+            for part, host in zip(parts, hosts, strict=True)
+        ]
+        mean = None if weight is None else WeightedMean(elements, weight, how, func)
+        prepared: Prepared
+        if mean is None:
+            codes = [int(part.dtype) for part in elements]
+            prepared = _Piece(list(zip(hosts, hosts, codes, strict=True)))
+        else:
+            prepared = sums = Staging(mean.sends)
         operation = comm._start(
             func,
-            _Piece([(h, h, int(staged[p.array].dtype)) for p, h in zip(parts, hosts, strict=True)]),
-            op=how,
-            tag=None if tag is None else _settings.tag(tag, func),
+            prepared,
+            op=how if mean is None else ReduceOp.SUM,
+            tag=number,
             level=2,
             rerun=True,
             structure=which.encode() + structure,
             description=which + description,
             timeout=deadline.left(),
+            quantize=coding,
+            names=list(map(feedback, parts)),
         )
         info = operation.wait(deadline.left())
         comm._forget(operation)
+        if mean is not None:
+            mean.finish(sums.results, [part.array for part in elements])
         return ReduceInfo(
             local_world_size=info.world_size,
             tx_bytes=info.tx_bytes,
@@ -254,9 +288,20 @@ def allreduce(
     devices = [part.device for part in staged]
     results = [part.device.empty(part.flat) for part in staged]
     infos: list[ReduceInfo] = []
-    # Who contributed to an operation is the same for all of them, so all come to the same decision.
-    while not infos or len({info.contributors for info in infos[-len(pieces) :]}) > 1:
-        infos += reduce_pieces(devices, [part.flat for part in staged], results, pieces, reduce)
+    # A piece's feedback changes with its own commit; it counts only if that of all others does.
+    several = len(pieces) > 1 and coding is not None and coding.error_feedback
+    noted = [feedback(part)[0] for piece in pieces for part in piece] if several else []
+    while True:
+        before = comm._feedback(number, noted)
+        try:
+            infos += reduce_pieces(devices, [part.flat for part in staged], results, pieces, reduce)
+        except BaseException:
+            comm._take_back(number, noted, before)
+            raise
+        # Who contributed to an operation is the same for all of them, so all come to the same decision.
+        if len({info.contributors for info in infos[-len(pieces) :]}) == 1:
+            break
+        comm._take_back(number, noted, before)
     made = iter(results)
     if outputs is None:
         result = flat.unflatten([restore([next(made) for _ in parts]) for parts, restore in inputs])
@@ -265,6 +310,18 @@ def allreduce(
         for target in outputs:
             target.write(next(made))
     return result, _total(infos)
+
+
+def _elements(host: Bytes, dtype: DataType) -> Buffer:
+    """Bytes as elements of the right size."""
+    return Buffer(host.view(f"u{dtype.size}"), dtype)
+
+
+def _name(part: Part, size: int, name: str, outline: str) -> tuple[str, str]:
+    """Under which error feedback is kept: that of a whole array as for one in CPU memory."""
+    if (part.begin, part.end) == (0, size):
+        return name, outline
+    return f"{name} from {part.begin}", f"{outline} to {part.end}"
 
 
 def _total(infos: Sequence[ReduceInfo]) -> ReduceInfo:

@@ -1,28 +1,54 @@
-"""The weighted mean, sum(w x) / sum(w): a sum of scaled arrays and of the weights, then a division on every member."""
+"""The weighted mean, sum(w x) / sum(w): a sum of scaled arrays and of the weights, then a division on every member.
+
+The arithmetic is the engine's, and the same in compiled programs: see `pccl/reduce/weighted.h`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from pccl import _memory
+from pccl import _core, _memory
 from pccl._arrays import Array, Buffer
 from pccl.errors import InvalidArgument
 from pccl.types import DataType, ReduceOp
 
-# Other weights could make products that vanish or overflow in float32 while their sum does neither.
-_LEAST, _MOST = 1e-18, 1e18
-_FIT = f"0, or a number from {_LEAST:g} to {_MOST:g}"
-# An integer mean this close to a whole number is that number: 3 is the mean of 3 and 3, whatever the weights.
-_WHOLE, _WHOLE_RELATIVE = 1e-9, 2.0**-48
+WORDS = "weighted mean of "  # what errors call it, and part of what members compare
 
-_ACCUMULATORS: dict[DataType, type[np.floating[Any]]] = {
-    DataType.FLOAT16: np.float32,
-    DataType.BFLOAT16: np.float32,
-    DataType.FLOAT: np.float32,
-}
+_IN_FLOAT32 = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT)
+
+
+def check_op(op: ReduceOp, func: str) -> None:
+    """Refuses weights of what is no mean.
+
+    Raises:
+        InvalidArgument: It is none.
+    """
+    if op is not ReduceOp.AVG:
+        sentence = f'weight= goes with op "avg" only, not with {op.name.lower()}'
+        raise InvalidArgument.because(func, sentence)
+
+
+def as_number(weight: object, func: str) -> float:
+    """A weight as the user passed it, fit or not.
+
+    Raises:
+        InvalidArgument: It is no number at all.
+    """
+    if not isinstance(weight, bool | str | bytes) and getattr(weight, "ndim", 0) == 0:
+        try:
+            return float(weight)  # type: ignore[arg-type]
+        except OverflowError:
+            return float("inf")
+        except (TypeError, ValueError):
+            pass
+    raise no_number(type(weight).__name__, func)
+
+
+def no_number(kind: str, func: str) -> InvalidArgument:
+    """The error of a weight that is a `kind`."""
+    return InvalidArgument.because(func, f"weight= must be {_core.WEIGHTS}, not a {kind}")
 
 
 class WeightedMean:
@@ -45,13 +71,11 @@ class WeightedMean:
     """
 
     def __init__(self, inputs: Sequence[Buffer], weight: object, op: ReduceOp, func: str) -> None:
-        if op is not ReduceOp.AVG:
-            sentence = f'weight= goes with op "avg" only, not with {op.name.lower()}'
-            raise InvalidArgument.because(func, sentence)
+        check_op(op, func)
         self._func = func
         self._given = weight
         self._inputs = inputs
-        number = _number(weight, func)
+        number = _core.as_weight(as_number(weight, func))
         own = Buffer(np.array([number, 1.0]), DataType.DOUBLE)
         self.sends = [*(_scaled(buffer, number) for buffer in inputs), own]
 
@@ -81,9 +105,9 @@ class WeightedMean:
     def _unfit(self, total: float) -> str:
         if total == 0:
             return "the members' weights add up to 0"
-        if np.isnan(_number(self._given, self._func)):
-            return f"weight= must be {_FIT}, not {self._given!r}"
-        return f"a member's weight is not {_FIT}"
+        if np.isnan(_core.as_weight(as_number(self._given, self._func))):
+            return f"weight= must be {_core.WEIGHTS}, not {self._given!r}"
+        return f"a member's weight is not {_core.WEIGHTS}"
 
 
 def _written(values: Sequence[Array], outs: Sequence[Array]) -> Sequence[Array]:
@@ -92,73 +116,31 @@ def _written(values: Sequence[Array], outs: Sequence[Array]) -> Sequence[Array]:
     return outs
 
 
-def _number(weight: object, func: str) -> float:
-    """The weight; NaN for a number that is no weight."""
-    fits = not isinstance(weight, bool | str | bytes) and getattr(weight, "ndim", 0) == 0
-    try:
-        number = float(weight) if fits else None  # type: ignore[arg-type]
-    except OverflowError:
-        number = np.inf
-    except (TypeError, ValueError):
-        number = None
-    if number is None:
-        sentence = f"weight= must be {_FIT}, not a {type(weight).__name__}"
-        raise InvalidArgument.because(func, sentence)
-    return number if number == 0 or _LEAST <= number <= _MOST else np.nan
+def _bytes(array: Array) -> Array:
+    """A C-contiguous array's own."""
+    return array.reshape(-1).view(np.uint8)
 
 
 def _scaled(buffer: Buffer, weight: float) -> Buffer:
-    """The array times the weight, in the type in which the products are added up.
-
-    Of a member with weight 0 nothing counts, not even its infinities and NaNs.
-    """
-    wide = _ACCUMULATORS.get(buffer.dtype, np.float64)
-    made = _memory.empty(buffer.array.shape, np.dtype(wide))
-    if weight > 0:
-        with np.errstate(all="ignore"):  # as in the engine, whose overflows say nothing either
-            values = _widened(buffer.array) if buffer.dtype is DataType.BFLOAT16 else buffer.array
-            np.multiply(values, wide(weight), out=made, dtype=wide)
-    else:
-        made.fill(0)
-    return Buffer(made, DataType.from_numpy_dtype(made.dtype))
+    """The array times the weight, in the type in which the products are added up."""
+    wide = DataType.FLOAT if buffer.dtype in _IN_FLOAT32 else DataType.DOUBLE
+    made = _memory.empty(buffer.array.shape, np.dtype(wide.label))
+    values = _bytes(np.ascontiguousarray(buffer.array))
+    _core.scale(int(buffer.dtype), values, weight, _bytes(made))
+    return Buffer(made, wide)
 
 
 def _mean(part: Array, total: float, like: Buffer, out: Array | None) -> Array:
-    """The quotient in the dtype of `like`. In float64 until the last step, so that all members round alike."""
+    """The quotient in the dtype of `like`."""
     dtype = like.array.dtype
-    if out is None:
-        out = part if part.dtype == dtype else _memory.empty(part.shape, dtype)
-    if like.dtype is DataType.BFLOAT16:
-        np.divide(part, np.float64(total), out=part, dtype=np.float64)
-        out.view(np.uint16)[...] = _narrowed(part)
-    elif part.dtype == np.float64 and like.dtype is not DataType.DOUBLE:
-        np.divide(part, total, out=part)
-        out[...] = _whole(part, dtype)
+    if out is not None and out.flags.c_contiguous:
+        made = out
+    elif part.itemsize == dtype.itemsize:
+        made = part.view(dtype)
     else:
-        with np.errstate(all="ignore"):
-            np.divide(part, np.float64(total), out=out, dtype=np.float64, casting="same_kind")
+        made = _memory.empty(part.shape, dtype)
+    _core.unscale(int(like.dtype), _bytes(part), total, _bytes(made))
+    if out is None or made is out:
+        return made
+    out[...] = made
     return out
-
-
-def _whole(quotient: Array, dtype: np.dtype[Any]) -> Array:
-    """Rounded toward zero, within the range of the integer type."""
-    nearest = np.rint(quotient)
-    near = np.abs(quotient - nearest) <= _WHOLE + np.abs(quotient) * _WHOLE_RELATIVE
-    limits = np.iinfo(dtype)
-    most = float(limits.max)
-    if int(most) > limits.max:  # 64 bits have more digits than float64
-        most = float(np.nextafter(most, 0))
-    whole = np.where(near, nearest, np.trunc(quotient))
-    return np.clip(whole, float(limits.min), most).astype(dtype)
-
-
-def _widened(array: Array) -> Array:
-    """bfloat16 as float32, without anybody's bfloat16 type."""
-    return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
-def _narrowed(array: Array) -> Array:
-    """float32 as bfloat16's bits, rounded to nearest even."""
-    bits = array.view(np.uint32)
-    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
-    return np.where(np.isnan(array), (bits >> 16) | 0x40, rounded).astype(np.uint16)

@@ -461,7 +461,8 @@ def allreduce(
             0 passes does not count. All members pass one, or none does. It costs a scaled copy of
             `tree` on each member, and 4 bytes per element of 16-bit floats, 8 of integers, on the
             way: products and sums are in float32 for floats of 16 and 32 bits, else in float64.
-            Integers of more than 53 bits lose their last ones.
+            Integers of more than 53 bits lose their last ones. In a function that JAX traces it may
+            be a traced scalar.
         quantize: Send floating-point arrays between hosts in fewer bits: "int8", "uint8", "int4",
             "float8", or a `Quantize`. The result is rounded, and the same bytes on every member all
             the same. Integers (without `weight`) and arrays of fewer than 64 elements stay exact;
@@ -494,14 +495,15 @@ def allreduce(
         if plain is not None:
             made, info = plain
             return (made, communicator.reduce_info(info)) if return_info else made
-        if _arrays.devices_in_use():
-            staged = _device.allreduce(_use(comm, func), func, tree, out, op, tag, limit)
-            if staged is not None:
-                return staged if return_info else staged[0]
-    tracing = _arrays.find_tracing(tree)
+    if _arrays.devices_in_use():
+        used = _use(comm, func)
+        staged = _device.allreduce(used, func, tree, out, op, weight, quantize, tag, limit)
+        if staged is not None:
+            return staged if return_info else staged[0]
+    tracing = _arrays.find_tracing(tree if weight is None else [tree, weight])
     if tracing is not None:
-        special = {"out": out, "weight": weight, "quantize": quantize, "info": return_info or None}
-        return _trace(tracing, func, tree, op, tag, limit, comm, special)
+        special = {"out": out, "info": return_info or None}
+        return _trace(tracing, func, tree, op, weight, quantize, tag, limit, comm, special)
     deadline = _settings.Deadline(limit)
     work = _start(func, tree, op, out, weight, quantize, tag, comm, deadline.left())
     result = work._wait(deadline.left())
@@ -513,6 +515,8 @@ def _trace(
     func: str,
     tree: Any,
     op: ReduceOp | str,
+    weight: object,
+    quantize: object,
     tag: int | None,
     limit: float | None,
     comm: Communicator | None,
@@ -527,7 +531,13 @@ def _trace(
     used._joined(func)
     communicator_number = 0 if comm is None else used._number
     return tracing.allreduce_traced(
-        tree, ReduceOp.parse(op, func), number, limit, communicator_number
+        tree,
+        ReduceOp.parse(op, func),
+        number,
+        limit,
+        communicator_number,
+        weight=weight,
+        quantize=None if quantize is None else quantization.parse(quantize, func),
     )
 
 

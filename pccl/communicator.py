@@ -619,6 +619,19 @@ class Communicator(_core.Reducer):
                 found.append(kept)
         return found
 
+    def _feedback(self, tag: int | None, names: Sequence[str]) -> list[_Residual]:
+        """What is kept of these arrays at the moment: copies."""
+        with self._lock:
+            found = [self._residuals.get((tag, name)) for name in names]
+        return [kept._replace(values=kept.values.copy()) for kept in found if kept is not None]
+
+    def _take_back(self, tag: int | None, names: Sequence[str], before: list[_Residual]) -> None:
+        """Keeps what was kept before, when results that have changed it since do not count."""
+        with self._lock:
+            for name in names:
+                self._residuals.pop((tag, name), None)
+            self._residuals.update({kept.key: kept for kept in before})
+
     @staticmethod
     def _coding(
         options: QuantizationOptions | None, op: ReduceOp, func: str

@@ -387,6 +387,169 @@ def test_a_loss_between_two_pieces_runs_all_of_them_again(
     together(peers[:2], lambda _, comm: comm.close())
 
 
+def one_device_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for each peer's thread."""
+    devices: dict[int, Lagging] = {}
+    monkeypatch.setattr(
+        adapter, "device_of", lambda leaf: devices.setdefault(threading.get_ident(), Lagging())
+    )
+
+
+def mixed_tree(i: int) -> Any:
+    """Arrays whose bytes lie at odd places of a piece, and one of several pieces."""
+    random = np.random.default_rng(i)
+    return {
+        "a": on_device(torch.full((7,), i + 1, dtype=torch.bfloat16)),
+        "b": on_device(torch.from_numpy(random.normal(size=301).astype(np.float32))),
+        "c": on_device(torch.arange(20, dtype=torch.int16) * (i + 1)),
+        "d": random.normal(size=40),
+        "e": np.full(9, i, np.int64),
+        "f": on_device(torch.full((11,), 0.5 + i, dtype=torch.float16)),
+    }
+
+
+def numpy_tree(tree: Any) -> Any:
+    """The same in CPU memory."""
+    return {
+        name: torch.clone(leaf.as_subclass(torch.Tensor)) if isinstance(leaf, OnDevice) else leaf
+        for name, leaf in tree.items()
+    }
+
+
+@pytest.mark.parametrize("piece", [256, 1 << 20])
+def test_weighted_means_of_arrays_on_a_device_are_those_of_arrays_in_memory(
+    pair: Peers, device: Lagging, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    one_device_each(monkeypatch)
+    monkeypatch.setattr(_device, "PIECE_BYTES", piece)
+    weights = [0.3, 2]
+    trees = [mixed_tree(i) for i in range(2)]
+    wanted = together(
+        pair,
+        lambda i, comm: pccl.allreduce(numpy_tree(trees[i]), "avg", weight=weights[i], comm=comm),
+    )
+    found = together(
+        pair,
+        lambda i, comm: pccl.allreduce(
+            trees[i], "avg", weight=torch.tensor(weights[i], dtype=torch.float64), comm=comm
+        ),
+    )
+    in_place = [mixed_tree(i) for i in range(2)]
+    written = together(
+        pair,
+        lambda i, comm: pccl.allreduce(
+            in_place[i], "avg", out=in_place[i], weight=weights[i], comm=comm
+        ),
+    )
+    assert written[0] is in_place[0] and written[1] is in_place[1], written
+    for result in (*found, *in_place):
+        for name, leaf in result.items():
+            same = torch.as_tensor(leaf).view(torch.uint8), torch.as_tensor(wanted[0][name])
+            assert torch.equal(same[0], same[1].view(torch.uint8)), name
+    assert torch.equal(trees[1]["b"], mixed_tree(1)["b"]), "inputs stay"
+
+
+def test_weights_that_are_none_leave_arrays_on_a_device_as_they_were(
+    pair: Peers, device: Lagging
+) -> None:
+    tensors = [on_device(torch.full((300,), i + 1.0)) for i in range(2)]
+    for weights in ([0, 0], [1, -1]):
+
+        def call(i: int, comm: pccl.Communicator, weights: list[int] = weights) -> Any:
+            return pccl.allreduce(tensors[i], "avg", out=tensors[i], weight=weights[i], comm=comm)
+
+        for error in together(pair, call):
+            assert isinstance(error, pccl.InvalidArgument) and "weight" in str(error), error
+    assert [tensor.unique().tolist() for tensor in tensors] == [[1.0], [2.0]]
+    with pytest.raises(pccl.InvalidArgument, match="goes with op"):
+        pccl.allreduce(tensors[0], "sum", weight=1, comm=pair[0])
+
+
+def test_one_weighted_piece_meets_a_member_without_an_accelerator(
+    pair: Peers, device: Lagging
+) -> None:
+    ours = [on_device(torch.ones(8, 8)), np.full((8, 8), 2, np.float32)]
+    first, second = together(
+        pair,
+        lambda i, comm: pccl.allreduce(
+            {"w": ours[i]}, "avg", weight=i + 1, quantize="int8", comm=comm
+        ),
+    )
+    assert np.array_equal(first["w"].numpy(), second["w"])
+    assert second["w"][0, 0] == np.float32(5 / 3)
+
+
+@pytest.fixture
+def apart(master: pccl.MasterNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peers]:
+    """Two peers as on hosts of their own: on one host nothing is quantized."""
+    monkeypatch.setenv("PCCL_SHM", "0")
+    peers = joined(2, master)
+    yield peers
+    together(peers, lambda _, comm: comm.close())
+
+
+def normals(seed: int, count: int = 3000) -> Any:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=count).astype(np.float32))
+
+
+@pytest.mark.parametrize("weights", [None, [0.3, 2]])
+def test_fewer_bits_of_arrays_on_a_device(
+    apart: Peers, device: Lagging, monkeypatch: pytest.MonkeyPatch, weights: list[float] | None
+) -> None:
+    one_device_each(monkeypatch)
+
+    def mean(i: int, comm: pccl.Communicator, on: bool, how: Any = None) -> Any:
+        tensor = on_device(normals(i)) if on else normals(i)
+        return pccl.allreduce(tensor, "avg", weight=weights and weights[i], quantize=how, comm=comm)
+
+    exact = together(apart, lambda i, comm: mean(i, comm, False))[0]
+    for piece in (1 << 20, 4096):
+        monkeypatch.setattr(_device, "PIECE_BYTES", piece)
+        first, second = together(apart, lambda i, comm: mean(i, comm, True, "int4"))
+        assert torch.equal(first, second) and not torch.equal(first, exact)
+        assert (first - exact).abs().max() < 1
+        if piece > 12_000:
+            in_memory = together(apart, lambda i, comm: mean(i, comm, False, "int4"))[0]
+            assert torch.equal(first.as_subclass(torch.Tensor), in_memory)
+
+
+def test_error_feedback_of_pieces_counts_when_all_of_them_do(
+    apart: Peers, device: Lagging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_device_each(monkeypatch)
+    monkeypatch.setattr(_device, "PIECE_BYTES", 4096)
+    how = pccl.Quantize("int4", error_feedback=True)
+
+    def call(i: int, comm: pccl.Communicator) -> Any:
+        tensor = on_device(normals(i))
+        return pccl.allreduce(tensor, "avg", quantize=how, tag=1, comm=comm)
+
+    def kept() -> list[dict[Any, bytes]]:
+        return [
+            {key: left.values.tobytes() for key, left in comm._residuals.items()} for comm in apart
+        ]
+
+    exact = (normals(0) + normals(1)) / 2
+    first = together(apart, call)[0]
+    results = [first, *(together(apart, call)[0] for _ in range(31))]
+    drift = (sum(results) / 32 - exact).abs().mean()
+    assert drift < 0.2 * (first - exact).abs().mean()
+    before = kept()
+    assert all(len(each) == 3 for each in before)
+
+    fetch = Lagging.fetch
+
+    def failing(self: Lagging, flat: Any, begin: int, host: Any) -> Any:
+        if begin == 8192:
+            raise RuntimeError("the device is gone")
+        return fetch(self, flat, begin, host)
+
+    monkeypatch.setattr(Lagging, "fetch", failing)
+    errors = together(apart, call)
+    assert all(isinstance(error, RuntimeError) for error in errors), errors
+    assert kept() == before, "the first piece had been reduced"
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_tensors_go_through_pinned_memory(
     pair: Peers, monkeypatch: pytest.MonkeyPatch

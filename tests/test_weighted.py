@@ -14,6 +14,7 @@ from members import each, members
 from workers import running
 
 import pccl
+from pccl import _core
 
 WORLD = 3
 Comms = list[pccl.Communicator]
@@ -23,6 +24,97 @@ Comms = list[pccl.Communicator]
 def comms() -> Iterator[Comms]:
     with members(WORLD) as comms:
         yield comms
+
+
+DTYPES = [*map(np.dtype, "u1 i1 i2 u2 u4 i4 u8 i8 f2".split()), np.dtype(ml_dtypes.bfloat16)]
+DTYPES += map(np.dtype, ["f4", "f8"])
+BY_NUMBER = [pytest.param(i, dtype, id=dtype.name) for i, dtype in enumerate(DTYPES)]
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+def product_dtype(dtype: np.dtype) -> np.dtype:
+    return np.dtype(np.float64 if dtype.kind in "iu" or dtype.itemsize == 8 else np.float32)
+
+
+def anything(dtype: np.dtype, count: int, seed: int) -> np.ndarray:
+    """Elements with any bits, but with one NaN."""
+    random = np.random.default_rng(seed)
+    made = random.integers(0, 256, count * dtype.itemsize, dtype=np.uint8).view(dtype)
+    if dtype.kind not in "iu":
+        with np.errstate(invalid="ignore"):
+            made[np.isnan(made)] = np.nan
+    return made
+
+
+@pytest.mark.parametrize(("number", "dtype"), BY_NUMBER)
+@pytest.mark.parametrize("weight", [1.0, 0.3, 1e-18, 1e18, 0.0, -1.0, np.nan])
+def test_products_are_numpys(number: int, dtype: np.dtype, weight: float) -> None:
+    values = anything(dtype, 5003, number)
+    products = np.empty(values.size, product_dtype(dtype))
+    _core.scale(number, as_bytes(values), weight, as_bytes(products))
+    with np.errstate(all="ignore"):
+        wanted = values.astype(products.dtype) * products.dtype.type(weight)
+    if not weight > 0:
+        wanted[:] = 0
+    nan = np.isnan(wanted)
+    assert (np.isnan(products) == nan).all()
+    assert products[~nan].tobytes() == wanted[~nan].tobytes()
+
+
+def quotients(sums: np.ndarray, total: float, dtype: np.dtype) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        exact = sums.astype(np.float64) / total
+        if dtype == ml_dtypes.bfloat16:
+            return exact.astype(np.float32).astype(dtype)
+        if dtype.kind not in "iu":
+            return exact.astype(dtype)
+        nearest = np.rint(exact)
+        near = np.abs(exact - nearest) <= 1e-9 + np.abs(exact) * 2.0**-48
+    limits = np.iinfo(dtype)
+    most = np.nextafter(2.0**limits.bits / 2, 0) if limits.min else np.nextafter(2.0**64, 0)
+    most = min(float(limits.max), most)
+    return np.clip(np.where(near, nearest, np.trunc(exact)), float(limits.min), most).astype(dtype)
+
+
+@pytest.mark.parametrize(("number", "dtype"), BY_NUMBER)
+@pytest.mark.parametrize("total", [1.0, 3.0, 0.1 + 0.2 + 0.7, 1e-18, 7e17])
+def test_quotients_are_numpys(number: int, dtype: np.dtype, total: float) -> None:
+    random = np.random.default_rng(number)
+    wide = product_dtype(dtype)
+    halfway = random.integers(-70_000, 70_000, 5003) + random.choice(
+        [0, 0.5, 1e-9, 2e-9, 0.25], 5003
+    )
+    with np.errstate(all="ignore"):
+        kinds = [
+            anything(dtype, 5003, number).astype(np.float64) * total,
+            halfway * total,
+            random.standard_normal(5003) * 10.0 ** random.uniform(-12, 8, 5003),
+            anything(wide, 5003, number),
+        ]
+        kinds = [kind.astype(wide) for kind in kinds]
+    for sums in kinds:
+        if dtype.kind in "iu":
+            sums[np.isnan(sums)] = 0
+        means = np.empty(sums.size, dtype)
+        wanted = quotients(sums, total, dtype)
+        _core.unscale(number, as_bytes(sums), total, as_bytes(means))
+        assert as_bytes(means).tobytes() == as_bytes(wanted).tobytes()
+        if wide.itemsize == dtype.itemsize:
+            _core.unscale(number, as_bytes(sums), total, as_bytes(sums))
+            assert as_bytes(sums).tobytes() == as_bytes(wanted).tobytes()
+
+
+def test_memory_needs_no_alignment_and_has_to_fit() -> None:
+    memory = np.zeros(65, np.uint8)
+    memory[1:] = np.arange(16, dtype=np.float32).view(np.uint8)
+    _core.scale(10, memory[1:], 2.0, memory[1:])
+    assert memory[1:].view(np.float32).tolist() == list(range(0, 32, 2))
+    for dtype, bytes_ in ((10, 60), (9, 64), (12, 64), (11, 61)):
+        with pytest.raises(ValueError, match="fit together"):
+            _core.scale(dtype, memory[1:], 2.0, np.zeros(bytes_, np.uint8))
 
 
 def mean_of(values: list[Any], weights: list[float]) -> np.ndarray:

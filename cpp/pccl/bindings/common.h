@@ -61,6 +61,7 @@ void bind_operation(nb::module_& m);
 void bind_reducer(nb::module_& m);
 void bind_arrays(nb::module_& m);
 void bind_master(nb::module_& m);
+void bind_weighted(nb::module_& m);
 void bind_xla(nb::module_& m);
 
 }  // namespace pccl::bindings

@@ -17,5 +17,6 @@ NB_MODULE(_core, m) {
   pccl::bindings::bind_reducer(m);
   pccl::bindings::bind_communicator(m);
   pccl::bindings::bind_master(m);
+  pccl::bindings::bind_weighted(m);
   pccl::bindings::bind_xla(m);
 }

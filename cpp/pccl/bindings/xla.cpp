@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "pccl/bindings/weighted.h"
 #include "pccl/bindings/xla_ffi.h"
 
 namespace pccl::bindings {
@@ -237,7 +238,13 @@ struct Job {
   peer::OperationRequest request;
   std::uint64_t tag = 0;
   Seconds timeout;
+  std::shared_ptr<WeightedMean> mean;  // null: no weights
+  void* mean_weight = nullptr;         // for the members' mean weight
+  bool mean_weight_wide = false;       // float64, else float32
 };
+
+// Where a call has its weight, by the numbers that adapters/_jax_traced.py writes.
+enum class WeightIn : std::int64_t { none = 0, attribute = 1, argument = 2 };
 
 // Each local device is a member of operations of its own: its tag is the call's, but for the first
 // device's, which may meet calls that name the tag themselves.
@@ -246,21 +253,78 @@ std::uint64_t tag_on(std::uint64_t tag, std::int32_t device) {
   return XXH3_64bits_withSeed(&tag, sizeof tag, static_cast<XXH64_hash_t>(device));
 }
 
-// Results are the arguments' own memory, or apart from it: the call was declared so. The last one
-// is a byte, which the program's next call has as its last argument.
-std::optional<Error> read_arrays(const xla::CallFrame& frame, peer::OperationRequest& request) {
-  const std::int64_t arrays = frame.results.count - 1;
-  if (arrays < 0 || frame.arguments.count < arrays) return wrong("arguments and results differ");
-  *static_cast<std::uint8_t*>(static_cast<xla::Buffer*>(frame.results.values[arrays])->data) = 0;
+const xla::Buffer& buffer(const xla::Values& values, std::int64_t i) {
+  return *static_cast<const xla::Buffer*>(values.values[i]);
+}
+
+// An element of any type as Python's float() has it.
+template <class T>
+std::optional<double> number_as(const void* data) {
+  return static_cast<double>(*static_cast<const T*>(data));
+}
+
+std::optional<double> number(const xla::Buffer& scalar) {
+  switch (scalar.type) {
+    case xla::Type::s8:
+      return number_as<std::int8_t>(scalar.data);
+    case xla::Type::s16:
+      return number_as<std::int16_t>(scalar.data);
+    case xla::Type::s32:
+      return number_as<std::int32_t>(scalar.data);
+    case xla::Type::s64:
+      return number_as<std::int64_t>(scalar.data);
+    case xla::Type::u8:
+      return number_as<std::uint8_t>(scalar.data);
+    case xla::Type::u16:
+      return number_as<std::uint16_t>(scalar.data);
+    case xla::Type::u32:
+      return number_as<std::uint32_t>(scalar.data);
+    case xla::Type::u64:
+      return number_as<std::uint64_t>(scalar.data);
+    case xla::Type::f32:
+      return number_as<float>(scalar.data);
+    case xla::Type::f64:
+      return number_as<double>(scalar.data);
+    case xla::Type::f16:  // the adapter widens them
+    case xla::Type::bf16:
+      break;
+  }
+  return std::nullopt;
+}
+
+// Results are the arguments' own memory, or apart from it: the call was declared so. After the
+// arrays come, with weights, the weight among the arguments, if it is no constant, and the mean
+// weight among the results; then in both a byte, which the program's next call has from this one.
+std::optional<Error> read_arrays(const xla::CallFrame& frame, WeightIn where, double weight,
+                                 Job& job) {
+  const std::int64_t arrays = frame.results.count - (where == WeightIn::none ? 1 : 2);
+  const std::int64_t operands = arrays + (where == WeightIn::argument ? 1 : 0);
+  if (arrays < 0 || frame.arguments.count < operands) return wrong("arguments and results differ");
+  *static_cast<std::uint8_t*>(buffer(frame.results, frame.results.count - 1).data) = 0;
+  if (where == WeightIn::argument) {
+    const std::optional<double> given = number(buffer(frame.arguments, arrays));
+    if (!given) return wrong("a weight of an unknown type");
+    weight = *given;
+  }
+  if (where != WeightIn::none) {
+    job.mean = std::make_shared<WeightedMean>(weight);
+    const xla::Buffer& mean_weight = buffer(frame.results, arrays);
+    job.mean_weight = mean_weight.data;
+    job.mean_weight_wide = mean_weight.type == xla::Type::f64;
+  }
   for (std::int64_t i = 0; i < arrays; ++i) {
-    const auto& from = *static_cast<const xla::Buffer*>(frame.arguments.values[i]);
-    const auto& to = *static_cast<const xla::Buffer*>(frame.results.values[i]);
+    const xla::Buffer& from = buffer(frame.arguments, i);
+    const xla::Buffer& to = buffer(frame.results, i);
     const std::optional<DataType> type = data_type(from.type);
     if (!type || to.type != from.type) return wrong("an argument of an unknown type");
     std::uint64_t count = 1;
     for (std::int64_t axis = 0; axis < from.rank; ++axis)
       count *= static_cast<std::uint64_t>(from.extents[axis]);
-    request.arrays.push_back({from.data, to.data, count, *type});
+    if (job.mean == nullptr) {
+      job.request.arrays.push_back({from.data, to.data, count, *type});
+    } else {
+      job.mean->add(from.data, to.data, count, *type);
+    }
   }
   return std::nullopt;
 }
@@ -283,6 +347,12 @@ Result<Job> read(const xla::CallFrame& frame) {
   const std::string structure = attributes.text("structure");
   const std::string name = attributes.text("name") + ", device " + std::to_string(device.ordinal);
   const double timeout = attributes.real("timeout");
+  const auto where = static_cast<WeightIn>(attributes.integer("weighted"));
+  const double weight = attributes.real("weight");
+  job.request.quantization = {static_cast<reduce::CodeType>(attributes.integer("code")),
+                              attributes.integer("zero_exact") != 0,
+                              attributes.integer("stochastic") != 0,
+                              static_cast<std::uint32_t>(attributes.integer("block"))};
   job.request.description = name + ": " + attributes.text("arrays");
   if (!attributes.missing().empty()) return wrong("no attribute " + attributes.missing());
   if (op < 0 || op >= kReduceOpCount) return wrong("no such op");
@@ -291,7 +361,7 @@ Result<Job> read(const xla::CallFrame& frame) {
   job.request.tag = job.tag;
   job.request.rerun = true;
   job.request.structure = XXH3_64bits(structure.data(), structure.size());
-  if (auto error = read_arrays(frame, job.request)) return *error;
+  if (auto error = read_arrays(frame, where, weight, job)) return *error;
   job.engine = desk().find(communicator);
   if (job.engine == nullptr) return Error{Code::not_initialized, kNotJoined, {}, {}};
   if (const Status status =
@@ -302,10 +372,23 @@ Result<Job> read(const xla::CallFrame& frame) {
   return job;
 }
 
+Status finish_mean(const Job& job) {
+  const Result<double> mean_weight = job.mean->finish();
+  if (!mean_weight) return mean_weight.error();
+  if (job.mean_weight_wide) {
+    *static_cast<double*>(job.mean_weight) = *mean_weight;
+  } else {
+    *static_cast<float*>(job.mean_weight) = static_cast<float>(*mean_weight);
+  }
+  return {};
+}
+
 Status reduce(Job& job) {
   try {
-    return job.engine->reduce(std::move(job.request), {duration(job.timeout), {}},
-                              [](const peer::CallPtr&) {});
+    if (job.mean != nullptr) job.mean->scale(job.request);
+    const Status status = job.engine->reduce(std::move(job.request), {duration(job.timeout), {}},
+                                             [](const peer::CallPtr&) {});
+    return !status || job.mean == nullptr ? status : finish_mean(job);
   } catch (const std::bad_alloc&) {
     return Status(Code::internal_error, "out of memory");
   }
