@@ -2,9 +2,12 @@
 // time while they share a state, reduce, give up on calls and get visits from strangers. Every
 // result is checked against its contributors, and the states of all members with each other. Made
 // to run under the address, undefined-behaviour and thread sanitizers; PCCL_STRESS_SECONDS says for
-// how long (default 20). `kills` and `freezes` are other programs: kills.h.
+// how long (default 20). `cuts`: the same without shared memory, while connections between peers
+// are ended, one by one. `kills` and `freezes` are other programs: kills.h.
 
 #include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -47,6 +50,7 @@ struct Totals {
   std::atomic<std::uint64_t> syncs{0};
   std::atomic<std::uint64_t> state_bytes{0};
   std::atomic<std::uint64_t> strangers{0};
+  std::atomic<std::uint64_t> cuts{0};
 };
 
 [[noreturn]] void fail(const std::string& what) {
@@ -91,6 +95,44 @@ void visit(std::uint16_t port, std::mt19937_64& rng, Totals& totals) {
     ++totals.strangers;
   }
   ::close(fd);
+}
+
+// The port at an end of a TCP connection; 0: it is none.
+template <class Ask>
+std::uint16_t port_of(int fd, Ask ask) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  if (ask(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
+  if (address.ss_family == AF_INET)
+    return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+  if (address.ss_family == AF_INET6)
+    return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
+  return 0;
+}
+
+// Ends a connection between two peers of this process, chosen at random, as a router on the way
+// might.
+void cut_one(std::uint16_t master_port, std::mt19937_64& rng, Totals& totals) {
+  DIR* const folder = ::opendir("/proc/self/fd");
+  if (folder == nullptr) return;
+  int chosen = -1;
+  std::uint64_t seen = 0;
+  while (const dirent* entry = ::readdir(folder)) {
+    const int fd = std::atoi(entry->d_name);
+    // A copy: what the number stands for may be closed, and be another connection, at any moment.
+    int copy = fd > 2 ? ::fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+    if (copy < 0) continue;
+    const std::uint16_t here = port_of(copy, ::getsockname);
+    const std::uint16_t there = port_of(copy, ::getpeername);
+    const bool link = here != 0 && there != 0 && here != master_port && there != master_port;
+    const bool take = link && rng() % ++seen == 0;
+    if (take) std::swap(chosen, copy);
+    if (copy >= 0) ::close(copy);
+  }
+  ::closedir(folder);
+  if (chosen < 0) return;
+  if (seen > 8 && ::shutdown(chosen, rng() % 2 == 0 ? SHUT_RDWR : SHUT_WR) == 0) ++totals.cuts;
+  ::close(chosen);
 }
 
 // What members hold after each call of a kind, by epoch and number: all the same.
@@ -311,7 +353,11 @@ class Peer {
   bool lost_ = false;        // all that had the state have left
 };
 
-int run(Duration length, std::uint64_t seed) {
+int run(Duration length, std::uint64_t seed, bool cuts) {
+  if (cuts) {
+    ::setenv("PCCL_SHM", "0", 1);
+    ::setenv("PCCL_STRIPES", "4", 1);
+  }
   const Result<Settings> settings = Settings::from_environment();
   if (!settings) fail(settings.error().reason);
   master::Server server({"127.0.0.1", 0}, *settings);
@@ -333,19 +379,27 @@ int run(Duration length, std::uint64_t seed) {
       }
     });
   }
+  if (cuts) {
+    std::mt19937_64 rng(seed);
+    while (steady_clock::now() < end) {
+      std::this_thread::sleep_for(milliseconds(rng() % 40));  // the random moment
+      cut_one(port, rng, totals);
+    }
+  }
   for (std::thread& thread : threads) thread.join();
   server.interrupt();
   std::printf(
       "stress: seed %llu: %llu joins, %llu syncs (%llu MiB received), %llu reductions (%llu run "
-      "again), %llu given up, %llu strangers: all results right\n",
+      "again), %llu given up, %llu strangers, %llu connections ended: all results right\n",
       static_cast<unsigned long long>(seed), static_cast<unsigned long long>(totals.joins),
       static_cast<unsigned long long>(totals.syncs),
       static_cast<unsigned long long>(totals.state_bytes >> 20),
       static_cast<unsigned long long>(totals.reductions),
       static_cast<unsigned long long>(totals.reruns),
       static_cast<unsigned long long>(totals.given_up),
-      static_cast<unsigned long long>(totals.strangers));
-  return totals.reductions > 0 ? 0 : 1;
+      static_cast<unsigned long long>(totals.strangers),
+      static_cast<unsigned long long>(totals.cuts));
+  return totals.reductions > 0 && (totals.cuts > 0 || !cuts) ? 0 : 1;
 }
 
 }  // namespace
@@ -365,5 +419,5 @@ int main(int argc, char** argv) {
   if (mode == "freezes") return pccl::stress::run_freezes(count("PCCL_STRESS_FREEZES", 100), seed);
   const auto length = std::chrono::duration_cast<pccl::Duration>(
       std::chrono::duration<double>(seconds != nullptr ? std::atof(seconds) : 20.0));
-  return pccl::stress::run(length, seed);
+  return pccl::stress::run(length, seed, mode == "cuts");
 }
