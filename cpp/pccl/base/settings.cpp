@@ -124,6 +124,7 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   read.integer("PCCL_SEGMENT_BYTES", settings.segment_bytes, std::size_t{4} << 10,
                std::size_t{16} << 20);
   read.integer("PCCL_STRIPES", settings.stripes, 0U, 255U);
+  read.text("PCCL_TCP_CONGESTION", settings.tcp_congestion);
   read.flag("PCCL_SHM", settings.shm);
   read.text("PCCL_HOST_ID", settings.host_id);
   read.integer("PCCL_LOCAL_RANK", settings.local_rank, 0U, 0xffffffffU);

@@ -65,6 +65,10 @@ struct Settings {
   // PCCL_STRIPES: connections per link, 0 to 255. 0: the library decides.
   unsigned stripes = 0;
 
+  // PCCL_TCP_CONGESTION: congestion control of connections between peers on different hosts. Empty:
+  // the system's.
+  std::string tcp_congestion;
+
   // PCCL_SHM: 1 or 0: whether peers on one host reduce in shared memory.
   bool shm = true;
 

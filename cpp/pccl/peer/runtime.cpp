@@ -12,6 +12,7 @@
 #include "pccl/base/log.h"
 #include "pccl/net/address.h"
 #include "pccl/net/fork.h"
+#include "pccl/net/tcp_info.h"
 
 namespace pccl::peer {
 namespace {
@@ -29,6 +30,7 @@ constexpr std::size_t kControlReadBytes = 64 << 10;
 constexpr int kControlReads = 16;  // in one turn
 constexpr int kAccepts = 64;       // in one turn
 constexpr std::size_t kMaxAddresses = 32;
+constexpr std::uint64_t kLookAfter = 32 << 20;  // bytes on one connection, each time
 constexpr Duration kControlDialTimeout = std::chrono::seconds(5);
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);  // when descriptors have run out
 
@@ -96,6 +98,10 @@ std::size_t total(std::span<const iovec> parts) {
 }  // namespace
 
 Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
+  if (!options.settings.tcp_congestion.empty()) {
+    const Status works = net::check_congestion_control(options.settings.tcp_congestion);
+    if (!works) return works.error();
+  }
   const auto listening = listen(options.settings.bind_address, options.port);
   if (!listening) return listening.error();
   options.join.addresses = own_addresses(listening->at, options.advertise);
@@ -409,7 +415,8 @@ void Runtime::accept() {
       Wire& wire = wires_[id];
       wire.socket = std::make_unique<net::Socket>(driver_.context(), descriptor);
       const bool local = net::same_host(wire.socket->local(), wire.socket->remote());
-      if (!local) wire.socket->hold_little();
+      wire.local = local;
+      if (!local) set_up(*wire.socket);
       engine_.on_accepted(id, local, clock_now());
       await_readable(id);
     }
@@ -430,13 +437,36 @@ void Runtime::dial(const DialRequest& request) {
         } else {
           const std::uint64_t id = next_wire_++;
           const bool local = net::same_host(socket->local(), socket->remote());
-          if (!local) socket->hold_little();
+          if (!local) set_up(*socket);
+          wires_[id].local = local;
           wires_[id].socket = std::move(socket);
           engine_.on_dialled(token, id, local, clock_now());
           await_readable(id);
         }
         act();
       });
+}
+
+// A connection to another host.
+void Runtime::set_up(net::Socket& socket) const {
+  socket.hold_little();
+  if (!options_.settings.tcp_congestion.empty())
+    net::set_congestion_control(socket.raw(), options_.settings.tcp_congestion);
+}
+
+// The kernel's buffers grow by themselves, up to a limit that somebody may have set too low.
+void Runtime::look_at_buffers(const net::Socket& socket) {
+  const auto info = net::tcp_info(socket.raw());
+  if (!info || info->busy < std::chrono::seconds(1)) return;
+  const bool sender = info->held_by_sender * 2 > info->busy;
+  if (!sender && info->held_by_receiver * 2 <= info->busy) return;
+  told_of_buffers_ = true;
+  log(LogLevel::warn, engine_.id(),
+      std::string("connections to other hosts wait for ") +
+          (sender ? "this host's send buffers more than half of the time: raise the last number of "
+                    "net.ipv4.tcp_wmem here"
+                  : "the other host's receive buffers more than half of the time: raise the last "
+                    "number of net.ipv4.tcp_rmem there"));
 }
 
 void Runtime::await_readable(std::uint64_t id) {
@@ -525,6 +555,11 @@ void Runtime::write(std::uint64_t id) {
     }
     stripe->sent(static_cast<std::size_t>(put));
     moved += static_cast<std::size_t>(put);
+    if (wire.socket != nullptr && !wire.local && !told_of_buffers_ &&
+        stripe->bytes_sent() - wire.looked_after >= kLookAfter) {
+      wire.looked_after = stripe->bytes_sent();
+      look_at_buffers(*wire.socket);
+    }
   }
 }
 

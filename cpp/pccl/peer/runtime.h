@@ -77,8 +77,10 @@ class Runtime {
     [[nodiscard]] ssize_t write(std::span<const iovec> from) const {
       return pipe != nullptr ? pipe->write(from) : socket->write(from);
     }
-    bool reading = false;  // waits to be readable
-    bool writing = false;  // waits to be writable, or for its next turn
+    bool local = false;              // both ends are on one host
+    std::uint64_t looked_after = 0;  // bytes sent when its buffers were looked at
+    bool reading = false;            // waits to be readable
+    bool writing = false;            // waits to be writable, or for its next turn
   };
   struct PipeDial {
     std::uint64_t token = 0;
@@ -127,6 +129,8 @@ class Runtime {
   void close(std::uint64_t id);
   void arm_timer(Duration least);
   [[nodiscard]] EngineOptions engine_options();
+  void set_up(net::Socket& socket) const;
+  void look_at_buffers(const net::Socket& socket);
   [[nodiscard]] Pace step();
 
   RuntimeOptions options_;
@@ -150,6 +154,7 @@ class Runtime {
   Instant pipes_moved_{};
   std::unique_ptr<shm::Neighbours> neighbours_;  // null: no memory is shared
   std::vector<std::uint8_t> scratch_;            // what is read from the master
+  bool told_of_buffers_ = false;
   bool shut_ = false;
 
   std::atomic<Standing> standing_{Standing::joining};
