@@ -159,6 +159,7 @@ class Lab:
         queue_ms: What the queues before the links hold, as time; what does not fit is dropped.
         mtu: Of the hosts' devices, up to 9000.
         congestion: The congestion control of all TCP connections; None: this machine's.
+        sysctl: More settings of the hosts' networks, such as {"net.ipv4.tcp_wmem": "4096 16384 16777216"}.
         seed: Of the losses.
     """
 
@@ -168,6 +169,7 @@ class Lab:
     queue_ms: float = 100.0
     mtu: int = 1500
     congestion: str | None = "cubic"
+    sysctl: Mapping[str, str] = field(default_factory=dict)
     seed: int = 1
     name: str = "lab"
     last_stats: Stats | None = field(default=None, init=False)  # once it has ended
@@ -252,11 +254,12 @@ class Lab:
         settings = {
             "net.ipv6.conf.all.disable_ipv6": "1",  # nothing but what is asked for is on the way
             "net.ipv4.tcp_no_metrics_save": "1",  # a connection knows nothing of those before it
+            **self.sysctl,
         }
         for key, value in settings.items():
             path = "/proc/sys/" + key.replace(".", "/")
-            write = ["sh", "-c", f"[ ! -e {path} ] || echo {value} > {path}"]
-            subprocess.run(self.command(host, write), check=True)
+            write = 'if [ -e "$1" ]; then echo "$2" > "$1"; fi'  # a kernel may be without IPv6
+            self.run(host, ["sh", "-c", write, "sh", path, value])
         _ip("-n", namespace, "addr", "add", address, "dev", DEVICE)
         _ip("-n", namespace, "link", "set", DEVICE, "up")
         if self.congestion is not None:  # by route: the setting of a namespace allows only some

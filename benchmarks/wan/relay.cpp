@@ -78,6 +78,7 @@ constexpr std::size_t kRingBytes = std::size_t{64} << 20;  // a second at 500 Mb
 constexpr std::size_t kLine = 64;
 constexpr int kReads = 64;                 // from one host before what is due is written
 constexpr Nanoseconds kRest = 50e3;        // while packets come: more of them for each wake-up
+constexpr Nanoseconds kLook = 1e6;         // while packets come: between two looks for commands
 constexpr double kLeastQueue = 16 * 1500;  // bytes, however slow a link is
 constexpr std::size_t kMostResets = 256;   // connections that are remembered as reset
 
@@ -780,6 +781,7 @@ void Relay::run() {
   files.push_back({STDIN_FILENO, POLLIN, 0});
   std::puts("ready");
   std::fflush(stdout);
+  Nanoseconds looked = 0;
   for (;;) {
     const Nanoseconds now = clock_now();
     bool moved = false;
@@ -791,11 +793,15 @@ void Relay::run() {
       for (int i = 0; i < kReads && take_in(host); ++i) moved = true;
     }
     Nanoseconds wait = next_due() - clock_now();
-    if (moved && wait > 0) {
-      const timespec rest = interval(std::min(wait, kRest));
-      clock_nanosleep(CLOCK_MONOTONIC, 0, &rest, nullptr);
-      wait = 0;  // to look for commands only
+    if (moved) {
+      if (wait > 0) {
+        const timespec rest = interval(std::min(wait, kRest));
+        clock_nanosleep(CLOCK_MONOTONIC, 0, &rest, nullptr);
+      }
+      if (now - looked < kLook) continue;
+      wait = 0;
     }
+    looked = now;
     const timespec limit = interval(std::clamp(wait, 0.0, 1e9));
     if (ppoll(files.data(), files.size(), &limit, nullptr) < 0 && errno != EINTR) fail("ppoll");
     if (files.back().revents != 0 && !hear()) return;
