@@ -130,6 +130,7 @@ std::uint32_t pseudo_sum(const std::uint8_t* ip, std::uint32_t tcp_bytes) {
   return sum16(ip + 12, 8, IPPROTO_TCP + tcp_bytes);
 }
 
+constexpr std::uint32_t kLongAgo = 1U << 30;  // bytes: more than any window
 constexpr std::uint8_t kFin = 1, kSyn = 2, kRst = 4, kPush = 8, kAck = 16, kCwr = 128;
 
 // A record in a ring: this, the virtio header, the IP packet.
@@ -319,8 +320,10 @@ struct Order {
   int port = 0;  // negative: of any but that one; 0: any
 };
 
-// A connection that was reset: whatever is still sent on it is answered by another reset, whose
-// number then is the expected one (RFC 5961).
+// A connection that is reset. An end obeys a reset only if its number is the very next one it
+// expects (RFC 5961), and that is only known from what it sends: so whatever comes on it is
+// answered by a reset, and at first both ends get a byte from long ago, which they have to
+// acknowledge.
 struct Flow {
   std::uint8_t one = 0, other = 0;  // hosts
   std::uint16_t one_port = 0, other_port = 0;
@@ -376,7 +379,7 @@ class Relay {
   void join_path(Packet& packet, Nanoseconds due);
   [[nodiscard]] bool is_reset(Packet& packet);
   void answer_reset(Packet& packet);
-  void write_reset(std::size_t to, Packet& packet, bool back);
+  void write_segment(std::size_t to, Packet& packet, bool back, bool reset);
   [[nodiscard]] Flow* find_flow(Packet& packet);
   void arrive(std::size_t to, Nanoseconds now);
   bool write_out(std::size_t to, Nanoseconds now);
@@ -632,26 +635,27 @@ bool Relay::is_reset(Packet& packet) {
   if (flows_.size() == kMostResets) flows_.pop_front();
   flows_.push_back({packet.source, packet.target, get16(tcp), get16(tcp + 2)});
   ++path(packet.source, packet.target).counters.resets;
-  write_reset(packet.target, packet, false);
-  answer_reset(packet);
+  write_segment(packet.target, packet, false, false);
+  write_segment(packet.source, packet, true, false);
   return true;
 }
 
 void Relay::answer_reset(Packet& packet) {
   const std::uint8_t flags = packet.tcp()[13];
-  if ((flags & kRst) == 0 && (flags & kAck) != 0) write_reset(packet.source, packet, true);
+  if ((flags & kRst) == 0 && (flags & kAck) != 0) write_segment(packet.source, packet, true, true);
 }
 
-// A reset at once, without a delay: what `packet`'s sender might have sent in its place, or,
-// `back`, what the other end might have answered.
-void Relay::write_reset(std::size_t to, Packet& packet, bool back) {
-  std::array<std::uint8_t, kVirtio + 40> bytes{};
+// To one end of the connection of `packet`, at once, as if from the other one: a reset, or a byte
+// from long ago. `back`: to the end that sent `packet`.
+void Relay::write_segment(std::size_t to, Packet& packet, bool back, bool reset) {
+  const std::size_t size = reset ? 40 : 41;
+  std::array<std::uint8_t, kVirtio + 42> bytes{};
   std::uint8_t* ip = bytes.data() + kVirtio;
   std::uint8_t* tcp = ip + 20;
   const std::uint8_t* old_ip = packet.ip();
   const std::uint8_t* old_tcp = packet.tcp();
   ip[0] = 0x45;
-  put16(ip + 2, 40);
+  put16(ip + 2, static_cast<std::uint32_t>(size));
   ip[8] = 64;
   ip[9] = IPPROTO_TCP;
   std::memcpy(ip + 12, old_ip + (back ? 16 : 12), 4);
@@ -659,11 +663,14 @@ void Relay::write_reset(std::size_t to, Packet& packet, bool back) {
   put16(ip + 10, ~sum16(ip, 20));
   std::memcpy(tcp, old_tcp + (back ? 2 : 0), 2);
   std::memcpy(tcp + 2, old_tcp + (back ? 0 : 2), 2);
-  put32(tcp + 4, get32(old_tcp + (back ? 8 : 4)));
+  const std::uint32_t number = get32(old_tcp + (back ? 8 : 4));
+  put32(tcp + 4, reset ? number : number - kLongAgo);
+  put32(tcp + 8, reset ? 0 : get32(old_tcp + (back ? 4 : 8)));
   tcp[12] = 5 << 4;
-  tcp[13] = kRst;
-  put16(tcp + 16, ~sum16(tcp, 20, pseudo_sum(ip, 20)));
-  if (write(stations_[to].device, bytes.data(), bytes.size()) < 0) ++write_errors_;
+  tcp[13] = reset ? kRst : kAck;
+  const std::uint32_t sum = pseudo_sum(ip, static_cast<std::uint32_t>(size - 20));
+  put16(tcp + 16, ~sum16(tcp, 22, sum));  // the byte, 0, and a 0 to make it even
+  if (write(stations_[to].device, bytes.data(), kVirtio + size) < 0) ++write_errors_;
 }
 
 // ---- commands -----------------------------------------------------------------------------------
