@@ -456,7 +456,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with preset(args.preset, args.rates) as lab:
         for host in range(len(lab.hosts)):
-            print(f"host {host}: {lab.address(host)}, ip netns exec {lab.namespace(host)} ...")
+            print(
+                f"host {host}: {lab.address(host)}, ip netns exec {lab.namespace(host)} ...",
+                flush=True,
+            )
         command = args.command or [os.environ.get("SHELL", "/bin/sh")]
         status = subprocess.call(lab.command(0, command))
     sys.exit(status)

@@ -121,7 +121,7 @@ class Host:
         end = time.monotonic()
         cpu = time.process_time() - cpu
         right = self._is_right(result, self.quantize if system == "pccl" else None)
-        crc = zlib.crc32(memoryview(result).cast("B"))
+        crc = zlib.crc32(result.tobytes())
         return {"begin": begin, "end": end, "cpu": cpu, "right": right, "crc": crc}
 
     def _pccl(self) -> None:

@@ -189,10 +189,13 @@ def main() -> None:
                 result = measure(lab, peers, int(mb * MIB) // 8 * 8, systems, args)
                 table.add(cells(result, systems))
                 results.append(result)
-    if args.json:
-        args.json.write_text(json.dumps({"machine": about, "results": results}, indent=1))
-    if args.markdown:
-        args.markdown.write_text(table.markdown())
+                # After every row: some take minutes.
+                if args.json:
+                    args.json.write_text(
+                        json.dumps({"machine": about, "results": results}, indent=1)
+                    )
+                if args.markdown:
+                    args.markdown.write_text(table.markdown())
 
 
 if __name__ == "__main__":
