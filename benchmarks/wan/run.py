@@ -141,14 +141,14 @@ def cells(result: dict[str, Any], systems: Sequence[str]) -> list[str]:
     for seconds in medians.values():
         timed += [f"{seconds:.2f}", f"{result['bound'] / seconds:.0%}"]
     ratios = [ratio(medians[system] / medians["pccl"]) for system in systems[1:]]
-    late = " late" if result["late_ms"]["p99"] > LATE_MS else ""
+    late = result["late_ms"]["p99"] > LATE_MS or result["segments"]["no_room"] > 0
     return [
         f"{result['preset']} ({result['hosts']})",
         size_name(result["bytes"]),
         f"{result['bound']:.2f}",
         *timed,
         *ratios,
-        f"{result['relay_cpu']:.0%}{late}",
+        f"{result['relay_cpu']:.0%}{' late' if late else ''}",
     ]
 
 
