@@ -17,11 +17,17 @@ PATIENCE = 120.0  # seconds for any answer
 
 
 class Peer:
-    """A process that runs `script --peer`, as its parent sees it."""
+    """A process that runs `script --peer`, as its parent sees it; `prefix` is what starts it elsewhere."""
 
-    def __init__(self, script: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        script: str,
+        arguments: Sequence[str],
+        environment: dict[str, str],
+        prefix: Sequence[str] = (),
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, script, "--peer", *arguments],
+            [*prefix, sys.executable, script, "--peer", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={
