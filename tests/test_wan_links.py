@@ -1,0 +1,108 @@
+"""Connections and paths between hosts that break while peers reduce, in the wide-area lab."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import lab
+import namespaces
+import pytest
+from lab import Host, Lab
+from workers import Worker
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(lab.why_not() is not None, reason=str(lab.why_not())),
+]
+
+MASTER_PORT = 48148  # namespaces.py's: each namespace has its own
+
+# Reduces as many elements as it is told, and says how that went; 0: the end.
+REDUCE = """
+comm = start()
+pccl.allreduce(x(10))
+say(event="in")
+for line in sys.stdin:
+    count = json.loads(line)
+    if count == 0:
+        break
+    total, info = pccl.allreduce(x(count, np.int32), return_info=True)
+    right = bool((total == np.int32(expected(info) & 0x7FFFFFFF)).all() or
+                 (total == np.int64(expected(info)).astype(np.int32)).all())
+    say(event="done", right=right, size=info.world_size, attempts=info.attempts)
+pccl.shutdown()
+"""
+
+
+@contextmanager
+def reducing(world: Lab, **env: str) -> Iterator[list[Worker]]:
+    """A worker on every host of the lab; all have reduced with each other."""
+    hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(len(world.hosts))]
+    with namespaces.running_on(hosts[0], **env) as run:
+        peers = [run.peer(REDUCE, host, PCCL_MIN_PEERS=str(len(hosts))) for host in hosts]
+        for peer in peers:
+            peer.expect("in", 60)
+        yield peers
+
+
+def begin(peers: list[Worker], count: int) -> None:
+    for peer in peers:
+        peer.tell(count)
+
+
+def ends(peers: list[Worker], timeout: float = 60) -> list[int]:
+    """Waits for all of them; how often each had to run it."""
+    answers = [peer.expect("done", timeout) for peer in peers]
+    assert all(answer["right"] and answer["size"] == len(peers) for answer in answers), answers
+    return [answer["attempts"] for answer in answers]
+
+
+def test_resets_cost_no_attempt() -> None:
+    with Lab([Host(200, 200)] * 3, delay_ms=10) as world, reducing(world) as peers:
+        over = threading.Event()
+
+        def reset() -> None:
+            pairs = [(0, 1), (1, 2), (2, 0)]
+            turn = 0
+            while not over.wait(0.2):
+                world.reset(*pairs[turn % 3], spare=MASTER_PORT)
+                turn += 1
+
+        thread = threading.Thread(target=reset)
+        thread.start()
+        try:
+            attempts = []
+            for _ in range(6):
+                begin(peers, 2_000_000)
+                attempts += ends(peers)
+        finally:
+            over.set()
+            thread.join()
+        assert set(attempts) == {1}
+        assert sum(world.resets(*pair) for pair in [(0, 1), (1, 2), (2, 0)]) >= 5
+
+
+def test_a_cut_that_heals_within_three_seconds_costs_nothing_but_time() -> None:
+    with Lab([Host(100, 100)] * 4, delay_ms=10) as world, reducing(world) as peers:
+        begin(peers, 6_000_000)  # some three seconds without the cut
+        world.cut(1, 2)
+        assert not threading.Event().wait(3)  # this is what is tested
+        world.heal(1, 2)
+        assert set(ends(peers)) == {1}
+
+
+@pytest.mark.parametrize("one_way", [False, True])
+def test_a_longer_cut_is_planned_around(one_way: bool) -> None:
+    settings = {
+        "PCCL_HEARTBEAT_INTERVAL": "0.3",
+        "PCCL_HEARTBEAT_TIMEOUT": "2",
+        "PCCL_LINK_TIMEOUT": "1",
+    }
+    with Lab([Host(100, 100)] * 4, delay_ms=10) as world, reducing(world, **settings) as peers:
+        begin(peers, 6_000_000)
+        world.cut(1, 2, one_way)
+        assert max(ends(peers)) >= 2  # all four are still there
+        begin(peers, 1_000_000)
+        ends(peers)
