@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "pccl/state/election.h"
+#include "pccl/topology/choose.h"
 #include "pccl/topology/plan.h"
+#include "pccl/topology/rates.h"
 
 namespace pccl::master {
 namespace {
@@ -23,6 +25,9 @@ bool payload_fits(const wire::RoundEntry& entry) {
       return std::holds_alternative<wire::SyncDetail>(entry.payload);
     case wire::RoundKind::sync_end:
       return std::holds_alternative<wire::SyncEnd>(entry.payload);
+    case wire::RoundKind::optimize:  // who has measured nothing need not say so
+      return std::holds_alternative<wire::Measurements>(entry.payload) ||
+             std::holds_alternative<wire::Nothing>(entry.payload);
     default:
       return std::holds_alternative<wire::Nothing>(entry.payload);
   }
@@ -30,6 +35,8 @@ bool payload_fits(const wire::RoundEntry& entry) {
 
 // About what a list of entries takes to be held.
 std::uint64_t bytes_of(const wire::RoundPayload& payload) {
+  if (const auto* row = std::get_if<wire::Measurements>(&payload))
+    return row->links.size() * sizeof(wire::MeasuredLink);
   const auto* detail = std::get_if<wire::SyncDetail>(&payload);
   if (detail == nullptr) return 0;
   std::uint64_t bytes = 0;
@@ -160,6 +167,12 @@ void Group::decide(const wire::CallKey& key, Code code, const PeerId& culprit,
   decided_[key] = last_ordinal_;
 }
 
+std::vector<PeerId> Group::member_ids() const {
+  std::vector<PeerId> ids;
+  for (const Peer& peer : members_) ids.push_back(peer.member.id);
+  return ids;
+}
+
 bool Group::plan_epoch() {
   hosts_.reset();
   std::set<topology::Edge> edges;
@@ -169,11 +182,19 @@ bool Group::plan_epoch() {
     if (first < members_.size() && second < members_.size())
       edges.insert(std::minmax(first, second));
   }
-  auto plan =
-      topology::make_plan(static_cast<std::uint32_t>(members_.size()), options_.segment_bytes,
-                          edges, present_hosts(), options_.thresholds);
-  if (!plan) return false;
-  record_.plan = std::move(*plan);
+  std::vector<PeerId> before;
+  for (const wire::Member& known : record_.members) before.push_back(known.id);
+  const topology::Situation situation{static_cast<std::uint32_t>(members_.size()),
+                                      options_.segment_bytes,
+                                      std::move(edges),
+                                      present_hosts(),
+                                      topology::carried(record_.rates, before, member_ids()),
+                                      options_.thresholds};
+  auto choice = topology::choose(situation);
+  if (!choice) return false;
+  if (!choice->why.empty()) around_.log("group " + std::to_string(id_) + ": plan: " + choice->why);
+  record_.plan = std::move(choice->plan);
+  record_.rates = situation.rates;
   hosts_differ_since_.reset();
   return true;
 }
@@ -315,6 +336,7 @@ void Group::start_if_ready(Instant) {
   collected_ = last_ordinal_;
   record_.state = {};
   record_.syncing = false;
+  record_.rates = {};
   for (auto it = candidates_.begin(); it != candidates_.end();) {
     if (!it->waiting) {
       ++it;
@@ -784,9 +806,31 @@ void Group::check_round(const wire::RoundKey& key, Instant now) {
     case wire::RoundKind::sync_detail:
     case wire::RoundKind::sync_end:
       return check_sync(key, now);
+    case wire::RoundKind::optimize:
+      return optimize(key);
     case wire::RoundKind::peers_pending:
     case wire::RoundKind::barrier:
       break;
+  }
+  decide(key, Code::ok, {}, {}, {});
+}
+
+// All members have said what they measured. The epoch has it for all, plan or no plan: so it is
+// known to whoever has to plan next.
+void Group::optimize(const wire::RoundKey& key) {
+  const OpenRound& round = rounds_.at(key);
+  const wire::RateTable before = record_.rates;
+  const std::vector<PeerId> ids = member_ids();
+  for (std::size_t rank = 0; rank < ids.size(); ++rank) {
+    if (const auto* row = std::get_if<wire::Measurements>(&round.entered.at(ids[rank])))
+      topology::merge(record_.rates, ids, rank, *row);
+  }
+  if (record_.rates != before) {
+    if (plan_epoch()) {
+      start_over(wire::Cause::plan, {}, {});
+    } else {
+      record_.rates = before;
+    }
   }
   decide(key, Code::ok, {}, {}, {});
 }
@@ -898,9 +942,7 @@ void Group::check_links(Instant now) {
                   plural(bad.size(), "bad link report"));
       reset = true;
     } else {
-      std::vector<PeerId> ids;
-      for (const Peer& peer : members_) ids.push_back(peer.member.id);
-      const std::optional<PeerId> victim = judge_links(ids, bad);
+      const std::optional<PeerId> victim = judge_links(member_ids(), bad);
       for (const BadLink& link : bad) unusable_.erase(std::minmax(link.reporter, link.about));
       trouble_.clear();
       if (victim) {

@@ -6,7 +6,8 @@
 //   ------------------------+-------------------------------------------------------------------------------------
 //   add_candidate, asks     | group not started and min_peers reached: epoch (admission); else Prepare, Expect
 //   prepared                | the newcomer may enter at the next admit round
-//   enters a round          | all members in: outcome, or epoch (admission) when newcomers are ready
+//   enters a round          | all members in: outcome, or epoch (admission) when newcomers are ready; before the
+//                           | outcome of optimize_topology an epoch (plan), when somebody measured something new
 //   operation entered, done | signatures differ: verdict mismatch; all done: verdict commit
 //   abort request           | verdict timeout or peer_lost (interrupted), unless decided already
 //   link report             | the peer's control is gone too: loss; else link reset (epoch, loss), a plan without the
@@ -169,11 +170,13 @@ class Group {
   [[nodiscard]] bool newcomer_ready(const Peer& candidate) const;
   [[nodiscard]] bool newcomers_ready() const;
   void remove(const std::vector<Departed>& departed, Instant now);
-  bool plan_epoch();  // record_.plan for the present members; false when no plan avoids the
-                      // unusable links
+  // record_.plan, and the rates it is chosen from, for the present members; false when no plan
+  // avoids the unusable links
+  bool plan_epoch();
   [[nodiscard]] Peer* member(const PeerId& id);
   [[nodiscard]] Peer* by_connection(ConnectionId connection);
   [[nodiscard]] std::size_t rank_of(const PeerId& id) const;
+  [[nodiscard]] std::vector<PeerId> member_ids() const;  // in rank order
 
   // -- calls
   void on_operation(Peer& from, const wire::OpState& state, std::uint64_t applied, Instant now);
@@ -183,6 +186,7 @@ class Group {
   void check_round(const wire::RoundKey& key, Instant now);
   void let_newcomers_in(bool syncing);
   void check_sync(const wire::RoundKey& key, Instant now);
+  void optimize(const wire::RoundKey& key);
   void check_calls(Instant now);
   void check_stuck(Instant now);
   void check_links(Instant now);

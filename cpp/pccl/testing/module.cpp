@@ -10,6 +10,7 @@ void bind_quantize(nb::module_& m);
 void bind_reduce(nb::module_& m);
 void bind_schedule(nb::module_& m);
 void bind_simulation(nb::module_& m);
+void bind_topology(nb::module_& m);
 void bind_transfer(nb::module_& m);
 
 NB_MODULE(_testing, m) {
@@ -20,5 +21,6 @@ NB_MODULE(_testing, m) {
   bind_reduce(m);
   bind_schedule(m);
   bind_simulation(m);
+  bind_topology(m);
   bind_transfer(m);
 }
