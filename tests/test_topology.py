@@ -604,6 +604,30 @@ def test_what_a_row_does_not_say_stays_known() -> None:
     assert group.record()[3][1][2 * 3 + 0] == (False, 5, 0)
 
 
+def test_what_transfers_show_changes_the_plan_only_when_it_is_worth_it() -> None:
+    group = _testing.Planner(4)
+    group.optimize(rows_of(even(4), [1, 2, 3, 4]))
+    epoch, _, plan, table, _, _ = group.record()
+    for number, row in enumerate(rows_of(even(4, 60_000), [1, 2, 3, 4]), 1):
+        group.measured(number, row)
+    group.tick(120)
+    assert group.record()[0] == epoch
+    for number, row in enumerate(rows_of(SLOW_LAST, [1, 2, 3, 4]), 1):
+        group.measured(number, row)
+    assert group.record()[3] == table  # until there is an epoch
+    group.tick(40)
+    assert group.record()[:4] == (
+        epoch + 1, PLAN, chosen(SLOW_LAST, set(), [0, 1, 2, 3])[0], SLOW_LAST
+    )  # fmt: skip
+    assert group.record()[2] != plan
+    # A loss takes what is known into its epoch, worth it or not.
+    group.measured(1, ([(2, False, 62_000, 0)], 0, 0))
+    group.tick(120)
+    assert group.record()[0] == epoch + 1
+    group.leave(4)
+    assert group.record()[3][1][0 * 3 + 1] == (False, 62_000, 100_000)
+
+
 def test_large_groups_have_no_table() -> None:
     group = _testing.Planner(65)
     before = group.record()[:4]

@@ -173,8 +173,8 @@ std::vector<PeerId> Group::member_ids() const {
   return ids;
 }
 
-bool Group::plan_epoch() {
-  hosts_.reset();
+// What there is to plan for at present.
+topology::Situation Group::situation() {
   std::set<topology::Edge> edges;
   for (const auto& [a, b] : unusable_) {
     const auto first = static_cast<std::uint32_t>(rank_of(a));
@@ -184,19 +184,42 @@ bool Group::plan_epoch() {
   }
   std::vector<PeerId> before;
   for (const wire::Member& known : record_.members) before.push_back(known.id);
-  const topology::Situation situation{static_cast<std::uint32_t>(members_.size()),
-                                      options_.segment_bytes,
-                                      std::move(edges),
-                                      present_hosts(),
-                                      topology::carried(record_.rates, before, member_ids()),
-                                      options_.thresholds};
-  auto choice = topology::choose(situation);
-  if (!choice) return false;
-  if (!choice->why.empty()) around_.log("group " + std::to_string(id_) + ": plan: " + choice->why);
-  record_.plan = std::move(choice->plan);
-  record_.rates = situation.rates;
+  return {static_cast<std::uint32_t>(members_.size()),
+          options_.segment_bytes,
+          std::move(edges),
+          present_hosts(),
+          topology::carried(rates_, before, member_ids()),
+          options_.thresholds};
+}
+
+void Group::take_plan(topology::Choice choice, wire::RateTable rates) {
+  if (!choice.why.empty()) around_.log("group " + std::to_string(id_) + ": plan: " + choice.why);
+  record_.plan = std::move(choice.plan);
+  record_.rates = rates_ = std::move(rates);
+  rates_moved_ = false;
   hosts_differ_since_.reset();
+}
+
+bool Group::plan_epoch() {
+  hosts_.reset();
+  topology::Situation present = situation();
+  auto choice = topology::choose(present);
+  if (!choice) return false;
+  take_plan(std::move(*choice), std::move(present.rates));
   return true;
+}
+
+// Transfers have shown something new. Operations start over in another plan, so it must be worth
+// it.
+void Group::reconsider_plan(Instant now) {
+  if (!rates_moved_ || members_.empty() || now - reconsidered_ < options_.replan_interval) return;
+  reconsidered_ = now;
+  rates_moved_ = false;
+  topology::Situation present = situation();
+  auto choice = topology::choose(present);
+  if (!choice || !topology::worth_changing(record_.plan, choice->plan, present.rates)) return;
+  take_plan(std::move(*choice), std::move(present.rates));
+  start_over(wire::Cause::plan, {}, {});
 }
 
 // Computed once for what is known at present: all pairs are looked at.
@@ -336,7 +359,7 @@ void Group::start_if_ready(Instant) {
   collected_ = last_ordinal_;
   record_.state = {};
   record_.syncing = false;
-  record_.rates = {};
+  record_.rates = rates_ = {};
   for (auto it = candidates_.begin(); it != candidates_.end();) {
     if (!it->waiting) {
       ++it;
@@ -456,6 +479,7 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
     if (ahead(*best, rejoin.report)) best = &rejoin.report;
   }
   group.record_ = best->record;
+  group.rates_ = best->record.rates;
   group.last_ordinal_ = best->applied;
   group.rebuilt_at_ = best->applied;
   std::map<std::uint64_t, wire::LogEntry> log;
@@ -633,6 +657,11 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
             hosts_.reset();
             // While others are still finding out, a tick will do.
             if (sharing_settled()) replan_hosts(now);
+          },
+          [&](const wire::Measured& measured) {
+            if (!is_member) return;
+            topology::merge(rates_, member_ids(), rank_of(id), measured.row);
+            rates_moved_ = rates_ != record_.rates;
           },
           [&](const wire::EnterRound& enter) {
             if (!is_member) return misuse("a newcomer entered a round");
@@ -815,23 +844,16 @@ void Group::check_round(const wire::RoundKey& key, Instant now) {
   decide(key, Code::ok, {}, {}, {});
 }
 
-// All members have said what they measured. The epoch has it for all, plan or no plan: so it is
-// known to whoever has to plan next.
+// All members have said what they measured. The epoch has it for all, even where the plan stays: so
+// it is known to whoever has to plan next.
 void Group::optimize(const wire::RoundKey& key) {
   const OpenRound& round = rounds_.at(key);
-  const wire::RateTable before = record_.rates;
   const std::vector<PeerId> ids = member_ids();
   for (std::size_t rank = 0; rank < ids.size(); ++rank) {
     if (const auto* row = std::get_if<wire::Measurements>(&round.entered.at(ids[rank])))
-      topology::merge(record_.rates, ids, rank, *row);
+      topology::merge(rates_, ids, rank, *row);
   }
-  if (record_.rates != before) {
-    if (plan_epoch()) {
-      start_over(wire::Cause::plan, {}, {});
-    } else {
-      record_.rates = before;
-    }
-  }
+  if (rates_ != record_.rates && plan_epoch()) start_over(wire::Cause::plan, {}, {});
   decide(key, Code::ok, {}, {}, {});
 }
 
@@ -1079,6 +1101,7 @@ void Group::on_time(Instant now) {
   }
   if (!gone.empty()) remove(gone, now);
   replan_hosts(now);
+  reconsider_plan(now);
   std::vector<ConnectionId> silent;
   for (const Peer& candidate : candidates_) {
     if (now - candidate.heard >= options_.heartbeat_timeout) silent.push_back(candidate.connection);

@@ -15,6 +15,7 @@
 //   control connection gone | a bad link to the peer was reported: loss; else loss when the reconnect window is over
 //   blocked report          | nobody can move: verdict deadlock for every call that is waited in
 //   who shares memory       | epoch (plan): operations start over, none ends
+//   measured                | at most every replan_interval, if another plan is clearly faster: epoch (plan)
 //   leave, silence, misuse  | loss
 //   loss                    | epoch (loss): policy-abort operations end, the others lose their `done`; rounds go on
 // clang-format on
@@ -32,6 +33,7 @@
 #include "pccl/base/error.h"
 #include "pccl/base/ids.h"
 #include "pccl/master/decisions.h"
+#include "pccl/topology/choose.h"
 #include "pccl/topology/plan.h"
 #include "pccl/wire/messages.h"
 
@@ -51,7 +53,8 @@ struct Options {
   Duration several_threads_grace =
       std::chrono::seconds(10);  // stuck, but a member has several threads
   Duration straggler_notice = std::chrono::seconds(10);
-  std::optional<Duration> straggler_timeout;  // of members that most others wait for
+  std::optional<Duration> straggler_timeout;            // of members that most others wait for
+  Duration replan_interval = std::chrono::seconds(30);  // for what transfers have shown
   std::uint32_t segment_bytes = 512 << 10;
   topology::Thresholds thresholds;
   std::size_t max_open_calls = 1 << 16;                   // per group
@@ -173,6 +176,9 @@ class Group {
   // record_.plan, and the rates it is chosen from, for the present members; false when no plan
   // avoids the unusable links
   bool plan_epoch();
+  topology::Situation situation();
+  void take_plan(topology::Choice choice, wire::RateTable rates);
+  void reconsider_plan(Instant now);
   [[nodiscard]] Peer* member(const PeerId& id);
   [[nodiscard]] Peer* by_connection(ConnectionId connection);
   [[nodiscard]] std::size_t rank_of(const PeerId& id) const;
@@ -213,6 +219,10 @@ class Group {
   std::set<std::pair<PeerId, PeerId>> unusable_;     // smaller id first; the plan goes without
   std::optional<std::vector<std::uint32_t>> hosts_;  // present_hosts(), until it may have changed
   std::optional<Instant> hosts_differ_since_;        // from the plan's
+  // What is known of the links between record_.members; the record has what the plan came from.
+  wire::RateTable rates_;
+  bool rates_moved_ = false;  // since the plan was considered
+  Instant reconsidered_{};
   std::optional<Instant> stuck_since_;
   Instant last_tick_{};
 };

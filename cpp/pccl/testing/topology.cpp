@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <iterator>
 #include <optional>
@@ -159,7 +160,7 @@ class Planner {
       join.id = id(number);
       join.min_peers = members;
       join.waiting = true;
-      group_->add_candidate(number, join, {}, {});
+      group_->add_candidate(number, join, {}, now_);
     }
   }
 
@@ -171,11 +172,24 @@ class Planner {
       wire::RoundEntry entry;
       entry.key = {wire::RoundKind::optimize, group_->record().admission, sequence};
       if (rank < rows.size() && rows[rank]) entry.payload = row(*rows[rank]);
-      group_->on_message(members[rank].id.bytes[0], {{}, wire::EnterRound{entry}}, {});
+      group_->on_message(members[rank].id.bytes[0], {{}, wire::EnterRound{entry}}, now_);
     }
   }
 
-  void leave(std::uint8_t number) { group_->on_message(number, {{}, wire::Leave{"done"}}, {}); }
+  void measured(std::uint8_t number, const Row& given) {
+    group_->on_message(number, {{}, wire::Measured{row(given)}}, now_);
+  }
+
+  void tick(unsigned seconds) {
+    for (; seconds > 0; --seconds) {
+      now_ += std::chrono::seconds(1);
+      for (const wire::Member& member : group_->record().members)
+        group_->on_message(member.id.bytes[0], {{}, wire::Heartbeat{}}, now_);
+      group_->on_time(now_);
+    }
+  }
+
+  void leave(std::uint8_t number) { group_->on_message(number, {{}, wire::Leave{"done"}}, now_); }
 
   // A master without memory takes over.
   void rebuild() {
@@ -186,7 +200,7 @@ class Planner {
       report.applied = group_->last_ordinal();
       reports.emplace_back(member.id.bytes[0], wire::Rejoin{member.id, 0, report});
     }
-    group_.emplace(master::Group::rebuild(0, {}, around_, reports, {}));
+    group_.emplace(master::Group::rebuild(0, {}, around_, reports, now_));
   }
 
   // (epoch, cause, plan, table, who is a member, outcomes told)
@@ -217,6 +231,7 @@ class Planner {
   Deaf around_;
   std::optional<master::Group> group_{std::in_place, 0, master::Options{}, around_};
   std::uint64_t sequence_ = 0;
+  pccl::Instant now_{std::chrono::seconds(1000)};
 };
 
 }  // namespace
@@ -251,6 +266,8 @@ void bind_topology(nb::module_& m) {
   nb::class_<Planner>(m, "Planner")
       .def(nb::init<std::uint8_t>(), "members"_a)
       .def("optimize", &Planner::optimize, "rows"_a)
+      .def("measured", &Planner::measured, "number"_a, "row"_a)
+      .def("tick", &Planner::tick, "seconds"_a)
       .def("leave", &Planner::leave, "number"_a)
       .def("rebuild", &Planner::rebuild)
       .def("record", &Planner::record)
