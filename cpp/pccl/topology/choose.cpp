@@ -15,7 +15,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // For a hop beside its path's delay: system calls, a wake-up. Only matters where delays are tiny.
 constexpr double kHopSeconds = 30e-6;
 // Predictions this close count as equal.
-constexpr double kClose = 1.05;
+constexpr double kClose = 1.03;
 constexpr double kWorthIt = 1.1;
 // Shares are rounded to so many parts of the array.
 constexpr std::uint32_t kShareUnits = 1 << 16;
@@ -404,7 +404,9 @@ class Chooser {
       if (!others.empty()) text += others + ")";
       if (size == kShown.back() && net_.size() <= 16) {
         const double ratio = time(candidates_[chosen], size) / lower_bound(net_, size);
-        text += ", " + figure(ratio, "") + " times the lower bound";
+        std::array<char, 32> number{};
+        std::snprintf(number.data(), number.size(), "%.2f", ratio);
+        text += std::string(", ") + number.data() + " times the lower bound";
       }
     }
     return text;

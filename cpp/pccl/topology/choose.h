@@ -33,7 +33,7 @@ struct Choice {
 
 // The plan whose predicted time is least, at every size: of one owner for all, `direct` with equal
 // shares or with best_shares, and the best ring (with several ranks on some of several hosts, the
-// same between hosts). Where the plan without measurements is as good to within 5 %, it stays.
+// same between hosts). Where the plan without measurements is as good to within 3 %, it stays.
 // Pairs that were tried in vain are avoided if some plan can. Nothing when none avoids the
 // `unusable` ones.
 [[nodiscard]] std::optional<Choice> choose(const Situation& situation);

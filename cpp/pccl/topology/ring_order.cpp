@@ -155,7 +155,7 @@ Order greedy(const Graph& graph, std::uint32_t start) {
 // Turns runs round (2-opt) and moves runs of up to three (or-opt) while that helps. How many rings
 // are looked at has a bound, for the master has other work: 0.2 s in all for 64 sites.
 void improve(const Graph& graph, Order& order) {
-  int budget = 150'000;
+  int budget = 80'000;
   Badness bad = judge(graph, order);
   const auto better = [&](const Order& other) {
     --budget;
