@@ -68,8 +68,9 @@ std::vector<double> by_own_links(const Network& network) {
 }
 
 // Maximise the sum of x >= 0 under rows[k] x <= limit[k], all limits >= 0 and all coefficients >=
-// 0, by the simplex method on a dense tableau; Bland's rule, so it ends. `first`: the variable with
-// which ties are broken first.
+// 0, by the simplex method on a dense tableau; Bland's rule against going in circles, and a bound
+// in case that rounding makes it do so: what it has then is within the limits all the same.
+// `first`: the variable with which ties are broken first.
 std::vector<double> maximise_sum(std::vector<std::vector<double>> rows, std::vector<double> limit,
                                  std::size_t first) {
   const std::size_t n = rows.empty() ? 0 : rows.front().size();
@@ -83,7 +84,7 @@ std::vector<double> maximise_sum(std::vector<std::vector<double>> rows, std::vec
   const auto turn = [&](std::size_t variable) {
     return variable < n ? (variable + n - first) % n : variable;
   };
-  for (int pivots = 0; pivots < 10'000; ++pivots) {
+  for (int pivots = 0; pivots < 1000; ++pivots) {
     std::size_t in = n;
     for (std::size_t j = 0; j < n; ++j) {
       if (gain[j] > kSlack && (in == n || turn(column[j]) < turn(column[in]))) in = j;
