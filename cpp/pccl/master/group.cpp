@@ -209,10 +209,11 @@ bool Group::plan_epoch() {
   return true;
 }
 
-// Transfers have shown something new. Operations start over in another plan, so it must be worth
-// it.
+// Transfers have shown something new. Operations under way would start over in another plan, and a
+// long one perhaps again and again: so only between operations.
 void Group::reconsider_plan(Instant now) {
-  if (!rates_moved_ || members_.empty() || now - reconsidered_ < options_.replan_interval) return;
+  if (!rates_moved_ || members_.empty() || !operations_.empty()) return;
+  if (now - reconsidered_ < options_.replan_interval) return;
   reconsidered_ = now;
   rates_moved_ = false;
   topology::Situation present = situation();

@@ -15,7 +15,8 @@
 //   control connection gone | a bad link to the peer was reported: loss; else loss when the reconnect window is over
 //   blocked report          | nobody can move: verdict deadlock for every call that is waited in
 //   who shares memory       | epoch (plan): operations start over, none ends
-//   measured                | at most every replan_interval, if another plan is clearly faster: epoch (plan)
+//   measured                | at most every replan_interval, between operations, if another plan is clearly faster:
+//                           | epoch (plan)
 //   leave, silence, misuse  | loss
 //   loss                    | epoch (loss): policy-abort operations end, the others lose their `done`; rounds go on
 // clang-format on

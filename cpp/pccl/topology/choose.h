@@ -51,8 +51,8 @@ struct Choice {
 // (for equal links the 2 (n - 1) / n of Patarasuk & Yuan, JPDC 2009). Seconds, without delays.
 [[nodiscard]] double lower_bound(const Network& network, std::uint64_t bytes);
 
-// Whether another plan is enough of an improvement to have operations start over for it: somewhere
-// it takes 10 % less, and nowhere 10 % more. For plans that nobody asked for.
+// Whether another plan is enough of an improvement to begin an epoch for it that nobody asked for:
+// somewhere it takes 10 % less, and nowhere 10 % more.
 [[nodiscard]] bool worth_changing(const wire::Plan& present, const wire::Plan& other,
                                   const wire::RateTable& rates);
 
