@@ -40,7 +40,7 @@ def test_every_variable_of_the_library_is_a_setting_in_the_docs() -> None:
 
 def test_every_control_message_has_its_row_with_its_number_and_fields() -> None:
     header = source("wire/messages.h")
-    listed = re.search(r"using Message = std::variant<(.*?)>;", header, re.DOTALL)
+    listed = re.search(r"using Message =\s+std::variant<(.*?)>;", header, re.DOTALL)
     assert listed
     messages = [name.strip() for name in listed[1].split(",")]
     by_name = {cells[1]: cells for cells in rows(page("protocol.md")) if len(cells) == 5}

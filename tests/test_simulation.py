@@ -141,6 +141,29 @@ def test_the_state_survives_whatever_breaks() -> None:
     assert totals["sync_failures"] > 0
 
 
+def test_plans_from_measurements_reduce_right() -> None:
+    # Shares that differ, and owners of nothing; what is committed is compared byte for byte.
+    lines: Counter[str] = Counter()
+    for seed in range(170_000, 170_000 + max(SCHEDULES // 20, 20)):
+        program = ("level1", "level2")[seed % 2]
+        report = run(seed, program=program, quiet=True, peers=5, machines=seed // 2 % 3, trace=True)
+        for line in report["trace"]:
+            plan = line.partition("plan: ")[2].partition("; 64 KiB takes")[0]
+            shares = plan.partition("shares of ")[2].partition(" %")[0].split("/")
+            lines["plans"] += bool(plan)
+            lines["uneven"] += shares != [""]
+            lines["of nothing"] += "0" in shares
+            lines["between hosts"] += "between hosts, shares" in plan
+    assert lines["plans"] > 20
+    assert min(lines["uneven"], lines["of nothing"]) > 5
+    assert lines["between hosts"] > 0
+
+
+def test_plans_from_measurements_survive_whatever_breaks() -> None:
+    for program in ("level1", "level2"):
+        run_many(180_000, max(SCHEDULES // 10, 20), program=program, peers=4)
+
+
 def test_several_peers_die_at_once() -> None:
     for program in ("level1", "level2", "sync"):
         run_many(160_000, max(SCHEDULES // 20, 20), program=program, quiet=True, peers=8, kills=6)

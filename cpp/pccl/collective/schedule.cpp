@@ -161,8 +161,10 @@ Schedule broadcast(const Schedule& all_reduce, std::span<const std::uint32_t> ow
   return {{std::move(whole.chunks[root])}, {1}};
 }
 
-Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& size, std::uint32_t rank,
+Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& chosen, std::uint32_t rank,
                        const Collective& what, std::uint64_t bytes) {
+  const wire::SizeClass& size =
+      what.kind == Kind::all_reduce ? chosen : topology::all_owning(plan, chosen);
   std::vector<std::uint32_t> owners(plan.order.size());
   std::iota(owners.begin(), owners.end(), 0U);
   const bool star = size.kind == wire::ScheduleKind::direct;

@@ -109,7 +109,8 @@ struct Collective {
   std::uint32_t root = 0;
 };
 
-// The schedule for operations of `bytes` in that size class.
+// The schedule for operations of `bytes` in that size class; of halves, in the class that
+// topology::all_owning has for it.
 [[nodiscard]] Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& size,
                                      std::uint32_t rank, const Collective& what = {},
                                      std::uint64_t bytes = 0);

@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "pccl/state/election.h"
+#include "pccl/topology/choose.h"
 #include "pccl/topology/plan.h"
+#include "pccl/topology/rates.h"
 
 namespace pccl::master {
 namespace {
@@ -23,6 +25,9 @@ bool payload_fits(const wire::RoundEntry& entry) {
       return std::holds_alternative<wire::SyncDetail>(entry.payload);
     case wire::RoundKind::sync_end:
       return std::holds_alternative<wire::SyncEnd>(entry.payload);
+    case wire::RoundKind::optimize:  // who has measured nothing need not say so
+      return std::holds_alternative<wire::Measurements>(entry.payload) ||
+             std::holds_alternative<wire::Nothing>(entry.payload);
     default:
       return std::holds_alternative<wire::Nothing>(entry.payload);
   }
@@ -30,6 +35,8 @@ bool payload_fits(const wire::RoundEntry& entry) {
 
 // About what a list of entries takes to be held.
 std::uint64_t bytes_of(const wire::RoundPayload& payload) {
+  if (const auto* row = std::get_if<wire::Measurements>(&payload))
+    return row->links.size() * sizeof(wire::MeasuredLink);
   const auto* detail = std::get_if<wire::SyncDetail>(&payload);
   if (detail == nullptr) return 0;
   std::uint64_t bytes = 0;
@@ -160,8 +167,14 @@ void Group::decide(const wire::CallKey& key, Code code, const PeerId& culprit,
   decided_[key] = last_ordinal_;
 }
 
-bool Group::plan_epoch() {
-  hosts_.reset();
+std::vector<PeerId> Group::member_ids() const {
+  std::vector<PeerId> ids;
+  for (const Peer& peer : members_) ids.push_back(peer.member.id);
+  return ids;
+}
+
+// What there is to plan for at present.
+topology::Situation Group::situation() {
   std::set<topology::Edge> edges;
   for (const auto& [a, b] : unusable_) {
     const auto first = static_cast<std::uint32_t>(rank_of(a));
@@ -169,13 +182,45 @@ bool Group::plan_epoch() {
     if (first < members_.size() && second < members_.size())
       edges.insert(std::minmax(first, second));
   }
-  auto plan =
-      topology::make_plan(static_cast<std::uint32_t>(members_.size()), options_.segment_bytes,
-                          edges, present_hosts(), options_.thresholds);
-  if (!plan) return false;
-  record_.plan = std::move(*plan);
+  std::vector<PeerId> before;
+  for (const wire::Member& known : record_.members) before.push_back(known.id);
+  return {static_cast<std::uint32_t>(members_.size()),
+          options_.segment_bytes,
+          std::move(edges),
+          present_hosts(),
+          topology::carried(rates_, before, member_ids()),
+          options_.thresholds};
+}
+
+void Group::take_plan(topology::Choice choice, wire::RateTable rates) {
+  if (!choice.why.empty()) around_.log("group " + std::to_string(id_) + ": plan: " + choice.why);
+  record_.plan = std::move(choice.plan);
+  record_.rates = rates_ = std::move(rates);
+  rates_moved_ = false;
   hosts_differ_since_.reset();
+}
+
+bool Group::plan_epoch() {
+  hosts_.reset();
+  topology::Situation present = situation();
+  auto choice = topology::choose(present);
+  if (!choice) return false;
+  take_plan(std::move(*choice), std::move(present.rates));
   return true;
+}
+
+// Transfers have shown something new. Operations under way would start over in another plan, and a
+// long one perhaps again and again: so only between operations.
+void Group::reconsider_plan(Instant now) {
+  if (!rates_moved_ || members_.empty() || !operations_.empty()) return;
+  if (now - reconsidered_ < options_.replan_interval) return;
+  reconsidered_ = now;
+  rates_moved_ = false;
+  topology::Situation present = situation();
+  auto choice = topology::choose(present);
+  if (!choice || !topology::worth_changing(record_.plan, choice->plan, present.rates)) return;
+  take_plan(std::move(*choice), std::move(present.rates));
+  start_over(wire::Cause::plan, {}, {});
 }
 
 // Computed once for what is known at present: all pairs are looked at.
@@ -315,6 +360,7 @@ void Group::start_if_ready(Instant) {
   collected_ = last_ordinal_;
   record_.state = {};
   record_.syncing = false;
+  record_.rates = rates_ = {};
   for (auto it = candidates_.begin(); it != candidates_.end();) {
     if (!it->waiting) {
       ++it;
@@ -434,6 +480,7 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
     if (ahead(*best, rejoin.report)) best = &rejoin.report;
   }
   group.record_ = best->record;
+  group.rates_ = best->record.rates;
   group.last_ordinal_ = best->applied;
   group.rebuilt_at_ = best->applied;
   std::map<std::uint64_t, wire::LogEntry> log;
@@ -612,6 +659,11 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
             // While others are still finding out, a tick will do.
             if (sharing_settled()) replan_hosts(now);
           },
+          [&](const wire::Measured& measured) {
+            if (!is_member) return;
+            topology::merge(rates_, member_ids(), rank_of(id), measured.row);
+            rates_moved_ = rates_ != record_.rates;
+          },
           [&](const wire::EnterRound& enter) {
             if (!is_member) return misuse("a newcomer entered a round");
             if (!payload_fits(enter.entry)) return misuse("a round entered with the wrong payload");
@@ -784,10 +836,25 @@ void Group::check_round(const wire::RoundKey& key, Instant now) {
     case wire::RoundKind::sync_detail:
     case wire::RoundKind::sync_end:
       return check_sync(key, now);
+    case wire::RoundKind::optimize:
+      return optimize(key);
     case wire::RoundKind::peers_pending:
     case wire::RoundKind::barrier:
       break;
   }
+  decide(key, Code::ok, {}, {}, {});
+}
+
+// All members have said what they measured. The epoch has it for all, even where the plan stays: so
+// it is known to whoever has to plan next.
+void Group::optimize(const wire::RoundKey& key) {
+  const OpenRound& round = rounds_.at(key);
+  const std::vector<PeerId> ids = member_ids();
+  for (std::size_t rank = 0; rank < ids.size(); ++rank) {
+    if (const auto* row = std::get_if<wire::Measurements>(&round.entered.at(ids[rank])))
+      topology::merge(rates_, ids, rank, *row);
+  }
+  if (rates_ != record_.rates && plan_epoch()) start_over(wire::Cause::plan, {}, {});
   decide(key, Code::ok, {}, {}, {});
 }
 
@@ -898,9 +965,7 @@ void Group::check_links(Instant now) {
                   plural(bad.size(), "bad link report"));
       reset = true;
     } else {
-      std::vector<PeerId> ids;
-      for (const Peer& peer : members_) ids.push_back(peer.member.id);
-      const std::optional<PeerId> victim = judge_links(ids, bad);
+      const std::optional<PeerId> victim = judge_links(member_ids(), bad);
       for (const BadLink& link : bad) unusable_.erase(std::minmax(link.reporter, link.about));
       trouble_.clear();
       if (victim) {
@@ -1037,6 +1102,7 @@ void Group::on_time(Instant now) {
   }
   if (!gone.empty()) remove(gone, now);
   replan_hosts(now);
+  reconsider_plan(now);
   std::vector<ConnectionId> silent;
   for (const Peer& candidate : candidates_) {
     if (now - candidate.heard >= options_.heartbeat_timeout) silent.push_back(candidate.connection);

@@ -6,7 +6,8 @@
 //   ------------------------+-------------------------------------------------------------------------------------
 //   add_candidate, asks     | group not started and min_peers reached: epoch (admission); else Prepare, Expect
 //   prepared                | the newcomer may enter at the next admit round
-//   enters a round          | all members in: outcome, or epoch (admission) when newcomers are ready
+//   enters a round          | all members in: outcome, or epoch (admission) when newcomers are ready; before the
+//                           | outcome of optimize_topology an epoch (plan), when somebody measured something new
 //   operation entered, done | signatures differ: verdict mismatch; all done: verdict commit
 //   abort request           | verdict timeout or peer_lost (interrupted), unless decided already
 //   link report             | the peer's control is gone too: loss; else link reset (epoch, loss), a plan without the
@@ -14,6 +15,8 @@
 //   control connection gone | a bad link to the peer was reported: loss; else loss when the reconnect window is over
 //   blocked report          | nobody can move: verdict deadlock for every call that is waited in
 //   who shares memory       | epoch (plan): operations start over, none ends
+//   measured                | at most every replan_interval, between operations, if another plan is clearly faster:
+//                           | epoch (plan)
 //   leave, silence, misuse  | loss
 //   loss                    | epoch (loss): policy-abort operations end, the others lose their `done`; rounds go on
 // clang-format on
@@ -31,6 +34,7 @@
 #include "pccl/base/error.h"
 #include "pccl/base/ids.h"
 #include "pccl/master/decisions.h"
+#include "pccl/topology/choose.h"
 #include "pccl/topology/plan.h"
 #include "pccl/wire/messages.h"
 
@@ -50,7 +54,8 @@ struct Options {
   Duration several_threads_grace =
       std::chrono::seconds(10);  // stuck, but a member has several threads
   Duration straggler_notice = std::chrono::seconds(10);
-  std::optional<Duration> straggler_timeout;  // of members that most others wait for
+  std::optional<Duration> straggler_timeout;            // of members that most others wait for
+  Duration replan_interval = std::chrono::seconds(30);  // for what transfers have shown
   std::uint32_t segment_bytes = 512 << 10;
   topology::Thresholds thresholds;
   std::size_t max_open_calls = 1 << 16;                   // per group
@@ -169,11 +174,16 @@ class Group {
   [[nodiscard]] bool newcomer_ready(const Peer& candidate) const;
   [[nodiscard]] bool newcomers_ready() const;
   void remove(const std::vector<Departed>& departed, Instant now);
-  bool plan_epoch();  // record_.plan for the present members; false when no plan avoids the
-                      // unusable links
+  // record_.plan, and the rates it is chosen from, for the present members; false when no plan
+  // avoids the unusable links
+  bool plan_epoch();
+  topology::Situation situation();
+  void take_plan(topology::Choice choice, wire::RateTable rates);
+  void reconsider_plan(Instant now);
   [[nodiscard]] Peer* member(const PeerId& id);
   [[nodiscard]] Peer* by_connection(ConnectionId connection);
   [[nodiscard]] std::size_t rank_of(const PeerId& id) const;
+  [[nodiscard]] std::vector<PeerId> member_ids() const;  // in rank order
 
   // -- calls
   void on_operation(Peer& from, const wire::OpState& state, std::uint64_t applied, Instant now);
@@ -183,6 +193,7 @@ class Group {
   void check_round(const wire::RoundKey& key, Instant now);
   void let_newcomers_in(bool syncing);
   void check_sync(const wire::RoundKey& key, Instant now);
+  void optimize(const wire::RoundKey& key);
   void check_calls(Instant now);
   void check_stuck(Instant now);
   void check_links(Instant now);
@@ -209,6 +220,10 @@ class Group {
   std::set<std::pair<PeerId, PeerId>> unusable_;     // smaller id first; the plan goes without
   std::optional<std::vector<std::uint32_t>> hosts_;  // present_hosts(), until it may have changed
   std::optional<Instant> hosts_differ_since_;        // from the plan's
+  // What is known of the links between record_.members; the record has what the plan came from.
+  wire::RateTable rates_;
+  bool rates_moved_ = false;  // since the plan was considered
+  Instant reconsidered_{};
   std::optional<Instant> stuck_since_;
   Instant last_tick_{};
 };

@@ -201,6 +201,10 @@ nb::bytes control_sample(const std::string& name) {
     message = wire::Heartbeat{};
   } else if (name == "enter_round") {
     message = wire::EnterRound{{{wire::RoundKind::barrier, 7, 2}, {}}};
+  } else if (name == "measured") {
+    message = wire::EnterRound{
+        {{wire::RoundKind::optimize, 7, 2},
+         wire::Measurements{{{id, {false, 62'500, 100'000}}, {id, {true, 0, 0}}}, {125'000, 3}}}};
   } else if (name == "verdict") {
     message = wire::Log{{{9, wire::Verdict{{7, true, 5, 1}, 8, pccl::Code::ok, true, {}, {}, {}}}}};
   } else if (name == "link_report") {

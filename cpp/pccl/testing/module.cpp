@@ -11,6 +11,7 @@ void bind_reduce(nb::module_& m);
 void bind_schedule(nb::module_& m);
 void bind_simulation(nb::module_& m);
 void bind_stand_in(nb::module_& m);
+void bind_topology(nb::module_& m);
 void bind_transfer(nb::module_& m);
 
 NB_MODULE(_testing, m) {
@@ -22,5 +23,6 @@ NB_MODULE(_testing, m) {
   bind_schedule(m);
   bind_simulation(m);
   bind_stand_in(m);
+  bind_topology(m);
   bind_transfer(m);
 }

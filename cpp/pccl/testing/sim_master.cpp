@@ -1,4 +1,5 @@
 // The master's process in a simulated run.
+#include <iterator>
 #include <utility>
 
 #include "pccl/testing/sim_world.h"
@@ -73,6 +74,7 @@ void MasterHost::pump(master::ConnectionId id) {
         world_.log("master", "hears message type " + std::to_string(frame.message.index()) +
                                  " from h" + std::to_string(connection->node(0)));
       }
+      measure(frame.message);
       master_->on_frame(id, frame, world_.now());
     }
   }
@@ -127,6 +129,38 @@ bool MasterHost::quiet() const {
     if (!peer.connection->quiet()) return false;
   }
   return true;
+}
+
+// What a member that measures nothing might have measured: links so slow, and so different, that
+// shares of plans matter for the few bytes of a simulated operation, and some that are said not to
+// work.
+void MasterHost::measure(wire::Message& message) {
+  Random& random = world_.random;
+  auto* enter = std::get_if<wire::EnterRound>(&message);
+  const bool asked = enter != nullptr && enter->entry.key.kind == wire::RoundKind::optimize &&
+                     std::holds_alternative<wire::Nothing>(enter->entry.payload);
+  // A new plan takes the time back for which members were blocked.
+  const bool unasked =
+      std::holds_alternative<wire::Heartbeat>(message) && world_.options.program != Program::stuck;
+  if (group() == nullptr || !random.chance(asked ? 0.8 : unasked ? 0.1 : 0)) return;
+  const auto rate = [&] {
+    const std::uint32_t rates[] = {0, 1, 1, 2, 5, 20, 1000};
+    return rates[random.below(std::size(rates))];
+  };
+  wire::Measurements row;
+  row.total = {rate(), rate()};
+  for (const wire::Member& member : group()->record().members) {
+    if (random.chance(0.05)) {
+      row.links.push_back({member.id, {true, 0, 0}});
+    } else if (random.chance(0.8)) {
+      row.links.push_back({member.id, {false, rate(), random.chance(0.5) ? 0U : 100'000U}});
+    }
+  }
+  if (asked) {
+    enter->entry.payload = std::move(row);
+  } else {
+    message = wire::Measured{std::move(row)};
+  }
 }
 
 // Bugs made on purpose: what one member hears is not what was decided.

@@ -406,7 +406,8 @@ Task<> UserProgram::script(Thread thread, std::uint64_t step) {
   for (std::uint64_t i = 0; i < calls && !out(); ++i) {
     switch (script.below(6)) {
       case 0: {
-        const peer::CallPtr call = host_.enter(wire::RoundKind::barrier);
+        const auto kind = script.chance(0.5) ? wire::RoundKind::barrier : wire::RoundKind::optimize;
+        const peer::CallPtr call = host_.enter(kind);
         (void)co_await wait(thread, call);
         break;
       }
@@ -576,6 +577,11 @@ Task<> UserProgram::level1() {
       if (step_ >= world.options.steps) break;
     }
     Random script = script_for(step_, 4);
+    if (script.chance(0.4)) {
+      const peer::CallPtr call = host_.enter(wire::RoundKind::optimize);
+      (void)co_await wait(kMain, call);
+      if (out()) break;
+    }
     const std::uint64_t count = script.between(1, 3);
     std::vector<ReductionPtr> running;
     for (std::uint64_t i = 0; i < count; ++i) {

@@ -72,6 +72,7 @@ World::World(std::uint64_t seed, const Options& given)
   settings.stripes = static_cast<unsigned>(random.below(4));
   settings.checksum =
       options.corruptions > 0 || random.chance(0.5) ? Checksum::always : Checksum::automatic;
+  master_options.replan_interval = random.duration(milliseconds(1), seconds(4));
   if (options.everything_small) {
     const std::uint32_t segments[] = {64, 128, 256, 1024};
     master_options.segment_bytes = segments[random.below(4)];

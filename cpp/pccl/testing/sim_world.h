@@ -49,6 +49,7 @@ class MasterHost {
   void settle();
   void arm();
   [[nodiscard]] wire::Bytes tamper(master::ConnectionId to, wire::Bytes bytes);
+  void measure(wire::Message& message);
 
   World& world_;
   std::unique_ptr<master::Master> master_;

@@ -139,6 +139,24 @@ const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, b
   return *chosen;
 }
 
+bool owned_by_all(const wire::SizeClass& size) {
+  return size.kind == wire::ScheduleKind::ring ||
+         std::none_of(size.shares.begin(), size.shares.end(),
+                      [](std::uint32_t share) { return share == 0; });
+}
+
+const wire::SizeClass& all_owning(const wire::Plan& plan, const wire::SizeClass& size) {
+  if (owned_by_all(size)) return size;
+  const wire::SizeClass* around = &size;
+  for (const wire::SizeClass& other : plan.classes) {
+    if (!owned_by_all(other)) continue;
+    if (other.kind == size.kind) return other;
+    if (other.kind == wire::ScheduleKind::ring || other.kind == wire::ScheduleKind::host_ring)
+      around = &other;
+  }
+  return *around;
+}
+
 bool valid(const wire::Plan& plan, std::size_t world) {
   if (plan.segment_bytes < 64 || plan.segment_bytes > (1U << 24)) return false;
   if (world == 0 || plan.order.size() != world || plan.classes.empty()) return false;

@@ -65,6 +65,14 @@ class Delegates {
 [[nodiscard]] const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes,
                                                 bool widens, bool coded = false);
 
+// Every rank owns a part of arrays of this class.
+[[nodiscard]] bool owned_by_all(const wire::SizeClass& size);
+
+// The class whose links serve every rank as an owner, for what halves of an all-reduce in `size`
+// bring: itself; one of its kind that all own; else a ring. (The plan's links lead to owners only.)
+[[nodiscard]] const wire::SizeClass& all_owning(const wire::Plan& plan,
+                                                const wire::SizeClass& size);
+
 // Whether a plan that came from elsewhere is one that `world` members can run.
 [[nodiscard]] bool valid(const wire::Plan& plan, std::size_t world);
 

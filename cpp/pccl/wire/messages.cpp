@@ -41,6 +41,8 @@ const char* name(RoundKind kind) {
     case RoundKind::sync_detail:
     case RoundKind::sync_end:
       return "sync";
+    case RoundKind::optimize:
+      return "optimize_topology";
   }
   return "round";
 }

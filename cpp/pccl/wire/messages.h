@@ -154,6 +154,18 @@ struct Neighbourhood {
   }
 };
 
+// What a member's transfers have shown since it said so before; unlike a row that is brought to a
+// round of optimize_topology, nobody waits for it. Not answered; an epoch follows when another plan
+// would be clearly faster.
+struct Measured {
+  Measurements row;
+  bool operator==(const Measured&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.row);
+  }
+};
+
 // A peer goes, in good order. Not answered.
 struct Leave {
   std::string reason;
@@ -245,9 +257,10 @@ struct Notice {
 // -------------------------------------------------------------------------------------------------
 
 // The index in this list is the type byte on the wire: append only.
-using Message = std::variant<Join, Rejoin, RequestAdmission, Prepared, EnterRound, OpReport,
-                             AbortRequest, LinkReport, Blocked, Leave, Heartbeat, Welcome, Refused,
-                             Log, Prepare, Expect, Notice, WithdrawAdmission, Neighbourhood>;
+using Message =
+    std::variant<Join, Rejoin, RequestAdmission, Prepared, EnterRound, OpReport, AbortRequest,
+                 LinkReport, Blocked, Leave, Heartbeat, Welcome, Refused, Log, Prepare, Expect,
+                 Notice, WithdrawAdmission, Neighbourhood, Measured>;
 
 // What every control frame starts with.
 struct Envelope {

@@ -54,9 +54,10 @@ enum class RoundKind : std::uint8_t {
   sync_admit,
   sync,
   sync_detail,
-  sync_end
+  sync_end,
+  optimize
 };
-constexpr unsigned enum_count(RoundKind) { return 7; }
+constexpr unsigned enum_count(RoundKind) { return 8; }
 [[nodiscard]] const char* name(RoundKind kind);
 
 struct RoundKey {
@@ -152,6 +153,67 @@ struct SyncEnd {
   }
 };
 
+// ---- how fast links are
+// ------------------------------------------------------------------------------------------------
+
+// What is known of the way from one peer to another. Integers, so that everybody who reads a table
+// computes with the same numbers.
+struct LinkRate {
+  bool unreachable = false;           // tried, and no connection came about; the rest is 0
+  std::uint32_t kilobytes_per_s = 0;  // 1000 bytes each, of user data, one way; 0: not known
+  std::uint32_t rtt_us = 0;           // there and back; 0: not known
+  bool operator==(const LinkRate&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.unreachable, self.kilobytes_per_s, self.rtt_us);
+  }
+};
+
+// What all flows out of one peer, or into it, carry together: they share its up-link and its
+// down-link. 0: not known.
+struct HostRate {
+  std::uint32_t up_kilobytes_per_s = 0;
+  std::uint32_t down_kilobytes_per_s = 0;
+  bool operator==(const HostRate&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.up_kilobytes_per_s, self.down_kilobytes_per_s);
+  }
+};
+
+struct MeasuredLink {
+  PeerId to;
+  LinkRate rate;  // from the peer that says so, to that one
+  bool operator==(const MeasuredLink&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.to, self.rate);
+  }
+};
+
+// One member's row. What it does not say stays as it was known before; an empty one says nothing.
+struct Measurements {
+  std::vector<MeasuredLink> links;
+  HostRate total;  // with all its flows at once
+  bool operator==(const Measurements&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.links, self.total);
+  }
+};
+
+// All rows, by rank. Both lists are empty, or `hosts` has n items and `links` n * n: [from * n +
+// to].
+struct RateTable {
+  std::vector<HostRate> hosts;
+  std::vector<LinkRate> links;
+  bool operator==(const RateTable&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.hosts, self.links);
+  }
+};
+
 struct Nothing {
   bool operator==(const Nothing&) const = default;
   template <class Self, class Visitor>
@@ -159,7 +221,7 @@ struct Nothing {
 };
 
 // What a member enters a round with.
-using RoundPayload = std::variant<Nothing, SyncVote, SyncDetail, SyncEnd>;
+using RoundPayload = std::variant<Nothing, SyncVote, SyncDetail, SyncEnd, Measurements>;
 
 // A round that a member has entered.
 struct RoundEntry {
@@ -342,11 +404,12 @@ struct EpochRecord {
   std::vector<OpKey> aborted;         // operations this loss ended for good (policy abort)
   bool syncing = false;               // admission: it was the first round of a sync
   StateRecord state;
+  RateTable rates;  // what the plan was chosen from; empty: nothing is measured
   bool operator==(const EpochRecord&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.epoch, self.cause, self.admission, self.abort_floor, self.members, self.plan,
-          self.census, self.departures, self.aborted, self.syncing, self.state);
+          self.census, self.departures, self.aborted, self.syncing, self.state, self.rates);
   }
 };
 

@@ -1,0 +1,170 @@
+#include "pccl/topology/rates.h"
+
+#include <algorithm>
+#include <map>
+
+namespace pccl::topology {
+namespace {
+
+constexpr double kKilobyte = 1000;
+// Where nothing at all is known: 100 Mbit/s. Only its being the same everywhere matters.
+constexpr double kAssumedRate = 12.5e6;
+
+double median_or(std::vector<double> values, double otherwise) {
+  if (values.empty()) return otherwise;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Fills in `values` that are 0.
+void guess(std::vector<double>& values, double otherwise) {
+  std::vector<double> known;
+  std::copy_if(values.begin(), values.end(), std::back_inserter(known),
+               [](double value) { return value > 0; });
+  const double middle = median_or(known, otherwise);
+  std::replace(values.begin(), values.end(), 0.0, middle);
+}
+
+bool says_nothing(const wire::RateTable& table) {
+  return std::all_of(table.hosts.begin(), table.hosts.end(),
+                     [](const auto& host) { return host == wire::HostRate{}; }) &&
+         std::all_of(table.links.begin(), table.links.end(),
+                     [](const auto& link) { return link == wire::LinkRate{}; });
+}
+
+}  // namespace
+
+wire::RateTable carried(const wire::RateTable& table, std::span<const PeerId> before,
+                        std::span<const PeerId> now) {
+  const std::size_t n = now.size();
+  const std::size_t m = before.size();
+  if (n > kMaxTable || table.hosts.size() != m || table.links.size() != m * m) return {};
+  std::map<PeerId, std::size_t> ranks;
+  for (std::size_t rank = 0; rank < m; ++rank) ranks[before[rank]] = rank;
+  wire::RateTable kept;
+  kept.hosts.resize(n);
+  kept.links.resize(n * n);
+  for (std::size_t a = 0; a < n; ++a) {
+    const auto from = ranks.find(now[a]);
+    if (from == ranks.end()) continue;
+    kept.hosts[a] = table.hosts[from->second];
+    for (std::size_t b = 0; b < n; ++b) {
+      const auto to = ranks.find(now[b]);
+      if (to != ranks.end()) kept.links[a * n + b] = table.links[from->second * m + to->second];
+    }
+  }
+  return says_nothing(kept) ? wire::RateTable{} : kept;
+}
+
+void merge(wire::RateTable& table, std::span<const PeerId> members, std::size_t rank,
+           const wire::Measurements& row) {
+  const std::size_t n = members.size();
+  if (n > kMaxTable || row == wire::Measurements{}) return;
+  if (table.hosts.empty()) {
+    table.hosts.resize(n);
+    table.links.resize(n * n);
+  }
+  if (row.total.up_kilobytes_per_s > 0)
+    table.hosts[rank].up_kilobytes_per_s = row.total.up_kilobytes_per_s;
+  if (row.total.down_kilobytes_per_s > 0)
+    table.hosts[rank].down_kilobytes_per_s = row.total.down_kilobytes_per_s;
+  for (const wire::MeasuredLink& measured : row.links) {
+    const auto found = std::find(members.begin(), members.end(), measured.to);
+    const auto to = static_cast<std::size_t>(found - members.begin());
+    if (to == n || to == rank) continue;
+    wire::LinkRate& link = table.links[rank * n + to];
+    if (measured.rate.unreachable) {
+      link = {true, 0, 0};
+      continue;
+    }
+    if (measured.rate == wire::LinkRate{}) continue;
+    link.unreachable = false;
+    if (measured.rate.kilobytes_per_s > 0) link.kilobytes_per_s = measured.rate.kilobytes_per_s;
+    if (measured.rate.rtt_us > 0) link.rtt_us = measured.rate.rtt_us;
+  }
+  if (says_nothing(table)) table = {};
+}
+
+std::set<Edge> unreachable(const wire::RateTable& table) {
+  std::set<Edge> pairs;
+  const auto n = static_cast<std::uint32_t>(table.hosts.size());
+  if (table.links.size() != std::size_t{n} * n) return pairs;
+  for (std::uint32_t a = 0; a < n; ++a) {
+    for (std::uint32_t b = 0; b < n; ++b) {
+      if (a != b && table.links[std::size_t{a} * n + b].unreachable)
+        pairs.insert(std::minmax(a, b));
+    }
+  }
+  return pairs;
+}
+
+double Network::rate_of(std::size_t from, std::size_t to) const {
+  return std::min({up[from], down[to], path_of(from, to)});
+}
+
+Network network(const wire::RateTable& table, const std::vector<std::vector<std::uint32_t>>& sites,
+                const std::set<Edge>& unusable) {
+  const std::size_t n = sites.size();
+  Network net;
+  net.up.resize(n);
+  net.down.resize(n);
+  net.path.resize(n * n);
+  net.delay.resize(n * n);
+  std::vector<bool> usable(n * n, true);
+  const std::size_t world = table.hosts.size();
+  for (std::size_t a = 0; a < n; ++a) {
+    for (const std::uint32_t from : sites[a]) {
+      if (from < world) {
+        const wire::HostRate& host = table.hosts[from];
+        net.up[a] = std::max(net.up[a], kKilobyte * host.up_kilobytes_per_s);
+        net.down[a] = std::max(net.down[a], kKilobyte * host.down_kilobytes_per_s);
+      }
+      for (std::size_t b = 0; b < n; ++b) {
+        if (a == b) continue;
+        for (const std::uint32_t to : sites[b]) {
+          const std::pair<std::uint32_t, std::uint32_t> pair = std::minmax(from, to);
+          if (unusable.contains(pair)) usable[a * n + b] = usable[b * n + a] = false;
+          if (from >= world || to >= world) continue;
+          const wire::LinkRate& link = table.links[from * world + to];
+          if (link.unreachable) usable[a * n + b] = usable[b * n + a] = false;
+          const double rate = kKilobyte * link.kilobytes_per_s;
+          net.path[a * n + b] = std::max(net.path[a * n + b], rate);
+          net.up[a] = std::max(net.up[a], rate);
+          net.down[b] = std::max(net.down[b], rate);
+          if (link.rtt_us == 0) continue;
+          // The least of what was seen, of both directions: a path is not slower for a queue.
+          for (const std::size_t at : {a * n + b, b * n + a}) {
+            const double delay = 0.5e-6 * link.rtt_us;
+            net.delay[at] = net.delay[at] == 0 ? delay : std::min(net.delay[at], delay);
+          }
+        }
+      }
+    }
+  }
+  // Where one direction of a site is known, the other one is taken to be like it.
+  for (std::size_t a = 0; a < n; ++a) {
+    if (net.up[a] == 0) net.up[a] = net.down[a];
+    if (net.down[a] == 0) net.down[a] = net.up[a];
+  }
+  guess(net.up, kAssumedRate);
+  guess(net.down, kAssumedRate);
+  std::vector<double> delays;
+  std::copy_if(net.delay.begin(), net.delay.end(), std::back_inserter(delays),
+               [](double delay) { return delay > 0; });
+  const double delay = median_or(delays, 0);
+  for (std::size_t a = 0; a < n; ++a) {
+    for (std::size_t b = 0; b < n; ++b) {
+      double& path = net.path[a * n + b];
+      if (a == b || !usable[a * n + b]) {
+        path = 0;
+      } else if (path == 0) {
+        path = std::min(net.up[a], net.down[b]);
+      }
+      if (a != b && net.delay[a * n + b] == 0) net.delay[a * n + b] = delay;
+    }
+  }
+  return net;
+}
+
+}  // namespace pccl::topology
