@@ -26,11 +26,16 @@ enum class FrameType : std::uint8_t {
   state,         // holder -> receiver: a chunk of the state, or its manifest; followed by a trailer
   lost,  // both ways: a stripe of this link has ended here, after so many whole frames; payload
          // Lost
+  ping,    // asks for a pong; `attempt` is the sender's clock
+  pong,    // with the ping's `attempt`
+  probe,   // fills the way while it is measured, and is forgotten; followed by a trailer
+  probed,  // how fast probes came: `credit` kB/s from who gets this, `attempt` from all `segment`
+           // peers that sent some
 };
-constexpr unsigned enum_count(FrameType) { return 11; }
+constexpr unsigned enum_count(FrameType) { return 15; }
 // Payloads of these go where the engine says; all others are small.
 constexpr bool carries_data(FrameType type) {
-  return type == FrameType::data || type == FrameType::state;
+  return type == FrameType::data || type == FrameType::state || type == FrameType::probe;
 }
 
 inline constexpr std::uint32_t kFrameMagic = 0x31464350;  // "PCF1"

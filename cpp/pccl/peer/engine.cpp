@@ -213,6 +213,7 @@ void Engine::die(Error error) {
   for (auto& [key, round] : rounds_) end_call(*round.call, end_, session_.record());
   rounds_.clear();
   if (sync_) end_sync(end_);
+  if (optimizing_) end_optimize(end_);
   std::vector<std::uint64_t> ids;
   for (const auto& [id, state] : stripes_) ids.push_back(id);
   for (const std::uint64_t id : ids) close_stripe(id);
@@ -266,9 +267,11 @@ void Engine::on_epoch(const Record& record) {
     }
     rounds_.clear();
     if (sync_) end_sync(late);
+    if (optimizing_) end_optimize(late);
     transfer_.forget_before(record->admission);
   }
   transfer_.set_members(record->members);
+  prober_.keep(record->members);
   std::vector<wire::OpKey> again;
   std::vector<wire::OpKey> lost;
   if (!admission) {
@@ -397,12 +400,19 @@ void Engine::enter_sync(wire::RoundKind kind, wire::RoundPayload payload) {
 
 // The sync waits for its next round now. False when that is over already, and with it the sync.
 bool Engine::move_sync_to(wire::RoundKind kind) {
-  const wire::CallKey key = wire::RoundKey{kind, sync_->id.admission, sync_->id.sequence};
-  const wire::CallKey before = std::exchange(sync_->call->key, key);
-  if (const auto covering = session_.take_covering(key)) {
-    end_sync(*covering);
-    return false;
-  }
+  std::optional<Error> covering;
+  if (move_round_to(*sync_->call, {kind, sync_->id.admission, sync_->id.sequence}, covering))
+    return true;
+  end_sync(*covering);
+  return false;
+}
+
+// The call waits for that round now. False, and why, when that is over already.
+bool Engine::move_round_to(Call& call, const wire::RoundKey& next, std::optional<Error>& covering) {
+  const wire::CallKey key = next;
+  const wire::CallKey before = std::exchange(call.key, key);
+  covering = session_.take_covering(key);
+  if (covering) return false;
   // The caller gave up while the round before was decided.
   const auto aborting = aborting_.find(before);
   if (aborting == aborting_.end() || before == key) return true;
@@ -508,6 +518,91 @@ void Engine::end_sync(Error error) {
   const CallPtr call = sync_->call;
   sync_.reset();
   if (transfer_.active()) (void)transfer_.end();
+  end_call(*call, std::move(error), session_.record());
+}
+
+// ---- measuring
+// -----------------------------------------------------------------------------------------------
+
+CallPtr Engine::start_optimize(Instant now) {
+  now_ = now;
+  auto call = std::make_shared<Call>();
+  if (out_) {
+    end_call(*call, end_, nullptr);
+    return call;
+  }
+  if (!session_.member() || optimizing_) {
+    const char* const why = optimizing_
+                                ? "another thread is in an optimize_topology of this communicator"
+                                : "not a member of the run";
+    end_call(*call, {Code::invalid_usage, why, {}, {}}, nullptr);
+    return call;
+  }
+  fresh_ = false;
+  // Two rounds: in the first one members meet, to the second they bring what they have measured.
+  std::uint64_t& next = round_counts_[wire::RoundKind::optimize];
+  const wire::RoundKey key{wire::RoundKind::optimize, record()->admission, next};
+  next += 2;
+  call->key = key;
+  optimizing_.emplace();
+  optimizing_->call = call;
+  enter_optimize(key, wire::Nothing{});
+  return call;
+}
+
+void Engine::enter_optimize(const wire::RoundKey& key, wire::RoundPayload payload) {
+  std::optional<Error> covering;
+  if (!move_round_to(*optimizing_->call, key, covering)) return end_optimize(*covering);
+  session_.enter(key, std::move(payload));
+}
+
+void Engine::on_optimize_outcome(const wire::Outcome& outcome) {
+  if (outcome.code != Code::ok) {
+    const auto covering = session_.take_covering(outcome.key);
+    return end_optimize(covering ? *covering : Error{outcome.code, outcome.reason, {}, {}});
+  }
+  if (optimizing_->phase == Optimizing::Phase::meeting) return begin_measuring();
+  end_optimize({Code::ok, {}, {}, {}});
+}
+
+void Engine::begin_measuring() {
+  wire::RoundKey key = optimizing_->key();
+  ++key.sequence;
+  std::optional<Error> covering;
+  if (!move_round_to(*optimizing_->call, key, covering)) return end_optimize(*covering);
+  optimizing_->phase = Optimizing::Phase::measuring;
+  // Memory is faster than any wire. A large group has no time to measure all pairs.
+  constexpr std::size_t kMostProbed = 32;
+  const bool all = record()->members.size() <= kMostProbed;
+  std::vector<PeerId> peers;
+  for (const wire::Member& member : record()->members) {
+    if (member.id == id() || locality_.shares_with(member.id)) continue;
+    if (all || links_.contains(member.id)) peers.push_back(member.id);
+  }
+  if (peers.empty() || locality_.active()) return tell_measurements();
+  prober_.begin(peers, now_);
+  choose_links();
+  for (const PeerId& peer : peers) wake(peer);
+}
+
+void Engine::tell_measurements() {
+  wire::Measurements row = prober_.row();
+  // A planned link that is down is reported as such; of others only who dials knows.
+  for (const auto& [peer, link] : links_) {
+    if (!prober_.probes(peer) || link.up || link.planned || joined_ <= link.peer.joined) continue;
+    std::erase_if(row.links, [&, at = peer](const auto& item) { return item.to == at; });
+    row.links.push_back({peer, {true, 0, 0}});
+  }
+  prober_.end();
+  optimizing_->phase = Optimizing::Phase::telling;
+  enter_optimize(optimizing_->key(), std::move(row));
+  choose_links();
+}
+
+void Engine::end_optimize(Error error) {
+  const CallPtr call = optimizing_->call;
+  optimizing_.reset();
+  prober_.end();
   end_call(*call, std::move(error), session_.record());
 }
 
@@ -866,6 +961,7 @@ void Engine::on_outcome(const wire::Outcome& outcome) {
        outcome.key.kind == wire::RoundKind::sync_end)) {
     return on_sync_outcome(outcome);
   }
+  if (optimizing_ && outcome.key == optimizing_->key()) return on_optimize_outcome(outcome);
   const auto it = rounds_.find(outcome.key);
   if (it == rounds_.end()) {
     const auto count = round_counts_.find(outcome.key.kind);
@@ -940,10 +1036,11 @@ void Engine::report_blocked(Instant now) {
     // Nor is who looks whether it can take it.
     const bool receiving =
         sync_ && state.waits == sync_->call && (transfer_.receiving() || sync_->unanswered);
+    const bool measuring = optimizing_ && state.waits == optimizing_->call && prober_.active();
     // The others of this host may have committed it while this process slept, and the master not
     // know: until it is told that this operation is awaited, it may be over.
     const bool unseen = state.waits && in_memory_alone(state.waits->key);
-    const bool continues = receiving || unseen;
+    const bool continues = receiving || measuring || unseen;
     if (state.waits && !state.waits->done && !continues && now - state.since >= kBlockedAfter) {
       blocked.waits.push_back(state.waits->key);
     }
@@ -1022,6 +1119,11 @@ void Engine::on_time(Instant now) {
   dial_due(now);
   dial_memory(now);
   locality_.on_time(now);
+  if (prober_.on_time(now)) {
+    for (const auto& [peer, link] : links_)
+      if (prober_.probes(peer)) wake(peer);
+  }
+  if (prober_.active() && prober_.over(now)) tell_measurements();
   if (now < next_tick_) return;
   next_tick_ = now + settings.heartbeat_interval / 4;
   tune_stripes();
@@ -1046,6 +1148,7 @@ void Engine::on_time(Instant now) {
 Instant Engine::next_deadline() const {
   if (out_) return now_ + std::chrono::seconds(1);
   Instant next = next_tick_;
+  if (prober_.active()) next = std::min(next, prober_.next_deadline());
   if (!entering_.empty()) next = std::min(next, entering_.front().first);
   if (!entering_local_.empty()) next = std::min(next, entering_local_.front().first);
   if (const auto local = locality_.next_deadline()) next = std::min(next, *local);

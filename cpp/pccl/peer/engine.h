@@ -19,6 +19,7 @@
 #include "pccl/link/stripe.h"
 #include "pccl/link/stripe_tuner.h"
 #include "pccl/peer/locality.h"
+#include "pccl/peer/prober.h"
 #include "pccl/peer/session.h"
 #include "pccl/reduce/quantize.h"
 #include "pccl/state/transfer.h"
@@ -171,6 +172,9 @@ class Engine final : private SessionHost,
   [[nodiscard]] std::vector<wire::StateEntry> take_question(const CallPtr& call);
   // The answer. An error puts this peer out of the run, with that sentence.
   void answer(const CallPtr& call, const Error& error, Instant now);
+  // Measures the ways between members, some three seconds, and has the master plan with that. One at
+  // a time.
+  [[nodiscard]] CallPtr start_optimize(Instant now);
   // Ends the next round of that kind for all members, instead of entering it.
   [[nodiscard]] CallPtr give_up(wire::RoundKind kind, Code code, Instant now);
   // This peer was let in by a sync that goes on: its own begins after the admission.
@@ -242,6 +246,12 @@ class Engine final : private SessionHost,
     bool complete = false;       // only the answer is missing
     std::uint64_t tx_bytes = 0;  // of tries that came to nothing
     std::uint64_t rx_bytes = 0;
+  };
+  struct Optimizing {
+    CallPtr call;
+    enum class Phase : std::uint8_t { meeting, measuring, telling };
+    Phase phase = Phase::meeting;
+    [[nodiscard]] const wire::RoundKey& key() const { return std::get<wire::RoundKey>(call->key); }
   };
   struct Link {
     wire::Member peer;
@@ -387,6 +397,12 @@ class Engine final : private SessionHost,
   void begin_sync();
   void on_sync_outcome(const wire::Outcome& outcome);
   void end_sync(Error error);
+  bool move_round_to(Call& call, const wire::RoundKey& next, std::optional<Error>& covering);
+  void enter_optimize(const wire::RoundKey& key, wire::RoundPayload payload);
+  void on_optimize_outcome(const wire::Outcome& outcome);
+  void begin_measuring();
+  void tell_measurements();
+  void end_optimize(Error error);
   [[nodiscard]] std::optional<Error> misfit_of(const OperationRequest& request) const;
   void abandon(const wire::OpKey& key, const Error& error, Code code);
   void run_attempt(Operation& operation);
@@ -462,6 +478,8 @@ class Engine final : private SessionHost,
   std::map<std::uint64_t, std::uint64_t> tagged_;
   std::map<wire::RoundKind, std::uint64_t> round_counts_;
   std::optional<Sync> sync_;
+  std::optional<Optimizing> optimizing_;
+  Prober prober_;
   bool owes_sync_ = false;
   // Whether newcomers waited at a commit since the last admission point; nothing: there was none.
   std::optional<bool> newcomers_wait_;

@@ -43,7 +43,9 @@ void Engine::choose_links() {
     for (const wire::Member& newcomer : expected_) wanted.try_emplace(newcomer.id, newcomer);
     for (const wire::Member& member : world->members) {
       const std::vector<PeerId>& partners = transfer_.partners();
-      if (std::find(partners.begin(), partners.end(), member.id) != partners.end() &&
+      const bool partner =
+          std::find(partners.begin(), partners.end(), member.id) != partners.end();
+      if ((partner || (prober_.probes(member.id) && member.id != id())) &&
           wanted.try_emplace(member.id, member).second) {
         for_state.insert(member.id);
       }
@@ -515,6 +517,9 @@ Status Engine::on_lost(const PeerId& from, std::span<const std::uint8_t> payload
       case link::FrameType::welcome:
       case link::FrameType::refused:
       case link::FrameType::heartbeat:
+      case link::FrameType::ping:
+      case link::FrameType::pong:
+      case link::FrameType::probe:
       case link::FrameType::lost:  // said again when the stripe was lost
         continue;
       default:
@@ -673,6 +678,7 @@ link::Placement Engine::place(link::Stripe& from, const link::FrameHeader& heade
     return refused;
   }
   if (header.type == link::FrameType::state) return transfer_.place(it->second.peer, header);
+  if (header.type == link::FrameType::probe) return {};  // drained
   return executor_.place(it->second.peer, header);
 }
 
@@ -705,6 +711,8 @@ void Engine::drained(link::Stripe& from, const link::FrameHeader& header) {
   const auto it = stripes_.find(from.id());
   if (it == stripes_.end()) return;
   if (header.type == link::FrameType::data) executor_.drained(it->second.peer, header);
+  if (header.type == link::FrameType::probe)
+    prober_.on_filler(it->second.peer, header.payload_bytes, now_);
   confirm(from);
 }
 
@@ -735,6 +743,21 @@ Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
   }
   if (header.type == link::FrameType::lost) return on_lost(it->second.peer, payload);
   confirm(from);
+  if (header.type == link::FrameType::ping) {
+    link::FrameHeader answer = header;
+    answer.type = link::FrameType::pong;
+    from.push(link::make_frame(answer));
+    flush_.insert(from.id());
+    return {};
+  }
+  if (header.type == link::FrameType::pong) {
+    prober_.on_pong(it->second.peer, header, now_);
+    return {};
+  }
+  if (header.type == link::FrameType::probed) {
+    prober_.on_probed(it->second.peer, header);
+    return {};
+  }
   if (header.type == link::FrameType::fetch)
     return transfer_.control(it->second.peer, header, payload);
   return executor_.control(it->second.peer, header);
@@ -755,7 +778,8 @@ bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
   }
   // What goes through memory is faster than what goes beside it.
   if (link.memory && !it->second.memory) return false;
-  return executor_.next(peer, frame) || transfer_.next(peer, frame);
+  return prober_.next_word(peer, now_, frame) || executor_.next(peer, frame) ||
+         transfer_.next(peer, frame) || prober_.next_filler(peer, now_, frame);
 }
 
 // Signs of life on every link, silence, links that do not come up.
