@@ -13,6 +13,8 @@ last call of every block.
     faster / pccl   time of the faster of MPI and Gloo divided by time of pccl: above 1 pccl is faster
     of bound        time of the bare program (benchmarks/roofline.cpp: the same passes over memory, no protocol, no
                     Python) divided by time of pccl
+    of agreed       the same, but the bare program's ranks also meet before and after their passes, as ranks do that
+                    agree
     CPU s/GB        CPU seconds of all ranks, and of pccl's master, per 10^9 bytes of one rank's array, in the order of
                     the columns before; rewriting and meeting are not in it
     spread          the slowest block's median over the fastest one's: how quiet the machine was
@@ -157,15 +159,20 @@ class World:
             self.roofline.prepare(size)
             for _, _, kind in variants:
                 if kind is not None:
-                    systems[kind] = partial(self.roofline.block, kind)
+                    for bare in (kind, f"agreed-{kind}"):
+                        systems[bare] = partial(self.roofline.block, bare)
         found = self.interleave(systems, size)
         results = []
         for name, case, kind in variants:
             have = {"pccl": found[case]} | {other: found[other] for other in self.others}
             if kind in found:
-                have["bound"] = found[kind]
+                have |= {"bound": found[kind], "agreed": found[f"agreed-{kind}"]}
             pccl_seconds = have["pccl"]["seconds"]
             faster = [have[other]["seconds"] for other in self.others]
+            shares = {
+                f"{bare}_share": have[bare]["seconds"] / pccl_seconds if bare in have else None
+                for bare in ("bound", "agreed")
+            }
             results.append(
                 {
                     "arrays": name,
@@ -173,9 +180,7 @@ class World:
                     "bytes": size,
                     "systems": have,
                     "faster": min(faster) / pccl_seconds if faster else None,
-                    "bound_share": have["bound"]["seconds"] / pccl_seconds
-                    if "bound" in have
-                    else None,
+                    **shares,
                 }
             )
         return results

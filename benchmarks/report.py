@@ -18,7 +18,8 @@ from processes import Block
 import pccl
 
 KIB, MIB = 1 << 10, 1 << 20
-NAMES = {"pccl": "pccl", "mpi": "MPI", "gloo": "Gloo", "bound": "bound"}
+NAMES = {"pccl": "pccl", "mpi": "MPI", "gloo": "Gloo", "bound": "bound", "agreed": "agreed"}
+LINES = {"bound": "--", "agreed": ":"}  # of the bare program, in the plot
 
 
 def size_name(size: int) -> str:
@@ -141,23 +142,21 @@ def ratio(number: float | None) -> str:
 def main_columns(systems: Sequence[str]) -> list[str]:
     names = [NAMES[system] for system in systems]
     columns = ["arrays", "ranks", "array", *(f"{name} ms" for name in names)]
-    return [*columns, "faster / pccl", "of bound", "CPU s/GB: " + names[0], *names[1:]] + [
-        "spread",
-        "calls",
-    ]
+    columns += ["faster / pccl", "of bound", "of agreed"]
+    return [*columns, "CPU s/GB: " + names[0], *names[1:], "spread", "calls"]
 
 
 def main_row(result: dict[str, Any], systems: Sequence[str]) -> list[str]:
     have = result["systems"]
     found = [have.get(system) for system in systems]
-    bound = result["bound_share"]
+    shares = (result["bound_share"], result["agreed_share"])
     return [
         result["arrays"],
         str(result["world"]),
         size_name(result["bytes"]),
         *(milliseconds(one["seconds"]) if one else "-" for one in found),
         ratio(result["faster"]),
-        "-" if bound is None else f"{bound:.0%}",
+        *("-" if share is None else f"{share:.0%}" for share in shares),
         *(f"{one['cpu_seconds_per_gb']:.3g}" if one else "-" for one in found),
         " / ".join(f"{one['spread']:.2f}" if one else "-" for one in found),
         " / ".join(f"{one['calls']}" if one else "-" for one in found),
@@ -195,7 +194,7 @@ def plot(results: Sequence[dict[str, Any]], path: Path) -> bool:
                     if system in r["systems"]
                 ]
                 if points:
-                    style = {"linestyle": "--", "color": "gray"} if system == "bound" else {}
+                    style = {"linestyle": LINES[system], "color": "gray"} if system in LINES else {}
                     panel.plot(*zip(*points, strict=True), marker=".", label=name, **style)
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")

@@ -4,22 +4,23 @@
 //
 //   roofline WORLD BYTES...   measures each size and prints a line of JSON for each
 //   roofline WORLD            takes orders from standard input, one line of JSON as answer to each:
-//     prepare BYTES           new processes with arrays of that size; checks every kind; chooses
-//     the block sizes run KIND CALLS          every rank's seconds per call, and its CPU seconds
-//     inside the calls
+//     prepare BYTES     new processes with arrays of that size; checks every kind; chooses the
+//                       block sizes
+//     run KIND CALLS    every rank's seconds per call, and its CPU seconds inside the calls
 //
 // Kinds of all-reduce, float32 sum, as pccl may do it without giving up its guarantees (every
 // process writes only memory of its own):
 //   staged    private arrays: block by block, each rank copies what others need into its shared
-//   staging block, reduces
-//             its own share from the others' staging blocks and its private array into a shared
-//             result block, and copies the others' results to its private output; double buffered
+//             staging block, reduces its own share from the others' staging blocks and its private
+//             array into a shared result block, and copies the others' results to its private
+//             output; double buffered
 //   gather    shared arrays, out of place: each rank reduces its share straight from the others'
-//   arrays into its own
-//             output, and copies the other shares from the others' outputs
+//             arrays into its own output, and copies the other shares from the others' outputs
 //   scratch   shared arrays, in place: each rank reduces its share into its scratch; when all have,
-//   copies all shares
-//             over its array
+//             copies all shares over its array
+// and each with agreement around it:
+//   agreed-staged, agreed-gather, agreed-scratch    the same, but all meet before their passes, as
+//             if to compare what they were called with, and after them, as if for one verdict
 // and of plain memory traffic, on private arrays: copy, add by all processes; copy1, add1 by one.
 //
 // Before each call every rank rewrites its whole array; then all meet, and each takes its time from
@@ -175,6 +176,7 @@ struct Order {
   Fill fill = Fill::constant;
   int calls = 0;
   bool alone = false;     // only rank 0 works
+  bool agreed = false;    // all meet before and after, which counts
   std::size_t block = 0;  // elements
 };
 
@@ -327,7 +329,9 @@ class Team {
       if (!order.alone) meet();
       const double cpu_before = cpu_seconds();
       const auto began = std::chrono::steady_clock::now();
+      if (order.agreed) meet();
       act(rank, order);
+      if (order.agreed) meet();
       const double seconds = seconds_since(began);
       if (call >= 0) {
         used += cpu_seconds() - cpu_before;
@@ -469,6 +473,9 @@ struct Blocks {
 };
 
 bool parse(std::string_view name, const Blocks& blocks, Order& order) {
+  constexpr std::string_view kAgreed = "agreed-";
+  order.agreed = name.starts_with(kAgreed);
+  if (order.agreed) name.remove_prefix(kAgreed.size());
   order.alone = name.ends_with('1');
   if (order.alone) name.remove_suffix(1);
   if (name == "staged") {
@@ -486,7 +493,8 @@ bool parse(std::string_view name, const Blocks& blocks, Order& order) {
   } else {
     return false;
   }
-  return !order.alone || order.kind == Kind::copy || order.kind == Kind::add;
+  const bool plain = order.kind == Kind::copy || order.kind == Kind::add;
+  return plain ? !order.agreed : !order.alone;
 }
 
 // The block size that is fastest for this kind. A wrong sum of noise ends the program.
@@ -565,7 +573,8 @@ void measure(int world, std::size_t bytes) {
       "{\"world\": %d, \"bytes\": %zu, \"staged_block_bytes\": %zu, "
       "\"gather_block_bytes\": %zu",
       world, bytes, blocks.staged * sizeof(float), blocks.gather * sizeof(float));
-  for (const char* name : {"staged", "gather", "scratch", "copy1", "copy", "add1", "add"}) {
+  for (const char* name : {"staged", "agreed-staged", "gather", "agreed-gather", "scratch",
+                           "agreed-scratch", "copy1", "copy", "add1", "add"}) {
     Order order;
     parse(name, blocks, order);
     order.calls = kCalls;

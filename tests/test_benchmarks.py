@@ -32,11 +32,31 @@ def test_every_size_has_a_row_beside_its_bound(tmp_path: Path) -> None:
     rows = [(row["world"], row["bytes"]) for row in result["results"]]
     assert rows == [(2, 4096), (2, 100_000), (3, 4096), (3, 100_000)]
     for row in result["results"]:
-        assert set(row["systems"]) == {"pccl", "bound"}
+        assert set(row["systems"]) == {"pccl", "bound", "agreed"}
         assert row["systems"]["pccl"]["calls"] >= 4
         assert row["systems"]["pccl"]["cpu_seconds_per_gb"] > 0
-        assert row["bound_share"] > 0
+        assert row["bound_share"] > 0 and row["agreed_share"] > 0
     assert [row["bytes"] for row in result["latency"]] == [4, 1024, 4, 1024]
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a compiler")
+def test_shared_arrays_stand_beside_passes_of_their_own_with_and_without_agreement(
+    tmp_path: Path,
+) -> None:
+    table = tmp_path / "table.md"
+    options = ["--peers", "roofline", "--transport", "shared-array", "--world", "2"]
+    options += ["--sizes", "64KiB", "--extras", "none", "--markdown", str(table)]
+    rows = run(tmp_path, *options)["results"]
+    assert [row["arrays"] for row in rows] == ["shared", "shared, in place"]
+    for row in rows:
+        assert row["bound_share"] > 0 and row["agreed_share"] > 0
+    lines = [line.split(" | ") for line in table.read_text().splitlines() if line.startswith("| ")]
+    columns, *cells = lines
+    at = columns.index("of bound")
+    assert columns[at + 1] == "of agreed"
+    assert len(cells) == 2 * len(rows)  # the other table: plain memory
+    for line in cells[: len(rows)]:
+        assert len(line) == len(columns) and line[at].endswith("%") and line[at + 1].endswith("%")
 
 
 def test_tcp_needs_nothing_else(tmp_path: Path) -> None:

@@ -539,7 +539,8 @@ bool LocalGroup::meet() {
 //
 // The arrays, end to end, are cut into segments that the ranks own in turn. In every round each
 // rank lays what the others own into its staging area, combines its own segment from theirs, and
-// copies the others' results; a few rounds are under way at a time, all of it in cache.
+// copies the others' results; a few rounds are under way at a time, all of it in cache. Small
+// arrays take one round.
 
 void LocalGroup::plan_blocks() {
   Current& current = *current_;
@@ -547,10 +548,14 @@ void LocalGroup::plan_blocks() {
   const std::uint64_t ranks = boards_.size();
   const std::uint64_t fits =
       std::min<std::uint64_t>(kStageBytes / (2 * (ranks - 1)), kResultBytes / 2);
-  // At least a few rounds each, so that copying and combining overlap.
-  const std::uint64_t share = operation.bytes / (ranks * kMaxDepth);
+  // Of small arrays one block each: to meet once more takes longer than overlap saves. Of larger
+  // ones a few rounds, so that copying and combining overlap.
+  const std::uint64_t share = (operation.bytes + ranks - 1) / ranks;
   const std::uint64_t wanted =
-      std::clamp<std::uint64_t>(share, options_.least_segment_bytes, options_.segment_bytes);
+      share <= options_.least_segment_bytes
+          ? (share + 63) / 64 * 64
+          : std::clamp<std::uint64_t>(operation.bytes / (ranks * kMaxDepth),
+                                      options_.least_segment_bytes, options_.segment_bytes);
   const auto segment = static_cast<std::uint32_t>(std::min(wanted, fits) / 64 * 64);
   std::vector<collective::ArrayShape> shapes;
   for (const collective::ArrayRef& array : operation.request.arrays)

@@ -67,7 +67,7 @@ struct LocalOptions {
   Duration patience = std::chrono::milliseconds(1);  // for rank 0's call, while others wait here
   std::uint32_t inline_bytes = 4 << 10;              // up to here everybody combines everything
   std::uint32_t segment_bytes = 128 << 10;           // of larger ones, at most
-  std::uint32_t least_segment_bytes = 4 << 10;       // ... unless the whole is less
+  std::uint32_t least_segment_bytes = 32 << 10;      // ... unless a rank's share is less
   unsigned cores = 1;                                // with more ranks than that, waiting yields
   int moves = 64;  // of one step; the simulator takes one at a time
 };
