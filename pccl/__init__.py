@@ -74,11 +74,13 @@ from pccl.types import (
     ReduceOp,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
+    Schedule,
     SharedState,
     SharedStateSyncInfo,
     SharedStateSyncStrategy,
     SyncInfo,
     TensorInfo,
+    Topology,
 )
 
 __all__ = [
@@ -108,6 +110,8 @@ __all__ = [
     "Quantize",
     "ReduceDescriptor",
     "ReduceInfo",
+    "Schedule",
+    "Topology",
     "ReduceOp",
     "ReduceOpDescriptor",
     "ReduceOperandDescriptor",

@@ -72,6 +72,17 @@ class Communicator:
         """Level 1's admission point; PendingOperations with unfinished handles."""
 
     def peers_pending(self, timeout: float | None) -> bool: ...
+    def optimize_topology(self, timeout: float | None) -> None: ...
+    def topology(
+        self,
+    ) -> tuple[
+        list[str],
+        list[tuple[int, int]],
+        list[tuple[bool, int, int]],
+        list[int],
+        list[tuple[int, int, list[int]]],
+        list[int],
+    ]: ...
     def barrier(self, timeout: float | None) -> None: ...
     def sync(
         self,

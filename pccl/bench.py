@@ -9,7 +9,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from pccl import _settings, api
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument, PCCLError
-from pccl.types import ReduceOp
+from pccl.types import ReduceOp, Topology
 
 __all__ = ["add_arguments", "run"]
 
@@ -164,6 +164,10 @@ class _Bench:
 
     def run(self, sizes: Sequence[int]) -> dict[str, Any]:
         names = self._names()
+        self._say("the network")
+        self._comm.optimize_topology()
+        self._check_peers()
+        network = self._comm.topology()
         self._say(f"all-reduce between {self.world}")
         rows: list[dict[str, Any]] = []
         left_out: list[dict[str, Any]] = []
@@ -174,7 +178,13 @@ class _Bench:
             else:
                 rows.append(self._all_reduce(size))
         pairs = self._pairs()
-        return {"peers": names, "all_reduce": rows, "left_out": left_out, "pairs": pairs}
+        return {
+            "peers": names,
+            "network": _as_json(network),
+            "all_reduce": rows,
+            "left_out": left_out,
+            "pairs": pairs,
+        }
 
     def _say(self, text: str) -> None:
         if self._rank == 0:
@@ -299,6 +309,22 @@ class _Bench:
             comm.close()
 
 
+def _as_json(network: Topology) -> dict[str, Any]:
+    world = range(len(network.peers))
+    return {
+        "up_bytes_per_second": list(network.up),
+        "down_bytes_per_second": list(network.down),
+        "round_trip_seconds": [[network.rtt.get((one, other)) for other in world] for one in world],
+        "slow_ways": [[*pair, rate] for pair, rate in sorted(network.rate.items())],
+        "unreachable": sorted(map(list, network.unreachable)),
+        "ring": list(network.ring),
+        "schedules": [
+            {"up_to_bytes": each.up_to, "kind": each.kind, "shares": list(each.shares)}
+            for each in network.schedules
+        ],
+    }
+
+
 # Showing.
 
 
@@ -341,6 +367,7 @@ def _show(result: dict[str, Any]) -> None:
     for row in result["left_out"]:
         print(f"left out: {_size(row['bytes'])}, about {_duration(row['expected_seconds'])} a call")
 
+    _show_network(names, result["network"])
     cells = [["-"] * len(names) for _ in names]
     for pair in result["pairs"]:
         one, other = pair["peers"]
@@ -353,6 +380,34 @@ def _show(result: dict[str, Any]) -> None:
         ["peer", *map(str, range(len(names)))],
         rows,
     )
+
+
+def _show_network(names: Sequence[str], network: dict[str, Any]) -> None:
+    def known(show: Callable[[float], str], value: float | None) -> str:
+        return "-" if value is None else show(value)
+
+    rows = [
+        [
+            f"{rank} {name}",
+            known(_rate, network["up_bytes_per_second"][rank]),
+            known(_rate, network["down_bytes_per_second"][rank]),
+            *(known(_duration, rtt) for rtt in network["round_trip_seconds"][rank]),
+        ]
+        for rank, name in enumerate(names)
+    ]
+    if any(cell != "-" for row in rows for cell in row[1:]):
+        _table(
+            "Network: all flows out and in at once, and round trips",
+            ["peer", "up", "down", *map(str, range(len(names)))],
+            rows,
+        )
+    for schedule in network["schedules"]:
+        sizes = "larger ones"
+        if schedule["up_to_bytes"] is not None:
+            sizes = f"up to {_size(schedule['up_to_bytes'])}"
+        shares = "/".join(f"{100 * share:.0f}" for share in schedule["shares"])
+        print(f"plan: {sizes}: {schedule['kind']}, shares of {shares} %")
+    print("ring: " + " ".join(map(str, network["ring"])))
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

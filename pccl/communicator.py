@@ -38,9 +38,11 @@ from pccl.types import (
     ReduceOp,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
+    Schedule,
     SharedState,
     SharedStateSyncInfo,
     SharedStateSyncStrategy,
+    Topology,
 )
 
 if TYPE_CHECKING:
@@ -278,9 +280,12 @@ class Communicator(_core.Reducer):
         return self._joined(func).attribute(int(which))
 
     def optimize_topology(self, *, timeout: float | None = None) -> None:
-        """Where members will agree on the best order to pass data on. All members call it.
+        """Measures the network between members, and plans by it. All members call it.
 
-        It waits for all members, and so far leaves the order as it is. Alone, it returns at once.
+        For three seconds it finds out how long ways are and what each peer can send and receive;
+        then the master chooses the ring's order, who combines how much, and which of them serves
+        which sizes. Members that share memory measure nothing among each other. `topology` shows
+        what came out. Alone, it returns at once.
 
         Args:
             timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
@@ -298,12 +303,47 @@ class Communicator(_core.Reducer):
             sentence = f"{count} operation{'s' * (count > 1)} of this communicator not finished yet"
             raise PendingOperations.because(func, sentence)
         try:
-            engine.barrier(limit)
+            engine.optimize_topology(limit)
         except PCCLError as error:
             error.func_name = func
             if error.result is Result.RANK_CONNECTION_LOST and not isinstance(error, PeerLost):
                 error.result = Result.TOPOLOGY_OPTIMIZATION_FAILED
             raise
+
+    def topology(self) -> Topology:
+        """What is known of the network between members, and the plan made of it.
+
+        It is measured in `optimize_topology`, and then, link by link, while operations use it.
+        Changes only inside a pccl call.
+
+        Raises:
+            InvalidUsage: Not connected.
+        """
+        peers, hosts, links, ring, classes, places = self._joined("topology").topology()
+        pairs = [divmod(at, len(peers)) for at in range(len(links))]
+        largest = 2**64 - 1
+        return Topology(
+            peers=tuple(peers),
+            hosts=tuple(places or range(len(peers))),
+            up=tuple(up * 1000.0 or None for up, _ in hosts) or (None,) * len(peers),
+            down=tuple(down * 1000.0 or None for _, down in hosts) or (None,) * len(peers),
+            rate={
+                pair: rate * 1000.0 for pair, (_, rate, _) in zip(pairs, links, strict=True) if rate
+            },
+            rtt={pair: rtt * 1e-6 for pair, (_, _, rtt) in zip(pairs, links, strict=True) if rtt},
+            unreachable=frozenset(
+                pair for pair, (unreachable, _, _) in zip(pairs, links, strict=True) if unreachable
+            ),
+            ring=tuple(ring),
+            schedules=tuple(
+                Schedule(
+                    None if up_to == largest else up_to,
+                    ("ring", "direct", "host_ring", "host_direct")[kind],
+                    tuple(share / (sum(shares) or 1) for share in shares),
+                )
+                for up_to, kind, shares in classes
+            ),
+        )
 
     def sync_shared_state(
         self,

@@ -21,6 +21,7 @@ __all__ = [
     "QuantizationOptions",
     "ReduceDescriptor",
     "ReduceInfo",
+    "Schedule",
     "ReduceOp",
     "ReduceOpDescriptor",
     "ReduceOperandDescriptor",
@@ -30,6 +31,7 @@ __all__ = [
     "SharedStateSyncStrategy",
     "SyncInfo",
     "TensorInfo",
+    "Topology",
 ]
 
 
@@ -355,6 +357,50 @@ class ReduceInfo:
     def world_size(self) -> int:
         """The same as `local_world_size`."""
         return self.local_world_size
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How operations of some sizes run.
+
+    Attributes:
+        up_to: Bytes of the largest operation it is for; None: all that are larger than the others.
+        kind: "ring", "direct", and between hosts of several ranks "host_ring", "host_direct".
+        shares: The part of the arrays that each rank combines, in rank order; they add up to 1.
+    """
+
+    up_to: int | None
+    kind: str
+    shares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What is known of the network between members, and the plan that was made of it.
+
+    Rates are bytes per second, times seconds; None: not known.
+
+    Attributes:
+        peers: Ids, in rank order.
+        hosts: By rank: ranks with equal numbers share memory.
+        up: By rank: what all its flows out carry together.
+        down: The same of its flows in.
+        rate: By (from, to): what that pair's way carries, where that is less than its ends would.
+        rtt: By (from, to): there and back.
+        unreachable: Pairs (from, to) that were tried in vain.
+        ring: The order of the ring, in ranks.
+        schedules: By size, the smallest first.
+    """
+
+    peers: tuple[str, ...]
+    hosts: tuple[int, ...]
+    up: tuple[float | None, ...]
+    down: tuple[float | None, ...]
+    rate: Mapping[tuple[int, int], float]
+    rtt: Mapping[tuple[int, int], float]
+    unreachable: frozenset[tuple[int, int]]
+    ring: tuple[int, ...]
+    schedules: tuple[Schedule, ...]
 
 
 class TensorInfo:

@@ -102,8 +102,13 @@ ended = 0
 def links():
     for name in os.listdir("/proc/self/fd"):
         try:
-            end = socket.socket(fileno=os.dup(int(name)))
+            copy = os.dup(int(name))
         except OSError:
+            continue
+        try:
+            end = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
             continue
         with end:
             try:
@@ -142,7 +147,7 @@ for step in range(STEPS):
     attempts += info.attempts
 done.set()
 pccl.barrier()
-say(event="done", attempts=attempts, ended=ended)
+say(event="done", attempts=attempts, ended=ended, open=len(os.listdir("/proc/self/fd")))
 hear()
 """
 
@@ -167,4 +172,5 @@ def test_connections_that_end_cost_no_operation_its_attempt(quantize: bool) -> N
         peers = run.peers(3, code + SABOTEUR)
         answers = [peer.expect("done", timeout=90) for peer in peers]
         assert sum(answer["ended"] for answer in answers) > 20
+        assert max(answer["open"] for answer in answers) < 200  # what ended was closed
         assert [answer["attempts"] for answer in answers] == [steps] * 3

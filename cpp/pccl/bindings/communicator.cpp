@@ -101,6 +101,34 @@ std::tuple<std::uint64_t, int, std::size_t, std::vector<std::string>, std::uint3
   return {view->record->epoch, rank, peers.size(), peers, comm.engine->group()};
 }
 
+using Classes = std::vector<std::tuple<std::uint64_t, int, std::vector<std::uint32_t>>>;
+using Links = std::vector<std::tuple<bool, std::uint32_t, std::uint32_t>>;
+using Hosts = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+
+// What is known of the network, and the plan made from it: members in rank order; kB/s up and down
+// of each; of each ordered pair whether it is unreachable, kB/s and microseconds there and back;
+// the ring; the size classes; who shares a host.
+std::tuple<std::vector<std::string>, Hosts, Links, std::vector<std::uint32_t>, Classes,
+           std::vector<std::uint32_t>>
+topology(const Comm& comm) {
+  const Result<peer::View> view = comm.engine->view();
+  if (!view) raise(view.error(), CallKind::question, "topology");
+  if (view->record == nullptr) return {};
+  const wire::EpochRecord& record = *view->record;
+  std::vector<std::string> peers;
+  for (const wire::Member& member : record.members) peers.push_back(member.id.hex());
+  Hosts hosts;
+  for (const wire::HostRate& rate : record.rates.hosts)
+    hosts.emplace_back(rate.up_kilobytes_per_s, rate.down_kilobytes_per_s);
+  Links links;
+  for (const wire::LinkRate& rate : record.rates.links)
+    links.emplace_back(rate.unreachable, rate.kilobytes_per_s, rate.rtt_us);
+  Classes classes;
+  for (const wire::SizeClass& size : record.plan.classes)
+    classes.emplace_back(size.max_bytes, static_cast<int>(size.kind), size.shares);
+  return {peers, hosts, links, record.plan.order, classes, record.plan.hosts};
+}
+
 std::uint64_t attribute(const Comm& comm, int which) {
   const char* function = "get_attribute";
   const Result<peer::View> view = comm.engine->view();
@@ -165,6 +193,13 @@ void bind_communicator(nb::module_& m) {
                   [](auto& engine, const auto& limit) { return engine.barrier(limit); });
           },
           nb::arg("timeout").none())
+      .def(
+          "optimize_topology",
+          [](Comm& comm, Seconds timeout) {
+            block(comm, timeout, CallKind::collective, "optimize_topology",
+                  [](auto& engine, const auto& limit) { return engine.optimize(limit); });
+          },
+          nb::arg("timeout").none())
       .def("start", &start_operation, "arrays"_a, nb::kw_only(), "op"_a, nb::arg("tag").none(),
            "level"_a, "rerun"_a, "structure"_a, "description"_a, nb::arg("timeout").none(),
            "kind"_a = 0, "root"_a = 0, "parts"_a = 0, nb::arg("quantize").none() = nb::none(),
@@ -173,6 +208,8 @@ void bind_communicator(nb::module_& m) {
            nb::arg("tag").none(), nb::arg("timeout").none())
       .def("start_tree", &start_tree, "tree"_a, nb::arg("out").none(), "op"_a,
            nb::arg("tag").none(), nb::arg("timeout").none())
+      .def("topology", &topology)
+      .def("topology", &topology)
       .def("membership", &membership)
       .def("attribute", &attribute, "which"_a)
       .def("unfinished", [](const Comm& comm) { return comm.engine->unfinished(); })

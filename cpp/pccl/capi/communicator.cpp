@@ -230,8 +230,6 @@ pcclResult_t pcclOptimizeTopology(const pcclComm_t* comm) {
   return connected(__func__, CallKind::optimize, comm,
                    [](Connection& connection, const peer::Limit& limit) -> Status {
                      if (!connection.peer.is_open()) return Status(Code::evicted, kOut);
-                     if (connection.peer.unfinished() != 0)
-                       return Status(Code::pending_operations, "reductions are not finished yet");
-                     return connection.peer.barrier(limit);
+                     return connection.peer.optimize(limit);
                    });
 }

@@ -24,8 +24,8 @@ enum class FrameType : std::uint8_t {
   eager_return,  // receiver -> contributor: `credit` bytes of eager data were consumed
   fetch,         // receiver -> holder of the shared state: please send these; payload Fetch
   state,         // holder -> receiver: a chunk of the state, or its manifest; followed by a trailer
-  lost,  // both ways: a stripe of this link has ended here, after so many whole frames; payload
-         // Lost
+  lost,    // both ways: a stripe of this link has ended here, after so many whole frames; payload
+           // Lost
   ping,    // asks for a pong; `attempt` is the sender's clock
   pong,    // with the ping's `attempt`
   probe,   // fills the way while it is measured, and is forgotten; followed by a trailer

@@ -121,6 +121,7 @@ class Stripe {
   void push_heartbeat();
   // The other end says how many of our frames have come. False: it cannot be so.
   [[nodiscard]] bool confirm(std::uint64_t frames);
+  [[nodiscard]] std::size_t unconfirmed() const { return sent_.size(); }
   // The stripe has ended: what may have to be sent again.
   [[nodiscard]] LeftFrames end();
 

@@ -452,6 +452,24 @@ Status Communicator::barrier(const Limit& limit) {
   return {};
 }
 
+Status Communicator::optimize(const Limit& limit) {
+  const auto found = runtime();
+  if (!found) return found.error();
+  const Deadline deadline = deadline_of(limit);
+  Visit visit(*found);
+  Engine& engine = visit.engine();
+  if (engine.unfinished() > 0) return unfinished_error(engine);
+  if (const Status status = become_member(visit, deadline, limit); !status) return status;
+  engine.use_fresh();
+  if (engine.record()->members.size() == 1) {
+    look(engine, engine.record());
+    return {};
+  }
+  const CallPtr call = engine.start_optimize(clock_now());
+  visit.runtime().act();
+  return await_call(visit, call, deadline, limit, true);
+}
+
 Result<CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries, wire::SyncVote vote,
                                    const Progress& progress, const StateCheck& check,
                                    const Limit& limit) {

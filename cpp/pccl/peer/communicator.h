@@ -73,6 +73,9 @@ class Communicator {
   Status update_topology(const Limit& limit);
   [[nodiscard]] Result<bool> peers_pending(const Limit& limit);
   Status barrier(const Limit& limit);
+  // Measures the network and has the master plan with that. pending_operations while there are
+  // unfinished ones.
+  Status optimize(const Limit& limit);
   // Makes the state equal on all members. When it returns, entries that can be written have their
   // new bytes (or all have their old ones), and the call's update has what else changed: also when
   // the caller was interrupted too late. Level 2 (vote.owned) first lets newcomers in.

@@ -580,7 +580,7 @@ void Engine::begin_measuring() {
     if (all || links_.contains(member.id)) peers.push_back(member.id);
   }
   if (peers.empty() || locality_.active()) return tell_measurements();
-  prober_.begin(peers, now_);
+  prober_.begin(peers, options_.probe_bytes, now_);
   choose_links();
   for (const PeerId& peer : peers) wake(peer);
 }
@@ -853,6 +853,7 @@ void Engine::end_operation(const wire::OpKey& key, Error error, const Record& re
   const CallPtr call = it->second.call;
   call->traffic.tx_bytes += moved.tx_bytes;
   call->traffic.rx_bytes += moved.rx_bytes;
+  executor_.forget(key);  // of one that was never started here
   operations_.erase(it);
   end_call(*call, std::move(error), record);
 }
@@ -1036,11 +1037,11 @@ void Engine::report_blocked(Instant now) {
     // Nor is who looks whether it can take it.
     const bool receiving =
         sync_ && state.waits == sync_->call && (transfer_.receiving() || sync_->unanswered);
-    const bool measuring = optimizing_ && state.waits == optimizing_->call && prober_.active();
+    const bool measures = measuring() && state.waits == optimizing_->call;
     // The others of this host may have committed it while this process slept, and the master not
     // know: until it is told that this operation is awaited, it may be over.
     const bool unseen = state.waits && in_memory_alone(state.waits->key);
-    const bool continues = receiving || measuring || unseen;
+    const bool continues = receiving || measures || unseen;
     if (state.waits && !state.waits->done && !continues && now - state.since >= kBlockedAfter) {
       blocked.waits.push_back(state.waits->key);
     }
@@ -1123,7 +1124,7 @@ void Engine::on_time(Instant now) {
     for (const auto& [peer, link] : links_)
       if (prober_.probes(peer)) wake(peer);
   }
-  if (prober_.active() && prober_.over(now)) tell_measurements();
+  if (measuring() && prober_.over(now)) tell_measurements();
   if (now < next_tick_) return;
   next_tick_ = now + settings.heartbeat_interval / 4;
   tune_stripes();
@@ -1148,7 +1149,7 @@ void Engine::on_time(Instant now) {
 Instant Engine::next_deadline() const {
   if (out_) return now_ + std::chrono::seconds(1);
   Instant next = next_tick_;
-  if (prober_.active()) next = std::min(next, prober_.next_deadline());
+  if (measuring()) next = std::min(next, prober_.next_deadline());
   if (!entering_.empty()) next = std::min(next, entering_.front().first);
   if (!entering_local_.empty()) next = std::min(next, entering_local_.front().first);
   if (const auto local = locality_.next_deadline()) next = std::min(next, *local);

@@ -78,6 +78,8 @@ struct EngineOptions {
   link::StripeTuner::Options
       stripes;  // of a link to another host, where the settings name no number
   std::uint32_t stripe_budget = 256;  // over all such links
+  // At most so much is sent to each peer to measure the way there.
+  std::uint64_t probe_bytes = std::uint64_t{1} << 40;
 };
 
 struct DialRequest {
@@ -172,8 +174,8 @@ class Engine final : private SessionHost,
   [[nodiscard]] std::vector<wire::StateEntry> take_question(const CallPtr& call);
   // The answer. An error puts this peer out of the run, with that sentence.
   void answer(const CallPtr& call, const Error& error, Instant now);
-  // Measures the ways between members, some three seconds, and has the master plan with that. One at
-  // a time.
+  // Measures the ways between members, some three seconds, and has the master plan with that. One
+  // at a time.
   [[nodiscard]] CallPtr start_optimize(Instant now);
   // Ends the next round of that kind for all members, instead of entering it.
   [[nodiscard]] CallPtr give_up(wire::RoundKind kind, Code code, Instant now);
@@ -253,6 +255,11 @@ class Engine final : private SessionHost,
     Phase phase = Phase::meeting;
     [[nodiscard]] const wire::RoundKey& key() const { return std::get<wire::RoundKey>(call->key); }
   };
+  // Frames of a stripe that ended, until the other end says which of them came.
+  struct Limbo {
+    link::LeftFrames left;
+    Instant since{};
+  };
   struct Link {
     wire::Member peer;
     bool wanted = false;
@@ -268,14 +275,17 @@ class Engine final : private SessionHost,
     std::uint32_t next_stripe = 1;
     std::uint32_t spares_open = 0;  // dials and handshakes under way
     Instant next_spare{};
+    Duration spare_pause{};
+    bool renews = false;  // the next dial is of a new generation
     link::StripeTuner tuner;
-    std::uint64_t bytes_at_window = 0;
     Instant window_since{};
     bool window_busy = true;
     bool window_complete = true;
-    std::set<std::uint32_t> ended;  // stripes of this generation
-    std::map<std::uint32_t, link::LeftFrames>
-        limbo;                              // of these, until the other end says what came
+    // Stripes of this generation that ended, or never came up: of the latest numbers those in
+    // `ended`, and all before.
+    std::set<std::uint32_t> ended;
+    std::uint32_t all_ended_before = 0;
+    std::map<std::uint32_t, Limbo> limbo;
     std::deque<link::OutgoingFrame> words;  // what came here; ahead of everything
     std::deque<link::OutgoingFrame> again;
     bool dials_memory = false;  // one is on its way
@@ -382,6 +392,9 @@ class Engine final : private SessionHost,
   void lose_stripe(std::uint64_t id, const std::string& reason);
   void say_lost(Link& link, std::uint32_t stripe, std::uint64_t received);
   [[nodiscard]] Status on_lost(const PeerId& from, std::span<const std::uint8_t> payload);
+  [[nodiscard]] static bool has_ended(const Link& link, std::uint32_t stripe);
+  static bool note_ended(Link& link, std::uint32_t stripe);
+  void pause_spares(Link& link);
   void dial_spares(Link& link);
   void tune_stripes();
   [[nodiscard]] std::uint32_t stripes_wanted(const Link& link) const;
@@ -401,6 +414,9 @@ class Engine final : private SessionHost,
   void enter_optimize(const wire::RoundKey& key, wire::RoundPayload payload);
   void on_optimize_outcome(const wire::Outcome& outcome);
   void begin_measuring();
+  [[nodiscard]] bool measuring() const {
+    return optimizing_ && optimizing_->phase == Optimizing::Phase::measuring;
+  }
   void tell_measurements();
   void end_optimize(Error error);
   [[nodiscard]] std::optional<Error> misfit_of(const OperationRequest& request) const;

@@ -17,10 +17,22 @@ constexpr std::size_t kMaxHandshakes = 512;
 // After one that came to nothing, and after a new epoch: often the next plan has all of them in
 // memory.
 constexpr Duration kMemoryDialPause = std::chrono::seconds(1);
-constexpr Duration kSpareDialPause = std::chrono::milliseconds(500);  // after one that failed
+// After spares that failed: twice as long each time.
+constexpr Duration kSpareDialPause = std::chrono::milliseconds(500);
+constexpr Duration kMostSpareDialPause = std::chrono::seconds(30);
 constexpr Duration kTuneWindow = std::chrono::seconds(1);
-// Stripes of one link that have ended. More means that something on the way spoils whatever passes.
-constexpr std::size_t kMaxEnded = 4096;
+constexpr std::size_t kMaxStripes = 256;        // of one link, whoever dials
+constexpr std::size_t kKnownEnded = 1024;       // stripes of one link; older ones have all ended
+constexpr std::size_t kMaxWords = 4096;         // that wait to be said
+constexpr std::size_t kMaxUnconfirmed = 65536;  // frames of one stripe
+
+// What is said of stripes is checked: a number spoilt under way would stand for another one.
+wire::Bytes sealed(link::FrameHeader& header, wire::Bytes payload) {
+  const iovec whole{payload.data(), payload.size()};
+  header.payload_bytes = static_cast<std::uint32_t>(payload.size());
+  header.checksum = link::checksum(header, {&whole, 1});
+  return payload;
+}
 
 }  // namespace
 
@@ -43,8 +55,7 @@ void Engine::choose_links() {
     for (const wire::Member& newcomer : expected_) wanted.try_emplace(newcomer.id, newcomer);
     for (const wire::Member& member : world->members) {
       const std::vector<PeerId>& partners = transfer_.partners();
-      const bool partner =
-          std::find(partners.begin(), partners.end(), member.id) != partners.end();
+      const bool partner = std::find(partners.begin(), partners.end(), member.id) != partners.end();
       if ((partner || (prober_.probes(member.id) && member.id != id())) &&
           wanted.try_emplace(member.id, member).second) {
         for_state.insert(member.id);
@@ -136,7 +147,10 @@ void Engine::dial_due(Instant now) {
     if (link.up || !link.wanted || joined_ <= link.peer.joined || link.peer.addresses.empty())
       continue;
     while (now >= link.next_dial && link.dials_open < link.peer.addresses.size()) {
-      if (link.dials_open == 0) link.generation = next_generation_++;
+      // Addresses are tried side by side in one generation. After a handshake that came to nothing
+      // the other end may have ended that one.
+      if (link.dials_open == 0 || std::exchange(link.renews, false))
+        link.generation = next_generation_++;
       dial(link, link.peer.addresses[link.next_address++ % link.peer.addresses.size()], 0);
       link.next_dial = now + kDialStagger;
     }
@@ -171,9 +185,10 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
   dials_.erase(it);
   const auto link = links_.find(dial.peer);
   const bool useful =
-      link != links_.end() && link->second.generation == dial.generation &&
+      link != links_.end() &&
       (dial.stripe == 0 ? !link->second.up
-                        : link->second.up && !link->second.ended.contains(dial.stripe));
+                        : link->second.up && link->second.generation == dial.generation &&
+                              !has_ended(link->second, dial.stripe));
   if (!useful) {
     if (link != links_.end() && !dial.memory) {
       std::uint32_t& open = dial.stripe == 0 ? link->second.dials_open : link->second.spares_open;
@@ -202,6 +217,7 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
   writer(state.hello);
   link::FrameHeader header;
   header.type = link::FrameType::hello;
+  payload = sealed(header, std::move(payload));
   state.stripe->push(link::make_frame(header, std::move(payload)));
   flush_.insert(stripe);
 }
@@ -225,7 +241,7 @@ void Engine::on_dial_failed(std::uint64_t token, const std::string& reason, Inst
     return;
   }
   if (link->second.spares_open > 0) --link->second.spares_open;
-  link->second.next_spare = now + kSpareDialPause;
+  pause_spares(link->second);
 }
 
 void Engine::on_accepted(std::uint64_t stripe, bool local, Instant now, const PeerId& neighbour) {
@@ -308,13 +324,14 @@ void Engine::accept_hello(StripeState& state) {
     }
     if (link.up) return close_stripe(id);  // by another address of ours
     link.keeps = hello.keeps;
-  } else if (!link.up || hello.generation != link.generation || link.ended.contains(hello.stripe) ||
+  } else if (!link.up || hello.generation != link.generation || has_ended(link, hello.stripe) ||
              (hello.keeps != link.keeps && !hello.memory)) {
     return close_stripe(id);
   }
   for (const std::uint64_t other : link.stripes) {
     if (stripes_.at(other).hello.stripe == hello.stripe) return close_stripe(id);
   }
+  if (link.stripes.size() >= kMaxStripes) return close_stripe(id);
   if (hello.keeps) state.stripe->keep();
   state.peer = state.hello.from;
   link::FrameHeader header;
@@ -323,6 +340,7 @@ void Engine::accept_hello(StripeState& state) {
   wire::Writer writer(payload);
   writer(link::Hello{session_.run(), this->id(), state.peer, hello.generation, hello.stripe,
                      hello.keeps, hello.memory});
+  payload = sealed(header, std::move(payload));
   state.stripe->push(link::make_frame(header, std::move(payload)));
   establish(state);
 }
@@ -343,9 +361,11 @@ void Engine::establish(StripeState& state) {
   }
   if (number != 0) {
     if (state.dialled && !state.memory && link.spares_open > 0) --link.spares_open;
+    link.spare_pause = {};
     return;
   }
   link.up = true;
+  link.generation = state.hello.generation;
   link.reported = false;
   link.heard = now_;
   link.checked = options_.settings.checksum == Checksum::always ||
@@ -394,6 +414,9 @@ void Engine::link_down(Link& link, const std::string& reason, bool report) {
   link.dials_open = link.spares_open = 0;
   link.memory = link.dials_memory = link.keeps = false;
   link.ended.clear();
+  link.all_ended_before = 0;
+  link.spare_pause = {};
+  link.renews = false;
   link.limbo.clear();
   link.words.clear();
   link.again.clear();
@@ -417,6 +440,25 @@ std::uint32_t Engine::stripes_wanted(const Link& link) const {
   return std::min(link.tuner.wanted(), std::max(1U, options_.stripe_budget / std::max(1U, links)));
 }
 
+bool Engine::has_ended(const Link& link, std::uint32_t stripe) {
+  return stripe < link.all_ended_before || link.ended.contains(stripe);
+}
+
+// False: that is known already. (Of an old one that is up to now it is not.)
+bool Engine::note_ended(Link& link, std::uint32_t stripe) {
+  if (stripe >= link.all_ended_before && !link.ended.insert(stripe).second) return false;
+  while (link.ended.size() > kKnownEnded && !link.limbo.contains(*link.ended.begin())) {
+    link.all_ended_before = *link.ended.begin() + 1;
+    link.ended.erase(link.ended.begin());
+  }
+  return true;
+}
+
+void Engine::pause_spares(Link& link) {
+  link.spare_pause = std::clamp(link.spare_pause * 2, kSpareDialPause, kMostSpareDialPause);
+  link.next_spare = now_ + link.spare_pause;
+}
+
 // As many as it should have: those that it never had, and in the place of those that ended.
 void Engine::dial_spares(Link& link) {
   if (!link.up || !link.keeps || joined_ <= link.peer.joined || !link.address ||
@@ -435,8 +477,7 @@ void Engine::lose_stripe(std::uint64_t id, const std::string& reason) {
   const bool others =
       std::any_of(link.stripes.begin(), link.stripes.end(),
                   [&](std::uint64_t other) { return other != id && !stripes_.at(other).memory; });
-  if (!link.keeps || state.memory || !others || link.ended.size() >= kMaxEnded)
-    return link_down(link, reason, link.planned);
+  if (!link.keeps || state.memory || !others) return link_down(link, reason, link.planned);
   const std::uint32_t number = state.hello.stripe;
   const std::uint64_t received = state.stripe->frames_received();
   link::LeftFrames left = state.stripe->end();
@@ -447,8 +488,8 @@ void Engine::lose_stripe(std::uint64_t id, const std::string& reason) {
   ++stand_ins_;
   std::erase(link.stripes, id);
   close_stripe(id);
-  link.ended.insert(number);
-  link.limbo[number] = std::move(left);
+  link.limbo[number] = {std::move(left), now_};
+  (void)note_ended(link, number);
   say_lost(link, number, received);
   // Another one is dialled at the next tick (tune_stripes): maybe this is the end of all of them.
 }
@@ -457,11 +498,9 @@ void Engine::say_lost(Link& link, std::uint32_t stripe, std::uint64_t received) 
   wire::Bytes payload;
   wire::Writer writer(payload);
   writer(link::Lost{link.generation, stripe, received});
-  const iovec whole{payload.data(), payload.size()};
   link::FrameHeader header;
   header.type = link::FrameType::lost;
-  header.payload_bytes = static_cast<std::uint32_t>(payload.size());
-  header.checksum = link::checksum(header, {&whole, 1});
+  payload = sealed(header, std::move(payload));
   link.words.push_back(link::make_frame(header, std::move(payload)));
   wake(link.peer.id);
 }
@@ -475,37 +514,34 @@ Status Engine::on_lost(const PeerId& from, std::span<const std::uint8_t> payload
   if (found == links_.end() || !found->second.keeps || lost.generation != found->second.generation)
     return {};
   Link& link = found->second;
-  if (!link.ended.contains(lost.stripe)) {
-    if (link.ended.size() >= kMaxEnded)
-      return Status(Code::refused, "too many connections were lost");
-    const auto is_it = [&](const StripeState& state) {
-      return !state.memory && state.hello.stripe == lost.stripe &&
-             state.hello.generation == link.generation;
-    };
-    const auto up = std::find_if(link.stripes.begin(), link.stripes.end(),
-                                 [&](std::uint64_t id) { return is_it(stripes_.at(id)); });
-    if (up != link.stripes.end()) {
-      lose_stripe(*up, "the other end has lost it");
-      if (!link.up) return {};
-    } else {
-      // Not up here, and never to be: it may yet be dialled, or its hello be under way. (Of stripe
-      // 0 there may be more than one handshake, one for each address; it was up, since the link
-      // is.)
-      link.ended.insert(lost.stripe);
-      const auto half_open = std::find_if(stripes_.begin(), stripes_.end(), [&](const auto& item) {
-        return item.second.dialled && !item.second.established && item.second.peer == from &&
-               is_it(item.second);
-      });
-      if (half_open != stripes_.end()) {
-        if (link.spares_open > 0) --link.spares_open;
-        close_stripe(half_open->first);
-      }
-      say_lost(link, lost.stripe, 0);
+  if (link.words.size() >= kMaxWords)
+    return Status(Code::refused, "too many words of lost connections");
+  const auto is_it = [&](const StripeState& state) {
+    return !state.memory && state.hello.stripe == lost.stripe &&
+           state.hello.generation == link.generation;
+  };
+  const auto up = std::find_if(link.stripes.begin(), link.stripes.end(),
+                               [&](std::uint64_t id) { return is_it(stripes_.at(id)); });
+  if (up != link.stripes.end()) {
+    lose_stripe(*up, "the other end has lost it");
+    if (!link.up) return {};
+  } else if (!has_ended(link, lost.stripe)) {
+    // Not up here, and never to be: it may yet be dialled, or its hello be under way. (Of stripe 0
+    // there may be more than one handshake, one for each address; it was up, since the link is.)
+    (void)note_ended(link, lost.stripe);
+    const auto half_open = std::find_if(stripes_.begin(), stripes_.end(), [&](const auto& item) {
+      return item.second.dialled && !item.second.established && item.second.peer == from &&
+             is_it(item.second);
+    });
+    if (half_open != stripes_.end()) {
+      if (link.spares_open > 0) --link.spares_open;
+      close_stripe(half_open->first);
     }
+    say_lost(link, lost.stripe, 0);
   }
   const auto it = link.limbo.find(lost.stripe);
   if (it == link.limbo.end()) return {};
-  link::LeftFrames left = std::move(it->second);
+  link::LeftFrames left = std::move(it->second.left);
   link.limbo.erase(it);
   if (lost.received < left.first || lost.received > left.first + left.frames.size())
     return Status(Code::refused, "an impossible word of a lost connection");
@@ -619,12 +655,12 @@ void Engine::on_stripe_failed(std::uint64_t id, const std::string& reason, Insta
         state.address.host + ":" + std::to_string(state.address.port) + ": " + reason;
     if (state.hello.stripe == 0) {
       if (link.dials_open > 0) --link.dials_open;
+      link.renews = true;
     } else {
       if (link.spares_open > 0) --link.spares_open;
-      link.next_spare = now_ + kSpareDialPause;
+      pause_spares(link);
       // It may be up at the other end, and something be sent on it.
-      if (link.keeps && link.ended.insert(state.hello.stripe).second)
-        say_lost(link, state.hello.stripe, 0);
+      if (link.keeps && note_ended(link, state.hello.stripe)) say_lost(link, state.hello.stripe, 0);
     }
   }
   close_stripe(id);
@@ -655,7 +691,7 @@ std::uint64_t Engine::release(const PeerId& peer, std::uint64_t token) {
     const auto state = stripes_.find(id);
     if (state != stripes_.end()) dropped += state->second.stripe->release(token);
   }
-  for (auto& [number, left] : link.limbo) link::release(left.frames, token);
+  for (auto& [number, limbo] : link.limbo) link::release(limbo.left.frames, token);
   std::erase_if(link.again, [&](const link::OutgoingFrame& frame) {
     if (frame.token != token) return false;
     dropped += frame.eager_bytes;
@@ -702,9 +738,9 @@ Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std:
 void Engine::voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) {
   const auto it = stripes_.find(from.id());
   if (it == stripes_.end()) return;
+  confirm(from);
   if (header.type == link::FrameType::state) return transfer_.voided(it->second.peer, header);
   executor_.voided(it->second.peer, header, token);
-  confirm(from);
 }
 
 void Engine::drained(link::Stripe& from, const link::FrameHeader& header) {
@@ -778,14 +814,22 @@ bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
   }
   // What goes through memory is faster than what goes beside it.
   if (link.memory && !it->second.memory) return false;
-  return prober_.next_word(peer, now_, frame) || executor_.next(peer, frame) ||
-         transfer_.next(peer, frame) || prober_.next_filler(peer, now_, frame);
+  if (prober_.next_word(peer, now_, frame) || executor_.next(peer, frame) ||
+      transfer_.next(peer, frame))
+    return true;
+  // A few connections are enough to fill the way: what they hold is ahead of what is said then.
+  const std::size_t few = prober_.fillers();
+  const auto end =
+      link.stripes.begin() + static_cast<std::ptrdiff_t>(std::min(few, link.stripes.size()));
+  return std::find(link.stripes.begin(), end, to.id()) != end &&
+         prober_.next_filler(peer, now_, frame);
 }
 
 // Signs of life on every link, silence, links that do not come up.
 void Engine::watch_links() {
   std::vector<std::uint64_t> mute;
   std::vector<PeerId> hopeless;
+  std::vector<PeerId> silent;  // about what came
   for (auto& [peer, link] : links_) {
     const bool member =
         record() != nullptr && std::any_of(record()->members.begin(), record()->members.end(),
@@ -809,8 +853,14 @@ void Engine::watch_links() {
       continue;
     }
     bool heard = false;
+    for (const auto& [number, limbo] : link.limbo) {
+      if (now_ - limbo.since >=
+          options_.settings.link_timeout + options_.settings.heartbeat_timeout)
+        silent.push_back(peer);
+    }
     for (const std::uint64_t id : link.stripes) {
       StripeState& state = stripes_.at(id);
+      if (state.stripe->unconfirmed() > kMaxUnconfirmed) silent.push_back(peer);
       if (state.stripe->bytes_received() != state.bytes_heard || state.stripe->held()) {
         state.bytes_heard = state.stripe->bytes_received();
         state.heard = now_;
@@ -825,8 +875,11 @@ void Engine::watch_links() {
     if (heard) link.heard = now_;
     if (now_ - link.heard < options_.settings.heartbeat_timeout) {
       // One connection may be dead while the others live, and neither end be told.
+      // An idle one is heard every other interval at least.
+      const Settings& settings = options_.settings;
       const Duration patience =
-          link.keeps ? options_.settings.link_timeout : options_.settings.heartbeat_timeout;
+          link.keeps ? std::max(settings.link_timeout, 4 * settings.heartbeat_interval)
+                     : settings.heartbeat_timeout;
       for (const std::uint64_t id : link.stripes) {
         if (link.heard - stripes_.at(id).heard >= patience) mute.push_back(id);
       }
@@ -840,6 +893,10 @@ void Engine::watch_links() {
   }
   for (const std::uint64_t id : mute) {
     on_stripe_failed(id, "nothing heard on one of the link's connections", now_);
+  }
+  for (const PeerId& peer : silent) {
+    Link& link = links_.at(peer);
+    if (link.up) link_down(link, "the other end does not say what has come", link.planned);
   }
   for (const PeerId& peer : hopeless) transfer_.give_up(peer, links_.at(peer).last_failure);
 }

@@ -24,9 +24,12 @@ double seconds(Duration duration) { return std::chrono::duration<double>(duratio
 
 }  // namespace
 
-void Prober::begin(const std::vector<PeerId>& peers, Instant now) {
+void Prober::begin(const std::vector<PeerId>& peers, std::uint64_t most_bytes, Instant now) {
   ways_.clear();
-  for (const PeerId& peer : peers) ways_[peer].ping_due = true;
+  for (const PeerId& peer : peers) {
+    ways_[peer].ping_due = true;
+    ways_[peer].left = most_bytes;
+  }
   began_ = now;
   next_ = now + kPingEvery;
   counted_ = false;
@@ -61,7 +64,7 @@ bool Prober::on_time(Instant now) {
 
 bool Prober::over(Instant now) const {
   const Duration age = now - began_;
-  if (age >= kOver) return true;
+  if (ways_.empty() || age >= kOver) return true;
   return age >= kFilled && std::all_of(ways_.begin(), ways_.end(), [](const auto& item) {
            return item.second.sent_rate.has_value();
          });
@@ -95,14 +98,18 @@ bool Prober::next_word(const PeerId& to, Instant now, link::OutgoingFrame& frame
   return true;
 }
 
-bool Prober::next_filler(const PeerId& to, Instant now, link::OutgoingFrame& frame) const {
-  if (!ways_.contains(to) || now < began_ + kFill || now >= began_ + kFilled) return false;
+bool Prober::next_filler(const PeerId& to, Instant now, link::OutgoingFrame& frame) {
+  const auto it = ways_.find(to);
+  if (it == ways_.end() || it->second.left == 0 || now < began_ + kFill || now >= began_ + kFilled)
+    return false;
   link::FrameHeader header;
   header.type = link::FrameType::probe;
-  header.payload_bytes = kFillerBytes;
+  header.payload_bytes =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(kFillerBytes, it->second.left));
+  it->second.left -= header.payload_bytes;
   frame.header = link::encode(header);
-  frame.payload = {{const_cast<std::uint8_t*>(filler().data()), kFillerBytes}};
-  frame.payload_bytes = kFillerBytes;
+  frame.payload = {{const_cast<std::uint8_t*>(filler().data()), header.payload_bytes}};
+  frame.payload_bytes = header.payload_bytes;
   frame.trailer = true;
   return true;
 }

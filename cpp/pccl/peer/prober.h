@@ -3,6 +3,7 @@
 // came. All members begin at about the same time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -17,9 +18,9 @@ namespace pccl::peer {
 // *one thread: the engine's*
 class Prober {
  public:
-  // Since the beginning. Connections are made while round trips are measured, and need some of these
-  // to find their speed; senders go on a little longer than receivers count, whose clocks began at
-  // other moments.
+  // Since the beginning. Connections are made while round trips are measured, and need some of
+  // these to find their speed; senders go on a little longer than receivers count, whose clocks
+  // began at other moments.
   static constexpr Duration kPingEvery = std::chrono::milliseconds(100);
   static constexpr Duration kFill = std::chrono::milliseconds(400);
   static constexpr Duration kCount = std::chrono::milliseconds(1600);
@@ -27,9 +28,14 @@ class Prober {
   static constexpr Duration kFilled = std::chrono::milliseconds(2600);
   static constexpr Duration kOver = std::chrono::milliseconds(3000);
 
-  void begin(const std::vector<PeerId>& peers, Instant now);
+  // `most_bytes`: how much is sent to each peer to fill its way; tests have none to waste.
+  void begin(const std::vector<PeerId>& peers, std::uint64_t most_bytes, Instant now);
   void end() { ways_.clear(); }
   [[nodiscard]] bool active() const { return !ways_.empty(); }
+  // On how many stripes to each peer.
+  [[nodiscard]] std::size_t fillers() const {
+    return active() ? std::max<std::size_t>(4, 16 / ways_.size()) : 0;
+  }
   [[nodiscard]] bool probes(const PeerId& peer) const { return ways_.contains(peer); }
   // Others are out of the run.
   void keep(const std::vector<wire::Member>& members);
@@ -42,7 +48,7 @@ class Prober {
 
   // What is small and goes first; and what fills the way.
   bool next_word(const PeerId& to, Instant now, link::OutgoingFrame& frame);
-  bool next_filler(const PeerId& to, Instant now, link::OutgoingFrame& frame) const;
+  bool next_filler(const PeerId& to, Instant now, link::OutgoingFrame& frame);
   void on_pong(const PeerId& from, const link::FrameHeader& header, Instant now);
   void on_filler(const PeerId& from, std::uint64_t bytes, Instant now);
   void on_probed(const PeerId& from, const link::FrameHeader& header);
@@ -56,8 +62,9 @@ class Prober {
   struct Way {
     std::optional<Duration> rtt;  // the least
     bool ping_due = false;
-    bool word_due = false;         // how fast we have received from it
-    std::uint64_t received = 0;    // bytes, while counting
+    bool word_due = false;                   // how fast we have received from it
+    std::uint64_t left = 0;                  // bytes that may be sent
+    std::uint64_t received = 0;              // bytes, while counting
     std::optional<std::uint32_t> sent_rate;  // as the other end counted, kB/s
     std::uint64_t its_down = 0;              // what it received from all, kB/s
     std::uint32_t its_senders = 0;

@@ -492,6 +492,7 @@ bool Runtime::receive(std::uint64_t id) {
   if (it == wires_.end()) return false;
   Wire& wire = it->second;
   wire.reading = false;
+  engine_.at(clock_now());
   bool more = true;
   const std::size_t turn = wire.pipe != nullptr ? shm::kPipeBytes : kTurnBytes;
   for (std::size_t moved = 0; more && moved < turn;) {
@@ -530,6 +531,7 @@ void Runtime::write(std::uint64_t id) {
     write(id);
     act();
   };
+  engine_.at(clock_now());
   const std::size_t turn = wire.pipe != nullptr ? shm::kPipeBytes : kTurnBytes;
   for (std::size_t moved = 0;;) {
     link::Stripe* stripe = engine_.stripe(id);

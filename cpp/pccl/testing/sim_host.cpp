@@ -40,6 +40,7 @@ Host::Host(World& world, NodeId node) : world_(world), node_(node) {
   options.eager_bytes = world.eager_bytes;
   options.eager_room = world.eager_room;
   options.stripes = world.stripes;
+  options.probe_bytes = 1000;
   engine_ = std::make_unique<peer::Engine>(options, world.pool);
   program_ = std::make_unique<UserProgram>(*this);
 }
@@ -525,7 +526,8 @@ void Host::answer_later(const peer::CallPtr& call) {
 
 peer::CallPtr Host::enter(wire::RoundKind kind) {
   RoundEntry round;
-  round.call = engine_->enter(kind, world_.now());
+  round.call = kind == wire::RoundKind::optimize ? engine_->start_optimize(world_.now())
+                                                 : engine_->enter(kind, world_.now());
   round.run = engine_->session().run();
   round.since = world_.now();
   rounds_.push_back(round);

@@ -131,14 +131,14 @@ bool MasterHost::quiet() const {
   return true;
 }
 
-// What a member that measures nothing might have measured: links so slow, and so different, that
+// What members might have measured, were this network as real ones are: links so slow, and so different, that
 // shares of plans matter for the few bytes of a simulated operation, and some that are said not to
 // work.
 void MasterHost::measure(wire::Message& message) {
   Random& random = world_.random;
   auto* enter = std::get_if<wire::EnterRound>(&message);
   const bool asked = enter != nullptr && enter->entry.key.kind == wire::RoundKind::optimize &&
-                     std::holds_alternative<wire::Nothing>(enter->entry.payload);
+                     !std::holds_alternative<wire::SyncVote>(enter->entry.payload);
   // A new plan takes the time back for which members were blocked.
   const bool unasked =
       std::holds_alternative<wire::Heartbeat>(message) && world_.options.program != Program::stuck;
