@@ -106,3 +106,32 @@ def test_a_longer_cut_is_planned_around(one_way: bool) -> None:
         assert max(ends(peers)) >= 2  # all four are still there
         begin(peers, 1_000_000)
         ends(peers)
+
+
+def test_who_has_a_slow_link_owns_nothing() -> None:
+    code = """
+    comm = start()
+    pccl.barrier()
+    comm.optimize_topology()
+    topology = comm.topology()
+    pccl.allreduce(x(10))
+    slow = min(range(4), key=lambda rank: topology.up[rank] or 0)
+    total, info = pccl.allreduce(x(500_000), return_info=True)
+    say(event="done", right=bool((total == expected(info)).all()), up=topology.up,
+        down=topology.down, rtt=list(topology.rtt.values()), slow=pccl.rank() == slow,
+        share=topology.schedules[-1].shares[slow])
+    hear()
+    """
+    world = Lab([Host(100, 100)] * 3 + [Host(25, 25)], delay_ms=15)
+    with world:
+        hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(4)]
+        with namespaces.running_on(hosts[0]) as run:
+            peers = [run.peer(code, host, PCCL_MIN_PEERS="4") for host in hosts]
+            answers = [peer.expect("done", 60) for peer in peers]
+    assert all(answer["right"] for answer in answers)
+    assert [answer["slow"] for answer in answers] == [False, False, False, True]
+    for answer in answers:
+        rates = sorted(answer["up"]) + sorted(answer["down"])
+        assert 1e6 < rates[0] < 4e6 and rates[3] < 16e6, rates
+        assert all(0.025 < rtt < 0.2 for rtt in answer["rtt"])
+        assert answer["share"] == 0

@@ -1,0 +1,137 @@
+"""The network between members is measured, and the plan made by it."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from workers import running
+
+MEASURE = """
+comm = start()
+pccl.barrier()
+before = comm.topology()
+began = __import__("time").monotonic()
+comm.optimize_topology()
+took = __import__("time").monotonic() - began
+after = comm.topology()
+total, info = pccl.allreduce(x(200_000), return_info=True)
+assert (total == expected(info)).all()
+pairs = [(a, b) for a in range(3) for b in range(3) if a != b]
+say(
+    event="done",
+    took=took,
+    rtt=[after.rtt.get(pair) for pair in pairs],
+    up=after.up,
+    down=after.down,
+    unreachable=len(after.unreachable),
+    peers=after.peers == pccl.membership().peers,
+    ring=sorted(after.ring),
+    shares=[sum(schedule.shares) for schedule in after.schedules],
+    last=after.schedules[-1].up_to,
+    nothing_before=not before.rtt and set(before.up) == {None} and before.hosts == after.hosts,
+)
+hear()
+"""
+
+
+def test_all_ways_are_measured_at_once() -> None:
+    with running(PCCL_SHM="0") as run:
+        peers = run.peers(3, MEASURE)
+        for answer in [peer.expect("done", 60) for peer in peers]:
+            assert answer["nothing_before"]
+            assert answer["peers"]
+            assert 2 < answer["took"] < 5  # three seconds, and two rounds
+            assert all(0 < rtt < 1 for rtt in answer["rtt"])
+            assert all(rate > 1e6 for rate in answer["up"] + answer["down"])
+            assert answer["unreachable"] == 0
+            assert answer["ring"] == [0, 1, 2]
+            assert all(abs(total - 1) < 1e-3 for total in answer["shares"])
+            assert answer["last"] is None
+
+
+def test_peers_that_share_memory_have_nothing_to_measure() -> None:
+    code = """
+    comm = start()
+    info = pccl.ReduceInfo()
+    while info.epoch < 2:  # of one that is planned for shared memory
+        _, info = pccl.allreduce(x(10), return_info=True)
+    began = __import__("time").monotonic()
+    comm.optimize_topology()
+    topology = comm.topology()
+    say(event="done", took=__import__("time").monotonic() - began, known=bool(topology.rtt),
+        hosts=len(set(topology.hosts)))
+    hear()
+    """
+    with running() as run:
+        for answer in [peer.expect("done", 60) for peer in run.peers(2, code)]:
+            assert not answer["known"]
+            assert answer["took"] < 2
+            assert answer["hosts"] == 1
+
+
+def test_alone_there_is_nothing_to_measure() -> None:
+    code = """
+    comm = start()
+    comm.optimize_topology()
+    topology = comm.topology()
+    say(event="done", peers=len(topology.peers), up=topology.up)
+    """
+    with running() as run:
+        answer = run.peer(code).expect("done")
+        assert answer["peers"] == 1
+        assert answer["up"] == [None]
+
+
+def test_a_peer_killed_while_it_measures_delays_nobody() -> None:
+    code = """
+    comm = start()
+    pccl.barrier()
+    say(event="in")
+    comm.optimize_topology()
+    say(event="done", size=pccl.world_size(), known=len(comm.topology().peers))
+    hear()
+    """
+    with running(PCCL_SHM="0") as run:
+        peers = run.peers(3, code)
+        for peer in peers:
+            peer.expect("in")
+        victim = peers.pop()
+        victim.signal(signal.SIGKILL)
+        for peer in peers:
+            answer = peer.expect("done", 30)
+            assert answer["size"] == answer["known"] == 2
+
+
+@pytest.mark.parametrize("when", ["timeout", "interrupt"])
+def test_it_can_be_given_up(when: str) -> None:
+    code = f"""
+    comm = start()
+    pccl.barrier()
+    say(event="in")
+    try:
+        comm.optimize_topology(timeout=1.0 if {when == "timeout"!r} else None)
+        say(event="done", how="done")
+    except KeyboardInterrupt:
+        say(event="done", how="interrupted")
+    except pccl.PCCLError as error:
+        say(event="done", how=type(error).__name__)
+    total, info = pccl.allreduce(x(100), return_info=True)
+    say(event="after", right=bool((total == expected(info)).all()), size=info.world_size)
+    hear()
+    """
+    with running(PCCL_SHM="0") as run:
+        peers = run.peers(2, code)
+        for peer in peers:
+            peer.expect("in")
+        if when == "interrupt":
+            # At any moment of it, all of them are told.
+            peers[0].signal(signal.SIGINT)
+        answers = [peer.expect("done", 30)["how"] for peer in peers]
+        if when == "timeout":
+            assert set(answers) == {"Timeout"}
+        else:
+            assert answers == ["interrupted", "PeerLost"]
+        for peer in peers:
+            after = peer.expect("after", 30)
+            assert after["right"] and after["size"] == 2
