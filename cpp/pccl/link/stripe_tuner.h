@@ -12,7 +12,7 @@ namespace pccl::link {
 class StripeTuner {
  public:
   struct Options {
-    std::uint32_t first = 10;
+    std::uint32_t first = 16;
     std::uint32_t least = 2;
     std::uint32_t most = 32;
   };
@@ -84,9 +84,9 @@ class StripeTuner {
 
   Options options_;
   std::uint32_t wanted_ = 1;
-  std::uint32_t tried_ = 0;  // how many there were before the try; 0: none under way
-  double before_ = 0;        // the rate with them
-  std::uint32_t pause_ = 0;  // windows until the next try
+  std::uint32_t tried_ = 0;              // how many there were before the try; 0: none under way
+  double before_ = 0;                    // the rate with them
+  std::uint32_t pause_ = kFirstBackoff;  // windows until the next try
   std::uint32_t backoff_ = kFirstBackoff;
   bool settling_ = true;
   bool down_next_ = false;

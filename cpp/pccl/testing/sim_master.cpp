@@ -131,9 +131,9 @@ bool MasterHost::quiet() const {
   return true;
 }
 
-// What members might have measured, were this network as real ones are: links so slow, and so different, that
-// shares of plans matter for the few bytes of a simulated operation, and some that are said not to
-// work.
+// What members might have measured, were this network as real ones are: links so slow, and so
+// different, that shares of plans matter for the few bytes of a simulated operation, and some that
+// are said not to work.
 void MasterHost::measure(wire::Message& message) {
   Random& random = world_.random;
   auto* enter = std::get_if<wire::EnterRound>(&message);
