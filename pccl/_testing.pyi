@@ -72,6 +72,11 @@ def cut(
     arrays: list[tuple[int, int]], op: int, shares: list[int], segment_bytes: int
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int, int, int]]]: ...
 
+# Measuring (cpp/pccl/testing/prober.cpp).
+def probed_row(
+    ways: list[tuple[int, int, int, int, int]],
+) -> tuple[list[tuple[int, bool, int, int]], int, int]: ...
+
 # Stripes that end (cpp/pccl/testing/stand_in.cpp).
 def stand_in(
     sizes: list[int],

@@ -313,8 +313,7 @@ class Communicator(_core.Reducer):
     def topology(self) -> Topology:
         """What is known of the network between members, and the plan made of it.
 
-        It is measured in `optimize_topology`, and then, link by link, while operations use it.
-        Changes only inside a pccl call.
+        It is measured in `optimize_topology`. Changes only inside a pccl call.
 
         Raises:
             InvalidUsage: Not connected.
@@ -341,7 +340,10 @@ class Communicator(_core.Reducer):
                     ("ring", "direct", "host_ring", "host_direct")[kind],
                     tuple(share / (sum(shares) or 1) for share in shares),
                 )
-                for up_to, kind, shares in classes
+                for (up_to, kind, shares), before in zip(
+                    classes, [0, *(size for size, _, _ in classes)], strict=False
+                )
+                if up_to > before  # others serve halves of an all-reduce only
             ),
         )
 

@@ -108,6 +108,9 @@ class FakeCommunicator:
     def barrier(self, timeout):
         self.calls.append(("barrier", timeout))
 
+    def optimize_topology(self, timeout):
+        self.calls.append(("optimize_topology", timeout))
+
     def peers_pending(self, timeout):
         return True
 
@@ -586,10 +589,10 @@ def test_quantization_options_that_mean_nothing_are_refused(comm, algorithm, dty
     assert not FakeCommunicator.made[-1].operations
 
 
-def test_optimize_topology_is_a_round_that_changes_nothing(comm, monkeypatch):
+def test_optimize_topology_waits_for_no_handles_and_names_its_failures(comm, monkeypatch):
     fake = FakeCommunicator.made[-1]
     assert comm.optimize_topology(timeout=3) is None
-    assert fake.calls[-1] == ("barrier", 3.0)
+    assert fake.calls[-1] == ("optimize_topology", 3.0)
     handle = comm.all_reduce_async(np.ones(1), np.ones(1), op="sum")
     with pytest.raises(pccl.PendingOperations, match="1 operation of") as caught:
         comm.optimize_topology()
@@ -601,9 +604,9 @@ def test_optimize_topology_is_a_round_that_changes_nothing(comm, monkeypatch):
     ):
 
         def fails(timeout, cause=cause, told=told):
-            raise from_engine(cause, told, "barrier", "why", "", "")
+            raise from_engine(cause, told, "optimize_topology", "why", "", "")
 
-        monkeypatch.setattr(fake, "barrier", fails)
+        monkeypatch.setattr(fake, "optimize_topology", fails)
         with pytest.raises(pccl.PCCLError, match="optimize_topology failed") as caught:
             comm.optimize_topology()
         assert caught.value.result.name == result

@@ -131,7 +131,8 @@ def test_who_has_a_slow_link_owns_nothing() -> None:
     assert all(answer["right"] for answer in answers)
     assert [answer["slow"] for answer in answers] == [False, False, False, True]
     for answer in answers:
-        rates = sorted(answer["up"]) + sorted(answer["down"])
-        assert 1e6 < rates[0] < 4e6 and rates[3] < 16e6, rates
+        assert None not in answer["up"] + answer["down"], answer
+        rates = sorted(answer["up"])
+        assert 1e6 < rates[0] < 5e6 and rates[3] < 20e6, rates
         assert all(0.025 < rtt < 0.2 for rtt in answer["rtt"])
         assert answer["share"] == 0

@@ -209,7 +209,6 @@ void bind_communicator(nb::module_& m) {
       .def("start_tree", &start_tree, "tree"_a, nb::arg("out").none(), "op"_a,
            nb::arg("tag").none(), nb::arg("timeout").none())
       .def("topology", &topology)
-      .def("topology", &topology)
       .def("membership", &membership)
       .def("attribute", &attribute, "which"_a)
       .def("unfinished", [](const Comm& comm) { return comm.engine->unfinished(); })

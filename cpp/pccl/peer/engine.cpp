@@ -581,29 +581,34 @@ void Engine::begin_measuring() {
   }
   if (peers.empty() || locality_.active()) return tell_measurements();
   prober_.begin(peers, options_.probe_bytes, now_);
+  optimizing_->probed.insert(peers.begin(), peers.end());
+  for (auto& [stripe, state] : stripes_) state.bytes_at_probe = state.stripe->bytes_received();
   choose_links();
   for (const PeerId& peer : peers) wake(peer);
 }
 
 void Engine::tell_measurements() {
   wire::Measurements row = prober_.row();
-  // A planned link that is down is reported as such; of others only who dials knows.
+  // A planned link that is down is reported as such; of others only who dials knows. One that was
+  // up at any time works.
   for (const auto& [peer, link] : links_) {
-    if (!prober_.probes(peer) || link.up || link.planned || joined_ <= link.peer.joined) continue;
-    std::erase_if(row.links, [&, at = peer](const auto& item) { return item.to == at; });
+    const bool worked = link.up || link.ended_generation != 0 || prober_.answered(peer);
+    if (!prober_.probes(peer) || worked || link.planned || joined_ <= link.peer.joined) continue;
     row.links.push_back({peer, {true, 0, 0}});
   }
   prober_.end();
   optimizing_->phase = Optimizing::Phase::telling;
+  // Links that the plan does without are kept: others may measure yet.
   enter_optimize(optimizing_->key(), std::move(row));
-  choose_links();
 }
 
 void Engine::end_optimize(Error error) {
   const CallPtr call = optimizing_->call;
+  const bool probed = !optimizing_->probed.empty();
   optimizing_.reset();
   prober_.end();
   end_call(*call, std::move(error), session_.record());
+  if (probed && !out_) choose_links();
 }
 
 // As `enter`, but nobody has to come there any more.

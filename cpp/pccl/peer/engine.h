@@ -253,6 +253,7 @@ class Engine final : private SessionHost,
     CallPtr call;
     enum class Phase : std::uint8_t { meeting, measuring, telling };
     Phase phase = Phase::meeting;
+    std::set<PeerId> probed;  // links to these are kept until all are through
     [[nodiscard]] const wire::RoundKey& key() const { return std::get<wire::RoundKey>(call->key); }
   };
   // Frames of a stripe that ended, until the other end says which of them came.
@@ -276,7 +277,8 @@ class Engine final : private SessionHost,
     std::uint32_t spares_open = 0;  // dials and handshakes under way
     Instant next_spare{};
     Duration spare_pause{};
-    bool renews = false;  // the next dial is of a new generation
+    bool renews = false;               // the next dial is of a new generation
+    std::uint32_t highest_stripe = 0;  // that was dialled from there
     link::StripeTuner tuner;
     Instant window_since{};
     bool window_busy = true;
@@ -321,6 +323,8 @@ class Engine final : private SessionHost,
     std::uint64_t bytes_sent = 0;
     std::uint64_t bytes_at_blocked = 0;
     std::uint64_t bytes_at_window = 0;
+    std::uint64_t bytes_at_probe = 0;
+    std::optional<std::uint64_t> pong;  // owed for a ping with that number
   };
   struct Dial {
     PeerId peer;
@@ -399,6 +403,7 @@ class Engine final : private SessionHost,
   void tune_stripes();
   [[nodiscard]] std::uint32_t stripes_wanted(const Link& link) const;
   void confirm(link::Stripe& stripe);
+  void count_for_prober(StripeState& state);
   void check_prepared();
   void watch_links();
   [[nodiscard]] Status on_hello(StripeState& state, const link::FrameHeader& header,

@@ -56,7 +56,7 @@ void Engine::choose_links() {
     for (const wire::Member& member : world->members) {
       const std::vector<PeerId>& partners = transfer_.partners();
       const bool partner = std::find(partners.begin(), partners.end(), member.id) != partners.end();
-      if ((partner || (prober_.probes(member.id) && member.id != id())) &&
+      if ((partner || (optimizing_ && optimizing_->probed.contains(member.id))) &&
           wanted.try_emplace(member.id, member).second) {
         for_state.insert(member.id);
       }
@@ -332,6 +332,7 @@ void Engine::accept_hello(StripeState& state) {
     if (stripes_.at(other).hello.stripe == hello.stripe) return close_stripe(id);
   }
   if (link.stripes.size() >= kMaxStripes) return close_stripe(id);
+  link.highest_stripe = std::max(link.highest_stripe, hello.stripe);
   if (hello.keeps) state.stripe->keep();
   state.peer = state.hello.from;
   link::FrameHeader header;
@@ -362,6 +363,7 @@ void Engine::establish(StripeState& state) {
   if (number != 0) {
     if (state.dialled && !state.memory && link.spares_open > 0) --link.spares_open;
     link.spare_pause = {};
+    link.next_spare = now_;
     return;
   }
   link.up = true;
@@ -372,6 +374,7 @@ void Engine::establish(StripeState& state) {
                  (options_.settings.checksum == Checksum::automatic && !state.local);
   link.keeps = state.hello.keeps;
   link.next_stripe = 1;
+  link.highest_stripe = 0;
   if (state.dialled) {
     if (link.dials_open > 0) --link.dials_open;
     link.address = state.address;
@@ -454,7 +457,9 @@ bool Engine::note_ended(Link& link, std::uint32_t stripe) {
   return true;
 }
 
+// Of those that were dialled together the first counts.
 void Engine::pause_spares(Link& link) {
+  if (now_ < link.next_spare) return;
   link.spare_pause = std::clamp(link.spare_pause * 2, kSpareDialPause, kMostSpareDialPause);
   link.next_spare = now_ + link.spare_pause;
 }
@@ -526,6 +531,9 @@ Status Engine::on_lost(const PeerId& from, std::span<const std::uint8_t> payload
     lose_stripe(*up, "the other end has lost it");
     if (!link.up) return {};
   } else if (!has_ended(link, lost.stripe)) {
+    const bool dials = joined_ > link.peer.joined;
+    const std::uint32_t most = dials ? link.next_stripe : link.highest_stripe + kKnownEnded;
+    if (lost.stripe >= most) return Status(Code::refused, "a word of a connection that never was");
     // Not up here, and never to be: it may yet be dialled, or its hello be under way. (Of stripe 0
     // there may be more than one handshake, one for each address; it was up, since the link is.)
     (void)note_ended(link, lost.stripe);
@@ -571,6 +579,13 @@ Status Engine::on_lost(const PeerId& from, std::span<const std::uint8_t> payload
   if (unsent > 0) executor_.eager_unsent(from, unsent);
   wake(from);
   return {};
+}
+
+// So much has come on it since it was looked at last.
+void Engine::count_for_prober(StripeState& state) {
+  if (!prober_.active() || state.memory) return;
+  const std::uint64_t all = state.stripe->bytes_received();
+  prober_.on_bytes(state.peer, all - std::exchange(state.bytes_at_probe, all), now_);
 }
 
 void Engine::confirm(link::Stripe& stripe) {
@@ -723,6 +738,7 @@ Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std:
   const auto it = stripes_.find(from.id());
   if (it == stripes_.end()) return {};
   confirm(from);
+  count_for_prober(it->second);
   if (header.type == link::FrameType::state) {
     const PeerId peer = it->second.peer;
     const Status status = transfer_.arrived(peer, header, std::move(buffer));
@@ -746,9 +762,8 @@ void Engine::voided(link::Stripe& from, const link::FrameHeader& header, std::ui
 void Engine::drained(link::Stripe& from, const link::FrameHeader& header) {
   const auto it = stripes_.find(from.id());
   if (it == stripes_.end()) return;
+  count_for_prober(it->second);
   if (header.type == link::FrameType::data) executor_.drained(it->second.peer, header);
-  if (header.type == link::FrameType::probe)
-    prober_.on_filler(it->second.peer, header.payload_bytes, now_);
   confirm(from);
 }
 
@@ -780,9 +795,7 @@ Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
   if (header.type == link::FrameType::lost) return on_lost(it->second.peer, payload);
   confirm(from);
   if (header.type == link::FrameType::ping) {
-    link::FrameHeader answer = header;
-    answer.type = link::FrameType::pong;
-    from.push(link::make_frame(answer));
+    it->second.pong = header.attempt;  // the latest one is answered, however many there were
     flush_.insert(from.id());
     return {};
   }
@@ -806,6 +819,13 @@ bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
   const auto found = links_.find(peer);
   if (found == links_.end()) return false;
   Link& link = found->second;
+  if (const auto asked = std::exchange(it->second.pong, {})) {
+    link::FrameHeader answer;
+    answer.type = link::FrameType::pong;
+    answer.attempt = *asked;
+    frame = link::make_frame(answer);
+    return true;
+  }
   for (auto* first : {&link.words, &link.again}) {
     if (first->empty() || it->second.memory) continue;
     frame = std::move(first->front());
@@ -817,10 +837,10 @@ bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
   if (prober_.next_word(peer, now_, frame) || executor_.next(peer, frame) ||
       transfer_.next(peer, frame))
     return true;
-  // A few connections are enough to fill the way: what they hold is ahead of what is said then.
-  const std::size_t few = prober_.fillers();
-  const auto end =
-      link.stripes.begin() + static_cast<std::ptrdiff_t>(std::min(few, link.stripes.size()));
+  // A few connections are enough to fill the way, and one stays free for what is said then.
+  const std::size_t many = link.stripes.size();
+  const std::size_t few = std::min(prober_.fillers(), many > 1 ? many - 1 : many);
+  const auto end = link.stripes.begin() + static_cast<std::ptrdiff_t>(few);
   return std::find(link.stripes.begin(), end, to.id()) != end &&
          prober_.next_filler(peer, now_, frame);
 }

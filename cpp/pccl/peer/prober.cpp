@@ -122,10 +122,16 @@ void Prober::on_pong(const PeerId& from, const link::FrameHeader& header, Instan
   if (!it->second.rtt || rtt < *it->second.rtt) it->second.rtt = rtt;
 }
 
-void Prober::on_filler(const PeerId& from, std::uint64_t bytes, Instant now) {
+void Prober::on_bytes(const PeerId& from, std::uint64_t bytes, Instant now) {
   const auto it = ways_.find(from);
-  if (it != ways_.end() && now >= began_ + kCount && now < began_ + kCounted)
-    it->second.received += bytes;
+  if (it == ways_.end()) return;
+  it->second.heard = it->second.heard || bytes > 0;
+  if (now >= began_ + kCount && now < began_ + kCounted) it->second.received += bytes;
+}
+
+bool Prober::answered(const PeerId& peer) const {
+  const auto it = ways_.find(peer);
+  return it != ways_.end() && (it->second.heard || it->second.rtt || it->second.sent_rate);
 }
 
 void Prober::on_probed(const PeerId& from, const link::FrameHeader& header) {

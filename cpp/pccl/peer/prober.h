@@ -43,6 +43,7 @@ class Prober {
   // Time passes. True when there may be something to send to all of them.
   bool on_time(Instant now);
   [[nodiscard]] Instant next_deadline() const { return next_; }
+  [[nodiscard]] bool answered(const PeerId& peer) const;
   // All have answered, or will not.
   [[nodiscard]] bool over(Instant now) const;
 
@@ -50,7 +51,8 @@ class Prober {
   bool next_word(const PeerId& to, Instant now, link::OutgoingFrame& frame);
   bool next_filler(const PeerId& to, Instant now, link::OutgoingFrame& frame);
   void on_pong(const PeerId& from, const link::FrameHeader& header, Instant now);
-  void on_filler(const PeerId& from, std::uint64_t bytes, Instant now);
+  // Anything that has come, not only what fills the way.
+  void on_bytes(const PeerId& from, std::uint64_t bytes, Instant now);
   void on_probed(const PeerId& from, const link::FrameHeader& header);
 
   // What was found: round trips, and all flows together. Of one pair it says a rate only where that
@@ -62,9 +64,10 @@ class Prober {
   struct Way {
     std::optional<Duration> rtt;  // the least
     bool ping_due = false;
-    bool word_due = false;                   // how fast we have received from it
-    std::uint64_t left = 0;                  // bytes that may be sent
-    std::uint64_t received = 0;              // bytes, while counting
+    bool word_due = false;       // how fast we have received from it
+    std::uint64_t left = 0;      // bytes that may be sent
+    std::uint64_t received = 0;  // bytes, while counting
+    bool heard = false;
     std::optional<std::uint32_t> sent_rate;  // as the other end counted, kB/s
     std::uint64_t its_down = 0;              // what it received from all, kB/s
     std::uint32_t its_senders = 0;

@@ -6,6 +6,7 @@ namespace nb = nanobind;
 void bind_codec(nb::module_& m);
 void bind_decisions(nb::module_& m);
 void bind_election(nb::module_& m);
+void bind_prober(nb::module_& m);
 void bind_quantize(nb::module_& m);
 void bind_reduce(nb::module_& m);
 void bind_schedule(nb::module_& m);
@@ -18,6 +19,7 @@ NB_MODULE(_testing, m) {
   bind_codec(m);
   bind_decisions(m);
   bind_election(m);
+  bind_prober(m);
   bind_quantize(m);
   bind_reduce(m);
   bind_schedule(m);

@@ -76,6 +76,9 @@ World::World(std::uint64_t seed, const Options& given)
   if (options.everything_small) {
     const std::uint32_t segments[] = {64, 128, 256, 1024};
     master_options.segment_bytes = segments[random.below(4)];
+    // One owner of all may let each of the others send one segment at a time.
+    if (network.slowness > milliseconds(2))
+      master_options.segment_bytes = std::max(master_options.segment_bytes, 256U);
     master_options.thresholds.single_owner_bytes = 64;
     master_options.thresholds.direct_bytes = random.chance(0.5) ? 128 : 512;
     settings.segment_bytes = master_options.segment_bytes;

@@ -239,6 +239,19 @@ std::string described(const Candidate& candidate, const std::vector<std::uint32_
   return text + ", shares of " + list(percent, "/") + " %";
 }
 
+// A slow site sends its last segments side by side, one on each connection, and all wait for the
+// slowest of these; so none may take long: 20 ms with the link to itself.
+std::uint32_t segment_for(const Network& network, std::uint32_t most) {
+  constexpr double kLongest = 0.02;
+  constexpr std::uint32_t kLeast = 64 << 10;
+  double slowest = std::numeric_limits<double>::infinity();
+  for (std::size_t site = 0; site < network.size(); ++site)
+    slowest = std::min({slowest, network.up[site], network.down[site]});
+  std::uint32_t bytes = kLeast;
+  while (bytes < most && 2.0 * bytes <= slowest * kLongest) bytes *= 2;
+  return std::min(bytes, most);
+}
+
 // The work of choose(), for several sites.
 class Chooser {
  public:
@@ -256,6 +269,7 @@ class Chooser {
     const std::optional<std::vector<std::uint32_t>> order = best_ring(net_);
     if (!order) return std::nullopt;
     plan_ = plain_;
+    plan_.segment_bytes = segment_for(net_, situation_.segment_bytes);
     plan_.order.clear();
     for (const std::uint32_t site : *order)
       plan_.order.insert(plan_.order.end(), sites_[site].begin(), sites_[site].end());
@@ -270,7 +284,7 @@ class Chooser {
 
  private:
   [[nodiscard]] double time(const Candidate& candidate, std::uint64_t bytes) const {
-    return seconds(net_, candidate.flow, bytes, situation_.segment_bytes);
+    return seconds(net_, candidate.flow, bytes, plan_.segment_bytes);
   }
 
   void add_direct(const std::vector<std::uint32_t>& shares) {
@@ -287,7 +301,7 @@ class Chooser {
       shares[ranks.front()] = 1;
       const Flow flow{false, {}, owned_by(sites_, shares)};
       const double time =
-          seconds(net_, flow, situation_.thresholds.single_owner_bytes, situation_.segment_bytes);
+          seconds(net_, flow, situation_.thresholds.single_owner_bytes, plan_.segment_bytes);
       if (!best.empty() && time * kClose >= least) continue;
       least = time;
       best = std::move(shares);
@@ -447,11 +461,14 @@ std::optional<Choice> choose(const Situation& situation) {
   if (auto choice = Chooser(situation, *plain, sites, crowded, avoid).run()) return choice;
   if (avoid == situation.unusable) return as_ever;
   // Connections that were tried once in vain may come about yet.
-  if (auto choice = Chooser(situation, *plain, sites, crowded, situation.unusable).run()) {
-    choice->why += "; no plan avoids all pairs that could not connect";
+  Situation hopeful = situation;
+  for (wire::LinkRate& link : hopeful.rates.links) link.unreachable = false;
+  const char* const why = "no order avoids all pairs that could not connect";
+  if (auto choice = Chooser(hopeful, *plain, sites, crowded, situation.unusable).run()) {
+    choice->why += std::string("; ") + why;
     return choice;
   }
-  return as_ever;
+  return Choice{*plain, why};
 }
 
 double predict(const wire::Plan& plan, const wire::RateTable& rates, std::uint64_t bytes) {

@@ -17,7 +17,7 @@ namespace pccl::topology {
 // What a plan is made for.
 struct Situation {
   std::uint32_t world = 0;
-  std::uint32_t segment_bytes = 0;
+  std::uint32_t segment_bytes = 0;   // at most; less where links are known to be slow
   std::set<Edge> unusable;           // the plan must do without
   std::vector<std::uint32_t> hosts;  // by rank; empty: not known
   wire::RateTable rates;             // of that many ranks, or empty

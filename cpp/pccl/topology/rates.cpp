@@ -79,9 +79,13 @@ void merge(wire::RateTable& table, std::span<const PeerId> members, std::size_t 
       continue;
     }
     if (measured.rate == wire::LinkRate{}) continue;
+    // With a round trip the way was measured, and a rate that is not said is not its own any more.
+    if (measured.rate.rtt_us > 0) {
+      link = measured.rate;
+      continue;
+    }
     link.unreachable = false;
-    if (measured.rate.kilobytes_per_s > 0) link.kilobytes_per_s = measured.rate.kilobytes_per_s;
-    if (measured.rate.rtt_us > 0) link.rtt_us = measured.rate.rtt_us;
+    link.kilobytes_per_s = measured.rate.kilobytes_per_s;
   }
   if (says_nothing(table)) table = {};
 }
@@ -114,12 +118,14 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
   std::vector<bool> usable(n * n, true);
   const std::size_t world = table.hosts.size();
   for (std::size_t a = 0; a < n; ++a) {
+    for (const std::uint32_t rank : sites[a]) {
+      if (rank >= world) continue;
+      net.up[a] += kKilobyte * table.hosts[rank].up_kilobytes_per_s;
+      net.down[a] += kKilobyte * table.hosts[rank].down_kilobytes_per_s;
+    }
+  }
+  for (std::size_t a = 0; a < n; ++a) {
     for (const std::uint32_t from : sites[a]) {
-      if (from < world) {
-        const wire::HostRate& host = table.hosts[from];
-        net.up[a] = std::max(net.up[a], kKilobyte * host.up_kilobytes_per_s);
-        net.down[a] = std::max(net.down[a], kKilobyte * host.down_kilobytes_per_s);
-      }
       for (std::size_t b = 0; b < n; ++b) {
         if (a == b) continue;
         for (const std::uint32_t to : sites[b]) {

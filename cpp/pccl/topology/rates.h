@@ -51,10 +51,11 @@ struct Network {
 
 // The table as a network of `sites`, ranks by site. A site's up-link carries at least what its
 // flows carried together, and what one of them carried alone; where the first was not measured, one
-// flow is taken to fill it. Ranks of one site share its links: the best of them says how fast they
-// are. What is not known is guessed from what is: a pair from its sites' links, a site from the
-// median of the others. A link is used both ways, so a pair tried in vain either way, or in
-// `unusable`, is not used. REQUIRES: the table has all ranks of `sites`, or is empty.
+// flow is taken to fill it. Ranks of one site share its links, and measure at the same time: what
+// they carried is added up. What is not known is guessed from what is: a pair from its sites'
+// links, a site from the median of the others. A link is used both ways, so a pair tried in vain
+// either way, or in `unusable`, is not used. REQUIRES: the table has all ranks of `sites`, or is
+// empty.
 [[nodiscard]] Network network(const wire::RateTable& table,
                               const std::vector<std::vector<std::uint32_t>>& sites,
                               const std::set<Edge>& unusable = {});
