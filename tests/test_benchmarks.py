@@ -122,6 +122,7 @@ def test_adapters_are_compared_with_numpy(tmp_path: Path) -> None:
             "jax",
             "numpy in place",
             "torch in place",
+            "numpy in place, as XLA",
             "jax, jitted, donated",
         ),
         2,
