@@ -7,6 +7,7 @@ seed and options replay it: `_testing.simulate(seed, trace=True, ...)`.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -221,6 +222,40 @@ def test_every_fault_and_message_meets_peers_in_every_state(
             print(f"  {event:14}", "".join(".x"[(event, state) in reached] for state in states))
     assert wanted <= reached, wanted - reached
     assert len(reached) > 150
+
+
+def said_by_master(report: SimulationReport, words: str) -> list[tuple[list[str], str]]:
+    """Of lines of the master with these words: the peers named, and the line; but not of peers that had ended."""
+    found = []
+    ended = set()
+    for line in report["trace"]:
+        if "is through" in line:
+            ended.update(re.findall(r"\(([0-9a-f]{8})\)", line))
+        elif "master: " in line and words in line:
+            named = re.findall(r"\b[0-9a-f]{8}\b", line)
+            if not ended & set(named):
+                found.append((named, line))
+    return found
+
+
+def test_without_a_fault_no_link_breaks() -> None:
+    for seed in range(500):
+        report = _testing.simulate(seed, quiet=True, machines=0, program="level2", trace=True)
+        assert not report["violation"]
+        assert not said_by_master(report, "a connection between two members broke"), seed
+        assert not said_by_master(report, "planned around"), seed
+
+
+def test_nobody_is_put_out_for_links_to_who_is_frozen() -> None:
+    frozen = 0
+    for seed in range(200):
+        report = _testing.simulate(
+            seed, quiet=True, program="level2", peers=4, joins=2, freezes=2, kills=2, machines=0, trace=True
+        )
+        assert not report["violation"]
+        frozen += len(said_by_master(report, "not heard for"))
+        assert not said_by_master(report, "its links to these peers do not work"), seed
+    assert frozen > 50
 
 
 def test_a_schedule_is_repeatable() -> None:

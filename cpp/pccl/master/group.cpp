@@ -289,6 +289,8 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
   record_.departures = std::move(departures);
   record_.aborted = std::move(aborted);
   append(record_);
+  // Members report anew what is still so.
+  for (auto& [pair, trouble] : trouble_) trouble.late = true;
   stuck_since_.reset();
   tell_newcomers();
 }
@@ -710,14 +712,15 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
               // A newcomer that cannot reach a member must not come in and be a loss to everybody a
               // moment later. If the member is silent to us as well, it may be the one that is
               // gone: the newcomer goes on dialling, and reports again.
-              const bool silent = cut_off || now - about->heard >= 2 * options_.heartbeat_interval;
-              if (report.state == wire::LinkState::unreachable && peer->waiting && !silent) {
+              if (report.state == wire::LinkState::unreachable && peer->waiting &&
+                  !silent(*about, now)) {
                 evict(from, Code::unreachable,
                       "it cannot reach peer " + report.peer.brief() + ": " + report.reason, now);
               }
               return;
             }
             if (member(report.peer) == nullptr) return;
+            if (report.state == wire::LinkState::mended) return on_mended({id, report.peer}, now);
             LinkTrouble& trouble = trouble_[{id, report.peer}];
             // Said before it had heard of this epoch, as when two are killed at once.
             const bool late = report.epoch != record_.epoch;
@@ -725,7 +728,8 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
             if (trouble.late) trouble = {};
             trouble.late = late;
             if (trouble.since == Instant{}) trouble.since = now;
-            // Unreachable and silent are final; they do not fall back to broken.
+            trouble.broke = trouble.broke || report.state == wire::LinkState::broken;
+            // Unreachable and silent do not fall back to broken, but end when it is mended.
             if (trouble.reason.empty() || report.state != wire::LinkState::broken) {
               if (trouble.state == wire::LinkState::broken &&
                   report.state != wire::LinkState::broken) {
@@ -928,6 +932,22 @@ void Group::check_calls(Instant now) {
 // ---- links, silence, stuck groups
 // ---------------------------------------------------------------------------------
 
+// Perhaps gone: whether it is, is known by the heartbeat timeout.
+bool Group::silent(const Peer& peer, Instant now) const {
+  return peer.connection == 0 || now - peer.heard >= 2 * options_.heartbeat_interval;
+}
+
+void Group::on_mended(const std::pair<PeerId, PeerId>& pair, Instant now) {
+  const auto it = trouble_.find(pair);
+  if (it == trouble_.end() || it->second.late) return;
+  if (!it->second.broke) {
+    trouble_.erase(it);
+  } else if (it->second.state != wire::LinkState::broken) {
+    it->second.state = wire::LinkState::broken;
+    it->second.since = now;
+  }
+}
+
 void Group::check_links(Instant now) {
   std::erase_if(trouble_, [&](const auto& item) {
     return item.second.late && now - item.second.since >= options_.broken_link_grace;
@@ -949,24 +969,36 @@ void Group::check_links(Instant now) {
   bool reset = false;
   std::vector<BadLink> bad;
   bool ripe = false;
+  bool overdue = false;
   for (const auto& [pair, trouble] : trouble_) {
     if (trouble.late) continue;
+    const Duration age = now - trouble.since;
     if (trouble.state == wire::LinkState::broken) {
-      reset = reset || now - trouble.since >= options_.broken_link_grace;
-    } else {
-      bad.push_back({pair.first, pair.second});
-      ripe = ripe || now - trouble.since >= options_.heartbeat_interval;
+      reset = reset || age >= options_.broken_link_grace;
+      continue;
     }
+    // If one of the two is silent to us as well, it is that one, and not the link.
+    const Peer* from = member(pair.first);
+    const Peer* about = member(pair.second);
+    if (from == nullptr || about == nullptr || silent(*from, now) || silent(*about, now)) continue;
+    bad.push_back({pair.first, pair.second});
+    ripe = ripe || age >= options_.heartbeat_interval;
+    overdue = overdue || age >= options_.heartbeat_timeout;
   }
   if (ripe) {
     for (const BadLink& link : bad) unusable_.insert(std::minmax(link.reporter, link.about));
-    if (plan_epoch()) {
+    const bool planned = plan_epoch();
+    if (planned) {
       around_.log("group " + std::to_string(id_) + ": planned around " +
                   plural(bad.size(), "bad link report"));
       reset = true;
     } else {
-      const std::optional<PeerId> victim = judge_links(member_ids(), bad);
       for (const BadLink& link : bad) unusable_.erase(std::minmax(link.reporter, link.about));
+    }
+    // Somebody has to go. But who is put out for a link gets as much time as who is put out for its
+    // silence: had one of the two died just then, we would know it by now.
+    if (!planned && overdue) {
+      const std::optional<PeerId> victim = judge_links(member_ids(), bad);
       trouble_.clear();
       if (victim) {
         std::string with;

@@ -146,7 +146,8 @@ class Group {
     wire::LinkState state = wire::LinkState::broken;
     Instant since{};
     std::string reason;
-    bool late = false;  // of an earlier epoch: counts only beside a broken control connection
+    bool late = false;   // of an earlier epoch: counts only beside a broken control connection
+    bool broke = false;  // what was under way on it is lost, even if it is up again
   };
   struct Departed {
     PeerId id;
@@ -196,6 +197,8 @@ class Group {
   void optimize(const wire::RoundKey& key);
   void check_calls(Instant now);
   void check_stuck(Instant now);
+  [[nodiscard]] bool silent(const Peer& peer, Instant now) const;
+  void on_mended(const std::pair<PeerId, PeerId>& pair, Instant now);
   void check_links(Instant now);
   void notice_stragglers(Instant now);
   void evict_stragglers(Instant now);

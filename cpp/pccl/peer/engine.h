@@ -263,7 +263,9 @@ class Engine final : private SessionHost,
   };
   struct Link {
     wire::Member peer;
-    bool wanted = false;
+    bool member = false;  // it is one, as far as we know; else a newcomer, or we are one
+    bool wanted = false;  // else it is kept for a while if it is up
+    Instant unwanted_since{};
     bool planned = false;  // the plan uses it, or a newcomer prepares it; else only state moves
     bool up = false;
     bool checked = false;

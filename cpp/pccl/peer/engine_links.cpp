@@ -64,13 +64,25 @@ void Engine::choose_links() {
   } else if (prepare_) {
     for (const wire::Member& member : prepare_->members) wanted[member.id] = member;
   }
+  const auto is_member = [&](const PeerId& peer) {
+    return record() && std::any_of(record()->members.begin(), record()->members.end(),
+                                   [&](const auto& member) { return member.id == peer; });
+  };
   for (auto it = links_.begin(); it != links_.end();) {
+    Link& link = it->second;
+    const bool member = is_member(it->first);
+    const bool was_member = std::exchange(link.member, member);
     if (wanted.contains(it->first)) {
       ++it;
-      continue;
+    } else if (link.up && (member || !was_member)) {
+      // The next plan may need it again, and have come to the other end already.
+      if (std::exchange(link.wanted, false)) link.unwanted_since = now_;
+      link.planned = false;
+      ++it;
+    } else {
+      link_down(link, "not needed any more", false);
+      it = links_.erase(it);
     }
-    link_down(it->second, "not needed any more", false);
-    it = links_.erase(it);
   }
   for (const auto& [peer, member] : wanted) {
     const auto [it, fresh] = links_.try_emplace(peer);
@@ -78,6 +90,7 @@ void Engine::choose_links() {
     it->second.wanted = true;
     it->second.planned = !for_state.contains(peer);
     if (fresh) {
+      it->second.member = is_member(peer);
       it->second.down_since = now_;
       it->second.next_dial = now_;
     }
@@ -186,7 +199,7 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
   const auto link = links_.find(dial.peer);
   const bool useful =
       link != links_.end() &&
-      (dial.stripe == 0 ? !link->second.up
+      (dial.stripe == 0 ? !link->second.up && link->second.generation == dial.generation
                         : link->second.up && link->second.generation == dial.generation &&
                               !has_ended(link->second, dial.stripe));
   if (!useful) {
@@ -211,6 +224,7 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
                          ? (fixed == 0 ? !local && options_.stripes.most > 1 : fixed > 1)
                          : !memory && link->second.keeps;
   state.hello = {session_.run(), id(), dial.peer, dial.generation, dial.stripe, keeps, memory};
+  if (dial.stripe == 0) link->second.renews = false;
   if (keeps) state.stripe->keep();
   wire::Bytes payload;
   wire::Writer writer(payload);
@@ -368,11 +382,13 @@ void Engine::establish(StripeState& state) {
   }
   link.up = true;
   link.generation = state.hello.generation;
-  link.reported = false;
+  if (std::exchange(link.reported, false) && link.planned)
+    session_.report_link(link.peer.id, wire::LinkState::mended, "it came about");
   link.heard = now_;
   link.checked = options_.settings.checksum == Checksum::always ||
                  (options_.settings.checksum == Checksum::automatic && !state.local);
   link.keeps = state.hello.keeps;
+  link.unwanted_since = now_;
   link.next_stripe = 1;
   link.highest_stripe = 0;
   if (state.dialled) {
@@ -670,7 +686,13 @@ void Engine::on_stripe_failed(std::uint64_t id, const std::string& reason, Insta
         state.address.host + ":" + std::to_string(state.address.port) + ": " + reason;
     if (state.hello.stripe == 0) {
       if (link.dials_open > 0) --link.dials_open;
-      link.renews = true;
+      // While another handshake of this generation is under way, it may be the one that the other
+      // end has taken, and why it closed this one.
+      link.renews = std::none_of(stripes_.begin(), stripes_.end(), [&](const auto& item) {
+        const StripeState& other = item.second;
+        return item.first != id && other.dialled && !other.established &&
+               other.peer == state.peer && other.hello.stripe == 0 && !other.memory;
+      });
     } else {
       if (link.spares_open > 0) --link.spares_open;
       pause_spares(link);
@@ -850,6 +872,13 @@ void Engine::watch_links() {
   std::vector<std::uint64_t> mute;
   std::vector<PeerId> hopeless;
   std::vector<PeerId> silent;  // about what came
+  const Duration linger = options_.settings.heartbeat_timeout;
+  for (auto it = links_.begin(); it != links_.end();) {
+    Link& link = it->second;
+    const bool over = !link.wanted && (!link.up || now_ - link.unwanted_since >= linger);
+    if (over) link_down(link, "not needed any more", false);
+    it = over ? links_.erase(it) : std::next(it);
+  }
   for (auto& [peer, link] : links_) {
     const bool member =
         record() != nullptr && std::any_of(record()->members.begin(), record()->members.end(),
@@ -893,6 +922,8 @@ void Engine::watch_links() {
       state.bytes_sent = state.stripe->bytes_sent();
     }
     if (heard) link.heard = now_;
+    if (heard && std::exchange(link.reported, false))
+      session_.report_link(peer, wire::LinkState::mended, "it is heard again");
     if (now_ - link.heard < options_.settings.heartbeat_timeout) {
       // One connection may be dead while the others live, and neither end be told.
       // An idle one is heard every other interval at least.

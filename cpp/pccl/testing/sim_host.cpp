@@ -31,6 +31,10 @@ Host::Host(World& world, NodeId node) : world_(world), node_(node) {
     options.join.addresses.insert(options.join.addresses.begin(),
                                   wire::Address{host, static_cast<std::uint16_t>(other)});
   }
+  // Machines with several networks are reached by several addresses.
+  for (std::uint64_t more = world.random.chance(0.3) ? 1 + world.random.below(3) : 0; more > 0;
+       --more)
+    options.join.addresses.push_back(own);
   options.settings = world.settings;
   if (world.options.machines > 0) {
     machine_ = static_cast<std::uint32_t>(world.random.below(world.options.machines));

@@ -112,8 +112,9 @@ enum class LinkState : std::uint8_t {
   broken,       // it was up and its connection ended
   unreachable,  // it could not be (re)dialled in time
   silent,       // nothing was heard on it for the heartbeat timeout
+  mended,       // it works after all
 };
-constexpr unsigned enum_count(LinkState) { return 3; }
+constexpr unsigned enum_count(LinkState) { return 4; }
 
 // A member (or a newcomer that prepares) says that a link does not work. Never answered directly.
 struct LinkReport {
