@@ -250,7 +250,15 @@ def test_nobody_is_put_out_for_links_to_who_is_frozen() -> None:
     frozen = 0
     for seed in range(200):
         report = _testing.simulate(
-            seed, quiet=True, program="level2", peers=4, joins=2, freezes=2, kills=2, machines=0, trace=True
+            seed,
+            quiet=True,
+            program="level2",
+            peers=4,
+            joins=2,
+            freezes=2,
+            kills=2,
+            machines=0,
+            trace=True,
         )
         assert not report["violation"]
         frozen += len(said_by_master(report, "not heard for"))
