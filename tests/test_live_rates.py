@@ -28,12 +28,32 @@ def test_links_with_room_show_nothing() -> None:
     assert after(watcher, [(500, 500, False)] * 3, 40) == NOTHING
 
 
-def test_what_is_known_is_not_said_but_what_is_much_faster_or_slower() -> None:
-    for now, news in [(3_200, 0), (2_900, 0), (2_400, 0), (1_500, 1_500), (4_500, 4_500)]:
+def test_what_is_known_is_not_said_but_what_is_much_faster() -> None:
+    for now, news in [(3_200, 0), (2_900, 0), (2_400, 0), (4_500, 4_500)]:
         watcher = _testing.RateWatcher()
         watcher.know(3_000, 0, {})
-        looks = LOOKS if news <= 3_000 else LOOKS - 1  # so much has moved, full or not
+        looks = LOOKS if news == 0 else LOOKS - 1  # so much has moved, full or not
         assert after(watcher, [(now // 6, 0, True)] * 3, looks) == ([], news, 0)
+
+
+def test_what_is_slower_is_said_when_it_was_so_twice() -> None:
+    watcher = _testing.RateWatcher()
+    watcher.know(3_000, 0, {})
+    assert after(watcher, [(200, 0, True)] * 3, 4) == NOTHING
+    assert after(watcher, [(250, 0, True)] * 3, 5)[1] == 1_500  # the faster of two
+    watcher = _testing.RateWatcher()
+    watcher.know(3_000, 0, {})
+    for _ in range(10):
+        assert after(watcher, [(250, 0, True)] * 3, 5) == NOTHING
+        assert after(watcher, [(500, 0, True)] * 3, 8) == NOTHING
+
+
+def test_a_pause_is_no_slow_network() -> None:
+    watcher = _testing.RateWatcher()
+    watcher.know(3_000, 0, {})
+    for _ in range(20):
+        assert after(watcher, [(500, 0, True)] * 3, 3) == NOTHING
+        assert after(watcher, [(0, 0, True)] * 3, 6) == NOTHING
 
 
 def test_what_was_said_is_said_again_only_after_a_while() -> None:
@@ -49,7 +69,7 @@ def test_what_was_said_is_said_again_only_after_a_while() -> None:
 def test_the_one_link_that_holds_up_the_others_has_a_rate_of_its_own() -> None:
     watcher = _testing.RateWatcher()
     links = [(150, 100, True), (75, 100, False), (75, 100, False)]
-    assert after(watcher, links) == ([(0, False, 300, 0)], 0, 0)
+    assert after(watcher, links, 2 * LOOKS - 1) == ([(0, False, 300, 0)], 0, 0)
     # Not if the up-link is known, and that is more than a part of it.
     watcher = _testing.RateWatcher()
     watcher.know(600, 600, {})
@@ -68,7 +88,7 @@ def test_around_a_ring_the_only_link_that_is_used_is_the_up_link_unless_that_is_
     assert after(watcher, ring) == ([], 1_000, 0)
     watcher = _testing.RateWatcher()
     watcher.know(10_000, 10_000, {})
-    assert after(watcher, ring) == ([(0, False, 1_000, 0)], 0, 0)
+    assert after(watcher, ring, 2 * LOOKS - 1) == ([(0, False, 1_000, 0)], 0, 0)
 
 
 def test_more_than_is_known_to_fit_corrects_what_is_known() -> None:
@@ -91,11 +111,19 @@ def test_round_trips_at_rest() -> None:
     assert watcher.round_trip(0, 45_000) == NOTHING
     assert watcher.round_trip(0, 40_000) == NOTHING
     assert watcher.round_trip(0, 90_000) == ([(0, False, 0, 40_000)], 0, 0)
+    watcher.know(0, 0, {0: (0, 40_000)})
     for _ in range(9):
         assert watcher.round_trip(0, 44_000) == NOTHING
     for _ in range(2):
         assert watcher.round_trip(0, 70_000) == NOTHING
     assert watcher.round_trip(0, 71_000) == ([(0, False, 0, 70_000)], 0, 0)
+
+
+def test_round_trips_that_differ_by_less_than_a_millisecond_are_the_same() -> None:
+    watcher = _testing.RateWatcher()
+    watcher.know(0, 0, {0: (0, 150)})
+    for rtt in (300, 900, 80, 1_100) * 3:
+        assert watcher.round_trip(0, rtt) == NOTHING
 
 
 def test_a_round_trip_keeps_the_rate_that_the_way_has() -> None:
@@ -130,6 +158,20 @@ def test_ways_that_fill_the_link_of_a_slow_host_are_not_slow_themselves() -> Non
     shares = _testing.best_shares(table(ups, into_the_slow))
     assert shares == _testing.best_shares(table(ups, {}))
     assert shares is not None and shares[3] == 0
+
+
+def test_one_slow_way_leaves_its_ends_their_links() -> None:
+    ups = [100_000] * 4
+    shares = _testing.best_shares(table(ups, {(0, 1): 10_000}))
+    assert shares is not None and shares[0] + shares[1] < 0.2 < shares[2] == shares[3]
+    ring = _testing.best_ring(table(ups, {(0, 1): 10_000}))
+    assert ring is not None and ring[(ring.index(0) + 1) % 4] != 1
+
+
+def test_ways_that_differ_are_slow_themselves_even_if_they_fill_the_link() -> None:
+    ups = [100_000] * 4
+    ring = _testing.best_ring(table(ups, {(0, 1): 10_000, (0, 2): 10_000, (0, 3): 75_000}))
+    assert ring is not None and ring[1] == 3
 
 
 def test_ways_that_carry_less_than_the_links_at_their_ends_are_slow() -> None:

@@ -87,7 +87,8 @@ class Net:
         for a in range(n):
             for link, ways in ((self.up[a], (a, usable[a])), (self.down[a], (usable[:, a], a))):
                 rates = self.path[ways]
-                if len(rates) > 1 and rates.min() > 0 and 0.8 * link < rates.sum() < 1.25 * link:
+                even = len(rates) > 1 and 2 * rates.min() > rates.max()
+                if even and 0.8 * link < rates.sum() < 1.25 * link:
                     shared[ways] = True
         self.path = np.where(shared, np.minimum.outer(self.up, self.down), self.path)
 

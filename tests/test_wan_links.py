@@ -113,7 +113,7 @@ def test_a_slow_link_is_found_by_transfers_alone() -> None:
     code = """
     comm = start()
     pccl.barrier()
-    seen, sizes = 0, []
+    seen = 0
     for step in range(60):
         mine = {"x": x(1_000_000), "seen": int(seen)}
         total, info = pccl.allreduce(mine, return_info=True)
@@ -135,6 +135,7 @@ def test_a_slow_link_is_found_by_transfers_alone() -> None:
             answers = [peer.expect("done", 120) for peer in peers]
     assert all(answer["right"] and answer["found"] for answer in answers), answers
     assert [answer["slow"] for answer in answers] == [False, False, False, True], answers
+    assert all(answer["rtt"] for answer in answers), answers
     assert all(0.025 < rtt < 0.2 for answer in answers for rtt in answer["rtt"]), answers
 
 

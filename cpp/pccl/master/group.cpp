@@ -215,10 +215,13 @@ void Group::reconsider_plan(Instant now) {
   if (!rates_moved_ || members_.empty() || !operations_.empty()) return;
   if (now - reconsidered_ < options_.replan_interval) return;
   reconsidered_ = now;
-  rates_moved_ = false;
   topology::Situation present = situation();
   auto choice = topology::choose(present);
-  if (!choice || !topology::worth_changing(record_.plan, choice->plan, present.rates)) return;
+  // What is better once may be chance; a plan has to be better at two moments.
+  const bool better = choice && topology::worth_changing(record_.plan, choice->plan, present.rates);
+  rates_moved_ = better;
+  if (!std::exchange(better_plan_, better) || !better) return;
+  better_plan_ = false;
   take_plan(std::move(*choice), std::move(present.rates));
   start_over(wire::Cause::plan, {}, {});
 }
@@ -291,6 +294,7 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
   append(record_);
   // Members report anew what is still so.
   for (auto& [pair, trouble] : trouble_) trouble.late = true;
+  unavoidable_.clear();
   stuck_since_.reset();
   tell_newcomers();
 }
@@ -482,7 +486,10 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
     if (ahead(*best, rejoin.report)) best = &rejoin.report;
   }
   group.record_ = best->record;
-  group.rates_ = best->record.rates;
+  const std::size_t n = group.record_.members.size();
+  const wire::RateTable& told = group.record_.rates;
+  if (told.hosts.size() != n || told.links.size() != n * n) group.record_.rates = {};
+  group.rates_ = group.record_.rates;
   group.last_ordinal_ = best->applied;
   group.rebuilt_at_ = best->applied;
   std::map<std::uint64_t, wire::LogEntry> log;
@@ -949,6 +956,23 @@ void Group::on_mended(const std::pair<PeerId, PeerId>& pair, Instant now) {
   }
 }
 
+bool Group::plan_around(const std::vector<BadLink>& bad) {
+  std::set<std::pair<PeerId, PeerId>> pairs;
+  for (const BadLink& link : bad) pairs.insert(std::minmax(link.reporter, link.about));
+  if (pairs == unavoidable_) return false;  // that was tried
+  std::set<std::pair<PeerId, PeerId>> added;
+  for (const auto& pair : pairs)
+    if (unusable_.insert(pair).second) added.insert(pair);
+  if (plan_epoch()) {
+    around_.log("group " + std::to_string(id_) + ": planned around " +
+                plural(bad.size(), "bad link report"));
+    return true;
+  }
+  for (const auto& pair : added) unusable_.erase(pair);
+  unavoidable_ = std::move(pairs);
+  return false;
+}
+
 void Group::check_links(Instant now) {
   std::erase_if(trouble_, [&](const auto& item) {
     return item.second.late && now - item.second.since >= options_.broken_link_grace;
@@ -987,15 +1011,8 @@ void Group::check_links(Instant now) {
     overdue = overdue || age >= options_.heartbeat_timeout;
   }
   if (ripe) {
-    for (const BadLink& link : bad) unusable_.insert(std::minmax(link.reporter, link.about));
-    const bool planned = plan_epoch();
-    if (planned) {
-      around_.log("group " + std::to_string(id_) + ": planned around " +
-                  plural(bad.size(), "bad link report"));
-      reset = true;
-    } else {
-      for (const BadLink& link : bad) unusable_.erase(std::minmax(link.reporter, link.about));
-    }
+    const bool planned = plan_around(bad);
+    reset = reset || planned;
     // Somebody has to go. But who is put out for a link gets as much time as who is put out for its
     // silence: had one of the two died just then, we would know it by now.
     if (!planned && overdue) {

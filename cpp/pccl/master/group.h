@@ -200,6 +200,7 @@ class Group {
   [[nodiscard]] bool silent(const Peer& peer, Instant now) const;
   void on_mended(const std::pair<PeerId, PeerId>& pair, Instant now);
   void check_links(Instant now);
+  [[nodiscard]] bool plan_around(const std::vector<BadLink>& bad);
   void notice_stragglers(Instant now);
   void evict_stragglers(Instant now);
   [[nodiscard]] bool decided_beyond(const wire::CallKey& key, std::uint64_t applied) const;
@@ -221,11 +222,13 @@ class Group {
   std::map<wire::RoundKey, OpenRound> rounds_;
   std::map<std::pair<PeerId, PeerId>, LinkTrouble> trouble_;  // (reporter, about)
   std::set<std::pair<PeerId, PeerId>> unusable_;     // smaller id first; the plan goes without
+  std::set<std::pair<PeerId, PeerId>> unavoidable_;  // no plan goes without these as well
   std::optional<std::vector<std::uint32_t>> hosts_;  // present_hosts(), until it may have changed
   std::optional<Instant> hosts_differ_since_;        // from the plan's
   // What is known of the links between record_.members; the record has what the plan came from.
   wire::RateTable rates_;
   bool rates_moved_ = false;  // since the plan was considered
+  bool better_plan_ = false;  // there was one when it was
   Instant reconsidered_{};
   std::optional<Instant> stuck_since_;
   Instant last_tick_{};

@@ -146,9 +146,8 @@ void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
                              link.last_failure);
       } else if (link.broke_under == record()->abort_floor) {
         session_.report_link(id, wire::LinkState::broken, link.last_failure);
-      } else if (link.up) {
-        session_.report_link(id, wire::LinkState::mended, "it works");
       }
+      if (link.up && !link.reported) session_.report_link(id, wire::LinkState::mended, "it works");
     }
     return;
   }

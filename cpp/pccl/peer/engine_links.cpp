@@ -164,8 +164,8 @@ void Engine::dial_due(Instant now) {
     while (now >= link.next_dial && link.dials_open < link.peer.addresses.size()) {
       // Addresses are tried side by side in one generation. After a handshake that came to nothing
       // the other end may have ended that one.
-      if (link.dials_open == 0 || std::exchange(link.renews, false))
-        link.generation = next_generation_++;
+      const bool renews = std::exchange(link.renews, false);
+      if (link.dials_open == 0 || renews) link.generation = next_generation_++;
       dial(link, link.peer.addresses[link.next_address++ % link.peer.addresses.size()], 0);
       link.next_dial = now + kDialStagger;
     }
@@ -201,7 +201,7 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
   const auto link = links_.find(dial.peer);
   const bool useful =
       link != links_.end() &&
-      (dial.stripe == 0 ? !link->second.up && link->second.generation == dial.generation
+      (dial.stripe == 0 ? !link->second.up
                         : link->second.up && link->second.generation == dial.generation &&
                               !has_ended(link->second, dial.stripe));
   if (!useful) {
@@ -212,6 +212,9 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
     actions_.close.push_back(stripe);
     return;
   }
+  // A first handshake is of the generation that is the newest when it begins.
+  if (dial.stripe == 0 && std::exchange(link->second.renews, false))
+    link->second.generation = next_generation_++;
   StripeState& state = stripes_[stripe];
   state.stripe.reset(new link::Stripe(stripe, *this));
   state.peer = dial.peer;
@@ -225,8 +228,8 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
   const bool keeps = dial.stripe == 0
                          ? (fixed == 0 ? !local && options_.stripes.most > 1 : fixed > 1)
                          : !memory && link->second.keeps;
-  state.hello = {session_.run(), id(), dial.peer, dial.generation, dial.stripe, keeps, memory};
-  if (dial.stripe == 0) link->second.renews = false;
+  const std::uint64_t generation = dial.stripe == 0 ? link->second.generation : dial.generation;
+  state.hello = {session_.run(), id(), dial.peer, generation, dial.stripe, keeps, memory};
   if (keeps) state.stripe->keep();
   wire::Bytes payload;
   wire::Writer writer(payload);
@@ -383,7 +386,8 @@ void Engine::establish(StripeState& state) {
   }
   link.up = true;
   link.generation = state.hello.generation;
-  if (std::exchange(link.reported, false) && link.planned)
+  link.reported = false;
+  if (link.planned && session_.member())
     session_.report_link(link.peer.id, wire::LinkState::mended, "it came about");
   link.heard = now_;
   link.checked = options_.settings.checksum == Checksum::always ||
@@ -484,7 +488,7 @@ void Engine::pause_spares(Link& link) {
 
 // As many as it should have: those that it never had, and in the place of those that ended.
 void Engine::dial_spares(Link& link) {
-  if (!link.up || !link.keeps || joined_ <= link.peer.joined || !link.address ||
+  if (!link.up || !link.wanted || !link.keeps || joined_ <= link.peer.joined || !link.address ||
       now_ < link.next_spare)
     return;
   const std::uint32_t wanted = stripes_wanted(link);
@@ -552,6 +556,8 @@ Status Engine::on_lost(const PeerId& from, std::span<const std::uint8_t> payload
     // (The other end may have dialled many of which nothing came here.)
     if (joined_ > link.peer.joined && lost.stripe >= link.next_stripe)
       return Status(Code::refused, "a word of a connection that never was");
+    if (link.ended.size() >= 4 * kKnownEnded)
+      return Status(Code::refused, "too many lost connections");
     // Not up here, and never to be: it may yet be dialled, or its hello be under way. (Of stripe 0
     // there may be more than one handshake, one for each address; it was up, since the link is.)
     (void)note_ended(link, lost.stripe);
@@ -656,25 +662,30 @@ void Engine::tune_stripes() {
 void Engine::watch_rates() {
   const Duration span = now_ - std::exchange(rates_looked_, now_);
   const bool busy = executor_.operation_count() > 0;
-  const bool counts = std::exchange(rates_busy_, busy) && busy && !prober_.active();
+  // One that came late may have been a pause of this whole process.
+  const bool in_time = span <= options_.settings.heartbeat_interval / 2;
+  const bool counts = std::exchange(rates_busy_, busy) && busy && in_time && !prober_.active();
   std::vector<LiveRates::Way> ways;
   const bool pings = !busy && !prober_.active() && now_ >= next_pings_;
   if (pings) next_pings_ = now_ + kPingEvery;
   for (auto& [peer, link] : links_) {
-    if (!link.up || !link.planned || link.memory || !link.member || locality_.shares_with(peer))
-      continue;
     LiveRates::Way way{peer, 0, 0, false};
     bool local = false;
+    std::size_t waiting = 0;
     for (const std::uint64_t id : link.stripes) {
       StripeState& state = stripes_.at(id);
       const std::uint64_t sent = state.stripe->bytes_sent();
       const std::uint64_t received = state.stripe->bytes_received();
       way.sent += sent - std::exchange(state.sent_at_look, sent);
       way.received += received - std::exchange(state.received_at_look, received);
-      way.full = way.full || !state.stripe->idle();
+      waiting += state.stripe->idle() ? 0 : 1;
       local = local || state.local;
     }
-    if (local) continue;
+    // One of many connections may wait for a packet that was lost.
+    way.full = 2 * waiting > link.stripes.size();
+    if (!link.up || !link.planned || link.memory || !link.member || local ||
+        locality_.shares_with(peer))
+      continue;
     ways.push_back(way);
     if (!pings) continue;
     link.ping_due = true;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace pccl::peer {
 namespace {
@@ -14,11 +15,12 @@ constexpr double kLower = 0.7;
 // A way is called slow only if it carries less than this part of what its ends can.
 constexpr double kMuchLess = 0.4;
 constexpr unsigned kRoundTrips = 3;
+constexpr std::uint32_t kRoundTripNews = 1000;  // microseconds
 
 double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-bool differs(std::uint32_t found, std::uint32_t known, double lower = kLower) {
-  return found > 0 && (known == 0 || found > kHigher * known || found < lower * known);
+bool higher(std::uint32_t found, std::uint32_t known) {
+  return found > 0 && (known == 0 || found > kHigher * known);
 }
 
 }  // namespace
@@ -28,6 +30,11 @@ std::uint32_t LiveRates::Count::rate() const {
   constexpr auto kMost = static_cast<double>(std::numeric_limits<std::uint32_t>::max());
   return static_cast<std::uint32_t>(
       std::min(static_cast<double>(bytes) / 1000 / seconds(time), kMost));
+}
+
+std::uint32_t LiveRates::Lower::confirmed(std::uint32_t rate, bool lower) {
+  const std::uint32_t last = std::exchange(before, lower ? rate : 0);
+  return lower && last > 0 ? std::max(last, rate) : 0;
 }
 
 void LiveRates::look(std::span<const Way> ways, Duration span) {
@@ -56,6 +63,11 @@ void LiveRates::look(std::span<const Way> ways, Duration span) {
     used_full += was_full(way) ? 1 : 0;
   }
   for (const Way& way : ways) {
+    if (was_full(way) && way.sent == 0) {
+      Counts& counts = ways_[way.peer];
+      for (Count* count : {&counts.beside, &counts.alone, &counts.only, &all_full_})
+        count->stalled();
+    }
     if (!is_used(way) || !was_full(way)) continue;
     Counts& counts = ways_[way.peer];
     Count& count = used == 1 ? counts.only : used_full == 1 ? counts.alone : counts.beside;
@@ -75,6 +87,9 @@ void LiveRates::forget() {
   were_full_.clear();
   ways_.clear();
   all_full_ = out_ = in_ = {};
+  lower_ = {};
+  said_ = {};
+  said_of_.clear();
 }
 
 wire::Measurements LiveRates::news(const Known& known, Instant now) {
@@ -89,7 +104,11 @@ wire::Measurements LiveRates::news(const Known& known, Instant now) {
     row.total.up_kilobytes_per_s = host.up_kilobytes_per_s = rate;
   };
   if (all_full_.enough()) {
-    if (differs(all_full_.rate(), host.up_kilobytes_per_s)) say_up(all_full_.rate());
+    const std::uint32_t rate = all_full_.rate();
+    const bool less = rate < kLower * host.up_kilobytes_per_s;
+    const std::uint32_t sure = lower_.confirmed(rate, less);
+    if (higher(rate, host.up_kilobytes_per_s)) say_up(rate);
+    if (sure > 0) say_up(sure);
     all_full_ = {};
   }
   if (out_.enough()) {
@@ -110,30 +129,38 @@ wire::Measurements LiveRates::news(const Known& known, Instant now) {
     told.unreachable = false;
     const std::uint32_t own = link.kilobytes_per_s;
     const std::uint32_t up = host.up_kilobytes_per_s;
+    // Slower than what is known of it, or much slower than the ends' links.
+    const auto slower = [&](std::uint32_t rate) {
+      return own > 0 ? rate < kLower * own : up == 0 || rate < kMuchLess * up;
+    };
     if (counts.alone.enough()) {
       const std::uint32_t rate = counts.alone.rate();
-      if (own > 0 ? differs(rate, own) : up == 0 || rate < kMuchLess * up)
-        told.kilobytes_per_s = rate;
+      const std::uint32_t sure = counts.lower.confirmed(rate, slower(rate));
+      if (sure > 0) told.kilobytes_per_s = sure;
+      if (own > 0 && higher(rate, own)) told.kilobytes_per_s = rate;
       counts.alone = {};
     }
     if (counts.only.enough()) {
       // The only one of several, as around a ring: the up-link, as far as is known.
       const std::uint32_t rate = counts.only.rate();
-      if (up == 0 || rate > kHigher * up) {
+      if (higher(rate, up)) {
         say_up(rate);
-      } else if (own > 0 ? differs(rate, own) : rate < kMuchLess * up) {
-        told.kilobytes_per_s = rate;
+      } else {
+        const std::uint32_t sure = counts.lower.confirmed(rate, slower(rate));
+        if (sure > 0) told.kilobytes_per_s = sure;
+        if (own > 0 && higher(rate, own)) told.kilobytes_per_s = rate;
       }
       counts.only = {};
     }
     if (counts.beside.enough()) {
-      if (own > 0 && counts.beside.rate() > kHigher * own)
-        told.kilobytes_per_s = counts.beside.rate();
+      if (own > 0 && higher(counts.beside.rate(), own)) told.kilobytes_per_s = counts.beside.rate();
       counts.beside = {};
     }
     if (counts.round_trips >= kRoundTrips) {
       const auto rtt = static_cast<std::uint32_t>(std::clamp(seconds(*counts.rtt) * 1e6, 1.0, 4e9));
-      if (differs(rtt, link.rtt_us)) told.rtt_us = rtt;
+      // Below a millisecond it is who runs when.
+      const std::uint32_t off = std::max(rtt, link.rtt_us) - std::min(rtt, link.rtt_us);
+      if (link.rtt_us == 0 || (off > kRoundTripNews && off > link.rtt_us / 4)) told.rtt_us = rtt;
       counts.rtt.reset();
       counts.round_trips = 0;
     }

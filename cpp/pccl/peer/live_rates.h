@@ -42,7 +42,8 @@ class LiveRates {
   void skip() { were_full_.clear(); }
   // A round trip while nothing else was under way.
   void on_round_trip(const PeerId& peer, Duration rtt);
-  // Other links, as after a new plan: what is half counted is of no use.
+  // Another plan, and another table: what is half counted is of no use, nor what was said of the
+  // table before.
   void forget();
 
   // What differs from what is known, and is worth saying; empty if nothing does.
@@ -55,15 +56,27 @@ class LiveRates {
     [[nodiscard]] bool enough() const { return time >= kEnough; }
     // kB/s
     [[nodiscard]] std::uint32_t rate() const;
+    // Nothing moved: a pause, of which nobody knows how long it will be.
+    void stalled() {
+      time = {};
+      bytes = 0;
+    }
     void add(Duration span, std::uint64_t more) {
       time += span;
       bytes += more;
     }
   };
+  // A rate that is lower than what is known counts when the next one is as well: the higher of
+  // both.
+  struct Lower {
+    std::uint32_t before = 0;
+    [[nodiscard]] std::uint32_t confirmed(std::uint32_t rate, bool lower);
+  };
   struct Counts {
-    Count beside;                 // full, as others were
-    Count alone;                  // full, while others that were used were not: it held them up
-    Count only;                   // full, and no other was used
+    Count beside;  // full, as others were
+    Count alone;   // full, while others that were used were not: it held them up
+    Count only;    // full, and no other was used
+    Lower lower;
     std::optional<Duration> rtt;  // the least
     unsigned round_trips = 0;
   };
@@ -76,6 +89,7 @@ class LiveRates {
   std::map<PeerId, bool> were_full_;
   std::map<PeerId, Counts> ways_;
   Count all_full_;  // all that were used: what holds them up is the up-link
+  Lower lower_;     // the same, of it
   Count out_;       // at any time
   Count in_;
   Said<wire::HostRate> said_;

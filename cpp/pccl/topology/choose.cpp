@@ -16,7 +16,9 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kHopSeconds = 30e-6;
 // Predictions this close count as equal.
 constexpr double kClose = 1.03;
-constexpr double kWorthIt = 1.1;
+constexpr double kWorthIt = 1.25;
+constexpr double kWorthSeconds = 1e-3;
+constexpr double kWorse = 1.1;
 // Shares are rounded to so many parts of the array.
 constexpr std::uint32_t kShareUnits = 1 << 16;
 constexpr std::uint64_t kAnySize = std::numeric_limits<std::uint64_t>::max();
@@ -516,8 +518,8 @@ bool worth_changing(const wire::Plan& present, const wire::Plan& other,
        {4ULL << 10, 64ULL << 10, 1ULL << 20, 16ULL << 20, 256ULL << 20}) {
     const double now = predict(present, rates, bytes);
     const double then = predict(other, rates, bytes);
-    if (then > kWorthIt * now) return false;
-    better = better || now > kWorthIt * then;
+    if (then > kWorse * now) return false;
+    better = better || (now > kWorthIt * then && now - then > kWorthSeconds);
   }
   return better;
 }

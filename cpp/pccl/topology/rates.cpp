@@ -34,7 +34,7 @@ bool says_nothing(const wire::RateTable& table) {
 }
 
 // Rates of ways into one site, or out of it, that together are what its link carries: it is the
-// link that they share, and each of them alone would have all of it.
+// link that they share, about evenly, and each of them alone would have all of it.
 void share_links(Network& net, const std::vector<bool>& usable) {
   constexpr double kAbout = 1.25;
   const std::size_t n = net.size();
@@ -43,6 +43,8 @@ void share_links(Network& net, const std::vector<bool>& usable) {
     for (const bool out : {true, false}) {
       const double link = out ? net.up[a] : net.down[a];
       double sum = 0;
+      double fastest = 0;
+      double slowest = link;
       std::vector<std::size_t> ways;
       bool all = true;
       for (std::size_t b = 0; b < n; ++b) {
@@ -50,9 +52,12 @@ void share_links(Network& net, const std::vector<bool>& usable) {
         if (a == b || !usable[at]) continue;
         ways.push_back(at);
         sum += net.path[at];
+        fastest = std::max(fastest, net.path[at]);
+        slowest = std::min(slowest, net.path[at]);
         all = all && net.path[at] > 0;
       }
-      if (all && ways.size() > 1 && sum < kAbout * link && link < kAbout * sum)
+      if (all && ways.size() > 1 && sum < kAbout * link && link < kAbout * sum &&
+          fastest < 2 * slowest)
         shared.insert(shared.end(), ways.begin(), ways.end());
     }
   }
@@ -87,9 +92,9 @@ void merge(wire::RateTable& table, std::span<const PeerId> members, std::size_t 
            const wire::Measurements& row) {
   const std::size_t n = members.size();
   if (n > kMaxTable || row == wire::Measurements{}) return;
-  if (table.hosts.empty()) {
-    table.hosts.resize(n);
-    table.links.resize(n * n);
+  if (table.hosts.size() != n || table.links.size() != n * n) {
+    table.hosts.assign(n, {});
+    table.links.assign(n * n, {});
   }
   if (row.total.up_kilobytes_per_s > 0)
     table.hosts[rank].up_kilobytes_per_s = row.total.up_kilobytes_per_s;
@@ -141,6 +146,8 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
   net.down.resize(n);
   net.path.resize(n * n);
   net.delay.resize(n * n);
+  std::vector<double> out(n);  // the fastest of its ways, where they have rates
+  std::vector<double> in(n);
   std::vector<bool> usable(n * n, true);
   const std::size_t world = table.hosts.size();
   for (std::size_t a = 0; a < n; ++a) {
@@ -162,8 +169,8 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
           if (link.unreachable) usable[a * n + b] = usable[b * n + a] = false;
           const double rate = kKilobyte * link.kilobytes_per_s;
           net.path[a * n + b] = std::max(net.path[a * n + b], rate);
-          net.up[a] = std::max(net.up[a], rate);
-          net.down[b] = std::max(net.down[b], rate);
+          out[a] = std::max(out[a], rate);
+          in[b] = std::max(in[b], rate);
           if (link.rtt_us == 0) continue;
           // The least of what was seen, of both directions: a path is not slower for a queue.
           for (const std::size_t at : {a * n + b, b * n + a}) {
@@ -174,14 +181,25 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
       }
     }
   }
-  // Where one direction of a site is known, the other one is taken to be like it.
+  // Where one direction of a site is known, the other one is taken to be like it. What one of its
+  // ways carries says only that the site carries no less, unless nothing else is known of any.
   for (std::size_t a = 0; a < n; ++a) {
     if (net.up[a] == 0) net.up[a] = net.down[a];
     if (net.down[a] == 0) net.down[a] = net.up[a];
   }
+  const bool totals = std::any_of(net.up.begin(), net.up.end(), [](double up) { return up > 0; });
+  for (std::size_t a = 0; a < n; ++a) {
+    if (totals && net.up[a] == 0) continue;
+    net.up[a] = std::max(net.up[a], totals ? out[a] : std::max(out[a], in[a]));
+    net.down[a] = std::max(net.down[a], totals ? in[a] : std::max(out[a], in[a]));
+  }
   share_links(net, usable);
   guess(net.up, kAssumedRate);
   guess(net.down, kAssumedRate);
+  for (std::size_t a = 0; a < n; ++a) {
+    net.up[a] = std::max(net.up[a], out[a]);
+    net.down[a] = std::max(net.down[a], in[a]);
+  }
   std::vector<double> delays;
   std::copy_if(net.delay.begin(), net.delay.end(), std::back_inserter(delays),
                [](double delay) { return delay > 0; });
