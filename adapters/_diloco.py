@@ -239,7 +239,7 @@ class DiLoCo:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as tensors and numbers: `torch.load(..., weights_only=True)` takes it.
 
-        Outer parameters and optimizer, the count of rounds, the shared state's revision. Waits for
+        Outer parameters and optimizer, and the count of steps up to the latest round's end. Waits for
         reductions in flight. One member may call it alone; best at a round's end.
 
         Raises:
@@ -249,7 +249,7 @@ class DiLoCo:
         return made
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a checkpoint: before `join`, on any member; the highest revision counts then.
+        """Takes over a checkpoint: before `join`, on any member; the one with the most rounds counts for all.
 
         Raises:
             InvalidArgument: It is of another model, or of other fragments.

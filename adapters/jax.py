@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pccl
 from pccl import tree as trees
 from pccl.adapters import Buffer, Node, Shared, as_array
+from pccl.adapters._jax_diloco import diloco
 from pccl.adapters._jax_traced import allreduce as allreduce_traced
 from pccl.adapters._jax_traced import typed_errors
 from pccl.errors import InvalidArgument, NotSupported
@@ -32,6 +33,7 @@ __all__ = [
     "adopt",
     "allreduce_traced",
     "average_gradients",
+    "diloco",
     "flatten",
     "from_buffers",
     "is_traced",

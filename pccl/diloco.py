@@ -131,7 +131,7 @@ class SGD:
         return {"momentum": self._velocities}
 
     def step(self, parameters: Sequence[Array], gradients: Sequence[Array]) -> None:
-        """v = momentum v + g, then parameters -= lr (g + momentum v), without Nesterov lr v. `gradients` are used up."""
+        """v = momentum v + g, then parameters -= lr (g + momentum v); without Nesterov lr v. Uses `gradients` up."""
         # Python's numbers do not widen float32, and every operation rounds once: the same bytes on every machine.
         for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
             if self.momentum:
@@ -271,7 +271,8 @@ class DiLoCo:
         join: False: do not join yet; load a checkpoint and call `join`.
 
     Attributes:
-        info: The latest reduction's `pccl.ReduceInfo`: bytes sent and received, members; None before.
+        info: The latest reduction's `pccl.ReduceInfo`: bytes sent and received, members; None
+            before the first since joining.
         sync_info: The latest sync's `pccl.SyncInfo`; None before.
         reduction_seconds: What reductions have taken in all, from their start to their end.
         waited_seconds: How much of that this member has waited.
@@ -283,7 +284,7 @@ class DiLoCo:
 
     def __init__(
         self,
-        inner: Inner | Any,
+        inner: Any,
         *,
         sync_every: int,
         outer_lr: float = 0.7,
@@ -331,7 +332,6 @@ class DiLoCo:
         self._between = (
             False  # whether the shared state is that of a round's end, where reductions begin
         )
-        self._revision: int | None = None
         self._joined = False
         self.info: ReduceInfo | None = None
         self.sync_info: SyncInfo | None = None
@@ -431,12 +431,13 @@ class DiLoCo:
             PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
         """
         self._joined = False
+        self.info = None
         self._flying.clear()
         self._steps -= self._steps % self._sync_every
         self._between = False
         if self._data is not None:
             self._data.rollback()
-        self._share(revision=self._revision)
+        self._share()
         self._begin()
         if self._between:  # the members begin reductions now
             self._go_on(self._leaving(self._steps), {}, [])
@@ -499,7 +500,7 @@ class DiLoCo:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs: arrays (copies) and numbers in nested dicts and lists.
 
-        Outer parameters and optimizers, the count of rounds and the shared state's revision. Waits
+        Outer parameters and optimizers, and the count of steps up to the latest round's end. Waits
         for reductions in flight, which are part of it. No collective call: one member may do it
         alone. Best at a round's end: what the model has learned since is not part of it, nor is the
         inner optimizer's state.
@@ -516,13 +517,14 @@ class DiLoCo:
             "optimizer": [_snapshot(optimizer.state()) for optimizer in self._optimizers],
             "pending": {str(p): _snapshot(flight.result) for p, flight in self._flying.items()},
             "steps": self._steps - self._steps % self._sync_every,
-            "revision": self._revision,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a checkpoint. Before `join`, on any member; the highest revision counts then.
+        """Takes over a checkpoint. Before `join`, on any member; that with the most rounds counts for all.
 
-        Reductions that were in flight are applied. After joining, all members load the same one.
+        A newcomer's does not count: it receives the run's state. One that is ahead of the run is
+        refused (`RevisionMismatch`). Reductions that were in flight are
+        applied. After joining, all members load the same one.
 
         Raises:
             InvalidArgument: It is of another model, or of other fragments.
@@ -546,7 +548,6 @@ class DiLoCo:
             self._flying[int(key)] = flight
             self._apply(int(key))
         self._steps = int(state["steps"]) // self._sync_every * self._sync_every
-        self._revision = None if state["revision"] is None else int(state["revision"])
         self._begin()
 
     # The algorithm.
@@ -720,9 +721,13 @@ class DiLoCo:
         self._between = True
         return self._share()
 
-    def _share(self, revision: int | None = None) -> bool:
-        """One sync. Returns whether something was new here."""
-        state = {
+    def _share(self) -> bool:
+        """One sync. Returns whether something was new here.
+
+        The revision is the number of rounds: a checkpoint's counts when the run starts again, and
+        is refused by a run that is behind it.
+        """
+        state: dict[str, Any] = {
             "settings": self._settings,
             "steps": self._steps,
             "between": self._between,
@@ -736,10 +741,9 @@ class DiLoCo:
         if self._data is not None:
             state["data"] = self._data
         shared, info = _retried(
-            lambda: api.sync(state, revision=revision, comm=self._comm, return_info=True)
+            lambda: api.sync(state, revision=self.outer_step, comm=self._comm, return_info=True)
         )
         self.sync_info = info
-        self._revision = info.revision
         if shared["settings"] != self._settings:
             sentence = f"this peer has {self._settings}; the run has {shared['settings']}"
             raise InvalidArgument.because(_FUNC, sentence)

@@ -80,6 +80,40 @@ def test_torch_ddp_learns_and_all_ranks_have_the_same_weights(tmp_path: Path) ->
     assert "epoch 4" in shown[0]
 
 
+@pytest.mark.timeout(300)  # processes that import torch or JAX on a busy machine
+@pytest.mark.parametrize(
+    ("needed", "example", "options"),
+    [
+        ("torch", "torch_diloco.py", "--rounds 12"),
+        ("torch", "torch_diloco.py", "--rounds 12 --quantize int8"),
+        ("torch", "async_diloco.py", "--rounds 20"),
+        ("torch", "async_diloco.py", "--rounds 20 --mode streaming"),
+        ("optax", "jax_diloco.py", ""),
+    ],
+)
+def test_diloco_learns_and_all_members_have_the_same_weights(
+    tmp_path: Path, needed: str, example: str, options: str
+) -> None:
+    pytest.importorskip(needed)
+    if needed == "torch":
+        pytest.importorskip("sklearn")
+    command = [sys.executable, "-m", "pccl", "run", "-n", "2", "--", sys.executable]
+    done = subprocess.run(
+        [*command, str(EXAMPLES / example), *options.split()],
+        cwd=tmp_path,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    weights = re.findall(r"weights ([0-9a-f]{8})", done.stdout)
+    assert len(weights) == 2 and weights[0] == weights[1], done.stdout
+    losses = [float(loss) for loss in re.findall(r"round \d+: loss (\S+?),?(?:\s|$)", done.stdout)]
+    assert losses[-1] < 0.7 * losses[0], done.stdout
+    assert all(float(one) > 0.8 for one in re.findall(r"accuracy (\S+),", done.stdout))
+
+
 def test_digits_survives_a_killed_peer_takes_a_newcomer_and_learns(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")

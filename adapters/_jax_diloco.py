@@ -1,0 +1,172 @@
+"""DiLoCo for JAX programs: `pccl.diloco` as a pair of functions, in the manner of optax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from pccl import diloco as core
+from pccl.communicator import Communicator
+from pccl.errors import InvalidArgument
+from pccl.quantize import Quantize
+
+__all__ = ["DiLoCo", "DiLoCoState", "diloco"]
+
+Array = npt.NDArray[Any]
+
+
+def _wide(dtype: Any) -> Any:
+    return np.float64 if dtype == np.float64 else np.float32
+
+
+class _Leaves:
+    """A pytree's arrays as `pccl.diloco.Inner`: those of the latest call, replaced where they change."""
+
+    def __init__(self, params: Any) -> None:
+        found, self.structure = jax.tree_util.tree_flatten_with_path(params)
+        self.names: list[str] = [jax.tree_util.keystr(path) for path, _ in found]
+        self.leaves: list[Any] = [leaf for _, leaf in found]
+        for name, leaf in zip(self.names, self.leaves, strict=True):
+            if not isinstance(leaf, jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
+                raise InvalidArgument.because("diloco", f"params{name} is no floating-point array")
+
+    def read(self, index: int) -> Array:
+        leaf = self.leaves[index]
+        made: Array = np.asarray(leaf).astype(_wide(leaf.dtype), copy=False)
+        return made
+
+    def write(self, index: int, value: Array) -> None:
+        # A copy: the outer parameters' memory will be written, and JAX may share what it is given.
+        leaf = self.leaves[index]
+        made = np.array(value, leaf.dtype)
+        self.leaves[index] = (
+            jax.device_put(made, leaf.sharding) if leaf.committed else jnp.asarray(made)
+        )
+
+    def rounded(self, index: int, value: Array) -> Array:
+        dtype = self.leaves[index].dtype
+        made: Array = value.astype(dtype).astype(value.dtype) if dtype != value.dtype else value
+        return made
+
+
+class DiLoCoState:
+    """What `init` makes and `update` carries on. It knows the run, so it cannot be copied nor enter a jitted function.
+
+    Attributes:
+        params: The parameters after `init`: the run's. Begin with these.
+        core: The `pccl.diloco.DiLoCo`, with `outer_step`, `inner_step`, `info`, `hidden`, `finish`,
+            `join`, `state_dict` and `load_state_dict`. After one that changes the model (`finish`,
+            `join`, `load_state_dict`) `params` are the new ones.
+    """
+
+    def __init__(self, leaves: _Leaves, made: core.DiLoCo) -> None:
+        self._leaves = leaves
+        self.core = made
+
+    @property
+    def params(self) -> Any:
+        """The model's parameters, as the latest call left them."""
+        return jax.tree_util.tree_unflatten(self._leaves.structure, self._leaves.leaves)
+
+
+class DiLoCo(NamedTuple):
+    """A pair of functions: `init(params) -> state` and `update(params, state, tokens=None) -> (params, state)`."""
+
+    init: Callable[[Any], DiLoCoState]
+    update: Callable[..., tuple[Any, DiLoCoState]]
+
+
+def diloco(
+    *,
+    sync_every: int,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    nesterov: bool = True,
+    outer_optimizer: Callable[[Sequence[Array]], core.OuterOptimizer] | None = None,
+    mode: str = "sync",
+    fragments: int | Sequence[Sequence[str]] | None = None,
+    overlap: int | None = None,
+    mixing: float | None = None,
+    quantize: Quantize | str | None = None,
+    verify_every: int | None = None,
+    comm: Communicator | None = None,
+    rejoin: Callable[[], Communicator] | None = None,
+    join: bool = True,
+) -> DiLoCo:
+    """DiLoCo (arXiv 2311.08105, 2501.18512) around any inner optimizer, in the manner of optax.
+
+        outer = pccl.adapters.jax.diloco(sync_every=50)
+        state = outer.init(params)
+        params = state.params  # the run's
+        for batch in data:
+            params, moments = train_step(params, moments, batch)  # jitted; optax's, say
+            params, state = outer.update(params, state)
+
+    `init` is a collective call, after `pccl.init`: it waits to be let in. `update` counts an inner
+    step, and returns `params` as they are but where a round (or a fragment's turn) ends. It stands
+    outside of jit. `tokens=` weighs this member's step, as in `pccl.diloco.DiLoCo.step`.
+
+    Args:
+        sync_every: Inner steps in a round, the paper's H.
+        outer_lr: Learning rate of the outer optimizer.
+        outer_momentum: Its momentum.
+        nesterov: Whether its momentum is Nesterov's.
+        outer_optimizer: Makes another one from a list of NumPy arrays: see
+            `pccl.diloco.OuterOptimizer`.
+        mode: "sync", "async" or "streaming": see `pccl.diloco.DiLoCo`, also for what follows.
+        fragments: "streaming": how many, or lists of names as `jax.tree_util.keystr` has them.
+        overlap: "streaming": inner steps behind which a reduction runs.
+        mixing: "streaming": how much of a member's own parameters stays.
+        quantize: As in `pccl.allreduce`.
+        verify_every: Rounds between comparisons of all members' states.
+        comm: Default: the process's communicator.
+        rejoin: Makes a new communicator when this peer was put out of the run, as `pccl.init`.
+        join: False: `init` does not join yet; `state.core.load_state_dict(...)`, then
+            `state.core.join()`.
+
+    Returns:
+        The pair. `params` are pytrees of floating-point `jax.Array`s of any float dtype; results
+        have their dtypes and shardings. Outer parameters are float32 in CPU memory (float64 for
+        float64).
+
+    Raises:
+        PCCLError: `init` and `update` raise what `pccl.diloco.DiLoCo` and its `step` do.
+    """
+
+    def init(params: Any) -> DiLoCoState:
+        leaves = _Leaves(params)
+        made = core.DiLoCo(
+            leaves,
+            sync_every=sync_every,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            nesterov=nesterov,
+            outer_optimizer=outer_optimizer,
+            mode=mode,
+            fragments=fragments,
+            overlap=overlap,
+            mixing=mixing,
+            quantize=quantize,
+            verify_every=verify_every,
+            comm=comm,
+            rejoin=rejoin,
+            join=join,
+        )
+        return DiLoCoState(leaves, made)
+
+    def update(
+        params: Any, state: DiLoCoState, tokens: float | None = None
+    ) -> tuple[Any, DiLoCoState]:
+        leaves, structure = jax.tree_util.tree_flatten(params)
+        if structure != state._leaves.structure:
+            raise InvalidArgument.because("diloco", "params have another structure than in init")
+        state._leaves.leaves = leaves
+        state.core.step(tokens)
+        return state.params, state
+
+    return DiLoCo(init, update)
