@@ -1,12 +1,12 @@
 """A GPT on bytes, trained on the sources of Python's standard library by machines that come and go.
 
     pccl run -n 4 -- python examples/byte_gpt.py --plot loss.svg
-    pccl run -n 4 --elastic -- python examples/byte_gpt.py --mode async --quantize int8 --checkpoints run
+    pccl run -n 4 --elastic -- python examples/byte_gpt.py --quantize int8 --checkpoints run
 
 Every process is a member. Kill one, and the others go on; what it had taken of the data is taken by others. Start one
 more with the same PCCL_MASTER, and it receives everything at the end of the round. Kill all, start again with the same
 `--checkpoints`, and the run goes on. `--method ddp` averages gradients after every step instead, for comparison, and
-`--method local` is one process without pccl.
+`--method local` is one process without pccl. `--mode async` wants less momentum, such as `--outer-momentum 0.5`.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class _Arrays:
 
     def __init__(self, tree: object) -> None:
         flat = trees.flatten(tree, _FUNC, "parameters")
-        self.names = flat.paths
+        self.names: Sequence[str] = flat.paths
         self._leaves: list[Array] = []
         for path, leaf in zip(flat.paths, flat.leaves, strict=True):
             if not isinstance(leaf, np.ndarray) or leaf.dtype not in (np.float32, np.float64):

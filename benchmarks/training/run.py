@@ -7,9 +7,9 @@
 
 Every run is a master and its peers, as processes, over TCP; all methods see the same tokens with the same seeds. `bits
 per byte` are of the held-out text, mean and half the range over the seeds; `to ddp` is the mean of the seeds' ratios to
-ddp with the same seed. Bytes are those that reductions sent, of all members. `local` is one process without pccl that
-takes the batches of all members itself; `bigrams` predicts each byte from the one before, counted in all of the
-training text. At the end of every run all members must hold the same parameters, bit for bit.
+ddp with the same seed. Bytes are those that reductions sent, of all members that came to the end. `local` is one
+process without pccl that takes the batches of all members itself; `bigrams` predicts each byte from the one before,
+counted in all of the training text. At the end of every run all members must hold the same parameters, bit for bit.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "wan"))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from report import machine
+
+import pccl
 
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "byte_gpt.py"
 # A step that comes one round late with the usual momentum of 0.9 adds to what was done meanwhile, and diverges.
@@ -89,6 +91,7 @@ class Run:
     tokens: int
     peers: int
     churn: float  # seconds; 0: none
+    churn_share: float  # of the tokens, instead of seconds; 0: none
     command: Callable[[int], list[str]]  # what starts a program on that host
     env: dict[str, str]
     curve: list[dict[str, Any]] = field(default_factory=list)
@@ -112,10 +115,9 @@ class Run:
         if len({checksum for checksum, _ in ends}) != 1:
             raise SystemExit(f"members end with different parameters: {ends}")
         last = self.curve[-1]
-        # The first member, who has been there from the beginning, speaks for the killed ones, too.
         return {
             "bits": last["bits"],
-            "bytes": max(sent for _, sent in ends) * self.peers,
+            "bytes": sum(sent for _, sent in ends),
             "hidden": last["hidden"],
             "seconds": time.monotonic() - began,
             "kills": self.kills,
@@ -148,8 +150,8 @@ class Run:
             except queue.Empty:
                 continue
             if line is None:
+                source.process.wait()
                 if not source.killed and source.end is None:
-                    source.process.wait()
                     shown = "".join(source.lines)
                     raise SystemExit(f"a member failed:\n{shown}")
                 continue
@@ -168,17 +170,21 @@ class Run:
             source.end = end[1], int(end[2])
         elif line.startswith("{"):
             self.curve.append(json.loads(line))
+            if self.churn_share and self._done() >= self.churn_share * (1 + self.kills):
+                self._churn()
 
     def _churn(self) -> None:
         """One of the members is killed, never the first one; another comes."""
-        done = self.curve[-1]["tokens"] / self.tokens if self.curve else 0.0
         alive = [p for p in self.processes if p.begun and not p.killed]
-        if done > LAST_JOIN or len(alive) < 2:
+        if self._done() > LAST_JOIN or len(alive) < 2:
             return
         alive[1 + self.kills % (len(alive) - 1)].stop()
         self.kills += 1
         self._start(self.joins % self.peers, 1)
         self.joins += 1
+
+    def _done(self) -> float:
+        return self.curve[-1]["tokens"] / self.tokens if self.curve else 0.0
 
     def _late(self) -> None:
         late = sum(p.begun and not p.killed and p.end is None for p in self.processes)
@@ -193,29 +199,31 @@ def runs_of(args: argparse.Namespace, method: str, seed: int) -> dict[str, Any]:
     env = {**os.environ, "PCCL_SHM": "0", "OMP_NUM_THREADS": "1"}
     if method == "local":
         arguments += ["--batch-size", str(args.batch_size * args.peers)]
-        return Run(arguments, args.tokens, 1, 0, lambda _: [], env).go()
+        return Run(arguments, args.tokens, 1, 0, 0, lambda _: [], env).go()
     with ExitStack() as stack:
-        address = "127.0.0.1"
         command: Callable[[int], list[str]] = lambda _: []  # noqa: E731
         if args.wan:
             from lab import Host, Lab
 
             delay, rate = args.wan
             lab = stack.enter_context(Lab([Host(rate, rate)] * args.peers, delay_ms=delay / 2))
-            address, command = lab.address(0), lab.command
-        env["PCCL_BIND"] = "" if args.wan else address
-        master = subprocess.Popen(
-            [*command(0), sys.executable, "-P", "-m", "pccl", "master", "--listen", f"{address}:0"],
-            env=env,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        stack.callback(master.wait)
-        stack.callback(master.kill)
-        assert master.stdout is not None
-        env["PCCL_MASTER"] = master.stdout.readline().split()[-1]
-        churn = args.churn if method != "local" else 0
-        return Run(arguments, args.tokens, args.peers, churn, command, env).go()
+            command, env["PCCL_BIND"] = lab.command, ""
+            listen = ["--listen", f"{lab.address(0)}:0"]
+            master = lab.popen(
+                0,
+                [sys.executable, "-P", "-m", "pccl", "master", *listen],
+                env,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            env["PCCL_MASTER"] = master.stdout.readline().split()[-1]
+        else:
+            env["PCCL_BIND"] = "127.0.0.1"
+            env["PCCL_MASTER"] = stack.enter_context(pccl.MasterNode("127.0.0.1:0")).address
+        # A quick run may be over before the first seconds have passed.
+        share = 0.25 if args.churn and args.quick else 0
+        seconds = 0 if args.quick else args.churn
+        return Run(arguments, args.tokens, args.peers, seconds, share, command, env).go()
 
 
 def load_example() -> Any:
