@@ -28,7 +28,7 @@ class _Parameters:
 
     def __init__(self, named: Iterable[tuple[str, Any]]) -> None:
         self._tensors = dict(named)
-        self.names = list(self._tensors)
+        self.names: Sequence[str] = list(self._tensors)
         for name, tensor in self._tensors.items():
             if not tensor.dtype.is_floating_point:
                 raise InvalidArgument.because("DiLoCo", f"{name} is of {tensor.dtype}")

@@ -29,7 +29,7 @@ class _Leaves:
 
     def __init__(self, params: Any) -> None:
         found, self.structure = jax.tree_util.tree_flatten_with_path(params)
-        self.names: list[str] = [jax.tree_util.keystr(path) for path, _ in found]
+        self.names: Sequence[str] = [jax.tree_util.keystr(path) for path, _ in found]
         self.leaves: list[Any] = [leaf for _, leaf in found]
         for name, leaf in zip(self.names, self.leaves, strict=True):
             if not isinstance(leaf, jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):

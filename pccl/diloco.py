@@ -509,7 +509,7 @@ class DiLoCo:
             PCCLError: A reduction in flight failed.
         """
         for flight in self._flying.values():
-            self._complete(flight)
+            self._complete(flight, together=False)
         return {
             "parameters": {
                 name: array.copy() for name, array in zip(self._names, self._outer, strict=True)
@@ -675,7 +675,13 @@ class DiLoCo:
             if flight.work is not None and flight.ended is None and flight.work.done():
                 flight.ended = time.perf_counter()
 
-    def _complete(self, flight: _Flight) -> dict[str, Any]:
+    def _complete(self, flight: _Flight, *, together: bool = True) -> dict[str, Any]:
+        """Waits for a reduction.
+
+        Args:
+            flight: Which.
+            together: Whether all members wait here, so that they may start it once more.
+        """
         if flight.result is None:
             self._look()
             waiting = time.perf_counter()
@@ -685,6 +691,8 @@ class DiLoCo:
                     flight.result = flight.work.wait()
                     break
                 except PeerLost:  # another member was interrupted; all are told, in the same order
+                    if not together:
+                        raise
                     flight.ended = None
                     self._reduce(flight)
             ended = time.perf_counter()

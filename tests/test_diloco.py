@@ -150,7 +150,7 @@ def make(peers: Sequence[Worker], options: str, first: int = 0) -> None:
 
 
 def made(peers: Sequence[Worker]) -> list[Answer]:
-    return [peer.expect("made") for peer in peers]
+    return [peer.expect("made", 60) for peer in peers]
 
 
 def went(peers: Sequence[Worker], *, inner: bool = True) -> list[list[Answer]]:
