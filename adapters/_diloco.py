@@ -119,6 +119,8 @@ class DiLoCo:
         quantize: As in `pccl.allreduce`.
         verify_every: Rounds between comparisons of all members' states. Default: 1 for "sync", 16
             otherwise.
+        data: A `pccl.data.ElasticSampler` that the program takes its examples from: shared with
+            newcomers, and settled by each round's reduction.
         comm: Default: the process's communicator.
         rejoin: Makes a new communicator when this peer was put out of the run, as `pccl.init`.
             Default: `step` raises then.
@@ -145,6 +147,7 @@ class DiLoCo:
         mixing: float | None = None,
         quantize: Quantize | str | None = None,
         verify_every: int | None = None,
+        data: diloco.Data | None = None,
         comm: Communicator | None = None,
         rejoin: Callable[[], Communicator] | None = None,
         join: bool = True,
@@ -168,6 +171,7 @@ class DiLoCo:
             mixing=mixing,
             quantize=quantize,
             verify_every=verify_every,
+            data=data,
             comm=comm,
             rejoin=rejoin,
             join=join,

@@ -21,7 +21,7 @@ from pccl._arrays import Array, Node, Shared
 from pccl.errors import InvalidArgument, NotSupported
 
 _MAX_HINT = 2000  # bytes; entries deeper than that cannot be built where they are missing
-_PYTHON = "Python "  # of kinds
+PYTHON = "Python "  # begins the kinds of values
 
 _KINDS = {"None", "bool", "int", "float", "str"}  # of values
 
@@ -144,7 +144,7 @@ class State:
                     origin, way = _read_hint(name, hint)
                     _check_kind(origin, kind, shape, size)
                     self._attach(way, _Leaf(None))
-                elif not kind.startswith(_PYTHON) and mine[5].size != size:
+                elif not kind.startswith(PYTHON) and mine[5].size != size:
                     raise _Misfit(f"it has {size} bytes there, and {mine[5].size} here")
             for branch in self._grown:
                 first = len(branch.children)
@@ -279,8 +279,8 @@ def _check_kind(origin: str, kind: str, shape: Sequence[int], size: int) -> None
     Raises:
         _Misfit: It cannot.
     """
-    if kind.startswith(_PYTHON):
-        if kind.removeprefix(_PYTHON) not in _KINDS:
+    if kind.startswith(PYTHON):
+        if kind.removeprefix(PYTHON) not in _KINDS:
             raise _Misfit(f"this version knows no {kind}")
         return
     try:
@@ -324,7 +324,7 @@ def _steps(node: object, parts: Node) -> list[_Step]:
 
 def _share(value: object) -> Shared:
     """The bytes of a leaf."""
-    encoded = _encode(value)
+    encoded = encode(value)
     if encoded is None:
         return _arrays.share(value)
     kind, data = encoded
@@ -333,30 +333,30 @@ def _share(value: object) -> Shared:
 
 def _adopt(origin: str, kind: str, shape: tuple[int, ...], data: Array, like: object) -> object:
     """A leaf with these bytes. `like`: what it was; None when it is new here, of `origin`'s arrays."""
-    if kind.startswith(_PYTHON):
-        return _decode(kind, data)
+    if kind.startswith(PYTHON):
+        return decode(kind, data)
     return _arrays.adopt(origin, kind, shape, data, like)
 
 
-def _encode(value: object) -> tuple[str, bytes] | None:
+def encode(value: object) -> tuple[str, bytes] | None:
     """A Python value as its kind and bytes; None for arrays and what cannot be shared."""
     if value is None:
-        return _PYTHON + "None", b""
+        return PYTHON + "None", b""
     if isinstance(value, bool):
-        return _PYTHON + "bool", bytes([value])
+        return PYTHON + "bool", bytes([value])
     if type(value) is int:
-        return _PYTHON + "int", f"{value:x}".encode()  # Python limits decimal digits
+        return PYTHON + "int", f"{value:x}".encode()  # Python limits decimal digits
     if type(value) is float:
-        return _PYTHON + "float", struct.pack("<d", value)
+        return PYTHON + "float", struct.pack("<d", value)
     if type(value) is str:
-        return _PYTHON + "str", value.encode("utf-8", "surrogatepass")
+        return PYTHON + "str", value.encode("utf-8", "surrogatepass")
     return None
 
 
-def _decode(kind: str, data: Array) -> object:
-    """The Python value that `_encode` has written."""
+def decode(kind: str, data: Array) -> object:
+    """The Python value that `encode` has written."""
     raw = data.tobytes()
-    name = kind.removeprefix(_PYTHON)
+    name = kind.removeprefix(PYTHON)
     if name == "bool":
         return raw == b"\1"
     if name == "int":

@@ -66,6 +66,25 @@ class Inner(Protocol):
         """What `read` would give after `write(index, value)`. May be `value`."""
 
 
+class Data(Protocol):
+    """Who trains on which example, as `pccl.data.ElasticSampler`. Its state is part of the shared state."""
+
+    def seal(self) -> None:
+        """A reduction begins, of what was learned from the examples that were taken so far."""
+
+    def commit(self, contributors: ReduceInfo) -> None:
+        """The oldest such reduction has come."""
+
+    def rollback(self) -> None:
+        """What was learned from examples that are not committed is dropped."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Equal on all members."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the run's."""
+
+
 class OuterOptimizer(Protocol):
     """What moves the outer parameters. One is made for each fragment.
 
@@ -168,6 +187,7 @@ class _Flight:
     work: api.Work[Any] | None = None
     started: float = 0.0
     ended: float | None = None
+    info: ReduceInfo | None = None
 
 
 @dataclass
@@ -241,6 +261,9 @@ class DiLoCo:
         quantize: As in `pccl.allreduce`: pseudo-gradients in fewer bits between hosts.
         verify_every: Rounds between comparisons of all members' states (one `pccl.sync`); the
             others only look for newcomers. 0: never. Default: 1 for "sync", 16 otherwise.
+        data: An `ElasticSampler` (`pccl.data`) that the program takes its examples from: newcomers
+            learn its place, and each round's reduction settles what was taken for it, in mode
+            "streaming" that of the first fragment. The program does not call its `commit` then.
         comm: Default: the process's communicator.
         rejoin: Makes a new communicator when this peer was put out of the run or cut off, as
             `pccl.init`; then it comes back as a newcomer by itself. The old one is closed before.
@@ -274,6 +297,7 @@ class DiLoCo:
         mixing: float | None = None,
         quantize: Quantize | str | None = None,
         verify_every: int | None = None,
+        data: Data | None = None,
         comm: Communicator | None = None,
         rejoin: Callable[[], Communicator] | None = None,
         join: bool = True,
@@ -283,6 +307,7 @@ class DiLoCo:
         self._sync_every = _whole(sync_every, "sync_every", 1)
         self._mode = mode
         self._quantize = quantize
+        self._data = data
         self._comm = comm
         self._rejoin = rejoin
         self._names = list(self._inner.names)
@@ -410,6 +435,8 @@ class DiLoCo:
         self._flying.clear()
         self._steps -= self._steps % self._sync_every
         self._between = False
+        if self._data is not None:
+            self._data.rollback()
         self._share()
         self._begin()
         if self._between:  # the members begin reductions now
@@ -628,6 +655,8 @@ class DiLoCo:
         flight = _Flight(self._steps + self._overlap, None, tree, weight or _UNCOUNTED)
         self._reduce(flight)
         self._flying[fragment] = flight
+        if fragment == 0 and self._data is not None:
+            self._data.seal()
 
     def _reduce(self, flight: _Flight) -> None:
         flight.started = time.perf_counter()
@@ -669,13 +698,17 @@ class DiLoCo:
             ended = time.perf_counter()
             self.waited_seconds += 0.0 if flight.ended is not None else ended - waiting
             self.reduction_seconds += (flight.ended or ended) - flight.started
-            self.info = flight.work.info
+            self.info = flight.info = flight.work.info
             flight.work, flight.tree = None, {}
         return flight.result
 
     def _apply(self, fragment: int) -> None:
         result = self._complete(self._flying[fragment])
-        del self._flying[fragment]
+        flight = self._flying.pop(fragment)
+        # Not where it came, which may be at another step on another member. Restored ones have no info, and nothing in
+        # flight; those that newcomers are given are never the first fragment's.
+        if fragment == 0 and self._data is not None and flight.info is not None:
+            self._data.commit(flight.info)
         if result["present"][0] > 0:
             names = [self._names[index] for index in self._fragments[fragment]]
             gradients = [result["gradients"][name] for name in names]
@@ -713,6 +746,8 @@ class DiLoCo:
                 for p, flight in self._flying.items()
             },
         }
+        if self._data is not None:
+            state["data"] = self._data
         shared, info = _retried(
             lambda: api.sync(state, revision=self.outer_step, comm=self._comm, return_info=True)
         )

@@ -128,3 +128,55 @@ def test_adapters_are_compared_with_numpy(tmp_path: Path) -> None:
         2,
     )
     assert done.stdout.splitlines()[2].startswith("| numpy |")
+
+
+def train(tmp_path: Path, *options: str) -> tuple[dict, str]:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    file = tmp_path / "training.json"
+    command = [sys.executable, str(BENCHMARKS / "training" / "run.py"), "--quick"]
+    done = subprocess.run(
+        [*command, "--json", str(file), *options],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=115,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(file.read_text()), done.stdout
+
+
+def test_methods_of_training_are_compared(tmp_path: Path) -> None:
+    methods = ["local", "ddp", "diloco", "diloco int8"]
+    options = ["--seeds", "3", "--tokens", "10240", "--plot", str(tmp_path / "curves.svg")]
+    options += ["--methods", *methods]
+    found, shown = train(tmp_path, *options)
+    runs = {method: run for method, (run,) in found["runs"].items()}
+    assert list(runs) == methods
+    # One process with the batches of all does what all do together.
+    assert abs(runs["local"]["bits"] - runs["ddp"]["bits"]) < 0.01
+    assert runs["local"]["bytes"] == 0
+    assert 9 < runs["ddp"]["bytes"] / runs["diloco"]["bytes"] < 11
+    assert 3 < runs["diloco"]["bytes"] / runs["diloco int8"]["bytes"] < 4.1
+    for run in runs.values():
+        assert len(run["curve"]) >= 3 and 2 < run["bits"] < 8
+    assert 2 < found["bigrams"] < 5
+    assert shown.splitlines()[-1].startswith("| diloco int8 |")
+    assert (tmp_path / "curves.svg").read_text().count("polyline") == len(methods) + 1
+
+
+def test_training_ends_with_equal_parameters_though_members_are_killed_and_join(
+    tmp_path: Path,
+) -> None:
+    options = ["--seeds", "0", "--methods", "diloco", "--churn", "1", "--peers", "3"]
+    found, _ = train(tmp_path, *options, "--tokens", "60000")
+    (run,) = found["runs"]["diloco"]
+    assert run["kills"] >= 1 and run["joins"] == run["kills"]
+    assert run["members"] >= 1  # newcomers may take longer to start than the others to finish
+
+
+def test_the_time_to_rejoin_is_measured(tmp_path: Path) -> None:
+    found, shown = train(tmp_path, "--rejoin")
+    assert found["bytes"] == 8_000_000 and found["ratio"] > 0
+    assert len(found["rejoin_seconds"]) == len(found["copy_seconds"]) == 2
+    assert "1 M parameters and their momentum" in shown

@@ -1,5 +1,6 @@
 """The examples run as they are, as real processes, and do what they say."""
 
+import json
 import os
 import re
 import subprocess
@@ -135,3 +136,57 @@ def test_digits_fails_when_it_has_not_learned(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     shown = run(tmp_path, str(EXAMPLES / "digits.py"), "--steps", "4", status=1)
     assert re.search(r"^NO   held-out accuracy", shown, re.MULTILINE), shown
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--mode", "sync"],
+        ["--mode", "async", "--outer-lr", "0.5", "--outer-momentum", "0.5"],
+        ["--mode", "streaming"],
+        ["--method", "ddp"],
+    ],
+)
+def test_byte_gpt_learns_and_goes_on_from_its_checkpoint(
+    tmp_path: Path, options: list[str]
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    small = "--width 32 --layers 1 --context 32 --sync-every 8 --test-examples 16 --report-every 1"
+
+    def train(tokens: int) -> tuple[list[dict], list[str]]:
+        script = [sys.executable, str(EXAMPLES / "byte_gpt.py"), *small.split(), *options]
+        script += ["--checkpoints", "run", "--save-every", "4000", "--plot", "loss.svg"]
+        command = [sys.executable, "-m", "pccl", "run", "-n", "2", "--", *script]
+        done = subprocess.run(
+            [*command, "--tokens", str(tokens)],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = [line.split("] ", 1)[1] for line in done.stdout.splitlines()]
+        ends = re.findall(r"ends with parameters (\w+), sent \d+ bytes", done.stdout)
+        assert len(ends) == 2 and ends[0] == ends[1], done.stdout
+        begins = re.findall(r"begins at (\d+) tokens", done.stdout)
+        return [json.loads(line) for line in lines if line.startswith("{")], begins
+
+    reports, begins = train(12_000)
+    assert begins == ["0", "0"]
+    assert reports[-1]["tokens"] >= 12_000 and reports[-1]["members"] == 2
+    assert reports[-1]["bits"] < 6.5 < reports[0]["bits"]
+    svg = (tmp_path / "loss.svg").read_text()
+    assert svg.startswith("<svg") and "polyline" in svg
+    further, begins = train(16_000)
+    assert begins[0] == begins[1] and 4000 <= int(begins[0]) <= 12_300
+    assert further[-1]["tokens"] >= 16_000 and further[-1]["bits"] < 6.5
+
+
+def test_byte_gpt_trains_alone_without_pccl(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    small = "--width 32 --layers 1 --context 32 --tokens 4000 --test-examples 16 --method local"
+    shown = run(tmp_path, str(EXAMPLES / "byte_gpt.py"), *small.split())
+    assert "ends with parameters" in shown

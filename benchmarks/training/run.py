@@ -1,0 +1,345 @@
+"""examples/byte_gpt.py with several methods: loss, bytes sent, and how much of the communication is hidden.
+
+    python benchmarks/training/run.py --plot FILE --json FILE            # four peers on this host, three seeds
+    python benchmarks/training/run.py --methods ddp async --wan 50 100   # links of 50 ms, 100 Mbit/s; needs root
+    python benchmarks/training/run.py --methods ddp diloco --churn 60    # a kill and a join every 60 s
+    python benchmarks/training/run.py --rejoin                           # 100 million parameters come back
+
+Every run is a master and its peers, as processes, over TCP; all methods see the same tokens with the same seeds. `bits
+per byte` are of the held-out text, mean and half the range over the seeds; `to ddp` is the mean of the seeds' ratios to
+ddp with the same seed. Bytes are those that reductions sent, of all members that came to the end. `local` is one
+process without pccl that takes the batches of all members itself; `bigrams` predicts each byte from the one before,
+counted in all of the training text. At the end of every run all members must hold the same parameters, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import queue
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "wan"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from report import machine
+
+import pccl
+
+EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "byte_gpt.py"
+# A step that comes one round late with the usual momentum of 0.9 adds to what was done meanwhile, and diverges.
+ASYNC = ["--mode", "async", "--outer-lr", "0.5", "--outer-momentum", "0.5"]
+METHODS = {
+    "local": ["--method", "local"],
+    "ddp": ["--method", "ddp"],
+    "diloco": [],
+    "diloco int8": ["--quantize", "int8"],
+    "async": ASYNC,
+    "async int8": [*ASYNC, "--quantize", "int8"],
+    "streaming": ["--mode", "streaming"],
+}
+QUICK = ["--width", "32", "--layers", "1", "--context", "32", "--test-examples", "16"]
+LAST_JOIN = 0.8  # of the tokens: who comes later might find that the run has ended
+GRACE = 120.0  # seconds between the first member's end and the last one's
+KEPT = 20  # lines of a failed process that are shown
+
+
+class Process:
+    """One member, or none yet; what it prints goes to the run."""
+
+    def __init__(self, run: Run, command: Sequence[str], env: dict[str, str]) -> None:
+        self.begun = self.killed = False
+        self.end: tuple[str, int] | None = None  # checksum of its parameters, bytes it sent
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        threading.Thread(target=self._read, args=(run.events,), daemon=True).start()
+
+    def _read(self, events: queue.Queue[tuple[Process, str | None]]) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            events.put((self, line))
+        events.put((self, None))
+
+    def stop(self) -> None:
+        self.killed = True
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Run:
+    """One training run from its first process to its last."""
+
+    arguments: list[str]
+    tokens: int
+    peers: int
+    churn: float  # seconds; 0: none
+    churn_share: float  # of the tokens, instead of seconds; 0: none
+    command: Callable[[int], list[str]]  # what starts a program on that host
+    env: dict[str, str]
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    kills: int = 0
+    joins: int = 0
+    processes: list[Process] = field(default_factory=list)
+    events: queue.Queue[tuple[Process, str | None]] = field(default_factory=queue.Queue)
+
+    def go(self) -> dict[str, Any]:
+        """Runs it, and checks that all members end with the same parameters."""
+        began = time.monotonic()
+        try:
+            for number in range(self.peers):
+                self._start(number, self.peers)
+            self._watch()
+        finally:
+            for process in self.processes:
+                if process.process.poll() is None:
+                    process.stop()
+        ends = [process.end for process in self.processes if process.end is not None]
+        if len({checksum for checksum, _ in ends}) != 1:
+            raise SystemExit(f"members end with different parameters: {ends}")
+        last = self.curve[-1]
+        return {
+            "bits": last["bits"],
+            "bytes": sum(sent for _, sent in ends),
+            "hidden": last["hidden"],
+            "seconds": time.monotonic() - began,
+            "kills": self.kills,
+            "joins": self.joins,
+            "members": len(ends),
+            "curve": self.curve,
+        }
+
+    def _start(self, host: int, at_least: int) -> None:
+        env = {**self.env, "PCCL_MIN_PEERS": str(at_least)}
+        command = [*self.command(host), sys.executable, str(EXAMPLE), *self.arguments]
+        self.processes.append(Process(self, command, env))
+
+    def _watch(self) -> None:
+        """Until all have ended."""
+        next_churn = time.monotonic() + self.churn if self.churn else float("inf")
+        deadline = float("inf")
+        while any(
+            p.process.poll() is None or not p.killed and p.end is None for p in self.processes
+        ):
+            now = time.monotonic()
+            if now >= deadline:
+                return self._late()
+            if now >= next_churn:
+                next_churn = now + self.churn
+                self._churn()
+                continue
+            try:
+                source, line = self.events.get(timeout=min(next_churn, deadline, now + 3600) - now)
+            except queue.Empty:
+                continue
+            if line is None:
+                source.process.wait()
+                if not source.killed and source.end is None:
+                    shown = "".join(source.lines)
+                    raise SystemExit(f"a member failed:\n{shown}")
+                continue
+            self._hear(source, line)
+            if source.end is not None and deadline == float("inf"):
+                deadline, next_churn = time.monotonic() + GRACE, float("inf")
+                for process in self.processes:  # there is nothing left for them to join
+                    if not process.begun:
+                        process.stop()
+
+    def _hear(self, source: Process, line: str) -> None:
+        source.lines = [*source.lines[-KEPT:], line]
+        source.begun = source.begun or line.startswith("begins at")
+        end = re.match(r"ends with parameters (\w+), sent (\d+) bytes", line)
+        if end:
+            source.end = end[1], int(end[2])
+        elif line.startswith("{"):
+            self.curve.append(json.loads(line))
+            if self.churn_share and self._done() >= self.churn_share * (1 + self.kills):
+                self._churn()
+
+    def _churn(self) -> None:
+        """One of the members is killed, never the first one; another comes."""
+        alive = [p for p in self.processes if p.begun and not p.killed]
+        if self._done() > LAST_JOIN or len(alive) < 2:
+            return
+        alive[1 + self.kills % (len(alive) - 1)].stop()
+        self.kills += 1
+        self._start(self.joins % self.peers, 1)
+        self.joins += 1
+
+    def _done(self) -> float:
+        return self.curve[-1]["tokens"] / self.tokens if self.curve else 0.0
+
+    def _late(self) -> None:
+        late = sum(p.begun and not p.killed and p.end is None for p in self.processes)
+        raise SystemExit(f"{late} members did not end in {GRACE:.0f} s after the first")
+
+
+def runs_of(args: argparse.Namespace, method: str, seed: int) -> dict[str, Any]:
+    """One run of that method, with a master of its own."""
+    arguments = [*METHODS[method], "--seed", str(seed), "--tokens", str(args.tokens)]
+    arguments += ["--batch-size", str(args.batch_size), "--sync-every", str(args.sync_every)]
+    arguments += ["--report-every", str(args.tokens // 20), *(QUICK if args.quick else [])]
+    env = {**os.environ, "PCCL_SHM": "0", "OMP_NUM_THREADS": "1"}
+    if method == "local":
+        arguments += ["--batch-size", str(args.batch_size * args.peers)]
+        return Run(arguments, args.tokens, 1, 0, 0, lambda _: [], env).go()
+    with ExitStack() as stack:
+        command: Callable[[int], list[str]] = lambda _: []  # noqa: E731
+        if args.wan:
+            from lab import Host, Lab
+
+            delay, rate = args.wan
+            lab = stack.enter_context(Lab([Host(rate, rate)] * args.peers, delay_ms=delay / 2))
+            command, env["PCCL_BIND"] = lab.command, ""
+            listen = ["--listen", f"{lab.address(0)}:0"]
+            master = lab.popen(
+                0,
+                [sys.executable, "-P", "-m", "pccl", "master", *listen],
+                env,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            env["PCCL_MASTER"] = master.stdout.readline().split()[-1]
+        else:
+            env["PCCL_BIND"] = "127.0.0.1"
+            env["PCCL_MASTER"] = stack.enter_context(pccl.MasterNode("127.0.0.1:0")).address
+        # A quick run may be over before the first seconds have passed.
+        share = 0.25 if args.churn and args.quick else 0
+        seconds = 0 if args.quick else args.churn
+        return Run(arguments, args.tokens, args.peers, seconds, share, command, env).go()
+
+
+def load_example() -> Any:
+    spec = importlib.util.spec_from_file_location("byte_gpt", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    return example
+
+
+def bigram_bits(example: Any) -> float:
+    """Bits per byte of the held-out text, each byte from the one before; counts begin at a quarter."""
+    text, test = example.load_text()
+    counts = np.full((256, 256), 0.25)
+    np.add.at(counts, (text[:-1], text[1:]), 1)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    return float(-np.log2(shares[test[:-1], test[1:]]).mean())
+
+
+HEAD = """\
+| method | bits per byte | | to ddp | MB sent | ddp's to it | hidden | seconds | kills, joins |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+def table_row(method: str, runs: list[dict[str, Any]], ddp: list[dict[str, Any]]) -> str:
+    bits = [run["bits"] for run in runs]
+    sent = statistics.mean(run["bytes"] for run in runs)
+    to_ddp = fewer = ""
+    if len(ddp) == len(runs):
+        ratios = [run["bits"] / base["bits"] for run, base in zip(runs, ddp, strict=True)]
+        to_ddp = f"{100 * (statistics.mean(ratios) - 1):+.1f} %"
+        if sent:
+            fewer = f"{statistics.mean(run['bytes'] for run in ddp) / sent:.0f}"
+    cells = [
+        method,
+        f"{statistics.mean(bits):.3f}",
+        f"± {(max(bits) - min(bits)) / 2:.3f}",
+        to_ddp,
+        f"{sent / 1e6:.1f}",
+        fewer,
+        f"{100 * statistics.mean(run['hidden'] for run in runs):.0f} %" if sent else "",
+        f"{statistics.mean(run['seconds'] for run in runs):.0f}",
+        f"{sum(run['kills'] for run in runs)}, {sum(run['joins'] for run in runs)}",
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def mean_curve(runs: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Loss by tokens, over the seeds: at those places that all of them have."""
+    curves = [{line["tokens"]: line["bits"] for line in run["curve"]} for run in runs]
+    places = sorted(set.intersection(*map(set, curves)))
+    return [(place, statistics.mean(curve[place] for curve in curves)) for place in places]
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """All methods with all seeds. Seeds are the outer loop, so that what changes on the machine meets all methods."""
+    example = load_example()
+    bigrams = bigram_bits(example)
+    found: dict[str, list[dict[str, Any]]] = {method: [] for method in args.methods}
+    for seed in args.seeds:
+        for method in args.methods:
+            run = runs_of(args, method, seed)
+            found[method].append(run)
+            print(
+                f"seed {seed}, {method}: {run['bits']:.3f} bits per byte, {run['seconds']:.0f} s, "
+                f"{run['members']} members end with the same parameters",
+                flush=True,
+            )
+    print(f"bigrams: {bigrams:.3f} bits per byte")
+    print(HEAD)
+    for method, runs in found.items():
+        print(table_row(method, runs, found.get("ddp", [])))
+    if args.plot:
+        curves = {method: mean_curve(runs) for method, runs in found.items()}
+        last = max(x for curve in curves.values() for x, _ in curve)
+        curves["bigrams"] = [(0, bigrams), (last, bigrams)]
+        example.write_plot(args.plot, curves, "tokens, all members", "held-out bits per byte")
+    return {"bigrams": bigrams, "runs": found}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    usual = ["local", "ddp", "diloco", "diloco int8", "async", "streaming"]
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=usual)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--tokens", type=int, help="over all members; default: 2 million")
+    parser.add_argument("--peers", type=int, help="default: 4")
+    parser.add_argument("--batch-size", type=int, default=4, help="rows of a member in a step")
+    parser.add_argument("--sync-every", type=int, help="H; default: 50")
+    parser.add_argument("--churn", type=float, default=0, help="seconds between a kill and a join")
+    parser.add_argument("--wan", nargs=2, type=float, metavar=("RTT_MS", "MBIT"), help="needs root")
+    parser.add_argument("--rejoin", action="store_true", help="measure only that")
+    parser.add_argument("--parameters", type=int, help="of --rejoin; default: 100 million")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and few tokens: a test")
+    parser.add_argument("--json", type=Path, help="write all results to this file")
+    parser.add_argument("--plot", type=Path, help="write the curves to this SVG file")
+    args = parser.parse_args()
+    args.tokens = args.tokens or (20_000 if args.quick else 2_000_000)
+    args.peers = args.peers or (2 if args.quick else 4)
+    args.sync_every = args.sync_every or (10 if args.quick else 50)
+    about = machine()
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    if args.rejoin:
+        import rejoin
+
+        parameters = args.parameters or (1_000_000 if args.quick else 100_000_000)
+        result = rejoin.measure(parameters, 2 if args.quick else 5)
+        print(rejoin.words(result))
+    else:
+        result = compare(args)
+    if args.json:
+        args.json.write_text(json.dumps({"machine": about, **result}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

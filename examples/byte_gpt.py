@@ -1,0 +1,250 @@
+"""A GPT on bytes, trained on the sources of Python's standard library by machines that come and go.
+
+    pccl run -n 4 -- python examples/byte_gpt.py --plot loss.svg
+    pccl run -n 4 --elastic -- python examples/byte_gpt.py --quantize int8 --checkpoints run
+
+Every process is a member. Kill one, and the others go on; what it had taken of the data is taken by others. Start one
+more with the same PCCL_MASTER, and it receives everything at the end of the round. Kill all, start again with the same
+`--checkpoints`, and the run goes on. `--method ddp` averages gradients after every step instead, for comparison, and
+`--method local` is one process without pccl. `--mode async` wants less momentum, such as `--outer-momentum 0.5`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sysconfig
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+import pccl
+from pccl import checkpoint
+from pccl.adapters.torch import DiLoCo
+from pccl.data import ElasticSampler
+
+
+def load_text() -> tuple[np.ndarray, np.ndarray]:
+    """All modules of the standard library that are one file, in order of their names; every 16th is held out."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    held_out = files[8::16]
+    texts = [b"".join(f.read_bytes() for f in files if (f in held_out) == out) for out in (0, 1)]
+    return np.frombuffer(texts[0], np.uint8), np.frombuffer(texts[1], np.uint8)
+
+
+def windows(text: np.ndarray, context: int) -> np.ndarray:
+    """Examples: `context` bytes and the one after them; they overlap by that one."""
+    count = (len(text) - 1) // context
+    return np.lib.stride_tricks.sliding_window_view(text, context + 1)[: count * context : context]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        wide = 4 * width
+        self.mlp = nn.Sequential(nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(rows, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
+        return x + self.mlp(self.norm2(x))
+
+
+class ByteGPT(nn.Module):
+    """Returns the mean loss in nats per byte of rows of context + 1 bytes."""
+
+    def __init__(self, context: int, width: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.bytes = nn.Embedding(256, width)
+        self.places = nn.Parameter(torch.zeros(context, width))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:  # what adds to the residual stream begins smaller
+                last = name.endswith(("out.weight", "mlp.2.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if last else 0.02)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.blocks(self.bytes(rows[:, :-1]) + self.places))
+        logits = x @ self.bytes.weight.T
+        return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, parameters: dict, examples: np.ndarray) -> float:
+    """Bits per byte with these parameters; {}: with the model's own."""
+    parts = torch.from_numpy(examples.astype(np.int64)).split(64)
+    nats = sum(torch.func.functional_call(model, parameters, (x,)) * len(x) for x in parts)
+    return float(nats) / len(examples) / math.log(2)
+
+
+# ---- training ------------------------------------------------------------------------------------------------------
+
+
+def rate_at(progress: float) -> float:
+    """Of the learning rate: a warm-up over a twentieth of the tokens, then a cosine down to a tenth."""
+    return min(20 * progress + 0.01, 0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))
+
+
+def train(args: argparse.Namespace) -> None:
+    began = time.perf_counter()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    examples, test = (windows(text, args.context) for text in load_text())
+    test = test[:: max(1, len(test) // args.test_examples)]
+    model = ByteGPT(args.context, args.width, args.layers, args.heads)
+    inner = torch.optim.AdamW(model.parameters(), args.lr, betas=(0.9, 0.95), weight_decay=0.1)
+    sampler = ElasticSampler(len(examples), batch_size=args.batch_size, seed=args.seed)
+    state: dict = {"model": model, "optimizer": inner, "sampler": sampler}
+    diloco = None
+    if args.method != "local":
+        pccl.init()
+    if args.method == "diloco":
+        diloco = DiLoCo(
+            model,
+            inner,
+            sync_every=args.sync_every,
+            outer_lr=args.outer_lr,
+            outer_momentum=args.outer_momentum,
+            mode=args.mode,
+            quantize=args.quantize,
+            data=sampler,  # its place is shared, and settled by each round's reduction
+            rejoin=pccl.init,
+            join=False,
+        )
+        state = {"diloco": diloco, "sampler": sampler}
+
+    found = checkpoint.latest(args.checkpoints) if args.checkpoints else None
+    revision = checkpoint.load(found, state)[1] if found else None
+    if diloco:
+        diloco.join()  # a newcomer waits here for the end of a round, and receives everything
+    elif args.method == "ddp":
+        pccl.sync(state, revision=revision)
+
+    def tokens_taken() -> int:
+        """By all members together; equal on all. In flight is what no reduction has brought in yet."""
+        return (sampler.committed + sampler.in_flight) * args.context
+
+    def shared_parameters() -> dict:
+        return diloco.parameters if diloco else dict(model.named_parameters())
+
+    def leads() -> bool:
+        return args.method == "local" or pccl.rank() == 0
+
+    def report() -> None:
+        line = {
+            "tokens": tokens_taken(),
+            "bits": evaluate(model, shared_parameters(), test),  # per byte
+            "train_bits": loss.item() / math.log(2),
+            "members": info.world_size if info else 1,
+            "tx_bytes": tx_bytes,  # by this member
+            "hidden": diloco.hidden if diloco else 0.0,  # share of the reductions' time
+            "seconds": time.perf_counter() - began,
+        }
+        curve.append((line["tokens"], line["bits"]))
+        print(json.dumps(line), flush=True)
+
+    def save() -> None:
+        synced = diloco.sync_info if diloco else pccl.sync(state, return_info=True)[1]
+        if leads():
+            file = Path(args.checkpoints) / f"{tokens_taken():012}.safetensors"
+            checkpoint.save(file, state, revision=synced.revision, keep=3)
+
+    info, tx_bytes, curve, round_ended = None, 0, [], True
+    reported = saved = tokens_taken()
+    print(f"begins at {saved} tokens", flush=True)
+    while tokens_taken() < args.tokens or not round_ended:
+        for group in inner.param_groups:
+            group["lr"] = args.lr * rate_at(tokens_taken() / args.tokens)
+        batch = torch.from_numpy(examples[sampler.take()].astype(np.int64))
+        inner.zero_grad()
+        loss = model(batch)
+        loss.backward()
+        if args.method == "ddp":
+            grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+            how: dict = {"out": grads, "quantize": args.quantize, "return_info": True}
+            _, info = pccl.allreduce(grads, "avg", **how)
+            tx_bytes += info.tx_bytes
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        inner.step()
+        if diloco:
+            round_ended = diloco.step()
+            if diloco.info is not info:
+                info = diloco.info
+                tx_bytes += info.tx_bytes
+        else:
+            sampler.commit(info)
+            if args.method == "ddp" and pccl.admit():
+                pccl.sync(state)
+        now = tokens_taken()
+        if round_ended and reported + args.report_every <= now < args.tokens:
+            reported = now
+            if leads():
+                report()
+        if round_ended and args.checkpoints and now >= saved + args.save_every:
+            saved = now
+            save()
+
+    if diloco:
+        diloco.finish()  # applies what is still in flight
+    if leads():
+        report()
+        if args.plot:
+            write_plot(args.plot, {args.method: curve}, "tokens", "held-out bits per byte")
+    everything = b"".join(p.detach().numpy().tobytes() for p in shared_parameters().values())
+    print(f"ends with parameters {zlib.crc32(everything):08x}, sent {tx_bytes} bytes", flush=True)
+
+
+def write_plot(path: str | Path, curves: dict, x_name: str, y_name: str) -> None:
+    """Lines as SVG: `curves` is name -> list of (x, y)."""
+    xs, ys = zip(*(point for curve in curves.values() for point in curve), strict=True)
+    left, low = min(xs), min(ys)
+    x_scale, y_scale = 620 / (max(xs) - left or 1), 340 / (max(ys) - low or 1)
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 430" font-family="sans-serif">',
+        '<rect width="720" height="430" fill="white"/><path d="M60 40V380H680" fill="none" stroke="black"/>',
+        f'<text x="370" y="420" text-anchor="middle">{x_name}</text><text x="60" y="25">{y_name}</text>',
+    ]
+    for tick in range(0, 621, 155):
+        parts.append(f'<text x="{60 + tick}" y="397">{left + tick / x_scale:.2g}</text>')
+    for tick in range(0, 341, 85):
+        parts.append(f'<text x="10" y="{384 - tick}">{low + tick / y_scale:.2f}</text>')
+    for number, (name, curve) in enumerate(curves.items()):
+        color = f"hsl({360 * number / len(curves):.0f} 70% 42%)"
+        places = [(60 + (x - left) * x_scale, 380 - (y - low) * y_scale) for x, y in curve]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
+        parts.append(f'<text x="520" y="{55 + 18 * number}" fill="{color}">{name}</text>')
+    Path(path).write_text("\n".join([*parts, "</svg>\n"]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    defaults: dict = {"tokens": 2_000_000, "batch-size": 4, "context": 128, "seed": 0, "threads": 1}
+    defaults |= {"width": 128, "layers": 5, "heads": 4, "lr": 3e-3, "test-examples": 256}
+    defaults |= {"sync-every": 50, "outer-lr": 0.7, "outer-momentum": 0.9}
+    defaults |= {"report-every": 50_000, "save-every": 500_000}  # tokens, over all members
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"({default})")
+    parser.add_argument("--method", choices=("diloco", "ddp", "local"), default="diloco")
+    parser.add_argument("--mode", choices=("sync", "async", "streaming"), default="sync")
+    parser.add_argument("--quantize", help="int8, int4, ...: fewer bits between hosts")
+    parser.add_argument("--checkpoints", help="folder to save to, and to resume from")
+    parser.add_argument("--plot", help="SVG file for the loss")
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,393 @@
+"""Elastic data: each example once per epoch, whoever comes, goes or is killed; in a model, and with real processes."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from workers import running
+
+import pccl
+from pccl.data import ElasticSampler, permuted
+
+# ---- the order -----------------------------------------------------------------------------------------------------
+
+
+@given(length=st.integers(1, 700), seed=st.integers(), epoch=st.integers(0, 2**70))
+def test_an_epoch_is_a_permutation(length: int, seed: int, epoch: int) -> None:
+    order = permuted(np.arange(length), length, seed, epoch)
+    assert order.dtype == np.int64
+    assert np.array_equal(np.sort(order), np.arange(length))
+
+
+def test_the_order_is_the_same_on_every_machine_and_in_every_version() -> None:
+    assert permuted(range(8), 1000, 0, 0).tolist() == [986, 29, 633, 202, 659, 3, 948, 981]
+    places = [0, 1, 10**12]
+    assert permuted(places, 2**50, 7, 1).tolist() == [
+        316986111086355,
+        788438167765973,
+        672448468549769,
+    ]
+
+
+def test_seeds_and_epochs_have_orders_of_their_own() -> None:
+    orders = [permuted(np.arange(500), 500, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+    for index, one in enumerate(orders):
+        for other in orders[:index]:
+            assert np.count_nonzero(one == other) < 10  # one in 500 by chance
+
+
+@pytest.mark.parametrize("length", [5, 64, 100])
+def test_every_example_comes_to_every_place_equally_often(length: int) -> None:
+    epochs = 1500
+    places = np.array([0, length // 2, length - 1])
+    found = np.array([permuted(places, length, 1, epoch) for epoch in range(epochs)])
+    for column in found.T:
+        counts = np.bincount(column, minlength=length)
+        chi = float(((counts - epochs / length) ** 2).sum() / (epochs / length))
+        assert chi < length - 1 + 5 * (2 * (length - 1)) ** 0.5  # five standard deviations
+    if length == 100:  # neither do neighbours follow each other
+        steps = np.bincount((found[:, 1] - found[:, 0]) % length, minlength=length)[1:]
+        assert steps.max() < 2 * epochs / length
+
+
+def test_a_part_of_a_huge_epoch_takes_no_memory_of_its_length() -> None:
+    sampler = ElasticSampler(10**15, batch_size=1000)
+    assert len(set(sampler.take().tolist())) == 1000
+
+
+# ---- a run in a model ----------------------------------------------------------------------------------------------
+
+
+def group_of(peers: list[str], peer: str) -> pccl.Membership:
+    return pccl.Membership(1, peers.index(peer), len(peers), tuple(peers), 0)
+
+
+class Model:
+    """Members with a sampler each, as a run has them; and what reductions have really brought in."""
+
+    def __init__(self, length: int, batch_size: int, members: int, remainder: Any) -> None:
+        self.length = length
+        self.options = {"batch_size": batch_size, "remainder": remainder}
+        self.members: dict[str, ElasticSampler] = {}
+        self.taken: list[dict[str, list[int]]] = [{}]  # by reduction, by member; the last is open
+        self.seen: Counter[int] = Counter()
+        self.names = 0
+        for _ in range(members):
+            self.join()
+
+    def any_sampler(self) -> ElasticSampler:
+        return next(iter(self.members.values()))
+
+    def state(self) -> dict[str, Any]:
+        states = [sampler.state_dict() for sampler in self.members.values()]
+        assert all(state == states[0] for state in states)
+        return states[0]
+
+    def join(self) -> None:
+        newcomer = ElasticSampler(self.length, **self.options)
+        if self.members:
+            newcomer.load_state_dict(self.state())
+        self.members[f"peer {self.names}"] = newcomer
+        self.names += 1
+
+    def lose(self, which: int) -> None:
+        if len(self.members) > 1:
+            del self.members[sorted(self.members)[which % len(self.members)]]
+
+    def take(self) -> None:
+        peers = sorted(self.members)
+        open_phase = self.taken[-1]
+        for peer, sampler in self.members.items():
+            full = self.options["batch_size"]
+            batch = sampler.take(full, membership=group_of(peers, peer)).tolist()
+            assert len(batch) == full or self.options["remainder"] == "short" and len(batch) < full
+            open_phase.setdefault(peer, []).extend(batch)
+        self.state()
+
+    def seal(self) -> None:
+        for sampler in self.members.values():
+            sampler.seal()
+        self.taken.append({})
+
+    def commit(self, contributors: list[str]) -> None:
+        """The oldest reduction succeeds, over these."""
+        phase = self.taken.pop(0)
+        if not self.taken:
+            self.taken.append({})
+        for peer, batch in phase.items():
+            if peer in contributors:
+                self.seen.update(batch)
+        for sampler in self.members.values():
+            sampler.commit(pccl.ReduceInfo(contributors=tuple(contributors)))
+        assert self.any_sampler().committed == self.seen.total()
+        self.state()
+
+    def restart(self, checkpoint: tuple[dict[str, Any], Counter[int]]) -> None:
+        """All are lost; others begin where a checkpoint was made."""
+        self.members.clear()
+        self.join()
+        self.any_sampler().load_state_dict(checkpoint[0])
+        self.join()
+        self.seen = checkpoint[1].copy()
+        self.taken = [{}]
+
+    def finish(self) -> int:
+        """The rest of the epoch, by one member alone; returns how many epochs these were."""
+        for other in sorted(self.members)[1:]:
+            del self.members[other]
+        sampler = self.any_sampler()
+        for _ in range(len(self.taken)):
+            self.commit(list(self.members))
+        sampler.rollback()
+        self.options["batch_size"] = 1
+        while sampler.state_dict()["returned"] != "[]" or sampler.remaining < self.length:
+            self.take()
+            self.commit(list(self.members))
+        return sampler.epoch
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("round"), st.integers(1, 4)),
+        st.tuples(
+            st.sampled_from(["join", "lose", "lose late", "checkpoint", "restart"]),
+            st.integers(0, 9),
+        ),
+    ),
+    max_size=25,
+)
+
+
+def play(model: Model, events: list[tuple[str, int]], pipelined: bool) -> None:
+    checkpoint = model.state(), model.seen.copy()
+    lost_late: list[str] = []
+    under_way: list[str] | None = None  # who contributes to the reduction in flight
+    for event, number in events:
+        if event == "join":
+            model.join()
+        elif event == "checkpoint":
+            checkpoint = model.state(), model.seen.copy()
+        elif event == "restart":
+            model.restart(checkpoint)
+            under_way, lost_late = None, []
+        elif event == "lose":  # before the reduction in flight has succeeded
+            model.lose(number)
+            if under_way is not None:
+                under_way = [peer for peer in under_way if peer in model.members]
+        elif event == "lose late":  # after that: what it gave counts
+            before = set(model.members)
+            model.lose(number)
+            lost_late += sorted(before - set(model.members))
+        else:
+            for _ in range(number):
+                model.take()
+            if not pipelined:
+                model.commit(sorted(model.members))
+                continue
+            if under_way is not None and set(under_way) & set(model.members):
+                model.commit(under_way)
+            elif under_way is not None:  # nobody is left to whom it could bring anything
+                model.taken.pop(0)
+            model.seal()
+            under_way = sorted(model.members)
+
+
+@settings(max_examples=200)
+@given(
+    length=st.integers(1, 60),
+    batch_size=st.integers(1, 7),
+    members=st.integers(1, 4),
+    remainder=st.sampled_from(["carry", "short"]),
+    events=EVENTS,
+    pipelined=st.booleans(),
+)
+def test_each_example_is_seen_once_per_epoch_whatever_happens(
+    length: int,
+    batch_size: int,
+    members: int,
+    remainder: str,
+    events: list[tuple[str, int]],
+    pipelined: bool,
+) -> None:
+    model = Model(length, batch_size, members, remainder)
+    play(model, events, pipelined)
+    epochs = model.finish()
+    assert model.seen == Counter({index: epochs for index in range(length) if epochs})
+
+
+@given(length=st.integers(1, 40), batch_size=st.integers(1, 7), members=st.integers(1, 5))
+def test_short_steps_end_with_the_epoch_and_are_even(
+    length: int, batch_size: int, members: int
+) -> None:
+    model = Model(length, batch_size, members, "short")
+    while model.any_sampler().epoch == 0:
+        before = dict(model.any_sampler().state_dict())
+        model.take()
+        sizes = [len(model.taken[-1][peer]) for peer in sorted(model.members)]
+        assert sum(sizes) == min(length - before["position"], batch_size * members)
+        assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+        model.commit(sorted(model.members))
+    assert model.seen == Counter(range(length))
+
+
+def test_what_a_lost_member_took_comes_next_and_first() -> None:
+    model = Model(100, 5, 3, "carry")
+    model.take()
+    lost = model.taken[-1]["peer 1"]
+    del model.members["peer 1"]
+    assert model.any_sampler().in_flight == 15
+    model.commit(["peer 0", "peer 2"])
+    assert model.any_sampler().remaining == 90
+    model.take()
+    assert model.taken[-1]["peer 0"] == lost
+
+
+def test_the_last_epoch_is_gone_back_to_when_its_last_step_loses_a_member() -> None:
+    model = Model(20, 10, 2, "short")
+    model.take()
+    assert model.any_sampler().epoch == 1
+    model.lose(1)
+    model.commit(["peer 0"])
+    assert (model.any_sampler().epoch, model.any_sampler().remaining) == (0, 10)
+
+
+# ---- one process ---------------------------------------------------------------------------------------------------
+
+
+def test_alone_it_needs_no_run() -> None:
+    sampler = ElasticSampler(10, batch_size=4, shuffle=False, remainder="short")
+    steps = []
+    while sampler.epoch < 1:
+        steps.append(sampler.take().tolist())
+        sampler.commit()
+    assert steps == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert sampler.committed == 10
+
+
+def test_rollback_takes_steps_back() -> None:
+    sampler = ElasticSampler(10, batch_size=4)
+    first = sampler.take().tolist()
+    sampler.take()
+    sampler.rollback()
+    assert sampler.in_flight == 0 and sampler.take().tolist() == first
+
+
+def test_a_state_of_other_data_and_nonsense_are_refused() -> None:
+    sampler = ElasticSampler(10)
+    with pytest.raises(pccl.InvalidArgument, match="of 11 examples, not 10"):
+        sampler.load_state_dict(ElasticSampler(11).state_dict())
+    with pytest.raises(pccl.InvalidArgument, match="no sampler's state"):
+        sampler.load_state_dict({"length": 10, "returned": "x"})
+    for wrong in ({"length": 0}, {"batch_size": 0}, {"remainder": "drop"}):
+        with pytest.raises(pccl.InvalidArgument):
+            ElasticSampler(**{"length": 10, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(pccl.InvalidArgument):
+        sampler.take(0)
+    with pytest.raises(pccl.InvalidUsage, match="not a member yet"):
+        sampler.take(membership=pccl.Membership(0, -1, 0, (), 0))
+
+
+def test_set_epoch_goes_on_in_an_epoch_and_begins_others() -> None:
+    sampler = ElasticSampler(10, batch_size=4)
+    sampler.take()
+    sampler.commit()
+    sampler.set_epoch(0)
+    assert sampler.remaining == 6
+    sampler.take()
+    with pytest.raises(pccl.InvalidUsage, match="in flight"):
+        sampler.set_epoch(3)
+    sampler.commit()
+    sampler.set_epoch(3)
+    assert (sampler.epoch, sampler.remaining) == (3, 10)
+    assert sampler.take().tolist() == permuted(range(4), 10, 0, 3).tolist()
+
+
+@pytest.mark.parametrize("form", ["sampler", "batches"])
+def test_a_torch_loader_goes_through_epochs_and_resumes_in_one(form: str) -> None:
+    data = pytest.importorskip("torch.utils.data")
+
+    def loader(sampler: ElasticSampler) -> Any:
+        if form == "sampler":
+            return data.DataLoader(range(22), batch_size=4, sampler=sampler)
+        return data.DataLoader(range(22), batch_sampler=sampler.batches())
+
+    sampler = ElasticSampler(22, batch_size=4)
+    seen: list[int] = []
+    for _ in range(2):
+        for batch in loader(sampler):
+            seen += batch.tolist()
+            sampler.commit()
+            if sampler.committed == 12:
+                break
+    other = ElasticSampler(22, batch_size=4)
+    other.load_state_dict(sampler.state_dict())
+    while other.epoch < 2:
+        for batch in loader(other):
+            seen += batch.tolist()
+            other.commit()
+    assert len(seen) == 44 and Counter(seen) == Counter(2 * list(range(22)))
+
+
+# ---- a run ---------------------------------------------------------------------------------------------------------
+
+# Counts in the shared state how often each example was in a reduction's result. `steps`: takes per reduction.
+PEER = """
+from pccl.data import ElasticSampler
+
+start()
+steps, dies_at = int(os.environ["STEPS"]), int(os.environ.get("DIES_AT", "-1"))
+sampler = ElasticSampler(1000, batch_size=6, seed=3, remainder="short")
+state = {"seen": np.zeros(1000, np.int64), "sampler": sampler, "waited": False}
+say(event="in")
+while True:
+    state = pccl.sync(state)
+    if sampler.epoch == 3:
+        break
+    if sampler.committed > 1500 and not state["waited"]:
+        say(event="waiting")
+        while pccl.world_size() < 3:
+            state = pccl.sync(state)
+        state["waited"] = True
+    marks = np.zeros(1000, np.int64)
+    for _ in range(steps):
+        if sampler.epoch < 3:
+            np.add.at(marks, sampler.take(), 1)
+    if 0 <= dies_at <= sampler.committed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    total, info = pccl.allreduce(marks, return_info=True)
+    sampler.commit(info)
+    state["seen"] += total
+    say(event="step", members=info.world_size)
+say(event="done", seen=state["seen"].tolist(), committed=sampler.committed, size=pccl.world_size())
+"""
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_members_are_killed_and_come_and_each_example_is_seen_once_per_epoch(steps: int) -> None:
+    with running(STEPS=str(steps)) as run:
+        peers = [run.peer(PEER, PCCL_MIN_PEERS="4") for _ in range(3)]
+        peers.append(run.peer(PEER, PCCL_MIN_PEERS="4", DIES_AT="700"))
+        for peer in peers:
+            peer.expect("in")
+        assert peers[3].ends() == -signal.SIGKILL
+        # One more is killed at whatever moment it is.
+        peers[2].expect("step")
+        peers[2].signal(signal.SIGKILL)
+        while peers[0].next()["event"] != "waiting":
+            pass
+        newcomer = run.peer(PEER)
+        finished = []
+        for peer in (peers[0], peers[1], newcomer):
+            answer = peer.next()
+            while answer["event"] != "done":
+                answer = peer.next()
+            finished.append(answer)
+    for answer in finished:
+        assert answer["seen"] == [3] * 1000
+        assert (answer["committed"], answer["size"]) == (3000, 3)
