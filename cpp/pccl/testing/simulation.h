@@ -53,6 +53,8 @@ struct Options {
   std::uint32_t restarts = 0;  // of the master, without memory
   std::uint32_t master_stalls = 0;
   std::uint32_t machines = 0;  // on which peers share memory; 0: they share none
+  // Peers of each replica, one in each group; `peers` and `joins` count replicas then. 0: none.
+  std::uint32_t ranks = 0;
   Bug bug = Bug::none;
   bool trace = false;  // keep a line per event
 
@@ -70,7 +72,8 @@ struct Report {
   std::uint64_t faults = 0;
   std::uint64_t kills = 0;
   std::uint64_t joins = 0;
-  std::uint64_t evictions = 0;  // peers that were put out, or cut off
+  std::uint64_t evictions = 0;         // peers that were put out, or cut off
+  std::uint64_t replicas_entered = 0;  // at admission points, counted once per member
   std::uint64_t restarts = 0;
   std::uint64_t rebuilds = 0;    // of a shadow master, compared with the live one
   std::uint64_t deadlocks = 0;   // calls that ended in deadlock
