@@ -561,6 +561,7 @@ std::vector<RankStanding> Group::ranks() const {
 }
 
 bool Group::busy(const PeerId& id) const {
+  if (members_.size() == 1) return false;  // what it was in ended with the others
   return std::any_of(operations_.begin(), operations_.end(),
                      [&](const auto& item) { return item.second.entries.contains(id); }) ||
          std::any_of(rounds_.begin(), rounds_.end(),

@@ -106,7 +106,6 @@ nb::dict simulate(std::uint64_t seed, const nb::kwargs& given) {
   result["kills"] = report.kills;
   result["joins"] = report.joins;
   result["evictions"] = report.evictions;
-  result["replicas_entered"] = report.replicas_entered;
   result["restarts"] = report.restarts;
   result["rebuilds"] = report.rebuilds;
   result["deadlocks"] = report.deadlocks;

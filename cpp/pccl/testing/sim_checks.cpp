@@ -541,12 +541,13 @@ void Checks::every_second() {
 void Checks::same_replicas(const peer::Record& record) {
   if (world_.options.ranks == 0 || record == nullptr) return;
   std::set<std::size_t> lives;
+  // A master that finds nobody to bring back counts anew.
   std::uint64_t run = 0;
   for (const wire::Member& member : record->members) {
     const Host* host = world_.host_of(member.id);
     lives.insert(host->place().life);
     if (run == 0 && host->engine().standing() == peer::Standing::member)
-      run = host->engine().session().run();
+      run = host->engine().session().run() + host->engine().session().term();
   }
   if (run != 0) points_[{run, record->points}].insert(std::move(lives));
 }

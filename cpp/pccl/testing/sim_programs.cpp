@@ -614,7 +614,11 @@ Task<> UserProgram::level1() {
       continue;
     }
     if (!aligned_) {
-      const std::optional<std::uint64_t> step = co_await agree_on_step(kMain, false);
+      std::optional<std::uint64_t> step = co_await agree_on_step(kMain, false);
+      // What fails in one group need not fail in the others: no point that they do not pass.
+      while (!step && replicas() && !out() && engine.record()->members.size() > 1)
+        step = co_await agree_on_step(kMain, false);
+      if (!step) co_await meet(kMain);
       if (!step) continue;
       step_ = *step;
       aligned_ = true;

@@ -44,6 +44,11 @@ Options Options::draw(std::uint64_t seed) {
   options.master_stalls = some(0.15, 2);
   options.machines =
       static_cast<std::uint32_t>(random.chance(0.5) ? 1 : (random.chance(0.3) ? 2 : 0));
+  if (random.chance(0.15)) {
+    options.ranks = static_cast<std::uint32_t>(random.between(1, 3));
+    options.peers = static_cast<std::uint32_t>(random.between(1, 3));
+    options.joins = static_cast<std::uint32_t>(random.below(3));
+  }
   return options;
 }
 
@@ -131,7 +136,7 @@ void World::add_peer() {
 // Its ranks start together, more or less.
 void World::add_replica(const std::string& name) {
   const std::size_t life = lives.size();
-  lives.push_back({name, {}, false, false});
+  lives.push_back({name, {}, false, false, false});
   const Duration spread = random.chance(0.7) ? milliseconds(20) : seconds(12);
   for (std::uint32_t group = 0; group < options.ranks; ++group) {
     const Duration delay = random.chance(0.4) ? Duration(0) : random.duration(Duration(0), spread);
@@ -156,6 +161,8 @@ void World::rank_ended(const Host& host) {
       log(other->name(), "is ended by who started it");
       other->kill();
     }
+    // Under the same name only now: the ranks of two lives must not be taken for one replica.
+    if (lives[life].comes_back) add_replica(std::string(lives[life].name));
   });
 }
 
@@ -201,13 +208,8 @@ void World::came_back_as_newcomer(const Host& host) {
   if (life.replaced) return;
   life.replaced = true;
   --comebacks_;
-  timeline.after(delay, [this, name = life.name] {
-    if (random.chance(0.7)) {
-      add_replica(name);
-    } else {
-      add_peer();
-    }
-  });
+  life.comes_back = random.chance(0.7);
+  if (!life.comes_back) timeline.after(delay, [this] { add_peer(); });
 }
 
 bool World::bug_due(Bug bug) {
@@ -396,12 +398,19 @@ void World::strike(Fault fault) {
 
 // ---- from the start to the end -----------------------------------------------------------------
 
+// A newcomer whose replica is not complete before that one goes on.
+bool World::waits_for_frozen(const Host& host) const {
+  if (options.ranks == 0 || host.engine().standing() == peer::Standing::member) return false;
+  const std::vector<Host*>& ranks = lives[host.place().life].hosts;
+  return std::any_of(ranks.begin(), ranks.end(), [](const Host* rank) { return rank->frozen(); });
+}
+
 bool World::over() {
   bool all = true;
   bool frozen = false;
   for (const auto& host : hosts) {
     if (host->program_over()) continue;
-    if (host->frozen()) {
+    if (host->frozen() || waits_for_frozen(*host)) {
       frozen = true;
     } else {
       all = false;

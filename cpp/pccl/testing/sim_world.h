@@ -440,6 +440,7 @@ class World {
     std::vector<Host*> hosts;  // started so far
     bool over = false;         // as a whole: a rank has ended otherwise than by its program's end
     bool replaced = false;
+    bool comes_back = false;
   };
   std::deque<Life> lives;  // whose hosts are referred to
 
@@ -465,6 +466,7 @@ class World {
   void disturb_until(Instant when) { calm_since_ = std::max(calm_since_, when); }
   [[nodiscard]] Host* pick_host();
   [[nodiscard]] ConnectionPtr pick_connection(Host& host);
+  [[nodiscard]] bool waits_for_frozen(const Host& host) const;
   [[nodiscard]] bool over();
   void note(const char* fault, const Host* host);
 
