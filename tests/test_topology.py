@@ -81,6 +81,15 @@ class Net:
         known = np.array([1000.0 * rate for _, rate, _ in links]).reshape(n, n)
         self.up = np.maximum([1000.0 * up for up, _ in hosts], known.max(axis=1))
         self.down = np.maximum([1000.0 * down for _, down in hosts], known.max(axis=0))
+        # Ways that together are what a link at their end carries have no rates of their own.
+        usable = ~(bad | bad.T) & ~np.eye(n, dtype=bool)
+        shared = np.zeros((n, n), bool)
+        for a in range(n):
+            for link, ways in ((self.up[a], (a, usable[a])), (self.down[a], (usable[:, a], a))):
+                rates = self.path[ways]
+                if len(rates) > 1 and rates.min() > 0 and 0.8 * link < rates.sum() < 1.25 * link:
+                    shared[ways] = True
+        self.path = np.where(shared, np.minimum.outer(self.up, self.down), self.path)
 
     def rate(self, a: int, b: int) -> float:
         return float(min(self.up[a], self.down[b], self.path[a, b]))

@@ -108,6 +108,36 @@ def test_a_longer_cut_is_planned_around(one_way: bool) -> None:
         ends(peers)
 
 
+def test_a_slow_link_is_found_by_transfers_alone() -> None:
+    # Nobody calls optimize_topology. All stop at the same reduction: each says in it what it sees.
+    code = """
+    comm = start()
+    pccl.barrier()
+    seen, sizes = 0, []
+    for step in range(60):
+        mine = {"x": x(1_000_000), "seen": int(seen)}
+        total, info = pccl.allreduce(mine, return_info=True)
+        right = bool((total["x"] == expected(info)).all())
+        if not right or total["seen"] == 4:
+            break
+        topology = comm.topology()
+        up = [rate or 0 for rate in topology.up]
+        seen = min(up) > 0 and topology.schedules[-1].shares[up.index(min(up))] == 0
+    say(event="done", right=right, found=total["seen"] == 4, step=step, up=up, attempts=info.attempts,
+        slow=up[pccl.rank()] == min(up), rtt=list(topology.rtt.values()))
+    hear()
+    """
+    world = Lab([Host(200, 200)] * 3 + [Host(40, 40)], delay_ms=15)
+    with world:
+        hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(4)]
+        with namespaces.running_on(hosts[0], PCCL_REPLAN_INTERVAL="1") as run:
+            peers = [run.peer(code, host, PCCL_MIN_PEERS="4") for host in hosts]
+            answers = [peer.expect("done", 120) for peer in peers]
+    assert all(answer["right"] and answer["found"] for answer in answers), answers
+    assert [answer["slow"] for answer in answers] == [False, False, False, True], answers
+    assert all(0.025 < rtt < 0.2 for answer in answers for rtt in answer["rtt"]), answers
+
+
 def test_who_has_a_slow_link_owns_nothing() -> None:
     code = """
     comm = start()

@@ -54,6 +54,9 @@ struct Settings {
   // long in one call. Unset: never.
   std::optional<Duration> straggler_timeout;
 
+  // PCCL_REPLAN_INTERVAL: a master makes a new plan for what transfers have shown at most so often.
+  Duration replan_interval = std::chrono::seconds(30);
+
   // PCCL_BUFFER_BYTES: bound of this process's receive buffers that were promised to senders as
   // credit. At least four segments.
   std::size_t buffer_bytes = std::size_t{256} << 20;

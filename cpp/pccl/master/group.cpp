@@ -783,6 +783,7 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
               if (sender == nullptr) return;
               on_operation(*sender, state, applied, now);
             }
+            reconsider_plan(now);  // a program that reduces all the time has no other pause
           },
           [&](const wire::AbortRequest& request) {
             if (!is_member) return;

@@ -32,6 +32,7 @@ Options options_from(const Settings& settings) {
   options.heartbeat_timeout = settings.heartbeat_timeout;
   options.reconnect_timeout = settings.reconnect_timeout;
   options.straggler_timeout = settings.straggler_timeout;
+  options.replan_interval = settings.replan_interval;
   options.segment_bytes = static_cast<std::uint32_t>(settings.segment_bytes);
   return options;
 }

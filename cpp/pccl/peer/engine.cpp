@@ -308,6 +308,7 @@ void Engine::on_epoch(const Record& record) {
     }
   }
   plan_hash_ = topology::hash(record->plan);
+  live_rates_.forget();
   locality_.begin_epoch(record);
   executor_.set_epoch(record->epoch, record->abort_floor, record->admission);
   renew_links();
@@ -1135,6 +1136,7 @@ void Engine::on_time(Instant now) {
   if (now < next_tick_) return;
   next_tick_ = now + settings.heartbeat_interval / 4;
   tune_stripes();
+  watch_rates();
   std::vector<std::uint64_t> late;
   for (const auto& [id, state] : stripes_) {
     if (!state.established && now >= state.deadline) late.push_back(id);

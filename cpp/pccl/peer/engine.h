@@ -18,6 +18,7 @@
 #include "pccl/collective/executor.h"
 #include "pccl/link/stripe.h"
 #include "pccl/link/stripe_tuner.h"
+#include "pccl/peer/live_rates.h"
 #include "pccl/peer/locality.h"
 #include "pccl/peer/prober.h"
 #include "pccl/peer/session.h"
@@ -281,8 +282,7 @@ class Engine final : private SessionHost,
     std::uint32_t spares_open = 0;  // dials and handshakes under way
     Instant next_spare{};
     Duration spare_pause{};
-    bool renews = false;               // the next dial is of a new generation
-    std::uint32_t highest_stripe = 0;  // that was dialled from there
+    bool renews = false;  // the next dial is of a new generation
     link::StripeTuner tuner;
     Instant window_since{};
     bool window_busy = true;
@@ -308,6 +308,9 @@ class Engine final : private SessionHost,
     std::string last_failure;
     // liveness
     Instant heard{};
+    // round trips at rest
+    bool ping_due = false;
+    std::optional<Instant> pinged;
   };
   struct StripeState {
     std::unique_ptr<link::Stripe> stripe;
@@ -328,6 +331,8 @@ class Engine final : private SessionHost,
     std::uint64_t bytes_at_blocked = 0;
     std::uint64_t bytes_at_window = 0;
     std::uint64_t bytes_at_probe = 0;
+    std::uint64_t sent_at_look = 0;  // see watch_rates
+    std::uint64_t received_at_look = 0;
     std::optional<std::uint64_t> pong;  // owed for a ping with that number
   };
   struct Dial {
@@ -405,6 +410,9 @@ class Engine final : private SessionHost,
   void pause_spares(Link& link);
   void dial_spares(Link& link);
   void tune_stripes();
+  void watch_rates();
+  void on_pong(const PeerId& peer, const link::FrameHeader& header);
+  void tell_rates();
   [[nodiscard]] std::uint32_t stripes_wanted(const Link& link) const;
   void confirm(link::Stripe& stripe);
   void count_for_prober(StripeState& state);
@@ -505,6 +513,10 @@ class Engine final : private SessionHost,
   std::optional<Sync> sync_;
   std::optional<Optimizing> optimizing_;
   Prober prober_;
+  LiveRates live_rates_;
+  Instant rates_looked_{};
+  Instant next_pings_{};
+  bool rates_busy_ = false;
   bool owes_sync_ = false;
   // Whether newcomers waited at a commit since the last admission point; nothing: there was none.
   std::optional<bool> newcomers_wait_;

@@ -5,6 +5,7 @@
 
 #include "pccl/peer/engine.h"
 #include "pccl/topology/plan.h"
+#include "pccl/topology/rates.h"
 
 namespace pccl::peer {
 namespace {
@@ -21,7 +22,8 @@ constexpr Duration kMemoryDialPause = std::chrono::seconds(1);
 constexpr Duration kSpareDialPause = std::chrono::milliseconds(500);
 constexpr Duration kMostSpareDialPause = std::chrono::seconds(30);
 constexpr Duration kTuneWindow = std::chrono::seconds(1);
-constexpr std::size_t kMaxStripes = 256;        // of one link, whoever dials
+constexpr Duration kPingEvery = std::chrono::seconds(5);  // of planned links at rest
+constexpr std::size_t kMaxStripes = 256;                  // of one link, whoever dials
 constexpr std::size_t kKnownEnded = 1024;       // stripes of one link; older ones have all ended
 constexpr std::size_t kMaxWords = 4096;         // that wait to be said
 constexpr std::size_t kMaxUnconfirmed = 65536;  // frames of one stripe
@@ -346,7 +348,6 @@ void Engine::accept_hello(StripeState& state) {
     if (stripes_.at(other).hello.stripe == hello.stripe) return close_stripe(id);
   }
   if (link.stripes.size() >= kMaxStripes) return close_stripe(id);
-  link.highest_stripe = std::max(link.highest_stripe, hello.stripe);
   if (hello.keeps) state.stripe->keep();
   state.peer = state.hello.from;
   link::FrameHeader header;
@@ -390,7 +391,6 @@ void Engine::establish(StripeState& state) {
   link.keeps = state.hello.keeps;
   link.unwanted_since = now_;
   link.next_stripe = 1;
-  link.highest_stripe = 0;
   if (state.dialled) {
     if (link.dials_open > 0) --link.dials_open;
     link.address = state.address;
@@ -436,6 +436,8 @@ void Engine::link_down(Link& link, const std::string& reason, bool report) {
   link.all_ended_before = 0;
   link.spare_pause = {};
   link.renews = false;
+  link.ping_due = false;
+  link.pinged.reset();
   link.limbo.clear();
   link.words.clear();
   link.again.clear();
@@ -547,9 +549,9 @@ Status Engine::on_lost(const PeerId& from, std::span<const std::uint8_t> payload
     lose_stripe(*up, "the other end has lost it");
     if (!link.up) return {};
   } else if (!has_ended(link, lost.stripe)) {
-    const bool dials = joined_ > link.peer.joined;
-    const std::uint32_t most = dials ? link.next_stripe : link.highest_stripe + kKnownEnded;
-    if (lost.stripe >= most) return Status(Code::refused, "a word of a connection that never was");
+    // (The other end may have dialled many of which nothing came here.)
+    if (joined_ > link.peer.joined && lost.stripe >= link.next_stripe)
+      return Status(Code::refused, "a word of a connection that never was");
     // Not up here, and never to be: it may yet be dialled, or its hello be under way. (Of stripe 0
     // there may be more than one handshake, one for each address; it was up, since the link is.)
     (void)note_ended(link, lost.stripe);
@@ -645,6 +647,78 @@ void Engine::tune_stripes() {
     }
     dial_spares(link);
   }
+}
+
+// ---- what transfers show of the ways
+
+// Links to other hosts that the plan uses, while something moves on them: all of them carry parts
+// of the same operations. Between operations, how long a word takes.
+void Engine::watch_rates() {
+  const Duration span = now_ - std::exchange(rates_looked_, now_);
+  const bool busy = executor_.operation_count() > 0;
+  const bool counts = std::exchange(rates_busy_, busy) && busy && !prober_.active();
+  std::vector<LiveRates::Way> ways;
+  const bool pings = !busy && !prober_.active() && now_ >= next_pings_;
+  if (pings) next_pings_ = now_ + kPingEvery;
+  for (auto& [peer, link] : links_) {
+    if (!link.up || !link.planned || link.memory || !link.member || locality_.shares_with(peer))
+      continue;
+    LiveRates::Way way{peer, 0, 0, false};
+    bool local = false;
+    for (const std::uint64_t id : link.stripes) {
+      StripeState& state = stripes_.at(id);
+      const std::uint64_t sent = state.stripe->bytes_sent();
+      const std::uint64_t received = state.stripe->bytes_received();
+      way.sent += sent - std::exchange(state.sent_at_look, sent);
+      way.received += received - std::exchange(state.received_at_look, received);
+      way.full = way.full || !state.stripe->idle();
+      local = local || state.local;
+    }
+    if (local) continue;
+    ways.push_back(way);
+    if (!pings) continue;
+    link.ping_due = true;
+    wake(peer);
+  }
+  if (!counts || ways.empty()) return live_rates_.skip();
+  live_rates_.look(ways, span);
+  tell_rates();
+}
+
+void Engine::on_pong(const PeerId& peer, const link::FrameHeader& header) {
+  const auto it = links_.find(peer);
+  if (it == links_.end() || !it->second.pinged) return;
+  const Instant asked{Instant::duration(static_cast<Instant::rep>(header.attempt))};
+  if (asked != *it->second.pinged) return;
+  it->second.pinged.reset();
+  // An answer that met an operation may have waited for it.
+  if (executor_.operation_count() > 0 || prober_.active() || !session_.member()) return;
+  live_rates_.on_round_trip(peer, now_ - asked);
+  tell_rates();
+}
+
+void Engine::tell_rates() {
+  const Record& world = record();
+  if (!world || !session_.member()) return;
+  const std::size_t n = world->members.size();
+  if (n > topology::kMaxTable) return;
+  std::size_t mine = 0;
+  std::map<PeerId, std::size_t> ranks;
+  for (std::size_t rank = 0; rank < n; ++rank) {
+    ranks[world->members[rank].id] = rank;
+    if (world->members[rank].id == id()) mine = rank;
+  }
+  const wire::RateTable& table = world->rates;
+  const bool known = table.hosts.size() == n && table.links.size() == n * n;
+  const wire::Measurements news =
+      live_rates_.news({known ? table.hosts[mine] : wire::HostRate{},
+                        [&](const PeerId& peer) {
+                          const auto rank = ranks.find(peer);
+                          return known && rank != ranks.end() ? table.links[mine * n + rank->second]
+                                                              : wire::LinkRate{};
+                        }},
+                       now_);
+  if (news != wire::Measurements{}) session_.measured(news);
 }
 
 // A new epoch is a new chance for every link; reports of the epoch before may have been too late.
@@ -823,6 +897,7 @@ Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
   }
   if (header.type == link::FrameType::pong) {
     prober_.on_pong(it->second.peer, header, now_);
+    on_pong(it->second.peer, header);
     return {};
   }
   if (header.type == link::FrameType::probed) {
@@ -856,6 +931,14 @@ bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
   }
   // What goes through memory is faster than what goes beside it.
   if (link.memory && !it->second.memory) return false;
+  if (std::exchange(link.ping_due, false)) {
+    link::FrameHeader ping;
+    ping.type = link::FrameType::ping;
+    ping.attempt = static_cast<std::uint64_t>(now_.time_since_epoch().count());
+    frame = link::make_frame(ping);
+    link.pinged = now_;
+    return true;
+  }
   if (prober_.next_word(peer, now_, frame) || executor_.next(peer, frame) ||
       transfer_.next(peer, frame))
     return true;

@@ -248,6 +248,8 @@ void Session::report_link(const PeerId& peer, wire::LinkState state, const std::
   say(wire::LinkReport{peer, state, record_ ? record_->epoch : 0, reason});
 }
 
+void Session::measured(const wire::Measurements& row) { say(wire::Measured{row}); }
+
 void Session::blocked(const wire::Blocked& blocked) { say(blocked); }
 
 void Session::leave(const std::string& reason) {

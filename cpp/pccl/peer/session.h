@@ -72,6 +72,7 @@ class Session {
   void enter(const wire::RoundKey& key, wire::RoundPayload payload = wire::Nothing{});
   void report(const std::vector<wire::OpState>& states);
   void request_abort(const wire::CallKey& key, Code code);
+  void measured(const wire::Measurements& row);
   void report_link(const PeerId& peer, wire::LinkState state, const std::string& reason);
   void blocked(const wire::Blocked& blocked);
   void leave(const std::string& reason);

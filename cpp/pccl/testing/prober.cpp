@@ -2,14 +2,18 @@
 #include "pccl/peer/prober.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <map>
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#include "pccl/peer/live_rates.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -28,9 +32,18 @@ pccl::PeerId numbered(std::size_t number) {
 // did), kB/s that it says it had from here (-1: it did not answer), from all, and from how many.
 // Returns the row: number, unreachable, kB/s and microseconds of each link; kB/s out and in.
 using Way = std::tuple<std::uint64_t, std::uint32_t, std::int64_t, std::uint64_t, std::uint32_t>;
-std::tuple<std::vector<std::tuple<std::size_t, bool, std::uint32_t, std::uint32_t>>, std::uint32_t,
-           std::uint32_t>
-probed_row(const std::vector<Way>& ways) {
+using Row = std::tuple<std::vector<std::tuple<std::size_t, bool, std::uint32_t, std::uint32_t>>,
+                       std::uint32_t, std::uint32_t>;
+
+Row row_of(const pccl::wire::Measurements& row) {
+  std::vector<std::tuple<std::size_t, bool, std::uint32_t, std::uint32_t>> links;
+  for (const auto& link : row.links)
+    links.emplace_back(link.to.bytes[15] - 1U, link.rate.unreachable, link.rate.kilobytes_per_s,
+                       link.rate.rtt_us);
+  return {links, row.total.up_kilobytes_per_s, row.total.down_kilobytes_per_s};
+}
+
+Row probed_row(const std::vector<Way>& ways) {
   const pccl::Instant begin{std::chrono::hours(1)};
   std::vector<pccl::PeerId> peers;
   for (std::size_t i = 0; i < ways.size(); ++i) peers.push_back(numbered(i));
@@ -52,14 +65,64 @@ probed_row(const std::vector<Way>& ways) {
     header.segment = senders;
     prober.on_probed(peers[i], header);
   }
-  const pccl::wire::Measurements row = prober.row();
-  std::vector<std::tuple<std::size_t, bool, std::uint32_t, std::uint32_t>> links;
-  for (const auto& link : row.links)
-    links.emplace_back(link.to.bytes[15] - 1U, link.rate.unreachable, link.rate.kilobytes_per_s,
-                       link.rate.rtt_us);
-  return {links, row.total.up_kilobytes_per_s, row.total.down_kilobytes_per_s};
+  return row_of(prober.row());
 }
+
+// A member that looks at its links twice a second, and asks after every look what is news.
+class Watcher {
+ public:
+  // Of each link in kB: sent and received since the last look; whether it is full.
+  Row look(const std::vector<std::tuple<std::uint64_t, std::uint64_t, bool>>& links) {
+    std::vector<pccl::peer::LiveRates::Way> ways;
+    for (const auto& [sent, received, full] : links)
+      ways.push_back({numbered(ways.size()), sent * 1000, received * 1000, full});
+    constexpr auto kSpan = std::chrono::milliseconds(500);
+    now_ += kSpan;
+    rates_.look(ways, kSpan);
+    return news();
+  }
+  Row round_trip(std::size_t peer, std::uint32_t microseconds) {
+    rates_.on_round_trip(numbered(peer), std::chrono::microseconds(microseconds));
+    return news();
+  }
+  void skip() { rates_.skip(); }
+  void wait(double seconds) {
+    now_ += std::chrono::duration_cast<pccl::Duration>(std::chrono::duration<double>(seconds));
+  }
+  // What the group's table has: kB/s out and in, and of links kB/s and microseconds.
+  void know(std::uint32_t up, std::uint32_t down,
+            const std::map<std::size_t, std::pair<std::uint32_t, std::uint32_t>>& links) {
+    host_ = {up, down};
+    links_.clear();
+    for (const auto& [peer, rate] : links)
+      links_[numbered(peer)] = {false, rate.first, rate.second};
+  }
+
+ private:
+  Row news() {
+    const pccl::peer::LiveRates::Known known{host_, [this](const pccl::PeerId& peer) {
+                                               const auto link = links_.find(peer);
+                                               return link == links_.end() ? pccl::wire::LinkRate{}
+                                                                           : link->second;
+                                             }};
+    return row_of(rates_.news(known, now_));
+  }
+
+  pccl::peer::LiveRates rates_;
+  pccl::Instant now_{std::chrono::hours(1)};
+  pccl::wire::HostRate host_;
+  std::map<pccl::PeerId, pccl::wire::LinkRate> links_;
+};
 
 }  // namespace
 
-void bind_prober(nb::module_& m) { m.def("probed_row", &probed_row, "ways"_a); }
+void bind_prober(nb::module_& m) {
+  m.def("probed_row", &probed_row, "ways"_a);
+  nb::class_<Watcher>(m, "RateWatcher")
+      .def(nb::init<>())
+      .def("look", &Watcher::look, "links"_a)
+      .def("round_trip", &Watcher::round_trip, "peer"_a, "microseconds"_a)
+      .def("skip", &Watcher::skip)
+      .def("wait", &Watcher::wait, "seconds"_a)
+      .def("know", &Watcher::know, "up"_a, "down"_a, "links"_a);
+}

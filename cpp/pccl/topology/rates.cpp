@@ -33,6 +33,32 @@ bool says_nothing(const wire::RateTable& table) {
                      [](const auto& link) { return link == wire::LinkRate{}; });
 }
 
+// Rates of ways into one site, or out of it, that together are what its link carries: it is the
+// link that they share, and each of them alone would have all of it.
+void share_links(Network& net, const std::vector<bool>& usable) {
+  constexpr double kAbout = 1.25;
+  const std::size_t n = net.size();
+  std::vector<std::size_t> shared;
+  for (std::size_t a = 0; a < n; ++a) {
+    for (const bool out : {true, false}) {
+      const double link = out ? net.up[a] : net.down[a];
+      double sum = 0;
+      std::vector<std::size_t> ways;
+      bool all = true;
+      for (std::size_t b = 0; b < n; ++b) {
+        const std::size_t at = out ? a * n + b : b * n + a;
+        if (a == b || !usable[at]) continue;
+        ways.push_back(at);
+        sum += net.path[at];
+        all = all && net.path[at] > 0;
+      }
+      if (all && ways.size() > 1 && sum < kAbout * link && link < kAbout * sum)
+        shared.insert(shared.end(), ways.begin(), ways.end());
+    }
+  }
+  for (const std::size_t at : shared) net.path[at] = 0;
+}
+
 }  // namespace
 
 wire::RateTable carried(const wire::RateTable& table, std::span<const PeerId> before,
@@ -153,6 +179,7 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
     if (net.up[a] == 0) net.up[a] = net.down[a];
     if (net.down[a] == 0) net.down[a] = net.up[a];
   }
+  share_links(net, usable);
   guess(net.up, kAssumedRate);
   guess(net.down, kAssumedRate);
   std::vector<double> delays;
