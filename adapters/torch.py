@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pccl.adapters import Buffer, Device, Node, Shared, Staged, overlaps
+from pccl.adapters._diloco import DiLoCo
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
 
@@ -26,6 +27,7 @@ if dist.is_available():
 
 __all__ = [
     "DDPState",
+    "DiLoCo",
     "adopt",
     "ddp_hook",
     "device_of",

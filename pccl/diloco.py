@@ -1,0 +1,746 @@
+"""DiLoCo: members train on their own for many steps, then average what they have learned.
+
+Every member takes `sync_every` steps of its own (inner) optimizer. The difference between the
+parameters that it began with and those that it has now, its pseudo-gradient, is averaged over the
+members, and an outer optimizer takes one step with the mean. Three modes: "sync" (Douillard et al.,
+arXiv 2311.08105), "async", where the reduction runs behind the next inner steps and is applied one
+round later, and "streaming" (Douillard et al., arXiv 2501.18512), where fragments of the parameters
+go in turn.
+
+What is here knows NumPy alone. `pccl.adapters.torch.DiLoCo` and `pccl.adapters.jax.diloco` put it
+around a model.
+
+How members come and go: outer parameters, the state of the outer optimizer and the count of steps
+are shared state. Newcomers are let in where a round ends, after what was in flight has come, and
+before the new reductions begin. What has come and is not yet applied is part of the shared state. So
+a newcomer holds everything that the members hold; and it takes part in the reductions that begin
+there, with a weight that does not count, so it also gets what they bring.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from pccl import api
+from pccl import tree as trees
+from pccl._arrays import Array
+from pccl.communicator import Communicator
+from pccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost
+from pccl.quantize import Quantize
+from pccl.types import ReduceInfo, SyncInfo
+
+__all__ = ["SGD", "DiLoCo", "Inner", "OuterOptimizer"]
+
+_FUNC = "diloco"
+# One for all: operations of a tag meet in the order of the calls, and do not mix with the program's own.
+_TAG = 0xD11_0C0
+# The least weight there is: beside any other it vanishes in the sum, and alone it is not 0, which all would be told of.
+_UNCOUNTED = 1e-18
+_LEAST_TOKENS, _MOST_TOKENS = 1e-6, 1e15
+
+_Made = TypeVar("_Made")
+
+
+class Inner(Protocol):
+    """A model's parameters, as the inner optimizer sees them.
+
+    Attributes:
+        names: Of the parameters; the same on all members, in the same order.
+    """
+
+    names: Sequence[str]
+
+    def read(self, index: int) -> Array:
+        """The elements as they are now, of float32 (float64 for float64). Not written, not kept."""
+
+    def write(self, index: int, value: Array) -> None:
+        """Sets them; `value` has the dtype and shape of `read`."""
+
+    def rounded(self, index: int, value: Array) -> Array:
+        """What `read` would give after `write(index, value)`. May be `value`."""
+
+
+class OuterOptimizer(Protocol):
+    """What moves the outer parameters. One is made for each fragment.
+
+    It must do the same with the same numbers on every member.
+    """
+
+    def state(self) -> Mapping[str, Any]:
+        """What a newcomer needs: writable NumPy arrays, written in place, and objects with `state_dict` and
+        `load_state_dict`, in nested dicts and lists."""
+
+    def step(self, parameters: Sequence[Array], gradients: Sequence[Array]) -> None:
+        """One step, in place.
+
+        Args:
+            parameters: Always the same arrays: float32 (float64 for float64).
+            gradients: Of the same shapes and dtypes. May be used up.
+        """
+
+
+class SGD:
+    """Gradient descent with momentum (Sutskever et al., ICML 2013), as torch's SGD has it without dampening.
+
+    Args:
+        parameters: Arrays of float32 or float64: what to make momentum for.
+        lr: Learning rate.
+        momentum: 0: none is kept.
+        nesterov: Whether to look ahead.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Array],
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+    ) -> None:
+        self.lr = lr
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self._velocities = [np.zeros_like(array) for array in parameters] if momentum else []
+
+    def state(self) -> dict[str, Any]:
+        """The momentum, from zero on."""
+        return {"momentum": self._velocities}
+
+    def step(self, parameters: Sequence[Array], gradients: Sequence[Array]) -> None:
+        """v = momentum v + g, then parameters -= lr (g + momentum v), without Nesterov lr v. `gradients` are used up."""
+        # Python's numbers do not widen float32, and every operation rounds once: the same bytes on every machine.
+        for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            if self.momentum:
+                velocity = self._velocities[index]
+                np.multiply(velocity, self.momentum, out=velocity)
+                np.add(velocity, gradient, out=velocity)
+                if self.nesterov:
+                    np.add(gradient, velocity * self.momentum, out=gradient)
+                else:
+                    gradient = velocity.copy()
+            np.multiply(gradient, self.lr, out=gradient)
+            np.subtract(parameter, gradient, out=parameter)
+
+
+class _Arrays:
+    """A tree of NumPy arrays as `Inner`."""
+
+    def __init__(self, tree: object) -> None:
+        flat = trees.flatten(tree, _FUNC, "parameters")
+        self.names = flat.paths
+        self._leaves: list[Array] = []
+        for path, leaf in zip(flat.paths, flat.leaves, strict=True):
+            if not isinstance(leaf, np.ndarray) or leaf.dtype not in (np.float32, np.float64):
+                sentence = f"parameters{path} is no NumPy array of float32 or float64"
+                raise InvalidArgument.because(_FUNC, sentence)
+            if not leaf.flags.writeable:
+                raise InvalidArgument.because(_FUNC, f"parameters{path} cannot be written")
+            self._leaves.append(leaf)
+
+    def read(self, index: int) -> Array:
+        return self._leaves[index]
+
+    def write(self, index: int, value: Array) -> None:
+        self._leaves[index][...] = value
+
+    def rounded(self, index: int, value: Array) -> Array:
+        return value
+
+
+@dataclass
+class _Flight:
+    """A fragment's reduction under way, or come and not yet applied.
+
+    Attributes:
+        due: The inner step at which it is applied.
+        result: {"gradients": by name, "present": whether anybody's counted}; None: still under way.
+    """
+
+    due: int
+    result: dict[str, Any] | None = None
+    tree: dict[str, Any] = field(default_factory=dict)
+    weight: float = 0.0
+    work: api.Work[Any] | None = None
+    started: float = 0.0
+    ended: float | None = None
+
+
+@dataclass
+class _Seen:
+    """What a fragment's pseudo-gradient is made of: what this member did since it last gave one."""
+
+    steps: int = 0
+    tokens: float = 0.0
+    counted: bool = False  # whether the program says how many tokens there were
+
+
+def _retried(call: Callable[[], _Made]) -> _Made:
+    """Calls again when another member was interrupted: all members are told, and nothing has changed."""
+    while True:
+        try:
+            return call()
+        except PeerLost:
+            continue
+
+
+def _cut(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Indices in `parts` runs of about as many elements each, none empty."""
+    cuts: list[list[int]] = []
+    first, left = 0, sum(sizes)
+    for part in range(parts, 0, -1):
+        last, taken = first + 1, sizes[first]
+        # The next one belongs here while that brings the run nearer to its share.
+        while part > 1 and len(sizes) - last >= part and taken + sizes[last] / 2 <= left / part:
+            taken += sizes[last]
+            last += 1
+        if part == 1:
+            last = len(sizes)
+        cuts.append(list(range(first, last)))
+        first, left = last, left - taken
+    return cuts
+
+
+class DiLoCo:
+    """The algorithm, around any model that `Inner` describes. All members make one, with the same arguments.
+
+        diloco = DiLoCo({"w": w, "b": b}, sync_every=50)
+        for batch in data:
+            train(w, b, batch)  # in place
+            diloco.step(tokens=len(batch))
+
+    Making one is a collective call: it waits to be let in, and gives the model the run's
+    parameters. While the program runs, members may be lost and newcomers come: `step` deals with
+    both, and goes on alone when all others are gone. After every round all members hold the same
+    outer parameters, byte for byte; in mode "sync" the model's own as well.
+
+    The program's own collective calls belong right before `step`, not after it: a newcomer's first
+    inner step comes after the round that let it in.
+
+    Args:
+        inner: The model's parameters: nested containers of writable NumPy arrays of float32 or
+            float64, or an `Inner`.
+        sync_every: Inner steps in a round, the paper's H.
+        outer_lr: Learning rate of the outer optimizer.
+        outer_momentum: Its momentum.
+        nesterov: Whether its momentum is Nesterov's.
+        outer_optimizer: Makes another one from a list of NumPy arrays (float32, or float64 for
+            float64), once for each fragment; the three arguments before are not used then.
+        mode: "sync": the reduction blocks. "async": it runs behind the next round, after which its
+            result is applied. "streaming": fragments go in turn, each behind `overlap` inner steps.
+        fragments: "streaming" only: into how many parts to cut the parameters (default 4, or fewer
+            if there are fewer parameters), in their order and of about equal size; or lists of names.
+        overlap: "streaming" only: inner steps behind which a reduction runs, the paper's tau; from 0
+            to `sync_every` - 1. Default: a twentieth of `sync_every`, at least 1.
+        mixing: "streaming" only: how much of a member's own parameters stays when new ones come,
+            the paper's alpha; from 0, none, to 1. Default 0.5.
+        quantize: As in `pccl.allreduce`: pseudo-gradients in fewer bits between hosts.
+        verify_every: Rounds between comparisons of all members' states (one `pccl.sync`); the
+            others only look for newcomers. 0: never. Default: 1 for "sync", 16 otherwise.
+        comm: Default: the process's communicator.
+        rejoin: Makes a new communicator when this peer was put out of the run or cut off, as
+            `pccl.init`; then it comes back as a newcomer by itself. The old one is closed before.
+            Default: `step` raises, and `join` comes back.
+        join: False: do not join yet; load a checkpoint and call `join`.
+
+    Attributes:
+        info: The latest reduction's `pccl.ReduceInfo`: bytes sent and received, members; None before.
+        sync_info: The latest sync's `pccl.SyncInfo`; None before.
+        reduction_seconds: What reductions have taken in all, from their start to their end.
+        waited_seconds: How much of that this member has waited.
+
+    Raises:
+        InvalidArgument: An argument makes no sense, or the run has other settings than this peer.
+        PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
+    """
+
+    def __init__(
+        self,
+        inner: Inner | Any,
+        *,
+        sync_every: int,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        nesterov: bool = True,
+        outer_optimizer: Callable[[Sequence[Array]], OuterOptimizer] | None = None,
+        mode: str = "sync",
+        fragments: int | Sequence[Sequence[str]] | None = None,
+        overlap: int | None = None,
+        mixing: float | None = None,
+        quantize: Quantize | str | None = None,
+        verify_every: int | None = None,
+        comm: Communicator | None = None,
+        rejoin: Callable[[], Communicator] | None = None,
+        join: bool = True,
+    ) -> None:
+        known = all(hasattr(inner, name) for name in ("names", "read", "write", "rounded"))
+        self._inner: Inner = inner if known else _Arrays(inner)
+        self._sync_every = _whole(sync_every, "sync_every", 1)
+        self._mode = mode
+        self._quantize = quantize
+        self._comm = comm
+        self._rejoin = rejoin
+        self._names = list(self._inner.names)
+        if not self._names or len(set(self._names)) != len(self._names):
+            raise InvalidArgument.because(_FUNC, "there are no parameters, or two of one name")
+        self._outer = [np.array(self._inner.read(i)) for i in range(len(self._names))]
+        self._place(fragments, overlap, mixing)
+        usual = 1 if mode == "sync" else 16
+        self._verify_every = _whole(usual if verify_every is None else verify_every, "verify_every")
+        make = outer_optimizer or (
+            lambda arrays: SGD(arrays, outer_lr, outer_momentum, nesterov)  # a fresh one each
+        )
+        self._optimizers = [make(self._arrays(fragment)) for fragment in range(self._count)]
+        # What members must have in common and newcomers cannot take over.
+        self._settings = (
+            f"mode={mode}, sync_every={self._sync_every}, fragments={self._fragments}, "
+            f"overlap={self._overlap}, mixing={self._mixing}, verify_every={self._verify_every}"
+        )
+        self._steps = 0
+        self._seen = [_Seen() for _ in range(self._count)]
+        self._flying: dict[int, _Flight] = {}  # by fragment, in the order in which they are due
+        self._between = (
+            False  # whether the shared state is that of a round's end, where reductions begin
+        )
+        self._revision: int | None = None
+        self._joined = False
+        self.info: ReduceInfo | None = None
+        self.sync_info: SyncInfo | None = None
+        self.reduction_seconds = 0.0
+        self.waited_seconds = 0.0
+        if join:
+            self.join()
+
+    def _place(
+        self,
+        fragments: int | Sequence[Sequence[str]] | None,
+        overlap: int | None,
+        mixing: float | None,
+    ) -> None:
+        """What goes when."""
+        every = self._sync_every
+        if self._mode not in ("sync", "async", "streaming"):
+            sentence = f'mode is "sync", "async" or "streaming", not {self._mode!r}'
+            raise InvalidArgument.because(_FUNC, sentence)
+        if self._mode != "streaming":
+            if not fragments is overlap is mixing is None:
+                sentence = 'fragments, overlap and mixing belong to mode "streaming"'
+                raise InvalidArgument.because(_FUNC, sentence)
+            self._fragments = [list(range(len(self._names)))]
+            self._overlap = 0 if self._mode == "sync" else every
+            self._mixing = 0.0
+        else:
+            self._fragments = self._divide(fragments)
+            self._overlap = _whole(max(1, every // 20) if overlap is None else overlap, "overlap")
+            self._mixing = 0.5 if mixing is None else float(mixing)
+            if overlap is None:
+                self._overlap = min(self._overlap, every - 1)
+            if self._overlap >= every:
+                sentence = f"overlap is less than sync_every, {every}, not {overlap}"
+                raise InvalidArgument.because(_FUNC, sentence)
+            if not 0 <= self._mixing <= 1:
+                raise InvalidArgument.because(_FUNC, f"mixing is from 0 to 1, not {mixing!r}")
+        self._count = len(self._fragments)
+        if self._count > every:
+            sentence = f"{self._count} fragments do not take turns in {every} steps"
+            raise InvalidArgument.because(_FUNC, sentence)
+
+    def _divide(self, fragments: int | Sequence[Sequence[str]] | None) -> list[list[int]]:
+        sizes = [array.size for array in self._outer]
+        if fragments is None:
+            return _cut(sizes, min(4, len(sizes), self._sync_every))
+        if isinstance(fragments, int):
+            parts = _whole(fragments, "fragments", 1)
+            if parts > len(sizes):
+                sentence = f"{len(sizes)} parameters cannot be cut into {parts} fragments"
+                raise InvalidArgument.because(_FUNC, sentence)
+            return _cut(sizes, parts)
+        given = [name for names in fragments for name in names]
+        if sorted(given) != sorted(self._names) or not all(fragments):
+            odd = sorted(set(given).symmetric_difference(self._names))
+            sentence = f"fragments name each parameter once, and none is empty: {odd[:3]}"
+            raise InvalidArgument.because(_FUNC, sentence)
+        place = {name: index for index, name in enumerate(self._names)}
+        return [[place[name] for name in names] for names in fragments]
+
+    # What a program sees.
+
+    @property
+    def outer_step(self) -> int:
+        """Rounds that the run has finished; equal on all members."""
+        return self._steps // self._sync_every
+
+    @property
+    def inner_step(self) -> int:
+        """Inner steps that the run's longest-standing members have made: for learning rates and data."""
+        return self._steps
+
+    @property
+    def hidden(self) -> float:
+        """Share of the reductions' time that was spent on inner steps, not waiting; 1.0 before the first."""
+        if self.reduction_seconds <= 0:
+            return 1.0
+        return max(0.0, 1 - self.waited_seconds / self.reduction_seconds)
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """The outer parameters by name: read-only views of what the members have in common."""
+        views = {name: array.view() for name, array in zip(self._names, self._outer, strict=True)}
+        for view in views.values():
+            view.flags.writeable = False
+        return views
+
+    def join(self) -> None:
+        """Joins the run, as its founder or a newcomer, and gives the model the run's parameters.
+
+        Also what comes after an exception of `step`, when it is over: `pccl.shutdown()`,
+        `pccl.init()` and this, if its advice was "rejoin"; this alone, on all members, after a
+        `Timeout`. What the model has learned since its last reduction is dropped then.
+
+        Raises:
+            InvalidArgument: The run has other settings than this peer.
+            PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
+        """
+        self._joined = False
+        self._flying.clear()
+        self._steps -= self._steps % self._sync_every
+        self._between = False
+        self._share(revision=self._revision)
+        self._begin()
+        if self._between:  # the members begin reductions now
+            self._go_on(self._leaving(self._steps), {}, [])
+        self._joined = True
+
+    def step(self, tokens: float | None = None) -> bool:
+        """Counts an inner step, which the model has just made; reduces where it is time.
+
+        Args:
+            tokens: What this member's step has seen, in tokens or samples: its weight in the mean
+                is their number in a round. 0 or from 1e-6 to 1e15. All members pass it, or none
+                does. Default: all steps weigh the same.
+
+        Returns:
+            Whether a round has ended.
+
+        Raises:
+            InvalidArgument: `tokens` is no such number.
+            InvalidUsage: Not joined; or not again after an exception.
+            PCCLError: What `pccl.admit`, `pccl.sync` and `pccl.allreduce` raise. What the round
+                brought so far is kept or dropped by `join`. With `rejoin`, not those whose advice is
+                "rejoin", unless coming back fails.
+        """
+        if not self._joined:
+            raise InvalidUsage.because(_FUNC, "not joined: call join() first")
+        if tokens is not None:
+            tokens = float(tokens)
+            if tokens != 0 and not _LEAST_TOKENS <= tokens <= _MOST_TOKENS:
+                sentence = f"tokens is 0 or from 1e-6 to 1e15, not {tokens!r}"
+                raise InvalidArgument.because(_FUNC, sentence)
+        self._steps += 1
+        for seen in self._seen:
+            seen.steps += 1
+            seen.tokens += tokens or 0.0
+            seen.counted = seen.counted or tokens is not None
+        self._look()
+        self._guarded(self._advance)
+        return self._steps % self._sync_every == 0
+
+    def finish(self) -> None:
+        """Applies what is still in flight, and gives the model the outer parameters. All members call it.
+
+        At the end of training, or before an evaluation that is to be of the same model on all
+        members. What the model has learned since its last reduction is dropped.
+
+        Raises:
+            InvalidUsage: Not joined.
+            PCCLError: As `step`.
+        """
+        if not self._joined:
+            raise InvalidUsage.because(_FUNC, "not joined: call join() first")
+
+        def complete() -> None:
+            for fragment in list(self._flying):
+                self._apply(fragment)
+            self._begin()
+
+        self._guarded(complete)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs: arrays (copies) and numbers in nested dicts and lists.
+
+        Outer parameters and optimizers, the count of rounds and the shared state's revision. Waits
+        for reductions in flight, which are part of it. No collective call: one member may do it
+        alone. Best at a round's end: what the model has learned since is not part of it, nor is the
+        inner optimizer's state.
+
+        Raises:
+            PCCLError: A reduction in flight failed.
+        """
+        for flight in self._flying.values():
+            self._complete(flight)
+        return {
+            "parameters": {
+                name: array.copy() for name, array in zip(self._names, self._outer, strict=True)
+            },
+            "optimizer": [_snapshot(optimizer.state()) for optimizer in self._optimizers],
+            "pending": {str(p): _snapshot(flight.result) for p, flight in self._flying.items()},
+            "steps": self._steps - self._steps % self._sync_every,
+            "revision": self._revision,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a checkpoint. Before `join`, on any member; the highest revision counts then.
+
+        Reductions that were in flight are applied. After joining, all members load the same one.
+
+        Raises:
+            InvalidArgument: It is of another model, or of other fragments.
+        """
+        saved = state["parameters"]
+        for name, array in zip(self._names, self._outer, strict=True):
+            if name not in saved or tuple(saved[name].shape) != array.shape:
+                raise InvalidArgument.because(_FUNC, f"the checkpoint has no such {name}")
+        if len(saved) != len(self._names) or len(state["optimizer"]) != self._count:
+            sentence = "the checkpoint has other parameters or another number of fragments"
+            raise InvalidArgument.because(_FUNC, sentence)
+        for name, array in zip(self._names, self._outer, strict=True):
+            array[...] = np.asarray(saved[name])
+        for optimizer, kept in zip(self._optimizers, state["optimizer"], strict=True):
+            _restore(optimizer.state(), kept)
+        self._flying.clear()
+        for key, result in state["pending"].items():
+            arrays = {name: np.array(value) for name, value in result["gradients"].items()}
+            present = np.array(result["present"])
+            flight = _Flight(0, {"gradients": arrays, "present": present})
+            self._flying[int(key)] = flight
+            self._apply(int(key))
+        self._steps = int(state["steps"]) // self._sync_every * self._sync_every
+        self._revision = None if state["revision"] is None else int(state["revision"])
+        self._begin()
+
+    # The algorithm.
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Runs what may find this peer put out of the run."""
+        self._joined = False  # unless it ends well
+        try:
+            call()
+        except PCCLError as error:
+            if error.advice != "rejoin" or self._rejoin is None:
+                raise
+            self._come_back()
+        self._joined = True
+
+    def _come_back(self) -> None:
+        assert self._rejoin is not None
+        if self._comm is None:
+            api.shutdown()
+            self._rejoin()
+        else:
+            self._comm.close()
+            self._comm = self._rejoin()
+        self.join()
+
+    def _leaving(self, step: int) -> list[int]:
+        """The fragments whose reduction begins after that inner step: each at its own place in a round."""
+        every = self._sync_every
+        return [p for p in range(self._count) if (step - p * every // self._count) % every == 0]
+
+    def _advance(self) -> None:
+        leaving = self._leaving(self._steps)
+        due = [p for p, flight in self._flying.items() if flight.due == self._steps]
+        # Before anything is applied: what this member has learned from the parameters that it began with.
+        given = {p: (self._weight(p), self._difference(p)) for p in leaving}
+        for fragment in due:
+            self._apply(fragment)
+        if self._steps % self._sync_every == 0 and self._admit():
+            # This member's state was not the group's: what it has learned was from something else.
+            self._begin()
+            given, due = {}, []
+        self._go_on(leaving, given, due)
+
+    def _go_on(
+        self, leaving: Sequence[int], given: Mapping[int, tuple[float, list[Array]]], due: list[int]
+    ) -> None:
+        """The end of a step, from where newcomers take part.
+
+        Args:
+            leaving: Whose reductions begin.
+            given: Their weights and pseudo-gradients; none: takes part without counting.
+            due: What was applied before.
+        """
+        for fragment in leaving:
+            weight, gradients = given.get(fragment, (0.0, []))
+            self._start(fragment, weight, gradients)
+        if self._overlap == 0:
+            for fragment in leaving:
+                self._apply(fragment)
+            due = [*due, *leaving]
+        elif self._mode == "async":
+            due = list(
+                leaving
+            )  # every round begins at the outer parameters, also before anything came
+        for fragment in due:
+            self._give(fragment, self._mixing)
+
+    def _arrays(self, fragment: int) -> list[Array]:
+        return [self._outer[index] for index in self._fragments[fragment]]
+
+    def _weight(self, fragment: int) -> float:
+        seen, self._seen[fragment] = self._seen[fragment], _Seen()
+        # A fraction of a round: 1.0 for all but those who came in the middle of one.
+        return seen.tokens if seen.counted else seen.steps / self._sync_every
+
+    def _difference(self, fragment: int) -> list[Array]:
+        return [
+            np.asarray(np.subtract(self._inner.rounded(i, self._outer[i]), self._inner.read(i)))
+            for i in self._fragments[fragment]
+        ]
+
+    def _give(self, fragment: int, mixing: float) -> None:
+        """The model gets the outer parameters, but for a share of its own."""
+        for index in self._fragments[fragment]:
+            value = self._outer[index]
+            if mixing > 0:
+                value = np.asarray(mixing * self._inner.read(index) + (1 - mixing) * value)
+            self._inner.write(index, value)
+
+    def _begin(self) -> None:
+        """The model begins at the outer parameters."""
+        for fragment in range(self._count):
+            self._give(fragment, 0.0)
+            self._seen[fragment] = _Seen()
+
+    def _start(self, fragment: int, weight: float, gradients: list[Array]) -> None:
+        if weight == 0:
+            gradients = [np.zeros_like(array) for array in self._arrays(fragment)]
+        names = [self._names[index] for index in self._fragments[fragment]]
+        tree = {
+            "gradients": dict(zip(names, gradients, strict=True)),
+            # The mean of this is 0 when nobody's weight counts, as when a member is left among newcomers alone.
+            "present": np.array([float(weight > 0)]),
+        }
+        flight = _Flight(self._steps + self._overlap, None, tree, weight or _UNCOUNTED)
+        self._reduce(flight)
+        self._flying[fragment] = flight
+
+    def _reduce(self, flight: _Flight) -> None:
+        flight.started = time.perf_counter()
+        flight.work = api.allreduce_async(
+            flight.tree,
+            "avg",
+            weight=flight.weight,
+            quantize=self._quantize,
+            tag=_TAG,
+            comm=self._comm,
+        )
+
+    def _look(self) -> None:
+        """Notes which reductions have ended: nobody waits for them."""
+        for flight in self._flying.values():
+            if flight.work is not None and flight.ended is None and flight.work.done():
+                flight.ended = time.perf_counter()
+
+    def _complete(self, flight: _Flight) -> dict[str, Any]:
+        if flight.result is None:
+            self._look()
+            waiting = time.perf_counter()
+            while True:
+                assert flight.work is not None
+                try:
+                    flight.result = flight.work.wait()
+                    break
+                except PeerLost:  # another member was interrupted; all are told, in the same order
+                    flight.ended = None
+                    self._reduce(flight)
+            ended = time.perf_counter()
+            self.waited_seconds += 0.0 if flight.ended is not None else ended - waiting
+            self.reduction_seconds += (flight.ended or ended) - flight.started
+            self.info = flight.work.info
+            flight.work, flight.tree = None, {}
+        return flight.result
+
+    def _apply(self, fragment: int) -> None:
+        result = self._complete(self._flying[fragment])
+        del self._flying[fragment]
+        if result["present"][0] > 0:
+            names = [self._names[index] for index in self._fragments[fragment]]
+            gradients = [result["gradients"][name] for name in names]
+            self._optimizers[fragment].step(self._arrays(fragment), gradients)
+
+    def _admit(self) -> bool:
+        """Lets newcomers in, and compares when it is time.
+
+        Returns:
+            Whether this member's state was not the group's, and is now.
+        """
+        every = self._verify_every
+        for flight in self._flying.values():
+            self._complete(flight)
+        verify = every > 0 and self.outer_step % every == 0
+        if not verify and not _retried(lambda: api.admit(comm=self._comm)):
+            return False
+        self._between = True
+        return self._share()
+
+    def _share(self, revision: int | None = None) -> bool:
+        """One sync. Returns whether something was new here."""
+        state = {
+            "settings": self._settings,
+            "steps": self._steps,
+            "between": self._between,
+            "parameters": dict(zip(self._names, self._outer, strict=True)),
+            "optimizer": {str(p): made.state() for p, made in enumerate(self._optimizers)},
+            "pending": {
+                str(p): {"due": flight.due, "result": flight.result}
+                for p, flight in self._flying.items()
+            },
+        }
+        shared, info = _retried(
+            lambda: api.sync(state, revision=revision, comm=self._comm, return_info=True)
+        )
+        self.sync_info = info
+        self._revision = info.revision
+        if shared["settings"] != self._settings:
+            sentence = f"this peer has {self._settings}; the run has {shared['settings']}"
+            raise InvalidArgument.because(_FUNC, sentence)
+        self._steps, self._between = shared["steps"], shared["between"]
+        if info.received:
+            pending = sorted(shared["pending"].items(), key=lambda item: (item[1]["due"], item[0]))
+            self._flying = {int(p): _Flight(kept["due"], kept["result"]) for p, kept in pending}
+        return bool(info.received)
+
+
+def _whole(value: object, name: str, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidArgument.because(_FUNC, f"{name} is a number from {least}, not {value!r}")
+    return value
+
+
+def _snapshot(state: Any) -> Any:
+    """A copy that later steps do not change."""
+    if isinstance(state, Mapping):
+        return {key: _snapshot(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [_snapshot(value) for value in state]
+    if hasattr(state, "state_dict"):
+        return copy.deepcopy(state.state_dict())
+    return state.copy() if isinstance(state, np.ndarray) else copy.deepcopy(state)
+
+
+def _restore(state: Any, saved: Any) -> None:
+    """Writes a snapshot back, in place."""
+    if isinstance(state, Mapping):
+        for key, value in state.items():
+            _restore(value, saved[key])
+    elif isinstance(state, list | tuple):
+        for value, kept in zip(state, saved, strict=True):
+            _restore(value, kept)
+    elif hasattr(state, "load_state_dict"):
+        state.load_state_dict(saved)
+    elif isinstance(state, np.ndarray):
+        state[...] = np.asarray(saved)

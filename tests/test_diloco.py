@@ -1,0 +1,768 @@
+"""DiLoCo among real processes: the algebra against plain NumPy in one process, bit for bit, through joins and deaths.
+
+Peers are shells: they run the lines that the test tells them. What a member "learns" is a function of its number and of
+the parameters, so that the test can say what every round must give, whoever took part in it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import textwrap
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from workers import Worker, running
+
+import pccl
+from pccl import diloco
+
+Array = npt.NDArray[Any]
+Model = dict[str, Array]
+Answer = dict[str, Any]
+
+SHAPES: dict[str, tuple[int, ...]] = {"a": (3, 5), "b": (300,), "c": (), "d": (7, 11), "e": (64, 2)}
+
+
+def fresh(seed: int = 0) -> Model:
+    random = np.random.default_rng(seed)
+    return {
+        name: np.array(random.standard_normal(shape), np.float32) for name, shape in SHAPES.items()
+    }
+
+
+def train(model: Model, number: int) -> None:
+    """An inner step: the member with that number pulls the parameters toward its own place."""
+    for name, target in fresh(1000 + number).items():
+        model[name][...] -= np.float32(0.1) * (model[name] - target)
+
+
+SHELL = (
+    f"""
+Model = dict
+SHAPES = {SHAPES}
+
+{inspect.getsource(fresh)}
+
+{inspect.getsource(train)}
+"""
+    """
+import hashlib
+from pccl import diloco as module
+from pccl.errors import PCCLError
+
+def digest(tree):
+    whole = hashlib.sha256()
+    def walk(part):
+        if isinstance(part, dict):
+            for key in sorted(part):
+                whole.update(key.encode())
+                walk(part[key])
+        elif isinstance(part, (list, tuple)):
+            for child in part:
+                walk(child)
+        elif hasattr(part, "state_dict"):
+            walk(part.state_dict())
+        else:
+            whole.update(np.ascontiguousarray(part).tobytes())
+    walk(tree)
+    return whole.hexdigest()
+
+def look():
+    info = diloco.info
+    return {
+        "round": diloco.outer_step,
+        "outer": digest([diloco.parameters, [made.state() for made in diloco._optimizers]]),
+        "inner": digest(model),
+        "size": pccl.world_size(),
+        "contributors": None if info is None else sorted(info.contributors),
+    }
+
+def make(own_number, seed=None, **options):
+    # Every peer begins with other parameters, unless it is told a seed.
+    global diloco, model, number
+    number = own_number
+    model = fresh(own_number if seed is None else seed)
+    diloco = module.DiLoCo(model, **options)
+    say(event="made", **look())
+
+def go(rounds=0, until=0, tokens=None, die=None):
+    # Rounds: until so many took part in the reduction applied last, then so many more. All members see that in the same
+    # round. `die`: killed after that many of the inner steps.
+    def full():
+        return not until or (diloco.info is not None and len(diloco.info.contributors) >= until)
+    log, left, steps = [], rounds, 0
+    reached = full()
+    while not (reached and left == 0):
+        train(model, number)
+        steps += 1
+        if steps == die:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if diloco.step(tokens):
+            log.append(look())
+            left -= reached
+            reached = reached or full()
+    say(event="went", log=log)
+
+def show():
+    held = {name[2:-2]: array.tolist() for name, array in diloco.parameters.items()}  # ['a']
+    say(event="shown", **held)
+
+comm = start()
+say(event="in", peer=pccl.init_peer)
+while True:
+    exec(hear(), globals())
+"""
+)
+
+
+class Peers(list[Worker]):
+    """Workers and their peer ids."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        super().__init__(workers)
+        self.ids = [worker.expect("in", 60)["peer"] for worker in workers]
+
+
+def tell(peers: Sequence[Worker], code: str) -> None:
+    for peer in peers:
+        peer.tell(textwrap.dedent(code))
+
+
+def make(peers: Sequence[Worker], options: str, first: int = 0) -> None:
+    for number, peer in enumerate(peers):
+        tell([peer], f"make({first + number}, {options})")
+
+
+def made(peers: Sequence[Worker]) -> list[Answer]:
+    return [peer.expect("made") for peer in peers]
+
+
+def went(peers: Sequence[Worker], *, inner: bool = True) -> list[list[Answer]]:
+    """Each one's rounds; what members hold after the same round is the same."""
+    logs: list[list[Answer]] = [peer.expect("went", 60)["log"] for peer in peers]
+    held: dict[int, Answer] = {}
+    for log in logs:
+        for one in log:
+            same = held.setdefault(one["round"], one)
+            for key in ("outer", "inner") if inner else ("outer",):
+                assert one[key] == same[key], (key, logs)
+            # A newcomer knows nothing of what the others applied before its first.
+            if one["contributors"] and same["contributors"]:
+                assert one["contributors"] == same["contributors"], logs
+    return logs
+
+
+def go(peers: Sequence[Worker], code: str, *, inner: bool = True) -> list[list[Answer]]:
+    tell(peers, code)
+    return went(peers, inner=inner)
+
+
+def shown(peers: Sequence[Worker]) -> Model:
+    tell(peers, "show()")
+    answers = [peer.expect("shown") for peer in peers]
+    assert all(answer == answers[0] for answer in answers)
+    return {name: np.array(answers[0][name], np.float32) for name in SHAPES}
+
+
+def asked(worker: Worker) -> None:
+    """Returns when a newcomer's main thread sleeps in its first call: it waits to be let in."""
+    asleep = 0
+    while asleep < 20:
+        with open(f"/proc/{worker.pid}/stat") as stat:
+            state = stat.read().rpartition(") ")[2][0]
+        asleep = asleep + 1 if state == "S" else 0
+        time.sleep(0.01)
+
+
+# What must come out, in one process.
+
+
+def outer_step(theta: Model, velocity: Model, gradients: Model) -> None:
+    lr, momentum = np.float32(0.7), np.float32(0.9)
+    for name, gradient in gradients.items():
+        velocity[name] = np.asarray(momentum * velocity[name] + gradient)
+        theta[name] = np.asarray(theta[name] - lr * (gradient + momentum * velocity[name]))
+
+
+def mean(gradients: Sequence[Model], weights: Sequence[float] | None = None) -> Model:
+    scale = [np.float32(weight) for weight in weights or [1.0] * len(gradients)]
+    return {
+        name: np.asarray(
+            sum(w * g[name] for w, g in zip(scale, gradients, strict=True)) / sum(scale)
+        )
+        for name in gradients[0]
+    }
+
+
+def learned(theta: Model, number: int, steps: int) -> Model:
+    """A member's pseudo-gradient after so many inner steps from `theta`."""
+    model = {name: array.copy() for name, array in theta.items()}
+    for _ in range(steps):
+        train(model, number)
+    return {name: np.asarray(theta[name] - model[name]) for name in theta}
+
+
+def reference(
+    mode: str,
+    every: int,
+    reductions: Sequence[Sequence[int]],
+    weights: Sequence[float] | None = None,
+) -> Model:
+    """The outer parameters after these reductions: which members' pseudo-gradients counted in each.
+
+    In "async" the last one is still in flight.
+    """
+    theta = fresh(0)
+    velocity = {name: np.zeros_like(array) for name, array in theta.items()}
+    flying: Model | None = None
+    for members in reductions:
+        gradients = [learned(theta, number, every) for number in members]
+        result = mean(gradients, weights) if members else None
+        if mode == "async":
+            result, flying = flying, result
+        if result is not None:
+            outer_step(theta, velocity, result)
+    return theta
+
+
+def equal(found: Model, want: Model) -> bool:
+    return all(found[name].tobytes() == want[name].tobytes() for name in want)
+
+
+def close(found: Model, want: Model) -> bool:
+    return all(np.allclose(found[name], want[name], rtol=1e-5, atol=1e-6) for name in want)
+
+
+MODES = ["sync", "async"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rounds_are_those_of_the_paper_bit_for_bit(mode: str) -> None:
+    with running() as run:
+        peers = Peers(run.peers(2, SHELL))
+        make(peers, f"seed=0, sync_every=4, mode={mode!r}")
+        made(peers)
+        go(peers, "go(5)")
+        assert equal(shown(peers), reference(mode, 4, [[0, 1]] * 5))
+        # What was in flight comes with finish, and the model is the outer one.
+        tell(
+            peers,
+            """
+            diloco.finish()
+            same = all((model[name[2:-2]] == outer).all() for name, outer in diloco.parameters.items())
+            say(event="same", same=bool(same))
+            """,
+        )
+        assert all(peer.expect("same")["same"] for peer in peers)
+        want = (
+            reference("async", 4, [[0, 1]] * 6)
+            if mode == "async"
+            else reference(mode, 4, [[0, 1]] * 5)
+        )
+        assert equal(shown(peers), want)
+
+
+@pytest.mark.parametrize("mode", [*MODES, "streaming"])
+def test_founders_with_different_parameters_begin_with_the_same(mode: str) -> None:
+    with running() as run:
+        peers = Peers(run.peers(3, SHELL))
+        make(peers, f"sync_every=6, mode={mode!r}")
+        first = made(peers)
+        assert len({(one["outer"], one["inner"]) for one in first}) == 1
+        logs = go(peers, "go(3)", inner=mode != "streaming")
+        assert [one["size"] for one in logs[0]] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_world_of_one_trains_on(mode: str) -> None:
+    with running() as run:
+        peers = Peers([run.peer(SHELL)])
+        make(peers, f"seed=0, sync_every=3, mode={mode!r}")
+        made(peers)
+        go(peers, "go(4)")
+        assert equal(shown(peers), reference(mode, 3, [[0]] * 4))
+
+
+def test_members_weigh_by_their_tokens() -> None:
+    with running() as run:
+        peers = Peers(run.peers(2, SHELL))
+        make(peers, "seed=0, sync_every=2")
+        made(peers)
+        for peer, tokens in zip(peers, (150, 50), strict=True):
+            tell([peer], f"go(3, tokens={tokens})")
+        went(peers)
+        assert equal(shown(peers), reference("sync", 2, [[0, 1]] * 3, [300, 100]))
+        # Nobody has seen anything: nothing moves, and nobody fails.
+        before = shown(peers)
+        go(peers, "go(1, tokens=0)")
+        assert equal(shown(peers), before)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("count", [1, 2])
+def test_newcomers_get_what_the_members_have_and_count_from_their_first_round(
+    mode: str, count: int
+) -> None:
+    with running() as run:
+        peers = Peers(run.peers(1, SHELL))
+        make(peers, f"seed=0, sync_every=4, mode={mode!r}")
+        made(peers)
+        go(peers, "go(2)")
+        late = Peers([run.peer(SHELL) for _ in range(count)])
+        make(late, f"sync_every=4, mode={mode!r}", first=1)
+        for worker in late:
+            asked(worker)  # so that they enter together
+        size = 1 + count
+        tell(peers, f"go(3, until={size})")
+        assert {one["round"] for one in made(late)} == {3}
+        tell(late, f"go(3, until={size})")
+        last = went([*peers, *late])[-1][-1]["round"]
+        alone, together = [[0]] * 3, [list(range(size))] * (last - 3)
+        found, want = shown([*peers, *late]), reference(mode, 4, alone + together)
+        assert equal(found, want) if size == 2 else close(found, want)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_newcomers_come_while_members_run_and_everybody_agrees(mode: str) -> None:
+    with running() as run:
+        peers = Peers(run.peers(2, SHELL))
+        make(peers, f"seed=0, sync_every=5, mode={mode!r}")
+        made(peers)
+        tell(peers, "go(4, until=5)")
+        late = Peers([run.peer(SHELL) for _ in range(3)])
+        make(late, f"sync_every=5, mode={mode!r}", first=2)
+        tell(late, "go(4, until=5)")
+        entered = {number: one["round"] for number, one in enumerate(made(late), 2)}
+        logs = went([*peers, *late])
+        everybody = [
+            [0, 1] + [number for number, at in entered.items() if at < round]
+            for round in range(1, logs[0][-1]["round"] + 1)
+        ]
+        assert close(shown([*peers, *late]), reference(mode, 5, everybody))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("steps", [2, 5])
+def test_a_member_that_is_killed_costs_the_others_nothing(mode: str, steps: int) -> None:
+    # Killed in its second inner step, and in async with its first reduction under way.
+    with running() as run:
+        peers = Peers(run.peers(3, SHELL))
+        make(peers, f"seed=0, sync_every=4, mode={mode!r}")
+        made(peers)
+        tell(peers[:2], "go(4)")
+        tell(peers[2:], f"go(4, die={steps})")
+        log = went(peers[:2])[0]
+        assert log[-1]["size"] == 2
+        # An info tells of the reduction that was applied last: of the round before, in async.
+        applied = [one["contributors"] for one in log]
+        if mode == "async":
+            applied = [*applied[1:], peers.ids[:2]]
+        took_part = [[peers.ids.index(peer) for peer in ids] for ids in applied]
+        assert all(sorted(ids)[:2] == [0, 1] for ids in took_part)
+        assert close(shown(peers[:2]), reference(mode, 4, took_part))
+
+
+@pytest.mark.parametrize("mode", [*MODES, "streaming"])
+def test_a_member_is_killed_in_the_round_that_lets_newcomers_in(mode: str) -> None:
+    # After the newcomers have the state, before its own part of the reduction begins.
+    with running() as run:
+        peers = Peers(run.peers(2, SHELL))
+        make(peers, f"seed=0, sync_every=4, mode={mode!r}")
+        made(peers)
+        inner = mode != "streaming"
+        go(peers, "go(2)", inner=inner)
+        late = Peers([run.peer(SHELL) for _ in range(2)])
+        make(late, f"sync_every=4, mode={mode!r}", first=2)
+        for worker in late:
+            asked(worker)
+        tell(
+            peers[1:],
+            """
+            begin = diloco._start
+            def start_or_die(*what):
+                if pccl.world_size() > 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                begin(*what)
+            diloco._start = start_or_die
+            """,
+        )
+        tell([*peers, *late], "go(2, until=3)")
+        entered = {number: one["round"] for number, one in enumerate(made(late), 2)}
+        logs = went([peers[0], *late], inner=inner)
+        assert logs[0][-1]["size"] == 3
+        found = shown([peers[0], *late])
+        if mode != "streaming":
+            took_part = [
+                [0]
+                + [1] * (round < min(entered.values()))
+                + [number for number, at in entered.items() if at < round]
+                for round in range(1, logs[0][-1]["round"] + 1)
+            ]
+            assert close(found, reference(mode, 4, took_part))
+
+
+@pytest.mark.parametrize("mode", [*MODES, "streaming"])
+def test_newcomers_go_on_when_all_that_counted_are_killed(mode: str) -> None:
+    with running() as run:
+        peers = Peers(run.peers(1, SHELL))
+        make(peers, f"seed=0, sync_every=4, mode={mode!r}")
+        made(peers)
+        go(peers, "go(2)")
+        late = Peers([run.peer(SHELL) for _ in range(2)])
+        make(late, f"sync_every=4, mode={mode!r}", first=1)
+        for worker in late:
+            asked(worker)
+        tell(peers, "diloco._start = lambda *_: os.kill(os.getpid(), signal.SIGKILL); go(3)")
+        made(late)
+        go(late, "go(2)", inner=mode != "streaming")
+        found = shown(late)
+        if mode != "streaming":
+            # Nobody's pseudo-gradient of the third round is left.
+            assert equal(found, reference(mode, 4, [[0], [0], [], [1, 2], [1, 2]]))
+
+
+def streamed(
+    every: int, fragments: Sequence[Sequence[str]], overlap: int, mixing: float, steps: int
+) -> tuple[Model, list[Model]]:
+    """Streaming DiLoCo of two members, in one process: the outer parameters, and each member's own."""
+    theta = fresh(0)
+    velocity = {name: np.zeros_like(array) for name, array in theta.items()}
+    models = [fresh(0), fresh(0)]
+    flying: dict[int, tuple[int, Model]] = {}
+    for step in range(1, steps + 1):
+        for number, model in enumerate(models):
+            train(model, number)
+        leaving = []
+        for index, names in enumerate(fragments):
+            if (step - index * every // len(fragments)) % every == 0:
+                given = [{n: np.asarray(theta[n] - model[n]) for n in names} for model in models]
+                # A member counts by the steps since it last gave this fragment: equal for all here.
+                leaving.append((index, (step + overlap, mean(given))))
+        flying.update([one for one in leaving if overlap == 0])
+        for index in [index for index, (due, _) in flying.items() if due == step]:
+            _, gradients = flying.pop(index)
+            outer_step(theta, velocity, gradients)
+            for name, model in [(name, model) for name in gradients for model in models]:
+                own = np.float32(mixing) * model[name] + np.float32(1 - mixing) * theta[name]
+                model[name][...] = own if mixing else theta[name]
+        flying.update(leaving if overlap else [])
+    return theta, models
+
+
+@pytest.mark.parametrize(
+    ("overlap", "mixing"), [(0, 0.0), (0, 0.5), (1, 0.5), (2, 0.25), (5, 0.5), (7, 0.0)]
+)
+def test_fragments_go_in_turn_bit_for_bit(overlap: int, mixing: float) -> None:
+    # Two in flight at once from an overlap of 4 on.
+    fragments = [["a", "d"], ["b", "c", "e"]]
+    names = [[f"['{name}']" for name in fragment] for fragment in fragments]
+    with running() as run:
+        peers = Peers(run.peers(2, SHELL))
+        options = f"fragments={names}, overlap={overlap}, mixing={mixing}"
+        make(peers, f"seed=0, sync_every=8, mode='streaming', {options}")
+        made(peers)
+        go(peers, "go(3)", inner=False)
+        theta, models = streamed(8, fragments, overlap, mixing, 24)
+        assert equal(shown(peers), theta)
+        tell(peers, "say(event='own', **{name: array.tolist() for name, array in model.items()})")
+        for peer, model in zip(peers, models, strict=True):
+            own = peer.expect("own")
+            assert equal({name: np.array(own[name], np.float32) for name in SHAPES}, model)
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 5, 7])
+def test_newcomers_enter_between_fragments_in_flight(overlap: int) -> None:
+    with running() as run:
+        peers = Peers(run.peers(2, SHELL))
+        options = f"sync_every=8, mode='streaming', fragments=3, overlap={overlap}, verify_every=1"
+        make(peers, f"seed=0, {options}")
+        made(peers)
+        go(peers, "go(2)", inner=False)
+        late = Peers([run.peer(SHELL) for _ in range(2)])
+        make(late, options, first=2)
+        # A comparison each round, in which all have the same, what is in flight included.
+        tell([*peers, *late], "go(4, until=4)")
+        made(late)
+        logs = went([*peers, *late], inner=False)
+        assert logs[0][-1]["size"] == 4
+        tell(peers, "say(event='diverged', who=list(diloco.sync_info.diverged))")
+        assert [peer.expect("diverged")["who"] for peer in peers] == [[], []]
+        shown([*peers, *late])
+
+
+@pytest.mark.parametrize("mode", [*MODES, "streaming"])
+@pytest.mark.parametrize("feedback", [False, True])
+def test_quantized_members_still_agree_and_come_near(mode: str, feedback: bool) -> None:
+    with running(PCCL_SHM="0") as run:  # in memory of one host nothing is quantized
+        peers = Peers(run.peers(2, SHELL))
+        options = f"sync_every=4, mode={mode!r}, quantize=pccl.Quantize('int8', error_feedback={feedback})"
+        make(peers, f"seed=0, {options}")
+        made(peers)
+        go(peers, "go(2)", inner=mode != "streaming")
+        late = Peers([run.peer(SHELL)])
+        make(late, options, first=2)
+        tell([*peers, *late], "go(3, until=3)")
+        made(late)
+        logs = went([*peers, *late], inner=mode != "streaming")
+        found = shown([*peers, *late])
+        if mode == "sync":
+            rounds, together = (
+                logs[0][-1]["round"],
+                sum(len(one["contributors"]) == 3 for one in logs[0]),
+            )
+            # In the first round with three the newcomer did not count.
+            took_part = [[0, 1]] * (rounds - together + 1) + [[0, 1, 2]] * (together - 1)
+            want = reference("sync", 4, took_part)
+            assert not equal(found, want)
+            assert all(np.allclose(found[name], want[name], atol=0.1) for name in want)
+
+
+def test_a_member_that_was_put_out_comes_back_by_itself() -> None:
+    with running(PCCL_HEARTBEAT_INTERVAL="0.2", PCCL_HEARTBEAT_TIMEOUT="1.5") as run:
+        peers = Peers(run.peers(3, SHELL))
+        make(peers, "sync_every=3, mode='async', rejoin=pccl.init")
+        made(peers)
+        go(peers, "go(2)")
+        peers[2].signal(signal.SIGSTOP)
+        try:
+            # Without it: the others wait for it until it counts as dead.
+            logs = go(peers[:2], "go(2)")
+            assert logs[0][-1]["size"] == 2
+        finally:
+            peers[2].signal(signal.SIGCONT)
+        tell(peers, "go(2, until=3)")
+        assert went(peers)[0][-1]["size"] == 3
+
+
+def test_without_rejoin_the_exception_says_so_and_join_comes_back() -> None:
+    with running() as run:
+        peers = Peers(run.peers(2, SHELL))
+        make(peers, "sync_every=3")
+        made(peers)
+        go(peers, "go(1)")
+        tell(
+            peers[1:],
+            """
+            comm.close()
+            try:
+                go(1)
+            except PCCLError as error:
+                say(event="failed", kind=type(error).__name__)
+            try:
+                diloco.step()
+            except pccl.InvalidUsage as error:
+                say(event="failed", kind=str(error))
+            start()
+            diloco.join()
+            go(2, until=2)
+            """,
+        )
+        tell(peers[:1], "go(2, until=2)")
+        assert peers[1].expect("failed")["kind"] == "NotInitialized"
+        assert "join()" in peers[1].expect("failed")["kind"]
+        went(peers)
+
+
+@pytest.mark.parametrize("mode", [*MODES, "streaming"])
+def test_a_checkpoint_of_one_member_resumes_the_run_on_all(mode: str) -> None:
+    options = f"sync_every=4, mode={mode!r}"
+    inner = mode != "streaming"
+    with running() as run:
+        peers = Peers(run.peers(2, SHELL))
+        make(peers, f"seed=0, {options}")
+        made(peers)
+        go(peers, "go(3)", inner=inner)
+        tell(
+            peers[:1],
+            """
+            import pickle
+            saved = diloco.state_dict()
+            say(event="saved", state=pickle.dumps(saved).hex())
+            """,
+        )
+        saved = peers[0].expect("saved")["state"]
+        # Whoever goes on has what the checkpoint has: what was in flight is in it, too.
+        want: Model | None = None
+        if inner:
+            want = reference(
+                "sync" if mode == "sync" else "async", 4, [[0, 1]] * (3 + (mode == "async"))
+            )
+    with running() as run:
+        peers = Peers(run.peers(2, SHELL))
+        make(peers, f"{options}, join=False")
+        tell(
+            peers[1:],
+            f"import pickle; diloco.load_state_dict(pickle.loads(bytes.fromhex('{saved}')))",
+        )
+        for peer in peers:
+            tell([peer], "diloco.join(); say(event='joined', **look())")
+        rounds = [peer.expect("made")["round"] for peer in peers]
+        joined = [peer.expect("joined") for peer in peers]
+        assert rounds == [0, 0] and [one["round"] for one in joined] == [3, 3]
+        assert joined[0]["outer"] == joined[1]["outer"] and joined[0]["inner"] == joined[1]["inner"]
+        if want is not None:
+            assert equal(shown(peers), want)
+        go(peers, "go(2)", inner=inner)
+
+
+def test_a_newcomer_with_other_settings_is_told() -> None:
+    with running() as run:
+        peers = Peers(run.peers(1, SHELL))
+        make(peers, "sync_every=3")
+        made(peers)
+        late = run.peer(SHELL)
+        late.expect("in")
+        tell(
+            [late],
+            """
+            try:
+                make(1, sync_every=5)
+            except pccl.InvalidArgument as error:
+                say(event="refused", text=str(error))
+            os._exit(0)
+            """,
+        )
+        asked(late)
+        tell(peers, "go(3)")
+        text = late.expect("refused")["text"]
+        assert "sync_every=5" in text and "sync_every=3" in text
+        went(peers)
+
+
+class Unjoined(diloco.DiLoCo):
+    """One that knows no run."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(fresh(), join=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"sync_every": 0}, "sync_every"),
+        ({"sync_every": 2, "mode": "eager"}, "mode"),
+        ({"sync_every": 2, "overlap": 1}, "streaming"),
+        ({"sync_every": 2, "mode": "streaming", "overlap": 2}, "overlap"),
+        ({"sync_every": 2, "mode": "streaming", "fragments": 3}, "take turns"),
+        ({"sync_every": 9, "mode": "streaming", "fragments": 6}, "cut"),
+        ({"sync_every": 9, "mode": "streaming", "fragments": [["a"]]}, "each parameter once"),
+        ({"sync_every": 9, "mode": "streaming", "mixing": 1.5}, "mixing"),
+        ({"sync_every": 9, "verify_every": -1}, "verify_every"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(pccl.InvalidArgument, match=words):
+        Unjoined(**options)
+
+
+def test_a_step_without_having_joined_says_what_to_call() -> None:
+    with pytest.raises(pccl.InvalidUsage, match=r"join\(\)"):
+        Unjoined(sync_every=2).step()
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=30), st.data())
+def test_fragments_have_every_parameter_once_in_order_and_none_is_empty(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    parts = data.draw(st.integers(1, len(sizes)))
+    runs = diloco._cut(sizes, parts)
+    assert [index for run in runs for index in run] == list(range(len(sizes)))
+    assert len(runs) == parts and all(runs)
+
+
+# Around a torch model.
+
+TORCH_SHELL = """
+import hashlib
+import torch
+from pccl.adapters.torch import DiLoCo
+
+def make(number, dtype=torch.float32, **options):
+    global diloco, model, inner, data
+    torch.manual_seed(number)
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(torch.nn.Linear(9, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).to(dtype)
+    inner = torch.optim.AdamW(model.parameters(), 1e-2)
+    data = torch.Generator().manual_seed(number)
+    diloco = DiLoCo(model, inner, **options)
+    say(event="made", round=diloco.outer_step)
+
+def digest(tensors):
+    raw = b"".join(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes() for tensor in tensors)
+    return hashlib.sha256(raw).hexdigest()
+
+def go(rounds, until=0):
+    def full():
+        return not until or (diloco.info is not None and len(diloco.info.contributors) >= until)
+    log, left, reached = [], rounds, full()
+    while not (reached and left == 0):
+        x = torch.randn(32, 9, generator=data).to(model[0].weight.dtype)
+        loss = ((model(x) - x.sum(1, keepdim=True).sin()) ** 2).mean()
+        loss.backward()
+        inner.step()
+        inner.zero_grad()
+        if diloco.step(tokens=32):
+            log.append({"round": diloco.outer_step, "loss": loss.item(), "outer": digest(diloco.parameters.values()),
+                        "inner": digest(model.parameters()), "contributors": None})
+            left -= reached
+            reached = reached or full()
+    say(event="went", log=log)
+
+comm = start()
+say(event="in", peer=pccl.init_peer)
+while True:
+    exec(hear(), globals())
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "mode='sync'",
+        "mode='async'",
+        "mode='streaming', fragments=2, overlap=1",
+        "dtype=torch.bfloat16",
+        "outer_optimizer=lambda parameters: torch.optim.Adam(parameters, 1e-2)",
+        "mode='streaming', fragments=2, outer_optimizer=lambda p: torch.optim.SGD(p, 0.7, 0.9)",
+    ],
+)
+def test_torch_models_are_trained_and_newcomers_get_the_outer_optimizers_state(
+    options: str,
+) -> None:
+    pytest.importorskip("torch")
+    with running() as run:
+        peers = Peers(run.peers(2, TORCH_SHELL))
+        make(peers, f"sync_every=5, {options}")
+        made(peers)
+        inner = "streaming" not in options
+        first = go(peers, "go(3)", inner=inner)
+        late = Peers([run.peer(TORCH_SHELL)])
+        make(late, f"sync_every=5, {options}", first=2)
+        tell([*peers, *late], "go(8, until=3)")
+        made(late)
+        logs = went([*peers, *late], inner=inner)
+        assert logs[0][-1]["loss"] < first[0][0]["loss"]
+
+
+def test_an_outer_sgd_of_torch_does_what_ours_does() -> None:
+    torch = pytest.importorskip("torch")
+    parameters = [np.array(array) for array in fresh(1).values()]
+    tensors = [torch.from_numpy(array.copy()) for array in parameters]
+    for nesterov in (True, False):
+        ours = diloco.SGD(parameters, 0.7, 0.9, nesterov)
+        theirs = torch.optim.SGD(tensors, 0.7, 0.9, nesterov=nesterov)
+        for seed in range(5):
+            gradients = list(fresh(seed).values())
+            for tensor, gradient in zip(tensors, gradients, strict=True):
+                tensor.grad = torch.from_numpy(gradient.copy())
+            ours.step(parameters, gradients)
+            theirs.step()
+        for array, tensor in zip(parameters, tensors, strict=True):
+            assert np.allclose(array, tensor.numpy(), rtol=1e-5, atol=1e-5)
