@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import pccl
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
@@ -77,6 +79,45 @@ def test_torch_ddp_learns_and_all_ranks_have_the_same_weights(tmp_path: Path) ->
     assert lines[0] and lines[1], shown
     assert lines[0][2] == lines[1][2] and float(lines[0][1]) > 0.8
     assert "epoch 4" in shown[0]
+
+
+def test_fsdp_replicas_learn_and_hold_the_same_shards(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    example = [str(EXAMPLES / "fsdp_diloco.py"), "--rounds", "8", "--replica"]
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        env = {
+            **os.environ,
+            "PCCL_MASTER": master.address,
+            "PCCL_MIN_PEERS": "2",
+            "OMP_NUM_THREADS": "1",
+        }
+        replicas = [
+            subprocess.Popen(
+                [*torchrun, *example, name],
+                cwd=tmp_path,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for name in "ab"
+        ]
+        try:
+            shown = "".join(replica.communicate(timeout=100)[0] for replica in replicas)
+        finally:
+            for replica in replicas:
+                replica.terminate()  # ends its ranks, too
+    assert [replica.returncode for replica in replicas] == [0, 0], shown
+    assert "round 8: loss" in shown and "2 replicas" in shown
+    ends = re.findall(r"replica (\w) rank (\d): accuracy (\S+), shards (\w+)", shown)
+    shards = {(name, rank): crc for name, rank, _, crc in ends}
+    assert len(shards) == 4, shown
+    for rank in "01":
+        assert shards["a", rank] == shards["b", rank]
+    assert shards["a", "0"] != shards["a", "1"]
+    assert all(float(accuracy) > 0.7 for _, _, accuracy, _ in ends), shown
 
 
 def test_digits_survives_a_killed_peer_takes_a_newcomer_and_learns(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ struct Report {
   std::uint64_t faults = 0;
   std::uint64_t kills = 0;
   std::uint64_t joins = 0;
-  std::uint64_t evictions = 0;         // peers that were put out, or cut off
+  std::uint64_t evictions = 0;  // peers that were put out, or cut off
   std::uint64_t restarts = 0;
   std::uint64_t rebuilds = 0;    // of a shadow master, compared with the live one
   std::uint64_t deadlocks = 0;   // calls that ended in deadlock
