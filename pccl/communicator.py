@@ -176,9 +176,7 @@ class Communicator(_core.Reducer):
             raise InvalidArgument.because(func, sentence)
         ranks = _settings.integer(ranks, "ranks_per_replica", func, 1, _MAX_RANKS)
         if self._group >= ranks:
-            sentence = (
-                f"peer_group is the rank in the replica, 0 to {ranks - 1} of {ranks}, not {self._group}"
-            )
+            sentence = f"peer_group is the rank in the replica, 0 to {ranks - 1} of {ranks}, not {self._group}"
             raise InvalidArgument.because(func, sentence)
         return name, ranks
 

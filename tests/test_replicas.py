@@ -71,9 +71,7 @@ while True:
 """
 
 
-def rank(
-    run: Run, name: str, rank: int, *, ranks: int = 2, min_peers: int = 1
-) -> Worker:
+def rank(run: Run, name: str, rank: int, *, ranks: int = 2, min_peers: int = 1) -> Worker:
     code = f"NAME, RANK, RANKS = {name!r}, {rank}, {ranks}\n" + LOOP
     return run.peer(code, PCCL_MIN_PEERS=str(min_peers))
 
@@ -228,8 +226,8 @@ def test_a_rank_may_end_before_the_others_of_its_replica() -> None:
 def test_a_rank_that_ends_by_an_exception_takes_its_replica_along_at_once() -> None:
     code = """
     start(peer_group=RANK, replica_id=NAME, ranks_per_replica=2)
-    say(event="joined")
     pccl.allreduce(x())
+    say(event="joined")
     hear()
     if NAME == "b" and RANK == 0:
         raise ValueError("a bug")
@@ -244,7 +242,9 @@ def test_a_rank_that_ends_by_an_exception_takes_its_replica_along_at_once() -> N
     """
     with running(**FAST) as run:
         peers = {
-            (name, at): run.peer(f"NAME, RANK = {name!r}, {at}\n" + dedent(code), PCCL_MIN_PEERS="2")
+            (name, at): run.peer(
+                f"NAME, RANK = {name!r}, {at}\n" + dedent(code), PCCL_MIN_PEERS="2"
+            )
             for name in "ab"
             for at in (0, 1)
         }
