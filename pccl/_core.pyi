@@ -60,6 +60,8 @@ class Communicator:
         stripes: int,
         port: int,
         advertise: Sequence[str],
+        replica: str = "",
+        ranks_per_replica: int = 0,
     ) -> None: ...
     def join(self, *, min_peers: int, attempts: int, timeout: float | None, enter: bool) -> None:
         """Reaches the master and joins. `enter=True` (level 1) returns when admitted as a member; else (level 2)
@@ -153,8 +155,9 @@ class Communicator:
     ) -> tuple[Operation, Any] | None:
         """The same, begun; the result is complete when the operation is done."""
 
-    def membership(self) -> tuple[int, int, int, list[str], int]:
-        """(epoch, rank, world_size, peer ids in rank order, peer_group), as of the last call; rank -1 if no member."""
+    def membership(self) -> tuple[int, int, int, list[str], int, list[str]]:
+        """(epoch, rank, world_size, peer ids in rank order, peer_group, their replicas' names or none), as of the last
+        call; rank -1 if no member."""
 
     def attribute(self, which: int) -> int: ...
     def unfinished(self) -> int:
@@ -164,8 +167,8 @@ class Communicator:
     def is_open(self) -> bool:
         """Joined, and neither closed, evicted nor cut off."""
 
-    def close(self) -> None:
-        """Leaves the run. Idempotent."""
+    def close(self, failure: str = "") -> None:
+        """Leaves the run. Idempotent. `failure`: why, when its work was not done; its replica goes with it at once."""
 
 class Reducer:
     """The base of `pccl.Communicator`: what is native of it.

@@ -43,10 +43,10 @@ class _Group(NamedTuple):
 def _group(comm: Communicator, func: str, deadline: _settings.Deadline) -> _Group:
     """Waits to be let in, if this is a newcomer."""
     engine = comm._joined(func)
-    _, rank, _, peers, _ = engine.membership()
+    _, rank, _, peers, *_ = engine.membership()
     if rank < 0:
         engine.admit(deadline.left())
-        _, rank, _, peers, _ = engine.membership()
+        _, rank, _, peers, *_ = engine.membership()
     return _Group(rank, peers)
 
 

@@ -63,6 +63,7 @@ class Membership:
         world_size: Number of members.
         peers: Their ids (32 hex digits), in rank order.
         peer_group: The group's number.
+        replicas: Which replica each of them is a rank of, in rank order; empty without replicas.
     """
 
     epoch: int
@@ -70,6 +71,7 @@ class Membership:
     world_size: int
     peers: tuple[str, ...]
     peer_group: int
+    replicas: tuple[str, ...] = ()
 
 
 def init(
@@ -81,6 +83,8 @@ def init(
     port: int | None = None,
     advertise: str | Sequence[str] | None = None,
     secret: str | bytes | None = None,
+    replica_id: str | None = None,
+    ranks_per_replica: int | None = None,
 ) -> Communicator:
     """Joins a run and makes this process's default communicator.
 
@@ -98,6 +102,11 @@ def init(
         advertise: More addresses at which other peers may find this one. Default: PCCL_ADVERTISE,
             comma-separated.
         secret: Not supported yet.
+        replica_id: Name of the replica that this peer is a rank of, when a model is sharded over
+            several peers. Its ranks are `peer_group` 0 to `ranks_per_replica` - 1 and name the
+            same. They are let in together, and when one of them is lost the others get `Evicted`.
+            `min_peers` counts replicas then.
+        ranks_per_replica: Ranks of each replica, the same in the whole run.
 
     Raises:
         InvalidArgument: There is no master's address, or an argument makes no sense.
@@ -126,7 +135,15 @@ def init(
         )
         limit = _settings.seconds(timeout, func)
         attempts = _JOIN_ATTEMPTS if limit is None else int(limit) + 1
-        comm = Communicator(address, peer_group, port=port, advertise=advertise, secret=secret)
+        comm = Communicator(
+            address,
+            peer_group,
+            port=port,
+            advertise=advertise,
+            secret=secret,
+            replica_id=replica_id,
+            ranks_per_replica=ranks_per_replica,
+        )
         comm._join(func, min_peers=peers, attempts=attempts, timeout=limit, enter=False)
         _default = comm
         _core.use_by_default(comm._number)
@@ -314,8 +331,8 @@ def membership(comm: Communicator | None = None) -> Membership:
     Raises:
         NotInitialized: Before `init`.
     """
-    epoch, own_rank, size, peers, group = _engine(comm, "membership").membership()
-    return Membership(epoch, own_rank, size, tuple(peers), group)
+    epoch, own_rank, size, peers, group, replicas = _engine(comm, "membership").membership()
+    return Membership(epoch, own_rank, size, tuple(peers), group, tuple(replicas))
 
 
 def rank(comm: Communicator | None = None) -> int:

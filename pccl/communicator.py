@@ -52,6 +52,8 @@ __all__ = ["AsyncReduceHandle", "Communicator", "MasterNode"]
 
 _MAX_GROUP = 2**32 - 1
 _MAX_STRIPES = 255
+_MAX_REPLICA_NAME = 256
+_MAX_RANKS = 4096
 _MAX_IN_FLIGHT = 2**31 - 1
 _MAX_ATTEMPTS = 2**31 - 1
 _INTERRUPT_SECONDS = 5.0  # a master that was told to stop has closed its port long before
@@ -111,6 +113,9 @@ class Communicator(_core.Reducer):
         advertise: More addresses at which other peers may find this one. Default: PCCL_ADVERTISE,
             comma-separated.
         secret: Not supported yet.
+        replica_id: Name of the replica that this peer is a rank of. Its ranks are `peer_group` 0 to
+            `ranks_per_replica` - 1 and name the same; they are let in and put out together.
+        ranks_per_replica: Ranks of each replica, the same in the whole run.
 
     Raises:
         InvalidArgument: An argument or its variable makes no sense.
@@ -126,6 +131,8 @@ class Communicator(_core.Reducer):
         port: int | None = None,
         advertise: str | Sequence[str] | None = None,
         secret: str | bytes | None = None,
+        replica_id: str | None = None,
+        ranks_per_replica: int | None = None,
     ) -> None:
         super().__init__()
         func = "Communicator"
@@ -141,6 +148,7 @@ class Communicator(_core.Reducer):
             port, "port", func, 0, 65535, variable="PCCL_PORT", default=0
         )
         self._advertise = _settings.addresses(advertise, func)
+        self._replica, self._ranks = self._check_replica(replica_id, ranks_per_replica)
         self._engine: _core.Communicator | None = None
         self._joining = False
         self._closed = False
@@ -151,6 +159,26 @@ class Communicator(_core.Reducer):
         self._residuals: dict[tuple[int | None, str], _Residual] = {}
         # Guards _operations, _joining and _engine; never held in a blocking call.
         self._lock = threading.Lock()
+
+    def _check_replica(self, name: str | None, ranks: int | None) -> tuple[str, int]:
+        func = "Communicator"
+        if name is None and ranks is None:
+            return "", 0
+        if not isinstance(name, str) or not 0 < len(name.encode()) <= _MAX_REPLICA_NAME:
+            sentence = (
+                f"replica_id must be a string of 1 to {_MAX_REPLICA_NAME} bytes, not {name!r}"
+                if ranks is not None
+                else "replica_id and ranks_per_replica go together"
+            )
+            raise InvalidArgument.because(func, sentence)
+        if ranks is None:
+            sentence = "replica_id and ranks_per_replica go together"
+            raise InvalidArgument.because(func, sentence)
+        ranks = _settings.integer(ranks, "ranks_per_replica", func, 1, _MAX_RANKS)
+        if self._group >= ranks:
+            sentence = f"peer_group is the rank in the replica, 0 to {ranks - 1} of {ranks}, not {self._group}"
+            raise InvalidArgument.because(func, sentence)
+        return name, ranks
 
     # Joining and leaving.
 
@@ -187,6 +215,8 @@ class Communicator(_core.Reducer):
                 stripes=self._stripes,
                 port=self._port,
                 advertise=self._advertise,
+                replica=self._replica,
+                ranks_per_replica=self._ranks,
             )
             try:
                 engine.join(min_peers=min_peers, attempts=attempts, timeout=limit, enter=enter)
@@ -206,20 +236,25 @@ class Communicator(_core.Reducer):
 
     def close(self) -> None:
         """Leaves the run: the others see a departure, not a loss. May be called again; afterwards nothing else may."""
+        self._close("")
+
+    def _close(self, failure: str) -> None:
         if self._fork != _forks:
             return
         self._closed = True
         self._attach(None)
         _open.discard(self)
         if self._engine is not None:
-            self._engine.close()
+            self._engine.close(failure)
         with self._lock:
             self._operations.clear()
             self._residuals.clear()
 
     def _leave_at_exit(self) -> None:
+        # The other ranks of a replica have nothing to wait for when a program ended by an exception.
+        error = getattr(sys, "last_type", None)
         try:
-            self.close()
+            self._close("" if error is None else f"its program ended with {error.__name__}")
         except (PCCLError, KeyboardInterrupt):
             pass  # the process ends anyway; the master notices
 
@@ -234,7 +269,7 @@ class Communicator(_core.Reducer):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        self._close("" if kind is None else f"its program ended with {kind.__name__}")
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "not connected" if self._engine is None else "joined"

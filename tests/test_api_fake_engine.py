@@ -124,12 +124,12 @@ class FakeCommunicator:
         return "ab" * 16
 
     def membership(self):
-        return 3, 1, WORLD, ["a", "b", "c", "d"], 7
+        return 3, 1, WORLD, ["a", "b", "c", "d"], 7, []
 
     def is_open(self):
         return self.open and not self.closed
 
-    def close(self):
+    def close(self, failure=""):
         self.closed += 1
 
 
@@ -201,7 +201,8 @@ def test_init_reads_the_environment_and_an_argument_wins(monkeypatch):
     fake = FakeCommunicator.made[-1]
     assert fake.master == "there:2"
     assert fake.options == {
-        "peer_group": 0, "stripes": 0, "port": 5000, "advertise": ["a:1", "b:2"]
+        "peer_group": 0, "stripes": 0, "port": 5000, "advertise": ["a:1", "b:2"],
+        "replica": "", "ranks_per_replica": 0,
     }  # fmt: skip
     assert fake.calls[0][1] == {"min_peers": 3, "attempts": 3, "timeout": 2.5, "enter": False}
     pccl.barrier()
@@ -224,7 +225,9 @@ def test_init_without_a_master_says_where_to_get_one():
 @pytest.mark.parametrize(
     "options",
     [{"min_peers": 0}, {"port": 70000}, {"peer_group": -1}, {"timeout": -1}, {"port": "80"}]
-    + [{"advertise": 5}, {"min_peers": 1.5}, {"min_peers": True}, {"timeout": float("nan")}],
+    + [{"advertise": 5}, {"min_peers": 1.5}, {"min_peers": True}, {"timeout": float("nan")}]
+    + [{"replica_id": "a"}, {"ranks_per_replica": 2}, {"replica_id": "", "ranks_per_replica": 2}]
+    + [{"replica_id": "a", "ranks_per_replica": 2, "peer_group": 2}],
 )
 def test_init_refuses_arguments_that_make_no_sense(options):
     with pytest.raises((pccl.InvalidArgument, TypeError)):

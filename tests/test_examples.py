@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import pccl
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
@@ -112,6 +114,45 @@ def test_diloco_learns_and_all_members_have_the_same_weights(
     losses = [float(loss) for loss in re.findall(r"round \d+: loss (\S+?),?(?:\s|$)", done.stdout)]
     assert losses[-1] < 0.7 * losses[0], done.stdout
     assert all(float(one) > 0.8 for one in re.findall(r"accuracy (\S+),", done.stdout))
+
+
+def test_fsdp_replicas_learn_and_hold_the_same_shards(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    example = [str(EXAMPLES / "fsdp_diloco.py"), "--rounds", "8", "--replica"]
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        env = {
+            **os.environ,
+            "PCCL_MASTER": master.address,
+            "PCCL_MIN_PEERS": "2",
+            "OMP_NUM_THREADS": "1",
+        }
+        replicas = [
+            subprocess.Popen(
+                [*torchrun, *example, name],
+                cwd=tmp_path,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for name in "ab"
+        ]
+        try:
+            shown = "".join(replica.communicate(timeout=100)[0] for replica in replicas)
+        finally:
+            for replica in replicas:
+                replica.terminate()  # ends its ranks, too
+    assert [replica.returncode for replica in replicas] == [0, 0], shown
+    assert "round 8: loss" in shown and "2 replicas" in shown
+    ends = re.findall(r"replica (\w) rank (\d): accuracy (\S+), shards (\w+)", shown)
+    shards = {(name, rank): crc for name, rank, _, crc in ends}
+    assert len(shards) == 4, shown
+    for rank in "01":
+        assert shards["a", rank] == shards["b", rank]
+    assert shards["a", "0"] != shards["a", "1"]
+    assert all(float(accuracy) > 0.7 for _, _, accuracy, _ in ends), shown
 
 
 def test_digits_survives_a_killed_peer_takes_a_newcomer_and_learns(tmp_path: Path) -> None:

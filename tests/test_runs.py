@@ -66,13 +66,14 @@ def test_a_tree_of_very_many_small_arrays_is_reduced(leaves: int) -> None:
     say(event="done", ok=bool(ok), size=info.world_size, attempts=info.attempts)
     """
     with running() as run:
-        for peer in run.peers(3, code):
+        peers = run.peers(3, code)
+        for peer in peers:
             assert peer.expect("done", 60) == {
                 "event": "done",
                 "ok": True,
                 "size": 3,
                 "attempts": 1,
-            }
+            }, "\n".join(worker.stderr() for worker in run.workers)
 
 
 def test_the_launcher_numbers_processes_by_rank() -> None:

@@ -142,6 +142,22 @@ def test_the_state_survives_whatever_breaks() -> None:
     assert totals["sync_failures"] > 0
 
 
+@pytest.mark.parametrize("program", ["level1", "level2", "sync"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_replicas_come_and_go_as_a_whole(program: str, ranks: int) -> None:
+    # Whose members differ between groups after the same admission point is a violation, as is a
+    # rank that is a member long after another one of its replica was lost.
+    count = max(SCHEDULES // 10, 20)
+    options = {"program": program, "ranks": ranks, "peers": 2, "joins": 2}
+    totals = run_many(190_000, count, **options)
+    assert totals["commits"] > count
+    assert totals["evictions"] > 0
+    totals = run_many(200_000, max(count // 4, 20), quiet=True, **options)
+    assert totals["commits"] > 0
+    if program != "sync":  # there users spoil their states, and cannot take one over
+        assert totals["evictions"] == 0
+
+
 def test_plans_from_measurements_reduce_right() -> None:
     # Shares that differ, and owners of nothing; what is committed is compared byte for byte.
     lines: Counter[str] = Counter()

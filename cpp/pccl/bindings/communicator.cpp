@@ -54,12 +54,15 @@ wire::Address parse(const std::string& text, std::uint16_t default_port, const c
 }
 
 std::shared_ptr<Comm> make(const std::string& master, std::uint32_t peer_group, unsigned stripes,
-                           std::uint16_t port, const std::vector<std::string>& advertise) {
+                           std::uint16_t port, const std::vector<std::string>& advertise,
+                           const std::string& replica, std::uint32_t ranks_per_replica) {
   const char* function = "Communicator";
   peer::CommunicatorOptions options;
   options.settings = read_settings(function);
   options.master = parse(master, net::kDefaultPort, function);
   options.group = peer_group;
+  options.replica = replica;
+  options.ranks_per_replica = ranks_per_replica;
   options.port = port;
   if (stripes > 255) {
     raise({Code::invalid_argument, "at most 255 connections per link", {}, {}},
@@ -87,18 +90,21 @@ auto block(const Comm& comm, const Seconds& timeout, CallKind kind, const char* 
   if constexpr (!std::is_same_v<decltype(result), Status>) return *result;
 }
 
-std::tuple<std::uint64_t, int, std::size_t, std::vector<std::string>, std::uint32_t> membership(
-    const Comm& comm) {
+std::tuple<std::uint64_t, int, std::size_t, std::vector<std::string>, std::uint32_t,
+           std::vector<std::string>>
+membership(const Comm& comm) {
   const Result<peer::View> view = comm.engine->view();
   if (!view) raise(view.error(), CallKind::question, "membership");
   std::vector<std::string> peers;
+  std::vector<std::string> replicas;
   int rank = -1;
-  if (view->record == nullptr) return {0, rank, 0, peers, comm.engine->group()};
+  if (view->record == nullptr) return {0, rank, 0, peers, comm.engine->group(), replicas};
   for (const wire::Member& member : view->record->members) {
     if (member.id == comm.engine->id()) rank = static_cast<int>(peers.size());
     peers.push_back(member.id.hex());
+    if (!member.replica.empty()) replicas.push_back(member.replica);
   }
-  return {view->record->epoch, rank, peers.size(), peers, comm.engine->group()};
+  return {view->record->epoch, rank, peers.size(), peers, comm.engine->group(), replicas};
 }
 
 using Classes = std::vector<std::tuple<std::uint64_t, int, std::vector<std::uint32_t>>>;
@@ -154,7 +160,7 @@ void bind_communicator(nb::module_& m) {
   bind_sync(m, communicator);
   communicator
       .def(nb::new_(&make), "master"_a, nb::kw_only(), "peer_group"_a, "stripes"_a, "port"_a,
-           "advertise"_a)
+           "advertise"_a, "replica"_a = "", "ranks_per_replica"_a = 0)
       .def(
           "join",
           [](Comm& comm, std::uint32_t min_peers, unsigned attempts, Seconds timeout, bool enter) {
@@ -214,14 +220,17 @@ void bind_communicator(nb::module_& m) {
       .def("unfinished", [](const Comm& comm) { return comm.engine->unfinished(); })
       .def("peer_id", [](const Comm& comm) { return comm.engine->id().hex(); })
       .def("is_open", [](const Comm& comm) { return comm.engine->is_open(); })
-      .def("close", [](Comm& comm) {
-        const std::shared_ptr<peer::Communicator> engine = comm.engine;
-        {
-          const GilRelease release;
-          engine->close();
-        }
-        comm.drop_finished();
-      });
+      .def(
+          "close",
+          [](Comm& comm, const std::string& failure) {
+            const std::shared_ptr<peer::Communicator> engine = comm.engine;
+            {
+              const GilRelease release;
+              engine->close(failure);
+            }
+            comm.drop_finished();
+          },
+          "failure"_a = "");
 }
 
 }  // namespace pccl::bindings

@@ -159,9 +159,10 @@ void Group::decide(const wire::CallKey& key, Code code, const PeerId& culprit,
     operations_.erase(*op);
   } else {
     const auto& round = std::get<wire::RoundKey>(key);
-    append(wire::Outcome{round, code, newcomers_ready() ? 1U : 0U, around_.census(), culprit,
-                         reason, waiting, sync});
-    if (sync.step == wire::SyncStep::done) record_.state = wire::state_after(sync, record_);
+    const wire::Outcome outcome{
+        round, code, newcomers_ready() ? 1U : 0U, around_.census(), culprit, reason, waiting, sync};
+    append(outcome);
+    wire::apply(outcome, record_);
     rounds_.erase(round);
   }
   decided_[key] = last_ordinal_;
@@ -287,6 +288,7 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
   record_.abort_floor = record_.epoch;
   record_.members.clear();
   for (const Peer& peer : members_) record_.members.push_back(peer.member);
+  record_.ranks_per_replica = ranks_;
   std::erase_if(record_.state.holders, [&](const PeerId& id) { return member(id) == nullptr; });
   record_.census = around_.census();
   record_.departures = std::move(departures);
@@ -319,15 +321,31 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
     if (candidate.member.id == join.id) around_.close(candidate.connection);
   }
   std::erase_if(candidates_, [&](const Peer& candidate) { return candidate.member.id == join.id; });
+  if (empty()) ranks_ = join.ranks_per_replica;
+  const bool started = ranks_ > 0 ? around_.replicas_started() : !members_.empty();
   Peer peer;
-  peer.member = {join.id, around_.next_join_ordinal(), join.addresses, join.word};
+  peer.member = {join.id, around_.next_join_ordinal(), join.addresses, join.word, join.replica};
   peer.connection = connection;
   peer.heard = now;
   peer.min_peers = std::max(1U, join.min_peers);
   peer.order = join.order;
-  peer.waiting = join.waiting && !(join.start_only && !members_.empty());
+  peer.waiting = join.waiting && !(join.start_only && started);
+  peer.start_only = join.start_only;
+  peer.seen = seen;
   candidates_.push_back(std::move(peer));
-  const bool started = !members_.empty();
+  around_.send(
+      connection, 0,
+      wire::Welcome{candidates_.back().member.joined, started, started ? 0 : missing(), seen});
+  if (!members_.empty()) {
+    tell_newcomers();
+  } else {
+    start_if_ready(now);
+  }
+}
+
+// Peers that are still to come before the group can start; of replicas: those.
+std::uint32_t Group::missing() const {
+  if (ranks_ > 0) return around_.replicas_missing();
   std::uint32_t wanted = 0;
   std::uint32_t present = 0;
   for (const Peer& candidate : candidates_) {
@@ -335,28 +353,37 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
     ++present;
     wanted = std::max(wanted, candidate.min_peers);
   }
-  around_.send(connection, 0,
-               wire::Welcome{candidates_.back().member.joined, started,
-                             !started && wanted > present ? wanted - present : 0, seen});
-  if (started) {
-    tell_newcomers();
-  } else {
-    start_if_ready(now);
-  }
+  return wanted > present ? wanted - present : 0;
+}
+
+Group::Peer Group::take_candidate(std::size_t at) {
+  Peer peer = std::move(candidates_[at]);
+  candidates_.erase(candidates_.begin() + static_cast<std::ptrdiff_t>(at));
+  peer.applied = last_ordinal_;
+  return peer;
 }
 
 // Until a group has members, those who wait form it as soon as the largest min_peers among them is
 // reached.
 void Group::start_if_ready(Instant) {
-  if (!members_.empty()) return;
-  std::size_t present = 0;
-  std::uint32_t wanted = 1;
-  for (const Peer& candidate : candidates_) {
-    if (!candidate.waiting) continue;
-    ++present;
-    wanted = std::max(wanted, candidate.min_peers);
+  if (ranks_ > 0) return around_.replicas_changed();
+  const bool somebody = std::any_of(candidates_.begin(), candidates_.end(),
+                                    [](const Peer& candidate) { return candidate.waiting; });
+  if (!members_.empty() || !somebody || missing() > 0) return;
+  std::vector<Peer> founders;
+  for (std::size_t at = 0; at < candidates_.size();) {
+    if (candidates_[at].waiting) {
+      founders.push_back(take_candidate(at));
+    } else {
+      ++at;
+    }
   }
-  if (present == 0 || present < wanted) return;
+  std::stable_sort(founders.begin(), founders.end(),
+                   [](const Peer& a, const Peer& b) { return a.order < b.order; });
+  start(std::move(founders));
+}
+
+void Group::start(std::vector<Peer> founders) {
   operations_.clear();
   rounds_.clear();
   log_.clear();
@@ -367,17 +394,8 @@ void Group::start_if_ready(Instant) {
   record_.state = {};
   record_.syncing = false;
   record_.rates = rates_ = {};
-  for (auto it = candidates_.begin(); it != candidates_.end();) {
-    if (!it->waiting) {
-      ++it;
-      continue;
-    }
-    it->applied = last_ordinal_;
-    members_.push_back(std::move(*it));
-    it = candidates_.erase(it);
-  }
-  std::stable_sort(members_.begin(), members_.end(),
-                   [](const Peer& a, const Peer& b) { return a.order < b.order; });
+  record_.point_open = false;
+  members_ = std::move(founders);
   plan_epoch();
   around_.log("group " + std::to_string(id_) + ": started with " + plural(members_.size(), "peer"));
   begin_epoch(wire::Cause::admission, {}, {});
@@ -389,6 +407,8 @@ bool Group::newcomer_ready(const Peer& candidate) const {
 }
 
 bool Group::newcomers_ready() const {
+  if (ranks_ > 0)
+    return around_.replicas_wait(id_, wire::next_point(record_, wire::RoundKind::admit));
   return std::any_of(candidates_.begin(), candidates_.end(),
                      [&](const Peer& candidate) { return newcomer_ready(candidate); });
 }
@@ -436,8 +456,7 @@ bool Group::adopt(const wire::Report& report) {
                             decided_[verdict.key] = last_ordinal_;
                           },
                           [&](const wire::Outcome& outcome) {
-                            if (outcome.sync.step == wire::SyncStep::done)
-                              record_.state = wire::state_after(outcome.sync, record_);
+                            wire::apply(outcome, record_);
                             rounds_.erase(outcome.key);
                             decided_[outcome.key] = last_ordinal_;
                           }},
@@ -486,6 +505,7 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
     if (ahead(*best, rejoin.report)) best = &rejoin.report;
   }
   group.record_ = best->record;
+  group.ranks_ = best->record.ranks_per_replica;
   const std::size_t n = group.record_.members.size();
   const wire::RateTable& told = group.record_.rates;
   if (told.hosts.size() != n || told.links.size() != n * n) group.record_.rates = {};
@@ -534,6 +554,81 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
   return group;
 }
 
+// ---- replicas
+// -----------------------------------------------------------------------------------------------------
+
+std::vector<RankStanding> Group::ranks() const {
+  std::vector<RankStanding> ranks;
+  if (ranks_ == 0) return ranks;
+  for (const Peer& peer : members_) ranks.push_back({peer.member, 1, true, false, false});
+  for (const Peer& peer : candidates_) {
+    ranks.push_back({peer.member, peer.min_peers, false, peer.waiting, newcomer_ready(peer)});
+  }
+  return ranks;
+}
+
+bool Group::busy(const PeerId& id) const {
+  if (members_.size() == 1) return false;  // what it was in ended with the others
+  return std::any_of(operations_.begin(), operations_.end(),
+                     [&](const auto& item) { return item.second.entries.contains(id); }) ||
+         std::any_of(rounds_.begin(), rounds_.end(),
+                     [&](const auto& item) { return item.second.entered.contains(id); });
+}
+
+void Group::start_with(const std::vector<std::string>& replicas, std::uint64_t points) {
+  std::vector<Peer> founders;
+  for (const std::string& replica : replicas) {
+    const auto first =
+        std::find_if(candidates_.begin(), candidates_.end(), [&](const Peer& candidate) {
+          return candidate.waiting && candidate.member.replica == replica;
+        });
+    if (first == candidates_.end()) continue;
+    founders.push_back(take_candidate(static_cast<std::size_t>(first - candidates_.begin())));
+  }
+  record_.points = points;
+  start(std::move(founders));
+}
+
+void Group::leave_behind() {
+  for (Peer& candidate : candidates_) {
+    if (!candidate.waiting || !candidate.start_only) continue;
+    candidate.waiting = false;
+    around_.send(candidate.connection, 0,
+                 wire::Welcome{candidate.member.joined, true, 0, candidate.seen});
+  }
+}
+
+void Group::retry_admission(Instant now) {
+  std::vector<wire::RoundKey> keys;
+  for (const auto& [key, round] : rounds_) {
+    if (key.kind == wire::RoundKind::admit || key.kind == wire::RoundKind::sync_admit)
+      keys.push_back(key);
+  }
+  for (const wire::RoundKey& key : keys) check_round(key, now);
+}
+
+void Group::evict_rank(const std::string& replica, bool members, bool newcomers,
+                       const std::string& reason, Instant now) {
+  std::vector<ConnectionId> waiting;
+  for (const Peer& candidate : candidates_) {
+    if (newcomers && candidate.member.replica == replica) waiting.push_back(candidate.connection);
+  }
+  for (const ConnectionId connection : waiting) evict(connection, Code::evicted, reason, now);
+  std::vector<Departed> gone;
+  for (const Peer& peer : members_) {
+    if (members && peer.member.replica == replica)
+      gone.push_back({peer.member.id, Code::evicted, reason});
+  }
+  if (!gone.empty()) remove(gone, now);
+}
+
+void Group::tell_rank(const std::string& replica, const std::string& text) {
+  for (const Peer& candidate : candidates_) {
+    if (candidate.member.replica == replica)
+      around_.send(candidate.connection, 0, wire::Notice{text});
+  }
+}
+
 // ---- leaving
 // ------------------------------------------------------------------------------------------------------
 
@@ -546,9 +641,11 @@ void Group::evict(ConnectionId connection, Code code, const std::string& reason,
   }
   around_.send(connection, 0, wire::Refused{code, reason});
   around_.close(connection);
+  const wire::Member gone = peer->member;
   std::erase_if(candidates_,
                 [&](const Peer& candidate) { return candidate.connection == connection; });
   tell_newcomers();
+  around_.rank_departed(id_, gone, reason, false, false);
 }
 
 void Group::remove(const std::vector<Departed>& departed, Instant now) {
@@ -563,6 +660,7 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
       around_.close(peer->connection);
     }
     departures.push_back({gone.id, gone.reason});
+    around_.rank_departed(id_, peer->member, gone.reason, true, gone.finished);
     std::erase_if(trouble_, [&](const auto& item) {
       return item.first.first == gone.id || item.first.second == gone.id;
     });
@@ -603,10 +701,11 @@ void Group::on_disconnect(ConnectionId connection, Instant now) {
   Peer* peer = by_connection(connection);
   if (peer == nullptr) return;
   if (member(peer->member.id) != peer) {
+    const wire::Member away = peer->member;
     std::erase_if(candidates_,
                   [&](const Peer& candidate) { return candidate.connection == connection; });
     tell_newcomers();
-    return;
+    return around_.rank_away(id_, away, "its control connection broke");
   }
   peer->connection = 0;
   peer->disconnected_at = now;
@@ -642,23 +741,28 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           [&](const wire::RequestAdmission&) {
             if (is_member || peer->waiting) return;
             peer->waiting = true;
+            peer->start_only = false;
             if (members_.empty()) {
               start_if_ready(now);
             } else {
               tell_newcomers();
+              around_.replicas_changed();
             }
           },
           [&](const wire::WithdrawAdmission&) {
             if (is_member || !peer->waiting) return;
             peer->waiting = false;
             peer->prepared_epoch = 0;
+            const wire::Member away = peer->member;
             tell_newcomers();
+            around_.rank_away(id_, away, "it did not wait any longer");
           },
           [&](const wire::Prepared& prepared) {
             if (is_member) return;
             const bool before = newcomers_ready();
             peer->prepared_epoch = prepared.epoch;
             if (newcomers_ready() != before) tell_newcomers();
+            around_.replicas_changed();
           },
           [&](const wire::Neighbourhood& neighbourhood) {
             peer->shares_with = {neighbourhood.peers.begin(), neighbourhood.peers.end()};
@@ -756,12 +860,15 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           },
           [&](const wire::Leave& leave) {
             if (is_member) {
-              remove({{id, Code::evicted, leave.reason.empty() ? "it left" : leave.reason}}, now);
+              const bool finished = leave.reason.empty();
+              remove({{id, Code::evicted, finished ? "it left" : leave.reason, finished}}, now);
             } else {
               around_.close(from);
+              const wire::Member gone = peer->member;
               std::erase_if(candidates_,
                             [&](const Peer& candidate) { return candidate.connection == from; });
               tell_newcomers();
+              around_.rank_departed(id_, gone, "it left", false, false);
             }
           },
           [&](const auto&) { misuse("a message that peers do not send here"); }},
@@ -842,7 +949,14 @@ void Group::check_round(const wire::RoundKey& key, Instant now) {
   switch (key.kind) {
     case wire::RoundKind::admit:
     case wire::RoundKind::sync_admit:
-      if (newcomers_ready()) return let_newcomers_in(key.kind == wire::RoundKind::sync_admit);
+      if (ranks_ > 0) {
+        const auto replicas = around_.replicas_to_admit(id_, wire::next_point(record_, key.kind));
+        if (!replicas) return;
+        if (!replicas->empty()) return let_newcomers_in(key.kind, *replicas);
+        around_.replicas_changed();
+      } else if (newcomers_ready()) {
+        return let_newcomers_in(key.kind, {});
+      }
       break;
     case wire::RoundKind::sync:
     case wire::RoundKind::sync_detail:
@@ -903,28 +1017,38 @@ void Group::check_sync(const wire::RoundKey& key, Instant now) {
   decide(key, judgement.code, judgement.culprit, judgement.reason, {}, judgement.decision);
 }
 
-void Group::let_newcomers_in(bool syncing) {
+// `replicas`: their ranks come in, in that order; else whoever is ready.
+void Group::let_newcomers_in(wire::RoundKind kind, const std::vector<std::string>& replicas) {
   // Everybody stands at the same call: the newcomers that are ready come in here, and all counters
   // start anew.
   const std::size_t before = members_.size();
   rounds_.clear();
   operations_.clear();
-  for (auto candidate = candidates_.begin(); candidate != candidates_.end();) {
-    if (!newcomer_ready(*candidate)) {
-      ++candidate;
-      continue;
+  const auto let_in = [&](const std::string& replica) {
+    for (std::size_t at = 0; at < candidates_.size();) {
+      if (newcomer_ready(candidates_[at]) && candidates_[at].member.replica == replica) {
+        members_.push_back(take_candidate(at));
+        if (!replica.empty()) return;  // of a second of that name nothing is known
+      } else {
+        ++at;
+      }
     }
-    candidate->applied = last_ordinal_;
-    members_.push_back(std::move(*candidate));
-    candidate = candidates_.erase(candidate);
-  }
+  };
+  if (ranks_ == 0) let_in({});
+  for (const std::string& replica : replicas) let_in(replica);
   if (!plan_epoch()) {
     unusable_.clear();
     plan_epoch();
   }
   around_.log("group " + std::to_string(id_) + ": " + plural(members_.size() - before, "newcomer") +
               " let in, " + plural(members_.size(), "member"));
+  const bool syncing = kind == wire::RoundKind::sync_admit;
   record_.syncing = syncing;
+  if (ranks_ > 0) {
+    record_.points = wire::next_point(record_, kind);
+    record_.point_open = syncing;
+    around_.replicas_changed();
+  }
   begin_epoch(wire::Cause::admission, {}, {});
 }
 

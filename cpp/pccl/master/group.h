@@ -6,8 +6,9 @@
 //   ------------------------+-------------------------------------------------------------------------------------
 //   add_candidate, asks     | group not started and min_peers reached: epoch (admission); else Prepare, Expect
 //   prepared                | the newcomer may enter at the next admit round
-//   enters a round          | all members in: outcome, or epoch (admission) when newcomers are ready; before the
-//                           | outcome of optimize_topology an epoch (plan), when somebody measured something new
+//   enters a round          | all members in: outcome, or epoch (admission) when newcomers are ready (of replicas:
+//                           | when replicas.h says so); before the outcome of optimize_topology an epoch (plan), when
+//                           | somebody measured something new
 //   operation entered, done | signatures differ: verdict mismatch; all done: verdict commit
 //   abort request           | verdict timeout or peer_lost (interrupted), unless decided already
 //   link report             | the peer's control is gone too: loss; else link reset (epoch, loss), a plan without the
@@ -72,6 +73,36 @@ class Surroundings {
   virtual void log(std::string line) = 0;
   virtual wire::Census census() = 0;
   virtual std::uint64_t next_join_ordinal() = 0;
+
+  // -- of groups whose peers are ranks of replicas: see replicas.h
+  // Something is another way that admissions or the start may have waited for.
+  virtual void replicas_changed() {}
+  // A member, or a newcomer, is out. `finished`: a member went by itself, in good order.
+  virtual void rank_departed(std::uint32_t, const wire::Member&, const std::string& /*reason*/,
+                             bool /*member*/, bool /*finished*/) {}
+  // A newcomer's connection is gone, or it does not wait any more.
+  virtual void rank_away(std::uint32_t, const wire::Member&, const std::string& /*reason*/) {}
+  // All members stand at that admission point: the replicas that come in there. Nothing: not
+  // decided, or not ready yet; Group::retry_admission follows.
+  virtual std::optional<std::vector<std::string>> replicas_to_admit(std::uint32_t,
+                                                                    std::uint64_t /*point*/) {
+    return std::nullopt;
+  }
+  // Some would come in at that point.
+  virtual bool replicas_wait(std::uint32_t, std::uint64_t /*point*/) { return false; }
+  // Replicas have members, here or in another group.
+  virtual bool replicas_started() { return false; }
+  // Until then: replicas still to come.
+  virtual std::uint32_t replicas_missing() { return 0; }
+};
+
+// Where one rank of a replica stands in its group.
+struct RankStanding {
+  wire::Member peer;
+  std::uint32_t min_peers = 1;
+  bool member = false;
+  bool waiting = false;  // a newcomer that waits to be let in
+  bool ready = false;    // ... and could be, now
 };
 
 // *one thread: the master's*
@@ -95,6 +126,23 @@ class Group {
   // The peer broke the rules; it goes, with this sentence.
   void evict(ConnectionId connection, Code code, const std::string& reason, Instant now);
 
+  // -- replicas
+  // 0: this group's peers belong to none.
+  [[nodiscard]] std::uint32_t ranks_per_replica() const { return empty() ? 0 : ranks_; }
+  [[nodiscard]] std::vector<RankStanding> ranks() const;
+  // The member is in a call.
+  [[nodiscard]] bool busy(const PeerId& id) const;
+  // `points`: that were passed before. REQUIRES: no members; a newcomer that waits, of each.
+  void start_with(const std::vector<std::string>& replicas, std::uint64_t points);
+  // The others have started: who waited only for that asks again when its program comes so far.
+  void leave_behind();
+  void retry_admission(Instant now);
+  // The replica's rank here, as a member and as a newcomer.
+  void evict_rank(const std::string& replica, bool member, bool newcomers,
+                  const std::string& reason, Instant now);
+  // A line for the log of its user.
+  void tell_rank(const std::string& replica, const std::string& text);
+
   [[nodiscard]] bool knows(ConnectionId connection) const;
   [[nodiscard]] const wire::EpochRecord& record() const { return record_; }
   [[nodiscard]] std::uint64_t last_ordinal() const { return last_ordinal_; }
@@ -114,6 +162,8 @@ class Group {
     std::uint32_t min_peers = 1;
     std::uint32_t order = 0xffffffff;
     bool waiting = false;
+    bool start_only = false;
+    std::string seen;  // the address we see it at
     std::uint64_t prepared_epoch = 0;
     // memory
     std::set<PeerId> shares_with;
@@ -153,6 +203,7 @@ class Group {
     PeerId id;
     Code code = Code::evicted;
     std::string reason;
+    bool finished = false;  // it left in good order
   };
 
   // -- the log
@@ -171,6 +222,9 @@ class Group {
   void start_over(wire::Cause cause, std::vector<wire::Departure> departures,
                   const std::vector<wire::OpKey>& aborted);
   void start_if_ready(Instant now);
+  void start(std::vector<Peer> founders);
+  [[nodiscard]] Peer take_candidate(std::size_t at);
+  [[nodiscard]] std::uint32_t missing() const;
   void tell_newcomers();
   [[nodiscard]] bool newcomer_ready(const Peer& candidate) const;
   [[nodiscard]] bool newcomers_ready() const;
@@ -192,7 +246,7 @@ class Group {
   void on_round(const PeerId& from, const wire::RoundEntry& entry, std::uint64_t applied,
                 Instant now);
   void check_round(const wire::RoundKey& key, Instant now);
-  void let_newcomers_in(bool syncing);
+  void let_newcomers_in(wire::RoundKind kind, const std::vector<std::string>& replicas);
   void check_sync(const wire::RoundKey& key, Instant now);
   void optimize(const wire::RoundKey& key);
   void check_calls(Instant now);
@@ -208,6 +262,7 @@ class Group {
   [[nodiscard]] bool too_much(const PeerId& from, const wire::RoundEntry& entry) const;
 
   std::uint32_t id_;
+  std::uint32_t ranks_ = 0;  // per replica; as the peers that are here say
   Options options_;
   Surroundings& around_;
   wire::EpochRecord record_;

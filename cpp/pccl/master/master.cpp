@@ -82,6 +82,14 @@ void Master::on_disconnect(ConnectionId id, Instant now) {
   if (!group) return;
   const auto found = groups_.find(*group);
   if (found != groups_.end()) found->second->on_disconnect(id, now);
+  settle_replicas(now);
+}
+
+// What an event in one group means for the others; before anything of it is sent.
+void Master::settle_replicas(Instant now) {
+  const auto recovery = recoveries_.begin();
+  const bool more = recovery != recoveries_.end() && recovery->first < replicas_.ranks();
+  replicas_.settle(more, now);
 }
 
 void Master::on_garbage(ConnectionId id, const Error& error, Instant now) {
@@ -92,6 +100,7 @@ void Master::on_garbage(ConnectionId id, const Error& error, Instant now) {
     group_for(*it->second.group).evict(id, Code::evicted, "protocol misuse: " + error.reason, now);
   }
   refuse(id, Code::refused, error.reason);
+  settle_replicas(now);
 }
 
 void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
@@ -104,17 +113,21 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
     }
     const auto found = groups_.find(*connection.group);
     if (found != groups_.end()) found->second->on_message(id, frame, now);
-    return;
+    return settle_replicas(now);
   }
   if (const auto* first = std::get_if<wire::Join>(&frame.message)) {
     // A newcomer of a run that this master (restarted) does not know yet: it shall come again when
     // the members are back, rather than found a run of its own here. The same while they come back.
     if (frame.envelope.run != 0 && frame.envelope.run != run_) return close(id);
     if (recoveries_.contains(first->group)) return close(id);
-    return join(id, connection, *first, now);
+    if (replicas_.recovering() && !groups_.contains(first->group)) return close(id);
+    join(id, connection, *first, now);
+    return settle_replicas(now);
   }
-  if (std::holds_alternative<wire::Rejoin>(frame.message))
-    return rejoin(id, connection, frame, now);
+  if (std::holds_alternative<wire::Rejoin>(frame.message)) {
+    rejoin(id, connection, frame, now);
+    return settle_replicas(now);
+  }
   on_garbage(id, {Code::refused, "the first message must be Join or Rejoin", {}, {}}, now);
 }
 
@@ -123,6 +136,8 @@ void Master::join(ConnectionId id, Connection& connection, const wire::Join& joi
     return refuse(id, Code::refused, "too many groups");
   }
   if (join.addresses.size() > 64) return refuse(id, Code::refused, "too many addresses");
+  if (const std::string why_not = replicas_.objection(join); !why_not.empty())
+    return refuse(id, Code::refused, why_not);
   wire::Join seen = join;
   // The address this connection comes from is one more way to reach the peer; most likely the best
   // one.
@@ -144,8 +159,9 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
       connection.group = rejoin.group;
       if (it->second->rejoin(id, rejoin, now)) return;
       connection.group.reset();
+      return refuse(id, Code::evicted, "the run went on without this peer");
     }
-    return refuse(id, Code::evicted, "the run went on without this peer");
+    // A group that has followed this term already, with a master that another one replaced.
   }
   // Another master's member. It is welcome if this one has no run of its own yet and follows that
   // term.
@@ -164,6 +180,7 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
     run_ = frame.envelope.run;
   }
   term_ = std::max(term_, frame.envelope.term + 1);
+  replicas_.recover(rejoin.report.record.ranks_per_replica, now);
   Recovery& recovery = recoveries_[rejoin.group];
   if (recovery.reports.empty()) recovery.since = now;
   std::erase_if(recovery.reports,
@@ -238,6 +255,8 @@ void Master::on_time(Instant now) {
   for (const auto& [id, recovery] : recoveries_) recovering.push_back(id);
   for (const std::uint32_t id : recovering) recover_if_ready(id, now);
   for (const auto& [id, group] : groups_) group->on_time(now);
+  replicas_.on_time(now);
+  settle_replicas(now);
   if (now - last_heartbeat_ >= options_.heartbeat_interval) {
     last_heartbeat_ = now;
     for (const auto& [id, connection] : connections_) {

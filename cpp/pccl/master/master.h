@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pccl/master/group.h"
+#include "pccl/master/replicas.h"
 
 namespace pccl::master {
 
@@ -69,12 +70,31 @@ class Master final : private Surroundings {
   void recover_if_ready(std::uint32_t group, Instant now);
   void refuse(ConnectionId connection, Code code, const std::string& reason);
   Group& group_for(std::uint32_t id);
+  void settle_replicas(Instant now);
 
   void send(ConnectionId to, std::uint64_t collected, const wire::Message& message) override;
   void close(ConnectionId connection) override;
   void log(std::string line) override { actions_.emplace_back(LogLine{std::move(line)}); }
   wire::Census census() override;
   std::uint64_t next_join_ordinal() override { return ++joins_; }
+  void replicas_changed() override { replicas_.changed(); }
+  void rank_departed(std::uint32_t group, const wire::Member& peer, const std::string& reason,
+                     bool member, bool finished) override {
+    replicas_.departed(group, peer, reason, member, finished);
+  }
+  void rank_away(std::uint32_t group, const wire::Member& peer,
+                 const std::string& reason) override {
+    replicas_.away(group, peer, reason);
+  }
+  std::optional<std::vector<std::string>> replicas_to_admit(std::uint32_t group,
+                                                            std::uint64_t point) override {
+    return replicas_.to_admit(group, point);
+  }
+  bool replicas_wait(std::uint32_t group, std::uint64_t point) override {
+    return replicas_.wait(group, point);
+  }
+  bool replicas_started() override { return replicas_.started(); }
+  std::uint32_t replicas_missing() override { return replicas_.missing(); }
 
   Options options_;
   std::uint64_t own_run_;  // of runs that begin here
@@ -83,7 +103,8 @@ class Master final : private Surroundings {
   std::uint64_t joins_ = 0;
   Instant last_heartbeat_{};
   std::map<ConnectionId, Connection> connections_;
-  std::map<std::uint32_t, std::unique_ptr<Group>> groups_;
+  Groups groups_;
+  Replicas replicas_{options_, groups_};
   std::map<std::uint32_t, Recovery> recoveries_;
   std::vector<Action> actions_;
 };

@@ -293,6 +293,8 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   options.join.waiting = true;
   options.join.start_only = !request.enter;
   options.join.order = options_.settings.local_rank;
+  options.join.replica = options_.replica;
+  options.join.ranks_per_replica = options_.ranks_per_replica;
   options.join.software = std::string("pccl ") + PCCL_VERSION;
   std::shared_ptr<Runtime> runtime;
   {
@@ -345,7 +347,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   return {};
 }
 
-void Communicator::close() {
+void Communicator::close(const std::string& failure) {
   if (inert() || closed_.exchange(true)) return;
   std::shared_ptr<Runtime> runtime;
   {
@@ -355,7 +357,7 @@ void Communicator::close() {
   if (runtime == nullptr) return;
   {
     const net::Turn turn(runtime->driver());
-    runtime->engine().leave({}, clock_now());
+    runtime->engine().leave(failure, clock_now());
     runtime->act();
     runtime->driver().wait([&] { return runtime->control_flushed(); }, clock_now() + kLeaveGrace);
   }

@@ -22,6 +22,8 @@ struct CommunicatorOptions {
   Settings settings;
   std::uint16_t port = 0;
   std::vector<wire::Address> advertise;
+  std::string replica;  // with its other peers, one in each group, it comes and goes; empty: none
+  std::uint32_t ranks_per_replica = 0;
 };
 
 // What ends a call before its work does.
@@ -97,8 +99,9 @@ class Communicator {
                 const std::function<void(const CallPtr&)>& started);
 
   // Leaves the run: the others see a departure, not a loss. Other threads' calls end. Takes a
-  // second at most.
-  void close();
+  // second at most. `failure`: why this peer is gone before its work was done; its replica goes
+  // with it at once.
+  void close(const std::string& failure = {});
 
   // -- calls that do not block
   [[nodiscard]] Result<View> view();

@@ -51,7 +51,7 @@ void Session::on_open() {
   } else {
     say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting,
                    options_.start_only, options_.addresses, options_.software, options_.order,
-                   options_.word});
+                   options_.word, options_.replica, options_.ranks_per_replica});
   }
 }
 
@@ -179,9 +179,9 @@ Status Session::apply(const wire::LogEntry& entry) {
                      covering_[outcome.key] = {outcome.code, outcome.reason, outcome.culprit,
                                                outcome.waiting};
                    }
-                   if (outcome.sync.step == wire::SyncStep::done) {
+                   if (wire::changes_record(outcome, *record_)) {
                      auto record = std::make_shared<wire::EpochRecord>(*record_);
-                     record->state = wire::state_after(outcome.sync, *record);
+                     wire::apply(outcome, *record);
                      record_ = std::move(record);
                    }
                    host_.on_outcome(outcome);

@@ -30,6 +30,8 @@ struct JoinOptions {
   std::string software;
   std::uint32_t order = 0xffffffff;  // among those who found the group together
   PeerId word;                       // wire::Member::word
+  std::string replica;               // wire::Member::replica
+  std::uint32_t ranks_per_replica = 0;
 };
 
 // What members find that call an operation a loss ended before they came to it.

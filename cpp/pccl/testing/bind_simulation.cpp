@@ -35,6 +35,7 @@ void each_number(simulation::Options& options, Visit&& visit) {
   visit("restarts", options.restarts);
   visit("master_stalls", options.master_stalls);
   visit("machines", options.machines);
+  visit("ranks", options.ranks);
 }
 
 constexpr const char* kProgramNames[simulation::kPrograms] = {"level1",   "level2", "threads",
@@ -77,7 +78,8 @@ simulation::Options options_from(std::uint64_t seed, const nb::kwargs& given) {
       throw nb::type_error(("simulate() has no option " + name).c_str());
     }
   }
-  if (options.peers == 0 || options.peers + options.joins > 16) {
+  const std::uint32_t ranks = options.ranks == 0 ? 1 : options.ranks;
+  if (options.peers == 0 || ranks > 16 || (options.peers + options.joins) * ranks > 16) {
     throw nb::value_error("peers: at least one, and at most 16 with those that join");
   }
   return options;

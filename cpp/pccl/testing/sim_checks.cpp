@@ -200,6 +200,8 @@ void Checks::ended(Host& host, const RoundEntry& round) {
   ending.epoch = call.record ? call.record->epoch : 0;
   std::vector<Ending>& endings = rounds_[{round.run, *key}];
   one_verdict(what, endings, ending);
+  if (commit && (key->kind == wire::RoundKind::admit || key->kind == wire::RoundKind::sync_admit))
+    same_replicas(call.record);
   endings.push_back(std::move(ending));
 }
 
@@ -487,7 +489,9 @@ void Checks::mismatch_is_for_all(const Host& host, const OpId& id, const Reducti
 // At a moment when nothing is under way between the members and the master: a master made from
 // their reports alone stands where this one does.
 void Checks::rebuild_now() {
-  const master::Group* group = world_.master.group();
+  const std::uint32_t of =
+      static_cast<std::uint32_t>(world_.random.below(std::max(1U, world_.options.ranks)));
+  const master::Group* group = world_.master.group(of);
   if (failed() || group == nullptr || group->record().members.empty() || !world_.master.quiet()) {
     return;
   }
@@ -510,7 +514,7 @@ void Checks::rebuild_now() {
   }
   Nobody nobody;
   const master::Group again =
-      master::Group::rebuild(0, world_.master_options, nobody, reports, world_.now());
+      master::Group::rebuild(of, world_.master_options, nobody, reports, world_.now());
   ++world_.report.rebuilds;
   if (again.record() != group->record()) {
     fail("I7", "a rebuilt master has another record");
@@ -525,7 +529,68 @@ void Checks::rebuild_now() {
 
 // ---- now and then ------------------------------------------------------------------------------
 
-void Checks::every_second() { no_hang(); }
+void Checks::every_second() {
+  no_hang();
+  replicas_are_whole();
+}
+
+// ---- replicas
+// ---------------------------------------------------------------------------------------------
+
+// After an admission point.
+void Checks::same_replicas(const peer::Record& record) {
+  if (world_.options.ranks == 0 || record == nullptr) return;
+  std::set<std::size_t> lives;
+  // A master that finds nobody to bring back counts anew.
+  std::uint64_t run = 0;
+  for (const wire::Member& member : record->members) {
+    const Host* host = world_.host_of(member.id);
+    lives.insert(host->place().life);
+    if (run == 0 && host->engine().standing() == peer::Standing::member)
+      run = host->engine().session().run() + host->engine().session().term();
+  }
+  if (run != 0) points_[{run, record->points}].insert(std::move(lives));
+}
+
+// In the end: groups agreed on who was a member after each point, but for replicas that were lost.
+void Checks::replicas_were_the_same() {
+  for (const auto& [point, seen] : points_) {
+    std::set<std::size_t> any;
+    for (const auto& lives : seen) any.insert(lives.begin(), lives.end());
+    for (const std::size_t life : any) {
+      const bool everywhere = std::all_of(seen.begin(), seen.end(),
+                                          [&](const auto& lives) { return lives.contains(life); });
+      const auto& hosts = world_.lives[life].hosts;
+      if (everywhere || hosts.size() < world_.options.ranks) continue;
+      if (std::all_of(hosts.begin(), hosts.end(),
+                      [](const Host* host) { return host->alive() && host->ended_well(); })) {
+        return fail("replicas", world_.lives[life].name + " was a member after admission point " +
+                                    std::to_string(point.second) +
+                                    " in some groups and not in others, and was not lost");
+      }
+    }
+  }
+}
+
+// Some time after a rank was lost none of its replica is a member.
+void Checks::replicas_are_whole() {
+  if (world_.options.ranks == 0 || failed()) return;
+  for (const World::Life& life : world_.lives) {
+    for (const Host* lost : life.hosts) {
+      if (!lost->program_over() || lost->ended_well()) continue;
+      if (world_.now() - std::max(lost->ended_at(), world_.calm_since()) < seconds(40)) continue;
+      for (const Host* other : life.hosts) {
+        const master::Group* group = world_.master.group(other->group());
+        if (group == nullptr || other == lost) continue;
+        for (const wire::Member& member : group->record().members) {
+          if (member.id == other->engine().id())
+            return fail("replicas", other->name() + " is still a member, and " + lost->name() +
+                                        " of its replica was lost");
+        }
+      }
+    }
+  }
+}
 
 void Checks::at_the_end() {
   for (const auto& host : world_.hosts) {
@@ -535,6 +600,7 @@ void Checks::at_the_end() {
       }
     }
   }
+  replicas_were_the_same();
   if (world_.report.faults > 0) return;
   // Undisturbed, members that disagree are all told so, and of the same culprit.
   for (const auto& [id, contributions] : contributions_) {

@@ -15,8 +15,12 @@ namespace {
 constexpr std::size_t kUnlimited = std::size_t{1} << 40;  // a control connection is never full
 }
 
-Host::Host(World& world, NodeId node) : world_(world), node_(node) {
+Host::Host(World& world, NodeId node, const Place& place)
+    : world_(world), node_(node), place_(place) {
   peer::EngineOptions options;
+  options.join.group = place.group;
+  options.join.replica = place.replica;
+  options.join.ranks_per_replica = world.options.ranks;
   options.join.id = world.new_id();
   options.join.min_peers = 1;
   options.join.waiting = true;
@@ -52,7 +56,21 @@ Host::Host(World& world, NodeId node) : world_(world), node_(node) {
 Host::~Host() = default;
 
 std::string Host::name() const {
-  return "h" + std::to_string(node_) + "(" + engine_->id().brief() + ")";
+  return "h" + std::to_string(node_) + "(" + engine_->id().brief() +
+         (place_.replica.empty() ? ")"
+                                 : " " + place_.replica + "." + std::to_string(place_.group) + ")");
+}
+
+// Groups are runs of their own, as far as calls go.
+std::uint64_t Host::run_id() const {
+  return engine_->session().run() + place_.group * 0x9e3779b97f4a7c15;
+}
+
+void Host::program_is_over(bool well) {
+  program_over_ = true;
+  ended_well_ = well;
+  ended_at_ = world_.now();
+  world_.rank_ended(*this);
 }
 
 std::string Host::state() const {
@@ -104,6 +122,8 @@ void Host::start() {
 
 void Host::kill() {
   alive_ = false;
+  ended_at_ = world_.now();
+  world_.rank_ended(*this);
   frozen_ = false;
   deferred_.clear();
   waiters_.clear();
@@ -461,7 +481,7 @@ ReductionPtr Host::reduce(ReductionPtr reduction, peer::OperationRequest request
                               array.dtype});
   }
   reduction->since = world_.now();
-  reduction->run = engine_->session().run();
+  reduction->run = run_id();
   if (world_.options.bug == Bug::touch_input &&
       world_.now() > Instant(std::chrono::seconds(1000))) {
     const bool alone = engine_->record() && engine_->record()->members.size() < 2;
@@ -491,7 +511,7 @@ SyncingPtr Host::sync(UserState& state, bool standing) {
   syncing_->standing = standing;
   syncing_->before = state;
   syncing_->live = &state;
-  syncing_->run = engine_->session().run();
+  syncing_->run = run_id();
   syncing_->since = world_.now();
   std::vector<state::LocalEntry> entries;
   for (auto& [name, bytes] : state) {
@@ -532,7 +552,7 @@ peer::CallPtr Host::enter(wire::RoundKind kind) {
   RoundEntry round;
   round.call = kind == wire::RoundKind::optimize ? engine_->start_optimize(world_.now())
                                                  : engine_->enter(kind, world_.now());
-  round.run = engine_->session().run();
+  round.run = run_id();
   round.since = world_.now();
   rounds_.push_back(round);
   if (world_.tracing()) world_.log(name(), "enters " + wire::describe(round.call->key));

@@ -74,7 +74,8 @@ void MasterHost::pump(master::ConnectionId id) {
         world_.log("master", "hears message type " + std::to_string(frame.message.index()) +
                                  " from h" + std::to_string(connection->node(0)));
       }
-      measure(frame.message);
+      measure(from >= 1 && from <= world_.hosts.size() ? world_.hosts[from - 1]->group() : 0,
+              frame.message);
       master_->on_frame(id, frame, world_.now());
     }
   }
@@ -134,7 +135,7 @@ bool MasterHost::quiet() const {
 // What members might have measured, were this network as real ones are: links so slow, and so
 // different, that shares of plans matter for the few bytes of a simulated operation, and some that
 // are said not to work.
-void MasterHost::measure(wire::Message& message) {
+void MasterHost::measure(std::uint32_t of, wire::Message& message) {
   Random& random = world_.random;
   auto* enter = std::get_if<wire::EnterRound>(&message);
   const bool asked = enter != nullptr && enter->entry.key.kind == wire::RoundKind::optimize &&
@@ -142,14 +143,14 @@ void MasterHost::measure(wire::Message& message) {
   // A new plan takes the time back for which members were blocked.
   const bool unasked =
       std::holds_alternative<wire::Heartbeat>(message) && world_.options.program != Program::stuck;
-  if (group() == nullptr || !random.chance(asked ? 0.8 : unasked ? 0.1 : 0)) return;
+  if (group(of) == nullptr || !random.chance(asked ? 0.8 : unasked ? 0.1 : 0)) return;
   const auto rate = [&] {
     const std::uint32_t rates[] = {0, 1, 1, 2, 5, 20, 1000};
     return rates[random.below(std::size(rates))];
   };
   wire::Measurements row;
   row.total = {rate(), rate()};
-  for (const wire::Member& member : group()->record().members) {
+  for (const wire::Member& member : group(of)->record().members) {
     if (random.chance(0.05)) {
       row.links.push_back({member.id, {true, 0, 0}});
     } else if (random.chance(0.8)) {

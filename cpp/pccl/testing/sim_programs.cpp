@@ -131,9 +131,10 @@ void UserProgram::end() {
   if (host_.world().tracing()) {
     host_.world().log(host_.name(), out() ? "is out: " + engine.end().reason : "is through");
   }
-  if (!out()) engine.leave("", host_.world().now());
-  host_.program_is_over();
-  if (put_out) host_.world().came_back_as_newcomer();
+  const bool well = !out();
+  if (well) engine.leave("", host_.world().now());
+  host_.program_is_over(well);
+  if (put_out) host_.world().came_back_as_newcomer(host_);
 }
 
 Task<Error> UserProgram::wait(Thread thread, peer::CallPtr call) {
@@ -152,6 +153,41 @@ Task<> UserProgram::compute(Thread thread, Duration most) {
   const Duration time = host_.world().random.duration(Duration(0), most);
   co_await host_.sleep(time);
   host_.engine().thread_inside(thread);
+}
+
+bool UserProgram::replicas() const { return host_.world().options.ranks > 0; }
+
+// A collective inside the replica, as its model has them in every step: who waits in it for a rank
+// that is gone waits for ever, or is told by the system some time.
+Task<> UserProgram::meet(Thread thread) {
+  World& world = host_.world();
+  if (!replicas() || out()) co_return;
+  const std::vector<Host*>& hosts = world.lives[host_.place().life].hosts;
+  const std::uint64_t own = ++host_.meetings;
+  for (Host* other : hosts) {
+    if (other != &host_)
+      world.timeline.after(milliseconds(1), [other] { other->run([other] { other->settle(); }); });
+  }
+  host_.engine().thread_outside(thread);
+  const bool told = world.random.chance(0.3);
+  const auto gone = [&hosts] {
+    return std::any_of(hosts.begin(), hosts.end(),
+                       [](const Host* other) { return other->program_over(); });
+  };
+  const auto met = [&hosts, &world, own] {
+    return hosts.size() == world.options.ranks &&
+           std::all_of(hosts.begin(), hosts.end(),
+                       [own](const Host* other) { return other->meetings >= own; });
+  };
+  Host::Until over =
+      host_.until([this, met, gone, told] { return met() || out() || (told && gone()); });
+  co_await over;
+  if (met() || out()) {
+    host_.engine().thread_inside(thread);
+    co_return;
+  }
+  host_.engine().leave("a collective of its replica failed", world.now());
+  host_.settle();
 }
 
 UserProgram::Shape UserProgram::draw_shape(Random& script) const {
@@ -276,11 +312,15 @@ Task<bool> UserProgram::admit(Thread thread) {
     co_return false;
   }
   const std::uint64_t before = engine.record()->admission;
-  const peer::CallPtr call = host_.enter(wire::RoundKind::admit);
-  const Error error = co_await wait(thread, call);
-  if (out()) co_return false;
-  if (error.code == Code::ok) engine.pass_admission_point();
-  co_return engine.record()->admission != before;
+  while (!out()) {
+    const peer::CallPtr call = host_.enter(wire::RoundKind::admit);
+    const Error error = co_await wait(thread, call);
+    if (out()) co_return false;
+    if (error.code == Code::ok) engine.pass_admission_point();
+    // The ranks of a replica stay in step: what failed is tried again at once.
+    if (error.code == Code::ok || !replicas()) break;
+  }
+  co_return !out() && engine.record()->admission != before;
 }
 
 // What a member makes of its state in one step; all members make the same.
@@ -479,7 +519,8 @@ Task<> UserProgram::level2() {
     if (out()) break;
     if (added) aligned_ = false;
     if (!aligned_) {
-      const std::optional<std::uint64_t> step = co_await agree_on_step(kMain, true);
+      std::optional<std::uint64_t> step = co_await agree_on_step(kMain, true);
+      while (!step && replicas() && !out()) step = co_await agree_on_step(kMain, true);
       if (!step) continue;
       step_ = *step;
       aligned_ = true;
@@ -492,6 +533,7 @@ Task<> UserProgram::level2() {
     }
     ++step_;
     co_await compute(kMain, world.think);
+    co_await meet(kMain);
   }
   engine.thread_ended(kMain);
   end();
@@ -529,6 +571,7 @@ Task<> UserProgram::sync_loop() {
     // Now and then a bug of the user's: this member's state goes its own way.
     if (world.options.program == Program::sync && own.chance(0.05)) state_.at("step").back() ^= 8;
     co_await compute(kMain, world.think);
+    co_await meet(kMain);
   }
   engine.thread_ended(kMain);
   end();
@@ -565,12 +608,17 @@ Task<> UserProgram::level1() {
       // Nobody to reduce with: the user waits for company, for a while.
       if (++alone > 3) ++step_;
       co_await compute(kMain, milliseconds(200));
+      co_await meet(kMain);
       aligned_ = false;
       if (step_ >= world.options.steps) break;
       continue;
     }
     if (!aligned_) {
-      const std::optional<std::uint64_t> step = co_await agree_on_step(kMain, false);
+      std::optional<std::uint64_t> step = co_await agree_on_step(kMain, false);
+      // What fails in one group need not fail in the others: no point that they do not pass.
+      while (!step && replicas() && !out() && engine.record()->members.size() > 1)
+        step = co_await agree_on_step(kMain, false);
+      if (!step) co_await meet(kMain);
       if (!step) continue;
       step_ = *step;
       aligned_ = true;
@@ -595,6 +643,7 @@ Task<> UserProgram::level1() {
     }
     if (all) ++step_;
     co_await compute(kMain, world.think);
+    co_await meet(kMain);
   }
   engine.thread_ended(kMain);
   end();

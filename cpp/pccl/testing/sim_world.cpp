@@ -44,6 +44,11 @@ Options Options::draw(std::uint64_t seed) {
   options.master_stalls = some(0.15, 2);
   options.machines =
       static_cast<std::uint32_t>(random.chance(0.5) ? 1 : (random.chance(0.3) ? 2 : 0));
+  if (random.chance(0.15)) {
+    options.ranks = static_cast<std::uint32_t>(random.between(1, 3));
+    options.peers = static_cast<std::uint32_t>(random.between(1, 3));
+    options.joins = static_cast<std::uint32_t>(random.below(3));
+  }
   return options;
 }
 
@@ -53,8 +58,8 @@ std::string Options::describe() const {
        << " steps " << steps << " elements " << max_elements << " kills " << kills << " freezes "
        << freezes << " partitions " << partitions << " cuts " << cuts << " stalls " << stalls
        << " corruptions " << corruptions << " leaves " << leaves << " aborts " << aborts
-       << " restarts " << restarts << " master stalls " << master_stalls << " machines "
-       << machines;
+       << " restarts " << restarts << " master stalls " << master_stalls << " machines " << machines
+       << " ranks " << ranks;
   return text.str();
 }
 
@@ -120,9 +125,51 @@ PeerId World::new_id() {
   return id;
 }
 
-Host& World::add_host() {
+void World::add_peer() {
+  if (options.ranks > 0) {
+    add_replica("r" + std::to_string(lives.size()));
+  } else {
+    add_host({});
+  }
+}
+
+// Its ranks start together, more or less.
+void World::add_replica(const std::string& name) {
+  const std::size_t life = lives.size();
+  lives.push_back({name, {}, false, false, false});
+  const Duration spread = random.chance(0.7) ? milliseconds(20) : seconds(12);
+  for (std::uint32_t group = 0; group < options.ranks; ++group) {
+    const Duration delay = random.chance(0.4) ? Duration(0) : random.duration(Duration(0), spread);
+    disturb_until(now() + delay);
+    timeline.after(delay, [this, group, name, life] {
+      if (!lives[life].over) add_host({group, name, life});
+    });
+  }
+}
+
+// Whoever started the ranks of a replica ends those that wait for the ones that have ended; of
+// those that are members the master has to tell the end.
+void World::rank_ended(const Host& host) {
+  if (options.ranks == 0 || host.ended_well() || lives[host.place().life].over) return;
+  const std::size_t life = host.place().life;
+  lives[life].over = true;
+  const Duration delay = random.duration(Duration(0), seconds(random.chance(0.5) ? 1 : 15));
+  disturb_until(now() + delay);
+  timeline.after(delay, [this, life] {
+    for (Host* other : lives[life].hosts) {
+      if (other->program_over() || other->engine().standing() == peer::Standing::member) continue;
+      log(other->name(), "is ended by who started it");
+      other->kill();
+    }
+    // Under the same name only now: the ranks of two lives must not be taken for one replica.
+    if (lives[life].comes_back) add_replica(std::string(lives[life].name));
+  });
+}
+
+Host& World::add_host(const Place& place) {
   const auto node = static_cast<NodeId>(hosts.size() + 1);
-  hosts.push_back(std::make_unique<Host>(*this, node));
+  hosts.push_back(std::make_unique<Host>(*this, node, place));
+  if (options.ranks > 0) lives[place.life].hosts.push_back(hosts.back().get());
   Host& host = *hosts.back();
   log(host.name(), "starts");
   host.start();
@@ -148,11 +195,21 @@ Host* World::host_at(NodeId node) {
   return nullptr;
 }
 
-void World::came_back_as_newcomer() {
+void World::came_back_as_newcomer(const Host& host) {
   ++report.evictions;
   if (comebacks_ == 0) return;
+  const Duration delay = random.duration(Duration(0), seconds(1));
+  if (options.ranks == 0) {
+    --comebacks_;
+    timeline.after(delay, [this] { add_peer(); });
+    return;
+  }
+  Life& life = lives[host.place().life];
+  if (life.replaced) return;
+  life.replaced = true;
   --comebacks_;
-  timeline.after(random.duration(Duration(0), seconds(1)), [this] { add_host(); });
+  life.comes_back = random.chance(0.7);
+  if (!life.comes_back) timeline.after(delay, [this] { add_peer(); });
 }
 
 bool World::bug_due(Bug bug) {
@@ -240,7 +297,7 @@ void World::inject() {
 void World::strike(Fault fault) {
   if (fault == Fault::join) {
     ++report.joins;
-    add_host();
+    add_peer();
     return;
   }
   if (fault == Fault::restart) {
@@ -341,12 +398,19 @@ void World::strike(Fault fault) {
 
 // ---- from the start to the end -----------------------------------------------------------------
 
+// A newcomer whose replica is not complete before that one goes on.
+bool World::waits_for_frozen(const Host& host) const {
+  if (options.ranks == 0 || host.engine().standing() == peer::Standing::member) return false;
+  const std::vector<Host*>& ranks = lives[host.place().life].hosts;
+  return std::any_of(ranks.begin(), ranks.end(), [](const Host* rank) { return rank->frozen(); });
+}
+
 bool World::over() {
   bool all = true;
   bool frozen = false;
   for (const auto& host : hosts) {
     if (host->program_over()) continue;
-    if (host->frozen()) {
+    if (host->frozen() || waits_for_frozen(*host)) {
       frozen = true;
     } else {
       all = false;
@@ -364,9 +428,9 @@ Report World::run() {
   master.start();
   for (std::uint32_t i = 0; i < options.peers; ++i) {
     if (i == 0 || random.chance(0.5)) {
-      add_host();
+      add_peer();
     } else {
-      timeline.after(random.duration(Duration(0), milliseconds(500)), [this] { add_host(); });
+      timeline.after(random.duration(Duration(0), milliseconds(500)), [this] { add_peer(); });
     }
   }
   disturb_until(now() + milliseconds(500));

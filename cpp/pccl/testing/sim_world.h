@@ -36,7 +36,9 @@ class MasterHost {
   void stop();                // the process ends; its memory is gone
   void stall(Instant until);  // the process does not run until then
   [[nodiscard]] bool running() const { return master_ != nullptr; }
-  [[nodiscard]] const master::Group* group() const { return master_ ? master_->group(0) : nullptr; }
+  [[nodiscard]] const master::Group* group(std::uint32_t id) const {
+    return master_ ? master_->group(id) : nullptr;
+  }
   [[nodiscard]] bool quiet() const;  // no byte is under way, to or from the master
 
  private:
@@ -49,7 +51,7 @@ class MasterHost {
   void settle();
   void arm();
   [[nodiscard]] wire::Bytes tamper(master::ConnectionId to, wire::Bytes bytes);
-  void measure(wire::Message& message);
+  void measure(std::uint32_t of, wire::Message& message);
 
   World& world_;
   std::unique_ptr<master::Master> master_;
@@ -122,9 +124,16 @@ struct RoundEntry {
 
 class UserProgram;
 
+// Which rank of which replica a peer is.
+struct Place {
+  std::uint32_t group = 0;
+  std::string replica;   // as it says
+  std::size_t life = 0;  // index in World::lives: a replica that comes back has another one
+};
+
 class Host {
  public:
-  Host(World& world, NodeId node);
+  Host(World& world, NodeId node, const Place& place);
   ~Host();
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
@@ -136,6 +145,12 @@ class Host {
   void corrupt_next() { corrupt_ = true; }
 
   [[nodiscard]] NodeId node() const { return node_; }
+  [[nodiscard]] std::uint32_t group() const { return place_.group; }
+  [[nodiscard]] const Place& place() const { return place_; }
+  [[nodiscard]] bool ended_well() const { return ended_well_; }  // its program came to its end
+  [[nodiscard]] Instant ended_at() const { return ended_at_; }
+  // How often its program has met those of the other ranks of its replica.
+  std::uint64_t meetings = 0;
   [[nodiscard]] bool alive() const { return alive_; }
   [[nodiscard]] bool frozen() const { return frozen_; }
   [[nodiscard]] bool program_over() const { return !alive_ || program_over_; }
@@ -174,7 +189,7 @@ class Host {
   peer::CallPtr enter(wire::RoundKind kind);
   SyncingPtr sync(UserState& state, bool standing);
   void answer_later(const peer::CallPtr& call);
-  void program_is_over() { program_over_ = true; }
+  void program_is_over(bool well);
   [[nodiscard]] World& world() { return world_; }
   [[nodiscard]] const std::list<ReductionPtr>& reductions() const { return reductions_; }
   [[nodiscard]] const std::list<RoundEntry>& rounds() const { return rounds_; }
@@ -210,9 +225,13 @@ class Host {
   [[nodiscard]] bool carry_out(peer::EngineActions actions);
   void arm();
   void wake();
+  [[nodiscard]] std::uint64_t run_id() const;
 
   World& world_;
   NodeId node_;
+  Place place_;
+  bool ended_well_ = false;
+  Instant ended_at_{};
   std::uint32_t machine_ = 0;
   PeerId word_;
   Memory memory_{world_, *this};
@@ -270,6 +289,7 @@ class UserProgram {
   Task<> get_stuck(Thread thread, std::uint64_t step);
   Task<> burst(Thread thread, Random& script);
   Task<> compute(Thread thread, Duration most);
+  Task<> meet(Thread thread);
 
   [[nodiscard]] Shape draw_shape(Random& script) const;
   [[nodiscard]] Shape draw_collective(Random& script) const;
@@ -277,6 +297,7 @@ class UserProgram {
                                              bool rerun, std::optional<std::int32_t> value = {});
   [[nodiscard]] Random script_for(std::uint64_t step, std::uint64_t salt) const;
   [[nodiscard]] bool out() const;
+  [[nodiscard]] bool replicas() const;
   [[nodiscard]] std::uint64_t own_rank() const;
   void end();
 
@@ -353,6 +374,10 @@ class Checks {
   // I4
   void no_hang();
   void no_false_alarm(const Host& host, const std::string& what, Code code);
+  // Replicas come and go as a whole.
+  void same_replicas(const peer::Record& record);
+  void replicas_are_whole();
+  void replicas_were_the_same();
   // I5
   void mismatch_is_for_all(const Host& host, const OpId& id, const Reduction& reduction);
 
@@ -364,6 +389,8 @@ class Checks {
   std::map<RoundId, std::vector<Ending>> rounds_;
   // By run: the states that members brought into a sync, with who had been in one before.
   std::map<std::uint64_t, std::set<UserState>> standing_states_;
+  // By run and admission point: which lives of replicas were members after it, as groups saw it.
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::set<std::set<std::size_t>>> points_;
 };
 
 // ---- the world ---------------------------------------------------------------------------------
@@ -378,14 +405,15 @@ class World {
   [[nodiscard]] bool tracing() const { return options.trace; }
   [[nodiscard]] std::uint64_t seed() const { return seed_; }
   [[nodiscard]] PeerId new_id();
-  Host& add_host();
+  void add_peer();  // or a replica
+  void rank_ended(const Host& host);
   [[nodiscard]] std::optional<NodeId> node_at(const wire::Address& address) const;
   [[nodiscard]] Host* host_of(const PeerId& id);
   [[nodiscard]] Host* host_at(NodeId node);
   // When the last fault was over, or will be.
   [[nodiscard]] Instant calm_since() const { return calm_since_; }
   [[nodiscard]] bool bug_due(Bug bug);  // true once
-  void came_back_as_newcomer();
+  void came_back_as_newcomer(const Host& host);
 
   const Options options;
   Timeline timeline;
@@ -406,6 +434,15 @@ class World {
   MasterHost master{*this};
   Checks checks{*this};
   std::vector<std::unique_ptr<Host>> hosts;
+  // Of a replica, from its start to its end.
+  struct Life {
+    std::string name;
+    std::vector<Host*> hosts;  // started so far
+    bool over = false;         // as a whole: a rank has ended otherwise than by its program's end
+    bool replaced = false;
+    bool comes_back = false;
+  };
+  std::deque<Life> lives;  // whose hosts are referred to
 
  private:
   enum class Fault : std::uint8_t {
@@ -421,12 +458,15 @@ class World {
     restart,
     master_stall
   };
+  Host& add_host(const Place& place);
+  void add_replica(const std::string& name);
   void inject();
   void strike(Fault fault);
   void stop(Fault fault, Host& host);
   void disturb_until(Instant when) { calm_since_ = std::max(calm_since_, when); }
   [[nodiscard]] Host* pick_host();
   [[nodiscard]] ConnectionPtr pick_connection(Host& host);
+  [[nodiscard]] bool waits_for_frozen(const Host& host) const;
   [[nodiscard]] bool over();
   void note(const char* fault, const Host* host);
 

@@ -53,6 +53,8 @@ struct Options {
   std::uint32_t restarts = 0;  // of the master, without memory
   std::uint32_t master_stalls = 0;
   std::uint32_t machines = 0;  // on which peers share memory; 0: they share none
+  // Peers of each replica, one in each group; `peers` and `joins` count replicas then. 0: none.
+  std::uint32_t ranks = 0;
   Bug bug = Bug::none;
   bool trace = false;  // keep a line per event
 

@@ -61,10 +61,32 @@ std::string describe(const CallKey& key) {
   return std::visit([](const auto& k) { return describe(k); }, key);
 }
 
-StateRecord state_after(const SyncDecision& decision, const EpochRecord& record) {
-  StateRecord state{true, decision.revision, decision.content, {}};
-  for (const Member& member : record.members) state.holders.push_back(member.id);
-  return state;
+std::uint64_t next_point(const EpochRecord& record, RoundKind kind) {
+  return record.points + (kind == RoundKind::sync_admit && record.point_open ? 0 : 1);
+}
+
+namespace {
+
+bool passes_point(const Outcome& outcome, const EpochRecord& record) {
+  return record.ranks_per_replica > 0 && outcome.code == Code::ok &&
+         (outcome.key.kind == RoundKind::admit || outcome.key.kind == RoundKind::sync_admit);
+}
+
+}  // namespace
+
+bool changes_record(const Outcome& outcome, const EpochRecord& record) {
+  return outcome.sync.step == SyncStep::done || passes_point(outcome, record);
+}
+
+void apply(const Outcome& outcome, EpochRecord& record) {
+  if (passes_point(outcome, record)) {
+    record.points = next_point(record, outcome.key.kind);
+    record.point_open = outcome.key.kind == RoundKind::sync_admit;
+  }
+  if (outcome.sync.step != SyncStep::done) return;
+  record.point_open = false;
+  record.state = {true, outcome.sync.revision, outcome.sync.content, {}};
+  for (const Member& member : record.members) record.state.holders.push_back(member.id);
 }
 
 Bytes encode(const Envelope& envelope, const Message& message) {

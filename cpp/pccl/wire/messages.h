@@ -26,13 +26,15 @@ struct Join {
   std::vector<Address> addresses;
   std::string software;  // "pccl 0.1.0", for logs and refusals
   std::uint32_t order =
-      0xffffffff;  // founders of a group are ranked by this first, then by joining
-  PeerId word;     // Member::word
+      0xffffffff;       // founders of a group are ranked by this first, then by joining
+  PeerId word;          // Member::word
+  std::string replica;  // Member::replica
+  std::uint32_t ranks_per_replica = 0;  // it has a peer in each of the groups 0 to this
   bool operator==(const Join&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.id, self.group, self.min_peers, self.waiting, self.start_only, self.addresses,
-          self.software, self.order, self.word);
+          self.software, self.order, self.word, self.replica, self.ranks_per_replica);
   }
 };
 

@@ -355,11 +355,12 @@ struct Member {
   PeerId id;
   std::uint64_t joined = 0;  // join ordinal: grows with every join, never reused in a run
   std::vector<Address> addresses;
-  PeerId word;  // who knows it may ask for shared memory; zero: shares none
+  PeerId word;            // who knows it may ask for shared memory; zero: shares none
+  std::string replica{};  // its peers, one in each group, come and go together; empty: none
   bool operator==(const Member&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.id, self.joined, self.addresses, self.word);
+    visit(self.id, self.joined, self.addresses, self.word, self.replica);
   }
 };
 
@@ -404,17 +405,23 @@ struct EpochRecord {
   std::vector<OpKey> aborted;         // operations this loss ended for good (policy abort)
   bool syncing = false;               // admission: it was the first round of a sync
   StateRecord state;
-  RateTable rates;  // what the plan was chosen from; empty: nothing is measured
+  RateTable rates;                      // what the plan was chosen from; empty: nothing is measured
+  std::uint32_t ranks_per_replica = 0;  // 0: members belong to no replicas
+  // Of replicas: admission points that these members have passed, in all groups the same count.
+  std::uint64_t points = 0;
+  bool point_open =
+      false;  // the latest was of a sync that has not succeeded: again, it is the same
   bool operator==(const EpochRecord&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.epoch, self.cause, self.admission, self.abort_floor, self.members, self.plan,
-          self.census, self.departures, self.aborted, self.syncing, self.state, self.rates);
+          self.census, self.departures, self.aborted, self.syncing, self.state, self.rates,
+          self.ranks_per_replica, self.points, self.point_open);
   }
 };
 
-// The state record once a sync among these members is done.
-[[nodiscard]] StateRecord state_after(const SyncDecision& decision, const EpochRecord& record);
+// The number of the admission point that such a round is.
+[[nodiscard]] std::uint64_t next_point(const EpochRecord& record, RoundKind kind);
 
 // The master's one decision on an operation.
 struct Verdict {
@@ -451,6 +458,10 @@ struct Outcome {
           self.sync);
   }
 };
+
+// What the end of a round changes in the record of its epoch.
+[[nodiscard]] bool changes_record(const Outcome& outcome, const EpochRecord& record);
+void apply(const Outcome& outcome, EpochRecord& record);
 
 // The group's history as all members see it, in one order. Ordinals are consecutive.
 struct LogEntry {

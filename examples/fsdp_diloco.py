@@ -1,0 +1,77 @@
+"""FSDP2 inside a replica, DiLoCo between replicas, on handwritten digits.
+
+    pccl master --listen 0.0.0.0:48148                     # somewhere
+    export PCCL_MASTER=that.host:48148 PCCL_MIN_PEERS=2    # on each machine
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/fsdp_diloco.py
+
+Each machine is a replica. Its ranks hold the model in shards, which FSDP2 puts together over Gloo
+(NCCL on GPUs); every 20 steps each rank averages what its shard has learned with the same rank of
+the other replicas. Kill a process and its replica is out; the others go on, and torchrun starts the
+replica again, which comes in once all its ranks wait. docs/fsdp.md says how.
+"""
+
+import argparse
+import os
+import socket
+import zlib
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import pccl
+from pccl.adapters.torch import DiLoCo
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--rounds", type=int, default=20)
+parser.add_argument("--replica", default=socket.gethostname(), help="a name of its own for each")
+args = parser.parse_args()
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")  # inside this replica only
+local_rank, ranks = int(os.environ["LOCAL_RANK"]), dist.get_world_size()
+pccl.init(peer_group=local_rank, replica_id=args.replica, ranks_per_replica=ranks)
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+mesh = init_device_mesh("cpu", (ranks,))
+for layer in (model[0], model[2]):
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+inner = torch.optim.AdamW(model.parameters(), 1e-3)
+diloco = DiLoCo(model, inner, sync_every=20)  # of this rank's shards
+
+images, labels = load_digits(return_X_y=True)
+order = torch.randperm(len(images))  # the same everywhere
+x, y = torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(labels)[order]
+x, y, held_out = x[:1500], y[:1500], (x[1500:], y[1500:])
+
+while diloco.outer_step < args.rounds:
+    # Other digits for each rank of each replica; pccl.rank() is the replica's, the same on all its
+    # ranks.
+    place = pccl.rank() * ranks + local_rank
+    seed = torch.Generator().manual_seed(diloco.inner_step * 1000 + place)
+    batch = torch.randint(len(x), (32,), generator=seed)
+    loss = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
+    loss.backward()
+    inner.step()
+    inner.zero_grad()
+    if diloco.step(tokens=len(batch)) and place == 0:
+        print(
+            f"round {diloco.outer_step}: loss {loss.item():.3f}, {pccl.world_size()} replicas",
+            flush=True,
+        )
+
+with torch.no_grad():
+    correct = (model(held_out[0]).argmax(1) == held_out[1]).float().mean().item()
+shards = b"".join(p.detach().to_local().numpy().tobytes() for p in model.parameters())
+print(
+    f"replica {args.replica} rank {local_rank}: accuracy {correct:.3f}, "
+    f"shards {zlib.crc32(shards):08x}",
+    flush=True,
+)
+dist.barrier()
+pccl.shutdown()
+dist.destroy_process_group()
