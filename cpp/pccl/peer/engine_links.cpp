@@ -681,8 +681,8 @@ void Engine::watch_rates() {
       waiting += state.stripe->idle() ? 0 : 1;
       local = local || state.local;
     }
-    // One of many connections may wait for a packet that was lost.
-    way.full = 2 * waiting > link.stripes.size();
+    // One of many connections may wait for a packet that was lost; and few may have all there is.
+    way.full = waiting > 0 && 8 * waiting >= link.stripes.size();
     if (!link.up || !link.planned || link.memory || !link.member || local ||
         locality_.shares_with(peer))
       continue;
