@@ -175,6 +175,18 @@ def _jax_in_use() -> Adapter | None:
         return None
 
 
+def _torch_in_use() -> None:
+    """Loads PyTorch's adapter, if the program has loaded PyTorch: its first array may be on a device."""
+    if "torch" not in sys.modules or "torch" in _registered or "torch" in _unusable:
+        return
+    if getattr(sys.modules["torch"].__spec__, "_initializing", False):
+        return  # another thread is about to load it
+    try:
+        _adapter_of_module("torch")
+    except Exception:  # as above
+        _unusable.add("torch")
+
+
 def find_tracing(tree: object) -> Any:
     """The adapter of the framework that traces the caller's function, so that `tree` is no array yet.
 
@@ -196,6 +208,8 @@ def flatten_registered(node: object) -> Node | None:
 
 def devices_in_use() -> bool:
     """Whether there can be arrays on accelerators. Cheap; `on_device` asks for one array."""
+    _jax_in_use()
+    _torch_in_use()
     return any(getattr(adapter, "devices_in_use", bool)() for adapter in _registered.values())
 
 
