@@ -14,6 +14,7 @@ PROGRAMS: dict[str, str] = dict(BLOCK.findall(README.read_text()))
 RESULTS = {
     "train.py": ("state['w'], state['b']", "numpy"),
     "torch_train.py": ("*[p.detach() for p in model.parameters()]", "torch"),
+    "diloco.py": ("*[p.detach() for p in model.parameters()]", "torch"),
     "jax_train.py": ("*params.values()", "jax"),
     "samples.py": ("mean", "numpy"),
 }
