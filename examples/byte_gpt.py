@@ -181,7 +181,7 @@ def train(args: argparse.Namespace) -> None:
         inner.step()
         if diloco:
             round_ended = diloco.step()
-            if diloco.info is not info:
+            if diloco.info is not None and diloco.info is not info:
                 info = diloco.info
                 tx_bytes += info.tx_bytes
         else:
@@ -193,9 +193,10 @@ def train(args: argparse.Namespace) -> None:
             reported = now
             if leads():
                 report()
-        if round_ended and args.checkpoints and now >= saved + args.save_every:
-            saved = now
-            save()
+        if round_ended and args.checkpoints:  # a newcomer counts as the others do
+            due, saved = now // args.save_every > saved // args.save_every, now
+            if due:
+                save()
 
     if diloco:
         diloco.finish()  # applies what is still in flight

@@ -134,6 +134,7 @@ class ElasticSampler:
         self._position = 0  # its place; always less than the length
         self._returned: list[_Span] = []  # in order; of this epoch or earlier ones
         # What was taken and is not settled: by the reduction that it belongs to, oldest first. The last one is open.
+        self._pinned: Membership | None = None
         self._phases: list[list[_Take]] = [[]]
 
     @property
@@ -286,7 +287,18 @@ class ElasticSampler:
         self._seed, self._epoch, self._position, self.committed = numbers
         self._shuffle, self._returned, self._phases = shuffle, returned, phases or [[]]
 
+    def pin(self) -> None:
+        """Takes are for who are members now, until the next call; for whoever calls it where all members do.
+
+        What a member waits for alone, as for a checkpoint, may show it a loss before the others see it.
+        `DiLoCo(data=...)` does it.
+        """
+        self._pinned = None
+        self._pinned = self._present()
+
     def _present(self) -> Membership:
+        if self._pinned is not None:
+            return self._pinned
         if self._comm is None and not api.is_initialized():
             return _ALONE
         return api.membership(self._comm)
@@ -330,7 +342,8 @@ class ElasticSampler:
         self._phases = [
             [take for take in phase if not here.isdisjoint(take.peers)] for phase in self._phases
         ]
-        self._phases = [phase for phase in self._phases[:-1] if phase] + self._phases[-1:]
+        if not any(self._phases):  # a restart: no commit of theirs comes
+            self._phases = [[]]
         self._settle([take for phase in lost for take in phase], frozenset())
 
     def _indices(self, span: _Span) -> Indices:

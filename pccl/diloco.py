@@ -75,6 +75,9 @@ class Data(Protocol):
     def commit(self, contributors: ReduceInfo) -> None:
         """The oldest such reduction has come."""
 
+    def pin(self) -> None:
+        """All members have met here: what is taken from now on is for those who are members now."""
+
     def rollback(self) -> None:
         """What was learned from examples that are not committed is dropped."""
 
@@ -326,6 +329,8 @@ class DiLoCo:
             f"mode={mode}, sync_every={self._sync_every}, fragments={self._fragments}, "
             f"overlap={self._overlap}, mixing={self._mixing}, verify_every={self._verify_every}"
         )
+        if outer_optimizer is None:
+            self._settings += f", lr={outer_lr}, momentum={outer_momentum}, nesterov={nesterov}"
         self._steps = 0
         self._seen = [_Seen() for _ in range(self._count)]
         self._flying: dict[int, _Flight] = {}  # by fragment, in the order in which they are due
@@ -333,6 +338,7 @@ class DiLoCo:
             False  # whether the shared state is that of a round's end, where reductions begin
         )
         self._joined = False
+        self._met = False  # with all members, since the data's members were pinned
         self.info: ReduceInfo | None = None
         self.sync_info: SyncInfo | None = None
         self.reduction_seconds = 0.0
@@ -442,6 +448,7 @@ class DiLoCo:
         if self._between:  # the members begin reductions now
             self._go_on(self._leaving(self._steps), {}, [])
         self._joined = True
+        self._pin()
 
     def step(self, tokens: float | None = None) -> bool:
         """Counts an inner step, which the model has just made; reduces where it is time.
@@ -475,6 +482,7 @@ class DiLoCo:
             seen.counted = seen.counted or tokens is not None
         self._look()
         self._guarded(self._advance)
+        self._pin()
         return self._steps % self._sync_every == 0
 
     def finish(self) -> None:
@@ -495,7 +503,11 @@ class DiLoCo:
                 self._apply(fragment)
             self._begin()
 
-        self._guarded(complete)
+        # An eviction is told: there is nothing to come back for.
+        self._joined = False
+        complete()
+        self._joined = True
+        self._pin()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs: arrays (copies) and numbers in nested dicts and lists.
@@ -702,7 +714,14 @@ class DiLoCo:
             flight.work, flight.tree = None, {}
         return flight.result
 
+    def _pin(self) -> None:
+        """Only where all members have met: one of them may have waited alone for a checkpoint."""
+        if self._met and self._data is not None:
+            self._data.pin()
+        self._met = False
+
     def _apply(self, fragment: int) -> None:
+        self._met = True
         result = self._complete(self._flying[fragment])
         flight = self._flying.pop(fragment)
         # Not where it came, which may be at another step on another member. Restored ones have no info, and nothing in
@@ -724,6 +743,10 @@ class DiLoCo:
         for flight in self._flying.values():
             self._complete(flight)
         verify = every > 0 and self.outer_step % every == 0
+        # Replicas may be let in for some of their ranks' groups and lost before the others' get there. All ranks
+        # have to make the same calls all the same.
+        verify = verify or bool(api.membership(self._comm).replicas)
+        self._met = True
         if not verify and not _retried(lambda: api.admit(comm=self._comm)):
             return False
         self._between = True
@@ -752,6 +775,7 @@ class DiLoCo:
             lambda: api.sync(state, revision=self.outer_step, comm=self._comm, return_info=True)
         )
         self.sync_info = info
+        self._met = True
         if shared["settings"] != self._settings:
             sentence = f"this peer has {self._settings}; the run has {shared['settings']}"
             raise InvalidArgument.because(_FUNC, sentence)

@@ -7,10 +7,13 @@ the parameters, so that the test can say what every round must give, whoever too
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 import textwrap
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,8 +183,24 @@ def shown(peers: Sequence[Worker]) -> Model:
     return {name: np.array(answers[0][name], np.float32) for name in SHAPES}
 
 
+def connections(pid: int) -> int:
+    """How many TCP connections a process has."""
+    sockets = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(OSError):
+            sockets.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
+    return sum(words[3] == "01" and f"socket:[{words[9]}]" in sockets for words in lines)
+
+
 def asked(worker: Worker) -> None:
-    """Returns when a newcomer's main thread sleeps in its first call: it waits to be let in."""
+    """Returns when a newcomer has a link to a member, and its main thread sleeps: it waits to be let in."""
+    while connections(worker.pid) < 2:  # to the master, and to a member
+        time.sleep(0.01)
     asleep = 0
     while asleep < 20:
         with open(f"/proc/{worker.pid}/stat") as stat:

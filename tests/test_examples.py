@@ -116,6 +116,7 @@ def test_diloco_learns_and_all_members_have_the_same_weights(
     assert all(float(one) > 0.8 for one in re.findall(r"accuracy (\S+),", done.stdout))
 
 
+@pytest.mark.timeout(300)
 def test_fsdp_replicas_learn_and_hold_the_same_shards(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
@@ -140,7 +141,7 @@ def test_fsdp_replicas_learn_and_hold_the_same_shards(tmp_path: Path) -> None:
             for name in "ab"
         ]
         try:
-            shown = "".join(replica.communicate(timeout=100)[0] for replica in replicas)
+            shown = "".join(replica.communicate(timeout=280)[0] for replica in replicas)
         finally:
             for replica in replicas:
                 replica.terminate()  # ends its ranks, too
@@ -179,6 +180,7 @@ def test_digits_fails_when_it_has_not_learned(tmp_path: Path) -> None:
     assert re.search(r"^NO   held-out accuracy", shown, re.MULTILINE), shown
 
 
+@pytest.mark.timeout(600)  # two runs
 @pytest.mark.parametrize(
     "options",
     [
@@ -205,7 +207,7 @@ def test_byte_gpt_learns_and_goes_on_from_its_checkpoint(
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=280,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         lines = [line.split("] ", 1)[1] for line in done.stdout.splitlines()]

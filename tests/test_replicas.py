@@ -13,10 +13,10 @@ from workers import Run, Worker, running
 import pccl
 
 FAST = {
-    "PCCL_HEARTBEAT_INTERVAL": "0.2",
-    "PCCL_HEARTBEAT_TIMEOUT": "1.5",
-    "PCCL_LINK_TIMEOUT": "0.8",
-    "PCCL_RECONNECT_TIMEOUT": "3",
+    "PCCL_HEARTBEAT_INTERVAL": "0.4",
+    "PCCL_HEARTBEAT_TIMEOUT": "3",
+    "PCCL_LINK_TIMEOUT": "1.6",
+    "PCCL_RECONNECT_TIMEOUT": "6",
 }
 
 # Admits, reduces, and says so when its group's replicas have changed. Ends when a rank of its group is told to; comes
@@ -106,18 +106,17 @@ def finish(told: list[Worker], others: list[Worker]) -> list[dict[str, Any]]:
 
 
 def test_a_killed_rank_takes_its_replica_along_and_the_others_go_on() -> None:
-    with running(**FAST) as run:
+    # Found by its broken connections: by its silence it would be in a minute.
+    with running(**{**FAST, "PCCL_HEARTBEAT_TIMEOUT": "60"}) as run:
         a, b, c = (replica(run, name, min_peers=3) for name in "abc")
         for worker in [*a, *b, *c]:
             worker.expect("joined")
         for workers in (a, b, c):
             in_both(workers, "a", "b", "c")
-        began = time.time()
         b[1].signal(signal.SIGKILL)
-        evicted = b[0].expect("evicted", 10)
+        evicted = b[0].expect("evicted", 20)
         assert evicted["advice"] == "rejoin"
         assert evicted["reason"].startswith("a rank of its replica was lost: rank 1: ")
-        assert evicted["at"] - began < 2.0  # found by its broken connections, not by its silence
         for workers in (a, c):
             in_both(workers, "a", "c")
         finish(a, c)

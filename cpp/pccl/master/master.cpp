@@ -175,6 +175,8 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
     connection.group.reset();
     return refuse(id, Code::evicted, "the run went on without this peer");
   }
+  if (const std::string why_not = replicas_.objection(rejoin); !why_not.empty())
+    return refuse(id, Code::evicted, why_not);
   if (!same_run) {
     if (!recoveries_.empty()) return refuse(id, Code::evicted, "this master serves another run");
     run_ = frame.envelope.run;

@@ -22,7 +22,7 @@ std::string Replicas::objection(const wire::Join& join) const {
   const bool occupied = it != groups_.end() && !it->second->empty();
   const std::uint32_t here = occupied ? it->second->ranks_per_replica() : 0;
   if (join.replica.empty() && join.ranks_per_replica == 0) {
-    if (here == 0) return {};
+    if (here == 0 && join.group >= ranks()) return {};
     return "the peers of group " + std::to_string(join.group) +
            " are ranks of replicas, and this one names none";
   }
@@ -38,6 +38,22 @@ std::string Replicas::objection(const wire::Join& join) const {
     return "the replicas of this run have " + std::to_string(usual) + " ranks, and not " +
            std::to_string(join.ranks_per_replica);
   }
+  return {};
+}
+
+std::string Replicas::objection(const wire::Rejoin& rejoin) const {
+  const wire::EpochRecord& record = rejoin.report.record;
+  const std::uint32_t ranks = record.ranks_per_replica;
+  const auto fits = [&](const wire::Member& member) {
+    return ranks == 0 ? member.replica.empty()
+                      : !member.replica.empty() && member.replica.size() <= kMaxName;
+  };
+  if ((ranks != 0 && (ranks > kMaxRanks || rejoin.group >= ranks)) ||
+      !std::all_of(record.members.begin(), record.members.end(), fits))
+    return "its group has impossible replicas";
+  const std::uint32_t usual = this->ranks();
+  if (ranks != 0 && usual != 0 && (usual != ranks || !recovering()))
+    return "the run went on without this peer";
   return {};
 }
 
@@ -95,7 +111,8 @@ std::vector<std::string> Replicas::ready() const {
 bool Replicas::started() const {
   const std::uint32_t ranks = this->ranks();
   return std::any_of(groups_.begin(), groups_.end(), [&](const auto& item) {
-    return item.first < ranks && !item.second->record().members.empty();
+    return item.first < ranks && item.second->ranks_per_replica() != 0 &&
+           !item.second->record().members.empty();
   });
 }
 

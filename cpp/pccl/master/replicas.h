@@ -29,6 +29,8 @@ class Replicas {
 
   // Why a peer that says this cannot be in its group; empty: it can.
   [[nodiscard]] std::string objection(const wire::Join& join) const;
+  // The same of a member that comes from another master, with what it says of its group.
+  [[nodiscard]] std::string objection(const wire::Rejoin& rejoin) const;
   // Per replica; 0: there are none.
   [[nodiscard]] std::uint32_t ranks() const;
 
