@@ -344,15 +344,18 @@ start()
 steps, dies_at = int(os.environ["STEPS"]), int(os.environ.get("DIES_AT", "-1"))
 sampler = ElasticSampler(1000, batch_size=6, seed=3, remainder="short")
 state = {"seen": np.zeros(1000, np.int64), "sampler": sampler, "waited": False}
+known = set()
 say(event="in")
 while True:
     state = pccl.sync(state)
+    known.update(pccl.membership().peers)
     if sampler.epoch == 3:
         break
     if sampler.committed > 1500 and not state["waited"]:
         say(event="waiting")
-        while pccl.world_size() < 3:
+        while "NEW" not in os.environ and len(known) < 5:
             state = pccl.sync(state)
+            known.update(pccl.membership().peers)
         state["waited"] = True
     marks = np.zeros(1000, np.int64)
     for _ in range(steps):
@@ -381,7 +384,7 @@ def test_members_are_killed_and_come_and_each_example_is_seen_once_per_epoch(ste
         peers[2].signal(signal.SIGKILL)
         while peers[0].next()["event"] != "waiting":
             pass
-        newcomer = run.peer(PEER)
+        newcomer = run.peer(PEER, NEW="1")
         finished = []
         for peer in (peers[0], peers[1], newcomer):
             answer = peer.next()

