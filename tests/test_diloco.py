@@ -199,10 +199,13 @@ def connections(pid: int) -> int:
 
 def asked(worker: Worker) -> None:
     """Returns when a newcomer has a link to a member, and its main thread sleeps: it waits to be let in."""
+    deadline = time.monotonic() + 60
     while connections(worker.pid) < 2:  # to the master, and to a member
+        assert time.monotonic() < deadline, worker.stderr()
         time.sleep(0.01)
     asleep = 0
     while asleep < 20:
+        assert time.monotonic() < deadline, worker.stderr()
         with open(f"/proc/{worker.pid}/stat") as stat:
             state = stat.read().rpartition(") ")[2][0]
         asleep = asleep + 1 if state == "S" else 0
