@@ -164,27 +164,18 @@ def _any_adapter(leaf: object) -> Adapter | None:
     return found
 
 
-def _jax_in_use() -> Adapter | None:
-    """JAX's adapter, if the program has loaded JAX, and it is one that the adapter works with."""
-    if "jax" not in sys.modules or "jax" in _unusable:
+def _in_use(framework: str) -> Adapter | None:
+    """Its adapter, if the program has loaded it, and it is a version that the adapter works with."""
+    loaded = sys.modules.get(framework)
+    if loaded is None or framework in _unusable:
         return None
+    if framework not in _registered and getattr(loaded.__spec__, "_initializing", False):
+        return None  # another thread is about to load it
     try:
-        return _adapter_of_module("jax")
+        return _adapter_of_module(framework)
     except Exception:  # of whatever another version lacks; who passes its arrays is told
-        _unusable.add("jax")
+        _unusable.add(framework)
         return None
-
-
-def _torch_in_use() -> None:
-    """Loads PyTorch's adapter, if the program has loaded PyTorch: its first array may be on a device."""
-    if "torch" not in sys.modules or "torch" in _registered or "torch" in _unusable:
-        return
-    if getattr(sys.modules["torch"].__spec__, "_initializing", False):
-        return  # another thread is about to load it
-    try:
-        _adapter_of_module("torch")
-    except Exception:  # as above
-        _unusable.add("torch")
 
 
 def find_tracing(tree: object) -> Any:
@@ -192,13 +183,13 @@ def find_tracing(tree: object) -> Any:
 
     Its `allreduce_traced` makes the call a part of what is traced.
     """
-    adapter: Any = _jax_in_use()
+    adapter: Any = _in_use("jax")
     return adapter if adapter is not None and adapter.is_traced(tree) else None
 
 
 def flatten_registered(node: object) -> Node | None:
     """One level of a container that a framework in use knows: JAX, or a registered one."""
-    _jax_in_use()
+    _in_use("jax")
     for adapter in dict.fromkeys(_registered.values()):
         found = adapter.flatten(node)
         if found is not None:
@@ -208,8 +199,8 @@ def flatten_registered(node: object) -> Node | None:
 
 def devices_in_use() -> bool:
     """Whether there can be arrays on accelerators. Cheap; `on_device` asks for one array."""
-    _jax_in_use()
-    _torch_in_use()
+    for framework in ("jax", "torch"):
+        _in_use(framework)  # its first array may be on a device
     return any(getattr(adapter, "devices_in_use", bool)() for adapter in _registered.values())
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workers import Worker, running
+from workers import Worker, running, wait_until_asleep
 
 import pccl
 from pccl import diloco
@@ -203,13 +203,7 @@ def asked(worker: Worker) -> None:
     while connections(worker.pid) < 2:  # to the master, and to a member
         assert time.monotonic() < deadline, worker.stderr()
         time.sleep(0.01)
-    asleep = 0
-    while asleep < 20:
-        assert time.monotonic() < deadline, worker.stderr()
-        with open(f"/proc/{worker.pid}/stat") as stat:
-            state = stat.read().rpartition(") ")[2][0]
-        asleep = asleep + 1 if state == "S" else 0
-        time.sleep(0.01)
+    wait_until_asleep(worker)
 
 
 # What must come out, in one process.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-import time
 from textwrap import dedent
 from typing import Any
 
 import pytest
-from workers import Run, Worker, running
+from workers import Run, Worker, running, wait_until_asleep
 
 import pccl
 
@@ -23,12 +22,14 @@ FAST = {
 # back after an eviction when told "again".
 LOOP = """
 import time
-state = {"stop": False, "order": None}
+state = {"stop": False, "order": None, "points": 0}
 def listen():
     while True:
         order = hear()
         if order == "stop":
             state["stop"] = True
+        elif order == "count":
+            state["points"] = 100
         else:
             state["order"] = order
             heard.set()
@@ -55,6 +56,10 @@ while True:
                 seen = now.replicas
             if total["stop"]:
                 break
+            if state["points"] > 0:
+                state["points"] -= 1
+                if state["points"] == 0:
+                    say(event="counted")
             time.sleep(0.002)
         say(event="done", steps=steps, lives=lives)
         heard.wait(60)
@@ -91,6 +96,12 @@ def in_both(workers: list[Worker], *names: str) -> None:
     answers = [sees(worker, *names) for worker in workers]
     # In the same order in every group, so the ranks in it are those of replicas.
     assert len({(tuple(answer["names"]), answer["rank"]) for answer in answers}) == 1, answers
+
+
+def hundred_points(worker: Worker) -> None:
+    """Returns when it has come to so many more admission points, at which nobody came in."""
+    worker.tell("count")
+    worker.expect("counted")
 
 
 def finish(told: list[Worker], others: list[Worker]) -> list[dict[str, Any]]:
@@ -135,7 +146,7 @@ def test_an_evicted_replica_comes_back_under_its_name() -> None:
         # Only one of its ranks is there again: it must not come in.
         b[0].tell("again")
         b[0].expect("joined")
-        time.sleep(0.5)
+        hundred_points(a[0])
         b[1] = rank(run, "b", 1)
         b[1].expect("joined")
         for workers in (a, b):
@@ -152,7 +163,7 @@ def test_an_incomplete_replica_waits_and_comes_in_with_its_last_rank() -> None:
         b = [rank(run, "b", 0, ranks=3), rank(run, "b", 2, ranks=3)]
         for worker in b:
             worker.expect("joined")
-        time.sleep(1.0)  # some hundred admission points
+        hundred_points(a[0])
         b.append(rank(run, "b", 1, ranks=3))
         b[2].expect("joined")
         for workers in (a, b):
@@ -188,7 +199,8 @@ def test_the_group_starts_with_whole_replicas_only() -> None:
         a = replica(run, "a", min_peers=2)
         b = [rank(run, "b", 1, min_peers=2)]
         c = [rank(run, "c", 0, min_peers=2)]
-        time.sleep(1.0)
+        for worker in (*a, *b, *c):
+            wait_until_asleep(worker)
         b.append(rank(run, "b", 0, min_peers=2))
         for worker in (*a, *b):
             worker.expect("joined")

@@ -9,12 +9,11 @@ import importlib.util
 import os
 import signal
 import textwrap
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from workers import Run, Worker, running
+from workers import Run, Worker, running, wait_until_asleep
 
 MIB = 1 << 20
 
@@ -232,16 +231,6 @@ def meanwhile(late: Worker, peers: Sequence[Worker], *, served: bool = False) ->
             if "said nothing" not in str(error):
                 raise
     raise AssertionError("late said nothing")
-
-
-def wait_until_asleep(worker: Worker) -> None:
-    """Returns when its main thread has slept for a while: it is inside its call, then."""
-    asleep = 0
-    while asleep < 20:
-        with open(f"/proc/{worker.pid}/stat") as stat:
-            state = stat.read().rpartition(") ")[2][0]
-        asleep = asleep + 1 if state == "S" else 0
-        time.sleep(0.01)
 
 
 # Level 2: who receives what.

@@ -148,6 +148,32 @@ def test_a_link_that_becomes_slow_is_found_by_transfers_alone() -> None:
         assert answer["right"] and answer["found"], answer
 
 
+def test_a_slow_run_measures_its_links_by_itself() -> None:
+    code = """
+    comm = start()
+    slow = np.zeros(4, np.int64)
+    slow[pccl.rank()] = "SLOW" in os.environ
+    slow = int(pccl.allreduce(slow).argmax())
+    shares = []
+    for step in range(3):
+        pccl.admit()
+        total, info = pccl.allreduce(x(500_000), return_info=True)
+        assert (total == expected(info)).all()
+        shares.append(comm.topology().schedules[-1].shares[slow])
+    say(event="done", shares=shares, up=comm.topology().up)
+    hear()
+    """
+    with Lab([Host(100, 100)] * 3 + [Host(20, 20)], delay_ms=15) as world:
+        hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(4)]
+        with namespaces.running_on(hosts[0]) as run:
+            slow = run.peer(code, hosts[3], PCCL_MIN_PEERS="4", SLOW="1")
+            peers = [slow, *(run.peer(code, host, PCCL_MIN_PEERS="4") for host in hosts[:3])]
+            answers = [peer.expect("done", 100) for peer in peers]
+    for answer in answers:
+        assert answer["shares"] == [0.25, 0, 0], answer  # after the first, which was slow
+        assert None not in answer["up"], answer
+
+
 def test_who_has_a_slow_link_owns_nothing() -> None:
     code = """
     comm = start()

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -157,6 +158,18 @@ class Run:
     def peers(self, count: int, code: str, **env: str) -> list[Worker]:
         """`count` peers that start together."""
         return [self.peer(code, PCCL_MIN_PEERS=str(count), **env) for _ in range(count)]
+
+
+def wait_until_asleep(worker: Worker) -> None:
+    """Returns when its main thread has slept for a while: it is inside its call, then."""
+    asleep = 0
+    deadline = time.monotonic() + 60
+    while asleep < 20:
+        assert time.monotonic() < deadline, worker.stderr()
+        with open(f"/proc/{worker.pid}/stat") as stat:
+            state = stat.read().rpartition(") ")[2][0]
+        asleep = asleep + 1 if state == "S" else 0
+        time.sleep(0.01)
 
 
 @contextmanager

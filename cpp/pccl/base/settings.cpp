@@ -120,6 +120,7 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   read.seconds("PCCL_LINK_TIMEOUT", settings.link_timeout);
   read.seconds("PCCL_STRAGGLER_TIMEOUT", settings.straggler_timeout);
   read.seconds("PCCL_REPLAN_INTERVAL", settings.replan_interval);
+  read.seconds("PCCL_MEASURE_AFTER", settings.measure_after);
   read.integer("PCCL_BUFFER_BYTES", settings.buffer_bytes, std::size_t{16} << 10,
                std::size_t{1} << 46);
   read.integer("PCCL_SEGMENT_BYTES", settings.segment_bytes, std::size_t{4} << 10,

@@ -56,6 +56,9 @@ struct Settings {
 
   // PCCL_REPLAN_INTERVAL: a master makes a new plan for what transfers have shown at most so often.
   Duration replan_interval = std::chrono::seconds(30);
+  // PCCL_MEASURE_AFTER: when an operation took so long and links were never measured, a master has
+  // them measured at the next admission point. Zero: never.
+  Duration measure_after = std::chrono::seconds(1);
 
   // PCCL_BUFFER_BYTES: bound of this process's receive buffers that were promised to senders as
   // credit. At least four segments.

@@ -25,6 +25,10 @@ bool payload_fits(const wire::RoundEntry& entry) {
       return std::holds_alternative<wire::SyncDetail>(entry.payload);
     case wire::RoundKind::sync_end:
       return std::holds_alternative<wire::SyncEnd>(entry.payload);
+    case wire::RoundKind::admit:
+    case wire::RoundKind::sync_admit:
+      return std::holds_alternative<wire::AdmissionPoint>(entry.payload) ||
+             std::holds_alternative<wire::Nothing>(entry.payload);
     case wire::RoundKind::optimize:  // who has measured nothing need not say so
       return std::holds_alternative<wire::Measurements>(entry.payload) ||
              std::holds_alternative<wire::Nothing>(entry.payload);
@@ -154,13 +158,16 @@ void Group::decide(const wire::CallKey& key, Code code, const PeerId& culprit,
                    const std::string& reason, const std::string& waiting,
                    const wire::SyncDecision& sync) {
   if (const auto* op = std::get_if<wire::OpKey>(&key)) {
-    append(wire::Verdict{*op, record_.epoch, code, code == Code::ok && newcomers_ready(), culprit,
-                         reason, waiting});
+    const bool come_here = code == Code::ok && (newcomers_ready() || measuring_helps());
+    append(wire::Verdict{*op, record_.epoch, code, come_here, culprit, reason, waiting});
     operations_.erase(*op);
   } else {
     const auto& round = std::get<wire::RoundKey>(key);
-    const wire::Outcome outcome{
-        round, code, newcomers_ready() ? 1U : 0U, around_.census(), culprit, reason, waiting, sync};
+    const bool yes = round.kind == wire::RoundKind::peers_pending
+                         ? newcomers_ready()
+                         : code == Code::ok && measure_at(round);
+    const wire::Outcome outcome{round,   code,   yes ? 1U : 0U, around_.census(),
+                                culprit, reason, waiting,       sync};
     append(outcome);
     wire::apply(outcome, record_);
     rounds_.erase(round);
@@ -269,6 +276,7 @@ void Group::start_over(wire::Cause cause, std::vector<wire::Departure> departure
   for (auto& [key, operation] : operations_) {
     for (auto& [id, entry] : operation.entries) entry.done = false;
     operation.mismatch_since.reset();
+    operation.met.reset();
   }
   begin_epoch(cause, std::move(departures), aborted);
   for (const wire::OpKey& key : aborted) decided_[key] = last_ordinal_;
@@ -892,6 +900,7 @@ void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t a
   entry.attempt = state.attempt;
   // A report of an attempt that was aborted meanwhile says only that the peer has entered.
   entry.done = state.phase == wire::OpPhase::done && state.attempt >= record_.abort_floor;
+  if (!operation.met && operation.entries.size() == members_.size()) operation.met = now;
   check_operation(state.key, now);
 }
 
@@ -926,7 +935,10 @@ void Group::check_operation(const wire::OpKey& key, Instant now) {
       return;
     }
   }
-  if (done == members_.size()) decide(key, Code::ok, {}, {}, {});
+  if (done < members_.size()) return;
+  const Duration taken = now - operation.met.value_or(now);
+  if (options_.measure_after > Duration::zero() && taken >= options_.measure_after) slow_ = true;
+  decide(key, Code::ok, {}, {}, {});
 }
 
 void Group::on_round(const PeerId& from, const wire::RoundEntry& entry, std::uint64_t applied,
@@ -969,6 +981,35 @@ void Group::check_round(const wire::RoundKey& key, Instant now) {
       break;
   }
   decide(key, Code::ok, {}, {}, {});
+}
+
+// There are links between hosts, and of some of them nobody knows how fast they are. Once after
+// each admission: measuring takes a second or two, and may fail to find out.
+bool Group::measuring_helps() {
+  if (!slow_ || asked_to_measure_ == record_.admission || members_.size() > topology::kMaxTable)
+    return false;
+  const std::vector<std::uint32_t>& hosts = present_hosts();
+  if (std::adjacent_find(hosts.begin(), hosts.end(), std::not_equal_to<>()) == hosts.end())
+    return false;
+  return rates_.hosts.size() != members_.size() ||
+         std::any_of(rates_.hosts.begin(), rates_.hosts.end(),
+                     [](const wire::HostRate& host) { return host.up_kilobytes_per_s == 0; });
+}
+
+// Whether that is done at this admission point. Not if somebody's program measures when it likes
+// (level 1).
+bool Group::measure_at(const wire::RoundKey& key) {
+  const auto round = rounds_.find(key);
+  if (round == rounds_.end() || !measuring_helps()) return false;
+  const bool all =
+      std::all_of(round->second.entered.begin(), round->second.entered.end(), [](const auto& item) {
+        const auto* point = std::get_if<wire::AdmissionPoint>(&item.second);
+        return point != nullptr && point->measures;
+      });
+  if (!all) return false;
+  asked_to_measure_ = record_.admission;
+  around_.log("group " + std::to_string(id_) + ": operations are slow, so the links are measured");
+  return true;
 }
 
 // All members have said what they measured. The epoch has it for all, even where the plan stays: so

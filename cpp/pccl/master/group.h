@@ -16,6 +16,7 @@
 //   control connection gone | a bad link to the peer was reported: loss; else loss when the reconnect window is over
 //   blocked report          | nobody can move: verdict deadlock for every call that is waited in
 //   who shares memory       | epoch (plan): operations start over, none ends
+//   operation took long     | links were never measured: the next admission point's outcome asks members to
 //   measured                | at most every replan_interval, between operations, if another plan is clearly faster:
 //                           | epoch (plan)
 //   leave, silence, misuse  | loss
@@ -57,6 +58,7 @@ struct Options {
   Duration straggler_notice = std::chrono::seconds(10);
   std::optional<Duration> straggler_timeout;            // of members that most others wait for
   Duration replan_interval = std::chrono::seconds(30);  // for what transfers have shown
+  Duration measure_after = std::chrono::seconds(1);     // of an operation; zero: never
   std::uint32_t segment_bytes = 512 << 10;
   topology::Thresholds thresholds;
   std::size_t max_open_calls = 1 << 16;                   // per group
@@ -183,6 +185,7 @@ class Group {
     std::map<PeerId, Entry> entries;
     bool rerun = false;
     Instant opened{};
+    std::optional<Instant> met;  // all members have entered
     std::optional<Instant> mismatch_since;
     bool noticed = false;
   };
@@ -249,6 +252,8 @@ class Group {
   void let_newcomers_in(wire::RoundKind kind, const std::vector<std::string>& replicas);
   void check_sync(const wire::RoundKey& key, Instant now);
   void optimize(const wire::RoundKey& key);
+  [[nodiscard]] bool measuring_helps();
+  [[nodiscard]] bool measure_at(const wire::RoundKey& key);
   void check_calls(Instant now);
   void check_stuck(Instant now);
   [[nodiscard]] bool silent(const Peer& peer, Instant now) const;
@@ -285,6 +290,8 @@ class Group {
   bool rates_moved_ = false;  // since the plan was considered
   bool better_plan_ = false;  // there was one when it was
   Instant reconsidered_{};
+  bool slow_ = false;                   // an operation took long
+  std::uint64_t asked_to_measure_ = 0;  // the admission after which members were
   std::optional<Instant> stuck_since_;
   Instant last_tick_{};
 };

@@ -52,7 +52,9 @@ std::string Replicas::objection(const wire::Rejoin& rejoin) const {
       !std::all_of(record.members.begin(), record.members.end(), fits))
     return "its group has impossible replicas";
   const std::uint32_t usual = this->ranks();
-  if (ranks != 0 && usual != 0 && (usual != ranks || !recovering()))
+  // Of another number of ranks, or of none where ranks of replicas are: theirs is another run.
+  const bool differs = ranks != usual && (ranks != 0 || rejoin.group < usual);
+  if (usual != 0 && (differs || (ranks != 0 && !recovering())))
     return "the run went on without this peer";
   return {};
 }

@@ -33,6 +33,7 @@ Options options_from(const Settings& settings) {
   options.reconnect_timeout = settings.reconnect_timeout;
   options.straggler_timeout = settings.straggler_timeout;
   options.replan_interval = settings.replan_interval;
+  options.measure_after = settings.measure_after;
   options.segment_bytes = static_cast<std::uint32_t>(settings.segment_bytes);
   return options;
 }

@@ -267,6 +267,34 @@ void Communicator::give_up(Visit& visit, wire::RoundKind kind, Code code) {
   (void)await_call(visit, call, {}, {}, true);
 }
 
+// Level 2's. `gave_up`: the round was decided, but this peer will not be in what the others go on
+// to.
+Result<CallPtr> Communicator::admission_point(Visit& visit, wire::RoundKind kind,
+                                              const Deadline& deadline, const Limit& limit,
+                                              const std::function<void(Code)>& gave_up) {
+  Engine& engine = visit.engine();
+  const CallPtr call = engine.enter(kind, clock_now(), wire::AdmissionPoint{true});
+  visit.runtime().act();
+  Status status = await_call(visit, call, deadline, limit, true);
+  const bool decided = call->done && call->error.code == Code::ok;
+  if (decided && call->answer != 0) {
+    if (status) {
+      const CallPtr measuring = engine.start_optimize(clock_now());
+      visit.runtime().act();
+      // Without it everything goes on as before: only who has to stop does.
+      const Status measured = await_call(visit, measuring, deadline, limit, true);
+      const bool stops = !measured && (measured.error().code == Code::interrupted ||
+                                       engine.standing() == Standing::out);
+      if (stops) status = measured;
+    } else {
+      give_up(visit, wire::RoundKind::optimize, status.error().code);
+    }
+  }
+  if (status) return call;
+  if (decided && gave_up) gave_up(status.error().code);
+  return status.error();
+}
+
 Result<CallPtr> Communicator::round(Visit& visit, wire::RoundKind kind, const Deadline& deadline,
                                     const Limit& limit) {
   const CallPtr call = visit.engine().enter(kind, clock_now());
@@ -401,7 +429,7 @@ Result<bool> Communicator::admit(const Limit& limit) {
     return false;
   }
   const std::uint64_t before = engine.record()->admission;
-  const auto call = round(visit, wire::RoundKind::admit, deadline, limit);
+  const auto call = admission_point(visit, wire::RoundKind::admit, deadline, limit);
   if (!call) return call.error();
   engine.use_fresh();
   engine.pass_admission_point();
@@ -516,16 +544,13 @@ Result<CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries, wire:
     Engine& engine = visit.engine();
     if (status = become_member(visit, deadline, limit); !status) return status.error();
     if (admits(engine)) {
-      const CallPtr admission = engine.enter(wire::RoundKind::sync_admit, clock_now());
-      visit.runtime().act();
-      if (status = await_call(visit, admission, deadline, limit, true); !status) {
-        if (admission->done && admission->error.code == Code::ok) {
-          // It was decided in the same moment: the others are in the next round.
-          engine.pass_admission_point();
-          give_up(visit, wire::RoundKind::sync, status.error().code);
-        }
-        return status.error();
-      }
+      const auto gave_up = [&](Code code) {
+        engine.pass_admission_point();
+        give_up(visit, wire::RoundKind::sync, code);
+      };
+      const auto point =
+          admission_point(visit, wire::RoundKind::sync_admit, deadline, limit, gave_up);
+      if (!point) return point.error();
     }
     if (vote.owned) engine.pass_admission_point();
     call = engine.start_sync({*state, vote, static_cast<bool>(check)}, clock_now());

@@ -128,6 +128,9 @@ class Communicator {
   Status become_member(Visit& visit, const Deadline& deadline, const Limit& limit);
   [[nodiscard]] Result<CallPtr> round(Visit& visit, wire::RoundKind kind, const Deadline& deadline,
                                       const Limit& limit);
+  [[nodiscard]] Result<CallPtr> admission_point(Visit& visit, wire::RoundKind kind,
+                                                const Deadline& deadline, const Limit& limit,
+                                                const std::function<void(Code)>& gave_up = {});
   [[nodiscard]] Result<CallPtr> begin(Visit& visit, OperationRequest request,
                                       const Deadline& deadline, const Limit& limit);
   void look(Engine& engine, const Record& record);

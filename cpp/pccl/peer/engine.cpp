@@ -324,7 +324,7 @@ void Engine::on_epoch(const Record& record) {
 // ---- calls
 // --------------------------------------------------------------------------------------------------------
 
-CallPtr Engine::enter(wire::RoundKind kind, Instant now) {
+CallPtr Engine::enter(wire::RoundKind kind, Instant now, wire::RoundPayload payload) {
   now_ = now;
   auto call = std::make_shared<Call>();
   if (out_) {
@@ -343,7 +343,7 @@ CallPtr Engine::enter(wire::RoundKind kind, Instant now) {
     return call;
   }
   rounds_[key] = {call};
-  session_.enter(key);
+  session_.enter(key, std::move(payload));
   return call;
 }
 
@@ -623,6 +623,7 @@ CallPtr Engine::give_up(wire::RoundKind kind, Code code, Instant now) {
   }
   fresh_ = false;
   const std::uint64_t sequence = round_counts_[kind]++;
+  if (kind == wire::RoundKind::optimize) ++round_counts_[kind];  // see start_optimize
   if (kind == wire::RoundKind::sync) {
     owes_sync_ = false;
     round_counts_[wire::RoundKind::sync_detail] = sequence + 1;

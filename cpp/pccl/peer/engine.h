@@ -164,7 +164,8 @@ class Engine final : private SessionHost,
   void request_admission(Instant now);
   // It gave up waiting; unless it was let in a moment ago.
   void withdraw_admission(Instant now);
-  [[nodiscard]] CallPtr enter(wire::RoundKind kind, Instant now);
+  [[nodiscard]] CallPtr enter(wire::RoundKind kind, Instant now,
+                              wire::RoundPayload payload = wire::Nothing{});
   // Arrays must stay valid until the call is done. Ends at once when the world is one (or with an
   // error).
   [[nodiscard]] CallPtr start_operation(OperationRequest request, Instant now);

@@ -548,10 +548,11 @@ void Host::answer_later(const peer::CallPtr& call) {
   });
 }
 
-peer::CallPtr Host::enter(wire::RoundKind kind) {
+peer::CallPtr Host::enter(wire::RoundKind kind, wire::RoundPayload payload) {
   RoundEntry round;
-  round.call = kind == wire::RoundKind::optimize ? engine_->start_optimize(world_.now())
-                                                 : engine_->enter(kind, world_.now());
+  round.call = kind == wire::RoundKind::optimize
+                   ? engine_->start_optimize(world_.now())
+                   : engine_->enter(kind, world_.now(), std::move(payload));
   round.run = run_id();
   round.since = world_.now();
   rounds_.push_back(round);

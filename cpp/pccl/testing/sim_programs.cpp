@@ -313,8 +313,11 @@ Task<bool> UserProgram::admit(Thread thread) {
   }
   const std::uint64_t before = engine.record()->admission;
   while (!out()) {
-    const peer::CallPtr call = host_.enter(wire::RoundKind::admit);
+    const peer::CallPtr call = host_.enter(wire::RoundKind::admit, wire::AdmissionPoint{true});
     const Error error = co_await wait(thread, call);
+    if (out()) co_return false;
+    if (error.code == Code::ok && call->answer != 0)
+      (void)co_await wait(thread, host_.enter(wire::RoundKind::optimize));
     if (out()) co_return false;
     if (error.code == Code::ok) engine.pass_admission_point();
     // The ranks of a replica stay in step: what failed is tried again at once.
@@ -379,9 +382,12 @@ Task<bool> UserProgram::sync_state(Thread thread) {
   if (out()) co_return false;
   if (!engine.owes_sync()) {
     if (engine.admission_round_needed() || engine.record()->members.size() == 1) {
-      const peer::CallPtr call = host_.enter(wire::RoundKind::sync_admit);
+      const peer::CallPtr call =
+          host_.enter(wire::RoundKind::sync_admit, wire::AdmissionPoint{true});
       const Error error = co_await wait(thread, call);
       if (out() || error.code != Code::ok) co_return false;
+      if (call->answer != 0) (void)co_await wait(thread, host_.enter(wire::RoundKind::optimize));
+      if (out()) co_return false;
     }
     engine.pass_admission_point();
   }

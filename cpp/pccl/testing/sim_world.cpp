@@ -78,6 +78,13 @@ World::World(std::uint64_t seed, const Options& given)
   settings.checksum =
       options.corruptions > 0 || random.chance(0.5) ? Checksum::always : Checksum::automatic;
   master_options.replan_interval = random.duration(milliseconds(1), seconds(4));
+  Random measuring(~seed);  // what was found by a seed before stays where it is
+  if (measuring.chance(0.3)) {
+    master_options.measure_after = Duration::zero();
+  } else {
+    master_options.measure_after =
+        measuring.duration(milliseconds(1), measuring.chance(0.5) ? milliseconds(20) : seconds(1));
+  }
   if (options.everything_small) {
     const std::uint32_t segments[] = {64, 128, 256, 1024};
     master_options.segment_bytes = segments[random.below(4)];

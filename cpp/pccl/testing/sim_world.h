@@ -186,7 +186,7 @@ class Host {
   [[nodiscard]] Until until(std::function<bool()> holds) { return {*this, std::move(holds)}; }
   [[nodiscard]] Sleep sleep(Duration duration) { return {*this, duration}; }
   ReductionPtr reduce(ReductionPtr reduction, peer::OperationRequest request);
-  peer::CallPtr enter(wire::RoundKind kind);
+  peer::CallPtr enter(wire::RoundKind kind, wire::RoundPayload payload = wire::Nothing{});
   SyncingPtr sync(UserState& state, bool standing);
   void answer_later(const peer::CallPtr& call);
   void program_is_over(bool well);

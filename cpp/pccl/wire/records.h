@@ -220,8 +220,19 @@ struct Nothing {
   static void fields(Self&, Visitor&) {}
 };
 
+// At an admission point.
+struct AdmissionPoint {
+  bool measures = false;  // it goes on to measure if the outcome says so
+  bool operator==(const AdmissionPoint&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.measures);
+  }
+};
+
 // What a member enters a round with.
-using RoundPayload = std::variant<Nothing, SyncVote, SyncDetail, SyncEnd, Measurements>;
+using RoundPayload =
+    std::variant<Nothing, SyncVote, SyncDetail, SyncEnd, Measurements, AdmissionPoint>;
 
 // A round that a member has entered.
 struct RoundEntry {
@@ -445,7 +456,8 @@ struct Verdict {
 struct Outcome {
   RoundKey key;
   Code code = Code::ok;
-  std::uint64_t answer = 0;  // peers_pending: 1 when newcomers wait
+  // peers_pending: 1 when newcomers wait. admit, sync_admit: 1 when the members are to measure now.
+  std::uint64_t answer = 0;
   Census census;
   PeerId culprit;
   std::string reason;
