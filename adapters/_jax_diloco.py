@@ -89,6 +89,7 @@ def diloco(
     nesterov: bool = True,
     outer_optimizer: Callable[[Sequence[Array]], core.OuterOptimizer] | None = None,
     mode: str = "sync",
+    eager: bool | None = None,
     fragments: int | Sequence[Sequence[str]] | None = None,
     overlap: int | None = None,
     mixing: float | None = None,
@@ -119,6 +120,7 @@ def diloco(
         outer_optimizer: Makes another one from a list of NumPy arrays: see
             `pccl.diloco.OuterOptimizer`.
         mode: "sync", "async" or "streaming": see `pccl.diloco.DiLoCo`, also for what follows.
+        eager: "async": whether a member begins a round with what it has learned in the one before.
         fragments: "streaming": how many, or lists of names as `jax.tree_util.keystr` has them.
         overlap: "streaming": inner steps behind which a reduction runs.
         mixing: "streaming": how much of a member's own parameters stays.
@@ -148,6 +150,7 @@ def diloco(
             nesterov=nesterov,
             outer_optimizer=outer_optimizer,
             mode=mode,
+            eager=eager,
             fragments=fragments,
             overlap=overlap,
             mixing=mixing,

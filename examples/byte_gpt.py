@@ -6,7 +6,7 @@
 Every process is a member. Kill one, and the others go on; what it had taken of the data is taken by others. Start one
 more with the same PCCL_MASTER, and it receives everything at the end of the round. Kill all, start again with the same
 `--checkpoints`, and the run goes on. `--method ddp` averages gradients after every step instead, for comparison, and
-`--method local` is one process without pccl. `--mode async` wants less momentum, such as `--outer-momentum 0.5`.
+`--method local` is one process without pccl.
 """
 
 from __future__ import annotations

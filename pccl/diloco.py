@@ -5,7 +5,9 @@ parameters that it began with and those that it has now, its pseudo-gradient, is
 members, and an outer optimizer takes one step with the mean. Three modes: "sync" (Douillard et al.,
 arXiv 2311.08105), "async", where the reduction runs behind the next inner steps and is applied one
 round later, and "streaming" (Douillard et al., arXiv 2501.18512), where fragments of the parameters
-go in turn.
+go in turn. In "async" a member does not wait with what it has learned itself, as in the eager
+updates of Kale et al. (arXiv 2502.12996): it begins the next round where the outer parameters would
+be if all had learned the same.
 
 What is here knows NumPy alone. `pccl.adapters.torch.DiLoCo` and `pccl.adapters.jax.diloco` put it
 around a model.
@@ -255,6 +257,10 @@ class DiLoCo:
             float64), once for each fragment; the three arguments before are not used then.
         mode: "sync": the reduction blocks. "async": it runs behind the next round, after which its
             result is applied. "streaming": fragments go in turn, each behind `overlap` inner steps.
+        eager: "async" only: whether a member begins a round with what it has learned in the round
+            before, as the best guess of the mean that is on its way; else at the outer parameters,
+            which know nothing of that round yet. Default: it does. The outer parameters are the
+            mean's alone either way.
         fragments: "streaming" only: into how many parts to cut the parameters (default 4, or fewer
             if there are fewer parameters), in their order and of about equal size; or lists of names.
         overlap: "streaming" only: inner steps behind which a reduction runs, the paper's tau; from 0
@@ -295,6 +301,7 @@ class DiLoCo:
         nesterov: bool = True,
         outer_optimizer: Callable[[Sequence[Array]], OuterOptimizer] | None = None,
         mode: str = "sync",
+        eager: bool | None = None,
         fragments: int | Sequence[Sequence[str]] | None = None,
         overlap: int | None = None,
         mixing: float | None = None,
@@ -318,6 +325,9 @@ class DiLoCo:
             raise InvalidArgument.because(_FUNC, "there are no parameters, or two of one name")
         self._outer = [np.array(self._inner.read(i)) for i in range(len(self._names))]
         self._place(fragments, overlap, mixing)
+        if eager is not None and mode != "async":
+            raise InvalidArgument.because(_FUNC, 'eager belongs to mode "async"')
+        self._eager = mode == "async" and eager is not False
         usual = 1 if mode == "sync" else 16
         self._verify_every = _whole(usual if verify_every is None else verify_every, "verify_every")
         make = outer_optimizer or (
@@ -327,13 +337,16 @@ class DiLoCo:
         # What members must have in common and newcomers cannot take over.
         self._settings = (
             f"mode={mode}, sync_every={self._sync_every}, fragments={self._fragments}, "
-            f"overlap={self._overlap}, mixing={self._mixing}, verify_every={self._verify_every}"
+            f"overlap={self._overlap}, mixing={self._mixing}, verify_every={self._verify_every}, "
+            f"eager={self._eager}"
         )
         if outer_optimizer is None:
             self._settings += f", lr={outer_lr}, momentum={outer_momentum}, nesterov={nesterov}"
         self._steps = 0
         self._seen = [_Seen() for _ in range(self._count)]
         self._flying: dict[int, _Flight] = {}  # by fragment, in the order in which they are due
+        # Where this member began the round, if not at the outer parameters.
+        self._ahead: list[Array] | None = None
         self._between = (
             False  # whether the shared state is that of a round's end, where reductions begin
         )
@@ -621,11 +634,29 @@ class DiLoCo:
                 self._apply(fragment)
             due = [*due, *leaving]
         elif self._mode == "async":
-            due = list(
-                leaving
-            )  # every round begins at the outer parameters, also before anything came
+            due = list(leaving)  # every round begins anew, also before anything came
+        if leaving and self._eager:
+            weight, gradients = given.get(0, (0.0, []))
+            self._ahead = self._look_ahead(gradients) if weight > 0 else None
         for fragment in due:
             self._give(fragment, self._mixing)
+
+    def _look_ahead(self, gradients: Sequence[Array]) -> list[Array]:
+        """The outer parameters after one more step, with these pseudo-gradients. Nothing is changed."""
+        parameters, optimizer = self._arrays(0), self._optimizers[0]
+        kept = [array.copy() for array in parameters]
+        state = _snapshot(optimizer.state())
+        # Copies: these are being reduced, and a step may use them up.
+        optimizer.step(parameters, [gradient.copy() for gradient in gradients])
+        ahead = [array.copy() for array in parameters]
+        _restore(optimizer.state(), state)
+        for array, before in zip(parameters, kept, strict=True):
+            array[...] = before
+        return ahead
+
+    def _begun(self, index: int) -> Array:
+        """Where this member began to learn."""
+        return self._outer[index] if self._ahead is None else self._ahead[index]
 
     def _arrays(self, fragment: int) -> list[Array]:
         return [self._outer[index] for index in self._fragments[fragment]]
@@ -637,20 +668,21 @@ class DiLoCo:
 
     def _difference(self, fragment: int) -> list[Array]:
         return [
-            np.asarray(np.subtract(self._inner.rounded(i, self._outer[i]), self._inner.read(i)))
+            np.asarray(np.subtract(self._inner.rounded(i, self._begun(i)), self._inner.read(i)))
             for i in self._fragments[fragment]
         ]
 
     def _give(self, fragment: int, mixing: float) -> None:
-        """The model gets the outer parameters, but for a share of its own."""
+        """The model gets the outer parameters, or what is ahead of them, but for a share of its own."""
         for index in self._fragments[fragment]:
-            value = self._outer[index]
+            value = self._begun(index)
             if mixing > 0:
                 value = np.asarray(mixing * self._inner.read(index) + (1 - mixing) * value)
             self._inner.write(index, value)
 
     def _begin(self) -> None:
         """The model begins at the outer parameters."""
+        self._ahead = None
         for fragment in range(self._count):
             self._give(fragment, 0.0)
             self._seen[fragment] = _Seen()

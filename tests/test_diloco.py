@@ -242,18 +242,25 @@ def reference(
 ) -> Model:
     """The outer parameters after these reductions: which members' pseudo-gradients counted in each.
 
-    In "async" the last one is still in flight.
+    In "async", and in "delayed", which is that without eager, the last one is still in flight.
     """
     theta = fresh(0)
     velocity = {name: np.zeros_like(array) for name, array in theta.items()}
     flying: Model | None = None
+    ahead: dict[int, Model] = {}
     for members in reductions:
-        gradients = [learned(theta, number, every) for number in members]
+        gradients = [learned(ahead.get(number, theta), number, every) for number in members]
         result = mean(gradients, weights) if members else None
-        if mode == "async":
+        if mode != "sync":
             result, flying = flying, result
         if result is not None:
             outer_step(theta, velocity, result)
+        if mode == "async":
+            ahead = {}
+            for number, gradient in zip(members, gradients, strict=True):
+                ahead[number] = {name: array.copy() for name, array in theta.items()}
+                momentum = {name: array.copy() for name, array in velocity.items()}
+                outer_step(ahead[number], momentum, gradient)
     return theta
 
 
@@ -268,13 +275,14 @@ def close(found: Model, want: Model) -> bool:
 MODES = ["sync", "async"]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [*MODES, "delayed"])
 def test_rounds_are_those_of_the_paper_bit_for_bit(mode: str) -> None:
     with running() as run:
         peers = Peers(run.peers(2, SHELL))
-        make(peers, f"seed=0, sync_every=4, mode={mode!r}")
+        options = "mode='async', eager=False" if mode == "delayed" else f"mode={mode!r}"
+        make(peers, f"seed=0, sync_every=4, {options}")
         made(peers)
-        go(peers, "go(5)")
+        go(peers, "go(5)", inner=mode != "async")
         assert equal(shown(peers), reference(mode, 4, [[0, 1]] * 5))
         # What was in flight comes with finish, and the model is the outer one.
         tell(
@@ -287,11 +295,23 @@ def test_rounds_are_those_of_the_paper_bit_for_bit(mode: str) -> None:
         )
         assert all(peer.expect("same")["same"] for peer in peers)
         want = (
-            reference("async", 4, [[0, 1]] * 6)
-            if mode == "async"
-            else reference(mode, 4, [[0, 1]] * 5)
+            reference(mode, 4, [[0, 1]] * 5) if mode == "sync" else reference(mode, 4, [[0, 1]] * 6)
         )
         assert equal(shown(peers), want)
+
+
+def test_eager_members_that_learn_the_same_do_what_they_do_in_mode_sync() -> None:
+    found = {}
+    for mode in MODES:
+        with running() as run:
+            peers = Peers(run.peers(1, SHELL))
+            make(peers, f"seed=0, sync_every=4, mode={mode!r}")
+            made(peers)
+            go(peers, "go(5)")
+            tell(peers, "diloco.finish(); say(event='finished')")
+            peers[0].expect("finished")
+            found[mode] = shown(peers)
+    assert equal(found["async"], found["sync"])
 
 
 @pytest.mark.parametrize("mode", [*MODES, "streaming"])
@@ -301,7 +321,7 @@ def test_founders_with_different_parameters_begin_with_the_same(mode: str) -> No
         make(peers, f"sync_every=6, mode={mode!r}")
         first = made(peers)
         assert len({(one["outer"], one["inner"]) for one in first}) == 1
-        logs = go(peers, "go(3)", inner=mode != "streaming")
+        logs = go(peers, "go(3)", inner=mode == "sync")
         assert [one["size"] for one in logs[0]] == [3, 3, 3]
 
 
@@ -339,7 +359,7 @@ def test_newcomers_get_what_the_members_have_and_count_from_their_first_round(
         peers = Peers(run.peers(1, SHELL))
         make(peers, f"seed=0, sync_every=4, mode={mode!r}")
         made(peers)
-        go(peers, "go(2)")
+        go(peers, "go(2)", inner=mode == "sync")
         late = Peers([run.peer(SHELL) for _ in range(count)])
         make(late, f"sync_every=4, mode={mode!r}", first=1)
         for worker in late:
@@ -348,7 +368,7 @@ def test_newcomers_get_what_the_members_have_and_count_from_their_first_round(
         tell(peers, f"go(3, until={size})")
         assert {one["round"] for one in made(late)} == {3}
         tell(late, f"go(3, until={size})")
-        last = went([*peers, *late])[-1][-1]["round"]
+        last = went([*peers, *late], inner=mode == "sync")[-1][-1]["round"]
         alone, together = [[0]] * 3, [list(range(size))] * (last - 3)
         found, want = shown([*peers, *late]), reference(mode, 4, alone + together)
         assert equal(found, want) if size == 2 else close(found, want)
@@ -365,7 +385,7 @@ def test_newcomers_come_while_members_run_and_everybody_agrees(mode: str) -> Non
         make(late, f"sync_every=5, mode={mode!r}", first=2)
         tell(late, "go(4, until=5)")
         entered = {number: one["round"] for number, one in enumerate(made(late), 2)}
-        logs = went([*peers, *late])
+        logs = went([*peers, *late], inner=mode == "sync")
         everybody = [
             [0, 1] + [number for number, at in entered.items() if at < round]
             for round in range(1, logs[0][-1]["round"] + 1)
@@ -383,7 +403,7 @@ def test_a_member_that_is_killed_costs_the_others_nothing(mode: str, steps: int)
         made(peers)
         tell(peers[:2], "go(4)")
         tell(peers[2:], f"go(4, die={steps})")
-        log = went(peers[:2])[0]
+        log = went(peers[:2], inner=mode == "sync")[0]
         assert log[-1]["size"] == 2
         # An info tells of the reduction that was applied last: of the round before, in async.
         applied = [one["contributors"] for one in log]
@@ -401,7 +421,7 @@ def test_a_member_is_killed_in_the_round_that_lets_newcomers_in(mode: str) -> No
         peers = Peers(run.peers(2, SHELL))
         make(peers, f"seed=0, sync_every=4, mode={mode!r}")
         made(peers)
-        inner = mode != "streaming"
+        inner = mode == "sync"
         go(peers, "go(2)", inner=inner)
         late = Peers([run.peer(SHELL) for _ in range(2)])
         make(late, f"sync_every=4, mode={mode!r}", first=2)
@@ -439,14 +459,14 @@ def test_newcomers_go_on_when_all_that_counted_are_killed(mode: str) -> None:
         peers = Peers(run.peers(1, SHELL))
         make(peers, f"seed=0, sync_every=4, mode={mode!r}")
         made(peers)
-        go(peers, "go(2)")
+        go(peers, "go(2)", inner=mode == "sync")
         late = Peers([run.peer(SHELL) for _ in range(2)])
         make(late, f"sync_every=4, mode={mode!r}", first=1)
         for worker in late:
             asked(worker)
         tell(peers, "diloco._start = lambda *_: os.kill(os.getpid(), signal.SIGKILL); go(3)")
         made(late)
-        go(late, "go(2)", inner=mode != "streaming")
+        go(late, "go(2)", inner=mode == "sync")
         found = shown(late)
         if mode != "streaming":
             # Nobody's pseudo-gradient of the third round is left.
@@ -530,12 +550,12 @@ def test_quantized_members_still_agree_and_come_near(mode: str, feedback: bool) 
         options = f"sync_every=4, mode={mode!r}, quantize=pccl.Quantize('int8', error_feedback={feedback})"
         make(peers, f"seed=0, {options}")
         made(peers)
-        go(peers, "go(2)", inner=mode != "streaming")
+        go(peers, "go(2)", inner=mode == "sync")
         late = Peers([run.peer(SHELL)])
         make(late, options, first=2)
         tell([*peers, *late], "go(3, until=3)")
         made(late)
-        logs = went([*peers, *late], inner=mode != "streaming")
+        logs = went([*peers, *late], inner=mode == "sync")
         found = shown([*peers, *late])
         if mode == "sync":
             rounds, together = (
@@ -554,17 +574,17 @@ def test_a_member_that_was_put_out_comes_back_by_itself() -> None:
         peers = Peers(run.peers(3, SHELL))
         make(peers, "sync_every=3, mode='async', rejoin=pccl.init")
         made(peers)
-        go(peers, "go(2)")
+        go(peers, "go(2)", inner=False)
         peers[2].signal(signal.SIGSTOP)
         try:
             # Without it: the others wait for it until it counts as dead.
-            logs = go(peers[:2], "go(2)")
+            logs = go(peers[:2], "go(2)", inner=False)
             assert logs[0][-1]["size"] == 2
         finally:
             peers[2].signal(signal.SIGCONT)
         tell(peers[2:], "diloco.info = None")  # of a reduction of three, before it froze
         tell(peers, "go(2, until=3)")
-        assert went(peers)[0][-1]["size"] == 3
+        assert went(peers, inner=False)[0][-1]["size"] == 3
 
 
 def test_without_rejoin_the_exception_says_so_and_join_comes_back() -> None:
@@ -599,7 +619,7 @@ def test_without_rejoin_the_exception_says_so_and_join_comes_back() -> None:
 @pytest.mark.parametrize("mode", [*MODES, "streaming"])
 def test_a_checkpoint_of_one_member_resumes_the_run_on_all(mode: str) -> None:
     options = f"sync_every=4, mode={mode!r}"
-    inner = mode != "streaming"
+    inner = mode == "sync"
     with running() as run:
         peers = Peers(run.peers(2, SHELL))
         make(peers, f"seed=0, {options}")
@@ -616,10 +636,8 @@ def test_a_checkpoint_of_one_member_resumes_the_run_on_all(mode: str) -> None:
         saved = peers[0].expect("saved")["state"]
         # Whoever goes on has what the checkpoint has: what was in flight is in it, too.
         want: Model | None = None
-        if inner:
-            want = reference(
-                "sync" if mode == "sync" else "async", 4, [[0, 1]] * (3 + (mode == "async"))
-            )
+        if mode != "streaming":
+            want = reference(mode, 4, [[0, 1]] * (3 + (mode == "async")))
     with running() as run:
         peers = Peers(run.peers(2, SHELL))
         make(peers, f"{options}, join=False")
@@ -680,6 +698,7 @@ class Unjoined(diloco.DiLoCo):
         ({"sync_every": 9, "mode": "streaming", "fragments": 6}, "cut"),
         ({"sync_every": 9, "mode": "streaming", "fragments": [["a"]]}, "each parameter once"),
         ({"sync_every": 9, "mode": "streaming", "mixing": 1.5}, "mixing"),
+        ({"sync_every": 9, "eager": True}, "eager"),
         ({"sync_every": 9, "verify_every": -1}, "verify_every"),
     ],
 )
@@ -767,7 +786,7 @@ def test_torch_models_are_trained_and_newcomers_get_the_outer_optimizers_state(
         peers = Peers(run.peers(2, TORCH_SHELL))
         make(peers, f"sync_every=5, {options}")
         made(peers)
-        inner = "streaming" not in options
+        inner = "mode" not in options
         first = go(peers, "go(3)", inner=inner)
         late = Peers([run.peer(TORCH_SHELL)])
         make(late, f"sync_every=5, {options}", first=2)
@@ -845,11 +864,11 @@ def test_jax_parameters_are_replaced_and_a_newcomer_gets_the_runs() -> None:
             options = f"dtype={dtype!r}, sync_every=3, mode={mode!r}"
             make(peers, options)
             made(peers)
-            go(peers, "go(2)")
+            go(peers, "go(2)", inner=mode == "sync")
             late = Peers([run.peer(shell)])
             make(late, options, first=2)
             tell([*peers, *late], "go(2, until=3)")
             made(late)
-            assert went([*peers, *late])[2][-1]["dtype"] == dtype
+            assert went([*peers, *late], inner=mode == "sync")[2][-1]["dtype"] == dtype
             for worker in [*peers, *late]:
                 worker.destroy()
