@@ -95,6 +95,7 @@ def diloco(
     mixing: float | None = None,
     quantize: Quantize | str | None = None,
     verify_every: int | None = None,
+    data: core.Data | None = None,
     comm: Communicator | None = None,
     rejoin: Callable[[], Communicator] | None = None,
     join: bool = True,
@@ -126,6 +127,7 @@ def diloco(
         mixing: "streaming": how much of a member's own parameters stays.
         quantize: As in `pccl.allreduce`.
         verify_every: Rounds between comparisons of all members' states.
+        data: A `pccl.data.ElasticSampler` that the program takes its examples from.
         comm: Default: the process's communicator.
         rejoin: Makes a new communicator when this peer was put out of the run, as `pccl.init`.
         join: False: `init` does not join yet; `state.core.load_state_dict(...)`, then
@@ -156,6 +158,7 @@ def diloco(
             mixing=mixing,
             quantize=quantize,
             verify_every=verify_every,
+            data=data,
             comm=comm,
             rejoin=rejoin,
             join=join,

@@ -157,10 +157,10 @@ def train(args: argparse.Namespace) -> None:
         print(json.dumps(line), flush=True)
 
     def save() -> None:
-        synced = diloco.sync_info if diloco else pccl.sync(state, return_info=True)[1]
+        revision = diloco.outer_step if diloco else pccl.sync(state, return_info=True)[1].revision
         if leads():
             file = Path(args.checkpoints) / f"{tokens_taken():012}.safetensors"
-            checkpoint.save(file, state, revision=synced.revision, keep=3)
+            checkpoint.save(file, state, revision=revision, keep=3)
 
     info, tx_bytes, curve, round_ended = None, 0, [], True
     reported = saved = tokens_taken()

@@ -210,6 +210,10 @@ class ElasticSampler:
         if not self._phases:
             self._phases.append([])
 
+    def follow(self, comm: Communicator) -> None:
+        """Goes on with the members of another communicator, as after coming back to the run."""
+        self._comm = comm
+
     def rollback(self) -> None:
         """Gives back all that was taken and not committed: the steps are not made. All members call it."""
         for phase in self._phases:

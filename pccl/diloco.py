@@ -83,6 +83,9 @@ class Data(Protocol):
     def rollback(self) -> None:
         """What was learned from examples that are not committed is dropped."""
 
+    def follow(self, comm: Communicator) -> None:
+        """The members are that communicator's from now on."""
+
     def state_dict(self) -> dict[str, Any]:
         """Equal on all members."""
 
@@ -596,6 +599,8 @@ class DiLoCo:
         else:
             self._comm.close()
             self._comm = self._rejoin()
+            if self._data is not None:
+                self._data.follow(self._comm)
         self.join()
 
     def _leaving(self, step: int) -> list[int]:

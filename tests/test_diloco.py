@@ -587,6 +587,59 @@ def test_a_member_that_was_put_out_comes_back_by_itself() -> None:
         assert went(peers, inner=False)[0][-1]["size"] == 3
 
 
+# Counts in the parameters how often each example was seen. A mean over n members times n is what they have counted
+# together, and n shows in the places where each member adds a one of its own.
+COUNTS = """
+from pccl.data import ElasticSampler
+from pccl.diloco import DiLoCo
+
+class Add:
+    def __init__(self, arrays):
+        self.arrays = arrays
+    def state(self):
+        return {}
+    def step(self, parameters, gradients):
+        counts, places = parameters
+        n = round(1 / float(np.abs(gradients[1]).max()))
+        counts -= np.rint(gradients[0] * n)
+
+start()
+own = int(os.environ["OWN"])
+dies_at = int(os.environ.get("DIES_AT", "-1"))
+model = {"counts": np.zeros(500, np.float32), "places": np.zeros(8, np.float32)}
+sampler = ElasticSampler(500, batch_size=5, seed=1, remainder="short")
+diloco = DiLoCo(model, sync_every=3, mode=os.environ["MODE"], outer_optimizer=Add, data=sampler)
+say(event="in")
+steps, met = 0, False
+while sampler.epoch < 3 or sampler.in_flight:
+    # Nobody goes far before the one that comes late is there.
+    met = met or (sampler.committed > 300 and pccl.world_size() == 3)
+    if sampler.epoch < 3 and (met or sampler.committed <= 300):
+        np.add.at(model["counts"], sampler.take(), 1)
+    model["places"][own] += 1 / 3
+    steps += 1
+    if steps == dies_at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    diloco.step()
+diloco.finish()
+say(event="done", counts=diloco.parameters["['counts']"].tolist(), steps=steps)
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_members_are_killed_and_come_and_each_example_is_learned_from_once(mode: str) -> None:
+    with running(**FAST, MODE=mode) as run:
+        peers = [run.peer(COUNTS, PCCL_MIN_PEERS="3", OWN=str(i)) for i in range(2)]
+        peers.append(run.peer(COUNTS, PCCL_MIN_PEERS="3", OWN="2", DIES_AT="8"))
+        for peer in peers:
+            peer.expect("in", 60)
+        assert peers[2].ends() == -signal.SIGKILL
+        late = run.peer(COUNTS, OWN="3")
+        late.expect("in", 60)
+        for peer in (*peers[:2], late):
+            assert peer.expect("done", 60)["counts"] == [3] * 500
+
+
 def test_without_rejoin_the_exception_says_so_and_join_comes_back() -> None:
     with running() as run:
         peers = Peers(run.peers(2, SHELL))
