@@ -47,7 +47,7 @@ def benches(
 
 def ends(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     """Status, output and error text of each."""
-    said = [process.communicate(timeout=60) for process in processes]
+    said = [process.communicate(timeout=200) for process in processes]
     return [(p.returncode, *texts) for p, texts in zip(processes, said, strict=True)]
 
 
@@ -98,7 +98,7 @@ def test_it_runs_under_pccl_run_without_options(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=60,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("All-reduce between 2 peers") == 2

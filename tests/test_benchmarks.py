@@ -19,7 +19,7 @@ def run(tmp_path: Path, *options: str) -> dict:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=100,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(file.read_text())
@@ -76,7 +76,7 @@ def test_ddp_compares_step_times_of_both_backends(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = json.loads(file.read_text())
@@ -96,7 +96,7 @@ def test_fewer_bits_are_measured(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     times, errors = json.loads(file.read_text())
@@ -112,7 +112,7 @@ def test_adapters_are_compared_with_numpy(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     file = tmp_path / "adapters.json"
     command = [sys.executable, str(BENCHMARKS / "adapters.py"), "--quick", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())
     assert {name: len(values) for name, values in found.items()} == dict.fromkeys(
@@ -140,7 +140,7 @@ def train(tmp_path: Path, *options: str) -> tuple[dict, str]:
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=115,
+        timeout=280,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(file.read_text()), done.stdout

@@ -194,7 +194,7 @@ def run_peers(program: Path, address: str, count: int) -> str:
         for number in range(count)
     ]
     try:
-        told = [peer.communicate(timeout=60)[0] for peer in peers]
+        told = [peer.communicate(timeout=200)[0] for peer in peers]
         assert [peer.returncode for peer in peers] == [0] * count, told
     finally:
         for peer in peers:

@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 def run(folder: Path, *command: str, status: int = 0) -> str:
     """Runs Python with these arguments in `folder`, and returns what it prints."""
     done = subprocess.run(
-        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=100
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == status, done.stdout + done.stderr
     assert not done.stderr or status, done.stderr
@@ -69,7 +69,7 @@ def test_torch_ddp_learns_and_all_ranks_have_the_same_weights(tmp_path: Path) ->
         for rank in range(2)
     ]
     try:
-        shown = [rank.communicate(timeout=100)[0] for rank in ranks]
+        shown = [rank.communicate(timeout=200)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -122,7 +122,7 @@ def test_children_that_run_the_whole_exit_of_python_leave_the_run_alone(tmp_path
             for _ in range(2)
         ]
         for peer in peers:
-            _, errors = peer.communicate(timeout=60)
+            _, errors = peer.communicate(timeout=200)
             assert peer.returncode == 0, errors
 
 

@@ -34,7 +34,7 @@ def launch(folder: Path, ranks: int, script: Path, *args: str) -> str:
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -28,7 +28,7 @@ def run(tmp_path):
 
     def run(code, *options, ranks=2, **extra):
         process = start(code, *options, ranks=ranks, cwd=tmp_path, **extra)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
         return process.returncode, out.splitlines(), err
 
     return run
@@ -100,7 +100,7 @@ def test_errors_go_to_the_error_stream(run):
 def test_a_failing_rank_stops_the_others_and_gives_its_status(tmp_path):
     code = f"import os, sys\nif os.environ['PCCL_LOCAL_RANK'] == '1': sys.exit(7)\n{SLEEPER}"
     process = start(code, ranks=3, cwd=tmp_path)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=200)
     assert process.returncode == 7
     assert "rank 1 ended with exit status 7; stopping the others" in err
 
@@ -127,7 +127,7 @@ def test_a_signal_ends_all_ranks(tmp_path, number, status):
     process = start(SLEEPER, cwd=tmp_path)
     assert sorted(wait_for_lines(process, 2)) == ["[0] ready\n", "[1] ready\n"]
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=200)
     assert process.returncode == status
     assert err.count("KeyboardInterrupt") == (2 if number == signal.SIGINT else 0)
 
@@ -147,7 +147,7 @@ def test_ranks_that_ignore_signals_are_killed_when_ctrl_c_is_repeated(tmp_path):
     process.send_signal(signal.SIGINT)
     assert wait_for_lines(process, 1) == ["[0] SIGTERM\n"]
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     assert process.returncode == 130
 
 
@@ -161,7 +161,7 @@ def test_what_a_rank_started_gets_the_signal_too(tmp_path):
     assert wait_for_lines(process, 1) == ["[0] ready\n"]
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(
-        timeout=60
+        timeout=200
     )  # the pipe ends only when the rank's child has ended too
     assert (process.returncode, out) == (143, "")
 
@@ -170,13 +170,13 @@ def test_a_reader_that_leaves_ends_the_run(tmp_path):
     process = start("while True: print('x' * 100)", cwd=tmp_path)
     process.stdout.readline()
     process.stdout.close()
-    assert process.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert process.wait(timeout=200) == 128 + signal.SIGPIPE
     process.stderr.close()
 
 
 def test_a_program_that_does_not_exist_is_said_so(tmp_path):
     command = [sys.executable, "-m", "pccl", "run", "-n", "2", "--", "no-such-program"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=200)
     assert done.returncode == 127
     assert "cannot run no-such-program" in done.stderr
 
@@ -186,7 +186,7 @@ def test_a_program_that_does_not_exist_is_said_so(tmp_path):
 )
 def test_a_command_line_that_makes_no_sense_is_refused(tmp_path, arguments):
     command = [sys.executable, "-m", "pccl", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=200)
     assert done.returncode == 2
     assert "usage: pccl" in done.stderr
 
@@ -200,7 +200,7 @@ def test_the_program_keeps_its_own_options_and_dashes(run, tmp_path):
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=60,
+        timeout=200,
     )
     assert done.stdout == "[0] ['-n', '5', '--', '--elastic']\n"
 
@@ -218,7 +218,7 @@ def test_a_master_says_where_it_listens_and_ends_at_a_signal(tmp_path, program, 
     )
     assert process.stdout.readline().startswith("listening on 127.0.0.1:")
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     assert (process.returncode, out, err) == (0, "", "")
 
 
@@ -241,5 +241,5 @@ def test_a_script_that_runs_a_master_stays_alive_until_a_signal(tmp_path):
     address = process.stdout.readline().strip()
     assert f"still master on {address}" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=200)
     assert process.returncode == 0

@@ -20,7 +20,7 @@ DISTRIBUTION = "pccl-collectives"
 def run_python(code: str, folder: Path) -> str:
     """Runs `code` in a fresh interpreter outside the source tree and returns what it prints."""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -76,7 +76,7 @@ def test_the_launcher_numbers_processes_by_rank() -> None:
         [sys.executable, "-m", "pccl", "run", "-n", "4", "--", sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         cwd=tempfile.gettempdir(),
     )
     assert done.returncode == 0, done.stderr

@@ -224,7 +224,7 @@ def test_parent_and_child_do_not_get_the_same_memory():
     del first, mine
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=tempfile.gettempdir(), timeout=60
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=tempfile.gettempdir(), timeout=200
     )
     assert done.returncode == 0
 

@@ -281,7 +281,7 @@ def test_an_allreduce_over_four_hosts_is_right_and_not_far_from_the_bound(tmp_pa
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        timeout=110,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     [result] = json.loads(file.read_text())["results"]
