@@ -184,7 +184,8 @@ def admit(*, timeout: float | None = None, comm: Communicator | None = None) -> 
     """Lets waiting newcomers in. All members call it at the same place.
 
     Costs nothing when nobody waits. First completes this peer's own operations in flight. A
-    newcomer's first call waits to be let in.
+    newcomer's first call waits to be let in. Once operations between hosts have turned out slow,
+    members measure their links here, in some seconds, and the plan follows (`PCCL_MEASURE_AFTER`).
 
     Args:
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
@@ -197,6 +198,7 @@ def admit(*, timeout: float | None = None, comm: Communicator | None = None) -> 
     Raises:
         NotInitialized: Before `init`.
         Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`.
+        PeerLost: Another member was interrupted here. All members call it again.
     """
     return _engine(comm, "admit").admit(_settings.seconds(timeout, "admit"))
 

@@ -96,7 +96,9 @@ class Data(Protocol):
 class OuterOptimizer(Protocol):
     """What moves the outer parameters. One is made for each fragment.
 
-    It must do the same with the same numbers on every member.
+    It must do the same with the same numbers on every member. In mode "async" a member looks one
+    step ahead and goes back: by `state`, which must be all that a step changes beside the
+    parameters, and the same entries before the first step as after it. Else pass `eager=False`.
     """
 
     def state(self) -> Mapping[str, Any]:
@@ -330,7 +332,7 @@ class DiLoCo:
         self._place(fragments, overlap, mixing)
         if eager is not None and mode != "async":
             raise InvalidArgument.because(_FUNC, 'eager belongs to mode "async"')
-        self._eager = mode == "async" and eager is not False
+        self._eager = mode == "async" and (eager is None or bool(eager))
         usual = 1 if mode == "sync" else 16
         self._verify_every = _whole(usual if verify_every is None else verify_every, "verify_every")
         make = outer_optimizer or (
@@ -649,14 +651,18 @@ class DiLoCo:
     def _look_ahead(self, gradients: Sequence[Array]) -> list[Array]:
         """The outer parameters after one more step, with these pseudo-gradients. Nothing is changed."""
         parameters, optimizer = self._arrays(0), self._optimizers[0]
-        kept = [array.copy() for array in parameters]
-        state = _snapshot(optimizer.state())
-        # Copies: these are being reduced, and a step may use them up.
-        optimizer.step(parameters, [gradient.copy() for gradient in gradients])
         ahead = [array.copy() for array in parameters]
-        _restore(optimizer.state(), state)
-        for array, before in zip(parameters, kept, strict=True):
-            array[...] = before
+        state = _snapshot(optimizer.state())
+        try:
+            # Copies: these are being reduced, and a step may use them up.
+            optimizer.step(parameters, [gradient.copy() for gradient in gradients])
+        finally:
+            # Also when it fails, or Ctrl-C comes: the outer parameters are the run's.
+            for array, kept in zip(parameters, ahead, strict=True):
+                stepped = array.copy()
+                array[...] = kept
+                kept[...] = stepped
+            _restore(optimizer.state(), state)
         return ahead
 
     def _begun(self, index: int) -> Array:
@@ -842,13 +848,19 @@ def _snapshot(state: Any) -> Any:
 
 def _restore(state: Any, saved: Any) -> None:
     """Writes a snapshot back, in place."""
-    if isinstance(state, Mapping):
-        for key, value in state.items():
-            _restore(value, saved[key])
-    elif isinstance(state, list | tuple):
-        for value, kept in zip(state, saved, strict=True):
-            _restore(value, kept)
-    elif hasattr(state, "load_state_dict"):
+    if hasattr(state, "load_state_dict"):
         state.load_state_dict(saved)
     elif isinstance(state, np.ndarray):
         state[...] = np.asarray(saved)
+    elif isinstance(state, Mapping) and state.keys() == saved.keys():
+        for key, value in state.items():
+            _restore(value, saved[key])
+    elif isinstance(state, list | tuple) and len(state) == len(saved):
+        for value, kept in zip(state, saved, strict=True):
+            _restore(value, kept)
+    else:
+        sentence = (
+            "the outer optimizer's state() has something else than arrays and objects with "
+            "load_state_dict, or other entries than before"
+        )
+        raise InvalidArgument.because(_FUNC, sentence)

@@ -501,6 +501,37 @@ def streamed(
     return theta, models
 
 
+class Counting(diloco.SGD):
+    """Has a count of its own: what a step leaves behind must be in `state` to be undone."""
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "steps": getattr(self, "steps", 0)}
+
+    def step(self, *args: Any) -> None:
+        super().step(*args)
+        self.steps = getattr(self, "steps", 0) + 1
+
+
+def test_a_look_ahead_leaves_no_trace_or_is_refused() -> None:
+    rng = np.random.default_rng(1)
+    for kind in (diloco.SGD, Counting):
+        made = diloco.DiLoCo.__new__(diloco.DiLoCo)
+        made._outer = [rng.normal(size=(3, 4)).astype(np.float32) for _ in range(2)]
+        made._fragments = [[0, 1]]
+        made._optimizers = [kind(made._outer)]
+        gradients = [np.ones((3, 4), np.float32)] * 2
+        made._optimizers[0].step(made._outer, [g.copy() for g in gradients])
+        kept = [array.copy() for array in (*made._outer, *made._optimizers[0]._velocities)]
+        if kind is Counting:
+            with pytest.raises(pccl.InvalidArgument, match="state"):
+                made._look_ahead(gradients)
+        else:
+            ahead = made._look_ahead(gradients)
+            assert not any((a == b).all() for a, b in zip(ahead, made._outer, strict=True))
+        now = [*made._outer, *made._optimizers[0]._velocities]
+        assert all((a == b).all() for a, b in zip(kept, now, strict=True))
+
+
 @pytest.mark.parametrize(
     ("overlap", "mixing"), [(0, 0.0), (0, 0.5), (1, 0.5), (2, 0.25), (5, 0.5), (7, 0.0)]
 )
@@ -628,7 +659,7 @@ say(event="done", counts=diloco.parameters["['counts']"].tolist(), steps=steps)
 
 @pytest.mark.parametrize("mode", MODES)
 def test_members_are_killed_and_come_and_each_example_is_learned_from_once(mode: str) -> None:
-    with running(**FAST, MODE=mode) as run:
+    with running(MODE=mode) as run:
         peers = [run.peer(COUNTS, PCCL_MIN_PEERS="3", OWN=str(i)) for i in range(2)]
         peers.append(run.peer(COUNTS, PCCL_MIN_PEERS="3", OWN="2", DIES_AT="8"))
         for peer in peers:
@@ -828,6 +859,7 @@ while True:
         "mode='streaming', fragments=2, overlap=1",
         "dtype=torch.bfloat16",
         "outer_optimizer=lambda parameters: torch.optim.Adam(parameters, 1e-2)",
+        "mode='async', outer_optimizer=lambda parameters: torch.optim.Adam(parameters, 1e-2)",
         "mode='streaming', fragments=2, outer_optimizer=lambda p: torch.optim.SGD(p, 0.7, 0.9)",
     ],
 )
@@ -839,7 +871,7 @@ def test_torch_models_are_trained_and_newcomers_get_the_outer_optimizers_state(
         peers = Peers(run.peers(2, TORCH_SHELL))
         make(peers, f"sync_every=5, {options}")
         made(peers)
-        inner = "mode" not in options
+        inner = "async" not in options and "streaming" not in options
         first = go(peers, "go(3)", inner=inner)
         late = Peers([run.peer(TORCH_SHELL)])
         make(late, f"sync_every=5, {options}", first=2)

@@ -185,7 +185,7 @@ def test_digits_fails_when_it_has_not_learned(tmp_path: Path) -> None:
     "options",
     [
         ["--mode", "sync"],
-        ["--mode", "async", "--outer-lr", "0.5", "--outer-momentum", "0.5"],
+        ["--mode", "async"],
         ["--mode", "streaming"],
         ["--method", "ddp"],
     ],

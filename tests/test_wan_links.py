@@ -170,7 +170,7 @@ def test_a_slow_run_measures_its_links_by_itself() -> None:
             peers = [slow, *(run.peer(code, host, PCCL_MIN_PEERS="4") for host in hosts[:3])]
             answers = [peer.expect("done", 100) for peer in peers]
     for answer in answers:
-        assert answer["shares"] == [0.25, 0, 0], answer  # after the first, which was slow
+        assert answer["shares"][1:] == [0, 0], answer  # after the first, which was slow
         assert None not in answer["up"], answer
 
 

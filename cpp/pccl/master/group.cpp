@@ -392,6 +392,7 @@ void Group::start_if_ready(Instant) {
 }
 
 void Group::start(std::vector<Peer> founders) {
+  slow_ = false;
   operations_.clear();
   rounds_.clear();
   log_.clear();
@@ -694,6 +695,7 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
       continue;
     }
     for (auto& [id, entry] : operation.entries) entry.done = false;
+    operation.met.reset();
     operation.mismatch_since.reset();
     ++it;
   }
@@ -1006,8 +1008,10 @@ bool Group::measure_at(const wire::RoundKey& key) {
         const auto* point = std::get_if<wire::AdmissionPoint>(&item.second);
         return point != nullptr && point->measures;
       });
-  if (!all) return false;
+  // Once, also where somebody says no.
   asked_to_measure_ = record_.admission;
+  slow_ = false;
+  if (!all) return false;
   around_.log("group " + std::to_string(id_) + ": operations are slow, so the links are measured");
   return true;
 }
@@ -1286,8 +1290,8 @@ void Group::evict_stragglers(Instant now) {
     judge(key, operation.opened, [&](const PeerId& id) { return operation.entries.contains(id); });
   }
   for (const auto& [key, round] : rounds_) {
-    // Who has not entered that one is receiving state; links are watched for it.
-    if (key.kind == wire::RoundKind::sync_end) continue;
+    // Who has not entered those receives state, or measures; links are watched for it.
+    if (key.kind == wire::RoundKind::sync_end || key.kind == wire::RoundKind::optimize) continue;
     judge(key, round.opened, [&](const PeerId& id) { return round.entered.contains(id); });
   }
   if (!gone.empty()) remove(gone, now);

@@ -19,6 +19,8 @@ namespace {
 constexpr Duration kSlice = std::chrono::milliseconds(100);  // between two looks for Ctrl-C
 constexpr Duration kVerdictGrace =
     std::chrono::seconds(3);  // the engine leaves the run by itself before
+// More than links are ever measured for (see prober.h). Who has less time says no.
+constexpr Duration kMeasuringTakes = std::chrono::seconds(6);
 constexpr Duration kLeaveGrace = std::chrono::seconds(1);
 constexpr Duration kRemindNewcomer = std::chrono::seconds(1);
 constexpr unsigned kMaxHashThreads = 8;
@@ -273,7 +275,12 @@ Result<CallPtr> Communicator::admission_point(Visit& visit, wire::RoundKind kind
                                               const Deadline& deadline, const Limit& limit,
                                               const std::function<void(Code)>& gave_up) {
   Engine& engine = visit.engine();
-  const CallPtr call = engine.enter(kind, clock_now(), wire::AdmissionPoint{true});
+  // Replicas count the points that they have passed: one that fails later cannot be taken back.
+  const bool repeatable =
+      kind == wire::RoundKind::sync_admit || engine.record()->ranks_per_replica == 0;
+  const bool has_time = !deadline || *deadline - clock_now() > kMeasuringTakes;
+  const bool measures = repeatable && has_time && !engine.optimizing();
+  const CallPtr call = engine.enter(kind, clock_now(), wire::AdmissionPoint{measures});
   visit.runtime().act();
   Status status = await_call(visit, call, deadline, limit, true);
   const bool decided = call->done && call->error.code == Code::ok;
@@ -281,11 +288,13 @@ Result<CallPtr> Communicator::admission_point(Visit& visit, wire::RoundKind kind
     if (status) {
       const CallPtr measuring = engine.start_optimize(clock_now());
       visit.runtime().act();
-      // Without it everything goes on as before: only who has to stop does.
+      // Without it everything goes on as before. Only who has to stop does; and if somebody had to,
+      // all members are at this point again, or in a sync that fails for all.
       const Status measured = await_call(visit, measuring, deadline, limit, true);
+      const bool again = kind == wire::RoundKind::admit && measuring->error.code == Code::peer_lost;
       const bool stops = !measured && (measured.error().code == Code::interrupted ||
                                        engine.standing() == Standing::out);
-      if (stops) status = measured;
+      if (!measured && (stops || again)) status = measured;
     } else {
       give_up(visit, wire::RoundKind::optimize, status.error().code);
     }

@@ -617,7 +617,7 @@ void Engine::end_optimize(Error error) {
 CallPtr Engine::give_up(wire::RoundKind kind, Code code, Instant now) {
   now_ = now;
   auto call = std::make_shared<Call>();
-  if (out_ || !session_.member() || sync_) {
+  if (out_ || !session_.member() || (sync_ && kind == wire::RoundKind::sync)) {
     end_call(*call, {code, "given up", {}, {}}, session_.record());
     return call;
   }

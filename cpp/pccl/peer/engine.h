@@ -190,13 +190,15 @@ class Engine final : private SessionHost,
   // Something broke that nobody planned for (no memory): this peer is out.
   void fail(const std::string& what);
 
-  // Level 2's admission point asks the master only when newcomers wait or nobody knows. Replicas
+  // Level 2's admission point asks the master only when newcomers wait (or links are to be
+  // measured: a commit says the same of both) or nobody knows. Replicas
   // always ask: the ranks of one are to pass as many points.
   [[nodiscard]] bool admission_round_needed() const {
     return !newcomers_wait_.has_value() || *newcomers_wait_ ||
            (record() != nullptr && record()->ranks_per_replica > 0);
   }
   void pass_admission_point() { newcomers_wait_.reset(); }
+  [[nodiscard]] bool optimizing() const { return optimizing_.has_value(); }
   // No collective call yet since this peer was let in; `use_fresh` is that call.
   [[nodiscard]] bool fresh() const { return fresh_; }
   void use_fresh() { fresh_ = false; }

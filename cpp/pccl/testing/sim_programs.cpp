@@ -313,12 +313,14 @@ Task<bool> UserProgram::admit(Thread thread) {
   }
   const std::uint64_t before = engine.record()->admission;
   while (!out()) {
-    const peer::CallPtr call = host_.enter(wire::RoundKind::admit, wire::AdmissionPoint{true});
+    const peer::CallPtr call =
+        host_.enter(wire::RoundKind::admit, wire::AdmissionPoint{!replicas()});
     const Error error = co_await wait(thread, call);
     if (out()) co_return false;
-    if (error.code == Code::ok && call->answer != 0)
-      (void)co_await wait(thread, host_.enter(wire::RoundKind::optimize));
-    if (out()) co_return false;
+    if (error.code == Code::ok && call->answer != 0) {
+      const Error measured = co_await wait(thread, host_.enter(wire::RoundKind::optimize));
+      if (out() || measured.code == Code::peer_lost) co_return false;
+    }
     if (error.code == Code::ok) engine.pass_admission_point();
     // The ranks of a replica stay in step: what failed is tried again at once.
     if (error.code == Code::ok || !replicas()) break;
