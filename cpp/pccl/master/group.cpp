@@ -239,7 +239,8 @@ bool Group::plan_epoch() {
 // Transfers have shown something new. Operations under way would start over in another plan, and a
 // long one perhaps again and again: so only between operations.
 void Group::reconsider_plan(Instant now) {
-  if (!rates_moved_ || members_.empty() || !operations_.empty()) return;
+  // Nor while links are down: what is reported of them counts from the beginning of an epoch.
+  if (!rates_moved_ || members_.empty() || !operations_.empty() || !trouble_.empty()) return;
   if (now - reconsidered_ < options_.replan_interval) return;
   reconsidered_ = now;
   topology::Situation present = situation();
@@ -1153,6 +1154,47 @@ bool Group::plan_around(const std::vector<BadLink>& bad) {
   return false;
 }
 
+// No plan does without all of these. As many go as have to, at once: the next one to go would be
+// found only after as long again.
+void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue,
+                            Instant now) {
+  trouble_.clear();
+  std::vector<Departed> gone;
+  std::vector<PeerId> left = member_ids();
+  for (std::optional<PeerId> victim = judge_links(left, bad); victim;
+       victim = judge_links(left, overdue)) {
+    std::set<PeerId> others;
+    for (const BadLink& link : bad) {
+      if (link.about == *victim) others.insert(link.reporter);
+      if (link.reporter == *victim) others.insert(link.about);
+    }
+    std::string with;
+    for (const PeerId& other : others) with += " " + other.brief();
+    gone.push_back({*victim, Code::unreachable,
+                    "its links to these peers do not work:" + with +
+                        "; no plan does without them: " + kOpenAPort});
+    std::erase(left, *victim);
+    std::erase_if(overdue, [&](const BadLink& link) {
+      return link.about == *victim || link.reporter == *victim;
+    });
+    std::set<topology::Edge> edges;
+    const auto add = [&](const PeerId& a, const PeerId& b) {
+      const auto first = std::find(left.begin(), left.end(), a) - left.begin();
+      const auto second = std::find(left.begin(), left.end(), b) - left.begin();
+      const auto n = static_cast<std::ptrdiff_t>(left.size());
+      if (first < n && second < n)
+        edges.insert(
+            std::minmax(static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(second)));
+    };
+    for (const BadLink& link : overdue) add(link.reporter, link.about);
+    for (const auto& [a, b] : unusable_) add(a, b);
+    const auto world = static_cast<std::uint32_t>(left.size());
+    if (topology::make_plan(world, options_.segment_bytes, edges)) break;
+  }
+  for (const BadLink& link : overdue) unusable_.insert(std::minmax(link.reporter, link.about));
+  if (!gone.empty()) remove(gone, now);
+}
+
 void Group::check_links(Instant now) {
   std::erase_if(trouble_, [&](const auto& item) {
     return item.second.late && now - item.second.since >= options_.broken_link_grace;
@@ -1173,8 +1215,8 @@ void Group::check_links(Instant now) {
 
   bool reset = false;
   std::vector<BadLink> bad;
+  std::vector<BadLink> overdue;
   bool ripe = false;
-  bool overdue = false;
   for (const auto& [pair, trouble] : trouble_) {
     if (trouble.late) continue;
     const Duration age = now - trouble.since;
@@ -1188,29 +1230,14 @@ void Group::check_links(Instant now) {
     if (from == nullptr || about == nullptr || silent(*from, now) || silent(*about, now)) continue;
     bad.push_back({pair.first, pair.second});
     ripe = ripe || age >= options_.heartbeat_interval;
-    overdue = overdue || age >= options_.heartbeat_timeout;
+    if (age >= options_.heartbeat_timeout) overdue.push_back(bad.back());
   }
   if (ripe) {
     const bool planned = plan_around(bad);
     reset = reset || planned;
     // Somebody has to go. But who is put out for a link gets as much time as who is put out for its
     // silence: had one of the two died just then, we would know it by now.
-    if (!planned && overdue) {
-      const std::optional<PeerId> victim = judge_links(member_ids(), bad);
-      trouble_.clear();
-      if (victim) {
-        std::string with;
-        for (const BadLink& link : bad) {
-          if (link.about == *victim) with += " " + link.reporter.brief();
-          if (link.reporter == *victim) with += " " + link.about.brief();
-        }
-        remove({{*victim, Code::unreachable,
-                 "its links to these peers do not work:" + with +
-                     "; no plan does without them: " + kOpenAPort}},
-               now);
-      }
-      return;
-    }
+    if (!planned && !overdue.empty()) return evict_for_links(bad, overdue, now);
   }
   if (!reset) return;
   // Both ends live: what was in flight on the link is lost, so operations start over while it is

@@ -261,6 +261,7 @@ class Group {
   void on_mended(const std::pair<PeerId, PeerId>& pair, Instant now);
   void check_links(Instant now);
   [[nodiscard]] bool plan_around(const std::vector<BadLink>& bad);
+  void evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue, Instant now);
   void notice_stragglers(Instant now);
   void evict_stragglers(Instant now);
   [[nodiscard]] bool decided_beyond(const wire::CallKey& key, std::uint64_t applied) const;
