@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pccl import __version__, bench, launch, master
+from pccl import __version__, bench, doctor, launch, master
 from pccl.errors import PCCLError
 
 __all__ = ["main"]
@@ -65,6 +65,14 @@ def _parser() -> argparse.ArgumentParser:
         "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="e.g. python train.py"
     )
 
+    examine = commands.add_parser(
+        "doctor",
+        help="tell whether this machine can join a run",
+        description="Tells on one screen whether this machine can join a run at that master. "
+        "PCCL_PORT and PCCL_BIND count as they do for a peer.",
+    )
+    doctor.add_arguments(examine)
+
     measure = commands.add_parser(
         "bench",
         help="measure all-reduce between the peers that run this",
@@ -96,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     if options.command == "master":
         return master.serve(options.listen, straggler_timeout=options.straggler_timeout)
+    if options.command == "doctor":
+        return doctor.run(options)
     if options.command == "bench":
         return bench.run(options)
     command = [*options.program, *program]

@@ -26,7 +26,7 @@ enter(os.environ["TEST_NETNS"])
 _PORT = 48148  # each namespace has its own
 
 
-def _ip(*words: str) -> str:
+def ip(*words: str) -> str:
     return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
 
 
@@ -39,7 +39,7 @@ class Host:
 
     def sent(self, device: str = "eth") -> int:
         """Bytes that have left this host, headers included; through "lo": that stayed in it."""
-        (link,) = json.loads(_ip("-n", self.name, "-s", "-j", "link", "show", "dev", device))
+        (link,) = json.loads(ip("-n", self.name, "-s", "-j", "link", "show", "dev", device))
         return int(link["stats64"]["tx"]["bytes"])
 
 
@@ -54,18 +54,18 @@ def namespaces(count: int) -> Iterator[list[Host]]:
     with ExitStack() as stack:
         try:
             for name in (switch, *(host.name for host in hosts)):
-                _ip("netns", "add", name)
-                stack.callback(_ip, "netns", "del", name)
-                _ip("-n", name, "link", "set", "lo", "up")
-            _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
-            _ip("-n", switch, "link", "set", "bridge", "up")
+                ip("netns", "add", name)
+                stack.callback(ip, "netns", "del", name)
+                ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+            ip("-n", switch, "link", "set", "bridge", "up")
             for i, host in enumerate(hosts):
-                _ip(
+                ip(
                     *f"-n {switch} link add port{i} type veth peer name eth netns {host.name}".split()
                 )
-                _ip(*f"-n {switch} link set port{i} master bridge up".split())
-                _ip(*f"-n {host.name} addr add {host.address}/24 dev eth".split())
-                _ip(*f"-n {host.name} link set eth up".split())
+                ip(*f"-n {switch} link set port{i} master bridge up".split())
+                ip(*f"-n {host.name} addr add {host.address}/24 dev eth".split())
+                ip(*f"-n {host.name} link set eth up".split())
         except subprocess.CalledProcessError as error:
             pytest.skip(f"cannot make network namespaces: {error.stderr}")
         yield hosts

@@ -124,7 +124,9 @@ def plan_around(
 @given(st.integers(1, 9), st.data())
 def test_a_plan_uses_no_unusable_link(world: int, data: st.DataObject) -> None:
     plan, unusable = plan_around(data, world)
-    assert plan is None or ("direct" in plan[1]) == (not unusable)
+    reach_all = set(range(world)) - {rank for pair in unusable for rank in pair}
+    assert plan is not None or not reach_all
+    assert plan is None or ("direct" in plan[1]) == bool(reach_all)
 
 
 @given(st.integers(5, 9), st.data())
@@ -132,6 +134,22 @@ def test_one_bad_link_of_many_is_always_planned_around(world: int, data: st.Data
     a, b = data.draw(st.lists(st.integers(0, world - 1), min_size=2, max_size=2, unique=True))
     assume(a < b)
     assert _testing.make_plan(world, {(a, b)}) is not None
+
+
+def test_who_reaches_all_owns_everything_where_there_is_no_ring() -> None:
+    plan = _testing.make_plan(4, {(0, 1), (0, 2), (1, 2)})
+    assert plan is not None
+    assert plan[1] == ["direct", "direct"]
+    assert plan[2] == {(0, 3), (1, 3), (2, 3)}
+
+
+def test_two_that_do_not_reach_each_other_are_no_neighbours_and_own_nothing_directly() -> None:
+    plan = _testing.make_plan(4, {(0, 1)})
+    assert plan is not None
+    order, kinds, edges = plan
+    assert order in ([0, 2, 1, 3], [0, 3, 1, 2])
+    assert kinds == ["direct", "direct", "ring"]
+    assert (0, 1) not in edges
 
 
 def test_a_peer_without_usable_links_has_no_ring() -> None:
@@ -169,4 +187,5 @@ def test_a_plan_for_several_hosts_uses_the_links_of_its_schedules(
 def test_a_bad_link_between_hosts_leaves_a_plan() -> None:
     plan = _testing.make_plan(4, {(0, 2)}, [0, 0, 1, 1])
     assert plan is not None
-    assert plan[1] == ["ring"]
+    assert plan[1][-1] == "ring"
+    assert (0, 2) not in plan[2]

@@ -104,6 +104,19 @@ def test_direct_reduces_every_chunk_at_its_owner_in_rank_order(n: int) -> None:
         assert ranks[chunk][0][chunk]["sources"] == [(rank, False) for rank in others]
 
 
+@pytest.mark.parametrize("n", range(3, 10))
+def test_through_a_hub_everybody_talks_only_to_it(n: int) -> None:
+    for hub in range(n):
+        ranks = [_testing.through(hub, n, rank)[0] for rank in range(n)]
+        for chunk in range(n):
+            flows = [flows[chunk] for flows in ranks]
+            assert check_chunk(flows) == chunk
+            for rank, flow in enumerate(flows):
+                peers = {source for source, _ in flow["sources"]} | set(flow["final_to"])
+                peers |= {flow["partial_to"], flow["final_from"]} - {None}
+                assert rank == hub or peers == {hub}
+
+
 def bytes_between(hosts: list[int], flows: list[ChunkFlow]) -> dict[int, int]:
     """How often one chunk's bytes leave each host."""
     leaving = dict.fromkeys(hosts, 0)

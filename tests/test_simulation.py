@@ -182,6 +182,19 @@ def test_plans_from_measurements_survive_whatever_breaks() -> None:
         run_many(180_000, max(SCHEDULES // 10, 20), program=program, peers=4)
 
 
+@pytest.mark.parametrize("program", ["level1", "level2", "sync"])
+def test_who_cannot_be_dialled_reduces_with_who_can(program: str) -> None:
+    # Whoever is put out for links though a member is left that reaches all is a violation.
+    count = max(SCHEDULES // 10, 20)
+    totals: Counter[str] = Counter()
+    for hidden, most in ((40, 4), (75, 8)):
+        totals += run_many(
+            210_000, count, program=program, quiet=True, hidden=hidden, peers=4, joins=most - 4
+        )
+    assert totals["commits"] > 5 * count
+    run_many(220_000, count, program=program, hidden=50)
+
+
 def test_several_peers_die_at_once() -> None:
     for program in ("level1", "level2", "sync"):
         run_many(160_000, max(SCHEDULES // 20, 20), program=program, quiet=True, peers=8, kills=6)

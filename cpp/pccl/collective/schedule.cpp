@@ -129,6 +129,30 @@ Schedule by_hosts(const topology::HostRanks& hosts, std::span<const std::uint32_
   return schedule;
 }
 
+Schedule through(std::uint32_t hub, std::size_t ranks, std::uint32_t rank) {
+  assert(rank < ranks && hub < ranks && ranks > 2);
+  Schedule schedule;
+  schedule.shares.assign(ranks, 1);
+  schedule.chunks.resize(ranks);
+  for (std::uint32_t owner = 0; owner < ranks; ++owner) {
+    ChunkFlow& flow = schedule.chunks[owner];
+    if (rank == hub) {
+      for (std::uint32_t other = 0; other < ranks; ++other) {
+        if (other == hub || other == owner) continue;
+        flow.sources.push_back({other, false});
+        flow.final_to.push_back(other);
+      }
+      if (owner != hub) flow.partial_to = flow.final_from = owner;
+    } else if (rank == owner) {
+      flow.sources.push_back({hub, true, false});
+      flow.final_to.push_back(hub);
+    } else {
+      flow.partial_to = flow.final_from = hub;
+    }
+  }
+  return schedule;
+}
+
 Schedule reduce_scatter(const Schedule& all_reduce, std::span<const std::uint32_t> owners) {
   Schedule half;
   half.shares.assign(owners.size(), 1);
@@ -169,8 +193,11 @@ Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& chosen, st
   std::iota(owners.begin(), owners.end(), 0U);
   const bool star = size.kind == wire::ScheduleKind::direct;
   Schedule whole;
-  if (size.kind == wire::ScheduleKind::ring ||
-      (star && what.kind == Kind::broadcast && bytes > kStarBytes)) {
+  if (what.kind != Kind::all_reduce && !topology::owned_by_all(size)) {
+    const auto hub = std::ranges::find_if(size.shares, [](std::uint32_t s) { return s > 0; });
+    whole = through(static_cast<std::uint32_t>(hub - size.shares.begin()), owners.size(), rank);
+  } else if (size.kind == wire::ScheduleKind::ring ||
+             (star && what.kind == Kind::broadcast && bytes > kStarBytes)) {
     whole = ring(plan.order, rank);
     owners = plan.order;
   } else if (star) {

@@ -93,6 +93,11 @@ struct Schedule {
                                 std::span<const std::uint32_t> shares, bool around,
                                 std::uint32_t rank);
 
+// Chunk c is owned by rank c, and `hub` combines all that goes there and passes on all that comes
+// from there: for ranks that have a link to it, and perhaps no other. REQUIRES: rank, hub < ranks;
+// ranks > 2.
+[[nodiscard]] Schedule through(std::uint32_t hub, std::size_t ranks, std::uint32_t rank);
+
 // Halves of an all-reduce, in which rank owners[c] owns chunk c. Of the halves it owns chunk
 // owners[c], all equal: nothing but contributions travels, or nothing but results.
 [[nodiscard]] Schedule reduce_scatter(const Schedule& all_reduce,

@@ -12,9 +12,10 @@
 namespace pccl::link {
 
 enum class FrameType : std::uint8_t {
-  hello,    // dialler -> listener, first on a stripe; payload Hello. Answered by welcome or refused
-  welcome,  // listener -> dialler; payload Hello with from/to swapped
-  refused,  // listener -> dialler; payload a sentence. The connection ends
+  hello,      // newer -> older peer, its first on a stripe; payload Hello. Answered by welcome or
+              // refused
+  welcome,    // older -> newer; payload Hello with from/to swapped
+  refused,    // to who spoke first; payload a sentence. The connection ends
   heartbeat,  // both ways, when nothing else was sent for an interval; `attempt` is the number of
               // whole frames that have come on this stripe
   data,       // one segment of an operation; followed by a trailer
@@ -31,8 +32,11 @@ enum class FrameType : std::uint8_t {
   probe,   // fills the way while it is measured, and is forgotten; followed by a trailer
   probed,  // how fast probes came: `credit` kB/s from who gets this, `attempt` from all `segment`
            // peers that sent some
+  offer,   // older -> newer, first on a stripe that the older one dialled: say hello here; payload
+           // Hello. Answered by hello or refused
+  wanted,  // newer -> older, where only the older can dial: offer `credit` more stripes
 };
-constexpr unsigned enum_count(FrameType) { return 15; }
+constexpr unsigned enum_count(FrameType) { return 17; }
 // Payloads of these go where the engine says; all others are small.
 constexpr bool carries_data(FrameType type) {
   return type == FrameType::data || type == FrameType::state || type == FrameType::probe;

@@ -114,6 +114,11 @@ class Stripe {
   // From now on what was sent is kept until confirm(), and little is lined up ahead of the socket:
   // that may go on another stripe sooner. REQUIRES: called before anything is written.
   void keep() { keeps_ = true; }
+  void keep_nothing() {
+    keeps_ = false;
+    sent_.clear();
+    confirmed_ = 0;
+  }
   [[nodiscard]] std::uint64_t frames_received() const { return frames_received_; }
   // So much has come since the other end was told last that it should be told.
   [[nodiscard]] bool owes_confirmation() const;

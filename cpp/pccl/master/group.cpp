@@ -51,6 +51,11 @@ std::uint64_t bytes_of(const wire::RoundPayload& payload) {
   return bytes;
 }
 
+// What to do where two peers cannot reach each other.
+constexpr const char* kOpenAPort =
+    "open a port of one of the two (PCCL_PORT), and where it is not found at its own address name "
+    "the other one (PCCL_ADVERTISE)";
+
 std::string plural(std::size_t count, const std::string& noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
@@ -73,6 +78,23 @@ Group::Peer* Group::by_connection(ConnectionId connection) {
     }
   }
   return nullptr;
+}
+
+std::vector<PeerId> Group::ask_members(const wire::Try& question, std::size_t most) {
+  std::vector<PeerId> asked;
+  for (const Peer& peer : members_) {
+    if (asked.size() >= most) break;
+    if (peer.connection == 0) continue;
+    around_.send(peer.connection, collected_, question);
+    asked.push_back(peer.member.id);
+  }
+  return asked;
+}
+
+PeerId Group::member_on(ConnectionId connection) const {
+  for (const Peer& peer : members_)
+    if (peer.connection == connection) return peer.member.id;
+  return {};
 }
 
 bool Group::knows(ConnectionId connection) const {
@@ -181,8 +203,7 @@ std::vector<PeerId> Group::member_ids() const {
   return ids;
 }
 
-// What there is to plan for at present.
-topology::Situation Group::situation() {
+std::set<topology::Edge> Group::unusable_ranks() const {
   std::set<topology::Edge> edges;
   for (const auto& [a, b] : unusable_) {
     const auto first = static_cast<std::uint32_t>(rank_of(a));
@@ -190,11 +211,16 @@ topology::Situation Group::situation() {
     if (first < members_.size() && second < members_.size())
       edges.insert(std::minmax(first, second));
   }
+  return edges;
+}
+
+// What there is to plan for at present.
+topology::Situation Group::situation() {
   std::vector<PeerId> before;
   for (const wire::Member& known : record_.members) before.push_back(known.id);
   return {static_cast<std::uint32_t>(members_.size()),
           options_.segment_bytes,
-          std::move(edges),
+          unusable_ranks(),
           present_hosts(),
           topology::carried(rates_, before, member_ids()),
           options_.thresholds};
@@ -220,7 +246,8 @@ bool Group::plan_epoch() {
 // Transfers have shown something new. Operations under way would start over in another plan, and a
 // long one perhaps again and again: so only between operations.
 void Group::reconsider_plan(Instant now) {
-  if (!rates_moved_ || members_.empty() || !operations_.empty()) return;
+  // Nor while links are down: what is reported of them counts from the beginning of an epoch.
+  if (!rates_moved_ || members_.empty() || !operations_.empty() || !trouble_.empty()) return;
   if (now - reconsidered_ < options_.replan_interval) return;
   reconsidered_ = now;
   topology::Situation present = situation();
@@ -413,6 +440,18 @@ void Group::start(std::vector<Peer> founders) {
 bool Group::newcomer_ready(const Peer& candidate) const {
   return candidate.waiting && candidate.connection != 0 &&
          candidate.prepared_epoch == record_.epoch;
+}
+
+// There is a plan with it that does without the links which it cannot make.
+bool Group::fits(const Peer& candidate) const {
+  if (candidate.unreachable.empty()) return true;
+  std::set<topology::Edge> edges = unusable_ranks();
+  const auto own = static_cast<std::uint32_t>(members_.size());
+  for (const PeerId& id : candidate.unreachable) {
+    const auto rank = static_cast<std::uint32_t>(rank_of(id));
+    if (rank < own) edges.insert({rank, own});
+  }
+  return topology::make_plan(own + 1, options_.segment_bytes, edges).has_value();
 }
 
 bool Group::newcomers_ready() const {
@@ -770,6 +809,12 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           [&](const wire::Prepared& prepared) {
             if (is_member) return;
             const bool before = newcomers_ready();
+            const std::set<PeerId> without(prepared.without.begin(), prepared.without.end());
+            // What was not accepted as unreachable may come about yet, or be lost.
+            if (!std::includes(peer->unreachable.begin(), peer->unreachable.end(), without.begin(),
+                               without.end()))
+              return;
+            peer->unreachable = without;
             peer->prepared_epoch = prepared.epoch;
             if (newcomers_ready() != before) tell_newcomers();
             around_.replicas_changed();
@@ -831,13 +876,20 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
                        now);
                 return;
               }
-              // A newcomer that cannot reach a member must not come in and be a loss to everybody a
-              // moment later. If the member is silent to us as well, it may be the one that is
-              // gone: the newcomer goes on dialling, and reports again.
-              if (report.state == wire::LinkState::unreachable && peer->waiting &&
-                  !silent(*about, now)) {
+              // If the member is silent to us as well, it may be the one that is gone: the newcomer
+              // goes on dialling, and reports again.
+              if (report.state != wire::LinkState::unreachable || !peer->waiting ||
+                  silent(*about, now))
+                return;
+              // Where the plan can do without that link, it may come in all the same. Else it must
+              // not, and be a loss to everybody a moment later.
+              peer->unreachable.insert(report.peer);
+              if (!fits(*peer)) {
                 evict(from, Code::unreachable,
-                      "it cannot reach peer " + report.peer.brief() + ": " + report.reason, now);
+                      "it cannot reach peer " + report.peer.brief() + " (" + report.reason +
+                          "), nor is it reached from there, and no plan does without that: " +
+                          kOpenAPort,
+                      now);
               }
               return;
             }
@@ -1071,8 +1123,13 @@ void Group::let_newcomers_in(wire::RoundKind kind, const std::vector<std::string
   operations_.clear();
   const auto let_in = [&](const std::string& replica) {
     for (std::size_t at = 0; at < candidates_.size();) {
-      if (newcomer_ready(candidates_[at]) && candidates_[at].member.replica == replica) {
+      // (Of several, each may fit without the others.)
+      if (newcomer_ready(candidates_[at]) && candidates_[at].member.replica == replica &&
+          (!replica.empty() || fits(candidates_[at]))) {
         members_.push_back(take_candidate(at));
+        const PeerId id = members_.back().member.id;
+        for (const PeerId& other : std::exchange(members_.back().unreachable, {}))
+          unusable_.insert(std::minmax(id, other));
         if (!replica.empty()) return;  // of a second of that name nothing is known
       } else {
         ++at;
@@ -1142,6 +1199,47 @@ bool Group::plan_around(const std::vector<BadLink>& bad) {
   return false;
 }
 
+// No plan does without all of these. As many go as have to, at once: the next one to go would be
+// found only after as long again.
+void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue,
+                            Instant now) {
+  trouble_.clear();
+  std::vector<Departed> gone;
+  std::vector<PeerId> left = member_ids();
+  for (std::optional<PeerId> victim = judge_links(left, bad); victim;
+       victim = judge_links(left, overdue)) {
+    std::set<PeerId> others;
+    for (const BadLink& link : bad) {
+      if (link.about == *victim) others.insert(link.reporter);
+      if (link.reporter == *victim) others.insert(link.about);
+    }
+    std::string with;
+    for (const PeerId& other : others) with += " " + other.brief();
+    gone.push_back({*victim, Code::unreachable,
+                    "its links to these peers do not work:" + with +
+                        "; no plan does without them: " + kOpenAPort});
+    std::erase(left, *victim);
+    std::erase_if(overdue, [&](const BadLink& link) {
+      return link.about == *victim || link.reporter == *victim;
+    });
+    std::set<topology::Edge> edges;
+    const auto add = [&](const PeerId& a, const PeerId& b) {
+      const auto first = std::find(left.begin(), left.end(), a) - left.begin();
+      const auto second = std::find(left.begin(), left.end(), b) - left.begin();
+      const auto n = static_cast<std::ptrdiff_t>(left.size());
+      if (first < n && second < n)
+        edges.insert(
+            std::minmax(static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(second)));
+    };
+    for (const BadLink& link : overdue) add(link.reporter, link.about);
+    for (const auto& [a, b] : unusable_) add(a, b);
+    const auto world = static_cast<std::uint32_t>(left.size());
+    if (topology::make_plan(world, options_.segment_bytes, edges)) break;
+  }
+  for (const BadLink& link : overdue) unusable_.insert(std::minmax(link.reporter, link.about));
+  if (!gone.empty()) remove(gone, now);
+}
+
 void Group::check_links(Instant now) {
   std::erase_if(trouble_, [&](const auto& item) {
     return item.second.late && now - item.second.since >= options_.broken_link_grace;
@@ -1162,8 +1260,8 @@ void Group::check_links(Instant now) {
 
   bool reset = false;
   std::vector<BadLink> bad;
+  std::vector<BadLink> overdue;
   bool ripe = false;
-  bool overdue = false;
   for (const auto& [pair, trouble] : trouble_) {
     if (trouble.late) continue;
     const Duration age = now - trouble.since;
@@ -1177,26 +1275,14 @@ void Group::check_links(Instant now) {
     if (from == nullptr || about == nullptr || silent(*from, now) || silent(*about, now)) continue;
     bad.push_back({pair.first, pair.second});
     ripe = ripe || age >= options_.heartbeat_interval;
-    overdue = overdue || age >= options_.heartbeat_timeout;
+    if (age >= options_.heartbeat_timeout) overdue.push_back(bad.back());
   }
   if (ripe) {
     const bool planned = plan_around(bad);
     reset = reset || planned;
     // Somebody has to go. But who is put out for a link gets as much time as who is put out for its
     // silence: had one of the two died just then, we would know it by now.
-    if (!planned && overdue) {
-      const std::optional<PeerId> victim = judge_links(member_ids(), bad);
-      trouble_.clear();
-      if (victim) {
-        std::string with;
-        for (const BadLink& link : bad) {
-          if (link.about == *victim) with += " " + link.reporter.brief();
-          if (link.reporter == *victim) with += " " + link.about.brief();
-        }
-        remove({{*victim, Code::unreachable, "its links to these peers do not work:" + with}}, now);
-      }
-      return;
-    }
+    if (!planned && !overdue.empty()) return evict_for_links(bad, overdue, now);
   }
   if (!reset) return;
   // Both ends live: what was in flight on the link is lost, so operations start over while it is

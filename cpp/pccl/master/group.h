@@ -145,6 +145,9 @@ class Group {
   // A line for the log of its user.
   void tell_rank(const std::string& replica, const std::string& text);
 
+  // Asks some members whether they can connect there; who was asked.
+  [[nodiscard]] std::vector<PeerId> ask_members(const wire::Try& question, std::size_t most);
+  [[nodiscard]] PeerId member_on(ConnectionId connection) const;
   [[nodiscard]] bool knows(ConnectionId connection) const;
   [[nodiscard]] const wire::EpochRecord& record() const { return record_; }
   [[nodiscard]] std::uint64_t last_ordinal() const { return last_ordinal_; }
@@ -167,6 +170,7 @@ class Group {
     bool start_only = false;
     std::string seen;  // the address we see it at
     std::uint64_t prepared_epoch = 0;
+    std::set<PeerId> unreachable;  // members, as it says
     // memory
     std::set<PeerId> shares_with;
     std::uint32_t sharing_pending = 0;
@@ -230,6 +234,8 @@ class Group {
   [[nodiscard]] std::uint32_t missing() const;
   void tell_newcomers();
   [[nodiscard]] bool newcomer_ready(const Peer& candidate) const;
+  [[nodiscard]] bool fits(const Peer& candidate) const;
+  [[nodiscard]] std::set<topology::Edge> unusable_ranks() const;
   [[nodiscard]] bool newcomers_ready() const;
   void remove(const std::vector<Departed>& departed, Instant now);
   // record_.plan, and the rates it is chosen from, for the present members; false when no plan
@@ -260,6 +266,7 @@ class Group {
   void on_mended(const std::pair<PeerId, PeerId>& pair, Instant now);
   void check_links(Instant now);
   [[nodiscard]] bool plan_around(const std::vector<BadLink>& bad);
+  void evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue, Instant now);
   void notice_stragglers(Instant now);
   void evict_stragglers(Instant now);
   [[nodiscard]] bool decided_beyond(const wire::CallKey& key, std::uint64_t applied) const;

@@ -2,8 +2,19 @@
 
 #include <algorithm>
 
+#ifndef PCCL_VERSION
+#define PCCL_VERSION "unknown"
+#endif
+
 namespace pccl::master {
 namespace {
+
+constexpr const char* kSoftware = "pccl " PCCL_VERSION;
+// Of those who ask whether they could join:
+constexpr std::size_t kMaxQuestions = 4;  // at a time
+constexpr std::size_t kMaxAsked = 4;      // members, for each
+constexpr std::size_t kMaxShown = 16;     // members
+constexpr Duration kQuestionTime = std::chrono::milliseconds(2500);
 
 // How long a restarted master waits for more members once a majority has come back.
 constexpr Duration kRecoveryGrace = std::chrono::seconds(1);
@@ -112,6 +123,10 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
       return on_garbage(id, {Code::refused, "a message of another run", {}, {}}, now);
     }
     const auto found = groups_.find(*connection.group);
+    if (const auto* tried = std::get_if<wire::Tried>(&frame.message)) {
+      if (found != groups_.end()) on_tried(found->second->member_on(id), *tried, now);
+      return;
+    }
     if (found != groups_.end()) found->second->on_message(id, frame, now);
     return settle_replicas(now);
   }
@@ -128,7 +143,82 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
     rejoin(id, connection, frame, now);
     return settle_replicas(now);
   }
+  if (const auto* inquiry = std::get_if<wire::Inquiry>(&frame.message))
+    return inquire(id, connection, *inquiry, now);
   on_garbage(id, {Code::refused, "the first message must be Join or Rejoin", {}, {}}, now);
+}
+
+// Only the address that the question comes from is tried, once per connection and few at a time: so
+// nobody can have others looked for open ports.
+void Master::inquire(ConnectionId id, Connection& connection, const wire::Inquiry& inquiry,
+                     Instant now) {
+  if (connection.question != 0) return refuse(id, Code::refused, "one question at a time");
+  wire::Findings findings;
+  findings.software = kSoftware;
+  findings.seen = connection.address;
+  const auto group = groups_.find(inquiry.group);
+  if (group != groups_.end()) {
+    const std::vector<wire::Member>& members = group->second->record().members;
+    findings.size = static_cast<std::uint32_t>(members.size());
+    for (const wire::Member& member : members) {
+      if (findings.members.size() >= kMaxShown) break;
+      findings.members.push_back({member.id, member.joined, member.addresses, {}, member.replica});
+    }
+  }
+  if (inquiry.port == 0) return send(id, 0, findings);
+  if (questions_.size() >= kMaxQuestions) {
+    findings.attempt.reached = wire::Reached::busy;
+    return send(id, 0, findings);
+  }
+  const std::uint64_t number = connection.question = next_question_++;
+  const wire::Address address{connection.address, inquiry.port};
+  actions_.emplace_back(TryAddress{id, address});
+  if (group != groups_.end()) {
+    for (const PeerId& peer : group->second->ask_members({number, address}, kMaxAsked))
+      findings.attempts.push_back({peer, wire::Reached::not_tried, {}});
+  }
+  questions_[number] = {id, now + kQuestionTime, std::move(findings)};
+  log("connection from " + connection.address + " asks who reaches its port " +
+      std::to_string(inquiry.port));
+}
+
+void Master::on_tried(ConnectionId for_whom, bool reached, const std::string& reason, Instant now) {
+  for (auto& [number, question] : questions_) {
+    if (question.from != for_whom) continue;
+    question.findings.attempt = {{}, reached ? wire::Reached::yes : wire::Reached::no, reason};
+  }
+  answer_questions(now);
+}
+
+void Master::on_tried(const PeerId& peer, const wire::Tried& tried, Instant now) {
+  const auto it = questions_.find(tried.number);
+  if (it == questions_.end()) return;
+  for (wire::Attempt& attempt : it->second.findings.attempts) {
+    if (attempt.peer != peer || attempt.reached != wire::Reached::not_tried) continue;
+    attempt.reached = tried.reached ? wire::Reached::yes : wire::Reached::no;
+    attempt.reason = tried.reason.substr(0, 200);
+  }
+  answer_questions(now);
+}
+
+// Those of which all is known, or whose time is over.
+void Master::answer_questions(Instant now) {
+  for (auto it = questions_.begin(); it != questions_.end();) {
+    const wire::Findings& findings = it->second.findings;
+    const bool all = findings.attempt.reached != wire::Reached::not_tried &&
+                     std::none_of(findings.attempts.begin(), findings.attempts.end(),
+                                  [](const wire::Attempt& attempt) {
+                                    return attempt.reached == wire::Reached::not_tried;
+                                  });
+    if (!all && now < it->second.until) {
+      ++it;
+      continue;
+    }
+    const auto connection = connections_.find(it->second.from);
+    if (connection != connections_.end() && !connection->second.closing)
+      send(it->second.from, 0, findings);
+    it = questions_.erase(it);
+  }
 }
 
 void Master::join(ConnectionId id, Connection& connection, const wire::Join& join, Instant now) {
@@ -259,6 +349,7 @@ void Master::on_time(Instant now) {
   for (const auto& [id, group] : groups_) group->on_time(now);
   replicas_.on_time(now);
   settle_replicas(now);
+  answer_questions(now);
   if (now - last_heartbeat_ >= options_.heartbeat_interval) {
     last_heartbeat_ = now;
     for (const auto& [id, connection] : connections_) {

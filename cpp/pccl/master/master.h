@@ -26,7 +26,12 @@ struct Close {
 struct LogLine {
   std::string text;
 };
-using Action = std::variant<Send, Close, LogLine>;
+// Connect there, close again, and say by on_tried how that went.
+struct TryAddress {
+  ConnectionId for_whom = 0;
+  wire::Address address;
+};
+using Action = std::variant<Send, Close, LogLine, TryAddress>;
 
 // *one thread: the server's*
 class Master final : private Surroundings {
@@ -41,6 +46,7 @@ class Master final : private Surroundings {
   // The bytes were not ours; `error` says why. The connection is refused with that sentence.
   void on_garbage(ConnectionId connection, const Error& error, Instant now);
   void on_disconnect(ConnectionId connection, Instant now);
+  void on_tried(ConnectionId for_whom, bool reached, const std::string& reason, Instant now);
   void on_time(Instant now);
   // Call on_time no later than this long from now.
   [[nodiscard]] Duration tick() const;
@@ -58,6 +64,13 @@ class Master final : private Surroundings {
     Instant since{};
     std::optional<std::uint32_t> group;
     bool closing = false;
+    std::uint64_t question = 0;  // that was asked on it; 0: none
+  };
+  // Somebody wants to know who can reach it.
+  struct Question {
+    ConnectionId from = 0;
+    Instant until{};
+    wire::Findings findings;
   };
   // Members that came back to a master that does not know their group (it was restarted).
   struct Recovery {
@@ -71,6 +84,9 @@ class Master final : private Surroundings {
   void refuse(ConnectionId connection, Code code, const std::string& reason);
   Group& group_for(std::uint32_t id);
   void settle_replicas(Instant now);
+  void inquire(ConnectionId id, Connection& connection, const wire::Inquiry& inquiry, Instant now);
+  void on_tried(const PeerId& peer, const wire::Tried& tried, Instant now);
+  void answer_questions(Instant now);
 
   void send(ConnectionId to, std::uint64_t collected, const wire::Message& message) override;
   void close(ConnectionId connection) override;
@@ -106,6 +122,8 @@ class Master final : private Surroundings {
   Groups groups_;
   Replicas replicas_{options_, groups_};
   std::map<std::uint32_t, Recovery> recoveries_;
+  std::map<std::uint64_t, Question> questions_;
+  std::uint64_t next_question_ = 1;
   std::vector<Action> actions_;
 };
 

@@ -12,6 +12,7 @@
 
 #include "pccl/base/log.h"
 #include "pccl/net/address.h"
+#include "pccl/net/connector.h"
 
 namespace pccl::master {
 namespace {
@@ -21,6 +22,7 @@ constexpr std::size_t kMaxQueued = 64 << 20;  // bytes that a peer does not fetc
 constexpr std::size_t kReadBytes = 64 << 10;
 constexpr int kReads = 16;    // of one connection in one turn
 constexpr int kAccepts = 64;  // in one turn
+constexpr Duration kTryTime = std::chrono::seconds(2);
 constexpr Duration kCloseGrace = std::chrono::seconds(1);
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);  // when descriptors have run out
 
@@ -234,6 +236,14 @@ void Server::act() {
         if (it == connections_.end()) continue;
         it->second.closing = clock_now() + kCloseGrace;
         touched.insert(close->connection);
+      } else if (const auto* attempt = std::get_if<TryAddress>(&action)) {
+        net::Connector::start(
+            context_, attempt->address, kTryTime,
+            [this, whom = attempt->for_whom](const std::unique_ptr<net::Socket>& socket,
+                                             const std::string& failure) {
+              master_.on_tried(whom, socket != nullptr, failure, clock_now());
+              act();
+            });
       } else {
         log(LogLevel::info, "master", std::get<LogLine>(action).text);
       }

@@ -21,6 +21,16 @@ void set_option(int descriptor, int level, int option, int value) {
   (void)::setsockopt(descriptor, level, option, &value, sizeof value);
 }
 
+// Whoever is between the two ends and keeps track of connections (a NAT, a firewall) hears of this
+// one at least so often, whatever heartbeats are set to; many forget after half a minute or more.
+// What ends connections is heartbeats: they are quicker, and see more.
+void keep_alive(int descriptor) {
+  set_option(descriptor, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, 15);
+  set_option(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, 15);
+  set_option(descriptor, IPPROTO_TCP, TCP_KEEPCNT, 8);
+}
+
 int open_socket(int family) {
   return open_descriptor(
       [&] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP); });
@@ -120,6 +130,7 @@ int accept_on(const Socket& listener) {
         [&] { return ::accept4(listener.raw(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
     if (descriptor >= 0) {
       set_option(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+      keep_alive(descriptor);
       return descriptor;
     }
     if (errno != EINTR && errno != ECONNABORTED) return -errno;
@@ -130,6 +141,7 @@ int connect_to(const asio::ip::tcp::endpoint& endpoint) {
   const int descriptor = open_socket(endpoint.protocol().family());
   if (descriptor < 0) return -errno;
   set_option(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
+  keep_alive(descriptor);
   if (::connect(descriptor, endpoint.data(), static_cast<socklen_t>(endpoint.size())) == 0 ||
       errno == EINPROGRESS || errno == EINTR) {
     return descriptor;

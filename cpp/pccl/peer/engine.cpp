@@ -1165,10 +1165,7 @@ Instant Engine::next_deadline() const {
   if (!control_open_ && !dialling_control_) next = std::min(next, next_control_dial_);
   for (const auto& [key, until] : aborting_) next = std::min(next, until.first);
   for (const auto& [peer, link] : links_) {
-    if (!link.up && link.wanted && joined_ > link.peer.joined &&
-        link.dials_open < link.peer.addresses.size()) {
-      next = std::min(next, link.next_dial);
-    }
+    if (link.dials_open < link.peer.addresses.size()) next = std::min(next, dial_time(link));
   }
   return next;
 }

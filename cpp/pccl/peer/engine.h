@@ -299,13 +299,17 @@ class Engine final : private SessionHost,
     std::deque<link::OutgoingFrame> again;
     bool dials_memory = false;  // one is on its way
     Instant next_memory_dial{};
-    std::optional<wire::Address> address;
+    std::optional<wire::Address> address;  // at which the other end answered; none: it dialled us
+    bool offered = false;                  // it came about by the older end's dialling
+    std::uint32_t spares_asked = 0;        // of who can dial, and not there yet
+    Instant asked_until{};
     // dialling
     std::size_t next_address = 0;
     std::uint32_t dials_open = 0;
     Instant next_dial{};
     Instant down_since{};
     bool reported = false;  // as unreachable or silent, in this epoch
+    bool in_vain = false;   // we are a newcomer, and have reported it since we were to prepare
     std::uint64_t broke_under =
         0;  // the abort floor when it broke last: no new one yet, bytes are missing
     std::string last_failure;
@@ -317,8 +321,11 @@ class Engine final : private SessionHost,
   };
   struct StripeState {
     std::unique_ptr<link::Stripe> stripe;
-    PeerId peer;  // zero until the hello
-    bool dialled = false;
+    PeerId peer;                       // zero until the hello
+    bool dialled = false;              // we say hello
+    PeerId offered_to;                 // we dialled, and wait for the hello of this one
+    std::uint32_t offered_stripe = 0;  // 0: to bring the link about
+    bool offer = false;                // `hello` is an offer
     bool local = false;
     bool memory = false;
     PeerId neighbour;  // who alone may be at the other end; empty: anybody
@@ -344,6 +351,7 @@ class Engine final : private SessionHost,
     std::uint32_t stripe = 0;
     bool memory = false;
     std::uint64_t generation = 0;
+    bool offer = false;  // stripe 0: to bring the link about
   };
   struct ThreadState {
     bool inside = false;
@@ -359,6 +367,7 @@ class Engine final : private SessionHost,
   void on_prepare(const wire::Prepare& prepare) override;
   void on_expect(const wire::Expect& expect) override;
   void on_notice(const std::string& text) override;
+  void on_try(const wire::Try& question) override;
   void on_refused(const Error& error) override;
   // LocalityHost
   void local_committed(const wire::OpKey& key, const collective::Traffic& traffic,
@@ -399,8 +408,15 @@ class Engine final : private SessionHost,
   void choose_neighbours();
   void renew_links();
   void dial_due(Instant now);
+  [[nodiscard]] Instant dial_time(const Link& link) const;
   void dial_memory(Instant now);
-  void dial(Link& link, const wire::Address& address, std::uint32_t stripe);
+  void dial(Link& link, const wire::Address& address, std::uint32_t stripe, bool offer = false);
+  void say_hello(StripeState& state, Link& link, std::uint32_t stripe, std::uint64_t generation);
+  void offer_stripe(StripeState& state, const Link& link);
+  void accept_offer(StripeState& state);
+  void end_offer(StripeState& state);
+  void ask_for_stripes(Link& link);
+  [[nodiscard]] Status on_wanted(const PeerId& from, std::uint32_t count);
   void accept_hello(StripeState& state);
   void establish(StripeState& state);
   void link_down(Link& link, const std::string& reason, bool report);
@@ -485,6 +501,7 @@ class Engine final : private SessionHost,
   std::map<PeerId, Link> links_;
   std::map<std::uint64_t, StripeState> stripes_;
   std::map<std::uint64_t, Dial> dials_;
+  std::map<std::uint64_t, std::uint64_t> tries_;  // dials for the master's questions
   std::uint64_t next_dial_token_ = 1;
   std::uint64_t next_generation_ = 1;
   std::uint64_t joined_ = 0;        // our join ordinal
@@ -492,6 +509,7 @@ class Engine final : private SessionHost,
   std::uint64_t worked_since_ = 0;  // admission of its first committed operation; 0: none yet
   std::optional<wire::Prepare> prepare_;
   std::uint64_t prepared_epoch_ = 0;
+  std::vector<PeerId> prepared_without_;
   std::vector<wire::Member> expected_;
   std::set<std::uint64_t> flush_;
   std::vector<StripeState> closed_;  // until no call of theirs can be on the stack

@@ -13,8 +13,11 @@ namespace {
 constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
 constexpr Duration kDialStagger =
     std::chrono::milliseconds(200);  // between the addresses of one peer
+// The older peer of a pair dials, too, if the newer one has not got through by then.
+constexpr Duration kOfferAfter = std::chrono::milliseconds(500);
 constexpr std::size_t kMaxParked = 64;
 constexpr std::size_t kMaxHandshakes = 512;
+constexpr std::size_t kMaxTries = 8;
 // After one that came to nothing, and after a new epoch: often the next plan has all of them in
 // memory.
 constexpr Duration kMemoryDialPause = std::chrono::seconds(1);
@@ -34,6 +37,22 @@ wire::Bytes sealed(link::FrameHeader& header, wire::Bytes payload) {
   header.payload_bytes = static_cast<std::uint32_t>(payload.size());
   header.checksum = link::checksum(header, {&whole, 1});
   return payload;
+}
+
+// `address`: none if the other end dialled.
+std::string failure_at(const wire::Address& address, const std::string& reason) {
+  if (address.host.empty()) return reason;
+  return address.host + ":" + std::to_string(address.port) + ": " + reason;
+}
+
+void push_greeting(link::Stripe& stripe, link::FrameType type, const link::Hello& hello) {
+  wire::Bytes payload;
+  wire::Writer writer(payload);
+  writer(hello);
+  link::FrameHeader header;
+  header.type = type;
+  payload = sealed(header, std::move(payload));
+  stripe.push(link::make_frame(header, std::move(payload)));
 }
 
 }  // namespace
@@ -106,7 +125,11 @@ void Engine::choose_links() {
     const auto it = stripes_.find(stripe);
     if (it == stripes_.end()) continue;
     it->second.parked = false;
-    accept_hello(it->second);
+    if (it->second.offer) {
+      accept_offer(it->second);
+    } else {
+      accept_hello(it->second);
+    }
   }
   check_prepared();
   choose_neighbours();
@@ -128,6 +151,7 @@ void Engine::on_prepare(const wire::Prepare& prepare) {
   if (out_ || session_.member() || !asked_) return;  // or it gave up waiting meanwhile
   prepare_ = prepare;
   renew_links();
+  for (auto& [peer, link] : links_) link.in_vain = false;
   choose_links();
 }
 
@@ -139,34 +163,50 @@ void Engine::on_expect(const wire::Expect& expect) {
 }
 
 void Engine::check_prepared() {
-  if (session_.member() || !prepare_ || prepared_epoch_ == prepare_->epoch) return;
+  if (session_.member() || !prepare_) return;
+  std::vector<PeerId> without;
   for (const wire::Member& member : prepare_->members) {
     const auto it = links_.find(member.id);
-    if (it == links_.end() || !it->second.up) return;
+    if (it == links_.end()) return;
+    if (it->second.up) continue;
+    if (!it->second.in_vain) return;
+    without.push_back(member.id);
   }
+  // With some missing it is said again and again, as they are: the master may have waited for
+  // another word of theirs.
+  if (prepared_epoch_ == prepare_->epoch && without.empty() && prepared_without_.empty()) return;
   prepared_epoch_ = prepare_->epoch;
-  session_.prepared(prepare_->epoch);
+  prepared_without_ = without;
+  session_.prepared(prepare_->epoch, without);
 }
 
-void Engine::dial(Link& link, const wire::Address& address, std::uint32_t stripe) {
+void Engine::dial(Link& link, const wire::Address& address, std::uint32_t stripe, bool offer) {
   const std::uint64_t token = next_dial_token_++;
-  dials_[token] = {link.peer.id, address, stripe, false, link.generation};
+  dials_[token] = {link.peer.id, address, stripe, false, link.generation, offer};
   std::uint32_t& open = stripe == 0 ? link.dials_open : link.spares_open;
   ++open;
   actions_.dials.push_back({token, address, {}});
 }
 
-// The newer peer of a pair dials, one address after the other until one answers.
+// When it may be dialled next.
+Instant Engine::dial_time(const Link& link) const {
+  if (link.up || !link.wanted || joined_ == link.peer.joined || joined_ == 0) return Instant::max();
+  const bool waits = joined_ < link.peer.joined && !link.offered;
+  return waits ? std::max(link.next_dial, link.down_since + kOfferAfter) : link.next_dial;
+}
+
+// The newer peer of a pair dials, one address after the other until one answers. If it does not get
+// through, perhaps the older one does; then the newer one says hello there. So one end, and always
+// the same one, numbers generations and stripes, whoever dials.
 void Engine::dial_due(Instant now) {
   for (auto& [peer, link] : links_) {
-    if (link.up || !link.wanted || joined_ <= link.peer.joined || link.peer.addresses.empty())
-      continue;
-    while (now >= link.next_dial && link.dials_open < link.peer.addresses.size()) {
+    const bool offers = joined_ < link.peer.joined;
+    while (now >= dial_time(link) && link.dials_open < link.peer.addresses.size()) {
       // Addresses are tried side by side in one generation. After a handshake that came to nothing
       // the other end may have ended that one.
       const bool renews = std::exchange(link.renews, false);
-      if (link.dials_open == 0 || renews) link.generation = next_generation_++;
-      dial(link, link.peer.addresses[link.next_address++ % link.peer.addresses.size()], 0);
+      if (!offers && (link.dials_open == 0 || renews)) link.generation = next_generation_++;
+      dial(link, link.peer.addresses[link.next_address++ % link.peer.addresses.size()], 0, offers);
       link.next_dial = now + kDialStagger;
     }
   }
@@ -188,9 +228,23 @@ void Engine::dial_memory(Instant now) {
   }
 }
 
+// Somebody has asked the master who reaches it.
+void Engine::on_try(const wire::Try& question) {
+  if (out_ || tries_.size() >= kMaxTries)
+    return session_.tried(question.number, false, "too many questions");
+  const std::uint64_t token = next_dial_token_++;
+  tries_[token] = question.number;
+  actions_.dials.push_back({token, question.address, {}});
+}
+
 void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now,
                         bool memory) {
   now_ = now;
+  if (const auto tried = tries_.extract(token)) {
+    session_.tried(tried.mapped(), true, {});
+    actions_.close.push_back(stripe);
+    return;
+  }
   const auto it = dials_.find(token);
   if (it == dials_.end()) {
     actions_.close.push_back(stripe);
@@ -203,7 +257,7 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
       link != links_.end() &&
       (dial.stripe == 0 ? !link->second.up
                         : link->second.up && link->second.generation == dial.generation &&
-                              !has_ended(link->second, dial.stripe));
+                              (dial.offer || !has_ended(link->second, dial.stripe)));
   if (!useful) {
     if (link != links_.end() && !dial.memory) {
       std::uint32_t& open = dial.stripe == 0 ? link->second.dials_open : link->second.spares_open;
@@ -212,37 +266,71 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
     actions_.close.push_back(stripe);
     return;
   }
-  // A first handshake is of the generation that is the newest when it begins.
-  if (dial.stripe == 0 && std::exchange(link->second.renews, false))
-    link->second.generation = next_generation_++;
   StripeState& state = stripes_[stripe];
   state.stripe.reset(new link::Stripe(stripe, *this));
-  state.peer = dial.peer;
-  state.dialled = true;
   state.local = local;
   state.memory = memory;
   state.address = dial.address;
   // A neighbour that answers late costs nothing, and one that is gone takes its pipes with it.
   state.deadline = memory ? Instant::max() : now + kHandshakeTimeout;
+  if (dial.offer) {
+    state.offered_stripe = dial.stripe;
+    return offer_stripe(state, link->second);
+  }
+  // A first handshake is of the generation that is the newest when it begins.
+  if (dial.stripe == 0 && std::exchange(link->second.renews, false))
+    link->second.generation = next_generation_++;
+  say_hello(state, link->second, dial.stripe,
+            dial.stripe == 0 ? link->second.generation : dial.generation);
+}
+
+void Engine::say_hello(StripeState& state, Link& link, std::uint32_t stripe,
+                       std::uint64_t generation) {
+  state.peer = link.peer.id;
+  state.dialled = true;
   const unsigned fixed = options_.settings.stripes;
-  const bool keeps = dial.stripe == 0
-                         ? (fixed == 0 ? !local && options_.stripes.most > 1 : fixed > 1)
-                         : !memory && link->second.keeps;
-  const std::uint64_t generation = dial.stripe == 0 ? link->second.generation : dial.generation;
-  state.hello = {session_.run(), id(), dial.peer, generation, dial.stripe, keeps, memory};
+  const bool keeps = stripe == 0
+                         ? (fixed == 0 ? !state.local && options_.stripes.most > 1 : fixed > 1)
+                         : !state.memory && link.keeps;
+  state.hello = {session_.run(), id(), link.peer.id, generation, stripe, keeps, state.memory};
   if (keeps) state.stripe->keep();
-  wire::Bytes payload;
-  wire::Writer writer(payload);
-  writer(state.hello);
-  link::FrameHeader header;
-  header.type = link::FrameType::hello;
-  payload = sealed(header, std::move(payload));
-  state.stripe->push(link::make_frame(header, std::move(payload)));
-  flush_.insert(stripe);
+  push_greeting(*state.stripe, link::FrameType::hello, state.hello);
+  flush_.insert(state.stripe->id());
+}
+
+// The other end is to say hello on it.
+void Engine::offer_stripe(StripeState& state, const Link& link) {
+  state.offered_to = link.peer.id;
+  state.stripe->keep();  // until the hello says otherwise: what is kept is counted from the first
+  push_greeting(*state.stripe, link::FrameType::offer,
+                {session_.run(), id(), link.peer.id, 0, state.offered_stripe, false, false});
+  flush_.insert(state.stripe->id());
+}
+
+// Whoever is newer says hello on it, as if it had dialled.
+void Engine::accept_offer(StripeState& state) {
+  const std::uint64_t id = state.stripe->id();
+  const auto it = links_.find(state.hello.from);
+  if (it == links_.end() || joined_ <= it->second.peer.joined) return close_stripe(id);
+  Link& link = it->second;
+  state.offer = true;
+  if (!link.up) {
+    if (!link.wanted || state.hello.stripe != 0) return close_stripe(id);
+    const bool renews = std::exchange(link.renews, false);
+    if (link.dials_open == 0 || renews) link.generation = next_generation_++;
+    ++link.dials_open;
+    return say_hello(state, link, 0, link.generation);
+  }
+  if (link.spares_asked == 0 || state.hello.stripe == 0 || !link.keeps) return close_stripe(id);
+  --link.spares_asked;
+  ++link.spares_open;
+  say_hello(state, link, link.next_stripe++, link.generation);
 }
 
 void Engine::on_dial_failed(std::uint64_t token, const std::string& reason, Instant now) {
   now_ = now;
+  if (const auto tried = tries_.extract(token))
+    return session_.tried(tried.mapped(), false, reason);
   const auto it = dials_.find(token);
   if (it == dials_.end()) return;
   const Dial dial = it->second;
@@ -253,8 +341,7 @@ void Engine::on_dial_failed(std::uint64_t token, const std::string& reason, Inst
     link->second.dials_memory = false;
     return;
   }
-  link->second.last_failure =
-      dial.address.host + ":" + std::to_string(dial.address.port) + ": " + reason;
+  link->second.last_failure = failure_at(dial.address, reason);
   if (dial.stripe == 0) {
     if (link->second.dials_open > 0) --link->second.dials_open;
     return;
@@ -281,8 +368,11 @@ void Engine::on_accepted(std::uint64_t stripe, bool local, Instant now, const Pe
 
 Status Engine::on_hello(StripeState& state, const link::FrameHeader& header,
                         std::span<const std::uint8_t> payload) {
-  const bool greeting = header.type == link::FrameType::hello;
-  if (state.established || greeting == state.dialled || state.parked) {
+  const bool offer = header.type == link::FrameType::offer;
+  const bool greeting = header.type == link::FrameType::hello || offer;
+  const bool refused = header.type == link::FrameType::refused && !state.offered_to.empty();
+  if (state.established || (greeting == state.dialled && !refused) || state.parked ||
+      (offer && (state.memory || !state.offered_to.empty()))) {
     return Status(Code::refused, "a handshake out of turn");
   }
   if (header.type == link::FrameType::refused) {
@@ -303,7 +393,10 @@ Status Engine::on_hello(StripeState& state, const link::FrameHeader& header,
     return {};
   }
   state.hello = hello;
+  state.offer = offer;
   const bool stranger = !links_.contains(hello.from);
+  if (!state.offered_to.empty() && hello.from != state.offered_to)
+    return Status(Code::refused, "another peer answered");
   if (hello.to != id() || (session_.run() != 0 && hello.run != session_.run()) ||
       hello.memory != state.memory || (state.memory && hello.from != state.neighbour)) {
     link::FrameHeader answer;
@@ -324,7 +417,11 @@ Status Engine::on_hello(StripeState& state, const link::FrameHeader& header,
     state.parked = true;
     return {};
   }
-  accept_hello(state);
+  if (offer) {
+    accept_offer(state);
+  } else {
+    accept_hello(state);
+  }
   return {};
 }
 
@@ -351,21 +448,21 @@ void Engine::accept_hello(StripeState& state) {
     if (stripes_.at(other).hello.stripe == hello.stripe) return close_stripe(id);
   }
   if (link.stripes.size() >= kMaxStripes) return close_stripe(id);
-  if (hello.keeps) state.stripe->keep();
+  if (hello.keeps) {
+    state.stripe->keep();
+  } else {
+    state.stripe->keep_nothing();
+  }
   state.peer = state.hello.from;
-  link::FrameHeader header;
-  header.type = link::FrameType::welcome;
-  wire::Bytes payload;
-  wire::Writer writer(payload);
-  writer(link::Hello{session_.run(), this->id(), state.peer, hello.generation, hello.stripe,
-                     hello.keeps, hello.memory});
-  payload = sealed(header, std::move(payload));
-  state.stripe->push(link::make_frame(header, std::move(payload)));
+  push_greeting(*state.stripe, link::FrameType::welcome,
+                {session_.run(), this->id(), state.peer, hello.generation, hello.stripe,
+                 hello.keeps, hello.memory});
   establish(state);
 }
 
 void Engine::establish(StripeState& state) {
   Link& link = links_.at(state.peer);
+  end_offer(state);
   state.established = true;
   state.heard = now_;
   const std::uint64_t id = state.stripe->id();
@@ -386,7 +483,7 @@ void Engine::establish(StripeState& state) {
   }
   link.up = true;
   link.generation = state.hello.generation;
-  link.reported = false;
+  link.reported = link.in_vain = false;
   if (link.planned && session_.member())
     session_.report_link(link.peer.id, wire::LinkState::mended, "it came about");
   link.heard = now_;
@@ -395,9 +492,13 @@ void Engine::establish(StripeState& state) {
   link.keeps = state.hello.keeps;
   link.unwanted_since = now_;
   link.next_stripe = 1;
+  link.offered = state.offer || !state.offered_to.empty();
+  link.spares_asked = 0;
+  link.address.reset();
+  // Where only the older end gets through, it dials the others as well.
+  if (state.dialled != link.offered) link.address = state.address;
   if (state.dialled) {
     if (link.dials_open > 0) --link.dials_open;
-    link.address = state.address;
     const unsigned fixed = options_.settings.stripes;
     link.tuner = !link.keeps  ? link::StripeTuner(1)
                  : fixed != 0 ? link::StripeTuner(fixed)
@@ -413,10 +514,20 @@ void Engine::establish(StripeState& state) {
 void Engine::close_stripe(std::uint64_t id) {
   const auto it = stripes_.find(id);
   if (it == stripes_.end()) return;
+  end_offer(it->second);
   actions_.close.push_back(id);
   closed_.push_back(std::move(it->second));
   stripes_.erase(it);
   flush_.erase(id);
+}
+
+// An offer that we made came to its end, whichever.
+void Engine::end_offer(StripeState& state) {
+  if (state.offered_to.empty() || state.established) return;
+  const auto it = links_.find(state.offered_to);
+  if (it == links_.end()) return;
+  std::uint32_t& open = state.offered_stripe == 0 ? it->second.dials_open : it->second.spares_open;
+  if (open > 0) --open;
 }
 
 void Engine::link_down(Link& link, const std::string& reason, bool report) {
@@ -434,7 +545,7 @@ void Engine::link_down(Link& link, const std::string& reason, bool report) {
     if (half_open) close_stripe(id);
   }
   link.ended_generation = std::max(link.ended_generation, link.generation);
-  link.dials_open = link.spares_open = 0;
+  link.dials_open = link.spares_open = link.spares_asked = 0;
   link.memory = link.dials_memory = link.keeps = false;
   link.ended.clear();
   link.all_ended_before = 0;
@@ -488,12 +599,46 @@ void Engine::pause_spares(Link& link) {
 
 // As many as it should have: those that it never had, and in the place of those that ended.
 void Engine::dial_spares(Link& link) {
-  if (!link.up || !link.wanted || !link.keeps || joined_ <= link.peer.joined || !link.address ||
+  if (!link.up || !link.wanted || !link.keeps || joined_ <= link.peer.joined ||
       now_ < link.next_spare)
     return;
+  if (link.offered) return ask_for_stripes(link);
+  if (!link.address) return;
   const std::uint32_t wanted = stripes_wanted(link);
   while (link.stripes.size() + link.spares_open < wanted + (link.memory ? 1U : 0U))
     dial(link, *link.address, link.next_stripe++);
+}
+
+// The same, of the end that can dial.
+void Engine::ask_for_stripes(Link& link) {
+  if (link.spares_asked > 0 && now_ >= link.asked_until) {
+    link.spares_asked = 0;
+    return pause_spares(link);
+  }
+  const std::size_t wanted = stripes_wanted(link) + (link.memory ? 1U : 0U);
+  const std::size_t coming = link.stripes.size() + link.spares_open + link.spares_asked;
+  if (coming >= wanted) return;
+  link::FrameHeader header;
+  header.type = link::FrameType::wanted;
+  header.credit = static_cast<std::uint32_t>(wanted - coming);
+  link.spares_asked += header.credit;
+  link.asked_until = now_ + options_.settings.link_timeout + kHandshakeTimeout;
+  link.words.push_back(link::make_frame(header));
+  wake(link.peer.id);
+}
+
+Status Engine::on_wanted(const PeerId& from, std::uint32_t count) {
+  const auto it = links_.find(from);
+  if (it == links_.end() || !it->second.keeps || joined_ >= it->second.peer.joined ||
+      count > kMaxStripes)
+    return Status(Code::refused, "connections were asked for that are not due");
+  Link& link = it->second;
+  if (!link.up || !link.address) return {};
+  const std::size_t room =
+      kMaxStripes - std::min<std::size_t>(kMaxStripes, link.stripes.size() + link.spares_open);
+  for (std::size_t i = 0; i < std::min<std::size_t>(count, room); ++i)
+    dial(link, *link.address, 1, true);
+  return {};
 }
 
 // It takes nothing with it: each end tells the other how many frames had come on it, and the rest
@@ -588,7 +733,9 @@ Status Engine::on_lost(const PeerId& from, std::span<const std::uint8_t> payload
       case link::FrameType::ping:
       case link::FrameType::pong:
       case link::FrameType::probe:
-      case link::FrameType::lost:  // said again when the stripe was lost
+      case link::FrameType::offer:
+      case link::FrameType::wanted:  // asked again
+      case link::FrameType::lost:    // said again when the stripe was lost
         continue;
       default:
         break;
@@ -757,6 +904,11 @@ void Engine::on_stripe_failed(std::uint64_t id, const std::string& reason, Insta
   const auto it = stripes_.find(id);
   if (it == stripes_.end()) return;
   StripeState& state = it->second;
+  if (!state.established && !state.offered_to.empty()) {
+    const auto offered = links_.find(state.offered_to);
+    if (offered != links_.end()) offered->second.last_failure = failure_at(state.address, reason);
+    return close_stripe(id);
+  }
   const auto found = links_.find(state.peer);
   if (found == links_.end()) return close_stripe(id);
   Link& link = found->second;
@@ -767,8 +919,7 @@ void Engine::on_stripe_failed(std::uint64_t id, const std::string& reason, Insta
   if (state.dialled && state.memory) {
     link.dials_memory = false;
   } else if (state.dialled) {
-    link.last_failure =
-        state.address.host + ":" + std::to_string(state.address.port) + ": " + reason;
+    link.last_failure = failure_at(state.address, reason);
     if (state.hello.stripe == 0) {
       if (link.dials_open > 0) --link.dials_open;
       // While another handshake of this generation is under way, it may be the one that the other
@@ -889,6 +1040,7 @@ Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
     case link::FrameType::hello:
     case link::FrameType::welcome:
     case link::FrameType::refused:
+    case link::FrameType::offer:
       return on_hello(it->second, header, payload);
     default:
       break;
@@ -900,6 +1052,10 @@ Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
                : Status(Code::refused, "more frames were confirmed than were sent");
   }
   if (header.type == link::FrameType::lost) return on_lost(it->second.peer, payload);
+  if (header.type == link::FrameType::wanted) {
+    confirm(from);
+    return on_wanted(it->second.peer, header.credit);
+  }
   confirm(from);
   if (header.type == link::FrameType::ping) {
     it->second.pong = header.attempt;  // the latest one is answered, however many there were
@@ -966,6 +1122,7 @@ void Engine::watch_links() {
   std::vector<std::uint64_t> mute;
   std::vector<PeerId> hopeless;
   std::vector<PeerId> silent;  // about what came
+  bool repeated = false;
   const Duration linger = options_.settings.heartbeat_timeout;
   for (auto it = links_.begin(); it != links_.end();) {
     Link& link = it->second;
@@ -988,6 +1145,7 @@ void Engine::watch_links() {
             // The master may know that the member is silent, and wait: say it again.
             link.reported = false;
             link.down_since = now_;
+            link.in_vain = repeated = true;
           }
         } else {
           hopeless.push_back(peer);
@@ -1043,6 +1201,7 @@ void Engine::watch_links() {
     Link& link = links_.at(peer);
     if (link.up) link_down(link, "the other end does not say what has come", link.planned);
   }
+  if (repeated) check_prepared();
   for (const PeerId& peer : hopeless) transfer_.give_up(peer, links_.at(peer).last_failure);
 }
 

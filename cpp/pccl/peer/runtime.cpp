@@ -66,7 +66,9 @@ Result<Listening> listen(const std::string& bind_address, std::uint16_t port) {
   return Listening{listener.give(), at};
 }
 
-// Where others find what listens at `at`.
+// Where others find what listens at `at`: in the order in which they try it. The first one has the
+// listening port, and soon come those that somebody has named: a host may have a dozen that mean
+// nothing elsewhere.
 std::vector<wire::Address> own_addresses(const asio::ip::tcp::endpoint& at,
                                          const std::vector<wire::Address>& advertise) {
   std::vector<wire::Address> addresses;
@@ -76,15 +78,18 @@ std::vector<wire::Address> own_addresses(const asio::ip::tcp::endpoint& at,
       addresses.push_back(address);
     }
   };
+  const auto add_advertised = [&] {
+    for (const wire::Address& address : advertise)
+      add({address.host, address.port == 0 ? at.port() : address.port});
+  };
   if (at.address().is_unspecified()) {
     for (const std::string& host : net::interface_addresses()) {
       if (at.address().is_v6() || host.find(':') == std::string::npos) add({host, at.port()});
+      if (addresses.size() == 1) add_advertised();
     }
   } else {
     add({at.address().to_string(), at.port()});
-  }
-  for (const wire::Address& address : advertise) {
-    add({address.host, address.port == 0 ? at.port() : address.port});
+    add_advertised();
   }
   return addresses;
 }

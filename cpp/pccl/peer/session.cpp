@@ -122,6 +122,7 @@ void Session::on_frame(const wire::Frame& frame) {
           [&](const wire::Prepare& prepare) { host_.on_prepare(prepare); },
           [&](const wire::Expect& expect) { host_.on_expect(expect); },
           [&](const wire::Notice& notice) { host_.on_notice(notice.text); },
+          [&](const wire::Try& question) { host_.on_try(question); },
           [&](const wire::Heartbeat&) {},
           [&](const auto&) {
             broken_ = Status(Code::refused, "a message that masters do not send");
@@ -226,7 +227,9 @@ void Session::withdraw_admission() {
   if (!member()) say(wire::WithdrawAdmission{});
 }
 
-void Session::prepared(std::uint64_t epoch) { say(wire::Prepared{epoch}); }
+void Session::prepared(std::uint64_t epoch, const std::vector<PeerId>& without) {
+  say(wire::Prepared{epoch, without});
+}
 
 void Session::enter(const wire::RoundKey& key, wire::RoundPayload payload) {
   say(wire::EnterRound{{key, payload}});
@@ -249,6 +252,10 @@ void Session::report_link(const PeerId& peer, wire::LinkState state, const std::
 }
 
 void Session::measured(const wire::Measurements& row) { say(wire::Measured{row}); }
+
+void Session::tried(std::uint64_t number, bool reached, const std::string& reason) {
+  say(wire::Tried{number, reached, reason});
+}
 
 void Session::blocked(const wire::Blocked& blocked) { say(blocked); }
 

@@ -48,6 +48,7 @@ class SessionHost {
   virtual void on_prepare(const wire::Prepare& prepare) = 0;
   virtual void on_expect(const wire::Expect& expect) = 0;
   virtual void on_notice(const std::string& text) = 0;
+  virtual void on_try(const wire::Try& question) = 0;
   // The master wants this peer no more.
   virtual void on_refused(const Error& error) = 0;
 };
@@ -68,13 +69,14 @@ class Session {
   // -- what the peer says. Dropped while the connection is down, for Rejoin carries the state.
   void request_admission();
   void withdraw_admission();
-  void prepared(std::uint64_t epoch);
+  void prepared(std::uint64_t epoch, const std::vector<PeerId>& without);
   void enter(const wire::RoundKey& key, wire::RoundPayload payload = wire::Nothing{});
   void report(const std::vector<wire::OpState>& states);
   void request_abort(const wire::CallKey& key, Code code);
   void measured(const wire::Measurements& row);
   void report_link(const PeerId& peer, wire::LinkState state, const std::string& reason);
   void blocked(const wire::Blocked& blocked);
+  void tried(std::uint64_t number, bool reached, const std::string& reason);
   void leave(const std::string& reason);
   void neighbourhood(wire::Neighbourhood neighbours);
   void stop() {

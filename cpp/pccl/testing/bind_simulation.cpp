@@ -36,6 +36,7 @@ void each_number(simulation::Options& options, Visit&& visit) {
   visit("master_stalls", options.master_stalls);
   visit("machines", options.machines);
   visit("ranks", options.ranks);
+  visit("hidden", options.hidden);
 }
 
 constexpr const char* kProgramNames[simulation::kPrograms] = {"level1",   "level2", "threads",
@@ -58,7 +59,7 @@ simulation::Options options_from(std::uint64_t seed, const nb::kwargs& given) {
   if (given.contains("quiet") && nb::cast<bool>(given["quiet"])) {
     options.kills = options.freezes = options.partitions = options.cuts = options.stalls = 0;
     options.corruptions = options.leaves = options.aborts = options.restarts = 0;
-    options.master_stalls = 0;
+    options.master_stalls = options.hidden = 0;
   }
   // Replicas only where everything is drawn, or when they are asked for.
   for (const auto& [key, value] : given)

@@ -62,6 +62,12 @@ nb::tuple by_hosts(const Ranks& hosts, bool around, std::uint32_t rank) {
                                         Ranks(hosts.size(), 1), around, rank));
 }
 
+// A reduction of which every chunk goes through rank `hub`.
+nb::tuple through(std::uint32_t hub, std::size_t ranks, std::uint32_t rank) {
+  if (ranks < 3 || hub >= ranks || rank >= ranks) throw nb::value_error("no such rank");
+  return to_python(collective::through(hub, ranks, rank));
+}
+
 // ([(array, first, count)], [(chunk, first_piece, piece_count, raw_bytes, accumulated_bytes)])
 nb::tuple cut(const std::vector<std::pair<std::uint64_t, unsigned>>& arrays, unsigned op,
               const Ranks& shares, std::uint32_t segment_bytes) {
@@ -95,5 +101,6 @@ void bind_schedule(nb::module_& m) {
   m.def("ring", &ring, "order"_a, "rank"_a);
   m.def("direct", &direct, "shares"_a, "rank"_a);
   m.def("by_hosts", &by_hosts, "hosts"_a, "around"_a, "rank"_a);
+  m.def("through", &through, "hub"_a, "ranks"_a, "rank"_a);
   m.def("cut", &cut, "arrays"_a, "op"_a, "shares"_a, "segment_bytes"_a);
 }

@@ -45,6 +45,12 @@ Host::Host(World& world, NodeId node, const Place& place)
     if (world.random.chance(0.97)) word_ = options.join.word = world.new_id();
     if (!word_.empty()) options.locality = memory_.options();
   }
+  if (world.options.hidden > 0) {
+    // Peers of one machine are behind the same NAT.
+    const std::uint32_t home = machine_ + 1 + (world.options.machines > 0 ? 0 : node);
+    Random draw(world.seed() ^ (0x4a7 * home));
+    if (draw.below(100) < world.options.hidden) world.network.hide(node, home);
+  }
   options.eager_bytes = world.eager_bytes;
   options.eager_room = world.eager_room;
   options.stripes = world.stripes;

@@ -173,6 +173,7 @@ bool Connection::quiet() const {
 
 void Network::dial(NodeId from, NodeId to, std::size_t capacity,
                    std::function<void(ConnectionPtr)> done, bool memory) {
+  if (!memory && nat_of(to) != 0 && nat_of(to) != nat_of(from)) to = kNowhere;
   const bool void_address = !memory && to == kNowhere && random_.chance(0.5);
   const Duration delay = random_.duration(slowness / 2, slowness * 3);
   const Instant free = std::max(blocked_until(from, to), blocked_until(to, from));

@@ -147,6 +147,12 @@ class Network {
   using Accept = std::function<void(ConnectionPtr)>;
   void listen(NodeId node, Accept accept) { listeners_[node] = std::move(accept); }
   void stop_listening(NodeId node) { listeners_.erase(node); }
+  // Only nodes behind the same NAT reach it; 0: all do.
+  void hide(NodeId node, std::uint32_t nat) { nats_[node] = nat; }
+  [[nodiscard]] std::uint32_t nat_of(NodeId node) const {
+    const auto it = nats_.find(node);
+    return it == nats_.end() ? 0 : it->second;
+  }
   // `done` gets the connection, or null when it did not come about.
   // What goes through memory between these two ends.
   void sever(NodeId one, NodeId other);
@@ -169,6 +175,7 @@ class Network {
   Timeline& timeline_;
   Random& random_;
   std::map<NodeId, Accept> listeners_;
+  std::map<NodeId, std::uint32_t> nats_;
   std::map<std::pair<NodeId, NodeId>, Instant> blocked_;
   std::vector<std::weak_ptr<Connection>> connections_;
 };

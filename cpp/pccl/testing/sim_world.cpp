@@ -49,6 +49,7 @@ Options Options::draw(std::uint64_t seed) {
     options.peers = static_cast<std::uint32_t>(random.between(1, 3));
     options.joins = static_cast<std::uint32_t>(random.below(3));
   }
+  if (random.chance(0.15)) options.hidden = 25 * static_cast<std::uint32_t>(random.between(1, 4));
   return options;
 }
 
@@ -59,7 +60,7 @@ std::string Options::describe() const {
        << freezes << " partitions " << partitions << " cuts " << cuts << " stalls " << stalls
        << " corruptions " << corruptions << " leaves " << leaves << " aborts " << aborts
        << " restarts " << restarts << " master stalls " << master_stalls << " machines " << machines
-       << " ranks " << ranks;
+       << " ranks " << ranks << " hidden " << hidden;
   return text.str();
 }
 
@@ -202,8 +203,30 @@ Host* World::host_at(NodeId node) {
   return nullptr;
 }
 
+// Put out for links that do not work, in a world in which links work but to who is hidden.
+void World::judge_unreachable(const Host& host) {
+  const std::uint32_t others = options.partitions + options.cuts + options.stalls +
+                               options.corruptions + options.freezes + options.master_stalls +
+                               options.restarts;
+  if (others > 0 || options.ranks > 0 || host.engine().end().code != Code::unreachable) return;
+  // The one holder of the state may be one that a newcomer cannot reach; next time there are more.
+  if (host.engine().end().reason.find("holders") != std::string::npos) return;
+  const peer::Record& group = host.engine().record();
+  const auto suffices = [&](const wire::Member& member) {
+    const Host* const other = host_of(member.id);
+    return other != nullptr && other->alive() && network.nat_of(other->node()) == 0;
+  };
+  const bool needless =
+      network.nat_of(host.node()) == 0 ||
+      (group != nullptr && std::any_of(group->members.begin(), group->members.end(), suffices));
+  if (needless)
+    checks.fail("I4", host.name() +
+                          " is put out for links that nobody needs: " + host.engine().end().reason);
+}
+
 void World::came_back_as_newcomer(const Host& host) {
   ++report.evictions;
+  judge_unreachable(host);
   if (comebacks_ == 0) return;
   const Duration delay = random.duration(Duration(0), seconds(1));
   if (options.ranks == 0) {

@@ -414,6 +414,7 @@ class World {
   [[nodiscard]] Instant calm_since() const { return calm_since_; }
   [[nodiscard]] bool bug_due(Bug bug);  // true once
   void came_back_as_newcomer(const Host& host);
+  void judge_unreachable(const Host& host);
 
   const Options options;
   Timeline timeline;

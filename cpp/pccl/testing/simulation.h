@@ -55,6 +55,8 @@ struct Options {
   std::uint32_t machines = 0;  // on which peers share memory; 0: they share none
   // Peers of each replica, one in each group; `peers` and `joins` count replicas then. 0: none.
   std::uint32_t ranks = 0;
+  // How many of a hundred peers (or machines) nobody can dial from outside.
+  std::uint32_t hidden = 0;
   Bug bug = Bug::none;
   bool trace = false;  // keep a line per event
 

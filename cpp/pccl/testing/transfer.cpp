@@ -235,6 +235,7 @@ class Nobody final : public pccl::peer::SessionHost {
   void on_prepare(const wire::Prepare&) override {}
   void on_expect(const wire::Expect&) override {}
   void on_notice(const std::string&) override {}
+  void on_try(const wire::Try&) override {}
   void on_refused(const pccl::Error&) override {}
 };
 

@@ -462,6 +462,9 @@ std::optional<Choice> choose(const Situation& situation) {
   avoid.insert(situation.unusable.begin(), situation.unusable.end());
   if (auto choice = Chooser(situation, *plain, sites, crowded, avoid).run()) return choice;
   if (avoid == situation.unusable) return as_ever;
+  if (auto without = make_plan(situation.world, situation.segment_bytes, avoid, situation.hosts,
+                               situation.thresholds))
+    return Choice{std::move(*without), "no ring avoids all pairs that could not connect"};
   // Connections that were tried once in vain may come about yet.
   Situation hopeful = situation;
   for (wire::LinkRate& link : hopeful.rates.links) link.unreachable = false;

@@ -49,24 +49,38 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
   // Neighbours side by side: a ring leaves each host once.
   for (const auto& there : together)
     plan.order.insert(plan.order.end(), there.begin(), there.end());
+  bool has_ring = true;
   if (!unusable.empty()) {
-    const std::vector<std::uint32_t> candidates = std::exchange(plan.order, {0});
+    const std::vector<std::uint32_t> candidates = plan.order;
+    std::vector<std::uint32_t> order{0};
     std::vector<bool> used(world, false);
     used[0] = true;
     int budget = 100'000;
-    if (!extend_ring(plan.order, used, candidates, unusable, budget)) return std::nullopt;
+    has_ring = extend_ring(order, used, candidates, unusable, budget);
+    if (has_ring) plan.order = std::move(order);
   }
   constexpr auto kAnySize = std::numeric_limits<std::uint64_t>::max();
   const std::vector<std::uint32_t> equal(world, 1);
+  // Who can own: what they need is a link to every other rank.
+  std::vector<std::uint32_t> owners = equal;
+  for (const auto& [a, b] : unusable) owners[a] = owners[b] = 0;
+  const auto first_owner = std::find(owners.begin(), owners.end(), 1U);
+  const bool owned = first_owner != owners.end();
+  if (!has_ring && !owned) return std::nullopt;
   std::vector<std::uint32_t> first(world, 0);
-  if (world > 0) first[0] = 1;
-  const auto choose = [&](wire::ScheduleKind direct, wire::ScheduleKind ring, bool mesh) {
+  if (owned) first[static_cast<std::size_t>(first_owner - owners.begin())] = 1;
+  const auto choose = [&](wire::ScheduleKind direct, wire::ScheduleKind ring,
+                          const std::vector<std::uint32_t>& shares, bool mesh) {
     plan.classes.clear();
     if (mesh) {
       plan.classes.push_back({thresholds.single_owner_bytes, direct, first});
-      plan.classes.push_back({thresholds.direct_bytes, direct, equal});
+      plan.classes.push_back({thresholds.direct_bytes, direct, shares});
     }
-    plan.classes.push_back({kAnySize, ring, equal});
+    if (has_ring) {
+      plan.classes.push_back({kAnySize, ring, equal});
+    } else {
+      plan.classes.back().max_bytes = kAnySize;
+    }
   };
   const auto avoids_unusable = [&] {
     const std::set<Edge> used = edges(plan);
@@ -75,13 +89,14 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
   };
   std::size_t largest = 0;
   for (const auto& there : together) largest = std::max(largest, there.size());
-  if (together.size() > 1 && largest > 1 && largest <= kMaxMesh) {
-    choose(wire::ScheduleKind::host_direct, wire::ScheduleKind::host_ring,
+  if (has_ring && together.size() > 1 && largest > 1 && largest <= kMaxMesh) {
+    if (!owned) first[0] = 1;
+    choose(wire::ScheduleKind::host_direct, wire::ScheduleKind::host_ring, equal,
            together.size() <= kMaxMesh);
     if (avoids_unusable()) return plan;
   }
-  choose(wire::ScheduleKind::direct, wire::ScheduleKind::ring,
-         unusable.empty() && world <= kMaxMesh);
+  choose(wire::ScheduleKind::direct, wire::ScheduleKind::ring, owners,
+         owned && (world <= kMaxMesh || !has_ring));
   return plan;
 }
 

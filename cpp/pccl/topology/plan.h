@@ -31,7 +31,8 @@ struct Thresholds {
 
 // The plan for `world` ranks that uses none of the `unusable` links. `hosts` says where they are
 // (see hosts() below; empty: not known): with several ranks on one of several hosts, each host
-// sends the others what a single rank would. Nothing when no ring avoids all unusable links.
+// sends the others what a single rank would. Where no ring avoids all unusable links, the ranks
+// that have a link to every other one own everything, at every size; nothing when there are none.
 [[nodiscard]] std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_bytes,
                                                   const std::set<Edge>& unusable,
                                                   const std::vector<std::uint32_t>& hosts = {},
@@ -70,6 +71,7 @@ class Delegates {
 
 // The class whose links serve every rank as an owner, for what halves of an all-reduce in `size`
 // bring: itself; one of its kind that all own; else a ring. (The plan's links lead to owners only.)
+// Itself again where there is no ring: then everything goes through an owner.
 [[nodiscard]] const wire::SizeClass& all_owning(const wire::Plan& plan,
                                                 const wire::SizeClass& size);
 

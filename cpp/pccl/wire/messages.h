@@ -67,13 +67,15 @@ struct WithdrawAdmission {
   static void fields(Self&, Visitor&) {}
 };
 
-// A newcomer's links to all members of `epoch` are up (answer to Prepare).
+// A newcomer's links to all members of `epoch` are up, but for some that cannot be made (answer to
+// Prepare; again when that changes).
 struct Prepared {
   std::uint64_t epoch = 0;
+  std::vector<PeerId> without;  // the other ends of these; LinkReports say why
   bool operator==(const Prepared&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.epoch);
+    visit(self.epoch, self.without);
   }
 };
 
@@ -256,6 +258,80 @@ struct Notice {
   }
 };
 
+// ---- who asks before it joins
+// -----------------------------------------------------------------------------------
+
+// How an attempt to reach an address ended.
+enum class Reached : std::uint8_t {
+  not_tried,
+  yes,
+  no,
+  busy,  // too many others ask at the moment
+};
+constexpr unsigned enum_count(Reached) { return 4; }
+
+// First message of somebody who asks whether it could join. Answered by Findings; with a port only
+// once per connection, after the master and some members have tried to connect to the address that
+// the question comes from.
+struct Inquiry {
+  std::uint32_t group = 0;
+  std::uint16_t port = 0;  // where it listens; 0: the answer comes at once
+  std::string software;
+  bool operator==(const Inquiry&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.group, self.port, self.software);
+  }
+};
+
+// Whether a peer could be reached, and why not.
+struct Attempt {
+  PeerId peer;  // that tried
+  Reached reached = Reached::not_tried;
+  std::string reason;
+  bool operator==(const Attempt&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.peer, self.reached, self.reason);
+  }
+};
+
+struct Findings {
+  std::string software;           // the master's
+  std::string seen;               // the address that it sees the other one at
+  Attempt attempt;                // its own
+  std::vector<Attempt> attempts;  // of members
+  std::vector<Member> members;    // of the group; some of them
+  std::uint32_t size = 0;         // how many there are
+  bool operator==(const Findings&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.software, self.seen, self.attempt, self.attempts, self.members, self.size);
+  }
+};
+
+// Master to a member: try to connect there. Answered by Tried.
+struct Try {
+  std::uint64_t number = 0;
+  Address address;
+  bool operator==(const Try&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.number, self.address);
+  }
+};
+
+struct Tried {
+  std::uint64_t number = 0;
+  bool reached = false;
+  std::string reason;
+  bool operator==(const Tried&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.number, self.reached, self.reason);
+  }
+};
+
 // ---- the envelope
 // -------------------------------------------------------------------------------------------------
 
@@ -263,7 +339,7 @@ struct Notice {
 using Message =
     std::variant<Join, Rejoin, RequestAdmission, Prepared, EnterRound, OpReport, AbortRequest,
                  LinkReport, Blocked, Leave, Heartbeat, Welcome, Refused, Log, Prepare, Expect,
-                 Notice, WithdrawAdmission, Neighbourhood, Measured>;
+                 Notice, WithdrawAdmission, Neighbourhood, Measured, Inquiry, Findings, Try, Tried>;
 
 // What every control frame starts with.
 struct Envelope {

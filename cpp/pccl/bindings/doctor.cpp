@@ -1,0 +1,63 @@
+#include "pccl/peer/doctor.h"
+
+#include <chrono>
+#include <string>
+
+#include "pccl/bindings/common.h"
+#include "pccl/net/address.h"
+
+namespace pccl::bindings {
+namespace {
+
+const char* name(wire::Reached reached) {
+  switch (reached) {
+    case wire::Reached::not_tried:
+      return "not tried";
+    case wire::Reached::yes:
+      return "yes";
+    case wire::Reached::no:
+      return "no";
+    case wire::Reached::busy:
+      break;
+  }
+  return "busy";
+}
+
+nb::tuple told(const wire::Attempt& attempt) {
+  return nb::make_tuple(attempt.peer.hex(), name(attempt.reached), attempt.reason);
+}
+
+nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t port) {
+  const auto address = net::parse_address(master, net::kDefaultPort);
+  if (!address) raise(address.error(), CallKind::connect, "doctor");
+  const Settings settings = read_settings("doctor");
+  peer::Diagnosis found;
+  {
+    const GilRelease release;
+    found = peer::diagnose(*address, group, port, settings);
+  }
+  nb::list attempts;
+  for (const wire::Attempt& attempt : found.findings.attempts) attempts.append(told(attempt));
+  nb::list contacts;
+  for (const peer::Contact& contact : found.contacts)
+    contacts.append(nb::make_tuple(contact.peer.hex(), contact.address, contact.reason));
+  nb::dict result;
+  result["failure"] = found.failure;
+  result["address"] = found.address;
+  result["round_trip"] = std::chrono::duration<double>(found.round_trip).count();
+  result["port"] = found.port;
+  result["port_failure"] = found.port_failure;
+  result["software"] = found.findings.software;
+  result["seen"] = found.findings.seen;
+  result["master_reached_us"] = told(found.findings.attempt);
+  result["members_reached_us"] = attempts;
+  result["we_reached_members"] = contacts;
+  result["size"] = found.findings.size;
+  return result;
+}
+
+}  // namespace
+
+void bind_doctor(nb::module_& m) { m.def("diagnose", &diagnose, "master"_a, "group"_a, "port"_a); }
+
+}  // namespace pccl::bindings

@@ -1,0 +1,35 @@
+// Asks a master, before anything is joined, what it and the members of a run see of this host.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "pccl/base/error.h"
+#include "pccl/base/settings.h"
+#include "pccl/wire/messages.h"
+
+namespace pccl::peer {
+
+// One member, dialled from here.
+struct Contact {
+  PeerId peer;
+  std::string address;  // that answered; empty: none did
+  std::string reason;   // why not
+};
+
+struct Diagnosis {
+  std::string failure;       // why nothing more is known; empty: there was a master
+  std::string address;       // of the master, as it was reached
+  Duration round_trip{};     // of a question and its answer, the least of several
+  std::uint16_t port = 0;    // at which this host listened meanwhile; 0: it could not
+  std::string port_failure;  // why not
+  wire::Findings findings;
+  std::vector<Contact> contacts;
+};
+
+// Takes some 15 s at most. `port`: where to listen; 0 takes a free one.
+[[nodiscard]] Diagnosis diagnose(const wire::Address& master, std::uint32_t group,
+                                 std::uint16_t port, const Settings& settings);
+
+}  // namespace pccl::peer

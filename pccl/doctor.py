@@ -1,0 +1,227 @@
+"""`pccl doctor`: whether this machine can join a run, on one screen."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pccl import __version__, _core, _settings
+from pccl.errors import PCCLError
+
+__all__: list[str] = []
+
+_MIB = 1 << 20
+# Fewer descriptors leave a link few connections; the last number of each bounds one connection's rate at 100 ms.
+_FILES = 1024
+_BUFFER = 4 * _MIB
+
+Verdict = Literal["ok", "warn", "fail", "info"]
+
+
+class Check(NamedTuple):
+    """One line of the screen."""
+
+    name: str
+    verdict: Verdict
+    text: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of `pccl doctor`."""
+    parser.add_argument(
+        "master",
+        nargs="?",
+        default=os.environ.get("PCCL_MASTER"),
+        metavar="MASTER",
+        help="host:port (default: PCCL_MASTER)",
+    )
+    parser.add_argument(
+        "--group", type=int, default=0, metavar="N", help="peer group to look at (default: 0)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """The command: 0 if this machine can join, else 1."""
+    if not options.master:
+        print("pccl doctor: which master? `pccl doctor host:port`, or PCCL_MASTER", file=sys.stderr)
+        return 1
+    try:
+        checks = [_resolved(options.master)]
+        if checks[0].verdict != "fail":
+            found = _in_background(options.master, options.group)
+            checks += _of_the_master(options.master, found)
+        checks += _of_this_machine()
+    except PCCLError as error:
+        print(f"pccl doctor: {error.reason or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    good = all(check.verdict != "fail" for check in checks)
+    if options.json:
+        print(json.dumps({"ok": good, "checks": [check._asdict() for check in checks]}))
+        return 0 if good else 1
+    marks = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL", "info": "    "}
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        print(f"{marks[check.verdict]}  {check.name:{width}}  {check.text}")
+    print(f"This machine {'can' if good else 'cannot'} join.")
+    return 0 if good else 1
+
+
+def _in_background(master: str, group: int) -> dict[str, Any]:
+    """So that Ctrl-C is obeyed."""
+    result: list[dict[str, Any] | BaseException] = []
+    port = _settings.integer(None, "port", "doctor", 0, 65535, variable="PCCL_PORT", default=0)
+
+    def work() -> None:
+        try:
+            result.append(_core.diagnose(master, group, port))
+        except BaseException as error:
+            result.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    (found,) = result
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _resolved(master: str) -> Check:
+    host = master.rpartition(":")[0] if master.count(":") == 1 or "]:" in master else master
+    host = host.strip("[]")
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return Check("name", "fail", f"{host} cannot be resolved: {error}")
+    return Check("name", "ok", f"{host} is {', '.join(sorted({str(i[4][0]) for i in found}))}")
+
+
+def _of_the_master(master: str, found: dict[str, Any]) -> Iterator[Check]:
+    if found["failure"]:
+        where = found["address"] or master
+        yield Check("master", "fail", f"{where}: {found['failure']}")
+        return
+    yield Check("master", "ok", f"{found['address']} answers")
+    yield Check("encryption", "info", "none")
+    ours = f"pccl {__version__}"
+    same = found["software"] == ours
+    yield Check(
+        "versions",
+        "ok" if same else "warn",
+        ours if same else f"{found['software']} there, {ours} here; the protocol is the same",
+    )
+    yield Check("round trip", "info", f"{found['round_trip'] * 1000:.2f} ms to the master")
+    yield from _ways(found)
+
+
+def _ways(found: dict[str, Any]) -> Iterator[Check]:
+    if found["port"] == 0:
+        yield Check("own port", "fail", f"{found['port_failure']} (PCCL_PORT, PCCL_BIND)")
+        return
+    where = f"{found['seen']}, port {found['port']}"
+    _, reached, why = found["master_reached_us"]
+    hidden = reached == "no"
+    if reached == "yes":
+        yield Check("from outside", "ok", f"the master reaches {where}")
+    elif hidden:
+        yield Check(
+            "from outside",
+            "warn",
+            f"the master does not reach {where} ({why}); links are dialled from here, and need "
+            "peers that are reached, or a port that is open (PCCL_PORT, PCCL_ADVERTISE)",
+        )
+    else:
+        yield Check("from outside", "info", f"not known: the master is busy ({where})")
+    if found["size"] == 0:
+        yield Check("peers", "info", "nobody is in the group yet")
+        return
+    back = {peer: (reached, why) for peer, reached, why in found["members_reached_us"]}
+    good = 0
+    lost = []
+    for peer, address, failure in found["we_reached_members"]:
+        there, why = back.get(peer, ("not tried", ""))
+        if address or there == "yes":
+            good += 1
+        elif there == "no":
+            lost.append(f"{peer[:8]} (to: {failure}; from: {why})")
+        else:
+            lost.append(f"{peer[:8]} (to: {failure})")
+    both = sum(
+        bool(address) and back.get(peer, ("",))[0] == "yes"
+        for peer, address, _ in found["we_reached_members"]
+    )
+    out = sum(bool(address) for _, address, _ in found["we_reached_members"])
+    backs = sum(reached == "yes" for reached, _ in back.values())
+    text = (
+        f"{found['size']} in the group; of {len(found['we_reached_members'])} tried {out} are "
+        f"reached from here, of {len(back)} asked {backs} reach this machine, {both} both ways"
+    )
+    if lost:
+        text += "; no way either way: " + ", ".join(lost[:3])
+    # One that is reached may carry all.
+    yield Check("peers", "fail" if good == 0 else "warn" if lost else "ok", text)
+
+
+def _sysctl(name: str) -> list[int] | None:
+    try:
+        return [int(word) for word in Path("/proc/sys", *name.split(".")).read_text().split()]
+    except (OSError, ValueError):
+        return None
+
+
+def _of_this_machine() -> Iterator[Check]:
+    if os.environ.get("PCCL_SHM") == "0":
+        yield Check("shared memory", "info", "turned off (PCCL_SHM=0)")
+    elif _core.shared_memory(4096) is None:
+        yield Check("shared memory", "warn", "refused by the system: peers of one host use TCP")
+    else:
+        yield Check("shared memory", "ok", "works")
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = files == resource.RLIM_INFINITY or files >= _FILES
+    yield Check(
+        "open files",
+        "ok" if enough else "warn",
+        f"{files}"
+        if enough
+        else f"{files}; with fewer than {_FILES} links have fewer connections (ulimit -n)",
+    )
+    small = []
+    shown = []
+    for name in ("net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"):
+        values = _sysctl(name)
+        if values is None:
+            continue
+        shown.append(f"{name.rpartition('.')[2]} up to {values[-1] / _MIB:.1f} MiB")
+        if values[-1] < _BUFFER:
+            small.append(f"{name} ends at {values[-1]}")
+    for name in ("net.core.rmem_max", "net.core.wmem_max"):
+        values = _sysctl(name)
+        if values is not None:
+            shown.append(f"{name.rpartition('.')[2]} {values[-1] / _MIB:.1f} MiB")
+    if small:
+        text = f"{'; '.join(small)}: one connection is slow where the way is long; raise the last "
+        yield Check("buffers", "warn", text + f"number to {_BUFFER} or more")
+    elif shown:
+        yield Check("buffers", "ok", ", ".join(shown))
+    idle = _sysctl("net.ipv4.tcp_slow_start_after_idle")
+    if idle is not None:
+        yield Check(
+            "slow start",
+            "info",
+            "again after every pause (net.ipv4.tcp_slow_start_after_idle=1; 0 is better where "
+            "steps are apart)"
+            if idle[0]
+            else "not after pauses",
+        )
