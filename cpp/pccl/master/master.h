@@ -57,6 +57,7 @@ class Master final : private Surroundings {
     std::string address;
     Instant since{};
     std::optional<std::uint32_t> group;
+    bool recovers = false;  // a member that came back, of a group that is not back yet
     bool closing = false;
   };
   // Members that came back to a master that does not know their group (it was restarted).
@@ -70,6 +71,8 @@ class Master final : private Surroundings {
   void recover_if_ready(std::uint32_t group, Instant now);
   void refuse(ConnectionId connection, Code code, const std::string& reason);
   Group& group_for(std::uint32_t id);
+  void forget_group(std::uint32_t id);
+  bool make_room_for_group();
   void settle_replicas(Instant now);
 
   void send(ConnectionId to, std::uint64_t collected, const wire::Message& message) override;
@@ -106,6 +109,7 @@ class Master final : private Surroundings {
   Groups groups_;
   Replicas replicas_{options_, groups_};
   std::map<std::uint32_t, Recovery> recoveries_;
+  RareLines rare_;  // of strangers
   std::vector<Action> actions_;
 };
 
