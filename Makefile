@@ -7,7 +7,7 @@ STAGE = tools/stage.sh
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: demo test install setup build lint format types docs stress soak bench package clean
+.PHONY: demo test install setup build lint format types docs stress fuzz soak bench package clean
 
 # A tree that is set up for development runs the demo from its editable build; any other from a plain install.
 ifneq ($(wildcard $(VENV)/requirements-dev.installed),)
@@ -22,7 +22,7 @@ install:
 	@$(STAGE) install $(PYTHON_BIN) -m pip install -q -c requirements-dev.txt '.[demo]'
 
 # pytest comes last, so that its summary is what one sees last. Two at a time: most tests wait for processes.
-test: build lint types docs stress
+test: build lint types docs stress fuzz
 	@mkdir -p build
 	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
 
@@ -51,6 +51,11 @@ stress: setup
 	@$(STAGE) "stress, ASan + UBSan" tools/stress.sh address,undefined
 	@$(STAGE) "stress, TSan" tools/stress.sh thread
 
+# Of each of the four targets. Two minutes in all, but for what it takes to build them.
+FUZZ_SECONDS ?= 30
+fuzz: setup
+	@$(STAGE) "fuzz, ASan + UBSan" tools/fuzz.sh $(FUZZ_SECONDS)
+
 # The same tests for hours instead of minutes. Every number may be given on the command line.
 soak: export PCCL_SOAK = 1
 soak: export HYPOTHESIS_PROFILE = soak
@@ -61,7 +66,8 @@ soak: export PCCL_STRESS_KILLS ?= 1000
 soak: export PCCL_STRESS_FREEZES ?= 1000
 soak: export PCCL_STRESS_MINUTES ?= 30
 soak: export PCCL_LEAK_CYCLES ?= 5000
-soak: build stress
+soak: FUZZ_SECONDS = 3600
+soak: build stress fuzz
 	$(PYTHON_BIN) -m pytest --timeout 14400 $(PYTEST_ARGS)
 
 # A plain install in an environment of its own: the editable build has assertions on. Tables, results and plot: build/.

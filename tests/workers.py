@@ -126,22 +126,21 @@ class Worker:
 class Run:
     """A master and its peers, all real processes, gone at the end of the test."""
 
-    def __init__(self, **env: str) -> None:
+    def __init__(self, master_begins: str = "", **env: str) -> None:
         self.env = env
         self.workers: list[Worker] = []
+        self._master_begins = master_begins
         self.master = self._serve("127.0.0.1:0")
         self.address = self.master.expect("listening")["address"]
 
     def _serve(self, listen: str) -> Worker:
-        worker = Worker(
-            f"""
+        code = f"""
             master = pccl.MasterNode({listen!r})
             master.run()
             say(event="listening", address=master.address)
             master.wait()
-            """,
-            **self.env,
-        )
+        """
+        worker = Worker(self._master_begins + textwrap.dedent(code), **self.env)
         self.workers.append(worker)
         return worker
 
@@ -173,8 +172,9 @@ def wait_until_asleep(worker: Worker) -> None:
 
 
 @contextmanager
-def running(**env: str) -> Iterator[Run]:
-    run = Run(**env)
+def running(master_begins: str = "", **env: str) -> Iterator[Run]:
+    """`master_begins`: code that the master's process runs first."""
+    run = Run(master_begins, **env)
     try:
         yield run
     finally:

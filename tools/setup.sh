@@ -31,6 +31,7 @@ have ninja || missing+=(ninja-build)
 [ "$kind" != dev ] || have pkg-config || missing+=(pkg-config)
 [ "$kind" != dev ] || have ip || missing+=(iproute2)
 [ "$kind" != dev ] || have nft || [ -x /usr/sbin/nft ] || missing+=(nftables)
+[ "$kind" != dev ] || [ -n "$(tools/find_fuzzer.sh)" ] || missing+=(clang)
 header openssl/ssl.h || missing+=(libssl-dev)
 header asio.hpp || missing+=(libasio-dev)
 header xxhash.h || missing+=(libxxhash-dev)
@@ -54,6 +55,15 @@ if [ ${#missing[@]} -gt 0 ]; then
   fi
   echo "setup: installing ${missing[*]}"
   $sudo apt-get update -qq
+  # The least clang that will do, and its run-times where they are a package of their own.
+  if [[ " ${missing[*]} " == *" clang "* ]]; then
+    for version in {16..25}; do
+      apt-cache show "clang-$version" >/dev/null 2>&1 || continue
+      missing=("${missing[@]/#clang/clang-$version}")
+      if apt-cache show "libclang-rt-$version-dev" >/dev/null 2>&1; then missing+=("libclang-rt-$version-dev"); fi
+      break
+    done
+  fi
   $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
 fi
 

@@ -26,8 +26,9 @@ void set_log_level(LogLevel level);
 [[nodiscard]] bool log_enabled(LogLevel level);
 
 // Prints `pccl[<who>] <level>: <text>` as one line with one write(2), so that lines of several
-// processes never mix; line breaks become spaces and the line is cut at 4096 bytes. Any thread, no
-// locks, no Python. May block as long as stderr does; a failing stderr is ignored.
+// processes never mix; control characters become spaces (others' texts are in there, and terminals
+// obey some) and the line is cut at 4096 bytes. Any thread, no locks, no Python. May block as long
+// as stderr does; a failing stderr is ignored.
 void log(LogLevel level, std::string_view who, std::string_view text);
 // `who` is the peer's brief id; with an empty id the prefix is `pccl` alone.
 void log(LogLevel level, const PeerId& peer, std::string_view text);

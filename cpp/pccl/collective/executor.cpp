@@ -18,9 +18,17 @@ constexpr std::uint32_t kNoSource = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint32_t kMaxWindow = 64;
 constexpr std::uint32_t kMaxPieces =
     16;  // of a segment that is sent and received in place; more are gathered
+// Of one peer, about operations not called here: as many as may be open (master/group.h).
 constexpr std::size_t kMaxEarlyOperations = 1 << 16;
+constexpr std::size_t kMaxEarlyFrames = 1 << 16;
+// Words that wait to be sent to one peer: about each operation that may be open, one.
+constexpr std::size_t kMaxWords = 1 << 16;
 
 iovec vec(const void* data, std::size_t size) { return {const_cast<void*>(data), size}; }
+
+std::uint32_t plus(std::uint32_t credit, std::uint32_t more) {
+  return credit > kUnlimited - more ? kUnlimited : credit + more;
+}
 
 }  // namespace
 
@@ -276,21 +284,19 @@ void Executor::set_epoch(std::uint64_t epoch, std::uint64_t abort_floor, std::ui
   epoch_ = epoch;
   abort_floor_ = abort_floor;
   admission_ = admission;
-  std::vector<wire::OpKey> stale;
-  for (const auto& [key, early] : early_) {
-    // Grants may be of an admission yet to come, two epochs from here.
-    if (key.admission < admission || early.attempt < abort_floor) stale.push_back(key);
+  for (auto& [peer, said] : early_) {
+    std::erase_if(said.operations, [&, from = peer](const auto& item) {
+      // Grants may be of an admission yet to come, two epochs from here.
+      const bool stale = item.first.admission < admission || item.second.attempt < abort_floor;
+      if (stale) forget_frames(from, item.second);
+      return stale;
+    });
   }
-  for (const wire::OpKey& key : stale) drop_early(key);
 }
 
 void Executor::reset_link(const PeerId& peer) {
   ports_.erase(peer);
-  for (auto& [key, early] : early_) {
-    std::erase_if(early.frames, [&](const EarlyFrame& frame) { return frame.from == peer; });
-    early.grants.erase(peer);
-    early.asks.erase(peer);
-  }
+  early_.erase(peer);
   for (auto& [key, operation] : operations_) {
     const auto outlet = operation->outlets.find(peer);
     if (outlet == operation->outlets.end()) continue;
@@ -422,10 +428,15 @@ void Executor::post_receives(Operation& operation) {
     if (results_first(operation) && flow.final_from != kNobody)
       contributors.insert(flow.final_from);
   }
-  const auto early = early_.find(operation.spec.key);
+  const auto asks = [&](const PeerId& peer) {
+    const auto said = early_.find(peer);
+    if (said == early_.end()) return false;
+    const auto early = said->second.operations.find(operation.spec.key);
+    return early != said->second.operations.end() && early->second.asks;
+  };
   for (const std::uint32_t rank : contributors) {
     const PeerId& peer = operation.spec.world->members[rank].id;
-    const bool asked = early != early_.end() && early->second.asks.contains(peer);
+    const bool asked = asks(peer);
     if (unasked_bytes_from(operation, rank) <= options_.eager_bytes && !asked) continue;
     if (!staged[rank]) {
       grant(operation, peer, kUnlimited);
@@ -437,12 +448,19 @@ void Executor::post_receives(Operation& operation) {
     const std::uint64_t fits = left / 4 / segment_bytes / contributors.size();
     const auto window = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(fits, 1, kMaxWindow));
     operation.window[peer] = window;
+    operation.granted[peer] = 0;
     granted_bytes_ += window * segment_bytes;
     grant(operation, peer, window);
   }
 }
 
 void Executor::grant(Operation& operation, const PeerId& to, std::uint32_t credit) {
+  const auto granted = operation.granted.find(to);
+  if (credit == kUnlimited) {
+    operation.granted.erase(to);
+  } else if (granted != operation.granted.end()) {
+    granted->second = plus(granted->second, credit);
+  }
   link::FrameHeader header = header_for(operation, link::FrameType::ready);
   header.credit = credit;
   send_control(to, header);
@@ -595,13 +613,18 @@ void Executor::eager_consumed(const PeerId& from, std::uint64_t bytes) {
   if (port.eager_used >= options_.eager_room / 4) host_.wake(from);
 }
 
+void Executor::forget_frames(const PeerId& from, const Early& early) {
+  for (const EarlyFrame& frame : early.frames) unkeep(from, frame.header.payload_bytes);
+  early_.at(from).frames -= early.frames.size();
+}
+
 void Executor::drop_early(const wire::OpKey& key) {
-  const auto it = early_.find(key);
-  if (it == early_.end()) return;
-  for (const EarlyFrame& frame : it->second.frames) {
-    unkeep(frame.from, frame.header.payload_bytes);
+  for (auto& [peer, said] : early_) {
+    const auto it = said.operations.find(key);
+    if (it == said.operations.end()) continue;
+    forget_frames(peer, it->second);
+    said.operations.erase(it);
   }
-  early_.erase(it);
 }
 
 link::Placement Executor::place(const PeerId& from, const link::FrameHeader& header) {
@@ -630,7 +653,9 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     if (!header.eager || port.eager_kept + header.payload_bytes > options_.eager_room) {
       return refuse("data for an operation that was not called here, beyond the room for it");
     }
-    if (early_.size() >= kMaxEarlyOperations)
+    const auto said = early_.find(from);
+    if (!room_for_early(from, header.key) ||
+        (said != early_.end() && said->second.frames >= kMaxEarlyFrames))
       return refuse("data for too many operations not called here");
     port.eager_kept += header.payload_bytes;
     placement.kind = link::Placement::Kind::store;
@@ -683,6 +708,10 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     return refuse("a segment of the wrong length");
   }
   if (state.seen[source]) return drain();
+  if (const auto granted = operation->granted.find(from); granted != operation->granted.end()) {
+    if (granted->second == 0) return refuse("a segment that there was no room for yet");
+    --granted->second;
+  }
   placement.kind = link::Placement::Kind::store;
   placement.buffer = pool_->take(header.payload_bytes);
   placement.where = {vec(placement.buffer.data(), header.payload_bytes)};
@@ -706,8 +735,9 @@ Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, st
       unkeep(from, header.payload_bytes);
       return {};
     }
-    Early& early = early_for(header);
-    early.frames.push_back({from, header, std::move(buffer)});
+    Early& early = early_for(from, header);
+    early.frames.push_back({header, std::move(buffer)});
+    ++early_.at(from).frames;
     if (operation == nullptr) return {};
     use_early(*operation);
   } else {
@@ -726,7 +756,16 @@ Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, st
   return {};
 }
 
+// A contribution was placed, and goes no further.
+void Executor::ungrant(const PeerId& from, const link::FrameHeader& header, std::uint64_t token) {
+  Operation* operation = find(header.key);
+  if (header.final || operation == nullptr || operation->token != token) return;
+  const auto granted = operation->granted.find(from);
+  if (granted != operation->granted.end()) granted->second = plus(granted->second, 1);
+}
+
 void Executor::voided(const PeerId& from, const link::FrameHeader& header, std::uint64_t token) {
+  ungrant(from, header, token);
   if (!header.eager) return;
   if (token == 0) {
     unkeep(from, header.payload_bytes);
@@ -741,6 +780,7 @@ void Executor::drained(const PeerId& from, const link::FrameHeader& header) {
 
 void Executor::interrupted(const PeerId& from, const link::FrameHeader& header,
                            std::uint64_t token) {
+  ungrant(from, header, token);
   if (!header.eager || token != 0) return;
   Port& port = ports_[from];
   port.eager_kept -= std::min<std::uint64_t>(port.eager_kept, header.payload_bytes);
@@ -751,13 +791,19 @@ void Executor::eager_unsent(const PeerId& to, std::uint64_t bytes) {
   port.eager_out -= std::min(port.eager_out, bytes);
 }
 
-// Where to keep that frame, of an operation not called here. What was granted and asked for an
+bool Executor::room_for_early(const PeerId& from, const wire::OpKey& key) const {
+  const auto said = early_.find(from);
+  return said == early_.end() || said->second.operations.size() < kMaxEarlyOperations ||
+         said->second.operations.contains(key);
+}
+
+// Where to keep that frame, of an operation not called here. What the peer granted and asked for an
 // earlier attempt is void.
-Executor::Early& Executor::early_for(const link::FrameHeader& header) {
-  Early& early = early_[header.key];
+Executor::Early& Executor::early_for(const PeerId& from, const link::FrameHeader& header) {
+  Early& early = early_[from].operations[header.key];
   if (header.attempt > early.attempt) {
-    early.grants.clear();
-    early.asks.clear();
+    early.credit = 0;
+    early.asks = false;
     early.attempt = header.attempt;
   }
   return early;
@@ -765,51 +811,51 @@ Executor::Early& Executor::early_for(const link::FrameHeader& header) {
 
 // What came for the operation before it was called here.
 void Executor::use_early(Operation& operation) {
-  const auto it = early_.find(operation.spec.key);
-  if (it == early_.end()) return;
-  if (it->second.attempt > operation.spec.attempt) return;  // for the attempt after this one
-  Early early = std::move(it->second);
-  early_.erase(it);
-  if (early.attempt < operation.spec.attempt) early.grants.clear();
-  for (const auto& [peer, credit] : early.grants) {
+  std::vector<std::pair<PeerId, Early>> all;
+  for (auto& [peer, said] : early_) {
+    const auto it = said.operations.find(operation.spec.key);
+    // A later attempt's is for the one after this.
+    if (it == said.operations.end() || it->second.attempt > operation.spec.attempt) continue;
+    forget_frames(peer, it->second);
+    all.emplace_back(peer, std::move(it->second));
+    said.operations.erase(it);
+  }
+  for (const auto& [peer, early] : all) {
+    if (early.credit == 0 || early.attempt < operation.spec.attempt) continue;
     link::FrameHeader header = header_for(operation, link::FrameType::ready);
-    header.credit = credit;
+    header.credit = early.credit;
     (void)control(peer, header);
   }
-  for (EarlyFrame& frame : early.frames) {
-    unkeep(frame.from, frame.header.payload_bytes);
-    if (frame.header.signature != operation.spec.signature) {
-      host_.disagrees(operation.spec.key);
-      continue;
+  for (auto& [peer, early] : all)
+    for (EarlyFrame& frame : early.frames) use_early(operation, peer, frame);
+}
+
+void Executor::use_early(Operation& operation, const PeerId& from, EarlyFrame& frame) {
+  const link::FrameHeader& header = frame.header;
+  if (header.signature != operation.spec.signature) return host_.disagrees(operation.spec.key);
+  if (header.attempt != operation.spec.attempt || header.segment >= operation.segments.size())
+    return;
+  const Segment& segment = operation.layout.segments[header.segment];
+  if (header.final) {
+    const auto rank = operation.ranks.find(from);
+    if (rank == operation.ranks.end() || !results_first(operation) ||
+        operation.schedule.chunks[segment.chunk].final_from != rank->second ||
+        header.payload_bytes != segment.raw_bytes || operation.segments[header.segment].finished) {
+      return;
     }
-    if (frame.header.attempt != operation.spec.attempt ||
-        frame.header.segment >= operation.segments.size())
-      continue;
-    const Segment& segment = operation.layout.segments[frame.header.segment];
-    if (frame.header.final) {
-      const auto rank = operation.ranks.find(frame.from);
-      if (rank == operation.ranks.end() || !results_first(operation) ||
-          operation.schedule.chunks[segment.chunk].final_from != rank->second ||
-          frame.header.payload_bytes != segment.raw_bytes ||
-          operation.segments[frame.header.segment].finished) {
-        continue;
-      }
-      operation.traffic.rx_bytes += frame.header.payload_bytes;
-      final_bytes(operation, frame.header.segment, std::move(frame.buffer));
-      continue;
-    }
-    const std::uint32_t source = source_index(operation, frame.header.segment, frame.from);
-    if (source == kNoSource) continue;
-    const Source& known = operation.schedule.chunks[segment.chunk].sources[source];
-    if (frame.header.payload_bytes != contribution_bytes(operation, frame.header.segment,
-                                                         known.rank, operation.spec.rank,
-                                                         known.accumulated)) {
-      continue;  // the signature agrees, so an honest peer cannot be here; a dishonest one gains
-                 // nothing
-    }
-    operation.traffic.rx_bytes += frame.header.payload_bytes;
-    contribution(operation, frame.header.segment, source, std::move(frame.buffer));
+    operation.traffic.rx_bytes += header.payload_bytes;
+    return final_bytes(operation, header.segment, std::move(frame.buffer));
   }
+  const std::uint32_t source = source_index(operation, header.segment, from);
+  if (source == kNoSource) return;
+  const Source& known = operation.schedule.chunks[segment.chunk].sources[source];
+  if (header.payload_bytes != contribution_bytes(operation, header.segment, known.rank,
+                                                 operation.spec.rank, known.accumulated)) {
+    return;  // the signature agrees, so an honest peer cannot be here; a dishonest one gains
+             // nothing
+  }
+  operation.traffic.rx_bytes += header.payload_bytes;
+  contribution(operation, header.segment, source, std::move(frame.buffer));
 }
 
 Status Executor::control(const PeerId& from, const link::FrameHeader& header) {
@@ -825,15 +871,14 @@ Status Executor::control(const PeerId& from, const link::FrameHeader& header) {
   Operation* operation = find(header.key);
   if (operation == nullptr || operation->spec.attempt < header.attempt) {
     if (operation == nullptr && header.attempt <= epoch_ && host_.started(header.key)) return {};
-    if (early_.size() >= kMaxEarlyOperations)
+    if (!room_for_early(from, header.key))
       return Status(Code::refused, "grants for too many operations");
-    Early& early = early_for(header);
+    Early& early = early_for(from, header);
     if (header.attempt < early.attempt) return {};  // overtaken by a later attempt's
     if (header.type == link::FrameType::ready) {
-      std::uint32_t& credit = early.grants[from];
-      credit = header.credit == kUnlimited ? kUnlimited : credit + header.credit;
+      early.credit = plus(early.credit, header.credit);
     } else {
-      early.asks.insert(from);
+      early.asks = true;
     }
     return {};
   }
@@ -845,6 +890,8 @@ Status Executor::control(const PeerId& from, const link::FrameHeader& header) {
   if (header.type == link::FrameType::ask) {
     const auto rank = operation->ranks.find(from);
     if (rank == operation->ranks.end()) return Status(Code::refused, "a question from a stranger");
+    if (ports_[from].control.size() >= kMaxWords)
+      return Status(Code::refused, "more questions than answers were fetched");
     // Small as it is, it fits: one grant for all of it.
     grant(*operation, from, kUnlimited);
     return {};
@@ -852,8 +899,7 @@ Status Executor::control(const PeerId& from, const link::FrameHeader& header) {
   const auto outlet = operation->outlets.find(from);
   if (outlet == operation->outlets.end()) return {};
   Outlet& out = outlet->second;
-  out.credit = header.credit == kUnlimited || out.credit == kUnlimited ? kUnlimited
-                                                                       : out.credit + header.credit;
+  out.credit = plus(out.credit, header.credit);
   queue_turn(from, *operation, out);
   return {};
 }

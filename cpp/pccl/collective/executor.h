@@ -174,6 +174,8 @@ class Executor {
     std::map<PeerId, Outlet> outlets;
     std::map<PeerId, std::uint32_t> ranks;
     std::map<PeerId, std::uint32_t> window;  // grants outstanding, by contributor
+    // Of these: segments that were granted and have not come.
+    std::map<PeerId, std::uint32_t> granted;
     Traffic traffic;
   };
   // A link's state.
@@ -185,15 +187,20 @@ class Executor {
     std::uint64_t eager_kept = 0;  // received for operations not started here
   };
   struct EarlyFrame {
-    PeerId from;
     link::FrameHeader header;
     Buffer buffer;
   };
+  // What one peer has said of one operation that was not called here yet.
   struct Early {
     std::vector<EarlyFrame> frames;
-    std::map<PeerId, std::uint32_t> grants;
-    std::set<PeerId> asks;
+    std::uint32_t credit = 0;
+    bool asks = false;
     std::uint64_t attempt = 0;  // of the newest thing in here
+  };
+  // ... of all of them. Each peer has its own: what one says is nothing to what others said.
+  struct EarlyPeer {
+    std::map<wire::OpKey, Early> operations;
+    std::size_t frames = 0;
   };
 
   void prepare(Operation& operation);
@@ -205,8 +212,12 @@ class Executor {
   void offer(Operation& operation, const PeerId& to, std::uint32_t segment, bool final);
   void post_receives(Operation& operation);
   void grant(Operation& operation, const PeerId& to, std::uint32_t credit);
-  [[nodiscard]] Early& early_for(const link::FrameHeader& header);
+  [[nodiscard]] Early& early_for(const PeerId& from, const link::FrameHeader& header);
+  [[nodiscard]] bool room_for_early(const PeerId& from, const wire::OpKey& key) const;
+  void forget_frames(const PeerId& from, const Early& early);
   void use_early(Operation& operation);
+  void use_early(Operation& operation, const PeerId& from, EarlyFrame& frame);
+  void ungrant(const PeerId& from, const link::FrameHeader& header, std::uint64_t token);
   void drop_early(const wire::OpKey& key);
   void eager_consumed(const PeerId& from, std::uint64_t bytes);
   void unkeep(const PeerId& from, std::uint64_t bytes);
@@ -255,7 +266,7 @@ class Executor {
   std::uint64_t next_token_ = 0;
   std::uint64_t granted_bytes_ = 0;
   std::map<wire::OpKey, std::unique_ptr<Operation>> operations_;
-  std::map<wire::OpKey, Early> early_;
+  std::map<PeerId, EarlyPeer> early_;
   std::map<PeerId, Port> ports_;
 };
 

@@ -15,6 +15,8 @@ template <class... Fs>
 struct Overloaded : Fs... {
   using Fs::operator()...;
 };
+template <class... Fs>
+Overloaded(Fs...) -> Overloaded<Fs...>;
 
 // Each kind of round has its kind of payload.
 bool payload_fits(const wire::RoundEntry& entry) {
@@ -56,8 +58,8 @@ constexpr const char* kOpenAPort =
     "open a port of one of the two (PCCL_PORT), and where it is not found at its own address name "
     "the other one (PCCL_ADVERTISE)";
 
-std::string plural(std::size_t count, const std::string& noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+std::string plural(std::size_t count, const std::string& noun, const char* ending = "s") {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : ending);
 }
 
 }  // namespace
@@ -133,6 +135,32 @@ bool Group::too_much(const PeerId& from, const wire::RoundEntry& entry) const {
   return bytes > options_.max_open_bytes;
 }
 
+// Who has entered the most calls that are open. Too many of them are its doing: the others' are in
+// there, too, and are fewer.
+PeerId Group::busiest() const {
+  std::map<PeerId, std::size_t> counts;
+  for (const auto& [key, operation] : operations_)
+    for (const auto& [id, entry] : operation.entries) ++counts[id];
+  for (const auto& [key, round] : rounds_)
+    for (const auto& [id, payload] : round.entered) ++counts[id];
+  const auto most =
+      std::max_element(counts.begin(), counts.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == counts.end() ? PeerId{} : most->first;
+}
+
+void Group::evict_busiest(Instant now) {
+  remove({{busiest(), Code::evicted, "protocol misuse: it has too many calls open"}}, now);
+}
+
+// Something that can be said in good faith now and then, by who has not heard yet what happened.
+// True when it was once too often: the peer is out.
+bool Group::stray(Peer& from, const char* what, Instant now) {
+  if (from.strays.take(options_.strays, now)) return false;
+  evict(from.connection, Code::evicted, std::string("protocol misuse: too many ") + what, now);
+  return true;
+}
+
 bool Group::hurried() const {
   if (!trouble_.empty() || stuck_since_) return true;
   return std::any_of(operations_.begin(), operations_.end(),
@@ -173,6 +201,17 @@ void Group::advance_collected() {
   collected_ = least;
   while (!log_.empty() && log_.front().ordinal <= collected_) log_.pop_front();
   std::erase_if(decided_, [&](const auto& item) { return item.second <= collected_; });
+}
+
+// All others keep the log for who does not apply it.
+void Group::evict_laggards(Instant now) {
+  if (log_.size() <= options_.max_behind) return;
+  std::vector<Departed> gone;
+  for (const Peer& peer : members_) {
+    if (last_ordinal_ - peer.applied > options_.max_behind)
+      gone.push_back({peer.member.id, Code::evicted, "it does not follow the group's log"});
+  }
+  if (!gone.empty()) remove(gone, now);
 }
 
 // Ends a call for every member, also for those that enter it later.
@@ -351,6 +390,14 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
   }
   if (join.id.empty() || member(join.id) != nullptr)
     return refuse("peer id " + join.id.brief() + " is in use");
+  std::size_t address_bytes = 0;
+  for (const wire::Address& address : join.addresses) address_bytes += address.host.size();
+  // (Ours of it is in there, too.)
+  if (join.addresses.size() > options_.max_addresses + 1 ||
+      address_bytes > options_.max_address_bytes) {
+    return refuse("a peer has at most " + plural(options_.max_addresses, "address", "es") + " of " +
+                  plural(options_.max_address_bytes, "byte") + " in all");
+  }
   // A newcomer whose connection broke comes again before we noticed: the new one counts.
   for (const Peer& candidate : candidates_) {
     if (candidate.member.id == join.id) around_.close(candidate.connection);
@@ -425,6 +472,7 @@ void Group::start(std::vector<Peer> founders) {
   log_.clear();
   decided_.clear();
   trouble_.clear();
+  breaks_.clear();
   unusable_.clear();
   collected_ = last_ordinal_;
   record_.state = {};
@@ -715,6 +763,9 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
     std::erase_if(unusable_, [&](const auto& pair) {
       return pair.first == gone.id || pair.second == gone.id;
     });
+    std::erase_if(breaks_, [&](const auto& item) {
+      return item.first.first == gone.id || item.first.second == gone.id;
+    });
     for (auto& [key, operation] : operations_) operation.entries.erase(gone.id);
     for (auto& [key, round] : rounds_) round.entered.erase(gone.id);
     std::erase_if(members_, [&](const Peer& other) { return other.member.id == gone.id; });
@@ -789,6 +840,7 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           [&](const wire::Heartbeat&) {},
           [&](const wire::RequestAdmission&) {
             if (is_member || peer->waiting) return;
+            if (!peer->turns.take(options_.turns, now)) return misuse("it cannot make up its mind");
             peer->waiting = true;
             peer->start_only = false;
             if (members_.empty()) {
@@ -808,6 +860,7 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           },
           [&](const wire::Prepared& prepared) {
             if (is_member) return;
+            if (!peer->turns.take(options_.turns, now)) return misuse("it cannot make up its mind");
             const bool before = newcomers_ready();
             const std::set<PeerId> without(prepared.without.begin(), prepared.without.end());
             // What was not accepted as unreachable may come about yet, or be lost.
@@ -820,7 +873,15 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
             around_.replicas_changed();
           },
           [&](const wire::Neighbourhood& neighbourhood) {
-            peer->shares_with = {neighbourhood.peers.begin(), neighbourhood.peers.end()};
+            if (neighbourhood.peers.size() > options_.max_peers)
+              return misuse("more neighbours than peers");
+            const std::set<PeerId> before = std::exchange(
+                peer->shares_with, {neighbourhood.peers.begin(), neighbourhood.peers.end()});
+            const bool fewer = std::any_of(before.begin(), before.end(), [&](const PeerId& other) {
+              return !peer->shares_with.contains(other) && member(other) != nullptr;
+            });
+            if (fewer && !peer->restarts.take(options_.restarts, now))
+              return misuse("its neighbours come and go");
             peer->sharing_pending = neighbourhood.pending;
             if (!is_member) return;
             hosts_.reset();
@@ -829,13 +890,17 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           },
           [&](const wire::Measured& measured) {
             if (!is_member) return;
+            if (measured.row.links.size() > options_.max_peers)
+              return misuse("more links than peers");
             topology::merge(rates_, member_ids(), rank_of(id), measured.row);
             rates_moved_ = rates_ != record_.rates;
           },
           [&](const wire::EnterRound& enter) {
             if (!is_member) return misuse("a newcomer entered a round");
             if (!payload_fits(enter.entry)) return misuse("a round entered with the wrong payload");
-            if (rounds_.size() >= options_.max_open_calls) return misuse("too many open rounds");
+            if (enter.entry.key.admission != record_.admission &&
+                stray(*peer, "rounds of other admissions", now))
+              return;
             on_round(id, enter.entry, applied, now);
           },
           [&](const wire::OpReport& report) {
@@ -852,7 +917,12 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
             if (decided_beyond(request.key, applied)) return;
             const std::uint64_t admission =
                 std::visit([](const auto& key) { return key.admission; }, request.key);
-            if (admission != record_.admission) return;
+            if (admission != record_.admission) {
+              (void)stray(*peer, "calls of other admissions given up", now);
+              return;
+            }
+            if (!peer->aborts.take(options_.aborts, now))
+              return misuse("it gives up too many calls");
             const std::string who = "peer " + id.brief();
             if (request.code == Code::peer_lost) {
               decide(request.key, Code::peer_lost, {},
@@ -893,7 +963,13 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
               }
               return;
             }
-            if (member(report.peer) == nullptr) return;
+            if (member(report.peer) == nullptr || report.peer == id) {
+              const bool newcomer = std::any_of(
+                  candidates_.begin(), candidates_.end(),
+                  [&](const Peer& candidate) { return candidate.member.id == report.peer; });
+              if (!newcomer) (void)stray(*peer, "reports about links to nobody", now);
+              return;
+            }
             if (report.state == wire::LinkState::mended) return on_mended({id, report.peer}, now);
             LinkTrouble& trouble = trouble_[{id, report.peer}];
             // Said before it had heard of this epoch, as when two are killed at once.
@@ -916,6 +992,8 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           },
           [&](const wire::Blocked& blocked) {
             if (!is_member) return;
+            if (blocked.waits.size() > options_.max_waits)
+              return misuse("it waits in too many calls");
             peer->blocked = blocked;
             peer->blocked_at_ordinal = applied;
             check_stuck(now);
@@ -939,9 +1017,16 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
 
 void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t applied,
                          Instant now) {
-  if (state.key.admission != record_.admission || decided_beyond(state.key, applied)) return;
+  if (state.key.admission != record_.admission) {
+    (void)stray(from, "operations of other admissions", now);
+    return;
+  }
+  if (decided_beyond(state.key, applied)) return;
   if (operations_.size() >= options_.max_open_calls && !operations_.contains(state.key)) {
-    return evict(from.connection, Code::evicted, "too many open operations", now);
+    const PeerId id = from.member.id;
+    evict_busiest(now);
+    if (member(id) == nullptr || operations_.size() >= options_.max_open_calls) return;
+    return on_operation(*member(id), state, applied, now);
   }
   const auto [it, fresh] = operations_.try_emplace(state.key);
   OpenOperation& operation = it->second;
@@ -951,6 +1036,11 @@ void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t a
   }
   Entry& entry = operation.entries[from.member.id];
   entry.signature = state.signature;
+  if (operations_.size() > options_.many_open_calls &&
+      entry.signature.text.size() > options_.short_text) {
+    entry.signature.text.resize(options_.short_text);
+    entry.signature.text.shrink_to_fit();
+  }
   entry.attempt = state.attempt;
   // A report of an attempt that was aborted meanwhile says only that the peer has entered.
   entry.done = state.phase == wire::OpPhase::done && state.attempt >= record_.abort_floor;
@@ -1001,6 +1091,11 @@ void Group::on_round(const PeerId& from, const wire::RoundEntry& entry, std::uin
   if (entry.key.admission != record_.admission || decided_beyond(entry.key, applied)) return;
   if (too_much(from, entry)) {
     return remove({{from, Code::evicted, "protocol misuse: it holds too many syncs open"}}, now);
+  }
+  if (rounds_.size() >= options_.max_open_calls && !rounds_.contains(entry.key)) {
+    evict_busiest(now);
+    if (member(from) == nullptr || rounds_.size() >= options_.max_open_calls) return;
+    return on_round(from, entry, applied, now);
   }
   OpenRound& round = rounds_[entry.key];
   if (round.entered.empty()) round.opened = now;
@@ -1240,6 +1335,20 @@ void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink
   if (!gone.empty()) remove(gone, now);
 }
 
+// Of the links that have just broken, those that did so too often. (Who of the two broke it cannot
+// be known. The plan can do without it.)
+std::vector<BadLink> Group::worn_links(Instant now) {
+  std::set<std::pair<PeerId, PeerId>> pairs;
+  std::vector<BadLink> worn;
+  for (const auto& [pair, trouble] : trouble_) {
+    if (trouble.late || trouble.state != wire::LinkState::broken) continue;
+    const auto ordered = std::minmax(pair.first, pair.second);
+    if (!pairs.insert(ordered).second) continue;
+    if (!breaks_[ordered].take(options_.breaks, now)) worn.push_back({pair.first, pair.second});
+  }
+  return worn;
+}
+
 void Group::check_links(Instant now) {
   std::erase_if(trouble_, [&](const auto& item) {
     return item.second.late && now - item.second.since >= options_.broken_link_grace;
@@ -1285,6 +1394,17 @@ void Group::check_links(Instant now) {
     if (!planned && !overdue.empty()) return evict_for_links(bad, overdue, now);
   }
   if (!reset) return;
+  if (const std::vector<BadLink> worn = worn_links(now); !worn.empty() && !plan_around(worn)) {
+    // One that breaks its links to several is in most of them; of a single pair nobody has to go.
+    const std::optional<PeerId> victim = judge_links(member_ids(), worn);
+    const auto with_it = std::count_if(worn.begin(), worn.end(), [&](const BadLink& link) {
+      return victim && (link.about == *victim || link.reporter == *victim);
+    });
+    if (with_it > 1) {
+      trouble_.clear();
+      return remove({{*victim, Code::unreachable, "its links break again and again"}}, now);
+    }
+  }
   // Both ends live: what was in flight on the link is lost, so operations start over while it is
   // dialled again.
   std::vector<wire::OpKey> aborted;
@@ -1327,6 +1447,9 @@ void Group::check_stuck(Instant now) {
   around_.log("group " + std::to_string(id_) + " is stuck: " + text);
   stuck_since_.reset();
   for (const wire::CallKey& call : calls) {
+    // (Of another admission, or of a call that is over, it would be a decision for ever.)
+    if (std::visit([](const auto& key) { return key.admission; }, call) != record_.admission)
+      continue;
     decide(call, Code::deadlock, {}, "the members wait in calls that cannot meet: " + text, lines);
   }
 }
@@ -1415,6 +1538,7 @@ void Group::on_time(Instant now) {
   for (const ConnectionId connection : silent) {
     evict(connection, Code::evicted, "not heard for " + seconds(options_.heartbeat_timeout), now);
   }
+  evict_laggards(now);
   check_links(now);
   check_calls(now);
   check_stuck(now);

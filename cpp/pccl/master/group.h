@@ -33,6 +33,7 @@
 #include <string>
 #include <vector>
 
+#include "pccl/base/allowance.h"
 #include "pccl/base/error.h"
 #include "pccl/base/ids.h"
 #include "pccl/master/decisions.h"
@@ -64,6 +65,28 @@ struct Options {
   std::size_t max_open_calls = 1 << 16;                   // per group
   std::uint64_t max_open_bytes = std::uint64_t{4} << 30;  // per group: of lists of entries
   std::size_t max_peers = 4096;                           // per group
+  // What one peer may tell us of itself. Every epoch has all members' addresses, and must fit into
+  // a message (wire::kMaxPayload).
+  std::size_t max_addresses = 64;
+  std::size_t max_address_bytes = 2048;  // of all its host names
+  std::size_t max_waits = 1024;          // calls that its threads wait in
+  // While more operations than these are open, only so much is kept of each sentence that describes
+  // one.
+  std::size_t many_open_calls = 4096;
+  std::size_t short_text = 128;
+  // Entries of the log that a member may be behind: all others keep them for it. A member says with
+  // every heartbeat how far it is, and calls of which it has not heard end without it only so often
+  // (`aborts`).
+  std::size_t max_behind = 1 << 18;
+  // What a peer may cause, at once and per second after that. An honest one does each of these a
+  // few times when something breaks; beyond that it is evicted.
+  Rate strays{1024, 16};   // reports about peers that are no members, or of other admissions
+  Rate aborts{65536, 64};  // calls that it has ended for all: as many as may be open
+  Rate turns{1024, 16};    // as a newcomer: changes that all members are told of
+  Rate restarts{64, 0.1};  // plans that it has undone: it does not share memory any more after all
+  // Of one pair of members, breaks of its link for which operations start over; with more the plan
+  // goes without that link, if there is such a plan.
+  Rate breaks{16, 0.1};
 };
 
 // What a group needs of the master around it.
@@ -179,6 +202,11 @@ class Group {
     std::uint64_t applied = 0;
     std::uint64_t blocked_at_ordinal = 0;  // what it had applied when it said it was blocked
     wire::Blocked blocked;
+    // of what it causes: Options
+    Allowance strays;
+    Allowance aborts;
+    Allowance turns;
+    Allowance restarts;
   };
   struct Entry {
     wire::Signature signature;
@@ -267,11 +295,16 @@ class Group {
   void check_links(Instant now);
   [[nodiscard]] bool plan_around(const std::vector<BadLink>& bad);
   void evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue, Instant now);
+  [[nodiscard]] std::vector<BadLink> worn_links(Instant now);
   void notice_stragglers(Instant now);
   void evict_stragglers(Instant now);
   [[nodiscard]] bool decided_beyond(const wire::CallKey& key, std::uint64_t applied) const;
   [[nodiscard]] bool entered_by_all(const wire::CallKey& key) const;
   [[nodiscard]] bool too_much(const PeerId& from, const wire::RoundEntry& entry) const;
+  [[nodiscard]] PeerId busiest() const;
+  void evict_busiest(Instant now);
+  void evict_laggards(Instant now);
+  bool stray(Peer& from, const char* what, Instant now);
 
   std::uint32_t id_;
   std::uint32_t ranks_ = 0;  // per replica; as the peers that are here say
@@ -288,6 +321,7 @@ class Group {
   std::map<wire::OpKey, OpenOperation> operations_;
   std::map<wire::RoundKey, OpenRound> rounds_;
   std::map<std::pair<PeerId, PeerId>, LinkTrouble> trouble_;  // (reporter, about)
+  std::map<std::pair<PeerId, PeerId>, Allowance> breaks_;     // smaller id first
   std::set<std::pair<PeerId, PeerId>> unusable_;     // smaller id first; the plan goes without
   std::set<std::pair<PeerId, PeerId>> unavoidable_;  // no plan goes without these as well
   std::optional<std::vector<std::uint32_t>> hosts_;  // present_hosts(), until it may have changed

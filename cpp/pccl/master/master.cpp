@@ -1,6 +1,9 @@
 #include "pccl/master/master.h"
 
 #include <algorithm>
+#include <set>
+
+#include "pccl/topology/plan.h"
 
 #ifndef PCCL_VERSION
 #define PCCL_VERSION "unknown"
@@ -19,6 +22,39 @@ constexpr Duration kQuestionTime = std::chrono::milliseconds(2500);
 // How long a restarted master waits for more members once a majority has come back.
 constexpr Duration kRecoveryGrace = std::chrono::seconds(1);
 constexpr std::size_t kMaxGroups = 65536;
+// Members that have come back to a master without memory, until their groups are brought back: what
+// they report is kept, up to 1 MiB of each.
+constexpr std::size_t kMaxRecovering = 4096;
+// Epochs and ordinals count up from what is reported, and must not come round.
+constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
+
+bool plausible(const wire::EpochRecord& record, const Options& options) {
+  std::set<PeerId> ids;
+  for (const wire::Member& member : record.members) {
+    if (member.id.empty() || !ids.insert(member.id).second || member.joined > kMaxCount)
+      return false;
+  }
+  return !ids.empty() && ids.size() <= options.max_peers && record.epoch <= kMaxCount &&
+         record.points <= kMaxCount && topology::valid(record.plan, ids.size());
+}
+
+// What a member says that it knows holds together; whether it is true, nobody can tell. A master
+// without memory passes it on to the others.
+bool plausible(const wire::Rejoin& rejoin, const Options& options) {
+  const wire::Report& report = rejoin.report;
+  const auto& members = report.record.members;
+  const bool member = std::any_of(members.begin(), members.end(),
+                                  [&](const auto& known) { return known.id == rejoin.id; });
+  if (!member || !plausible(report.record, options) || report.applied > kMaxCount ||
+      report.log.size() > report.applied || report.operations.size() > options.max_open_calls ||
+      report.rounds.size() > options.max_open_calls)
+    return false;
+  std::uint64_t ordinal = report.applied - report.log.size();
+  return std::all_of(report.log.begin(), report.log.end(), [&](const wire::LogEntry& entry) {
+    const auto* record = std::get_if<wire::EpochRecord>(&entry.what);
+    return entry.ordinal == ++ordinal && (record == nullptr || plausible(*record, options));
+  });
+}
 
 }  // namespace
 
@@ -35,7 +71,21 @@ Group& Master::group_for(std::uint32_t id) {
 
 bool Master::anonymous(ConnectionId connection) const {
   const auto it = connections_.find(connection);
-  return it == connections_.end() || !it->second.group;
+  return it == connections_.end() || (!it->second.group && !it->second.recovers);
+}
+
+// Nobody was ever let in: there is nothing to remember of it.
+void Master::forget_group(std::uint32_t id) {
+  const auto it = groups_.find(id);
+  if (it != groups_.end() && it->second->empty() && it->second->record().epoch == 0)
+    groups_.erase(it);
+}
+
+// Groups that everybody has left are kept for who comes late, as long as there is room.
+bool Master::make_room_for_group() {
+  if (groups_.size() < kMaxGroups) return true;
+  std::erase_if(groups_, [](const auto& item) { return item.second->empty(); });
+  return groups_.size() < kMaxGroups;
 }
 
 Duration Master::tick() const {
@@ -78,7 +128,7 @@ wire::Census Master::census() {
 }
 
 void Master::on_connect(ConnectionId connection, const std::string& address, Instant now) {
-  connections_[connection] = {address, now, std::nullopt, false};
+  connections_[connection] = {address, now, std::nullopt, false, false};
 }
 
 void Master::on_disconnect(ConnectionId id, Instant now) {
@@ -94,6 +144,7 @@ void Master::on_disconnect(ConnectionId id, Instant now) {
   const auto found = groups_.find(*group);
   if (found != groups_.end()) found->second->on_disconnect(id, now);
   settle_replicas(now);
+  forget_group(*group);
 }
 
 // What an event in one group means for the others; before anything of it is sent.
@@ -106,7 +157,8 @@ void Master::settle_replicas(Instant now) {
 void Master::on_garbage(ConnectionId id, const Error& error, Instant now) {
   const auto it = connections_.find(id);
   if (it == connections_.end() || it->second.closing) return;
-  log("connection from " + it->second.address + " refused: " + error.reason);
+  const std::string text = "connection from " + it->second.address + " refused: " + error.reason;
+  if (const auto line = rare_.line(text, now)) log(*line);
   if (it->second.group) {
     group_for(*it->second.group).evict(id, Code::evicted, "protocol misuse: " + error.reason, now);
   }
@@ -222,10 +274,9 @@ void Master::answer_questions(Instant now) {
 }
 
 void Master::join(ConnectionId id, Connection& connection, const wire::Join& join, Instant now) {
-  if (!groups_.contains(join.group) && groups_.size() >= kMaxGroups) {
+  if (!groups_.contains(join.group) && !make_room_for_group()) {
     return refuse(id, Code::refused, "too many groups");
   }
-  if (join.addresses.size() > 64) return refuse(id, Code::refused, "too many addresses");
   if (const std::string why_not = replicas_.objection(join); !why_not.empty())
     return refuse(id, Code::refused, why_not);
   wire::Join seen = join;
@@ -243,6 +294,8 @@ void Master::join(ConnectionId id, Connection& connection, const wire::Join& joi
 void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame,
                     Instant now) {
   const auto& rejoin = std::get<wire::Rejoin>(frame.message);
+  if (!plausible(rejoin, options_))
+    return refuse(id, Code::evicted, "what this peer reports does not hold together");
   if (frame.envelope.run == run_ && frame.envelope.term == term_) {
     const auto it = groups_.find(rejoin.group);
     if (it != groups_.end()) {
@@ -267,6 +320,10 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
   }
   if (const std::string why_not = replicas_.objection(rejoin); !why_not.empty())
     return refuse(id, Code::evicted, why_not);
+  std::size_t reports = 0;
+  for (const auto& [group, other] : recoveries_) reports += other.reports.size();
+  if (reports >= kMaxRecovering)
+    return refuse(id, Code::refused, "too many members come back at the same time");
   if (!same_run) {
     if (!recoveries_.empty()) return refuse(id, Code::evicted, "this master serves another run");
     run_ = frame.envelope.run;
@@ -275,9 +332,13 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
   replicas_.recover(rejoin.report.record.ranks_per_replica, now);
   Recovery& recovery = recoveries_[rejoin.group];
   if (recovery.reports.empty()) recovery.since = now;
+  // It has come again before we noticed that it was gone.
+  for (const auto& [before, report] : recovery.reports)
+    if (report.id == rejoin.id && before != id) close(before);
   std::erase_if(recovery.reports,
                 [&](const auto& report) { return report.second.id == rejoin.id; });
   recovery.reports.emplace_back(id, rejoin);
+  connection.recovers = true;
   joins_ = std::max(joins_, [&] {
     std::uint64_t highest = 0;
     for (const wire::Member& member : rejoin.report.record.members)
@@ -330,12 +391,7 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
 void Master::on_time(Instant now) {
   std::vector<ConnectionId> mute;
   for (const auto& [id, connection] : connections_) {
-    const bool recovering =
-        std::any_of(recoveries_.begin(), recoveries_.end(), [&, at = id](const auto& item) {
-          return std::any_of(item.second.reports.begin(), item.second.reports.end(),
-                             [&](const auto& report) { return report.first == at; });
-        });
-    if (!connection.group && !connection.closing && !recovering &&
+    if (!connection.group && !connection.closing && !connection.recovers &&
         now - connection.since >= options_.handshake_timeout) {
       mute.push_back(id);
     }

@@ -63,6 +63,7 @@ class Master final : private Surroundings {
     std::string address;
     Instant since{};
     std::optional<std::uint32_t> group;
+    bool recovers = false;  // a member that came back, of a group that is not back yet
     bool closing = false;
     std::uint64_t question = 0;  // that was asked on it; 0: none
   };
@@ -83,6 +84,8 @@ class Master final : private Surroundings {
   void recover_if_ready(std::uint32_t group, Instant now);
   void refuse(ConnectionId connection, Code code, const std::string& reason);
   Group& group_for(std::uint32_t id);
+  void forget_group(std::uint32_t id);
+  bool make_room_for_group();
   void settle_replicas(Instant now);
   void inquire(ConnectionId id, Connection& connection, const wire::Inquiry& inquiry, Instant now);
   void on_tried(const PeerId& peer, const wire::Tried& tried, Instant now);
@@ -124,6 +127,7 @@ class Master final : private Surroundings {
   std::map<std::uint32_t, Recovery> recoveries_;
   std::map<std::uint64_t, Question> questions_;
   std::uint64_t next_question_ = 1;
+  RareLines rare_;  // of strangers
   std::vector<Action> actions_;
 };
 

@@ -17,8 +17,8 @@
 namespace pccl::master {
 namespace {
 
-constexpr std::size_t kMaxAnonymous = 1024;   // connections that have not said who they are
-constexpr std::size_t kMaxQueued = 64 << 20;  // bytes that a peer does not fetch
+constexpr std::size_t kMaxQueued = 64 << 20;      // bytes that a peer does not fetch
+constexpr std::size_t kMaxQueuedAll = 512 << 20;  // that all of them together do not
 constexpr std::size_t kReadBytes = 64 << 10;
 constexpr int kReads = 16;    // of one connection in one turn
 constexpr int kAccepts = 64;  // in one turn
@@ -138,8 +138,9 @@ void Server::accept() {
       const int descriptor = net::accept_on(*listener_);
       if (descriptor == -EAGAIN) break;
       if (descriptor < 0) {
-        log(LogLevel::warn, "master",
-            "cannot accept a connection: " + net::error_text(-descriptor));
+        const std::string why = net::error_text(-descriptor);
+        if (const auto line = rare_.line("cannot accept a connection: " + why, now))
+          log(LogLevel::warn, "master", *line);
         accept_again_.expires_after(kAcceptPause);
         accept_again_.async_wait([this](const asio::error_code& late) {
           if (!late) accept();
@@ -147,14 +148,14 @@ void Server::accept() {
         return act();
       }
       auto socket = std::make_unique<net::Socket>(context_, descriptor);
-      if (anonymous_ >= kMaxAnonymous) continue;  // closes it
       const ConnectionId id = next_++;
-      const std::string from = net::plain(socket->remote().address()).to_string();
+      const asio::ip::address from = net::plain(socket->remote().address());
       Connection& connection = connections_[id];
       connection.socket = std::move(socket);
-      ++anonymous_;
-      master_.on_connect(id, from, now);
+      master_.on_connect(id, from.to_string(), now);
       await_readable(id, connection);
+      anteroom_.enter(id, from);
+      make_room();
     }
     act();
     accept();
@@ -194,12 +195,15 @@ void Server::read(ConnectionId id) {
         }
         if (!*next) break;
         master_.on_frame(id, frame, clock_now());
-        if (connection.anonymous && !master_.anonymous(id)) {
-          connection.anonymous = false;
-          --anonymous_;
+        if (!connection.known && !master_.anonymous(id)) {
+          connection.known = true;
+          anteroom_.leave(id);
           connection.reader.limit(wire::kMaxPayload);
         }
       }
+      anteroom_.holds(id, connection.reader.held());
+      make_room();
+      if (!connections_.contains(id)) return act();
     }
     if (bytes < scratch_.size()) break;
   }
@@ -214,9 +218,29 @@ void Server::read(ConnectionId id) {
 void Server::drop(ConnectionId id) {
   const auto it = connections_.find(id);
   if (it == connections_.end()) return;
-  if (it->second.anonymous) --anonymous_;
+  anteroom_.leave(id);
+  queued_ -= it->second.counted;
   connections_.erase(it);
   master_.on_disconnect(id, clock_now());
+}
+
+// Too many connections say nothing, or too little: some of them go.
+void Server::make_room() {
+  while (const auto goes = anteroom_.crowded()) {
+    const auto& socket = *connections_.at(*goes).socket;
+    const std::string from = net::plain(socket.remote().address()).to_string();
+    if (const auto line = rare_.line(
+            "too many connections do not say who they are: one of " + from + " was closed",
+            clock_now()))
+      log(LogLevel::warn, "master", *line);
+    drop(*goes);
+  }
+}
+
+void Server::count(Connection& connection) {
+  const std::size_t bytes = connection.out.size() - connection.out_at;
+  queued_ = queued_ - connection.counted + bytes;
+  connection.counted = bytes;
 }
 
 // Carries out what the master decided; each connection gets one write for all that it is told.
@@ -252,11 +276,28 @@ void Server::act() {
       const auto it = connections_.find(id);
       if (it != connections_.end() && !flush(id, it->second)) drop(id);
     }
+    while (queued_ > kMaxQueuedAll) {
+      const auto most = std::max_element(
+          connections_.begin(), connections_.end(),
+          [](const auto& a, const auto& b) { return a.second.counted < b.second.counted; });
+      drop(most->first);
+    }
   }
   arm_timer();
 }
 
 bool Server::flush(ConnectionId id, Connection& connection) {
+  const bool stays = write(id, connection);
+  count(connection);
+  return stays;
+}
+
+bool Server::write(ConnectionId id, Connection& connection) {
+  const auto empty = [&] {
+    connection.out.clear();
+    if (connection.out.capacity() > wire::kKeptBuffer) wire::Bytes().swap(connection.out);
+    connection.out_at = 0;
+  };
   while (!connection.writing && connection.out_at < connection.out.size()) {
     const iovec from{connection.out.data() + connection.out_at,
                      connection.out.size() - connection.out_at};
@@ -274,15 +315,13 @@ bool Server::flush(ConnectionId id, Connection& connection) {
     }
     if (put < 0) {
       // What the peer said last may still be unread, a Leave perhaps: reading finds the end.
-      connection.out.clear();
-      connection.out_at = 0;
+      empty();
       return !connection.closing;
     }
     connection.out_at += static_cast<std::size_t>(put);
   }
   if (connection.out_at == connection.out.size()) {
-    connection.out.clear();
-    connection.out_at = 0;
+    empty();
     return !connection.closing;
   }
   if (connection.out_at > connection.out.size() / 2) {

@@ -15,8 +15,10 @@
 #include <thread>
 #include <vector>
 
+#include "pccl/base/allowance.h"
 #include "pccl/base/settings.h"
 #include "pccl/master/master.h"
+#include "pccl/net/anteroom.h"
 #include "pccl/net/socket.h"
 
 namespace pccl::master {
@@ -45,9 +47,10 @@ class Server {
   struct Connection {
     std::unique_ptr<net::Socket> socket;
     wire::FrameReader reader{wire::kMaxFirstPayload};
-    bool anonymous = true;
+    bool known = false;  // the peer on it has said who it is
     wire::Bytes out;
     std::size_t out_at = 0;
+    std::size_t counted = 0;  // of it, in queued_
     bool writing = false;
     std::optional<Instant> closing;  // flush until then, then close
   };
@@ -60,7 +63,10 @@ class Server {
   void act();
   // False when the connection is no more.
   bool flush(ConnectionId id, Connection& connection);
+  bool write(ConnectionId id, Connection& connection);
+  void count(Connection& connection);
   void drop(ConnectionId id);
+  void make_room();
   void arm_timer();
 
   wire::Address listen_;
@@ -73,7 +79,9 @@ class Server {
   asio::steady_timer accept_again_;
   Instant armed_ = Instant::max();
   std::map<ConnectionId, Connection> connections_;
-  std::size_t anonymous_ = 0;
+  net::Anteroom anteroom_{net::waiting_limit()};
+  std::size_t queued_ = 0;  // bytes that peers have not fetched yet, over all connections
+  RareLines rare_;
   ConnectionId next_ = 1;
   std::vector<std::uint8_t> scratch_;
 

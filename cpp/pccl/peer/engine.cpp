@@ -20,6 +20,7 @@ constexpr Duration kJoinRetry = std::chrono::seconds(1);   // dialling a master 
 constexpr Duration kAbortGrace = std::chrono::seconds(1);  // for a verdict after giving up
 constexpr Duration kBlockedAfter = std::chrono::seconds(1);
 constexpr std::uint32_t kMaxSyncTries = 8;
+constexpr std::size_t kMaxWaits = 1024;  // calls that threads wait in: the master hears of no more
 
 // For errors: "float32[3], sum", "all_gather of float32[3]".
 std::string described(const OperationRequest& request) {
@@ -375,7 +376,7 @@ CallPtr Engine::start_sync(SyncRequest request, Instant now) {
   request.vote.loose = state::content_of(entries, true);
   request.vote.member_since = member_since_;
   request.vote.worked_since = worked_since_;
-  sync_.emplace();
+  sync_.emplace(Sync{});
   sync_->call = call;
   sync_->request = std::move(request);
   begin_sync();
@@ -546,7 +547,7 @@ CallPtr Engine::start_optimize(Instant now) {
   const wire::RoundKey key{wire::RoundKind::optimize, record()->admission, next};
   next += 2;
   call->key = key;
-  optimizing_.emplace();
+  optimizing_.emplace(Optimizing{});
   optimizing_->call = call;
   enter_optimize(key, wire::Nothing{});
   return call;
@@ -1051,7 +1052,7 @@ void Engine::report_blocked(Instant now) {
     const bool unseen = state.waits && in_memory_alone(state.waits->key);
     const bool continues = receiving || measures || unseen;
     if (state.waits && !state.waits->done && !continues && now - state.since >= kBlockedAfter) {
-      blocked.waits.push_back(state.waits->key);
+      if (blocked.waits.size() < kMaxWaits) blocked.waits.push_back(state.waits->key);
     }
     // A thread that began to wait a moment ago, or is about to continue, counts as outside: it is
     // not blocked.
@@ -1089,7 +1090,10 @@ void Engine::on_time(Instant now) {
     // We were frozen, not the others: what they sent meanwhile is still to be read.
     control_heard_ = now;
     for (auto& [peer, link] : links_) link.heard = now;
-    for (auto& [id, state] : stripes_) state.heard = now;
+    for (auto& [id, state] : stripes_) {
+      state.heard = now;
+      state.held_since.reset();
+    }
   }
   last_tick_ = now;
   report_entered(now, false);

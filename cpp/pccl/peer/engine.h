@@ -336,6 +336,7 @@ class Engine final : private SessionHost,
     Instant deadline{};  // of the handshake
     // liveness
     Instant heard{};
+    std::optional<Instant> held_since;  // its next frame is of an epoch yet to come
     std::uint64_t bytes_heard = 0;
     std::uint64_t bytes_sent = 0;
     std::uint64_t bytes_at_blocked = 0;

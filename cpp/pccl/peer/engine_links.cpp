@@ -16,8 +16,10 @@ constexpr Duration kDialStagger =
 // The older peer of a pair dials, too, if the newer one has not got through by then.
 constexpr Duration kOfferAfter = std::chrono::milliseconds(500);
 constexpr std::size_t kMaxParked = 64;
-constexpr std::size_t kMaxHandshakes = 512;
 constexpr std::size_t kMaxTries = 8;
+// Connections that were accepted and have not said who they are. (Which of them go when there are
+// too many, the shell knows: net/anteroom.h.)
+constexpr std::size_t kMaxHandshakes = 1024;
 // After one that came to nothing, and after a new epoch: often the next plan has all of them in
 // memory.
 constexpr Duration kMemoryDialPause = std::chrono::seconds(1);
@@ -27,8 +29,9 @@ constexpr Duration kMostSpareDialPause = std::chrono::seconds(30);
 constexpr Duration kTuneWindow = std::chrono::seconds(1);
 constexpr Duration kPingEvery = std::chrono::seconds(5);  // of planned links at rest
 constexpr std::size_t kMaxStripes = 256;                  // of one link, whoever dials
-constexpr std::size_t kKnownEnded = 1024;       // stripes of one link; older ones have all ended
-constexpr std::size_t kMaxWords = 4096;         // that wait to be said
+constexpr std::size_t kKnownEnded = 1024;  // stripes of one link; older ones have all ended
+constexpr std::size_t kMaxWords = 4096;    // that wait to be said
+constexpr std::size_t kMaxLimbo = 1024;  // stripes of one link of which the other end says nothing
 constexpr std::size_t kMaxUnconfirmed = 65536;  // frames of one stripe
 
 // What is said of stripes is checked: a number spoilt under way would stand for another one.
@@ -353,7 +356,7 @@ void Engine::on_dial_failed(std::uint64_t token, const std::string& reason, Inst
 void Engine::on_accepted(std::uint64_t stripe, bool local, Instant now, const PeerId& neighbour) {
   now_ = now;
   std::size_t handshakes = 0;
-  for (const auto& [id, state] : stripes_) handshakes += state.established ? 0 : 1;
+  for (const auto& [id, state] : stripes_) handshakes += state.established || state.dialled ? 0 : 1;
   if (out_ || handshakes >= kMaxHandshakes) {
     actions_.close.push_back(stripe);
     return;
@@ -412,8 +415,12 @@ Status Engine::on_hello(StripeState& state, const link::FrameHeader& header,
   if (stranger) {
     // Perhaps one of the next epoch: wait for it, within the handshake's deadline.
     std::size_t parked = 0;
-    for (const auto& [id, other] : stripes_) parked += other.parked ? 1 : 0;
-    if (parked >= kMaxParked) return Status(Code::refused, "too many unknown peers");
+    std::uint64_t oldest = 0;
+    for (const auto& [id, other] : stripes_) {
+      if (!other.parked) continue;
+      if (parked++ == 0) oldest = id;
+    }
+    if (parked >= kMaxParked) close_stripe(oldest);
     state.parked = true;
     return {};
   }
@@ -650,6 +657,8 @@ void Engine::lose_stripe(std::uint64_t id, const std::string& reason) {
       std::any_of(link.stripes.begin(), link.stripes.end(),
                   [&](std::uint64_t other) { return other != id && !stripes_.at(other).memory; });
   if (!link.keeps || state.memory || !others) return link_down(link, reason, link.planned);
+  if (link.limbo.size() >= kMaxLimbo)
+    return link_down(link, "too many lost connections", link.planned);
   const std::uint32_t number = state.hello.stripe;
   const std::uint64_t received = state.stripe->frames_received();
   link::LeftFrames left = state.stripe->end();
@@ -1123,6 +1132,10 @@ void Engine::watch_links() {
   std::vector<PeerId> hopeless;
   std::vector<PeerId> silent;  // about what came
   bool repeated = false;
+  std::vector<PeerId> ahead;
+  // Until then the master has been heard again, or this peer is out.
+  const Duration catch_up =
+      options_.settings.reconnect_timeout + options_.settings.heartbeat_timeout;
   const Duration linger = options_.settings.heartbeat_timeout;
   for (auto it = links_.begin(); it != links_.end();) {
     Link& link = it->second;
@@ -1162,6 +1175,13 @@ void Engine::watch_links() {
     for (const std::uint64_t id : link.stripes) {
       StripeState& state = stripes_.at(id);
       if (state.stripe->unconfirmed() > kMaxUnconfirmed) silent.push_back(peer);
+      if (!state.stripe->held()) {
+        state.held_since.reset();
+      } else if (!state.held_since) {
+        state.held_since = now_;
+      } else if (now_ - *state.held_since >= catch_up) {
+        ahead.push_back(peer);
+      }
       if (state.stripe->bytes_received() != state.bytes_heard || state.stripe->held()) {
         state.bytes_heard = state.stripe->bytes_received();
         state.heard = now_;
@@ -1202,6 +1222,10 @@ void Engine::watch_links() {
     if (link.up) link_down(link, "the other end does not say what has come", link.planned);
   }
   if (repeated) check_prepared();
+  for (const PeerId& peer : ahead) {
+    Link& link = links_.at(peer);
+    if (link.up) link_down(link, "it sends data of an epoch that does not come", link.planned);
+  }
   for (const PeerId& peer : hopeless) transfer_.give_up(peer, links_.at(peer).last_failure);
 }
 

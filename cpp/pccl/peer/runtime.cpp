@@ -408,8 +408,9 @@ void Runtime::accept() {
       const int descriptor = net::accept_on(*listener_);
       if (descriptor == -EAGAIN) break;
       if (descriptor < 0) {
-        log(LogLevel::warn, engine_.id(),
-            "cannot accept a connection: " + net::error_text(-descriptor));
+        const std::string why = net::error_text(-descriptor);
+        if (const auto line = rare_.line("cannot accept a connection: " + why, clock_now()))
+          log(LogLevel::warn, engine_.id(), *line);
         accept_again_.expires_after(kAcceptPause);
         accept_again_.async_wait([this](const asio::error_code& late) {
           if (!late) accept();
@@ -422,12 +423,28 @@ void Runtime::accept() {
       const bool local = net::same_host(wire.socket->local(), wire.socket->remote());
       wire.local = local;
       if (!local) set_up(*wire.socket);
+      anteroom_.enter(id, wire.socket->remote().address());
+      make_room();
       engine_.on_accepted(id, local, clock_now());
       await_readable(id);
     }
     act();
     if (!shut_) accept();
   });
+}
+
+// Too many connections have not said who they are: the oldest of them go.
+void Runtime::make_room() {
+  while (const auto goes = anteroom_.crowded()) {
+    anteroom_.leave(*goes);
+    if (engine_.established(*goes)) continue;  // it had waited for its epoch
+    const std::string from = net::plain(wires_.at(*goes).socket->remote().address()).to_string();
+    if (const auto line = rare_.line(
+            "too many connections do not say who they are: one of " + from + " was closed",
+            clock_now()))
+      log(LogLevel::warn, engine_.id(), *line);
+    engine_.on_stripe_failed(*goes, "too many others wait", clock_now());
+  }
 }
 
 void Runtime::dial(const DialRequest& request) {
@@ -522,6 +539,7 @@ bool Runtime::receive(std::uint64_t id) {
       break;
     }
   }
+  if (anteroom_.contains(id) && engine_.established(id)) anteroom_.leave(id);
   return true;
 }
 
@@ -580,6 +598,7 @@ void Runtime::close(std::uint64_t id) {
       neighbours_->offer(name.with, name.ours ? shm::Offer::pipe : shm::Offer::pipe_answer,
                          name.number, nullptr);
   }
+  anteroom_.leave(id);
   wires_.erase(it);
 }
 

@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "pccl/base/allowance.h"
+#include "pccl/net/anteroom.h"
 #include "pccl/net/connector.h"
 #include "pccl/net/loop.h"
 #include "pccl/net/socket.h"
@@ -106,6 +108,7 @@ class Runtime {
   void listen_to_neighbours();
 
   void accept();
+  void make_room();
   void dial_control();
   void read_control(std::uint64_t number);
   void write_control();
@@ -147,6 +150,8 @@ class Runtime {
   std::map<std::uint64_t, std::shared_ptr<net::Connector>> dials_;  // by token
   std::map<std::uint64_t, Wire> wires_;                             // by stripe
   std::uint64_t next_wire_ = 1;
+  net::Anteroom anteroom_{net::waiting_limit()};  // of wires
+  RareLines rare_;
   std::map<PipeName, PipeDial> pipe_dials_;
   std::map<PipeName, std::uint64_t> pipes_;  // wires
   std::deque<PipeNews> pipe_news_;

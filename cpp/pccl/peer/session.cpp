@@ -12,6 +12,8 @@ template <class... Fs>
 struct Overloaded : Fs... {
   using Fs::operator()...;
 };
+template <class... Fs>
+Overloaded(Fs...) -> Overloaded<Fs...>;
 
 // Round entries that are longer are left out of a Rejoin, which must not exceed kMaxFirstPayload.
 constexpr std::size_t kMaxReportedEntry = 64 << 10;

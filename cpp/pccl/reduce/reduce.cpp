@@ -1,5 +1,9 @@
 #include "pccl/reduce/reduce.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <iterator>
 #include <string_view>
 
@@ -14,6 +18,14 @@ struct InstructionSet {
   bool (*supported)();
 };
 
+#if defined(__x86_64__)
+// Older clang knows the other features by name, and not this one.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 // Best first.
 constexpr InstructionSet kInstructionSets[] = {
 #if defined(__x86_64__)
@@ -22,8 +34,7 @@ constexpr InstructionSet kInstructionSets[] = {
        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
      }},
-    {"avx2", &kAvx2Kernels,
-     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }},
+    {"avx2", &kAvx2Kernels, [] { return __builtin_cpu_supports("avx2") && has_f16c(); }},
 #endif
     {"baseline", &kBaselineKernels, [] { return true; }},
 };

@@ -424,7 +424,7 @@ void LocalGroup::arrive(wire::OpKey key) {
       operation.recvs.clear();
     }
   }
-  Current& current = current_.emplace();
+  Current& current = current_.emplace(Current{});
   current.key = key;
   current.small = is_small(operation.bytes);
   Board& mine = own();

@@ -146,6 +146,7 @@ Result<bool> FrameReader::next(Frame& frame) {
   at_ += kHeaderBytes + header.length;
   if (at_ == buffer_.size()) {
     buffer_.clear();
+    if (buffer_.capacity() > kKeptBuffer) Bytes().swap(buffer_);
     at_ = 0;
   } else if (at_ > buffer_.size() / 2) {
     buffer_.erase(buffer_.begin(), buffer_.begin() + static_cast<std::ptrdiff_t>(at_));

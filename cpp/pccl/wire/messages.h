@@ -355,6 +355,8 @@ inline constexpr std::size_t kHeaderBytes =
     32;  // magic 4, version 1, type 1, zero 2, length 4, term 4, run 8, ordinal 8
 inline constexpr std::size_t kMaxFirstPayload = 1U << 20;  // until the peer is known
 inline constexpr std::size_t kMaxPayload = 1U << 24;
+// A buffer that was needed for more than this once is not kept for the next time.
+inline constexpr std::size_t kKeptBuffer = 1U << 18;
 
 struct Frame {
   Envelope envelope;
@@ -375,6 +377,8 @@ class FrameReader {
   }
   // True with a frame in `frame`, false when more bytes are needed.
   Result<bool> next(Frame& frame);
+  // Bytes that are no whole frame yet.
+  [[nodiscard]] std::size_t held() const { return buffer_.size() - at_; }
 
  private:
   Bytes buffer_;

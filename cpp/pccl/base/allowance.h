@@ -1,0 +1,58 @@
+// How often something may happen: some times at once, and so many in a second after that. For what
+// others can cause, so that nobody can cause it without end.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "pccl/base/ids.h"
+
+namespace pccl {
+
+struct Rate {
+  double at_once = 0;
+  double per_second = 0;
+};
+
+// *one thread*
+class Allowance {
+ public:
+  // False: there was none left. Times never go back.
+  bool take(const Rate& rate, Instant now) {
+    const double passed = std::chrono::duration<double>(now - at_).count();
+    used_ = at_ == Instant{} ? 0 : std::max(0.0, used_ - passed * rate.per_second);
+    at_ = now;
+    if (used_ + 1 > rate.at_once) return false;
+    used_ += 1;
+    return true;
+  }
+
+ private:
+  double used_ = 0;
+  Instant at_{};
+};
+
+// Lines of the log that strangers can cause: ten at once, then ten a minute. *one thread*
+class RareLines {
+ public:
+  // The line, with how many were left out before it; nothing: this one is left out.
+  std::optional<std::string> line(std::string text, Instant now) {
+    if (!allowance_.take({10, 1.0 / 6}, now)) {
+      ++left_out_;
+      return std::nullopt;
+    }
+    const std::uint64_t before = std::exchange(left_out_, 0);
+    if (before > 0) text += " (" + std::to_string(before) + " lines like this were left out)";
+    return text;
+  }
+
+ private:
+  Allowance allowance_;
+  std::uint64_t left_out_ = 0;
+};
+
+}  // namespace pccl

@@ -1,0 +1,206 @@
+"""What the attacks share: a run in training, what its processes take, and connections that misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from workers import Run, Worker, running
+
+# A process in an attacked run takes at most so much more than before the attacks: twice the 64 MiB that
+# connections without a name may fill, and room for what the allocator keeps.
+MEMORY_BOUND_MIB = 256
+
+# Trains until told to stop: every result is compared with the sum over those it says it is over. "count" is answered
+# with the steps until then.
+TRAIN = """
+comm = start(min_peers=PEERS)
+say(event="in", peer=pccl.init_peer)
+steps = 0
+stop = threading.Event()
+def listen():
+    while hear() == "count":
+        say(event="steps", steps=steps)
+    stop.set()
+threading.Thread(target=listen, daemon=True).start()
+while True:
+    pccl.admit()
+    mine = x(20_000)
+    total, info = pccl.allreduce({"x": mine, "stop": int(stop.is_set())}, return_info=True)
+    assert (total["x"] == expected(info)).all(), "wrong sum"
+    assert (mine == value(pccl.init_peer)).all(), "input was written"
+    steps += 1
+    if steps == 1:
+        say(event="training", size=info.world_size)
+    if total["stop"]:
+        break
+say(event="done", steps=steps, size=info.world_size)
+hear()
+"""
+
+Address = tuple[str, int]
+
+
+def memory_mib(pid: int, field: str = "VmHWM") -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError(f"no {field} of {pid}")
+
+
+def listening_port(pid: int) -> int:
+    """The one TCP port that the process listens at."""
+    sockets = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(descriptor))
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                ports.add(int(fields[1].rpartition(":")[2], 16))
+    assert len(ports) == 1, ports
+    return ports.pop()
+
+
+class Training:
+    """A master and two peers that reduce over TCP, and what they took before anybody attacked them."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.peers = [run.peer("PEERS = 2\n" + TRAIN) for _ in range(2)]
+        self.ids = [peer.expect("in")["peer"] for peer in self.peers]
+        for peer in self.peers:
+            peer.expect("training")
+        host, port = run.address.rsplit(":", 1)
+        self.master: Address = (host, int(port))
+        self.peer: Address = ("127.0.0.1", listening_port(self.peers[0].pid))
+        self.ports = [self.master, self.peer]
+        self.before = {worker.pid: memory_mib(worker.pid) for worker in self.processes()}
+
+    def processes(self) -> list[Worker]:
+        return [self.run.master, *self.peers]
+
+    def steps(self) -> int:
+        self.peers[0].tell("count")
+        return int(self.peers[0].expect("steps")["steps"])
+
+    def goes_on(self) -> None:
+        """It takes steps, nobody has died or seen a wrong sum, and nobody has taken too much memory."""
+        before = self.steps()
+        until = time.monotonic() + 60
+        while self.steps() < before + 3:
+            assert time.monotonic() < until, "the run has stopped"
+            time.sleep(0.01)
+        for worker in self.processes():
+            assert worker.process.poll() is None, worker.stderr()
+            more = memory_mib(worker.pid) - self.before[worker.pid]
+            assert more < MEMORY_BOUND_MIB, f"{more:.0f} MiB more than before"
+
+    def ends(self) -> None:
+        self.peers[0].tell("stop")
+        for peer in self.peers:
+            # Nobody was lost on the way.
+            assert peer.expect("done", 60)["size"] == 2
+            assert "wrong" not in peer.stderr()
+
+
+@contextlib.contextmanager
+def training(secret: bool, master_begins: str = "") -> Iterator[Training]:
+    env = {"PCCL_SHM": "0"}
+    if secret:
+        env["PCCL_SECRET"] = "correct horse battery staple, and then some more"
+    with running(master_begins, **env) as run:
+        world = Training(run)
+        yield world
+        world.goes_on()
+        world.ends()
+
+
+@contextlib.contextmanager
+def many_descriptors(wanted: int) -> Iterator[int]:
+    """How many this process may have inside; of those `wanted` as many as it is given."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    given = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, given), hard))
+    try:
+        yield max(soft, given)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def connect(address: Address) -> socket.socket:
+    return socket.create_connection(address, timeout=20)
+
+
+def send(address: Address, data: bytes) -> bytes:
+    """Sends it, and returns what comes back until the other end closes; fails when it does not."""
+    with connect(address) as stranger:
+        with contextlib.suppress(OSError):
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while more := stranger.recv(1 << 16):
+                answer += more
+        return answer
+
+
+class Recorder:
+    """Listens in front of the master, passes everything on, and keeps what peers have said."""
+
+    def __init__(self, master: Address) -> None:
+        self._master = master
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        host, port = self._listener.getsockname()
+        self.address = f"{host}:{port}"
+        self.streams: list[bytearray] = []
+        self._sockets: list[socket.socket] = [self._listener]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = self._listener.accept()
+                there = connect(self._master)
+                there.settimeout(None)
+                said = bytearray()
+                self.streams.append(said)
+                self._sockets += [here, there]
+                for pair in ((here, there, said), (there, here, bytearray())):
+                    threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, to: socket.socket, kept: bytearray) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                kept += data
+                to.sendall(data)
+        with contextlib.suppress(OSError):
+            to.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+def control(kind: int, payload: bytes, *, length: int | None = None, run: int = 0) -> bytes:
+    size = len(payload) if length is None else length
+    return struct.pack("<4sBBHIIQQ", b"PCCL", 1, kind, 0, size, 0, run, 0) + payload
+
+
+def frame(seal: Callable[[bytes], bytes], kind: int, payload: bytes, length: int) -> bytes:
+    """A link frame that says `length`. `seal` fills the sum of its header."""
+    header = struct.pack("<IBBBBII", 0x31464350, kind, 0, 0, 1, length, 0)
+    header += bytes(25) + struct.pack("<QIIQ", 0, 0, 0, 0) + bytes(3) + bytes(4)
+    return seal(header) + payload

@@ -1,0 +1,220 @@
+"""A run in training, attacked by strangers: it goes on, every sum is right, and memory stays within a bound.
+
+Each attack is a row of docs/security.md.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+from attackers import Recorder, Training, connect, control, frame, many_descriptors, send, training
+
+from pccl import _testing
+
+# Whether the run has a secret: what strangers get is the same, or less.
+MODES = ["plain"]
+
+HANDSHAKE_S = 5
+CONNECTIONS = 10_000
+
+
+@pytest.fixture(scope="module", params=MODES)
+def world(request: pytest.FixtureRequest) -> Iterator[Training]:
+    with training(secret=request.param == "secret") as world:
+        yield world
+
+
+FOREIGN = {
+    "nothing": b"",
+    "zeros": bytes(4096),
+    "ones": b"\xff" * 4096,
+    "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 40,
+    "TLS": bytes.fromhex("1603010200010001fc0303") + bytes(600),
+    "SSH": b"SSH-2.0-OpenSSH_9.6\r\n" + bytes(100),
+    "half a magic": b"PC",
+}
+
+
+def test_garbage_on_every_port(world: Training) -> None:
+    rng = random.Random(1)
+    for address in world.ports:
+        for data in FOREIGN.values():
+            send(address, data)
+        for _ in range(30):
+            send(address, rng.randbytes(rng.randrange(1, 4000)))
+        send(address, rng.randbytes(2 << 20))
+    world.goes_on()
+
+
+def test_oversize_everything(world: Training) -> None:
+    huge = 0xFFFFFFFF
+    # A group, a minimum, and a list of addresses that would be four billion long; the same for strings.
+    start = b"\x01" * 16 + struct.pack("<IIBB", 0, 1, 1, 0)
+    for data in (
+        control(0, b"", length=huge),
+        control(0, b"", length=(1 << 20) + 1),
+        control(1, bytes((1 << 20) + 4096), length=1 << 20),
+        control(0, start + struct.pack("<I", huge)),
+        control(0, start + struct.pack("<II", 1, huge)),
+        control(
+            0, start + struct.pack("<I", 200) + (struct.pack("<I", 40) + b"a" * 40 + b"\0\0") * 200
+        ),
+        control(5, struct.pack("<I", huge)),
+        control(255, b""),
+    ):
+        answer = send(world.master, data)
+        assert not answer or b"PCCL" in answer[:4]
+    for kind in range(15):
+        for length in (0, 1, 4097, 1 << 27, (1 << 27) + 1, huge):
+            send(world.peer, frame(_testing.link_seal, kind, b"x" * 64, length))
+    world.goes_on()
+
+
+def _recorded(world: Training) -> bytes:
+    """What a peer has said to the master, from its first byte to its last."""
+    recorder = Recorder(world.master)
+    try:
+        late = world.run.peer(
+            f"start(master={recorder.address!r}); pccl.admit(); say(event='in')\n"
+            "hear(); pccl.shutdown(); say(event='out')"
+        )
+        late.expect("in")
+        late.tell("go")
+        late.expect("out")
+        assert recorder.streams
+        return bytes(recorder.streams[0])
+    finally:
+        recorder.close()
+
+
+def test_replayed_truncated_and_spoilt_streams(world: Training) -> None:
+    said = _recorded(world)
+    assert len(said) > 200
+    rng = random.Random(2)
+    for address in world.ports:
+        send(address, said)
+        send(address, said * 20)
+        for _ in range(20):
+            send(address, said[: rng.randrange(len(said))])
+        for _ in range(40):
+            spoilt = bytearray(said)
+            for _ in range(rng.randrange(1, 4)):
+                spoilt[rng.randrange(len(spoilt))] ^= 1 << rng.randrange(8)
+            send(address, bytes(spoilt))
+    world.goes_on()
+
+
+def test_one_byte_a_second_is_not_enough_to_stay(world: Training) -> None:
+    # The beginnings of an honest Join, and of an honest frame.
+    beginnings = {
+        world.master: control(0, b"\x01" * 200),
+        world.peer: frame(_testing.link_seal, 0, b"\x01" * 61, 61),
+    }
+    strangers: dict[socket.socket, bytes] = {}
+    for address, beginning in beginnings.items():
+        for done in (0, 1, 4, 31, 40, 80):  # in the magic, the header, behind it
+            stranger = connect(address)
+            stranger.sendall(beginning[:done])
+            strangers[stranger] = beginning[done:]
+    began = time.monotonic()
+    while strangers:
+        passed = time.monotonic() - began
+        assert passed < HANDSHAKE_S + 15, f"{len(strangers)} of them are still there"
+        closed, _, _ = select.select(list(strangers), [], [], 1)
+        for stranger in closed:
+            try:
+                if stranger.recv(4096):
+                    continue  # why it is refused
+            except ConnectionError:
+                pass
+            del strangers[stranger]
+            stranger.close()
+        for stranger, rest in strangers.items():
+            try:
+                stranger.sendall(rest[:1])
+            except OSError:
+                continue
+            strangers[stranger] = rest[1:] or b"x"
+    world.goes_on()
+
+
+@pytest.mark.parametrize("which", ["master", "peer"])
+def test_ten_thousand_connections(world: Training, which: str) -> None:
+    address = world.master if which == "master" else world.peer
+    with many_descriptors(CONNECTIONS + 200) as given:
+        if given < CONNECTIONS + 200:
+            pytest.skip(f"this process may have {given} descriptors only")
+        strangers = []
+        for _ in range(CONNECTIONS):
+            strangers.append(connect(address))
+        before = world.steps()
+        # While they are there, a newcomer comes in, and is reduced with.
+        late = world.run.peer(
+            """
+            start(); pccl.admit()
+            say(event="size", size=pccl.world_size())
+            pccl.allreduce({"x": x(20_000), "stop": 0})
+            pccl.shutdown()
+            say(event="out")
+            """
+        )
+        assert late.expect("size", 60)["size"] == 3
+        late.expect("out", 60)
+        assert world.steps() > before
+        for stranger in strangers:
+            stranger.close()
+    world.goes_on()
+
+
+def test_handshakes_of_nobody_on_a_peers_port(world: Training) -> None:
+    """Well-formed hellos of another run, to another peer, of strangers; and data before any of them."""
+    me, target = b"\x07" * 16, bytes.fromhex(world.ids[0])
+    hellos = [
+        struct.pack("<Q", run)
+        + sender
+        + to
+        + struct.pack("<QIBB", generation, stripe, keeps, memory)
+        for run in (0, 1)
+        for sender in (me, bytes.fromhex(world.ids[1]), target)
+        for to in (target, me)
+        for generation, stripe, keeps, memory in (
+            (1, 0, 1, 0),
+            (1 << 63, 0, 0, 1),
+            (0, 1 << 31, 1, 1),
+        )
+    ]
+    for hello in hellos:
+        head = frame(_testing.link_seal, 0, hello, len(hello))
+        send(world.peer, head)
+        send(world.peer, head + frame(_testing.link_seal, 4, bytes(4096), 4096) * 4)
+    for kind in range(3, 15):
+        send(world.peer, frame(_testing.link_seal, kind, bytes(64), 64))
+    # More than may wait for the epoch that names them.
+    parked = [connect(world.peer) for _ in range(200)]
+    for number, stranger in enumerate(parked):
+        hello = struct.pack("<Q", 0) + number.to_bytes(16, "big") + target
+        hello += struct.pack("<QIBB", 1, 0, 1, 0)
+        stranger.sendall(frame(_testing.link_seal, 0, hello, len(hello)))
+    world.goes_on()
+    for stranger in parked:
+        stranger.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_master_without_descriptors_serves_those_that_it_has(mode: str) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+    with training(secret=mode == "secret", master_begins=limit) as world:
+        strangers = [connect(world.master) for _ in range(300)]
+        world.goes_on()
+        late = world.run.peer("start(); pccl.admit(); say(event='in'); pccl.shutdown()")
+        late.expect("in", 60)
+        for stranger in strangers:
+            stranger.close()
+        # It says so, and not for each of them.
+        assert world.run.master.stderr().count("\n") < 40

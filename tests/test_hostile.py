@@ -1,0 +1,369 @@
+"""Members and strangers that misbehave, one message at a time: who goes for it, and that the others stay."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pccl import _testing
+
+JOIN, REJOIN, REQUEST_ADMISSION, PREPARED, ENTER_ROUND, OP_REPORT, ABORT = range(7)
+LINK_REPORT, BLOCKED, LEAVE, HEARTBEAT = range(7, 11)
+WITHDRAW, NEIGHBOURHOOD, MEASURED = 17, 18, 19
+BROKEN = 0
+BARRIER = 2
+TIMEOUT, ENTERED = 0, 0
+
+
+def u32(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}I", *numbers)
+
+
+def u64(*numbers: int) -> bytes:
+    return struct.pack(f"<{len(numbers)}Q", *numbers)
+
+
+def text(what: str) -> bytes:
+    return u32(len(what)) + what.encode()
+
+
+def peer(number: int) -> bytes:
+    return bytes([number]) * 16
+
+
+def listed(items: list[bytes]) -> bytes:
+    return u32(len(items)) + b"".join(items)
+
+
+def op_key(tag: int, admission: int = 1) -> bytes:
+    return u64(admission) + b"\x01" + u64(tag, 0)
+
+
+def op_state(tag: int, what: str = "", admission: int = 1) -> bytes:
+    return op_key(tag, admission) + u64(1) + bytes([ENTERED, 1]) + u64(5) + text(what)
+
+
+def join(
+    number: int, group: int = 0, hosts: list[str] | None = None, waiting: bool = True
+) -> bytes:
+    addresses = [text(host) + struct.pack("<H", 1) for host in hosts or ["192.0.2.1"]]
+    founder = u32(group, 1) + bytes([waiting, 0])
+    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0)
+    return peer(number) + founder + listed(addresses) + rest
+
+
+def link_report(about: int, epoch: int, state: int = BROKEN) -> bytes:
+    return peer(about) + bytes([state]) + u64(epoch) + text("reset")
+
+
+def gone(play: _testing.MasterPlay) -> dict[int, str]:
+    """Who was put out since, and why."""
+    return {connection: why for connection, what, _, why in play.told() if what == "refused"}
+
+
+# What a member may say once, and not without end: (message, payload, limit, words of the reason).
+TOO_OFTEN = {
+    "calls given up": (ABORT, lambda i: b"\x00" + op_key(i) + b"\x0e", "aborts", "gives up"),
+    "links to nobody": (LINK_REPORT, lambda i: link_report(99, 1), "strays", "links to nobody"),
+    "links to itself": (LINK_REPORT, lambda i: link_report(2, 1), "strays", "links to nobody"),
+    "operations of another admission": (
+        OP_REPORT,
+        lambda i: listed([op_state(i, admission=7)]),
+        "strays",
+        "other admissions",
+    ),
+    "rounds of another admission": (
+        ENTER_ROUND,
+        lambda i: bytes([BARRIER]) + u64(7, i) + b"\x00",
+        "strays",
+        "other admissions",
+    ),
+    "neighbours that come and go": (
+        NEIGHBOURHOOD,
+        lambda i: listed([peer(1)] if i % 2 == 0 else []) + u32(0),
+        "restarts",
+        "come and go",
+    ),
+    "operations that nobody else calls": (
+        OP_REPORT,
+        lambda i: listed([op_state(i)]),
+        "max_open_calls",
+        "too many calls open",
+    ),
+    "rounds that nobody else enters": (
+        ENTER_ROUND,
+        lambda i: bytes([BARRIER]) + u64(1, i) + b"\x00",
+        "max_open_calls",
+        "too many calls open",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", TOO_OFTEN)
+def test_a_member_that_says_it_without_end_is_evicted_and_nobody_else(what: str) -> None:
+    kind, payload, limit, reason = TOO_OFTEN[what]
+    play = _testing.MasterPlay(3, {limit: 20})
+    for i in range(15):
+        play.says(2, kind, payload(i))
+    assert play.members() == [1, 2, 3]  # what races allow costs nothing
+    for i in range(15, 60):
+        play.says(2, kind, payload(i))
+    out = gone(play)
+    assert list(out) == [2] and reason in out[2]
+    assert play.members() == [1, 3]
+
+
+def test_open_calls_of_one_member_do_not_put_out_another_that_calls_next() -> None:
+    play = _testing.MasterPlay(3, {"max_open_calls": 20})
+    play.says(2, OP_REPORT, listed([op_state(tag) for tag in range(20)]))
+    play.says(3, OP_REPORT, listed([op_state(1000)]))
+    assert list(gone(play)) == [2]
+    # The honest one's operation is known.
+    play.says(1, OP_REPORT, listed([op_state(1000)]))
+    assert play.members() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "reason"),
+    [
+        (NEIGHBOURHOOD, listed([peer(i % 250) for i in range(5000)]) + u32(0), "neighbours"),
+        (BLOCKED, listed([b"\x00" + op_key(i) for i in range(2000)]) + bytes(3), "waits in"),
+        (
+            MEASURED,
+            listed([peer(i % 250) + b"\x00" + u32(1, 1) for i in range(5000)]) + u32(1, 1),
+            "links",
+        ),
+        (JOIN, join(2), "do not send"),
+        (ENTER_ROUND, bytes([4]) + u64(1, 0) + b"\x00", "wrong payload"),
+        (11, u64(1) + b"\x00" + u32(0) + text(""), "do not send"),
+    ],
+)
+def test_what_no_honest_member_says_costs_its_membership_at_once(
+    kind: int, payload: bytes, reason: str
+) -> None:
+    play = _testing.MasterPlay(3)
+    play.says(2, kind, payload)
+    out = gone(play)
+    assert list(out) == [2] and reason in out[2]
+    assert play.members() == [1, 3]
+
+
+def test_a_member_that_claims_what_was_never_decided_is_evicted() -> None:
+    play = _testing.MasterPlay(3)
+    play.says(2, HEARTBEAT, b"", ordinal=1 << 60)
+    assert "never made" in gone(play)[2]
+    assert play.members() == [1, 3]
+
+
+def test_a_member_that_never_says_what_it_has_applied_is_evicted() -> None:
+    play = _testing.MasterPlay(3, {"max_behind": 50})
+    for tag in range(60):
+        play.says(1, ABORT, b"\x00" + op_key(tag) + b"\x0e")
+        play.says(3, HEARTBEAT, b"")
+    play.passes(1, mute=[2])
+    assert "follow" in gone(play)[2]
+    assert play.members() == [1, 3]
+
+
+def test_a_link_that_breaks_without_end_is_planned_around() -> None:
+    play = _testing.MasterPlay(4, {"breaks": 3})
+    for _ in range(3):
+        play.says(2, LINK_REPORT, link_report(1, play.epoch()))
+        play.passes(1)
+        assert (0, 1) in play.links()
+    play.says(2, LINK_REPORT, link_report(1, play.epoch()))
+    play.passes(1)
+    assert (0, 1) not in play.links()
+    before = play.epoch()
+    play.passes(3)
+    assert play.epoch() == before
+    assert play.members() == [1, 2, 3, 4]
+
+
+def test_who_breaks_its_links_to_several_without_end_goes_and_not_its_victims() -> None:
+    play = _testing.MasterPlay(3, {"breaks": 3})
+    for _ in range(8):
+        # Its victims report it, and it says nothing.
+        for victim in (1, 3):
+            if 2 in play.members():
+                play.says(victim, LINK_REPORT, link_report(2, play.epoch()))
+        play.passes(1)
+    assert play.members() == [1, 3]
+    assert "again and again" in gone(play)[2]
+
+
+def test_a_newcomer_that_wants_and_wants_not_is_turned_away() -> None:
+    play = _testing.MasterPlay(2, {"turns": 10})
+    play.connect(9, "192.0.2.9")
+    play.says(9, JOIN, join(9, waiting=False))
+    for _ in range(20):
+        play.says(9, REQUEST_ADMISSION, b"")
+        play.says(9, WITHDRAW, b"")
+    assert "make up its mind" in gone(play)[9]
+    assert play.members() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "hosts", [["192.0.2.1"] * 70, ["x" * 2000, "y" * 100]], ids=["many", "long"]
+)
+def test_addresses_that_would_fill_every_epoch_are_refused(hosts: list[str]) -> None:
+    play = _testing.MasterPlay(2)
+    play.connect(9, "192.0.2.9")
+    try:
+        play.says(9, JOIN, join(9, hosts=hosts))
+    except ValueError:
+        return  # no string of ours is that long
+    assert "at most" in gone(play)[9]
+
+
+def test_groups_that_nobody_was_let_into_are_forgotten() -> None:
+    play = _testing.MasterPlay(1)
+    for group in range(1, 200):
+        connection = 100 + group
+        play.connect(connection, "192.0.2.9")
+        play.says(connection, JOIN, join(9, group=group, waiting=False))
+        assert play.has_group(group)
+        play.says(connection, LEAVE, text(""))
+        play.told()
+        assert not play.has_group(group)
+
+
+# What one member's links bring, while three sum 100,000 float32: each combines a third, some 33 segments of 4 KiB.
+
+ELEMENTS = 100_000
+SEGMENT = 4096
+FULL = 0xFFFFFFFF
+
+
+def test_no_more_is_taken_than_was_granted() -> None:
+    play = _testing.SumsPlay(ELEMENTS)
+    play.start(0)
+    taken = [play.data(1, 0, segment, SEGMENT) for segment in range(8)]
+    window = taken.index("a segment that there was no room for yet")
+    assert 0 < window < 8 and taken[:window] == ["store"] * window
+    assert set(taken[window:]) == {"a segment that there was no room for yet"}
+    # When one is combined there is room for another one.
+    assert play.data(2, 0, 0, SEGMENT) == "store"
+    assert play.data(1, 0, window, SEGMENT) == "store"
+    assert "no room" in play.data(1, 0, window + 1, SEGMENT)
+
+
+@pytest.mark.parametrize(
+    ("segment", "size", "final", "reason"),
+    [
+        (FULL, SEGMENT, False, "beyond the operation's end"),
+        (1 << 31, SEGMENT, True, "beyond the operation's end"),
+        (0, SEGMENT + 4, False, "wrong length"),
+        (0, 1 << 27, False, "wrong length"),
+        (0, 0, False, "empty"),
+        (40, SEGMENT, False, "makes none"),
+        (0, SEGMENT, True, "does not have them"),
+    ],
+)
+def test_what_has_no_place_in_an_operation_is_refused_before_a_byte_is_written(
+    segment: int, size: int, final: bool, reason: str
+) -> None:
+    play = _testing.SumsPlay(ELEMENTS)
+    play.start(0)
+    assert reason in play.data(1, 0, segment, size, final=final)
+
+
+def test_what_one_peer_says_of_later_attempts_takes_nothing_of_what_others_granted() -> None:
+    play = _testing.SumsPlay(ELEMENTS)
+    assert play.word(1, "ready", 0, attempt=1, credit=FULL) == ""
+    assert play.word(2, "ready", 0, attempt=1 << 60, credit=FULL) == ""
+    play.start(0)
+    assert play.sends(1) > 0
+    assert play.sends(2) == 0
+
+
+def test_one_peer_cannot_use_up_the_room_for_what_others_say_early() -> None:
+    play = _testing.SumsPlay(ELEMENTS)
+    said = [play.word(2, "ready", number, 1, 1) for number in range((1 << 16) + 1)]
+    assert not any(said[:-1]) and "too many" in said[-1]
+    assert play.word(1, "ready", 1 << 20, 1, 1) == ""
+    assert "too many" in play.data(2, 1 << 21, 0, 8, eager=True)
+    assert play.data(1, 1 << 21, 0, 8, eager=True) == "store"
+
+
+def test_who_asks_without_end_and_takes_no_answer_is_refused() -> None:
+    play = _testing.SumsPlay(ELEMENTS)
+    play.start(0)
+    answers = {play.word(1, "ask", 0, 1, 0) for _ in range((1 << 16) + 10)}
+    assert answers == {"", "more questions than answers were fetched"}
+
+
+@given(st.lists(st.sampled_from([1, 7, 0xFFFFFFF0, FULL]), max_size=6))
+def test_credits_never_wrap(credits: list[int]) -> None:
+    play = _testing.SumsPlay(ELEMENTS)
+    play.start(0)
+    for credit in credits:
+        assert play.word(1, "ready", 0, 1, credit) == ""
+    all_of_them = _testing.SumsPlay(ELEMENTS)
+    all_of_them.start(0)
+    all_of_them.word(1, "ready", 0, 1, FULL)
+    assert play.sends(1) == min(all_of_them.sends(1), sum(credits))
+
+
+# Connections that have not said who they are.
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["in", "out", "holds"]), st.integers(0, 5), st.integers(0, 40)),
+        max_size=150,
+    )
+)
+def test_connections_that_say_nothing_stay_within_their_bounds(
+    events: list[tuple[str, int, int]],
+) -> None:
+    room = _testing.Anteroom(10, 6, 100)
+    inside: dict[int, tuple[int, int]] = {}
+    for number, (what, address, size) in enumerate(events):
+        chosen = sorted(inside)[size % len(inside)] if inside else 1 << 40
+        if what == "in":
+            room.enter(number, f"192.0.2.{address}")
+            inside[number] = (address, 0)
+        elif what == "out":
+            room.leave(chosen)
+            inside.pop(chosen, None)
+        else:
+            room.holds(chosen, size)
+            if chosen in inside:
+                inside[chosen] = (inside[chosen][0], size)
+        while (goes := room.crowded()) is not None:
+            room.leave(goes)
+            del inside[goes]
+        counts = [sum(a == at for a, _ in inside.values()) for at in range(6)]
+        assert len(inside) == room.size() <= 10
+        assert max(counts) <= 6
+        assert sum(held for _, held in inside.values()) <= 100
+
+
+def test_a_crowd_from_one_address_keeps_nobody_else_out() -> None:
+    room = _testing.Anteroom(100, 50, 1 << 20)
+    room.enter(0, "203.0.113.5")
+    for number in range(1, 1000):
+        room.enter(number, "::ffff:192.0.2.1")
+        while (goes := room.crowded()) is not None:
+            assert goes != 0
+            room.leave(goes)
+    assert room.size() == 51
+
+
+def test_one_that_has_a_network_of_its_own_counts_as_one_address() -> None:
+    room = _testing.Anteroom(100, 10, 1 << 20)
+    for number in range(11):
+        room.enter(number, f"2001:db8:1:2::{number:x}")
+    assert room.crowded() == 0
+
+
+@given(st.lists(st.floats(0, 2), min_size=1, max_size=100))
+def test_an_allowance_is_never_exceeded(gaps: list[float]) -> None:
+    times = [sum(gaps[: i + 1]) for i in range(len(gaps))]
+    count = _testing.allowed(5, 2, times)
+    assert count <= 5 + 2 * (times[-1] - times[0]) + 1
+    assert count >= min(5, len(times))
