@@ -62,11 +62,21 @@ Result<int> open_listener(const wire::Address& address) {
   return listener;
 }
 
+// For who speaks in the clear with a master that has a secret. It says nothing of the run.
+wire::Bytes ask_for_secret() {
+  return wire::encode(
+      wire::Envelope{},
+      wire::Refused{Code::authentication_failed,
+                    "this run needs its secret: set PCCL_SECRET or PCCL_SECRET_FILE"});
+}
+
 }  // namespace
 
-Server::Server(wire::Address listen, const Settings& settings)
+Server::Server(wire::Address listen, const Settings& settings, net::Secret secret)
     : listen_(std::move(listen)),
       options_(options_from(settings)),
+      secret_(std::move(secret)),
+      key_update_records_(settings.key_update_records),
       master_(options_, random_run(), 1),
       timer_(context_),
       accept_again_(context_),
@@ -75,10 +85,20 @@ Server::Server(wire::Address listen, const Settings& settings)
 Server::~Server() { interrupt(); }
 
 Status Server::run() {
+  if (secret_) {
+    auto tls = net::TlsContext::make(key_update_records_);
+    if (!tls) return tls.error();
+    tls_ = std::move(*tls);
+  }
   const auto listener = open_listener(listen_);
   if (!listener) return listener.error();
   listener_ = std::make_unique<net::Socket>(context_, *listener);
   address_ = net::to_string(listener_->local());
+  if (!secret_ && !listener_->local().address().is_loopback()) {
+    log(LogLevel::warn, "master",
+        "anybody who reaches " + address_ +
+            " can join, and nothing is encrypted: this master has no secret (PCCL_SECRET)");
+  }
   accept();
   arm_timer();
   const std::lock_guard lock(mutex_);
@@ -108,6 +128,8 @@ void Server::serve() {
       log(LogLevel::err, "master", std::string("the master met: ") + error.what());
     }
   }
+  for (const auto& [id, handshake] : handshakes_) handshake->cancel();
+  handshakes_.clear();
   connections_.clear();
   listener_.reset();
   const std::lock_guard lock(mutex_);
@@ -130,7 +152,6 @@ bool Server::wait(Instant until) {
 void Server::accept() {
   listener_->wait_readable([this](const asio::error_code& error) {
     if (error) return;
-    const Instant now = clock_now();
     for (int i = 0; i < kAccepts; ++i) {
       const int descriptor = net::accept_on(*listener_);
       if (descriptor == -EAGAIN) break;
@@ -146,16 +167,42 @@ void Server::accept() {
       auto socket = std::make_unique<net::Socket>(context_, descriptor);
       if (anonymous_ >= kMaxAnonymous) continue;  // closes it
       const ConnectionId id = next_++;
-      const std::string from = net::plain(socket->remote().address()).to_string();
-      Connection& connection = connections_[id];
-      connection.socket = std::move(socket);
       ++anonymous_;
-      master_.on_connect(id, from, now);
-      await_readable(id, connection);
+      if (tls_ != nullptr) {
+        secure(id, std::move(socket));
+      } else {
+        welcome(id, std::move(socket));
+      }
     }
     act();
     accept();
   });
+}
+
+// Who does not know the secret comes no further, and is told nothing of the run.
+void Server::secure(ConnectionId id, std::unique_ptr<net::Socket> socket) {
+  const std::string from = net::plain(socket->remote().address()).to_string();
+  handshakes_[id] = net::Handshake::start(
+      context_, std::move(socket), tls_->server(net::TlsRole::control, secret_.control_key()),
+      ask_for_secret(),
+      [this, id, from](std::unique_ptr<net::Socket> secured, const Error& failure) {
+        handshakes_.erase(id);
+        if (secured != nullptr) {
+          welcome(id, std::move(secured));
+        } else {
+          --anonymous_;
+          log(LogLevel::info, "master", "connection from " + from + ": it " + failure.reason);
+        }
+        act();
+      });
+}
+
+void Server::welcome(ConnectionId id, std::unique_ptr<net::Socket> socket) {
+  const std::string from = net::plain(socket->remote().address()).to_string();
+  Connection& connection = connections_[id];
+  connection.socket = std::move(socket);
+  master_.on_connect(id, from, clock_now());
+  await_readable(id, connection);
 }
 
 void Server::await_readable(ConnectionId id, Connection& connection) {
@@ -246,7 +293,10 @@ void Server::act() {
 }
 
 bool Server::flush(ConnectionId id, Connection& connection) {
-  while (!connection.writing && connection.out_at < connection.out.size()) {
+  const auto left = [&] {
+    return connection.out_at < connection.out.size() || connection.socket->unsent();
+  };
+  while (!connection.writing && left()) {
     const iovec from{connection.out.data() + connection.out_at,
                      connection.out.size() - connection.out_at};
     const ssize_t put = connection.socket->write({&from, 1});
@@ -269,7 +319,7 @@ bool Server::flush(ConnectionId id, Connection& connection) {
     }
     connection.out_at += static_cast<std::size_t>(put);
   }
-  if (connection.out_at == connection.out.size()) {
+  if (!left()) {
     connection.out.clear();
     connection.out_at = 0;
     return !connection.closing;

@@ -17,7 +17,10 @@
 
 #include "pccl/base/settings.h"
 #include "pccl/master/master.h"
+#include "pccl/net/handshake.h"
+#include "pccl/net/secret.h"
 #include "pccl/net/socket.h"
+#include "pccl/net/tls.h"
 
 namespace pccl::master {
 
@@ -26,7 +29,8 @@ namespace pccl::master {
 class Server {
  public:
   // `listen`: "host:port"; port 0 takes a free one; an empty host is all interfaces.
-  Server(wire::Address listen, const Settings& settings);
+  // `secret`: what peers must know; none: nobody is asked, and nothing is encrypted.
+  Server(wire::Address listen, const Settings& settings, net::Secret secret = {});
   ~Server();  // interrupts
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -55,6 +59,8 @@ class Server {
   // -- the server's thread
   void serve();
   void accept();
+  void secure(ConnectionId id, std::unique_ptr<net::Socket> socket);
+  void welcome(ConnectionId id, std::unique_ptr<net::Socket> socket);
   void await_readable(ConnectionId id, Connection& connection);
   void read(ConnectionId id);
   void act();
@@ -65,15 +71,19 @@ class Server {
 
   wire::Address listen_;
   Options options_;
+  net::Secret secret_;
+  const std::uint64_t key_update_records_;
   std::string address_;
   asio::io_context context_;
+  std::shared_ptr<net::TlsContext> tls_;  // null: no secret
   Master master_;
   std::unique_ptr<net::Socket> listener_;
   asio::steady_timer timer_;
   asio::steady_timer accept_again_;
   Instant armed_ = Instant::max();
   std::map<ConnectionId, Connection> connections_;
-  std::size_t anonymous_ = 0;
+  std::map<ConnectionId, std::shared_ptr<net::Handshake>> handshakes_;
+  std::size_t anonymous_ = 0;  // of both
   ConnectionId next_ = 1;
   std::vector<std::uint8_t> scratch_;
 

@@ -13,8 +13,11 @@
 #include <vector>
 
 #include "pccl/net/connector.h"
+#include "pccl/net/handshake.h"
 #include "pccl/net/loop.h"
+#include "pccl/net/secret.h"
 #include "pccl/net/socket.h"
+#include "pccl/net/tls.h"
 #include "pccl/peer/engine.h"
 #include "pccl/shm/neighbours.h"
 #include "pccl/shm/pipe.h"
@@ -27,6 +30,7 @@ struct RuntimeOptions {
   Settings settings;
   std::uint16_t port = 0;                // where other peers connect; 0: any free one
   std::vector<wire::Address> advertise;  // port 0: the port above
+  net::Secret secret;                    // none: nothing is encrypted
 };
 
 // A forked copy must be neither used nor destroyed (net/fork.h).
@@ -77,6 +81,7 @@ class Runtime {
     [[nodiscard]] ssize_t write(std::span<const iovec> from) const {
       return pipe != nullptr ? pipe->write(from) : socket->write(from);
     }
+    [[nodiscard]] bool unsent() const { return socket != nullptr && socket->unsent(); }
     bool local = false;              // both ends are on one host
     std::uint64_t looked_after = 0;  // bytes sent when its buffers were looked at
     bool reading = false;            // waits to be readable
@@ -106,6 +111,8 @@ class Runtime {
   void listen_to_neighbours();
 
   void accept();
+  void secure(std::unique_ptr<net::Socket> socket);
+  void welcome(std::unique_ptr<net::Socket> socket);
   void dial_control();
   void read_control(std::uint64_t number);
   void write_control();
@@ -136,6 +143,7 @@ class Runtime {
   RuntimeOptions options_;
   net::LoopDriver driver_;
   Engine engine_;
+  std::shared_ptr<net::TlsContext> tls_;  // null: no secret
   std::unique_ptr<net::Socket> listener_;
   asio::steady_timer timer_;
   asio::steady_timer accept_again_;
@@ -144,9 +152,11 @@ class Runtime {
   std::uint64_t next_control_ = 1;
   std::string dial_failure_;
   std::shared_ptr<net::Connector> control_dial_;
-  std::map<std::uint64_t, std::shared_ptr<net::Connector>> dials_;  // by token
-  std::map<std::uint64_t, Wire> wires_;                             // by stripe
+  std::map<std::uint64_t, std::shared_ptr<net::Connector>> dials_;       // by token
+  std::map<std::uint64_t, std::shared_ptr<net::Handshake>> handshakes_;  // of accepted ones
+  std::map<std::uint64_t, Wire> wires_;                                  // by stripe
   std::uint64_t next_wire_ = 1;
+  std::uint64_t next_handshake_ = 1;
   std::map<PipeName, PipeDial> pipe_dials_;
   std::map<PipeName, std::uint64_t> pipes_;  // wires
   std::deque<PipeNews> pipe_news_;
