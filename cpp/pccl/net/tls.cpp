@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
 constexpr std::size_t kBatchBytes = 8 * kRecordBytes;  // encrypted for one system call
-constexpr std::size_t kInputBytes = 8 * (kRecordBytes + 64);
+constexpr std::size_t kRecordOverhead = 22;            // header, type and tag
+constexpr std::size_t kInputBytes = 8 * (kRecordBytes + kRecordOverhead);
 constexpr int kFills = 64;                     // of one call: others have their turn
 constexpr std::size_t kMostAnswers = 1 << 20;  // ciphertext that reading makes
 constexpr std::uint8_t kFirstRecordType = 20;  // change_cipher_spec
@@ -41,7 +42,8 @@ struct TlsCallbacks {
   static int write(BIO* bio, const char* data, int size) {
     auto& out = of(bio).context_->output_;
     try {
-      out.insert(out.end(), data, data + size);
+      const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
+      out.insert(out.end(), bytes, bytes + size);
     } catch (const std::bad_alloc&) {
       return -1;
     }
@@ -205,7 +207,7 @@ Status Tls::shake(int descriptor) {
       key_.reset();
       return {};
     }
-    const ssize_t got = fill(descriptor);
+    const ssize_t got = fill(descriptor, kRecordBytes);
     if (got == -EAGAIN) return {};
     if (got <= 0)
       return Status(Code::unreachable, "closed the connection during the TLS handshake");
@@ -241,12 +243,14 @@ Status Tls::failure(int error) {
                 "does not know the secret, or has another version of pccl (" + last_error() + ")");
 }
 
-// Takes what has come, when all that came before is used up.
-ssize_t Tls::fill(int descriptor) {
+// Takes what has come, when all that came before is used up; not much more than `wanted`, which
+// what is left over would have to be copied away for.
+ssize_t Tls::fill(int descriptor, std::size_t wanted) {
   if (broken_ != 0) return broken_;
   if (ended_) return 0;
   rest_.clear();
-  const iovec into{context_->input_.data(), context_->input_.size()};
+  const std::size_t most = wanted + (wanted / kRecordBytes + 1) * kRecordOverhead;
+  const iovec into{context_->input_.data(), std::min(context_->input_.size(), most)};
   const ssize_t got = receive(descriptor, {&into, 1});
   if (got > 0) in_ = std::span(context_->input_).first(static_cast<std::size_t>(got));
   if (got == 0) ended_ = true;
@@ -296,6 +300,8 @@ ssize_t Tls::flush(int descriptor) {
 
 ssize_t Tls::read(int descriptor, std::span<const iovec> into) {
   in_ = rest_;
+  std::size_t room = 0;
+  for (const iovec& part : into) room += part.iov_len;
   std::size_t total = 0;
   ssize_t why = -EAGAIN;
   int fills = 0;
@@ -313,7 +319,7 @@ ssize_t Tls::read(int descriptor, std::span<const iovec> into) {
       }
       const int error = SSL_get_error(ssl_, done);
       if (error == SSL_ERROR_WANT_READ) {
-        why = ++fills <= kFills ? fill(descriptor) : -EAGAIN;
+        why = ++fills <= kFills ? fill(descriptor, std::max(room - total, kRecordBytes)) : -EAGAIN;
       } else if (error == SSL_ERROR_ZERO_RETURN) {
         ended_ = true;
         why = 0;

@@ -89,7 +89,7 @@ class Tls {
   friend struct TlsCallbacks;
   Tls(std::shared_ptr<TlsContext> context, TlsRole role, const Key& key, bool client);
 
-  [[nodiscard]] ssize_t fill(int descriptor);
+  [[nodiscard]] ssize_t fill(int descriptor, std::size_t wanted);
   void keep_rest();
   [[nodiscard]] ssize_t flush(int descriptor);
   [[nodiscard]] bool encrypt(const void* data, std::size_t size);
