@@ -1,7 +1,7 @@
 """FSDP2 inside a replica, DiLoCo between replicas, on handwritten digits.
 
-    pccl master --listen 0.0.0.0:48148                     # somewhere
-    export PCCL_MASTER=that.host:48148 PCCL_MIN_PEERS=2    # on each machine
+    pccl master --listen 0.0.0.0:48148        # somewhere; prints a secret for PCCL_SECRET
+    export PCCL_MASTER=that.host:48148 PCCL_SECRET=... PCCL_MIN_PEERS=2   # on each machine
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/fsdp_diloco.py
 
 Each machine is a replica. Its ranks hold the model in shards, which FSDP2 puts together over Gloo

@@ -47,6 +47,19 @@ def use_by_default(number: int) -> None:
 def raise_xla_error(number: int) -> None:
     """Raises the failure that "[pccl error <number>]" in a message of XLA's stands for. None if it is too old."""
 
+class Secret:
+    """A run's secret, hashed. Failures are raised as InvalidArgument of `function`."""
+
+    @staticmethod
+    def of(bytes: bytes, function: str) -> Secret: ...
+    @staticmethod
+    def from_file(path: str, function: str) -> Secret:
+        """Without blanks around it."""
+
+    @staticmethod
+    def from_environment(function: str) -> Secret | None:
+        """PCCL_SECRET, or the file that PCCL_SECRET_FILE names; None when neither is set."""
+
 class Communicator:
     """One peer's part in a run. Every blocking method releases the GIL and obeys Ctrl-C.
 
@@ -65,6 +78,7 @@ class Communicator:
         advertise: Sequence[str],
         replica: str = "",
         ranks_per_replica: int = 0,
+        secret: Secret | None = None,
     ) -> None: ...
     def join(self, *, min_peers: int, attempts: int, timeout: float | None, enter: bool) -> None:
         """Reaches the master and joins. `enter=True` (level 1) returns when admitted as a member; else (level 2)
@@ -244,7 +258,7 @@ class ReduceInfo:
     rx_bytes: int
 
 class Master:
-    def __init__(self, listen: str) -> None: ...
+    def __init__(self, listen: str, secret: Secret | None = None) -> None: ...
     def run(self) -> None:
         """Binds and serves on a thread of its own; returns at once."""
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from operator import index
 
 from pccl import _core
-from pccl.errors import InvalidArgument, NotSupported
+from pccl.errors import InvalidArgument
 
 DEFAULT_PORT = 48148
 _MAX_TAG = 2**64 - 1
@@ -95,17 +95,15 @@ def addresses(value: str | Sequence[str] | None, func: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def refuse_secret(secret: str | bytes | None, func: str) -> None:
-    """A secret is never silently ignored.
+def secret(value: str | bytes | None, func: str) -> _core.Secret | None:
+    """`secret=`, else PCCL_SECRET, else what is in the file PCCL_SECRET_FILE; None: there is none.
 
-    Raises:
-        NotSupported: A secret was given as argument or in the environment.
+    Text counts without the blanks around it. What was given is kept nowhere, nor shown in errors.
     """
-    for name, given in (
-        ("secret", secret),
-        ("PCCL_SECRET", text("PCCL_SECRET")),
-        ("PCCL_SECRET_FILE", text("PCCL_SECRET_FILE")),
-    ):
-        if given is not None:
-            sentence = f"{name} is set, but authentication and encryption are not supported yet"
-            raise NotSupported.because(func, sentence)
+    if value is None:
+        return _core.Secret.from_environment(func)
+    given: object = value.strip().encode() if isinstance(value, str) else value
+    if not isinstance(given, (bytes, bytearray, memoryview)):
+        sentence = f"secret must be text or bytes, not {type(given).__name__}"
+        raise InvalidArgument.because(func, sentence)
+    return _core.Secret.of(bytes(given), func)

@@ -101,7 +101,10 @@ def init(
         port: Where other peers connect. Default: PCCL_PORT, else any free port.
         advertise: More addresses at which other peers may find this one. Default: PCCL_ADVERTISE,
             comma-separated.
-        secret: Not supported yet.
+        secret: The run's secret, the same on its master and on all of its peers; at least 32 bytes or
+            characters (`pccl secret` makes one). All connections are authenticated and encrypted
+            with it, and no others are made. Default: PCCL_SECRET, else the file that
+            PCCL_SECRET_FILE names; without any of them nothing is.
         replica_id: Name of the replica that this peer is a rank of, when a model is sharded over
             several peers. Its ranks are `peer_group` 0 to `ranks_per_replica` - 1 and name the
             same. They are let in together, and when one of them is lost the others get `Evicted`.
@@ -112,6 +115,7 @@ def init(
         InvalidArgument: There is no master's address, or an argument makes no sense.
         InvalidUsage: Already initialised.
         Unreachable: No master at that address.
+        AuthenticationFailed: The master has another secret or none, or has one and this peer does not.
         Refused: The master does not take this peer; says why.
         Timeout: Not enough peers came in time.
     """

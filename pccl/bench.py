@@ -40,8 +40,8 @@ _NAME_BYTES = 48
 EPILOG = """\
 Start a master, and this on each machine:
 
-  pccl master --listen 0.0.0.0:48148          on one of them
-  pccl bench --master that-host:48148 --peers 3
+  pccl master --listen 0.0.0.0:48148          on one of them; it prints a secret
+  PCCL_SECRET=... pccl bench --master that-host:48148 --peers 3
 
 It starts when all have come, and prints the same on each. An all-reduce's time is the slowest
 peer's median, from a barrier on, the master's commit included; "each way" is what a peer sends,

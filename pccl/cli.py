@@ -6,21 +6,21 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from pccl import __version__, bench, doctor, launch, master
+from pccl import __version__, _settings, bench, doctor, launch, master
 from pccl.errors import PCCLError
 
 __all__ = ["main"]
 
 _RUN_EPILOG = """\
-Every rank gets PCCL_MASTER, PCCL_MIN_PEERS, PCCL_BIND=127.0.0.1 and PCCL_LOCAL_RANK, so
-`pccl.init()` needs no arguments. Output lines are prefixed by that number: [2] text.
+Every rank gets PCCL_MASTER, PCCL_SECRET (a new one), PCCL_MIN_PEERS, PCCL_BIND=127.0.0.1 and
+PCCL_LOCAL_RANK, so `pccl.init()` needs no arguments. Output lines are prefixed by that number: [2] text.
 
 When a rank fails the others are stopped and its exit status is returned (128 + n for signal n).
 With --elastic the others go on without it, and the status is 0 if at least one rank succeeds.
 
 Ctrl-C interrupts all ranks; those that do not end are terminated, then killed. Status 130.
 
-On several machines: run `pccl master` on one, and `PCCL_MASTER=host:port python train.py` on each.
+On several machines: run `pccl master` on one, and what it prints on each.
 """
 
 
@@ -31,7 +31,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pccl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    serve = commands.add_parser("master", help="run a master", description="Runs a master.")
+    serve = commands.add_parser(
+        "master",
+        help="run a master",
+        description="Runs a master and prints the line to join with. All connections of the run are "
+        "encrypted with its secret: that of --secret-file, PCCL_SECRET or PCCL_SECRET_FILE, else a new one.",
+    )
     serve.add_argument(
         "--listen",
         default=master.DEFAULT_LISTEN,
@@ -43,8 +48,22 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="evict members that most others have waited for this long in one call (default: never)",
     )
-    serve.add_argument(
-        "--insecure", action="store_true", help="no authentication: so far every master is"
+    whose = serve.add_mutually_exclusive_group()
+    whose.add_argument(
+        "--secret-file",
+        metavar="PATH",
+        help="a file with the secret; made, with a new one, when it is not there",
+    )
+    whose.add_argument(
+        "--insecure",
+        action="store_true",
+        help="no secret: whoever reaches the master may join, and nothing is encrypted",
+    )
+
+    commands.add_parser(
+        "secret",
+        help="make a secret",
+        description="Prints a new secret for PCCL_SECRET, or for a file that PCCL_SECRET_FILE names.",
     )
 
     run = commands.add_parser(
@@ -103,9 +122,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(given)
     if options.command == "master":
+        if not options.insecure:
+            return master.serve_with_secret(
+                options.listen,
+                secret_file=options.secret_file,
+                straggler_timeout=options.straggler_timeout,
+            )
+        for variable in ("PCCL_SECRET", "PCCL_SECRET_FILE"):
+            if _settings.text(variable) is not None:
+                parser.error(f"--insecure, but {variable} is set")
         return master.serve(options.listen, straggler_timeout=options.straggler_timeout)
     if options.command == "doctor":
         return doctor.run(options)
+    if options.command == "secret":
+        print(master.make_secret())
+        return 0
     if options.command == "bench":
         return bench.run(options)
     command = [*options.program, *program]

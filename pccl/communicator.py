@@ -112,14 +112,16 @@ class Communicator(_core.Reducer):
         port: Where other peers connect. Default: PCCL_PORT, else any free port.
         advertise: More addresses at which other peers may find this one. Default: PCCL_ADVERTISE,
             comma-separated.
-        secret: Not supported yet.
+        secret: The run's secret, the same on its master and on all of its peers; at least 32 bytes or
+            characters (`pccl secret` makes one). All connections are authenticated and encrypted
+            with it, and no others are made. Default: PCCL_SECRET, else the file that
+            PCCL_SECRET_FILE names; without any of them nothing is.
         replica_id: Name of the replica that this peer is a rank of. Its ranks are `peer_group` 0 to
             `ranks_per_replica` - 1 and name the same; they are let in and put out together.
         ranks_per_replica: Ranks of each replica, the same in the whole run.
 
     Raises:
         InvalidArgument: An argument or its variable makes no sense.
-        NotSupported: A secret was given, here or as PCCL_SECRET or PCCL_SECRET_FILE.
     """
 
     def __init__(
@@ -138,7 +140,7 @@ class Communicator(_core.Reducer):
         func = "Communicator"
         if not isinstance(address, str) or not address:
             raise InvalidArgument.because(func, f"address must be 'host:port', not {address!r}")
-        _settings.refuse_secret(secret, func)
+        self._secret = _settings.secret(secret, func)
         self._address = address
         self._group = _settings.integer(peer_group, "peer_group", func, 0, _MAX_GROUP)
         self._stripes = _settings.integer(
@@ -217,6 +219,7 @@ class Communicator(_core.Reducer):
                 advertise=self._advertise,
                 replica=self._replica,
                 ranks_per_replica=self._ranks,
+                secret=self._secret,
             )
             try:
                 engine.join(min_peers=min_peers, attempts=attempts, timeout=limit, enter=enter)
@@ -897,16 +900,18 @@ class MasterNode:
 
     Args:
         listen_address: "host:port" to listen on; port 0 takes a free one, see `address`.
+        secret: The run's secret, as of `Communicator`. Without one anybody who reaches it may join:
+            there is a warning when that is more than this machine.
 
     Raises:
-        NotSupported: PCCL_SECRET or PCCL_SECRET_FILE is set.
+        InvalidArgument: The address or the secret makes no sense.
     """
 
-    def __init__(self, listen_address: str) -> None:
+    def __init__(self, listen_address: str, *, secret: str | bytes | None = None) -> None:
         if not isinstance(listen_address, str) or not listen_address:
             sentence = f"listen_address must be 'host:port', not {listen_address!r}"
             raise InvalidArgument.because("MasterNode", sentence)
-        _settings.refuse_secret(None, "MasterNode")
+        self._secret = _settings.secret(secret, "MasterNode")
         self._listen_address = listen_address
         self._address = listen_address
         self._engine: _core.Master | None = None
@@ -925,7 +930,7 @@ class MasterNode:
         """
         if self in _masters:
             raise InvalidUsage.because("MasterNode.run", "this master runs already")
-        engine = _core.Master(self._listen_address)
+        engine = _core.Master(self._listen_address, self._secret)
         engine.run()
         self._engine = engine
         self._address = engine.address()

@@ -114,7 +114,8 @@ def _of_the_master(master: str, found: dict[str, Any]) -> Iterator[Check]:
         yield Check("master", "fail", f"{where}: {found['failure']}")
         return
     yield Check("master", "ok", f"{found['address']} answers")
-    yield Check("encryption", "info", "none")
+    encryption = "TLS 1.3, with the run's secret" if found["encrypted"] else "none"
+    yield Check("encryption", "info", encryption)
     ours = f"pccl {__version__}"
     same = found["software"] == ours
     yield Check(

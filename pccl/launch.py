@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from typing import BinaryIO
 
 from pccl.communicator import MasterNode
+from pccl.master import make_secret
 
 __all__ = ["launch"]
 
@@ -49,12 +50,15 @@ def launch(
     Raises:
         PCCLError: The master could not be started.
     """
-    with MasterNode("127.0.0.1:0") as master:
+    secret = make_secret()  # others on this machine reach the port, too
+    with MasterNode("127.0.0.1:0", secret=secret) as master:
         base = dict(os.environ if environment is None else environment)
-        # These are one process's own: all ranks cannot have them.
-        base = {k: v for k, v in base.items() if k not in ("PCCL_PORT", "PCCL_ADVERTISE")}
+        # What one process alone can have, and what this run has anew.
+        own = ("PCCL_PORT", "PCCL_ADVERTISE", "PCCL_SECRET_FILE")
+        base = {k: v for k, v in base.items() if k not in own}
         base |= {
             "PCCL_MASTER": master.address,
+            "PCCL_SECRET": secret,
             "PCCL_MIN_PEERS": str(ranks),
             "PCCL_BIND": "127.0.0.1",
             "PYTHONUNBUFFERED": "1",

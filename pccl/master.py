@@ -4,25 +4,99 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
+import shlex
 import signal
+import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
+from pccl import _settings
 from pccl._settings import DEFAULT_PORT
 from pccl.communicator import MasterNode
-from pccl.errors import PCCLError
+from pccl.errors import InvalidArgument, PCCLError
 
-__all__ = ["main", "serve"]
+__all__ = ["main", "make_secret", "serve", "serve_with_secret"]
 
 DEFAULT_LISTEN = f"0.0.0.0:{DEFAULT_PORT}"
 
 
-def serve(listen: str, *, straggler_timeout: str | None = None) -> int:
+def make_secret() -> str:
+    """A new secret: 32 random bytes, as 43 characters that need no quotes."""
+    return secrets.token_urlsafe(32)
+
+
+def serve_with_secret(
+    listen: str, *, secret_file: str | None = None, straggler_timeout: str | None = None
+) -> int:
+    """As `serve`, of a master that has a secret; also prints the line to join with.
+
+    Args:
+        listen: "host:port" to listen on.
+        secret_file: Where the secret is; made there, for this user's eyes only, when there is no
+            such file. Default: PCCL_SECRET or PCCL_SECRET_FILE; without any of them one is made,
+            and printed.
+        straggler_timeout: Seconds, instead of PCCL_STRAGGLER_TIMEOUT.
+    """
+    join = "PCCL_SECRET=..."
+    secret = None
+    try:
+        if secret_file is not None:
+            secret = _secret_in(Path(secret_file))
+            join = f"PCCL_SECRET_FILE={shlex.quote(os.path.abspath(secret_file))}"
+        elif path := _settings.text("PCCL_SECRET_FILE"):
+            join = f"PCCL_SECRET_FILE={shlex.quote(os.path.abspath(path))}"
+        elif _settings.text("PCCL_SECRET") is None:
+            secret = make_secret()
+            join = f"PCCL_SECRET={secret}"
+    except PCCLError as error:
+        return _failed(error)
+    return serve(listen, straggler_timeout=straggler_timeout, secret=secret, join=join)
+
+
+def _secret_in(path: Path) -> str:
+    with suppress(FileExistsError, PermissionError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w") as file:
+            file.write(make_secret() + "\n")
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise InvalidArgument.because("pccl master", f"cannot read {path}: {error}") from None
+
+
+def _failed(error: PCCLError) -> int:
+    print(f"pccl master: {error.reason or error}", file=sys.stderr)
+    return 1
+
+
+def _as_others_see(address: str) -> str:
+    """`address`, with one of this machine's in the place of "all interfaces"."""
+    host, _, port = address.rpartition(":")
+    if host not in ("0.0.0.0", "[::]"):
+        return address
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # says which interface leads out; sends nothing
+        return f"{probe.getsockname()[0]}:{port}"
+    return f"{socket.gethostname()}:{port}"
+
+
+def serve(
+    listen: str,
+    *,
+    straggler_timeout: str | None = None,
+    secret: str | None = None,
+    join: str | None = None,
+) -> int:
     """Prints `listening on HOST:PORT` and serves until SIGINT or SIGTERM.
 
     Args:
         listen: "host:port" to listen on.
         straggler_timeout: Seconds, instead of PCCL_STRAGGLER_TIMEOUT.
+        secret: The run's secret. Default: the environment's, if there is one.
+        join: How others are told of it, to be printed in the line to join with.
 
     Returns:
         The exit status: 0, or 1 when it could not listen.
@@ -31,14 +105,16 @@ def serve(listen: str, *, straggler_timeout: str | None = None) -> int:
         os.environ["PCCL_STRAGGLER_TIMEOUT"] = straggler_timeout
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with MasterNode(listen) as master:
+        with MasterNode(listen, secret=secret) as master:
             print(f"listening on {master.address}", flush=True)
+            if join is not None:
+                where = _as_others_see(master.address)
+                print(f"join with: PCCL_MASTER={where} {join} python train.py", flush=True)
             master.wait()
     except KeyboardInterrupt:
         pass
     except PCCLError as error:
-        print(f"pccl master: {error.reason or error}", file=sys.stderr)
-        return 1
+        return _failed(error)
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0

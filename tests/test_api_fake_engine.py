@@ -202,7 +202,7 @@ def test_init_reads_the_environment_and_an_argument_wins(monkeypatch):
     assert fake.master == "there:2"
     assert fake.options == {
         "peer_group": 0, "stripes": 0, "port": 5000, "advertise": ["a:1", "b:2"],
-        "replica": "", "ranks_per_replica": 0,
+        "replica": "", "ranks_per_replica": 0, "secret": None,
     }  # fmt: skip
     assert fake.calls[0][1] == {"min_peers": 3, "attempts": 3, "timeout": 2.5, "enter": False}
     pccl.barrier()
@@ -245,12 +245,18 @@ def test_init_that_fails_leaves_nothing_behind():
 
 @pytest.mark.parametrize("variable", ["PCCL_SECRET", "PCCL_SECRET_FILE"])
 def test_a_secret_is_never_ignored(monkeypatch, variable):
-    with pytest.raises(pccl.NotSupported, match="secret"):
+    with pytest.raises(pccl.InvalidArgument, match="secret"):
         pccl.init("localhost:1", secret="x")
     monkeypatch.setenv(variable, "x")
     for call in (pccl.init, pccl.Communicator, pccl.MasterNode):
-        with pytest.raises(pccl.NotSupported, match=variable):
+        with pytest.raises(pccl.InvalidArgument, match=variable):
             call("localhost:1")
+        with pytest.raises(pccl.InvalidArgument, match="too short"):
+            call("localhost:1", secret="x")
+    secret = "0123456789abcdef" * 2
+    pccl.init("localhost:1", secret=secret)
+    given = FakeCommunicator.made[-1].options["secret"]
+    assert given is not None and secret not in repr(given)
 
 
 def test_membership_is_what_the_engine_says(fake):

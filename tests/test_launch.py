@@ -206,7 +206,9 @@ def test_the_program_keeps_its_own_options_and_dashes(run, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("program", ["pccl master --listen", "pccl.master --listen-address"])
+@pytest.mark.parametrize(
+    "program", ["pccl master --insecure --listen", "pccl.master --listen-address"]
+)
 def test_a_master_says_where_it_listens_and_ends_at_a_signal(tmp_path, program, number):
     module, *options = program.split()
     process = subprocess.Popen(

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # stress.sh SANITIZERS: builds the stress program with them (any that -fsanitize= takes: "address,undefined",
 # "thread") in build/stress-SANITIZERS, and runs it: with threads for PCCL_STRESS_SECONDS, as long again while
-# connections end, then with processes,
+# connections end, a third of that encrypted, then with processes,
 # PCCL_STRESS_KILLS of them killed and PCCL_STRESS_FREEZES frozen (the program's defaults otherwise).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -28,6 +28,9 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
 "${run[@]}" "$folder/pccl_stress"
 "${run[@]}" "$folder/pccl_stress" cuts
+# The same encrypted, with keys that change all the time.
+PCCL_SECRET=0123456789abcdefghijklmnopqrstuvwxyz PCCL_KEY_UPDATE_RECORDS=50 \
+  PCCL_STRESS_SECONDS=$((${PCCL_STRESS_SECONDS:-20} / 3)) "${run[@]}" "$folder/pccl_stress" cuts
 if [ "$sanitizers" = thread ]; then
   # It sees nothing of what processes share, and makes them so slow that many seem frozen.
   "${run[@]}" "$folder/pccl_stress" kills 20

@@ -3,7 +3,8 @@
 // result is checked against its contributors, and the states of all members with each other. Made
 // to run under the address, undefined-behaviour and thread sanitizers; PCCL_STRESS_SECONDS says for
 // how long (default 20). `cuts`: the same without shared memory, while connections between peers
-// are ended, one by one. `kills` and `freezes` are other programs: kills.h.
+// are ended, one by one. With PCCL_SECRET all of it is encrypted. `kills` and `freezes` are other
+// programs: kills.h.
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -256,6 +257,7 @@ class Peer {
     peer::CommunicatorOptions options;
     options.master = master;
     options.settings = *Settings::from_environment();
+    options.secret = *net::Secret::from_environment();
     // Now all are on one host, now some of them on another.
     if (seed % 4 == 0) options.settings.host_id = "another";
     return options;
@@ -360,7 +362,9 @@ int run(Duration length, std::uint64_t seed, bool cuts) {
   }
   const Result<Settings> settings = Settings::from_environment();
   if (!settings) fail(settings.error().reason);
-  master::Server server({"127.0.0.1", 0}, *settings);
+  const Result<net::Secret> secret = net::Secret::from_environment();
+  if (!secret) fail(secret.error().reason);
+  master::Server server({"127.0.0.1", 0}, *settings, *secret);
   if (const Status bound = server.run(); !bound) fail("master: " + bound.error().reason);
   const std::string& address = server.address();
   const auto port = static_cast<std::uint16_t>(std::stoi(address.substr(address.rfind(':') + 1)));

@@ -132,6 +132,8 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   read.integer("PCCL_LOCAL_RANK", settings.local_rank, 0U, 0xffffffffU);
   read.seconds("PCCL_TIMEOUT", settings.timeout);
   read.checksum("PCCL_CHECKSUM", settings.checksum);
+  read.integer("PCCL_KEY_UPDATE_RECORDS", settings.key_update_records, std::uint64_t{1},
+               std::uint64_t{1} << 24);
   read.require(settings.heartbeat_timeout > settings.heartbeat_interval,
                "PCCL_HEARTBEAT_TIMEOUT must be longer than PCCL_HEARTBEAT_INTERVAL");
   read.require(settings.segment_bytes % 64 == 0, "PCCL_SEGMENT_BYTES must be a multiple of 64");

@@ -93,6 +93,10 @@ struct Settings {
   // PCCL_CHECKSUM: auto, always or never.
   Checksum checksum = Checksum::automatic;
 
+  // PCCL_KEY_UPDATE_RECORDS: so many TLS records are sent under one key. 64 GiB by default, where
+  // they are full; AES-GCM stands for six times as much (RFC 8446, 5.5).
+  std::uint64_t key_update_records = std::uint64_t{1} << 22;
+
   // Reads the process's environment. Text that does not parse or is out of range is
   // invalid_argument and names the variable. Not to be called while another thread changes the
   // environment.

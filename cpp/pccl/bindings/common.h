@@ -56,6 +56,7 @@ class Signals {
   std::unique_ptr<nb::python_error> caught_;
 };
 
+void bind_secret(nb::module_& m);
 void bind_communicator(nb::module_& m);
 void bind_operation(nb::module_& m);
 void bind_reducer(nb::module_& m);

@@ -55,7 +55,8 @@ wire::Address parse(const std::string& text, std::uint16_t default_port, const c
 
 std::shared_ptr<Comm> make(const std::string& master, std::uint32_t peer_group, unsigned stripes,
                            std::uint16_t port, const std::vector<std::string>& advertise,
-                           const std::string& replica, std::uint32_t ranks_per_replica) {
+                           const std::string& replica, std::uint32_t ranks_per_replica,
+                           const net::Secret* secret) {
   const char* function = "Communicator";
   peer::CommunicatorOptions options;
   options.settings = read_settings(function);
@@ -63,6 +64,7 @@ std::shared_ptr<Comm> make(const std::string& master, std::uint32_t peer_group, 
   options.group = peer_group;
   options.replica = replica;
   options.ranks_per_replica = ranks_per_replica;
+  if (secret != nullptr) options.secret = *secret;
   options.port = port;
   if (stripes > 255) {
     raise({Code::invalid_argument, "at most 255 connections per link", {}, {}},
@@ -160,7 +162,8 @@ void bind_communicator(nb::module_& m) {
   bind_sync(m, communicator);
   communicator
       .def(nb::new_(&make), "master"_a, nb::kw_only(), "peer_group"_a, "stripes"_a, "port"_a,
-           "advertise"_a, "replica"_a = "", "ranks_per_replica"_a = 0)
+           "advertise"_a, "replica"_a = "", "ranks_per_replica"_a = 0,
+           nb::arg("secret").none() = nb::none())
       .def(
           "join",
           [](Comm& comm, std::uint32_t min_peers, unsigned attempts, Seconds timeout, bool enter) {

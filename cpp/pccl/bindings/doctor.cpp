@@ -31,10 +31,12 @@ nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t 
   const auto address = net::parse_address(master, net::kDefaultPort);
   if (!address) raise(address.error(), CallKind::connect, "doctor");
   const Settings settings = read_settings("doctor");
+  const Result<net::Secret> secret = net::Secret::from_environment();
+  if (!secret) raise(secret.error(), CallKind::connect, "doctor");
   peer::Diagnosis found;
   {
     const GilRelease release;
-    found = peer::diagnose(*address, group, port, settings);
+    found = peer::diagnose(*address, group, port, settings, *secret);
   }
   nb::list attempts;
   for (const wire::Attempt& attempt : found.findings.attempts) attempts.append(told(attempt));
@@ -43,6 +45,7 @@ nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t 
     contacts.append(nb::make_tuple(contact.peer.hex(), contact.address, contact.reason));
   nb::dict result;
   result["failure"] = found.failure;
+  result["encrypted"] = static_cast<bool>(*secret);
   result["address"] = found.address;
   result["round_trip"] = std::chrono::duration<double>(found.round_trip).count();
   result["port"] = found.port;

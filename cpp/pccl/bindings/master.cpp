@@ -15,10 +15,11 @@ constexpr Duration kSlice = std::chrono::milliseconds(100);  // between two look
 
 class Node {
  public:
-  explicit Node(const std::string& listen) : generation_(net::fork_generation()) {
+  Node(const std::string& listen, const net::Secret* secret) : generation_(net::fork_generation()) {
     const auto address = net::parse_address(listen, net::kDefaultPort);
     if (!address) raise(address.error(), CallKind::collective, "MasterNode");
-    server_ = std::make_unique<master::Server>(*address, read_settings("MasterNode"));
+    server_ = std::make_unique<master::Server>(*address, read_settings("MasterNode"),
+                                               secret == nullptr ? net::Secret() : *secret);
   }
   ~Node() {
     if (inert()) {
@@ -84,7 +85,9 @@ class Node {
 };
 
 int run_master(const std::string& listen) {
-  Node node(listen);
+  const auto secret = net::Secret::from_environment();
+  if (!secret) raise(secret.error(), CallKind::collective, "run_master");
+  Node node(listen, &*secret);
   node.run();
   (void)node.wait(std::nullopt);
   return 0;
@@ -94,7 +97,8 @@ int run_master(const std::string& listen) {
 
 void bind_master(nb::module_& m) {
   nb::class_<Node>(m, "Master")
-      .def(nb::init<const std::string&>(), "listen"_a)
+      .def(nb::init<const std::string&, const net::Secret*>(), "listen"_a,
+           nb::arg("secret").none() = nb::none())
       .def("run", &Node::run)
       .def("address", &Node::address)
       .def("interrupt", &Node::interrupt)

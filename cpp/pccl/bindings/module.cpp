@@ -15,6 +15,7 @@ NB_MODULE(_core, m) {
   pccl::bindings::bind_arrays(m);
   pccl::bindings::bind_operation(m);
   pccl::bindings::bind_reducer(m);
+  pccl::bindings::bind_secret(m);
   pccl::bindings::bind_communicator(m);
   pccl::bindings::bind_master(m);
   pccl::bindings::bind_weighted(m);

@@ -21,7 +21,9 @@ Status forked() {
 
 Result<peer::CommunicatorOptions> options_from(const pcclCommCreateParams_t& params) {
   peer::CommunicatorOptions options;
-  if (const Status status = refuse_secret(); !status) return status.error();
+  const Result<net::Secret> secret = net::Secret::from_environment();
+  if (!secret) return secret.error();
+  options.secret = *secret;
   const Result<Settings> settings = Settings::from_environment();
   if (!settings) return settings.error();
   options.settings = *settings;

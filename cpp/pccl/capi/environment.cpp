@@ -59,14 +59,4 @@ Result<std::vector<wire::Address>> advertised() {
   return addresses;
 }
 
-Status refuse_secret() {
-  for (const char* variable : {"PCCL_SECRET", "PCCL_SECRET_FILE"}) {
-    if (text(variable).empty()) continue;
-    return Status(
-        Code::not_supported,
-        std::string(variable) + " is set, but authentication and encryption are not supported yet");
-  }
-  return {};
-}
-
 }  // namespace pccl::capi

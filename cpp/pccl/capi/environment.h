@@ -13,7 +13,5 @@ namespace pccl::capi {
 [[nodiscard]] Result<std::uint16_t> own_port();
 // PCCL_ADVERTISE: "host[:port],...".
 [[nodiscard]] Result<std::vector<wire::Address>> advertised();
-// PCCL_SECRET, PCCL_SECRET_FILE: never silently ignored.
-[[nodiscard]] Status refuse_secret();
 
 }  // namespace pccl::capi

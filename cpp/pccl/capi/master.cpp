@@ -12,7 +12,6 @@
 
 #include "pccl/capi/address.h"
 #include "pccl/capi/call.h"
-#include "pccl/capi/environment.h"
 #include "pccl/capi/exit.h"
 #include "pccl/master/server.h"
 #include "pccl/net/address.h"
@@ -26,7 +25,8 @@ constexpr Duration kSlice = std::chrono::hours(1);  // of a wait without end
 // *any thread*, but for the destructor
 class Master final : public ClosedAtExit {
  public:
-  Master(const wire::Address& listen, const Settings& settings) : server_(listen, settings) {
+  Master(const wire::Address& listen, const Settings& settings, const net::Secret& secret)
+      : server_(listen, settings, secret) {
     sem_init(&stop_, 0, 0);
     opened();
   }
@@ -131,12 +131,13 @@ pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address,
                               pcclMasterInstance_t** master_out) {
   return call(__func__, CallKind::collective, [&]() -> Status {
     if (master_out == nullptr) return refuse("master_out is NULL");
-    if (Status status = refuse_secret(); !status) return status;
+    const Result<net::Secret> secret = net::Secret::from_environment();
+    if (!secret) return secret.error();
     const Result<wire::Address> listen = from_c(listen_address);
     if (!listen) return listen.error();
     const Result<Settings> settings = Settings::from_environment();
     if (!settings) return settings.error();
-    *master_out = new pcclMasterInstanceState_t{{*listen, *settings}};
+    *master_out = new pcclMasterInstanceState_t{{*listen, *settings, *secret}};
     return {};
   });
 }

@@ -509,15 +509,20 @@ bool Group::newcomers_ready() const {
                      [&](const Peer& candidate) { return newcomer_ready(candidate); });
 }
 
-// Newcomers learn whom to dial, members whom to expect.
-void Group::tell_newcomers() {
-  if (members_.empty()) return;
+wire::Expect Group::expected() const {
   wire::Expect expect;
   for (const Peer& candidate : candidates_) {
     if (!candidate.waiting) continue;
     expect.newcomers.push_back(candidate.member);
   }
   expect.ready = newcomers_ready();
+  return expect;
+}
+
+// Newcomers learn whom to dial, members whom to expect.
+void Group::tell_newcomers() {
+  if (members_.empty()) return;
+  const wire::Expect expect = expected();
   // Members first: whoever is dialled should know why.
   for (const Peer& peer : members_) {
     if (peer.connection != 0) around_.send(peer.connection, collected_, expect);
@@ -579,6 +584,8 @@ bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant 
     if (entry.ordinal > applied) missing.entries.push_back(entry);
   }
   if (!missing.entries.empty()) around_.send(connection, collected_, missing);
+  // They may have come, or gone, meanwhile.
+  around_.send(connection, collected_, expected());
   const PeerId id = rejoin.id;
   for (const wire::OpState& state : rejoin.report.operations) {
     Peer* sender = member(id);  // a verdict may have changed the members

@@ -260,6 +260,7 @@ class Group {
   void start(std::vector<Peer> founders);
   [[nodiscard]] Peer take_candidate(std::size_t at);
   [[nodiscard]] std::uint32_t missing() const;
+  [[nodiscard]] wire::Expect expected() const;
   void tell_newcomers();
   [[nodiscard]] bool newcomer_ready(const Peer& candidate) const;
   [[nodiscard]] bool fits(const Peer& candidate) const;

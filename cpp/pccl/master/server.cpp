@@ -65,11 +65,21 @@ Result<int> open_listener(const wire::Address& address) {
   return listener;
 }
 
+// For who speaks in the clear with a master that has a secret. It says nothing of the run.
+wire::Bytes ask_for_secret() {
+  return wire::encode(
+      wire::Envelope{},
+      wire::Refused{Code::authentication_failed,
+                    "this run needs its secret: set PCCL_SECRET or PCCL_SECRET_FILE"});
+}
+
 }  // namespace
 
-Server::Server(wire::Address listen, const Settings& settings)
+Server::Server(wire::Address listen, const Settings& settings, net::Secret secret)
     : listen_(std::move(listen)),
       options_(options_from(settings)),
+      secret_(std::move(secret)),
+      key_update_records_(settings.key_update_records),
       master_(options_, random_run(), 1),
       timer_(context_),
       accept_again_(context_),
@@ -78,10 +88,20 @@ Server::Server(wire::Address listen, const Settings& settings)
 Server::~Server() { interrupt(); }
 
 Status Server::run() {
+  if (secret_) {
+    auto tls = net::TlsContext::make(key_update_records_);
+    if (!tls) return tls.error();
+    tls_ = std::move(*tls);
+  }
   const auto listener = open_listener(listen_);
   if (!listener) return listener.error();
   listener_ = std::make_unique<net::Socket>(context_, *listener);
   address_ = net::to_string(listener_->local());
+  if (!secret_ && !listener_->local().address().is_loopback()) {
+    log(LogLevel::warn, "master",
+        "anybody who reaches " + address_ +
+            " can join, and nothing is encrypted: this master has no secret (PCCL_SECRET)");
+  }
   accept();
   arm_timer();
   const std::lock_guard lock(mutex_);
@@ -111,6 +131,8 @@ void Server::serve() {
       log(LogLevel::err, "master", std::string("the master met: ") + error.what());
     }
   }
+  for (const auto& [id, handshake] : handshakes_) handshake->cancel();
+  handshakes_.clear();
   connections_.clear();
   listener_.reset();
   const std::lock_guard lock(mutex_);
@@ -133,7 +155,6 @@ bool Server::wait(Instant until) {
 void Server::accept() {
   listener_->wait_readable([this](const asio::error_code& error) {
     if (error) return;
-    const Instant now = clock_now();
     for (int i = 0; i < kAccepts; ++i) {
       const int descriptor = net::accept_on(*listener_);
       if (descriptor == -EAGAIN) break;
@@ -149,17 +170,43 @@ void Server::accept() {
       }
       auto socket = std::make_unique<net::Socket>(context_, descriptor);
       const ConnectionId id = next_++;
-      const asio::ip::address from = net::plain(socket->remote().address());
-      Connection& connection = connections_[id];
-      connection.socket = std::move(socket);
-      master_.on_connect(id, from.to_string(), now);
-      await_readable(id, connection);
-      anteroom_.enter(id, from);
+      anteroom_.enter(id, net::plain(socket->remote().address()));
+      if (tls_ != nullptr) {
+        secure(id, std::move(socket));
+      } else {
+        welcome(id, std::move(socket));
+      }
       make_room();
     }
     act();
     accept();
   });
+}
+
+// Who does not know the secret comes no further, and is told nothing of the run.
+void Server::secure(ConnectionId id, std::unique_ptr<net::Socket> socket) {
+  const std::string from = net::plain(socket->remote().address()).to_string();
+  handshakes_[id] = net::Handshake::start(
+      context_, std::move(socket), tls_->server(net::TlsRole::control, secret_.control_key()),
+      ask_for_secret(),
+      [this, id, from](std::unique_ptr<net::Socket> secured, const Error& failure) {
+        handshakes_.erase(id);
+        if (secured != nullptr) {
+          welcome(id, std::move(secured));
+        } else {
+          anteroom_.leave(id);
+          log(LogLevel::info, "master", "connection from " + from + ": it " + failure.reason);
+        }
+        act();
+      });
+}
+
+void Server::welcome(ConnectionId id, std::unique_ptr<net::Socket> socket) {
+  const std::string from = net::plain(socket->remote().address()).to_string();
+  Connection& connection = connections_[id];
+  connection.socket = std::move(socket);
+  master_.on_connect(id, from, clock_now());
+  await_readable(id, connection);
 }
 
 void Server::await_readable(ConnectionId id, Connection& connection) {
@@ -227,13 +274,21 @@ void Server::drop(ConnectionId id) {
 // Too many connections say nothing, or too little: some of them go.
 void Server::make_room() {
   while (const auto goes = anteroom_.crowded()) {
-    const auto& socket = *connections_.at(*goes).socket;
+    const auto shaking = handshakes_.find(*goes);
+    const auto& socket = shaking != handshakes_.end() ? shaking->second->socket()
+                                                      : *connections_.at(*goes).socket;
     const std::string from = net::plain(socket.remote().address()).to_string();
     if (const auto line = rare_.line(
             "too many connections do not say who they are: one of " + from + " was closed",
             clock_now()))
       log(LogLevel::warn, "master", *line);
-    drop(*goes);
+    if (shaking == handshakes_.end()) {
+      drop(*goes);
+      continue;
+    }
+    anteroom_.leave(*goes);
+    shaking->second->cancel();
+    handshakes_.erase(shaking);
   }
 }
 
@@ -264,8 +319,8 @@ void Server::act() {
         net::Connector::start(
             context_, attempt->address, kTryTime,
             [this, whom = attempt->for_whom](const std::unique_ptr<net::Socket>& socket,
-                                             const std::string& failure) {
-              master_.on_tried(whom, socket != nullptr, failure, clock_now());
+                                             const Error& failure) {
+              master_.on_tried(whom, socket != nullptr, failure.reason, clock_now());
               act();
             });
       } else {
@@ -298,7 +353,10 @@ bool Server::write(ConnectionId id, Connection& connection) {
     if (connection.out.capacity() > wire::kKeptBuffer) wire::Bytes().swap(connection.out);
     connection.out_at = 0;
   };
-  while (!connection.writing && connection.out_at < connection.out.size()) {
+  const auto left = [&] {
+    return connection.out_at < connection.out.size() || connection.socket->unsent();
+  };
+  while (!connection.writing && left()) {
     const iovec from{connection.out.data() + connection.out_at,
                      connection.out.size() - connection.out_at};
     const ssize_t put = connection.socket->write({&from, 1});
@@ -320,7 +378,7 @@ bool Server::write(ConnectionId id, Connection& connection) {
     }
     connection.out_at += static_cast<std::size_t>(put);
   }
-  if (connection.out_at == connection.out.size()) {
+  if (!left()) {
     empty();
     return !connection.closing;
   }

@@ -19,7 +19,10 @@
 #include "pccl/base/settings.h"
 #include "pccl/master/master.h"
 #include "pccl/net/anteroom.h"
+#include "pccl/net/handshake.h"
+#include "pccl/net/secret.h"
 #include "pccl/net/socket.h"
+#include "pccl/net/tls.h"
 
 namespace pccl::master {
 
@@ -28,7 +31,8 @@ namespace pccl::master {
 class Server {
  public:
   // `listen`: "host:port"; port 0 takes a free one; an empty host is all interfaces.
-  Server(wire::Address listen, const Settings& settings);
+  // `secret`: what peers must know; none: nobody is asked, and nothing is encrypted.
+  Server(wire::Address listen, const Settings& settings, net::Secret secret = {});
   ~Server();  // interrupts
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
@@ -58,6 +62,8 @@ class Server {
   // -- the server's thread
   void serve();
   void accept();
+  void secure(ConnectionId id, std::unique_ptr<net::Socket> socket);
+  void welcome(ConnectionId id, std::unique_ptr<net::Socket> socket);
   void await_readable(ConnectionId id, Connection& connection);
   void read(ConnectionId id);
   void act();
@@ -71,14 +77,18 @@ class Server {
 
   wire::Address listen_;
   Options options_;
+  net::Secret secret_;
+  const std::uint64_t key_update_records_;
   std::string address_;
   asio::io_context context_;
+  std::shared_ptr<net::TlsContext> tls_;  // null: no secret
   Master master_;
   std::unique_ptr<net::Socket> listener_;
   asio::steady_timer timer_;
   asio::steady_timer accept_again_;
   Instant armed_ = Instant::max();
   std::map<ConnectionId, Connection> connections_;
+  std::map<ConnectionId, std::shared_ptr<net::Handshake>> handshakes_;
   net::Anteroom anteroom_{net::waiting_limit()};
   std::size_t queued_ = 0;  // bytes that peers have not fetched yet, over all connections
   RareLines rare_;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "pccl/net/address.h"
+#include "pccl/net/tls.h"
 
 namespace pccl::net {
 namespace {
@@ -13,9 +14,16 @@ constexpr std::size_t kMaxEndpoints = 16;
 
 }  // namespace
 
+Connector::Connector(asio::io_context& context, Done done, std::unique_ptr<Tls> tls)
+    : context_(context),
+      deadline_(context),
+      stagger_(context),
+      done_(std::move(done)),
+      tls_(std::move(tls)) {}
+
 std::shared_ptr<Connector> Connector::start(asio::io_context& context, const wire::Address& address,
-                                            Duration timeout, Done done) {
-  std::shared_ptr<Connector> made(new Connector(context, std::move(done)));
+                                            Duration timeout, Done done, std::unique_ptr<Tls> tls) {
+  std::shared_ptr<Connector> made(new Connector(context, std::move(done), std::move(tls)));
   made->begin(address, timeout);
   return made;
 }
@@ -86,10 +94,12 @@ void Connector::writable(std::size_t attempt) {
 
 void Connector::finish(std::unique_ptr<Socket> connection, const std::string& failure) {
   if (!done_) return;
-  const Done done = std::exchange(done_, nullptr);
-  const std::string reason = failure;
+  Done done = std::exchange(done_, nullptr);
+  const Error reason{Code::unreachable, failure, {}, {}};
   cancel();
-  done(std::move(connection), reason);
+  if (connection == nullptr || tls_ == nullptr) return done(std::move(connection), reason);
+  handshake_ =
+      Handshake::start(context_, std::move(connection), std::move(tls_), {}, std::move(done));
 }
 
 void Connector::cancel() {
@@ -97,6 +107,8 @@ void Connector::cancel() {
   deadline_.cancel();
   stagger_.cancel();
   attempts_.clear();
+  if (handshake_) handshake_->cancel();
+  handshake_.reset();
 }
 
 }  // namespace pccl::net

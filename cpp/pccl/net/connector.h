@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pccl/base/error.h"
+#include "pccl/net/handshake.h"
 #include "pccl/net/socket.h"
 #include "pccl/wire/records.h"
 
@@ -21,17 +22,18 @@ namespace pccl::net {
 // *one thread at a time: whoever drives the loop*
 class Connector : public std::enable_shared_from_this<Connector> {
  public:
-  // Gets the connection, or a sentence why there is none. Called once, from the loop, unless
-  // cancelled.
-  using Done = std::function<void(std::unique_ptr<Socket> connection, const std::string& failure)>;
+  // Gets the connection, or why there is none (see Handshake; else unreachable). Called once, from
+  // the loop, unless cancelled.
+  using Done = std::function<void(std::unique_ptr<Socket> connection, const Error& failure)>;
+  // `tls`: this end of the connection; null: nothing is encrypted.
   static std::shared_ptr<Connector> start(asio::io_context& context, const wire::Address& address,
-                                          Duration timeout, Done done);
+                                          Duration timeout, Done done,
+                                          std::unique_ptr<Tls> tls = nullptr);
   // `done` is not called any more.
   void cancel();
 
  private:
-  Connector(asio::io_context& context, Done done)
-      : context_(context), deadline_(context), stagger_(context), done_(std::move(done)) {}
+  Connector(asio::io_context& context, Done done, std::unique_ptr<Tls> tls);
   void begin(const wire::Address& address, Duration timeout);
   void try_next();
   void writable(std::size_t attempt);
@@ -50,6 +52,8 @@ class Connector : public std::enable_shared_from_this<Connector> {
   std::size_t open_ = 0;
   std::string failure_;
   Done done_;
+  std::unique_ptr<Tls> tls_;
+  std::shared_ptr<Handshake> handshake_;
 };
 
 }  // namespace pccl::net

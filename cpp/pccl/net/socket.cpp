@@ -9,6 +9,7 @@
 
 #include "pccl/net/address.h"
 #include "pccl/net/fork.h"
+#include "pccl/net/tls.h"
 
 namespace pccl::net {
 namespace {
@@ -69,6 +70,17 @@ asio::ip::tcp::endpoint ask_endpoint(Ask ask) {
 
 }  // namespace
 
+Socket::Socket(asio::io_context& context, int descriptor)
+    : descriptor_(context, descriptor), raw_(descriptor) {}
+
+Socket::~Socket() { close(); }
+
+void Socket::secure(std::unique_ptr<Tls> tls) { tls_ = std::move(tls); }
+
+bool Socket::unsent() const { return tls_ != nullptr && tls_->unsent(); }
+
+bool Socket::buffered() const { return tls_ != nullptr && tls_->buffered(); }
+
 void Socket::close() {
   if (raw_ < 0) return;
   // Taken off the loop first, then closed where forks are watched for.
@@ -88,19 +100,27 @@ void Socket::hold_little() const {
 }
 
 ssize_t Socket::read(std::span<const iovec> into) const {
+  return tls_ != nullptr ? tls_->read(raw_, into) : receive(raw_, into);
+}
+
+ssize_t Socket::write(std::span<const iovec> from) const {
+  return tls_ != nullptr ? tls_->write(raw_, from) : transmit(raw_, from);
+}
+
+ssize_t receive(int descriptor, std::span<const iovec> into) {
   for (;;) {
-    const ssize_t got = ::readv(raw_, into.data(), static_cast<int>(into.size()));
+    const ssize_t got = ::readv(descriptor, into.data(), static_cast<int>(into.size()));
     if (got >= 0) return got;
     if (errno != EINTR) return -errno;
   }
 }
 
-ssize_t Socket::write(std::span<const iovec> from) const {
+ssize_t transmit(int descriptor, std::span<const iovec> from) {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(from.data());
   message.msg_iovlen = from.size();
   for (;;) {
-    const ssize_t put = ::sendmsg(raw_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t put = ::sendmsg(descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (put >= 0) return put;
     if (errno != EINTR) return -errno;
   }

@@ -1,6 +1,6 @@
 // A TCP descriptor on an event loop. The loop only says when it may be read or written; the reading
 // and writing is done by the owner, without blocking, so that no buffer is referenced between two
-// calls.
+// calls. What is read and written may be encrypted on its way (tls.h).
 #pragma once
 
 #include <sys/types.h>
@@ -9,6 +9,8 @@
 #include <asio/io_context.hpp>
 #include <asio/ip/tcp.hpp>
 #include <asio/posix/basic_stream_descriptor.hpp>
+#include <asio/post.hpp>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -16,14 +18,15 @@
 
 namespace pccl::net {
 
+class Tls;
+
 // All descriptors are non-blocking, close-on-exec and not kept by forked children; a broken
 // connection raises no signal. *one thread at a time: whoever drives the loop*
 class Socket {
  public:
   // Takes the descriptor over.
-  Socket(asio::io_context& context, int descriptor)
-      : descriptor_(context, descriptor), raw_(descriptor) {}
-  ~Socket() { close(); }
+  Socket(asio::io_context& context, int descriptor);
+  ~Socket();
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
 
@@ -31,12 +34,21 @@ class Socket {
   [[nodiscard]] bool is_open() const { return raw_ >= 0; }
   // Handlers that wait are called with an error. May be called again.
   void close();
-  // The descriptor is somebody else's now.
+  // The descriptor is somebody else's now. REQUIRES: it is not secured.
   [[nodiscard]] int give();
+
+  // From now on all goes through this. REQUIRES: its handshake is over.
+  void secure(std::unique_ptr<Tls> tls);
 
   // Calls `ready(error_code)` once.
   template <class Handler>
   void wait_readable(Handler&& ready) {
+    if (buffered()) {
+      asio::post(descriptor_.get_executor(), [handler = std::forward<Handler>(ready)]() mutable {
+        handler(asio::error_code());
+      });
+      return;
+    }
     descriptor_.async_wait(asio::posix::descriptor_base::wait_read, std::forward<Handler>(ready));
   }
   template <class Handler>
@@ -48,17 +60,27 @@ class Socket {
   // go on another connection.
   void hold_little() const;
 
-  // Bytes moved; 0 from read: the other end closed; negative: -errno (-EAGAIN: not now).
+  // Bytes moved; 0 from read: the other end closed; negative: -errno (-EAGAIN: not now). A read of
+  // less than there was room for has taken all that had come.
   [[nodiscard]] ssize_t read(std::span<const iovec> into) const;
   [[nodiscard]] ssize_t write(std::span<const iovec> from) const;
+  // Some of what was written is not on its way yet: write again, be it nothing, when writable.
+  [[nodiscard]] bool unsent() const;
 
   [[nodiscard]] asio::ip::tcp::endpoint local() const;
   [[nodiscard]] asio::ip::tcp::endpoint remote() const;
 
  private:
+  [[nodiscard]] bool buffered() const;
+
   asio::posix::basic_stream_descriptor<asio::io_context::executor_type> descriptor_;
   int raw_;
+  std::unique_ptr<Tls> tls_;  // null: nothing is encrypted
 };
+
+// As read and write, of a bare descriptor.
+[[nodiscard]] ssize_t receive(int descriptor, std::span<const iovec> into);
+[[nodiscard]] ssize_t transmit(int descriptor, std::span<const iovec> from);
 
 // A descriptor that listens, or why not.
 [[nodiscard]] Result<int> listen_on(const asio::ip::tcp::endpoint& endpoint);

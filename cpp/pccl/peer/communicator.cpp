@@ -324,6 +324,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   options.settings = options_.settings;
   options.port = options_.port;
   options.advertise = options_.advertise;
+  options.secret = options_.secret;
   options.join.id = id_;
   options.join.group = options_.group;
   options.join.min_peers = request.min_peers;

@@ -24,6 +24,7 @@ struct CommunicatorOptions {
   std::vector<wire::Address> advertise;
   std::string replica;  // with its other peers, one in each group, it comes and goes; empty: none
   std::uint32_t ranks_per_replica = 0;
+  net::Secret secret;  // the run's; none: nothing is encrypted
 };
 
 // What ends a call before its work does.

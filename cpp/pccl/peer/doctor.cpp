@@ -9,7 +9,9 @@
 
 #include "pccl/net/address.h"
 #include "pccl/net/connector.h"
+#include "pccl/net/handshake.h"
 #include "pccl/net/socket.h"
+#include "pccl/net/tls.h"
 
 #ifndef PCCL_VERSION
 #define PCCL_VERSION "unknown"
@@ -28,8 +30,9 @@ Instant clock_now() { return std::chrono::steady_clock::now(); }
 // *one thread: who calls*
 class Doctor {
  public:
-  Doctor(const wire::Address& master, std::uint32_t group, const Settings& settings)
-      : master_(master), group_(group), settings_(settings) {}
+  Doctor(const wire::Address& master, std::uint32_t group, const Settings& settings,
+         const net::Secret& secret)
+      : master_(master), group_(group), settings_(settings), secret_(secret) {}
 
   Diagnosis run(std::uint16_t port) {
     if (!connect()) return std::move(result_);
@@ -55,15 +58,25 @@ class Doctor {
   }
 
   bool connect() {
+    std::unique_ptr<net::Tls> tls;
+    if (secret_) {
+      auto made = net::TlsContext::make(settings_.key_update_records);
+      if (!made) {
+        result_.failure = made.error().reason;
+        return false;
+      }
+      tls = (*made)->client(net::TlsRole::control, secret_.control_key());
+    }
     bool over = false;
-    const auto attempt =
-        net::Connector::start(context_, master_, kConnectTime,
-                              [&](std::unique_ptr<net::Socket> socket, const std::string& failure) {
-                                over = true;
-                                socket_ = std::move(socket);
-                                result_.failure = failure;
-                              });
-    drive(kConnectTime + std::chrono::seconds(1), [&] { return over; });
+    const auto attempt = net::Connector::start(
+        context_, master_, kConnectTime,
+        [&](std::unique_ptr<net::Socket> socket, const Error& failure) {
+          over = true;
+          socket_ = std::move(socket);
+          result_.failure = failure.reason;
+        },
+        std::move(tls));
+    drive(kConnectTime + net::kTlsTimeout + std::chrono::seconds(1), [&] { return over; });
     attempt->cancel();
     if (socket_ == nullptr) {
       if (result_.failure.empty()) result_.failure = "no answer";
@@ -148,11 +161,11 @@ class Doctor {
         attempts.push_back(net::Connector::start(
             context_, address, kContactTime,
             [this, i, address, &open](const std::unique_ptr<net::Socket>& socket,
-                                      const std::string& failure) {
+                                      const Error& failure) {
               --open;
               Contact& contact = result_.contacts[i];
               if (socket == nullptr) {
-                contact.reason = net::to_string(address) + ": " + failure;
+                contact.reason = net::to_string(address) + ": " + failure.reason;
               } else if (contact.address.empty()) {
                 contact.address = net::to_string(address);
               }
@@ -166,6 +179,7 @@ class Doctor {
   wire::Address master_;
   std::uint32_t group_;
   const Settings& settings_;
+  const net::Secret& secret_;
   asio::io_context context_;
   std::unique_ptr<net::Socket> socket_;
   std::unique_ptr<net::Socket> listener_;  // the kernel accepts; nobody has to look
@@ -176,8 +190,8 @@ class Doctor {
 }  // namespace
 
 Diagnosis diagnose(const wire::Address& master, std::uint32_t group, std::uint16_t port,
-                   const Settings& settings) {
-  return Doctor(master, group, settings).run(port);
+                   const Settings& settings, const net::Secret& secret) {
+  return Doctor(master, group, settings, secret).run(port);
 }
 
 }  // namespace pccl::peer

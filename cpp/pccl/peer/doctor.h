@@ -7,6 +7,7 @@
 
 #include "pccl/base/error.h"
 #include "pccl/base/settings.h"
+#include "pccl/net/secret.h"
 #include "pccl/wire/messages.h"
 
 namespace pccl::peer {
@@ -28,8 +29,10 @@ struct Diagnosis {
   std::vector<Contact> contacts;
 };
 
-// Takes some 15 s at most. `port`: where to listen; 0 takes a free one.
+// Takes some 15 s at most. `port`: where to listen; 0 takes a free one. `secret`: the run's, if it
+// has one.
 [[nodiscard]] Diagnosis diagnose(const wire::Address& master, std::uint32_t group,
-                                 std::uint16_t port, const Settings& settings);
+                                 std::uint16_t port, const Settings& settings,
+                                 const net::Secret& secret);
 
 }  // namespace pccl::peer

@@ -132,6 +132,13 @@ void Engine::on_control_lost(const std::string& reason, Instant now) {
   next_control_dial_ = now + kControlRetry;
 }
 
+void Engine::on_stranger_at_master(const std::string& reason, Instant now) {
+  now_ = now;
+  if (joined_once_ || out_) return on_control_lost(reason, now);
+  dialling_control_ = false;
+  die({Code::authentication_failed, reason, {}, {}});
+}
+
 void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
   if (out_) return;
   joined_once_ = true;

@@ -79,6 +79,7 @@ struct EngineOptions {
   link::StripeTuner::Options
       stripes;  // of a link to another host, where the settings name no number
   std::uint32_t stripe_budget = 256;  // over all such links
+  bool encrypted = false;             // what leaves this process needs no checksums
   // At most so much is sent to each peer to measure the way there.
   std::uint64_t probe_bytes = std::uint64_t{1} << 40;
 };
@@ -87,6 +88,7 @@ struct DialRequest {
   std::uint64_t token = 0;
   wire::Address address;
   PeerId neighbour;  // not zero: through memory, to this one
+  PeerId peer;       // who is to answer at the address
 };
 
 // What the shell has to do after it brought an event.
@@ -128,6 +130,9 @@ class Engine final : private SessionHost,
   void on_control_open(Instant now);
   void on_control_bytes(std::span<const std::uint8_t> bytes, Instant now);
   void on_control_lost(const std::string& reason, Instant now);
+  // Whoever answered there does not know the secret. Ends it when this peer has not joined yet: who
+  // has does not leave for what somebody between may have done.
+  void on_stranger_at_master(const std::string& reason, Instant now);
   // `local`: both ends are on one host. `stripe` is an id the shell never uses again.
   // `memory`: it goes through memory.
   void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now,
@@ -218,6 +223,7 @@ class Engine final : private SessionHost,
   [[nodiscard]] std::uint32_t waiting_for() const { return waiting_for_; }
   // Attempts to reach the master for the first time that failed, and why the last one did.
   [[nodiscard]] std::uint32_t join_failures() const { return join_failures_; }
+  [[nodiscard]] std::uint64_t run() const { return session_.run(); }  // 0: not known yet
   [[nodiscard]] const std::string& control_failure() const { return control_failure_; }
   // Sizes over all groups, as of the latest epoch or outcome.
   [[nodiscard]] const wire::Census& census() const { return census_; }

@@ -188,7 +188,7 @@ void Engine::dial(Link& link, const wire::Address& address, std::uint32_t stripe
   dials_[token] = {link.peer.id, address, stripe, false, link.generation, offer};
   std::uint32_t& open = stripe == 0 ? link.dials_open : link.spares_open;
   ++open;
-  actions_.dials.push_back({token, address, {}});
+  actions_.dials.push_back({token, address, {}, link.peer.id});
 }
 
 // When it may be dialled next.
@@ -227,7 +227,7 @@ void Engine::dial_memory(Instant now) {
     link.next_memory_dial = now + kMemoryDialPause;
     const std::uint64_t token = next_dial_token_++;
     dials_[token] = {peer, {}, link.next_stripe++, true, link.generation};
-    actions_.dials.push_back({token, {}, peer});
+    actions_.dials.push_back({token, {}, peer, peer});
   }
 }
 
@@ -494,8 +494,9 @@ void Engine::establish(StripeState& state) {
   if (link.planned && session_.member())
     session_.report_link(link.peer.id, wire::LinkState::mended, "it came about");
   link.heard = now_;
-  link.checked = options_.settings.checksum == Checksum::always ||
-                 (options_.settings.checksum == Checksum::automatic && !state.local);
+  link.checked =
+      options_.settings.checksum == Checksum::always ||
+      (options_.settings.checksum == Checksum::automatic && !state.local && !options_.encrypted);
   link.keeps = state.hello.keeps;
   link.unwanted_since = now_;
   link.next_stripe = 1;

@@ -94,6 +94,11 @@ std::vector<wire::Address> own_addresses(const asio::ip::tcp::endpoint& at,
   return addresses;
 }
 
+// What neighbours have to know to be let in: words alone are no secrets where nothing is encrypted.
+PeerId word_of(const net::Secret& secret, const PeerId& word) {
+  return secret ? secret.host_word(word) : word;
+}
+
 std::size_t total(std::span<const iovec> parts) {
   std::size_t bytes = 0;
   for (const iovec& part : parts) bytes += part.iov_len;
@@ -107,11 +112,18 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
     const Status works = net::check_congestion_control(options.settings.tcp_congestion);
     if (!works) return works.error();
   }
+  std::shared_ptr<net::TlsContext> tls;
+  if (options.secret) {
+    auto made_tls = net::TlsContext::make(options.settings.key_update_records);
+    if (!made_tls) return made_tls.error();
+    tls = std::move(*made_tls);
+  }
   const auto listening = listen(options.settings.bind_address, options.port);
   if (!listening) return listening.error();
   options.join.addresses = own_addresses(listening->at, options.advertise);
   if (options.settings.shm) options.join.word = PeerId::random();
   std::shared_ptr<Runtime> made(new Runtime(std::move(options), listening->descriptor));
+  made->tls_ = std::move(tls);
   {
     const net::Turn turn(made->driver_);
     made->accept();
@@ -133,6 +145,7 @@ EngineOptions Runtime::engine_options() {
   EngineOptions options;
   options.join = options_.join;
   options.settings = options_.settings;
+  options.encrypted = static_cast<bool>(options_.secret);
   rlimit descriptors{};
   if (::getrlimit(RLIMIT_NOFILE, &descriptors) == 0 && descriptors.rlim_cur != RLIM_INFINITY)
     options.stripe_budget = static_cast<std::uint32_t>(
@@ -156,7 +169,7 @@ void Runtime::listen_to_neighbours() {
   if (!options_.settings.shm) return;
   const std::string& name = options_.settings.host_id;
   auto made = std::make_unique<shm::Neighbours>(
-      driver_.context(), options_.join.id, options_.join.word,
+      driver_.context(), options_.join.id, word_of(options_.secret, options_.join.word),
       name.empty() ? 0 : XXH3_64bits(name.data(), name.size()),
       shm::NeighbourEvents{
           [this](const PeerId& peer) {
@@ -222,6 +235,8 @@ void Runtime::shut() {
   accept_again_.cancel();
   for (const auto& [token, connector] : dials_) connector->cancel();
   dials_.clear();
+  for (const auto& [number, handshake] : handshakes_) handshake->cancel();
+  handshakes_.clear();
   if (control_dial_) control_dial_->cancel();
   control_dial_.reset();
   control_.socket.reset();
@@ -274,7 +289,8 @@ void Runtime::act() {
         pipe_news_.push_back({{peer}, nullptr, "not a neighbour any more", next_pipe_});
         neighbours_->drop(peer);
       }
-      for (const auto& [peer, word] : actions.local.connects) neighbours_->connect(peer, word);
+      for (const auto& [peer, word] : actions.local.connects)
+        neighbours_->connect(peer, word_of(options_.secret, word));
       for (const auto& [to, what, number, region] : actions.local.offers)
         neighbours_->offer(to, what, number, region);
       for (const PeerId& peer : actions.local.rings) neighbours_->ring(peer);
@@ -316,11 +332,15 @@ void Runtime::dial_control() {
   if (control_dial_) control_dial_->cancel();
   control_dial_ = net::Connector::start(
       driver_.context(), options_.master, kControlDialTimeout,
-      [this](std::unique_ptr<net::Socket> socket, const std::string& failure) {
+      [this](std::unique_ptr<net::Socket> socket, const Error& failure) {
         control_dial_.reset();
-        if (socket == nullptr) {
-          dial_failure_ = failure;
-          engine_.on_control_lost(failure, clock_now());
+        if (socket == nullptr && failure.code == Code::authentication_failed) {
+          engine_.on_stranger_at_master(
+              "the master at " + net::to_string(options_.master) + " " + failure.reason,
+              clock_now());
+        } else if (socket == nullptr) {
+          dial_failure_ = failure.reason;
+          engine_.on_control_lost(failure.reason, clock_now());
         } else {
           control_ = {};
           control_.socket = std::move(socket);
@@ -329,7 +349,9 @@ void Runtime::dial_control() {
           await_control();
         }
         act();
-      });
+      },
+      tls_ == nullptr ? nullptr
+                      : tls_->client(net::TlsRole::control, options_.secret.control_key()));
 }
 
 void Runtime::await_control() {
@@ -359,7 +381,8 @@ void Runtime::read_control(std::uint64_t number) {
 void Runtime::write_control() {
   if (control_.socket == nullptr) control_.out.clear();  // said again when the master is back
   if (control_.writing) return;
-  while (control_.out_at < control_.out.size()) {
+  while (control_.out_at < control_.out.size() ||
+         (control_.socket != nullptr && control_.socket->unsent())) {
     const iovec from{control_.out.data() + control_.out_at, control_.out.size() - control_.out_at};
     const ssize_t put = control_.socket->write({&from, 1});
     if (put == -EAGAIN) {
@@ -417,16 +440,17 @@ void Runtime::accept() {
         });
         return act();
       }
+      auto socket = std::make_unique<net::Socket>(driver_.context(), descriptor);
+      // Its key is of this run and this peer: until we know the run nobody else can know us.
+      if (tls_ != nullptr && engine_.run() == 0) continue;  // closes it
       const std::uint64_t id = next_wire_++;
-      Wire& wire = wires_[id];
-      wire.socket = std::make_unique<net::Socket>(driver_.context(), descriptor);
-      const bool local = net::same_host(wire.socket->local(), wire.socket->remote());
-      wire.local = local;
-      if (!local) set_up(*wire.socket);
-      anteroom_.enter(id, wire.socket->remote().address());
+      anteroom_.enter(id, socket->remote().address());
+      if (tls_ != nullptr) {
+        secure(id, std::move(socket));
+      } else {
+        welcome(id, std::move(socket));
+      }
       make_room();
-      engine_.on_accepted(id, local, clock_now());
-      await_readable(id);
     }
     act();
     if (!shut_) accept();
@@ -438,13 +462,46 @@ void Runtime::make_room() {
   while (const auto goes = anteroom_.crowded()) {
     anteroom_.leave(*goes);
     if (engine_.established(*goes)) continue;  // it had waited for its epoch
-    const std::string from = net::plain(wires_.at(*goes).socket->remote().address()).to_string();
+    const auto shaking = handshakes_.find(*goes);
+    const auto& socket =
+        shaking != handshakes_.end() ? shaking->second->socket() : *wires_.at(*goes).socket;
+    const std::string from = net::plain(socket.remote().address()).to_string();
     if (const auto line = rare_.line(
             "too many connections do not say who they are: one of " + from + " was closed",
             clock_now()))
       log(LogLevel::warn, engine_.id(), *line);
-    engine_.on_stripe_failed(*goes, "too many others wait", clock_now());
+    if (shaking == handshakes_.end()) {
+      engine_.on_stripe_failed(*goes, "too many others wait", clock_now());
+      continue;
+    }
+    shaking->second->cancel();
+    handshakes_.erase(shaking);
   }
+}
+
+void Runtime::secure(std::uint64_t id, std::unique_ptr<net::Socket> socket) {
+  handshakes_[id] = net::Handshake::start(
+      driver_.context(), std::move(socket),
+      tls_->server(net::TlsRole::link, options_.secret.link_key(engine_.run(), options_.join.id)),
+      {}, [this, id](std::unique_ptr<net::Socket> secured, const Error&) {
+        handshakes_.erase(id);
+        if (secured != nullptr) {
+          welcome(id, std::move(secured));
+        } else {
+          anteroom_.leave(id);
+        }
+        act();
+      });
+}
+
+void Runtime::welcome(std::uint64_t id, std::unique_ptr<net::Socket> socket) {
+  const bool local = net::same_host(socket->local(), socket->remote());
+  if (!local) set_up(*socket);
+  Wire& wire = wires_[id];
+  wire.local = local;
+  wire.socket = std::move(socket);
+  engine_.on_accepted(id, local, clock_now());
+  await_readable(id);
 }
 
 void Runtime::dial(const DialRequest& request) {
@@ -452,10 +509,10 @@ void Runtime::dial(const DialRequest& request) {
   const std::uint64_t token = request.token;
   dials_[token] = net::Connector::start(
       driver_.context(), request.address, options_.settings.link_timeout,
-      [this, token](std::unique_ptr<net::Socket> socket, const std::string& failure) {
+      [this, token](std::unique_ptr<net::Socket> socket, const Error& failure) {
         dials_.erase(token);
         if (socket == nullptr) {
-          engine_.on_dial_failed(token, failure, clock_now());
+          engine_.on_dial_failed(token, failure.reason, clock_now());
         } else {
           const std::uint64_t id = next_wire_++;
           const bool local = net::same_host(socket->local(), socket->remote());
@@ -466,7 +523,10 @@ void Runtime::dial(const DialRequest& request) {
           await_readable(id);
         }
         act();
-      });
+      },
+      tls_ == nullptr ? nullptr
+                      : tls_->client(net::TlsRole::link,
+                                     options_.secret.link_key(engine_.run(), request.peer)));
 }
 
 // A connection to another host.
@@ -560,7 +620,7 @@ void Runtime::write(std::uint64_t id) {
     link::Stripe* stripe = engine_.stripe(id);
     if (stripe == nullptr) return;
     const std::span<const iovec> from = stripe->outgoing();
-    if (from.empty()) return;
+    if (from.empty() && !wire.unsent()) return;
     if (moved >= turn) {
       wire.writing = true;
       if (wire.pipe == nullptr) asio::post(driver_.context(), [go_on] { go_on({}); });

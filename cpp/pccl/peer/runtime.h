@@ -15,8 +15,11 @@
 #include "pccl/base/allowance.h"
 #include "pccl/net/anteroom.h"
 #include "pccl/net/connector.h"
+#include "pccl/net/handshake.h"
 #include "pccl/net/loop.h"
+#include "pccl/net/secret.h"
 #include "pccl/net/socket.h"
+#include "pccl/net/tls.h"
 #include "pccl/peer/engine.h"
 #include "pccl/shm/neighbours.h"
 #include "pccl/shm/pipe.h"
@@ -29,6 +32,7 @@ struct RuntimeOptions {
   Settings settings;
   std::uint16_t port = 0;                // where other peers connect; 0: any free one
   std::vector<wire::Address> advertise;  // port 0: the port above
+  net::Secret secret;                    // none: nothing is encrypted
 };
 
 // A forked copy must be neither used nor destroyed (net/fork.h).
@@ -79,6 +83,7 @@ class Runtime {
     [[nodiscard]] ssize_t write(std::span<const iovec> from) const {
       return pipe != nullptr ? pipe->write(from) : socket->write(from);
     }
+    [[nodiscard]] bool unsent() const { return socket != nullptr && socket->unsent(); }
     bool local = false;              // both ends are on one host
     std::uint64_t looked_after = 0;  // bytes sent when its buffers were looked at
     bool reading = false;            // waits to be readable
@@ -109,6 +114,8 @@ class Runtime {
 
   void accept();
   void make_room();
+  void secure(std::uint64_t id, std::unique_ptr<net::Socket> socket);
+  void welcome(std::uint64_t id, std::unique_ptr<net::Socket> socket);
   void dial_control();
   void read_control(std::uint64_t number);
   void write_control();
@@ -139,6 +146,7 @@ class Runtime {
   RuntimeOptions options_;
   net::LoopDriver driver_;
   Engine engine_;
+  std::shared_ptr<net::TlsContext> tls_;  // null: no secret
   std::unique_ptr<net::Socket> listener_;
   asio::steady_timer timer_;
   asio::steady_timer accept_again_;
@@ -147,8 +155,9 @@ class Runtime {
   std::uint64_t next_control_ = 1;
   std::string dial_failure_;
   std::shared_ptr<net::Connector> control_dial_;
-  std::map<std::uint64_t, std::shared_ptr<net::Connector>> dials_;  // by token
-  std::map<std::uint64_t, Wire> wires_;                             // by stripe
+  std::map<std::uint64_t, std::shared_ptr<net::Connector>> dials_;       // by token
+  std::map<std::uint64_t, std::shared_ptr<net::Handshake>> handshakes_;  // of accepted ones
+  std::map<std::uint64_t, Wire> wires_;                                  // by stripe
   std::uint64_t next_wire_ = 1;
   net::Anteroom anteroom_{net::waiting_limit()};  // of wires
   RareLines rare_;

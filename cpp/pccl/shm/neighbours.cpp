@@ -24,7 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::uint32_t kMagic = 0x4c4c4350;  // "PCLL"
-constexpr std::uint16_t kVersion = 3;
+constexpr std::uint16_t kVersion = 4;
 constexpr int kBacklog = 256;
 constexpr int kReads = 64;                               // in one turn
 constexpr std::size_t kMaxUnknown = 64;                  // channels without a hello
@@ -33,7 +33,7 @@ constexpr Duration kGreeting = std::chrono::seconds(5);  // until both ends have
 constexpr Duration kTick = std::chrono::milliseconds(100);
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);  // when descriptors have run out
 
-enum class Kind : std::uint16_t { hello, welcome, offer, ring, forget };
+enum class Kind : std::uint16_t { hello, welcome, offer, ring, forget, challenge };
 
 // Where a peer listens.
 std::pair<sockaddr_un, socklen_t> address_of(const PeerId& peer) {
@@ -124,10 +124,11 @@ struct Neighbours::Packet {
   PeerId proof;
 
   // What a hello or a welcome proves the listener's word with.
-  [[nodiscard]] PeerId proven(const PeerId& word) const {
-    std::array<std::uint64_t, 7> about{static_cast<std::uint64_t>(kind), host, number};
+  [[nodiscard]] PeerId proven(const PeerId& word, const PeerId& challenge) const {
+    std::array<std::uint64_t, 9> about{static_cast<std::uint64_t>(kind), host, number};
     std::memcpy(&about[3], from.bytes.data(), sizeof from.bytes);
     std::memcpy(&about[5], to.bytes.data(), sizeof to.bytes);
+    std::memcpy(&about[7], challenge.bytes.data(), sizeof challenge.bytes);
     return shm::proof(word, about);
   }
 };
@@ -186,11 +187,14 @@ void Neighbours::accept() {
   });
 }
 
-// Somebody connected: most often its hello is there already.
+// Somebody connected.
 void Neighbours::greet(int descriptor) {
   if (!same_user(descriptor)) return net::close_descriptor(descriptor);
   const std::uint64_t id = open(descriptor);
-  read(id);
+  Packet challenge;
+  challenge.kind = Kind::challenge;
+  challenge.proof = channels_.at(id).challenge = PeerId::random();
+  push(id, challenge, nullptr);
   if (!channels_.contains(id)) return;
   await(id);
   std::vector<std::uint64_t> unknown;
@@ -224,24 +228,30 @@ void Neighbours::connect(const PeerId& peer, const PeerId& word) {
     net::close_descriptor(descriptor);
     return events_.down(peer, "another user's");
   }
+  const std::uint64_t id = open(descriptor);
+  Channel& channel = channels_.at(id);
+  channel.peer = peer;
+  channel.word = word;
+  channel.dialled = true;
+  by_peer_[peer] = id;
+  await(id);
+}
+
+// The answer to a challenge.
+void Neighbours::say_hello(std::uint64_t id) {
+  Channel& channel = channels_.at(id);
   Packet hello;
   hello.kind = Kind::hello;
   hello.host = host_;
   const PeerId once = PeerId::random();
   std::memcpy(&hello.number, once.bytes.data(), sizeof hello.number);
   hello.from = self_;
-  hello.to = peer;
-  hello.proof = hello.proven(word);
+  hello.to = channel.peer;
+  hello.proof = hello.proven(channel.word, channel.challenge);
   Packet welcome = hello;
   welcome.kind = Kind::welcome;
-  const std::uint64_t id = open(descriptor);
-  Channel& channel = channels_.at(id);
-  channel.peer = peer;
-  channel.dialled = true;
-  channel.welcome = welcome.proven(word);
-  by_peer_[peer] = id;
+  channel.welcome = welcome.proven(channel.word, channel.challenge);
   push(id, hello, nullptr);
-  if (channels_.contains(id)) await(id);
 }
 
 void Neighbours::drop(const PeerId& peer) {
@@ -424,10 +434,17 @@ bool Neighbours::take(std::uint64_t id, const Packet& packet, int descriptor) {
     lose(id, reason);
     return false;
   };
+  if (packet.kind == Kind::challenge) {
+    if (!channel.dialled || !channel.challenge.empty() || packet.proof.empty())
+      return fail("a challenge out of turn");
+    channel.challenge = packet.proof;
+    say_hello(id);
+    return channels_.contains(id);
+  }
   if (packet.kind == Kind::hello) {
     if (!channel.peer.empty() || packet.to != self_ || packet.from.empty())
       return fail("a greeting out of turn");
-    if (packet.proof != packet.proven(word_)) return fail("a stranger");
+    if (packet.proof != packet.proven(word_, channel.challenge)) return fail("a stranger");
     if (packet.host != host_) return fail("it is to count as another host (PCCL_HOST_ID)");
     if (const std::uint64_t before = channel_of(packet.from); before != 0) channels_.erase(before);
     by_peer_[packet.from] = id;
@@ -435,14 +452,15 @@ bool Neighbours::take(std::uint64_t id, const Packet& packet, int descriptor) {
     channel.up = true;
     Packet welcome = packet;
     welcome.kind = Kind::welcome;
-    welcome.proof = welcome.proven(word_);
+    welcome.proof = welcome.proven(word_, channel.challenge);
     push(id, welcome, nullptr);
     if (!channels_.contains(id)) return false;
     events_.up(packet.from);
     return channels_.contains(id);
   }
   if (packet.kind == Kind::welcome) {
-    if (!channel.dialled || channel.up) return fail("a welcome out of turn");
+    if (!channel.dialled || channel.up || channel.challenge.empty())
+      return fail("a welcome out of turn");
     if (packet.proof != channel.welcome) return fail("somebody else answers in its place");
     channel.up = true;
     events_.up(channel.peer);

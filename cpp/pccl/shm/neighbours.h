@@ -1,7 +1,8 @@
 // Peers on this host: found by a proof, not by an address, and given what they may map. A socket in
 // the abstract namespace, which ends at the borders of a network namespace: whoever can connect to
 // it as the same user, and knows the word that only members of the run are told, is on this host.
-// Both ends prove that they know it.
+// Both ends prove that they know it, each to a number of the other's, so that what was said once is
+// of no use again; before that nothing is passed on.
 #pragma once
 
 #include <array>
@@ -69,8 +70,10 @@ class Neighbours {
   };
   struct Channel {
     std::unique_ptr<net::Socket> socket;
-    PeerId peer;     // zero until its hello
-    PeerId welcome;  // of a dialled one: the proof that its answer must have
+    PeerId peer;       // zero until its hello
+    PeerId word;       // dialled: what both prove to know
+    PeerId challenge;  // the listener's number: sent, or zero until it comes
+    PeerId welcome;    // dialled: the proof that its answer must have
     std::chrono::steady_clock::time_point since{};
     bool dialled = false;
     bool up = false;
@@ -87,6 +90,7 @@ class Neighbours {
   void await(std::uint64_t id);
   void read(std::uint64_t id);
   bool take(std::uint64_t id, const Packet& packet, int descriptor);  // false: the channel is gone
+  void say_hello(std::uint64_t id);
   void push(std::uint64_t id, const Packet& packet, RegionPtr region);
   void write(std::uint64_t id);
   void lose(std::uint64_t id, const std::string& reason);

@@ -197,7 +197,12 @@ nb::bytes control_sample(const std::string& name) {
   wire::Message message;
   pccl::PeerId id;
   for (std::size_t i = 0; i < id.bytes.size(); ++i) id.bytes[i] = static_cast<std::uint8_t>(i + 1);
-  if (name == "heartbeat") {
+  if (name == "join") {
+    wire::Join join;
+    join.id = id;
+    join.waiting = true;
+    message = join;
+  } else if (name == "heartbeat") {
     message = wire::Heartbeat{};
   } else if (name == "enter_round") {
     message = wire::EnterRound{{{wire::RoundKind::barrier, 7, 2}, {}}};
