@@ -160,7 +160,7 @@ void Server::accept() {
       if (descriptor == -EAGAIN) break;
       if (descriptor < 0) {
         const std::string why = net::error_text(-descriptor);
-        if (const auto line = rare_.line("cannot accept a connection: " + why, now))
+        if (const auto line = rare_.line("cannot accept a connection: " + why, clock_now()))
           log(LogLevel::warn, "master", *line);
         accept_again_.expires_after(kAcceptPause);
         accept_again_.async_wait([this](const asio::error_code& late) {
@@ -275,8 +275,8 @@ void Server::drop(ConnectionId id) {
 void Server::make_room() {
   while (const auto goes = anteroom_.crowded()) {
     const auto shaking = handshakes_.find(*goes);
-    const auto& socket = shaking != handshakes_.end() ? shaking->second->socket()
-                                                      : *connections_.at(*goes).socket;
+    const auto& socket =
+        shaking != handshakes_.end() ? shaking->second->socket() : *connections_.at(*goes).socket;
     const std::string from = net::plain(socket.remote().address()).to_string();
     if (const auto line = rare_.line(
             "too many connections do not say who they are: one of " + from + " was closed",

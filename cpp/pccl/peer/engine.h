@@ -88,7 +88,7 @@ struct DialRequest {
   std::uint64_t token = 0;
   wire::Address address;
   PeerId neighbour;  // not zero: through memory, to this one
-  PeerId peer;       // who is to answer at the address
+  PeerId peer;       // who is to answer at the address; zero: it is only tried
 };
 
 // What the shell has to do after it brought an event.

@@ -237,7 +237,7 @@ void Engine::on_try(const wire::Try& question) {
     return session_.tried(question.number, false, "too many questions");
   const std::uint64_t token = next_dial_token_++;
   tries_[token] = question.number;
-  actions_.dials.push_back({token, question.address, {}});
+  actions_.dials.push_back({token, question.address, {}, {}});
 }
 
 void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now,

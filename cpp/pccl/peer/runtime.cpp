@@ -524,9 +524,10 @@ void Runtime::dial(const DialRequest& request) {
         }
         act();
       },
-      tls_ == nullptr ? nullptr
-                      : tls_->client(net::TlsRole::link,
-                                     options_.secret.link_key(engine_.run(), request.peer)));
+      tls_ == nullptr || request.peer.empty()
+          ? nullptr
+          : tls_->client(net::TlsRole::link,
+                         options_.secret.link_key(engine_.run(), request.peer)));
 }
 
 // A connection to another host.
