@@ -42,6 +42,20 @@ def test_all_is_well_where_a_master_listens_and_nobody_is_there_yet() -> None:
     assert {"shared memory", "open files"} <= checks.keys()
 
 
+def test_a_master_with_a_secret_is_asked_with_it_alone() -> None:
+    secret = "a secret of a test, which has enough characters"
+    with pccl.MasterNode("127.0.0.1:0", secret=secret) as master:
+        status, checks = doctor(master.address, PCCL_SECRET=secret)
+        assert status == 0
+        assert "TLS 1.3" in checks["encryption"]["text"]
+        assert checks["from outside"]["verdict"] == "ok"
+        for env in ({}, {"PCCL_SECRET": secret[::-1]}):
+            status, checks = doctor(master.address, **env)
+            assert status == 1
+            assert checks["master"]["verdict"] == "fail"
+            assert "secret" in checks["master"]["text"]
+
+
 def test_peers_of_a_run_are_tried_both_ways_and_the_run_goes_on() -> None:
     peer = """
     comm = start(min_peers=2)

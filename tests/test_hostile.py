@@ -354,6 +354,20 @@ def test_a_crowd_from_one_address_keeps_nobody_else_out() -> None:
     assert room.size() == 51
 
 
+def test_a_crowd_from_many_addresses_keeps_nobody_else_out() -> None:
+    # Each has one connection: the oldest makes room, whatever its address is.
+    for newcomer, crowd in (("10.0.0.1", "192.0.2.{}"), ("203.0.113.5", "192.0.2.{}")):
+        room = _testing.Anteroom(100, 50, 1 << 20)
+        for number in range(100):
+            room.enter(number, crowd.format(number))
+        assert room.crowded() is None
+        room.enter(100, newcomer)
+        for gone in range(90):
+            assert room.crowded() == gone
+            room.leave(gone)
+            room.enter(101 + gone, crowd.format(101 + gone))
+
+
 def test_one_that_has_a_network_of_its_own_counts_as_one_address() -> None:
     room = _testing.Anteroom(100, 10, 1 << 20)
     for number in range(11):

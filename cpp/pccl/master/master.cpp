@@ -16,6 +16,7 @@ constexpr const char* kSoftware = "pccl " PCCL_VERSION;
 // Of those who ask whether they could join:
 constexpr std::size_t kMaxQuestions = 4;  // at a time
 constexpr std::size_t kMaxAsked = 4;      // members, for each
+constexpr unsigned kMaxInquiries = 8;  // on one connection
 constexpr std::size_t kMaxShown = 16;     // members
 constexpr Duration kQuestionTime = std::chrono::milliseconds(2500);
 
@@ -204,7 +205,11 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
 // nobody can have others looked for open ports.
 void Master::inquire(ConnectionId id, Connection& connection, const wire::Inquiry& inquiry,
                      Instant now) {
+  if (connection.closing) return;
   if (connection.question != 0) return refuse(id, Code::refused, "one question at a time");
+  // An answer is far longer than what asks for it.
+  if (++connection.inquiries > kMaxInquiries)
+    return refuse(id, Code::refused, "too many questions");
   wire::Findings findings;
   findings.software = kSoftware;
   findings.seen = connection.address;

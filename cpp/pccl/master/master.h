@@ -66,6 +66,7 @@ class Master final : private Surroundings {
     bool recovers = false;  // a member that came back, of a group that is not back yet
     bool closing = false;
     std::uint64_t question = 0;  // that was asked on it; 0: none
+    unsigned inquiries = 0;      // with and without one
   };
   // Somebody wants to know who can reach it.
   struct Question {

@@ -169,6 +169,7 @@ void Server::accept() {
         return act();
       }
       auto socket = std::make_unique<net::Socket>(context_, descriptor);
+      if (socket->remote().port() == 0) continue;  // gone already; closes it
       const ConnectionId id = next_++;
       anteroom_.enter(id, net::plain(socket->remote().address()));
       if (tls_ != nullptr) {

@@ -47,10 +47,14 @@ void Anteroom::holds(std::uint64_t id, std::size_t bytes) {
 }
 
 std::optional<std::uint64_t> Anteroom::crowded() const {
+  // Where several have as many, whoever has waited longest goes: not always the same address.
+  const auto oldest = [](const auto& origin) { return origin.second.bytes.begin()->first; };
   if (bytes_ > most_bytes_) {
-    const auto fullest = std::max_element(
-        origins_.begin(), origins_.end(),
-        [](const auto& a, const auto& b) { return a.second.total < b.second.total; });
+    const auto fullest =
+        std::max_element(origins_.begin(), origins_.end(), [&](const auto& a, const auto& b) {
+          return a.second.total != b.second.total ? a.second.total < b.second.total
+                                                  : oldest(a) > oldest(b);
+        });
     // The oldest that has sent anything: others give nothing back.
     const auto& guests = fullest->second.bytes;
     return std::find_if(guests.begin(), guests.end(),
@@ -58,9 +62,12 @@ std::optional<std::uint64_t> Anteroom::crowded() const {
         ->first;
   }
   if (inside_.size() <= std::min(most_, most_from_one_)) return std::nullopt;
-  const auto fullest = std::max_element(
-      origins_.begin(), origins_.end(),
-      [](const auto& a, const auto& b) { return a.second.bytes.size() < b.second.bytes.size(); });
+  const auto fullest =
+      std::max_element(origins_.begin(), origins_.end(), [&](const auto& a, const auto& b) {
+        return a.second.bytes.size() != b.second.bytes.size()
+                   ? a.second.bytes.size() < b.second.bytes.size()
+                   : oldest(a) > oldest(b);
+      });
   const auto& guests = fullest->second.bytes;
   if (inside_.size() <= most_ && guests.size() <= most_from_one_) return std::nullopt;
   return guests.begin()->first;

@@ -18,8 +18,8 @@ constexpr Duration kOfferAfter = std::chrono::milliseconds(500);
 constexpr std::size_t kMaxParked = 64;
 constexpr std::size_t kMaxTries = 8;
 // Connections that were accepted and have not said who they are. (Which of them go when there are
-// too many, the shell knows: net/anteroom.h.)
-constexpr std::size_t kMaxHandshakes = 1024;
+// too many, the shell knows: net/anteroom.h. Here are also offers and pipes.)
+constexpr std::size_t kMaxHandshakes = 2048;
 // After one that came to nothing, and after a new epoch: often the next plan has all of them in
 // memory.
 constexpr Duration kMemoryDialPause = std::chrono::seconds(1);

@@ -441,6 +441,7 @@ void Runtime::accept() {
         return act();
       }
       auto socket = std::make_unique<net::Socket>(driver_.context(), descriptor);
+      if (socket->remote().port() == 0) continue;  // gone already; closes it
       // Its key is of this run and this peer: until we know the run nobody else can know us.
       if (tls_ != nullptr && engine_.run() == 0) continue;  // closes it
       const std::uint64_t id = next_wire_++;
