@@ -22,7 +22,7 @@ install:
 	@$(STAGE) install $(PYTHON_BIN) -m pip install -q -c requirements-dev.txt '.[demo]'
 
 # pytest comes last, so that its summary is what one sees last. Two at a time: most tests wait for processes.
-test: build lint types docs stress fuzz
+test: build lint types docs stress
 	@mkdir -p build
 	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
 
@@ -53,7 +53,8 @@ stress: setup
 
 # Of each of the four targets. Two minutes in all, but for what it takes to build them.
 FUZZ_SECONDS ?= 30
-fuzz: setup
+fuzz:
+	@$(STAGE) set-up tools/setup.sh $(VENV) fuzz
 	@$(STAGE) "fuzz, ASan + UBSan" tools/fuzz.sh $(FUZZ_SECONDS)
 
 # The same tests for hours instead of minutes. Every number may be given on the command line.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# setup.sh VENV [dev|bench]: makes this machine able to build pccl. Installs system packages (apt; sudo when not root)
+# setup.sh VENV [dev|bench|fuzz]: makes this machine able to build pccl. Installs system packages (apt; sudo when not root)
 # only when something is missing, makes the virtual environment, and with "dev" fills it with requirements-dev.txt.
-# "bench" also wants what pccl is measured against.
+# "bench" also wants what pccl is measured against, "fuzz" a clang that has libFuzzer.
 # PYTHON chooses the interpreter; otherwise the first of python3, python3.14 ... python3.10 that is new enough.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -31,7 +31,7 @@ have ninja || missing+=(ninja-build)
 [ "$kind" != dev ] || have pkg-config || missing+=(pkg-config)
 [ "$kind" != dev ] || have ip || missing+=(iproute2)
 [ "$kind" != dev ] || have nft || [ -x /usr/sbin/nft ] || missing+=(nftables)
-[ "$kind" != dev ] || [ -n "$(tools/find_fuzzer.sh)" ] || missing+=(clang)
+[ "$kind" != fuzz ] || [ -n "$(tools/find_fuzzer.sh)" ] || missing+=(clang)
 header openssl/ssl.h || missing+=(libssl-dev)
 header asio.hpp || missing+=(libasio-dev)
 header xxhash.h || missing+=(libxxhash-dev)
