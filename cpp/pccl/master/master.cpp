@@ -16,7 +16,7 @@ constexpr const char* kSoftware = "pccl " PCCL_VERSION;
 // Of those who ask whether they could join:
 constexpr std::size_t kMaxQuestions = 4;  // at a time
 constexpr std::size_t kMaxAsked = 4;      // members, for each
-constexpr unsigned kMaxInquiries = 8;  // on one connection
+constexpr unsigned kMaxInquiries = 8;     // on one connection
 constexpr std::size_t kMaxShown = 16;     // members
 constexpr Duration kQuestionTime = std::chrono::milliseconds(2500);
 
