@@ -11,10 +11,12 @@ import pccl
 
 
 @contextmanager
-def members(count: int) -> Iterator[list[pccl.Communicator]]:
+def members(
+    count: int, *, secret: str | None = None, listen: str = "127.0.0.1:0"
+) -> Iterator[list[pccl.Communicator]]:
     """`count` members, in rank order."""
-    with pccl.MasterNode("127.0.0.1:0") as master:
-        comms = [pccl.Communicator(master.address) for _ in range(count)]
+    with pccl.MasterNode(listen, secret=secret) as master:
+        comms = [pccl.Communicator(master.address, secret=secret) for _ in range(count)]
         joining = [
             threading.Thread(
                 target=comm._join,

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tlspeer
-from members import each
+from members import each, members
 from workers import running
 
 import pccl
@@ -61,32 +61,6 @@ def served(serve: Callable[[socket.socket], None]) -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
         thread.join(10)
-
-
-@contextmanager
-def run_of(
-    count: int, secret: str | None = SECRET, listen: str = "127.0.0.1:0"
-) -> Iterator[list[pccl.Communicator]]:
-    """Members of a run with a secret, in this process."""
-    with pccl.MasterNode(listen, secret=secret) as node:
-        comms = [pccl.Communicator(node.address, secret=secret) for _ in range(count)]
-        joining = [
-            threading.Thread(
-                target=comm._join,
-                args=("init",),
-                kwargs={"min_peers": count, "attempts": 5, "timeout": 30.0, "enter": False},
-            )
-            for comm in comms
-        ]
-        for thread in joining:
-            thread.start()
-        for thread in joining:
-            thread.join()
-        try:
-            yield sorted(comms, key=lambda comm: pccl.rank(comm))
-        finally:
-            for comm in comms:
-                comm.close()
 
 
 def refused(to: str, secret: str | None) -> pccl.AuthenticationFailed:
@@ -541,7 +515,7 @@ def test_between_hosts_connections_stand_in_for_each_other_as_without_a_secret(
     monkeypatch.setenv("PCCL_SHM", "0")
     monkeypatch.setenv("PCCL_STRIPES", "4")
     monkeypatch.setenv("PCCL_KEY_UPDATE_RECORDS", "7")
-    with run_of(3) as comms:
+    with members(3, secret=SECRET) as comms:
         for count in (1, 1000, 1_000_003):
             data = [np.arange(count, dtype=np.float32) * (rank + 1) for rank in range(3)]
             results = each(comms, lambda rank, comm, d=data: pccl.allreduce(d[rank], comm=comm))
