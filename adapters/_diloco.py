@@ -228,6 +228,11 @@ class DiLoCo:
         return self._core.sync_info
 
     @property
+    def tx_bytes(self) -> int:
+        """Bytes that this member's reductions sent in all."""
+        return self._core.tx_bytes
+
+    @property
     def hidden(self) -> float:
         """Share of the reductions' time that was spent on inner steps, not waiting; 1.0 before the first."""
         return self._core.hidden

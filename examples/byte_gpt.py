@@ -182,8 +182,7 @@ def train(args: argparse.Namespace) -> None:
         if diloco:
             round_ended = diloco.step()
             if diloco.info is not None and diloco.info is not info:
-                info = diloco.info
-                tx_bytes += info.tx_bytes
+                info, tx_bytes = diloco.info, diloco.tx_bytes
         else:
             sampler.commit(info)
             if args.method == "ddp" and pccl.admit():
@@ -200,6 +199,7 @@ def train(args: argparse.Namespace) -> None:
 
     if diloco:
         diloco.finish()  # applies what is still in flight
+        tx_bytes = diloco.tx_bytes
     if leads():
         report()
         if args.plot:

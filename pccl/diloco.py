@@ -196,7 +196,7 @@ class _Flight:
     weight: float = 0.0
     work: api.Work[Any] | None = None
     started: float = 0.0
-    ended: float | None = None
+    seen: float = 0.0  # when it was last found to be under way
     info: ReduceInfo | None = None
 
 
@@ -288,7 +288,9 @@ class DiLoCo:
         info: The latest reduction's `pccl.ReduceInfo`: bytes sent and received, members; None
             before the first since joining.
         sync_info: The latest sync's `pccl.SyncInfo`; None before.
-        reduction_seconds: What reductions have taken in all, from their start to their end.
+        tx_bytes: Bytes that this member's reductions sent in all.
+        reduction_seconds: What reductions have taken in all. Where nobody waits for one, `step` sees
+            whether it still runs: up to there it counts.
         waited_seconds: How much of that this member has waited.
 
     Raises:
@@ -359,6 +361,7 @@ class DiLoCo:
         self._met = False  # with all members, since the data's members were pinned
         self.info: ReduceInfo | None = None
         self.sync_info: SyncInfo | None = None
+        self.tx_bytes = 0
         self.reduction_seconds = 0.0
         self.waited_seconds = 0.0
         if join:
@@ -714,7 +717,7 @@ class DiLoCo:
             self._data.seal()
 
     def _reduce(self, flight: _Flight) -> None:
-        flight.started = time.perf_counter()
+        flight.started = flight.seen = time.perf_counter()
         flight.work = api.allreduce_async(
             flight.tree,
             "avg",
@@ -725,10 +728,10 @@ class DiLoCo:
         )
 
     def _look(self) -> None:
-        """Notes which reductions have ended: nobody waits for them."""
+        """Notes which reductions are still under way."""
         for flight in self._flying.values():
-            if flight.work is not None and flight.ended is None and flight.work.done():
-                flight.ended = time.perf_counter()
+            if flight.work is not None and not flight.work.done():
+                flight.seen = time.perf_counter()
 
     def _complete(self, flight: _Flight, *, together: bool = True) -> dict[str, Any]:
         """Waits for a reduction.
@@ -738,8 +741,8 @@ class DiLoCo:
             together: Whether all members wait here, so that they may start it once more.
         """
         if flight.result is None:
-            self._look()
             waiting = time.perf_counter()
+            self._look()
             while True:
                 assert flight.work is not None
                 try:
@@ -748,12 +751,14 @@ class DiLoCo:
                 except PeerLost:  # another member was interrupted; all are told, in the same order
                     if not together:
                         raise
-                    flight.ended = None
                     self._reduce(flight)
-            ended = time.perf_counter()
-            self.waited_seconds += 0.0 if flight.ended is not None else ended - waiting
-            self.reduction_seconds += (flight.ended or ended) - flight.started
+            # What had ended before counts up to where it was last seen: never as hidden for longer than it was.
+            if flight.seen >= waiting:
+                flight.seen = time.perf_counter()
+                self.waited_seconds += flight.seen - waiting
+            self.reduction_seconds += flight.seen - flight.started
             self.info = flight.info = flight.work.info
+            self.tx_bytes += self.info.tx_bytes
             flight.work, flight.tree = None, {}
         return flight.result
 
