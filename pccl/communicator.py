@@ -356,7 +356,8 @@ class Communicator(_core.Reducer):
         Raises:
             InvalidUsage: Not connected.
         """
-        peers, hosts, links, ring, classes, places = self._joined("topology").topology()
+        found = self._joined("topology").topology()
+        peers, hosts, links, ring, classes, places, regions = found
         pairs = [divmod(at, len(peers)) for at in range(len(links))]
         largest = 2**64 - 1
         return Topology(
@@ -372,10 +373,11 @@ class Communicator(_core.Reducer):
                 pair for pair, (unreachable, _, _) in zip(pairs, links, strict=True) if unreachable
             ),
             ring=tuple(ring),
+            regions=tuple(regions),
             schedules=tuple(
                 Schedule(
                     None if up_to == largest else up_to,
-                    ("ring", "direct", "host_ring", "host_direct")[kind],
+                    ("ring", "direct", "host_ring", "host_direct", "regional")[kind],
                     tuple(share / (sum(shares) or 1) for share in shares),
                 )
                 for (up_to, kind, shares), before in zip(

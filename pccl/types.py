@@ -365,7 +365,8 @@ class Schedule:
 
     Attributes:
         up_to: Bytes of the largest operation it is for; None: all that are larger than the others.
-        kind: "ring", "direct", and between hosts of several ranks "host_ring", "host_direct".
+        kind: "ring", "direct", between hosts of several ranks "host_ring", "host_direct", and between
+            groups of hosts that are near each other "regional".
         shares: The part of the arrays that each rank combines, in rank order; they add up to 1.
     """
 
@@ -389,6 +390,8 @@ class Topology:
         rtt: By (from, to): there and back.
         unreachable: Pairs (from, to) that were tried in vain.
         ring: The order of the ring, in ranks.
+        regions: By rank: those with equal numbers are near each other. Empty where no schedule is
+            "regional".
         schedules: By size, the smallest first.
     """
 
@@ -400,6 +403,7 @@ class Topology:
     rtt: Mapping[tuple[int, int], float]
     unreachable: frozenset[tuple[int, int]]
     ring: tuple[int, ...]
+    regions: tuple[int, ...]
     schedules: tuple[Schedule, ...]
 
 

@@ -139,13 +139,13 @@ def test_a_round_trip_keeps_the_rate_that_the_way_has() -> None:
 
 def table(
     ups: list[int], rates: dict[tuple[int, int], int]
-) -> tuple[list[tuple[int, int]], list[tuple[bool, int, int]]]:
+) -> tuple[list[tuple[int, int]], list[tuple[bool, int, int, int]]]:
     """Hosts of these up-links, 20 ms apart, and the ways that have rates of their own; kB/s."""
     n = len(ups)
     return (
         [(up, 0) for up in ups],
         [
-            (False, rates.get((a, b), 0), 40_000 if a != b else 0)
+            (False, rates.get((a, b), 0), 40_000 if a != b else 0, 0)
             for a in range(n)
             for b in range(n)
         ],

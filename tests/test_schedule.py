@@ -147,6 +147,37 @@ def test_hosts_combine_at_home_and_send_each_chunk_once(around: bool, hosts: lis
             assert all(count == 1 for count in leaving.values())
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=14), st.data())
+def test_regions_send_each_other_each_chunk_once(hosts: list[int], data: st.DataObject) -> None:
+    n = len(hosts)
+    region_of = {host: data.draw(st.integers(0, 2)) for host in sorted(set(hosts))}
+    regions = [region_of[host] for host in hosts]
+    ranks = [_testing.by_regions(hosts, regions, rank) for rank in range(n)]
+    for chunk in range(n):
+        flows = [flows[chunk] for flows, _ in ranks]
+        assert check_chunk(flows) == chunk
+        others = len(set(regions)) - 1
+        leaving = bytes_between(regions, flows)
+        assert leaving.pop(regions[chunk]) == others
+        assert all(count == 1 for count in leaving.values())
+        # And a host sends its own region nothing twice: its ranks' elements are combined first.
+        for host, count in bytes_between(hosts, flows).items():
+            others = len({h for h in hosts if region_of[h] == region_of[host]}) - 1
+            assert count <= 1 + others + len(leaving)
+
+
+@pytest.mark.parametrize("per_region", [1, 2, 4])
+@pytest.mark.parametrize("count", [2, 3])
+def test_by_regions_a_rank_sends_no_more_than_straight_to_all(count: int, per_region: int) -> None:
+    regions = [region for region in range(count) for _ in range(per_region)]
+    n = len(regions)
+    ranks = [_testing.by_regions(list(range(n)), regions, rank)[0] for rank in range(n)]
+    for flows in ranks:
+        sent = sum(len(flow["final_to"]) + (flow["partial_to"] is not None) for flow in flows)
+        assert sent == 2 * (n - 1)
+
+
 @pytest.mark.parametrize("per_host", [1, 2, 3, 4])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_what_leaves_a_host_does_not_grow_with_its_ranks(count: int, per_host: int) -> None:

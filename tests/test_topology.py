@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from pccl import _testing
 
-Table = tuple[list[tuple[int, int]], list[tuple[bool, int, int]]]
-Plan = tuple[list[int], list[tuple[int, str, list[int]]], list[int]]
+Table = tuple[list[tuple[int, int]], list[tuple[bool, int, int, int]]]
+Plan = tuple[list[int], list[tuple[int, str, list[int]]], list[int], list[int]]
 Edge = tuple[int, int]
 _Row = tuple[list[tuple[int, bool, int, int]], int, int]
 
@@ -29,19 +29,20 @@ NO_ROW = None
 
 def make_table(
     n: int,
-    link: Callable[[int, int], tuple[int, int]] = lambda a, b: (0, 0),
+    link: Callable[[int, int], tuple[int, ...]] = lambda a, b: (0, 0),
     host: Callable[[int], tuple[int, int]] = lambda a: (0, 0),
     bad: set[Edge] | None = None,
 ) -> Table:
-    """`link`: (kilobytes per s, rtt in us) from a to b; `host`: (up, down)."""
+    """`link`: (kilobytes per s, rtt in us[, kilobytes per s beside all others]) from a to b; `host`: (up, down)."""
     links = []
     for a, b in itertools.product(range(n), repeat=2):
         if a == b:
-            links.append((False, 0, 0))
+            links.append((False, 0, 0, 0))
         elif (a, b) in (bad or set()):
-            links.append((True, 0, 0))
+            links.append((True, 0, 0, 0))
         else:
-            links.append((False, *link(a, b)))
+            rate, rtt, *together = link(a, b)
+            links.append((False, rate, rtt, *(together or [0])))
     return [host(a) for a in range(n)], links
 
 
@@ -75,10 +76,10 @@ class Net:
     def __init__(self, table: Table) -> None:
         hosts, links = table
         self.n = n = len(hosts)
-        self.path = np.array([1000.0 * rate for _, rate, _ in links]).reshape(n, n)
-        bad = np.array([unreachable for unreachable, _, _ in links]).reshape(n, n)
+        self.path = np.array([1000.0 * rate for _, rate, *_ in links]).reshape(n, n)
+        bad = np.array([unreachable for unreachable, *_ in links]).reshape(n, n)
         self.path[bad | bad.T] = 0
-        known = np.array([1000.0 * rate for _, rate, _ in links]).reshape(n, n)
+        known = np.array([1000.0 * rate for _, rate, *_ in links]).reshape(n, n)
         self.up = np.maximum([1000.0 * up for up, _ in hosts], known.max(axis=1))
         self.down = np.maximum([1000.0 * down for _, down in hosts], known.max(axis=0))
         # Ways that together are what a link at their end carries have no rates of their own.
@@ -119,11 +120,11 @@ def bad_edges(table: Table) -> set[Edge]:
 
 
 def ring_plan(order: list[int] | tuple[int, ...]) -> Plan:
-    return list(order), [(ANY_SIZE, "ring", [1] * len(order))], []
+    return list(order), [(ANY_SIZE, "ring", [1] * len(order))], [], []
 
 
 def direct_plan(shares: list[int]) -> Plan:
-    return list(range(len(shares))), [(ANY_SIZE, "direct", shares)], []
+    return list(range(len(shares))), [(ANY_SIZE, "direct", shares)], [], []
 
 
 def rings(n: int) -> Iterator[tuple[int, ...]]:
@@ -331,15 +332,16 @@ def test_on_even_fast_links_the_plan_is_as_without_measurements() -> None:
 
 
 def check_plan(plan: Plan, edges: set[Edge], n: int) -> None:
-    order, classes, _ = plan
+    order, classes, _, regions = plan
     assert sorted(order) == list(range(n))
     limits = [max_bytes for max_bytes, _, _ in classes]
     assert limits == sorted(limits)
     assert limits[-1] == ANY_SIZE
     for _, kind, shares in classes:
-        assert kind in ("ring", "direct", "host_ring", "host_direct")
+        assert kind in ("ring", "direct", "host_ring", "host_direct", "regional")
         assert len(shares) == n
         assert set(shares) <= {0, 1} or sum(shares) == 1 << 16
+    assert bool(regions) == any(kind == "regional" for _, kind, _ in classes)
     for max_bytes, _, _ in classes:
         for kind in (0, 1, 2):  # all_reduce, reduce_scatter, all_gather
             for rank in range(n):
@@ -415,7 +417,7 @@ def test_uneven_and_empty_shares_reduce_to_the_sum(
     n = len(shares)
     for kind in ("host_direct", "host_ring") if by_host else ("direct",):
         hosts = [rank * 2 // n for rank in range(n)] if by_host else []
-        play((list(range(n)), [(ANY_SIZE, kind, shares)], hosts), size)
+        play((list(range(n)), [(ANY_SIZE, kind, shares)], hosts, []), size)
 
 
 @settings(max_examples=60, deadline=None)
@@ -431,10 +433,20 @@ def test_a_prediction_covers_what_the_busiest_link_carries(table: Table, size: i
                 carried[rank, to] += size * share / sum(shares)
     out, into = np.zeros(net.n), np.zeros(net.n)
     busy = 0.0
+    regional = class_for(plan, size)[1] == "regional"
+    across: dict[Edge, float] = defaultdict(float)
     for (a, b), amount in carried.items():
         out[a] += amount
         into[b] += amount
-        busy = max(busy, amount / net.path[a, b])
+        if regional and plan[3][a] != plan[3][b]:
+            across[plan[3][a], plan[3][b]] += amount
+        else:
+            busy = max(busy, amount / net.path[a, b])
+    for (one, other), amount in across.items():
+        # All that pairs carry at once, or are known to carry.
+        a, b = (np.flatnonzero(np.array(plan[3]) == region) for region in (one, other))
+        known = sum(1000.0 * table[1][i * net.n + j][1] for i in a for j in b)
+        busy = max(busy, amount / min(known, net.up[a].sum(), net.down[b].sum()))
     busy = max(busy, (out / net.up).max(), (into / net.down).max())
     predicted = _testing.predict(plan, table, size)
     assert predicted >= busy * (1 - 1e-9)
@@ -485,8 +497,94 @@ def test_of_several_ranks_on_hosts_the_slow_host_owns_nothing() -> None:
     assert _testing.predict(plan, table, LARGE) <= 1.15 * LARGE / 15_625_000
 
 
+def two_sites(n: int, cross: int, rate: int = 12_500) -> Table:
+    """Even ranks on one site, odd ones on the other, whose lines carry `cross` kB/s each way."""
+    far = lambda a, b: a % 2 != b % 2  # noqa: E731
+    pairs = (n // 2) * (n - n // 2)
+    return make_table(
+        n,
+        lambda a, b: (0, 40_000, cross // pairs) if far(a, b) else (0, 1000, rate // n),
+        lambda _: (rate, rate),
+    )
+
+
+def test_sites_that_share_their_lines_reduce_at_home_first() -> None:
+    table = two_sites(8, 6_250)
+    plan, why, edges = chosen(table)
+    check_plan(plan, edges, 8)
+    assert class_for(plan, LARGE)[1] == "regional"
+    assert "by regions" in why
+    assert plan[3] == [0, 1] * 4
+    # Each site sends the array once, on four pairs; `direct` would send it four times.
+    assert len([edge for edge in edges if sum(edge) % 2]) >= 4
+    by_regions = _testing.predict(plan, table, LARGE)
+    assert by_regions < 1.1 * LARGE / 6_250_000
+    assert _testing.predict(ring_plan([0, 2, 4, 6, 1, 3, 5, 7]), table, LARGE) > 1.6 * by_regions
+    assert _testing.predict(direct_plan([1] * 8), table, LARGE) > 3.5 * by_regions
+    play(plan, 70_000)
+
+
+def test_regions_of_hosts_of_several_ranks() -> None:
+    hosts = [0, 0, 1, 1, 2, 2, 3, 3]
+    regions = [0, 0, 1, 1, 0, 0, 1, 1]
+    rate = 12_500
+    table = make_table(
+        8,
+        lambda a, b: (0, 40_000, 200) if regions[a] != regions[b] else (0, 1000, 3000),
+        lambda _: (rate, rate),
+    )
+    plan, _, edges = chosen(table, set(), hosts)
+    check_plan(plan, edges, 8)
+    assert class_for(plan, LARGE)[1] == "regional"
+    assert plan[3] == regions
+    for size in (1, 700, 70_000):
+        play(plan, size)
+
+
+@pytest.mark.parametrize("rtts", [(1000, 1900), (40_000, 40_000)])
+def test_places_about_as_far_from_all_others_are_no_regions(rtts: tuple[int, int]) -> None:
+    near, far = rtts
+    table = make_table(
+        6, lambda a, b: (0, near if a % 2 == b % 2 else far, 100), lambda _: (9000, 9000)
+    )
+    plan, why, _ = chosen(table)
+    assert plan[3] == []
+    assert "regions" not in why
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=8), st.integers(1, 60_000), st.data())
+def test_whatever_the_regions_the_plan_reduces_over_its_links(
+    regions: list[int], cross: int, data: st.DataObject
+) -> None:
+    n = len(regions)
+    seed = random.Random(data.draw(st.integers(0, 2**32)))
+    hosts = data.draw(st.sampled_from([[], [rank // 2 for rank in range(n)]]))
+    regions = [regions[host * 2] for host in hosts] if hosts else regions
+    table = make_table(
+        n,
+        lambda a, b: (
+            seed.choice([0, 0, seed.randint(1, cross)]),
+            seed.randint(500, 1000) if regions[a] == regions[b] else seed.randint(2000, 90_000),
+            seed.randint(1, cross),
+        ),
+        lambda _: (seed.randint(1, 60_000), seed.randint(1, 60_000)),
+        {(0, n - 1)} if seed.random() < 0.2 else set(),
+    )
+    plan, _, edges = chosen(table, set(), hosts)
+    check_plan(plan, edges, n)
+    for size in (1, 700, 70_000):
+        play(plan, size)
+
+
+def test_changed_rates_are_predicted_for_the_regions_of_the_plan() -> None:
+    plan, _, _ = chosen(two_sites(8, 6_250))
+    now_near = make_table(8, lambda a, b: (0, 1000, 3000), lambda _: (12_500, 12_500))
+    assert 0 < _testing.predict(plan, now_near, LARGE) < math.inf
+
+
 def test_alone_and_on_one_host_the_plan_is_as_ever() -> None:
-    assert chosen(([(5, 5)], [(False, 0, 0)]))[1] == ""
+    assert chosen(([(5, 5)], [(False, 0, 0, 0)]))[1] == ""
     plan, why, _ = chosen(even(3), set(), [0, 0, 0])
     assert (plan[0], why) == ([0, 1, 2], "")
 
@@ -542,7 +640,7 @@ def rows_of(table: Table, members: list[int]) -> list[_Row]:
     n = len(members)
     return [
         (
-            [(to, *table[1][a * n + b]) for b, to in enumerate(members) if b != a],
+            [(to, *table[1][a * n + b][:3]) for b, to in enumerate(members) if b != a],
             *table[0][a],
         )
         for a in range(n)
@@ -607,11 +705,11 @@ def test_what_a_row_does_not_say_stays_known() -> None:
                     ([(3, False, 0, 33)], 0, 44), ([(1, True, 5, 5)], 0, 0)])  # fmt: skip
     hosts, links = group.record()[3]
     assert hosts == [(62_500, 62_500), (62_500, 44), (62_500, 62_500)]
-    assert links[0 * 3 + 1] == (False, 62_500, 100_000)
-    assert links[1 * 3 + 2] == (False, 0, 33)  # it was measured, and has no rate of its own
-    assert links[2 * 3 + 0] == (True, 0, 0)
+    assert links[0 * 3 + 1] == (False, 62_500, 100_000, 0)
+    assert links[1 * 3 + 2] == (False, 0, 33, 0)  # it was measured, and has no rate of its own
+    assert links[2 * 3 + 0] == (True, 0, 0, 0)
     group.optimize([NO_ROW, NO_ROW, ([(1, False, 5, 0)], 0, 0)])
-    assert group.record()[3][1][2 * 3 + 0] == (False, 5, 0)
+    assert group.record()[3][1][2 * 3 + 0] == (False, 5, 0, 0)
 
 
 def test_what_transfers_show_changes_the_plan_only_when_it_is_worth_it() -> None:
@@ -635,7 +733,7 @@ def test_what_transfers_show_changes_the_plan_only_when_it_is_worth_it() -> None
     group.tick(120)
     assert group.record()[0] == epoch + 1
     group.leave(4)
-    assert group.record()[3][1][0 * 3 + 1] == (False, 62_000, 100_000)
+    assert group.record()[3][1][0 * 3 + 1] == (False, 62_000, 100_000, 0)
 
 
 def test_large_groups_have_no_table() -> None:

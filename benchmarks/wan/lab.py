@@ -64,6 +64,7 @@ class Counters:
     bytes: int  # of the delivered ones, IP headers included
     lost: int  # at random
     up_full: int  # did not fit into the queue of the first host's up-link
+    line_full: int  # did not fit into the queue of the second host's site
     down_full: int  # did not fit into the queue of the second host's down-link
     cut: int
     no_room: int  # the relay had no memory: the lab's fault
@@ -169,6 +170,8 @@ class Lab:
         delay_ms: One-way delays.
         loss: Shares of segments that get lost at random on their way.
         queue_ms: What the queues before the links hold, as time; what does not fit is dropped.
+        sites: By host: those with the same number are on one site; (): each has one of its own.
+        line_mbit: What all that enters a site from others shares, in Mbit/s; 0: without a limit.
         mtu: Of the hosts' devices, up to 9000.
         congestion: The congestion control of all TCP connections; None: this machine's.
         sysctl: More settings of the hosts' networks, such as {"net.ipv4.tcp_wmem": "4096 16384 16777216"}.
@@ -179,6 +182,8 @@ class Lab:
     delay_ms: PerPair = 0.0
     loss: PerPair = 0.0
     queue_ms: float = 100.0
+    sites: Sequence[int] = ()
+    line_mbit: float = 0.0
     mtu: int = 1500
     congestion: str | None = "cubic"
     sysctl: Mapping[str, str] = field(default_factory=dict)
@@ -284,6 +289,10 @@ class Lab:
         for a, b in self.pairs():
             self.set_delay(a, b, _of(self.delay_ms, a, b))
             self.set_loss(a, b, _of(self.loss, a, b))
+        for number, site in enumerate(self.sites):
+            self._tell(f"site {number} {site}")
+        for site in set(self.sites):
+            self._tell(f"line {site} {self.line_mbit} {self.queue_ms}")
 
     # ---- what is where ----
 
@@ -303,7 +312,7 @@ class Lab:
     def scaled(self, factor: float) -> Lab:
         """The same with all rates multiplied."""
         hosts = [Host(host.up_mbit * factor, host.down_mbit * factor) for host in self.hosts]
-        return replace(self, hosts=hosts)
+        return replace(self, hosts=hosts, line_mbit=self.line_mbit * factor)
 
     # ---- processes ----
 
@@ -448,6 +457,8 @@ PRESETS: dict[str, Lab] = {
         Lab([Host(200, 200)] * 4, 20, lambda a, b: _LOSS[min(a, b), max(a, b)], name="lossy"),
         Lab([Host(500, 500)] * 4, 50, 0.0001, name="long_fat"),
         Lab([Host(100, 100)] * 8, _sides(20, 100), name="two_continents"),
+        # Each site has one line to the world, half of what one of its hosts has at home.
+        Lab([Host(100, 100)] * 8, _sides(2, 40), sites=[0, 1] * 4, line_mbit=50, name="two_sites"),
     )
 }
 

@@ -8,6 +8,7 @@
 // A packet goes through
 //   its host's up-link     serialised at its rate, behind a bounded queue that drops at its tail
 //   the path to the other  random losses, a fixed delay; may be cut
+//   that host's site       as the up-link, if it comes from another one: the line of all its hosts
 //   that host's down-link  as the up-link
 //
 // Devices hand over TCP in super-packets (IFF_VNET_HDR, TSO), tens of kilobytes in one call, so
@@ -20,6 +21,8 @@
 //   delay A B MS          one way, from A to B, as all that is said of two hosts
 //   loss A B SHARE        of segments
 //   rate H UP DOWN MS     Mbit/s of IP packets, 0: no limit; queues hold that many ms of it
+//   site H S              the host is on site S; before that, on one of its own, of its number
+//   line S MBIT MS        what enters a site shares that
 //   cut A B, heal A B     what is on its way is lost, too
 //   reset A B COUNT PORT  the next COUNT packets of TCP data between the two reset their
 //                         connections at both ends; PORT: only of that port, negative: of any but
@@ -293,8 +296,8 @@ class Pipe {
 };
 
 struct Counters {  // of segments, save bytes and resets
-  std::uint64_t delivered = 0, bytes = 0, lost = 0, up_full = 0, down_full = 0, cut = 0,
-                no_room = 0;
+  std::uint64_t delivered = 0, bytes = 0, lost = 0, up_full = 0, line_full = 0, down_full = 0,
+                cut = 0, no_room = 0;
   std::uint64_t resets = 0;
 };
 
@@ -333,7 +336,9 @@ struct Station {
   int device = -1;
   Ring ring;
   Pipe up, down;
-  Queue out;  // through the down-link, until it is out of it
+  Queue entering;  // through its site's line, until it is out of it
+  Queue out;       // through the down-link, until it is out of it
+  std::size_t site = 0;
 };
 
 // How late packets left, by powers of two of nanoseconds.
@@ -381,6 +386,8 @@ class Relay {
   void answer_reset(Packet& packet);
   void write_segment(std::size_t to, Packet& packet, bool back, bool reset);
   [[nodiscard]] Flow* find_flow(Packet& packet);
+  [[nodiscard]] Queue* earliest(std::size_t to, bool from_here, Nanoseconds now);
+  [[nodiscard]] bool pass(Packet& packet, Pipe& pipe, std::uint64_t& full);
   void arrive(std::size_t to, Nanoseconds now);
   bool write_out(std::size_t to, Nanoseconds now);
   [[nodiscard]] Nanoseconds next_due() const;
@@ -391,6 +398,7 @@ class Relay {
 
   std::size_t count_;
   std::deque<Station> stations_;
+  std::vector<Pipe> lines_;    // by site
   std::vector<Path> paths_;    // count_ * count_, by source, then target
   std::vector<Order> orders_;  // the same, by the lower host, then the higher
   std::deque<Flow> flows_;
@@ -427,6 +435,7 @@ int make_device(const std::string& name, int mtu) {
 Relay::Relay(std::uint64_t seed, int mtu, const std::vector<std::string>& namespaces)
     : count_(namespaces.size()),
       stations_(count_),
+      lines_(count_),
       paths_(count_ * count_),
       orders_(count_ * count_),
       began_(clock_now()),
@@ -436,7 +445,10 @@ Relay::Relay(std::uint64_t seed, int mtu, const std::vector<std::string>& namesp
     paths_[i].random.seed(seeds);
   }
   const int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-  for (std::size_t i = 0; i < count_; ++i) stations_[i].device = make_device(namespaces[i], mtu);
+  for (std::size_t i = 0; i < count_; ++i) {
+    stations_[i].device = make_device(namespaces[i], mtu);
+    stations_[i].site = i;
+  }
   if (home < 0 || setns(home, CLONE_NEWNET) != 0) fail("the namespace it came from");
   close(home);
 }
@@ -542,34 +554,62 @@ void Relay::join_path(Packet& packet, Nanoseconds due) {
   path(packet.source, packet.target).queue.push(packet);
 }
 
-// What is due from all paths goes into the down-link, in its order.
+// What was due first of what comes from this site, or from others; null when nothing is due.
+Queue* Relay::earliest(std::size_t to, bool from_here, Nanoseconds now) {
+  Queue* queue = nullptr;
+  for (std::size_t from = 0; from < count_; ++from) {
+    if (from == to || (stations_[from].site == stations_[to].site) != from_here) continue;
+    Queue& way = path(from, to).queue;
+    if (way.first() == nullptr || way.first()->due > now) continue;
+    if (queue == nullptr || way.first()->due < queue->first()->due) queue = &way;
+  }
+  return queue;
+}
+
+// Whether some of it finds room in the pipe, which it leaves when it is due then.
+bool Relay::pass(Packet& packet, Pipe& pipe, std::uint64_t& full) {
+  // When it arrived, not when this process came to it: lateness does not add up.
+  const std::uint32_t fit = pipe.enter(packet, packet.due, packet.due);
+  full += packet.segments - fit;
+  if (fit == 0) {
+    stations_[packet.source].ring.release(packet);
+    return false;
+  }
+  if (fit < packet.segments) become(packet, Packet(packet), 0, fit);
+  return true;
+}
+
+// What is due from all paths goes through the site's line, if it comes from another one, and into
+// the down-link, in its order.
 void Relay::arrive(std::size_t to, Nanoseconds now) {
   Station& station = stations_[to];
+  const auto take = [&](Queue& queue) {
+    Packet& packet = *queue.first();
+    queue.pop();
+    return &packet;
+  };
+  const auto is_cut = [&](Packet& packet) {
+    Path& way = path(packet.source, to);
+    if (!way.cut) return false;
+    way.counters.cut += packet.segments;
+    stations_[packet.source].ring.release(packet);
+    return true;
+  };
+  while (Queue* queue = earliest(to, false, now)) {
+    Packet& packet = *take(*queue);
+    std::uint64_t& full = path(packet.source, to).counters.line_full;
+    if (!is_cut(packet) && pass(packet, lines_[station.site], full)) station.entering.push(packet);
+  }
   for (;;) {
-    Path* earliest = nullptr;
-    for (std::size_t from = 0; from < count_; ++from) {
-      Path& way = path(from, to);
-      const Packet* first = way.queue.first();
-      if (first == nullptr || first->due > now) continue;
-      if (earliest == nullptr || first->due < earliest->queue.first()->due) earliest = &way;
-    }
-    if (earliest == nullptr) return;
-    Packet& packet = *earliest->queue.first();
-    earliest->queue.pop();
-    if (earliest->cut) {
-      earliest->counters.cut += packet.segments;
-      stations_[packet.source].ring.release(packet);
-      continue;
-    }
-    // When it arrived, not when this process came to it: lateness does not add up.
-    const std::uint32_t fit = station.down.enter(packet, packet.due, packet.due);
-    earliest->counters.down_full += packet.segments - fit;
-    if (fit == 0) {
-      stations_[packet.source].ring.release(packet);
-      continue;
-    }
-    if (fit < packet.segments) become(packet, Packet(packet), 0, fit);
-    station.out.push(packet);
+    Queue* queue = earliest(to, true, now);
+    const Packet* outside = station.entering.first();
+    if (outside != nullptr && outside->due <= now &&
+        (queue == nullptr || outside->due < queue->first()->due))
+      queue = &station.entering;
+    if (queue == nullptr) return;
+    Packet& packet = *take(*queue);
+    std::uint64_t& full = path(packet.source, to).counters.down_full;
+    if (!is_cut(packet) && pass(packet, station.down, full)) station.out.push(packet);
   }
 }
 
@@ -687,6 +727,19 @@ std::string Relay::obey(const std::string& line) {
   }
   words >> a;
   if (!words || a >= count_) return "error: " + line;
+  if (what == "line") {
+    double mbit = 0, queue_ms = 0;
+    words >> mbit >> queue_ms;
+    if (!words) return "error: " + line;
+    lines_[a].set(mbit, queue_ms, clock_now());
+    return "ok";
+  }
+  if (what == "site") {
+    words >> b;
+    if (!words || b >= count_) return "error: " + line;
+    stations_[a].site = b;
+    return "ok";
+  }
   if (what == "rate") {
     double up = 0, down = 0, queue_ms = 0;
     words >> up >> down >> queue_ms;
@@ -738,8 +791,9 @@ std::string Relay::stats() const {
       text << comma << "{\"source\": " << from << ", \"target\": " << to
            << ", \"delivered\": " << of.delivered << ", \"bytes\": " << of.bytes
            << ", \"lost\": " << of.lost << ", \"up_full\": " << of.up_full
-           << ", \"down_full\": " << of.down_full << ", \"cut\": " << of.cut
-           << ", \"no_room\": " << of.no_room << ", \"resets\": " << of.resets << "}";
+           << ", \"line_full\": " << of.line_full << ", \"down_full\": " << of.down_full
+           << ", \"cut\": " << of.cut << ", \"no_room\": " << of.no_room
+           << ", \"resets\": " << of.resets << "}";
       comma = ", ";
     }
   }
@@ -777,7 +831,8 @@ Nanoseconds Relay::next_due() const {
     if (const Packet* packet = way.queue.first()) next = std::min(next, packet->due);
   }
   for (const Station& station : stations_) {
-    if (const Packet* packet = station.out.first()) next = std::min(next, packet->due);
+    for (const Queue* queue : {&station.entering, &station.out})
+      if (const Packet* packet = queue->first()) next = std::min(next, packet->due);
   }
   return next;
 }

@@ -35,17 +35,19 @@ START = 300.0  # seconds for joining
 CALL = 900.0  # seconds for a call
 
 
-def bound_seconds(hosts: Sequence[Host], size: int) -> float:
+def bound_seconds(hosts: Sequence[Host], size: int, line_mbit: float = 0) -> float:
     """The least time for an all-reduce of `size` bytes over links of these rates.
 
     Every host sends and receives the array at least once: size / slowest rate. And each element is sent n - 1 times in
     order to be combined and n - 1 times as a result: 2 (n - 1) size / sum of the rates, which with equal links is the
-    well-known 2 (n - 1) / n * size / rate. Delays and headers, 3.5 % of all packets, are not counted.
+    well-known 2 (n - 1) / n * size / rate. Into a site with one line come at least the sums of the others, an array.
+    Delays and headers, 3.5 % of all packets, are not counted.
     """
     rates = [min(host.up_mbit, host.down_mbit) * 1e6 / 8 for host in hosts]
     if min(rates) <= 0:
         return 0.0
-    return max(size / min(rates), 2 * (len(rates) - 1) * size / sum(rates))
+    line = size / (line_mbit * 1e6 / 8) if line_mbit else 0.0
+    return max(size / min(rates), 2 * (len(rates) - 1) * size / sum(rates), line)
 
 
 @contextmanager
@@ -110,14 +112,14 @@ def measure(
         "dtype": args.dtype,
         "quantize": args.quantize,
         "idle": args.idle,
-        "bound": bound_seconds(lab.hosts, size),
+        "bound": bound_seconds(lab.hosts, size, lab.line_mbit),
         "first": warm,
         "seconds": seconds,
         "relay_cpu": stats.cpu_seconds / stats.seconds,
         "late_ms": stats.late_ms,
         "segments": {
             name: stats.total(name)
-            for name in ("delivered", "lost", "up_full", "down_full", "no_room")
+            for name in ("delivered", "lost", "up_full", "line_full", "down_full", "no_room")
         },
     }
 

@@ -115,9 +115,9 @@ using Hosts = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
 
 // What is known of the network, and the plan made from it: members in rank order; kB/s up and down
 // of each; of each ordered pair whether it is unreachable, kB/s and microseconds there and back;
-// the ring; the size classes; who shares a host.
+// the ring; the size classes; who shares a host, who is in which region.
 std::tuple<std::vector<std::string>, Hosts, Links, std::vector<std::uint32_t>, Classes,
-           std::vector<std::uint32_t>>
+           std::vector<std::uint32_t>, std::vector<std::uint32_t>>
 topology(const Comm& comm) {
   const Result<peer::View> view = comm.engine->view();
   if (!view) raise(view.error(), CallKind::question, "topology");
@@ -134,7 +134,8 @@ topology(const Comm& comm) {
   Classes classes;
   for (const wire::SizeClass& size : record.plan.classes)
     classes.emplace_back(size.max_bytes, static_cast<int>(size.kind), size.shares);
-  return {peers, hosts, links, record.plan.order, classes, record.plan.hosts};
+  return {peers,   hosts, links, record.plan.order, classes, record.plan.hosts,
+          record.plan.regions};
 }
 
 std::uint64_t attribute(const Comm& comm, int which) {

@@ -190,7 +190,8 @@ void Executor::prepare(Operation& operation) {
             : cut(shapes, spec.op, operation.schedule.shares, world.plan.segment_bytes);
   if (spec.quantization) {
     operation.straight =
-        size.kind == wire::ScheduleKind::direct || size.kind == wire::ScheduleKind::host_direct;
+        size.kind != wire::ScheduleKind::ring && size.kind != wire::ScheduleKind::host_ring;
+    operation.regional = size.kind == wire::ScheduleKind::regional;
     prepare_codes(operation);
   }
   operation.segments.resize(operation.layout.segments.size());

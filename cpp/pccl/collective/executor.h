@@ -171,6 +171,7 @@ class Executor {
     std::vector<Buffer> results;    // by segment: as they travel
     std::vector<Buffer> residuals;  // by array: those after a commit
     bool straight = false;          // contributions go to their owner in one hop, or host to host
+    bool regional = false;          // from region to region
     std::map<PeerId, Outlet> outlets;
     std::map<PeerId, std::uint32_t> ranks;
     std::map<PeerId, std::uint32_t> window;  // grants outstanding, by contributor

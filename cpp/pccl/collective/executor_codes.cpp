@@ -57,8 +57,10 @@ std::uint64_t seed_of(const wire::OpKey& key, std::uint32_t rank, std::uint32_t 
 bool Executor::coded(const Operation& operation, std::uint32_t chunk, std::uint32_t from,
                      std::uint32_t to) {
   if (!operation.spec.quantization || !operation.straight || to != chunk) return false;
-  const auto& hosts = operation.spec.world->plan.hosts;
-  return hosts.empty() || hosts[from] != hosts[to];
+  const wire::Plan& plan = operation.spec.world->plan;
+  // So nothing is rounded more than twice: what meets inside a region is summed as it is.
+  const auto& apart = operation.regional ? plan.regions : plan.hosts;
+  return apart.empty() || apart[from] != apart[to];
 }
 
 void Executor::prepare_codes(Operation& operation) {

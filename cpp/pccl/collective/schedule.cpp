@@ -129,6 +129,38 @@ Schedule by_hosts(const topology::HostRanks& hosts, std::span<const std::uint32_
   return schedule;
 }
 
+Schedule by_regions(const topology::Places& places, std::span<const std::uint32_t> shares,
+                    std::uint32_t rank) {
+  assert(rank < shares.size());
+  // In this order they are combined.
+  std::vector<std::uint32_t> order;
+  for (const auto& region : places.regions)
+    for (const std::uint32_t host : region)
+      order.insert(order.end(), places.hosts[host].begin(), places.hosts[host].end());
+
+  Schedule schedule;
+  schedule.shares.assign(shares.begin(), shares.end());
+  schedule.chunks.resize(shares.size());
+  for (std::uint32_t chunk = 0; chunk < shares.size(); ++chunk) {
+    ChunkFlow& flow = schedule.chunks[chunk];
+    const topology::Tree tree(places, chunk);
+    std::vector<bool> combines(shares.size(), false);
+    for (const std::uint32_t other : order)
+      if (other != chunk) combines[tree.above(other)] = true;
+    for (const std::uint32_t other : order) {
+      if (other == rank || other == chunk || tree.above(other) != rank) continue;
+      // What waits for others, or would for those who do, is not to wait for room as well.
+      const bool windowed = !combines[other] && !tree.leaves_region(other);
+      flow.sources.push_back({other, combines[other], windowed});
+      flow.final_to.push_back(other);
+    }
+    if (rank == chunk) continue;
+    flow.partial_to = flow.final_from = tree.above(rank);
+    flow.paced = tree.leaves_region(rank) && flow.sources.empty();
+  }
+  return schedule;
+}
+
 Schedule through(std::uint32_t hub, std::size_t ranks, std::uint32_t rank) {
   assert(rank < ranks && hub < ranks && ranks > 2);
   Schedule schedule;
@@ -202,6 +234,9 @@ Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& chosen, st
     owners = plan.order;
   } else if (star) {
     whole = direct(size.shares, rank);
+  } else if (size.kind == wire::ScheduleKind::regional) {
+    const topology::HostRanks hosts = topology::by_host(plan.order, plan.hosts);
+    whole = by_regions(topology::places(hosts, plan.regions), size.shares, rank);
   } else {
     whole = by_hosts(topology::by_host(plan.order, plan.hosts), size.shares,
                      size.kind == wire::ScheduleKind::host_ring, rank);

@@ -93,6 +93,14 @@ struct Schedule {
                                 std::span<const std::uint32_t> shares, bool around,
                                 std::uint32_t rank);
 
+// Regions of hosts, of several or of one rank each. Chunk c is owned by rank c, and its
+// contributions meet on every host, then in every region, and go from there to the owner; the
+// final bytes come back the same way (topology::Tree). So each of r equal regions sends the others
+// 2 (r-1)/r of the array, however many ranks it has, where `direct` would send as much for each
+// host. REQUIRES: places hold 0..n-1, n = shares.size(), at least one share > 0, rank < n.
+[[nodiscard]] Schedule by_regions(const topology::Places& places,
+                                  std::span<const std::uint32_t> shares, std::uint32_t rank);
+
 // Chunk c is owned by rank c, and `hub` combines all that goes there and passes on all that comes
 // from there: for ranks that have a link to it, and perhaps no other. REQUIRES: rank, hub < ranks;
 // ranks > 2.

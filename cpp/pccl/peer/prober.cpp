@@ -159,6 +159,7 @@ wire::Measurements Prober::row() const {
   for (const auto& [peer, way] : ways_) {
     wire::MeasuredLink link{peer, {}};
     if (way.rtt) link.rate.rtt_us = clipped(seconds(*way.rtt) * 1e6);
+    link.rate.together_kilobytes_per_s = way.sent_rate.value_or(0);
     if (way.sent_rate && way.rtt && *way.sent_rate > 0 && answers > 1 && way.its_senders > 0) {
       const double weight = 1 / std::max(seconds(*way.rtt), 1e-4) / weights;
       const double even = up / static_cast<double>(answers);

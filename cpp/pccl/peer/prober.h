@@ -55,9 +55,9 @@ class Prober {
   void on_bytes(const PeerId& from, std::uint64_t bytes, Instant now);
   void on_probed(const PeerId& from, const link::FrameHeader& header);
 
-  // What was found: round trips, and all flows together. Of one pair it says a rate only where that
-  // is the way's own: it carried much less than its part of what both ends carried, which neither
-  // the others' flows nor a longer round trip explain.
+  // What was found: round trips, and all flows together. Of one pair it says what it carried beside
+  // the others, and a rate of its own only where that is it: it carried much less than its part of
+  // what both ends carried, which neither the others' flows nor a longer round trip explain.
   [[nodiscard]] wire::Measurements row() const;
 
  private:

@@ -83,7 +83,7 @@ nb::object make_plan(std::uint32_t world,
                      const std::vector<std::uint32_t>& hosts) {
   const auto plan = topology::make_plan(world, 4096, unusable, hosts);
   if (!plan) return nb::none();
-  constexpr const char* kNames[] = {"ring", "direct", "host_ring", "host_direct"};
+  constexpr const char* kNames[] = {"ring", "direct", "host_ring", "host_direct", "regional"};
   static_assert(std::size(kNames) == enum_count(wire::ScheduleKind{}));
   nb::list kinds;
   for (const wire::SizeClass& size : plan->classes)

@@ -53,6 +53,15 @@ nb::tuple direct(const Ranks& shares, std::uint32_t rank) {
   return to_python(collective::direct(shares, rank));
 }
 
+// `hosts` and `regions` by rank.
+nb::tuple by_regions(const Ranks& hosts, const Ranks& regions, std::uint32_t rank) {
+  Ranks order(hosts.size());
+  std::iota(order.begin(), order.end(), 0U);
+  const pccl::topology::HostRanks there = pccl::topology::by_host(order, hosts);
+  return to_python(collective::by_regions(pccl::topology::places(there, regions),
+                                          Ranks(hosts.size(), 1), rank));
+}
+
 // `hosts` by rank.
 nb::tuple by_hosts(const Ranks& hosts, bool around, std::uint32_t rank) {
   if (rank >= hosts.size()) throw nb::value_error("no such rank");
@@ -100,6 +109,7 @@ nb::tuple cut(const std::vector<std::pair<std::uint64_t, unsigned>>& arrays, uns
 void bind_schedule(nb::module_& m) {
   m.def("ring", &ring, "order"_a, "rank"_a);
   m.def("direct", &direct, "shares"_a, "rank"_a);
+  m.def("by_regions", &by_regions, "hosts"_a, "regions"_a, "rank"_a);
   m.def("by_hosts", &by_hosts, "hosts"_a, "around"_a, "rank"_a);
   m.def("through", &through, "hub"_a, "ranks"_a, "rank"_a);
   m.def("cut", &cut, "arrays"_a, "op"_a, "shares"_a, "segment_bytes"_a);

@@ -354,6 +354,9 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
     }
     inputs.push_back(&it->second);
   }
+  // What was not by regions says nothing of those.
+  if (!reduction.call->record->plan.regions.empty())
+    world_.report.reached.emplace("result by regions", host.state());
   using collective::Kind;
   const Kind kind = reduction.kind;
   const auto rank = static_cast<std::size_t>(

@@ -74,8 +74,7 @@ void MasterHost::pump(master::ConnectionId id) {
         world_.log("master", "hears message type " + std::to_string(frame.message.index()) +
                                  " from h" + std::to_string(connection->node(0)));
       }
-      measure(from >= 1 && from <= world_.hosts.size() ? world_.hosts[from - 1]->group() : 0,
-              frame.message);
+      if (from >= 1 && from <= world_.hosts.size()) measure(*world_.hosts[from - 1], frame.message);
       master_->on_frame(id, frame, world_.now());
     }
   }
@@ -135,26 +134,37 @@ bool MasterHost::quiet() const {
 // What members might have measured, were this network as real ones are: links so slow, and so
 // different, that shares of plans matter for the few bytes of a simulated operation, and some that
 // are said not to work.
-void MasterHost::measure(std::uint32_t of, wire::Message& message) {
+void MasterHost::measure(Host& by, wire::Message& message) {
   Random& random = world_.random;
+  const std::uint32_t of = by.group();
   auto* enter = std::get_if<wire::EnterRound>(&message);
   const bool asked = enter != nullptr && enter->entry.key.kind == wire::RoundKind::optimize &&
                      !std::holds_alternative<wire::SyncVote>(enter->entry.payload);
   // A new plan takes the time back for which members were blocked.
   const bool unasked =
       std::holds_alternative<wire::Heartbeat>(message) && world_.options.program != Program::stuck;
-  if (group(of) == nullptr || !random.chance(asked ? 0.8 : unasked ? 0.1 : 0)) return;
+  const double often = world_.two_sites ? 1 : 0.8;
+  if (group(of) == nullptr || !random.chance(asked ? often : unasked ? 0.1 : 0)) return;
   const auto rate = [&] {
     const std::uint32_t rates[] = {0, 1, 1, 2, 5, 20, 1000};
     return rates[random.below(std::size(rates))];
   };
   wire::Measurements row;
   row.total = {rate(), rate()};
+  // Every other member is on the other of two sites; in some worlds all goes well on these, and the
+  // line between them is slow.
+  const auto site = [](const PeerId& id) { return id.bytes.back() % 2; };
+  const bool sites = world_.two_sites;
+  if (sites) row.total = {1000, 1000};
   for (const wire::Member& member : group(of)->record().members) {
-    if (random.chance(0.05)) {
+    const bool near = site(member.id) == site(by.engine().id());
+    const std::uint32_t rtt = near ? 1'000 : 100'000;
+    if (sites) {
+      row.links.push_back({member.id, {false, 0, rtt, near ? 200U : 1U}});
+    } else if (random.chance(0.05)) {
       row.links.push_back({member.id, {true, 0, 0}});
     } else if (random.chance(0.8)) {
-      row.links.push_back({member.id, {false, rate(), random.chance(0.5) ? 0U : 100'000U}});
+      row.links.push_back({member.id, {false, rate(), random.chance(0.5) ? 0 : rtt}});
     }
   }
   if (asked) {

@@ -86,6 +86,7 @@ World::World(std::uint64_t seed, const Options& given)
     master_options.measure_after =
         measuring.duration(milliseconds(1), measuring.chance(0.5) ? milliseconds(20) : seconds(1));
   }
+  two_sites = measuring.chance(0.3);
   if (options.everything_small) {
     const std::uint32_t segments[] = {64, 128, 256, 1024};
     master_options.segment_bytes = segments[random.below(4)];

@@ -51,7 +51,7 @@ class MasterHost {
   void settle();
   void arm();
   [[nodiscard]] wire::Bytes tamper(master::ConnectionId to, wire::Bytes bytes);
-  void measure(std::uint32_t of, wire::Message& message);
+  void measure(Host& by, wire::Message& message);
 
   World& world_;
   std::unique_ptr<master::Master> master_;
@@ -422,6 +422,7 @@ class World {
   Network network;
   Settings settings;
   master::Options master_options;
+  bool two_sites = false;  // what members measure shows these
   std::uint32_t eager_bytes = 64 << 10;
   std::uint64_t eager_room = 1 << 20;
   link::StripeTuner::Options stripes{3, 2, 6};

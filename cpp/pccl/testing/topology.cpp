@@ -34,21 +34,23 @@ namespace {
 
 using Ranks = std::vector<std::uint32_t>;
 using Pairs = std::set<std::pair<std::uint32_t, std::uint32_t>>;
-// A table: (up, down) by rank, and (unreachable, kilobytes per s, rtt in us) by from * n + to.
+// A table: (up, down) by rank, and (unreachable, kilobytes per s, rtt in us, kilobytes per s beside
+// all others) by from * n + to.
 using Hosts = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
-using Links = std::vector<std::tuple<bool, std::uint32_t, std::uint32_t>>;
+using Links = std::vector<std::tuple<bool, std::uint32_t, std::uint32_t, std::uint32_t>>;
 using Table = std::pair<Hosts, Links>;
 using Classes = std::vector<std::tuple<std::uint64_t, std::string, Ranks>>;
-// A plan: (order, classes, hosts).
-using PlanTuple = std::tuple<Ranks, Classes, Ranks>;
+// A plan: (order, classes, hosts, regions).
+using PlanTuple = std::tuple<Ranks, Classes, Ranks, Ranks>;
 
 constexpr std::uint32_t kSegmentBytes = 512 << 10;
-constexpr const char* kKinds[] = {"ring", "direct", "host_ring", "host_direct"};
+constexpr const char* kKinds[] = {"ring", "direct", "host_ring", "host_direct", "regional"};
 
 wire::RateTable table_from(const Table& given) {
   wire::RateTable table;
   for (const auto& [up, down] : given.first) table.hosts.push_back({up, down});
-  for (const auto& [bad, rate, rtt] : given.second) table.links.push_back({bad, rate, rtt});
+  for (const auto& [bad, rate, rtt, together] : given.second)
+    table.links.push_back({bad, rate, rtt, together});
   if (table.links.size() != table.hosts.size() * table.hosts.size())
     throw nb::value_error("a table has a link for every pair");
   return table;
@@ -59,7 +61,8 @@ Table to_python(const wire::RateTable& table) {
   for (const wire::HostRate& host : table.hosts)
     given.first.emplace_back(host.up_kilobytes_per_s, host.down_kilobytes_per_s);
   for (const wire::LinkRate& link : table.links)
-    given.second.emplace_back(link.unreachable, link.kilobytes_per_s, link.rtt_us);
+    given.second.emplace_back(link.unreachable, link.kilobytes_per_s, link.rtt_us,
+                              link.together_kilobytes_per_s);
   return given;
 }
 
@@ -67,14 +70,14 @@ PlanTuple to_python(const wire::Plan& plan) {
   Classes classes;
   for (const wire::SizeClass& size : plan.classes)
     classes.emplace_back(size.max_bytes, kKinds[static_cast<std::size_t>(size.kind)], size.shares);
-  return {plan.order, classes, plan.hosts};
+  return {plan.order, classes, plan.hosts, plan.regions};
 }
 
 wire::Plan plan_from(const PlanTuple& given) {
   wire::Plan plan;
   plan.segment_bytes = kSegmentBytes;
   Classes classes;
-  std::tie(plan.order, classes, plan.hosts) = given;
+  std::tie(plan.order, classes, plan.hosts, plan.regions) = given;
   for (const auto& [max_bytes, kind, shares] : classes) {
     const auto* const found = std::find(std::begin(kKinds), std::end(kKinds), kind);
     if (found == std::end(kKinds)) throw nb::value_error("no such kind");

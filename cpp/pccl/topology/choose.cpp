@@ -8,6 +8,8 @@
 #include <numeric>
 #include <utility>
 
+#include "pccl/topology/regions.h"
+
 namespace pccl::topology {
 namespace {
 
@@ -29,9 +31,69 @@ using Sites = HostRanks;
 
 // A schedule as sites run it.
 struct Flow {
-  bool around = false;               // a ring in `order`, else straight to the owners
+  enum class Way : std::uint8_t { straight, around, regional };
+  Way way = Way::straight;           // to the owners; a ring in `order`; from region to region
   std::vector<std::uint32_t> order;  // of sites
   std::vector<double> owned;         // by site, of the array; sum 1
+};
+
+// A network, and the regions of its sites, if it has some.
+struct Terrain {
+  Network net;
+  std::optional<std::vector<std::uint32_t>> regions;
+  std::vector<double> between;  // see between_regions
+
+  explicit Terrain(Network network) : net(std::move(network)) {
+    if (const auto found = topology::regions(net)) divide(*found);
+  }
+  void divide(const std::vector<std::uint32_t>& into) {
+    regions = into;
+    between = between_regions(net, into);
+  }
+};
+
+// What a schedule has to move, in bytes.
+class Loads {
+ public:
+  explicit Loads(const Terrain& terrain) : terrain_(terrain), sent_(n() * n(), 0) {}
+  void add(std::size_t from, std::size_t to, double bytes) { sent_[from * n() + to] += bytes; }
+  // For as long as the busiest up-link, down-link, pair or way between regions is at it. `shared`:
+  // a pair of sites in different regions has no limit but that of all such pairs.
+  [[nodiscard]] double seconds(bool shared) const {
+    const Network& net = terrain_.net;
+    const std::size_t count = terrain_.between.empty() ? 0 : regions();
+    std::vector<double> up(n(), 0);
+    std::vector<double> down(n(), 0);
+    std::vector<double> across(count * count, 0);
+    double most = 0;
+    for (std::size_t a = 0; a < n(); ++a) {
+      for (std::size_t b = 0; b < n(); ++b) {
+        const double bytes = sent_[a * n() + b];
+        if (bytes <= 0) continue;
+        up[a] += bytes;
+        down[b] += bytes;
+        const bool leaves = count > 0 && region(a) != region(b);
+        if (leaves) across[region(a) * count + region(b)] += bytes;
+        if (!leaves || !shared || net.path_of(a, b) <= 0)
+          most = std::max(most, bytes / net.path_of(a, b));
+      }
+    }
+    for (std::size_t site = 0; site < n(); ++site)
+      most = std::max({most, up[site] / net.up[site], down[site] / net.down[site]});
+    for (std::size_t pair = 0; pair < across.size(); ++pair)
+      if (across[pair] > 0) most = std::max(most, across[pair] / terrain_.between[pair]);
+    return most;
+  }
+
+ private:
+  [[nodiscard]] std::size_t n() const { return terrain_.net.size(); }
+  [[nodiscard]] std::uint32_t region(std::size_t site) const { return (*terrain_.regions)[site]; }
+  [[nodiscard]] std::size_t regions() const {
+    return 1 + *std::max_element(terrain_.regions->begin(), terrain_.regions->end());
+  }
+
+  const Terrain& terrain_;
+  std::vector<double> sent_;
 };
 
 // A size class that might be, before it is known for which sizes.
@@ -40,6 +102,18 @@ struct Candidate {
   std::vector<std::uint32_t> shares;  // by rank
   Flow flow;
 };
+
+Sites each_alone(const std::vector<std::uint32_t>& order) {
+  Sites sites;
+  for (const std::uint32_t rank : order) sites.push_back({rank});
+  return sites;
+}
+
+Sites each_alone(std::size_t count) {
+  std::vector<std::uint32_t> order(count);
+  std::iota(order.begin(), order.end(), 0U);
+  return each_alone(order);
+}
 
 std::vector<double> owned_by(const Sites& sites, const std::vector<std::uint32_t>& shares) {
   std::vector<double> owned;
@@ -57,10 +131,11 @@ std::vector<double> owned_by(const Sites& sites, const std::vector<std::uint32_t
 // Of the segments that a chunk is cut into.
 double segment_of(double chunk, double limit) { return chunk / std::ceil(chunk / limit); }
 
-double ring_seconds(const Network& net, const Flow& flow, double bytes, double limit) {
+double ring_seconds(const Terrain& terrain, const Flow& flow, double bytes, double limit) {
+  const Network& net = terrain.net;
   const std::size_t n = net.size();
   const auto next = [&](std::size_t p) { return flow.order[(p + 1) % n]; };
-  double busy = 0;
+  Loads loads(terrain);
   double slowest = kInfinity;
   std::vector<double> rate(n);  // of the hop from each position
   std::vector<double> delay(n);
@@ -70,8 +145,7 @@ double ring_seconds(const Network& net, const Flow& flow, double bytes, double l
     delay[p] = net.delay_of(site, next(p)) + kHopSeconds;
     slowest = std::min(slowest, rate[p]);
     // All partial results but of what it owns, all results but of what the next one owns.
-    const double load = 2 - flow.owned[site] - flow.owned[next(p)];
-    busy = std::max(busy, load * bytes / rate[p]);
+    loads.add(site, next(p), (2 - flow.owned[site] - flow.owned[next(p)]) * bytes);
   }
   double serial = 0;
   double late = 0;
@@ -89,19 +163,21 @@ double ring_seconds(const Network& net, const Flow& flow, double bytes, double l
     serial = std::max(serial, way);
     late = std::max(late, delays);
   }
-  return std::max(busy, serial) + late;
+  return std::max(loads.seconds(false), serial) + late;
 }
 
-double direct_seconds(const Network& net, const Flow& flow, double bytes, double limit) {
+double direct_seconds(const Terrain& terrain, const Flow& flow, double bytes, double limit) {
+  const Network& net = terrain.net;
   const std::size_t n = net.size();
   const double others = static_cast<double>(n) - 1;
-  double busy = 0;
+  Loads loads(terrain);
   double serial = 0;
   double late = 0;
   for (std::size_t i = 0; i < n; ++i) {
     const double own = flow.owned[i];
-    const double load = (1 - own + others * own) * bytes;
-    busy = std::max({busy, load / net.up[i], load / net.down[i]});
+    // Each way the sum of both shares: contributions to one end, results from the other.
+    for (std::size_t j = 0; j < n; ++j)
+      if (j != i) loads.add(i, j, (own + flow.owned[j]) * bytes);
     if (own <= 0) continue;
     const double chunk = own * bytes;
     double in = others * chunk / net.down[i];
@@ -110,9 +186,6 @@ double direct_seconds(const Network& net, const Flow& flow, double bytes, double
     double delay_out = 0;
     for (std::size_t j = 0; j < n; ++j) {
       if (j == i) continue;
-      // Each way the sum of both shares: contributions to one end, results from the other.
-      const double both = (own + flow.owned[j]) * bytes;
-      busy = std::max({busy, both / net.path_of(i, j), both / net.path_of(j, i)});
       in = std::max(in, chunk / net.rate_of(j, i));
       out = std::max(out, chunk / net.rate_of(i, j));
       delay_in = std::max(delay_in, net.delay_of(j, i));
@@ -123,15 +196,68 @@ double direct_seconds(const Network& net, const Flow& flow, double bytes, double
         std::max(serial, std::max(in, out) + std::min(in, out) * segment_of(chunk, limit) / chunk);
     late = std::max(late, delay_in + delay_out + 2 * kHopSeconds);
   }
-  return std::max(busy, serial) + late;
+  return std::max(loads.seconds(false), serial) + late;
 }
 
-double seconds(const Network& net, const Flow& flow, std::uint64_t bytes,
+// A pair of sites in different regions is taken to have all that these carry together to itself. If
+// it has a limit of its own instead, this takes as long as `direct` with equal shares does: the
+// pairs that are used carry as much.
+double regional_seconds(const Terrain& terrain, const Flow& flow, double bytes, double limit) {
+  const Network& net = terrain.net;
+  const std::size_t n = net.size();
+  const Places places = topology::places(each_alone(n), *terrain.regions);
+  const std::size_t count = places.regions.size();
+  Loads loads(terrain);
+  double serial = 0;
+  double late = 0;
+  for (std::uint32_t owner = 0; owner < n; ++owner) {
+    const double chunk = flow.owned[owner] * bytes;
+    if (chunk <= 0) continue;
+    const Tree tree(places, owner);
+    std::vector<double> below(n, 0);
+    double near = 0;
+    double far = 0;
+    double stage = 0;  // the slowest of those that segments go through one after the other
+    for (std::uint32_t site = 0; site < n; ++site) {
+      const std::uint32_t above = tree.above(site);
+      if (site == above) continue;
+      below[above] += 1;
+      const std::uint32_t here = places.region_of[site];
+      const std::uint32_t there = places.region_of[above];
+      for (const auto& [from, to] : {std::pair{site, above}, std::pair{above, site}}) {
+        loads.add(from, to, chunk);
+        double rate = net.rate_of(from, to);
+        if (here != there && rate > 0) {
+          const std::size_t way = places.region_of[from] * count + places.region_of[to];
+          rate = std::min({net.up[from], net.down[to], terrain.between[way]});
+        }
+        stage = std::max(stage, chunk / rate);
+      }
+      double& delay = here == there ? near : far;
+      delay = std::max({delay, net.delay_of(site, above), net.delay_of(above, site)});
+    }
+    for (std::size_t site = 0; site < n; ++site)
+      stage = std::max(stage, below[site] * chunk / std::min(net.up[site], net.down[site]));
+    // In to the one of the region, on to the owner, and the same way back.
+    serial = std::max(serial, stage * (1 + 3 * segment_of(chunk, limit) / chunk));
+    late = std::max(late, 2 * (near + far + 2 * kHopSeconds));
+  }
+  return std::max(loads.seconds(true), serial) + late;
+}
+
+double seconds(const Terrain& terrain, const Flow& flow, std::uint64_t bytes,
                std::uint32_t segment_bytes) {
-  if (net.size() < 2 || bytes == 0) return 0;
+  if (terrain.net.size() < 2 || bytes == 0) return 0;
   const auto array = static_cast<double>(bytes);
-  return flow.around ? ring_seconds(net, flow, array, segment_bytes)
-                     : direct_seconds(net, flow, array, segment_bytes);
+  switch (flow.way) {
+    case Flow::Way::around:
+      return ring_seconds(terrain, flow, array, segment_bytes);
+    case Flow::Way::straight:
+      return direct_seconds(terrain, flow, array, segment_bytes);
+    case Flow::Way::regional:
+      break;
+  }
+  return regional_seconds(terrain, flow, array, segment_bytes);
 }
 
 bool between_hosts(wire::ScheduleKind kind) {
@@ -142,10 +268,9 @@ bool around(wire::ScheduleKind kind) {
   return kind == wire::ScheduleKind::ring || kind == wire::ScheduleKind::host_ring;
 }
 
-Sites each_alone(const std::vector<std::uint32_t>& order) {
-  Sites sites;
-  for (const std::uint32_t rank : order) sites.push_back({rank});
-  return sites;
+Flow::Way way_of(wire::ScheduleKind kind) {
+  if (kind == wire::ScheduleKind::regional) return Flow::Way::regional;
+  return around(kind) ? Flow::Way::around : Flow::Way::straight;
 }
 
 // Weights of sites as shares of ranks: a site's ranks own equal parts of what it owns. Largest
@@ -218,6 +343,7 @@ const char* plain_name(const Candidate& candidate) {
   return candidate.kind == wire::ScheduleKind::ring          ? "ring"
          : candidate.kind == wire::ScheduleKind::host_ring   ? "ring of hosts"
          : candidate.kind == wire::ScheduleKind::host_direct ? "direct between hosts"
+         : candidate.kind == wire::ScheduleKind::regional    ? "by regions"
                                                              : "direct";
 }
 
@@ -264,7 +390,8 @@ class Chooser {
         sites_(std::move(sites)),
         crowded_(crowded),
         avoid_(std::move(avoid)),
-        net_(network(situation.rates, sites_, avoid_)) {}
+        terrain_(network(situation.rates, sites_, avoid_)),
+        net_(terrain_.net) {}
 
   // Nothing when no schedule avoids what is to be avoided.
   std::optional<Choice> run() {
@@ -277,6 +404,7 @@ class Chooser {
       plan_.order.insert(plan_.order.end(), sites_[site].begin(), sites_[site].end());
     gather(*order);
     pick();
+    drop_regions();
     const std::set<Edge> used = edges(plan_);
     const bool avoids = std::none_of(avoid_.begin(), avoid_.end(),
                                      [&](const Edge& bad) { return used.contains(bad); });
@@ -286,12 +414,12 @@ class Chooser {
 
  private:
   [[nodiscard]] double time(const Candidate& candidate, std::uint64_t bytes) const {
-    return seconds(net_, candidate.flow, bytes, plan_.segment_bytes);
+    return seconds(terrain_, candidate.flow, bytes, plan_.segment_bytes);
   }
 
   void add_direct(const std::vector<std::uint32_t>& shares) {
     const auto kind = crowded_ ? wire::ScheduleKind::host_direct : wire::ScheduleKind::direct;
-    candidates_.push_back({kind, shares, {false, {}, owned_by(sites_, shares)}});
+    candidates_.push_back({kind, shares, {Flow::Way::straight, {}, owned_by(sites_, shares)}});
   }
 
   // The one that owns all of small arrays: the first, unless another is clearly nearer to all.
@@ -301,9 +429,9 @@ class Chooser {
     for (const auto& ranks : sites_) {
       std::vector<std::uint32_t> shares(situation_.world, 0);
       shares[ranks.front()] = 1;
-      const Flow flow{false, {}, owned_by(sites_, shares)};
+      const Flow flow{Flow::Way::straight, {}, owned_by(sites_, shares)};
       const double time =
-          seconds(net_, flow, situation_.thresholds.single_owner_bytes, plan_.segment_bytes);
+          seconds(terrain_, flow, situation_.thresholds.single_owner_bytes, plan_.segment_bytes);
       if (!best.empty() && time * kClose >= least) continue;
       least = time;
       best = std::move(shares);
@@ -321,13 +449,39 @@ class Chooser {
         add_direct(as_shares(sites_, *owned, situation_.world));
     }
     const auto kind = crowded_ ? wire::ScheduleKind::host_ring : wire::ScheduleKind::ring;
-    candidates_.push_back({kind, equal, {true, order, owned_by(sites_, equal)}});
+    ring_ = candidates_.size();
+    candidates_.push_back({kind, equal, {Flow::Way::around, order, owned_by(sites_, equal)}});
+    add_regional(equal);
+  }
+
+  void add_regional(const std::vector<std::uint32_t>& equal) {
+    if (!terrain_.regions || by_host(plan_.order, plan_.hosts).size() != sites_.size()) return;
+    const std::vector<std::uint32_t>& region = *terrain_.regions;
+    for (const std::uint32_t one : region)
+      if (std::count(region.begin(), region.end(), one) > std::ptrdiff_t{kMaxMesh}) return;
+    plan_.regions.resize(situation_.world);
+    for (std::size_t site = 0; site < sites_.size(); ++site)
+      for (const std::uint32_t rank : sites_[site]) plan_.regions[rank] = region[site];
+    candidates_.push_back(
+        {wire::ScheduleKind::regional, equal, {Flow::Way::regional, {}, owned_by(sites_, equal)}});
+  }
+
+  // The plan's hash and size should not depend on what no class of it uses.
+  void drop_regions() {
+    if (std::none_of(plan_.classes.begin(), plan_.classes.end(),
+                     [](const auto& size) { return size.kind == wire::ScheduleKind::regional; }))
+      plan_.regions.clear();
+  }
+
+  [[nodiscard]] bool has_direct() const { return ring_ > 0; }
+  // With the best shares.
+  [[nodiscard]] std::optional<std::size_t> best_direct() const {
+    return ring_ == 3 ? std::optional<std::size_t>(2) : std::nullopt;
   }
 
   // What the plan without measurements would do at this size.
   [[nodiscard]] std::size_t usual(std::uint64_t bytes) const {
-    if (candidates_.size() == 1 || bytes > situation_.thresholds.direct_bytes)
-      return candidates_.size() - 1;
+    if (!has_direct() || bytes > situation_.thresholds.direct_bytes) return ring_;
     return bytes <= situation_.thresholds.single_owner_bytes ? 0 : 1;
   }
 
@@ -376,18 +530,18 @@ class Chooser {
     if (std::all_of(plan_.classes.begin(), plan_.classes.end(),
                     [&](const auto& size) { return owned_by_all(all_owning(plan_, size)); }))
       return;
-    add_unsized(works(1) ? 1 : candidates_.size() - 1);
+    add_unsized(has_direct() && works(1) ? 1 : ring_);
   }
 
   // Operations whose partial results are wide, or whose elements are coded, run the last direct
   // class there is (see size_class). It should not leave everything to one rank.
   void keep_balanced_direct() {
-    if (candidates_.size() == 1 || !around(plan_.classes.back().kind)) return;
-    const std::size_t best_balanced =
-        candidates_.size() == 4 &&
-                time(candidates_[2], kLargestStep) * kClose < time(candidates_[1], kLargestStep)
-            ? 2
-            : 1;
+    if (!has_direct() || !around(plan_.classes.back().kind)) return;
+    const std::optional<std::size_t> uneven = best_direct();
+    const std::size_t best_balanced = uneven && time(candidates_[*uneven], kLargestStep) * kClose <
+                                                    time(candidates_[1], kLargestStep)
+                                          ? *uneven
+                                          : 1;
     if (!works(best_balanced)) return;
     const auto last = std::find_if(plan_.classes.rbegin(), plan_.classes.rend(),
                                    [](const auto& size) { return !around(size.kind); });
@@ -412,8 +566,7 @@ class Chooser {
         if (candidates_[i].kind == candidates_[chosen].kind &&
             candidates_[i].shares == candidates_[chosen].shares)
           continue;
-        if (i == 2 && candidates_.size() == 4 && candidates_[2].shares == candidates_[1].shares)
-          continue;
+        if (best_direct() == i && candidates_[i].shares == candidates_[1].shares) continue;
         others += (others.empty() ? " (" : ", ") + described(candidates_[i], plan_.order) + ": " +
                   duration(time(candidates_[i], size));
       }
@@ -433,9 +586,11 @@ class Chooser {
   Sites sites_;
   bool crowded_;
   std::set<Edge> avoid_;
-  Network net_;
+  Terrain terrain_;
+  const Network& net_;
   wire::Plan plan_;
   std::vector<Candidate> candidates_;
+  std::size_t ring_ = 0;                                       // the place of the ring among these
   std::vector<std::pair<std::uint64_t, std::size_t>> picked_;  // up to so many bytes, which
 };
 
@@ -478,15 +633,18 @@ std::optional<Choice> choose(const Situation& situation) {
 
 double predict(const wire::Plan& plan, const wire::RateTable& rates, std::uint64_t bytes) {
   const wire::SizeClass& size = size_class(plan, bytes, false);
-  const Sites sites =
-      between_hosts(size.kind) ? by_host(plan.order, plan.hosts) : each_alone(plan.order);
-  Flow flow{around(size.kind), {}, {}};
+  const bool regional = size.kind == wire::ScheduleKind::regional;
+  const Sites sites = between_hosts(size.kind) || regional ? by_host(plan.order, plan.hosts)
+                                                           : each_alone(plan.order);
+  Flow flow{way_of(size.kind), {}, {}};
   flow.order.resize(sites.size());
   std::iota(flow.order.begin(), flow.order.end(), 0U);
   flow.owned = size.kind == wire::ScheduleKind::ring
                    ? owned_by(sites, std::vector<std::uint32_t>(plan.order.size(), 1))
                    : owned_by(sites, size.shares);
-  return seconds(network(rates, sites), flow, bytes, plan.segment_bytes);
+  Terrain terrain(network(rates, sites));
+  if (regional) terrain.divide(places(sites, plan.regions).region_of);
+  return seconds(terrain, flow, bytes, plan.segment_bytes);
 }
 
 double lower_bound(const Network& network, std::uint64_t bytes) {

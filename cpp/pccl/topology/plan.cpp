@@ -131,6 +131,45 @@ std::uint32_t Delegates::of(std::size_t host) const {
   return hosts_[host][there == here ? place_ : (place_ * there / here + home_) % there];
 }
 
+Places places(const HostRanks& hosts, std::span<const std::uint32_t> regions) {
+  Places found{hosts, {}, {}, {}};
+  std::map<std::uint32_t, std::uint32_t> known;
+  std::size_t ranks = 0;
+  for (const auto& there : hosts) ranks += there.size();
+  found.host_of.resize(ranks);
+  for (std::uint32_t host = 0; host < hosts.size(); ++host) {
+    for (const std::uint32_t rank : hosts[host]) found.host_of[rank] = host;
+    const std::uint32_t region = regions.size() == ranks ? regions[hosts[host].front()] : host;
+    const auto next = static_cast<std::uint32_t>(found.regions.size());
+    const std::uint32_t place = known.try_emplace(region, next).first->second;
+    if (place == next) found.regions.emplace_back();
+    found.regions[place].push_back(host);
+    found.region_of.push_back(place);
+  }
+  return found;
+}
+
+Tree::Tree(const Places& places, std::uint32_t owner)
+    : places_(places),
+      owner_(owner),
+      of_hosts_(places.hosts, owner),
+      of_regions_(places.regions, static_cast<std::uint32_t>(of_hosts_.home())) {}
+
+std::uint32_t Tree::above(std::uint32_t rank) const {
+  const std::uint32_t host = places_.host_of[rank];
+  const std::uint32_t of_host = of_hosts_.of(host);
+  if (rank != of_host) return of_host;
+  const std::uint32_t speaks = of_regions_.of(places_.region_of[host]);
+  return speaks == host ? owner_ : of_hosts_.of(speaks);
+}
+
+bool Tree::leaves_region(std::uint32_t rank) const {
+  const std::uint32_t host = places_.host_of[rank];
+  const std::size_t region = places_.region_of[host];
+  return region != of_regions_.home() && host == of_regions_.of(region) &&
+         rank == of_hosts_.of(host);
+}
+
 const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, bool widens,
                                   bool coded) {
   const wire::SizeClass* chosen = &plan.classes.back();
@@ -176,10 +215,16 @@ bool valid(const wire::Plan& plan, std::size_t world) {
   if (plan.segment_bytes < 64 || plan.segment_bytes > (1U << 24)) return false;
   if (world == 0 || plan.order.size() != world || plan.classes.empty()) return false;
   if (!plan.hosts.empty() && plan.hosts.size() != world) return false;
+  if (!plan.regions.empty() && plan.regions.size() != world) return false;
   std::vector<bool> seen(world, false);
   for (const std::uint32_t rank : plan.order) {
     if (rank >= world || seen[rank]) return false;
     seen[rank] = true;
+  }
+  for (std::size_t a = 0; a < plan.regions.size() && !plan.hosts.empty(); ++a) {
+    for (std::size_t b = 0; b < a; ++b) {
+      if (plan.hosts[a] == plan.hosts[b] && plan.regions[a] != plan.regions[b]) return false;
+    }
   }
   return std::all_of(plan.classes.begin(), plan.classes.end(), [&](const wire::SizeClass& size) {
     return size.shares.size() == world && std::any_of(size.shares.begin(), size.shares.end(),
@@ -192,7 +237,17 @@ std::set<Edge> edges(const wire::Plan& plan) {
   const std::size_t world = plan.order.size();
   if (world < 2) return used;
   const HostRanks together = by_host(plan.order, plan.hosts);
+  const Places regional = places(together, plan.regions);
   for (const wire::SizeClass& size : plan.classes) {
+    if (size.kind == wire::ScheduleKind::regional) {
+      for (std::uint32_t owner = 0; owner < size.shares.size(); ++owner) {
+        if (size.shares[owner] == 0) continue;
+        const Tree tree(regional, owner);
+        for (std::uint32_t rank = 0; rank < world; ++rank)
+          if (rank != owner) used.insert(edge(rank, tree.above(rank)));
+      }
+      continue;
+    }
     if (size.kind == wire::ScheduleKind::host_ring ||
         size.kind == wire::ScheduleKind::host_direct) {
       for (std::uint32_t owner = 0; owner < size.shares.size(); ++owner) {

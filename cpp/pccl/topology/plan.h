@@ -58,6 +58,37 @@ class Delegates {
   std::size_t place_ = 0;  // of the owner, at home
 };
 
+// The ranks of each host, and the hosts of each region, both by their places in these lists.
+struct Places {
+  HostRanks hosts;
+  HostRanks regions;
+  std::vector<std::uint32_t> host_of;    // by rank
+  std::vector<std::uint32_t> region_of;  // by host
+};
+
+// From the region of each rank; where that is not known, every host is one. REQUIRES: hosts hold
+// 0..n-1, all ranks of one are in the same region.
+[[nodiscard]] Places places(const HostRanks& hosts, std::span<const std::uint32_t> regions);
+
+// The way to the owner of a chunk where contributions meet on every host, then in every region: a
+// tree with the owner at its top. It speaks for its host and region, elsewhere Delegates do.
+class Tree {
+ public:
+  // REQUIRES: `owner` is on one of the hosts, and every host in one of the regions.
+  Tree(const Places& places, std::uint32_t owner);
+  // To whom `rank` gives what it combined, and who gives it the result; the owner: itself.
+  // REQUIRES: it is on one of the hosts.
+  [[nodiscard]] std::uint32_t above(std::uint32_t rank) const;
+  // It is the one of its region that gives to the owner.
+  [[nodiscard]] bool leaves_region(std::uint32_t rank) const;
+
+ private:
+  const Places& places_;
+  std::uint32_t owner_ = 0;
+  Delegates of_hosts_;
+  Delegates of_regions_;
+};
+
 // The size class an operation of `bytes` bytes runs in. `widens`: partial results of its elements
 // take more bytes than the elements (float16, bfloat16, small integers under avg), so where every
 // rank would send some, `direct`, which sends elements only, is the better choice at every size.

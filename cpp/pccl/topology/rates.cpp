@@ -146,6 +146,7 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
   net.down.resize(n);
   net.path.resize(n * n);
   net.delay.resize(n * n);
+  net.together.resize(n * n);
   std::vector<double> out(n);  // the fastest of its ways, where they have rates
   std::vector<double> in(n);
   std::vector<bool> usable(n * n, true);
@@ -169,6 +170,7 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
           if (link.unreachable) usable[a * n + b] = usable[b * n + a] = false;
           const double rate = kKilobyte * link.kilobytes_per_s;
           net.path[a * n + b] = std::max(net.path[a * n + b], rate);
+          net.together[a * n + b] += std::max(rate, kKilobyte * link.together_kilobytes_per_s);
           out[a] = std::max(out[a], rate);
           in[b] = std::max(in[b], rate);
           if (link.rtt_us == 0) continue;

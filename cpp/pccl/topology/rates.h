@@ -38,6 +38,8 @@ struct Network {
   std::vector<double> down;   // all flows into it
   std::vector<double> path;   // [from * n + to]: one pair alone; 0: cannot be used
   std::vector<double> delay;  // [from * n + to]: one way
+  // [from * n + to]: what the pair is known to carry at the same time as all others; 0: not known.
+  std::vector<double> together;
   [[nodiscard]] std::size_t size() const { return up.size(); }
   [[nodiscard]] double path_of(std::size_t from, std::size_t to) const {
     return path[from * size() + to];

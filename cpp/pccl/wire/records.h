@@ -162,10 +162,12 @@ struct LinkRate {
   bool unreachable = false;           // tried, and no connection came about; the rest is 0
   std::uint32_t kilobytes_per_s = 0;  // 1000 bytes each, of user data, one way; 0: not known
   std::uint32_t rtt_us = 0;           // there and back; 0: not known
+  std::uint32_t together_kilobytes_per_s =
+      0;  // while all ways carried all they could; 0: not known
   bool operator==(const LinkRate&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.unreachable, self.kilobytes_per_s, self.rtt_us);
+    visit(self.unreachable, self.kilobytes_per_s, self.rtt_us, self.together_kilobytes_per_s);
   }
 };
 
@@ -331,8 +333,8 @@ struct OpState {
 // -----------------------------------------------------------------------------------------------------
 
 // collective/schedule.h says what they are.
-enum class ScheduleKind : std::uint8_t { ring, direct, host_ring, host_direct };
-constexpr unsigned enum_count(ScheduleKind) { return 4; }
+enum class ScheduleKind : std::uint8_t { ring, direct, host_ring, host_direct, regional };
+constexpr unsigned enum_count(ScheduleKind) { return 5; }
 
 // Operations of up to `max_bytes` bytes run `kind`, cut by `shares` (one per rank).
 struct SizeClass {
@@ -352,10 +354,12 @@ struct Plan {
   std::vector<std::uint32_t> order;  // ring: order[position] = rank
   std::vector<SizeClass> classes;    // ascending max_bytes; the last one takes everything
   std::vector<std::uint32_t> hosts;  // by rank: ranks with the same number share memory
+  // By rank: those with the same number are near each other. Empty where no class is regional.
+  std::vector<std::uint32_t> regions;
   bool operator==(const Plan&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.segment_bytes, self.order, self.classes, self.hosts);
+    visit(self.segment_bytes, self.order, self.classes, self.hosts, self.regions);
   }
 };
 
