@@ -267,10 +267,15 @@ def test_presets_are_what_they_say(name: str) -> None:
     world = lab.preset(name, rates=0.5)
     assert world.hosts[0].up_mbit == lab.PRESETS[name].hosts[0].up_mbit / 2
     rtts = [world.rtt_ms(a, b) for a, b in world.pairs()]
-    limits = {"europe": (20, 40), "transatlantic": (10, 100), "world": (80, 300)}
+    limits = {
+        "europe": (20, 40),
+        "transatlantic": (10, 100),
+        "world": (80, 300),
+        "two_sites": (2, 40),
+    }
     least, most = limits.get(name, (20, 100))
     assert least <= min(rtts) <= max(rtts) <= most
-    assert len(world.hosts) == (8 if name == "two_continents" else 4)
+    assert len(world.hosts) == (8 if name.startswith("two_") else 4)
 
 
 def test_an_allreduce_over_four_hosts_is_right_and_not_far_from_the_bound(tmp_path: Path) -> None:

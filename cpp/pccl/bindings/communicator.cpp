@@ -134,8 +134,7 @@ topology(const Comm& comm) {
   Classes classes;
   for (const wire::SizeClass& size : record.plan.classes)
     classes.emplace_back(size.max_bytes, static_cast<int>(size.kind), size.shares);
-  return {peers,   hosts, links, record.plan.order, classes, record.plan.hosts,
-          record.plan.regions};
+  return {peers, hosts, links, record.plan.order, classes, record.plan.hosts, record.plan.regions};
 }
 
 std::uint64_t attribute(const Comm& comm, int which) {
