@@ -19,6 +19,7 @@ constexpr Duration kCallLimit = seconds(90);
 constexpr Duration kProgramLimit = seconds(900);
 constexpr std::size_t kKeptBuffers = 12;
 constexpr std::uint8_t kScribble = 0xa5;
+constexpr float kScribbled = -12345;
 
 bool contains(const std::vector<PeerId>& members, const PeerId& id) {
   return std::find(members.begin(), members.end(), id) != members.end();
@@ -76,6 +77,7 @@ void Checks::started(const Host& host, const Reduction& reduction) {
   contribution.op = reduction.op;
   for (const ArrayData& array : reduction.arrays) {
     contribution.arrays.emplace_back(array.dtype, array.values);
+    contribution.left_before.push_back(array.left_before);
   }
   if (world_.bug_due(Bug::commit_alone))
     ++contribution.shape;  // as if it had been called differently
@@ -151,6 +153,7 @@ void Checks::ended(Host& host, Reduction& reduction) {
         return fail("I1", what + " is committed on " + host.name() + " in spite of a loss");
       mismatch_is_for_all(host, id, reduction);
       right_result(host, id, reduction);
+      if (reduction.quantization) nothing_lost(host, id, reduction);
     }
     // A peer that is out does not know the verdict; what it was told before stands.
     if (commit || host.engine().standing() != peer::Standing::out) {
@@ -179,6 +182,7 @@ void Checks::ended(Host& host, Reduction& reduction) {
   for (ArrayData& array : reduction.arrays) {
     std::fill(array.send.begin(), array.send.end(), kScribble);
     std::fill(array.recv.begin(), array.recv.end(), kScribble);
+    std::fill(array.left_out.begin(), array.left_out.end(), kScribbled);
   }
 }
 
@@ -321,7 +325,8 @@ void Checks::bit_parity(const std::string& what, const std::vector<Ending>& befo
   }
 }
 
-// Rounded twice, on the way in and on the way out, by a step each time.
+// Rounded twice, on the way in and on the way out, by a step each time; and up to 1 of each member
+// may come with it that was left out before.
 bool Checks::near(const Reduction& reduction, const ArrayData& array,
                   const std::vector<std::int64_t>& expected, std::size_t members) {
   const double largest = array.dtype == DataType::float32 && reduction.op == ReduceOp::avg
@@ -332,7 +337,7 @@ bool Checks::near(const Reduction& reduction, const ArrayData& array,
   if (reduction.quantization.code == reduce::CodeType::float8) step = largest / 8;
   if (array.dtype == DataType::float16) step += largest / 1024;
   const double most =
-      2.01 * step * (reduction.op == ReduceOp::sum ? static_cast<double>(members) : 1.0);
+      (1 + 2.01 * step) * (reduction.op == ReduceOp::sum ? static_cast<double>(members) : 1.0);
   const std::vector<double> got = to_numbers(array.dtype, array.result());
   if (got.size() != expected.size()) return false;
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -395,12 +400,49 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
   }
 }
 
+// Where all members keep what rounding leaves out, nothing is lost: what went in is in the result,
+// or kept by one of them. Known once all of them are through.
+void Checks::nothing_lost(const Host& host, const OpId& id, const Reduction& reduction) {
+  auto& contributions = contributions_[id];
+  auto& own = contributions[host.engine().id()].left_out;
+  for (const ArrayData& array : reduction.arrays) own.push_back(array.left_out);
+  const std::vector<PeerId> members = ids(reduction.call->record);
+  for (const PeerId& member : members)
+    if (contributions[member].left_out.size() != reduction.arrays.size()) return;
+  const auto n = static_cast<double>(members.size());
+  for (std::size_t a = 0; a < reduction.arrays.size(); ++a) {
+    const ArrayData& array = reduction.arrays[a];
+    const bool all = std::none_of(members.begin(), members.end(), [&](const PeerId& member) {
+      return contributions[member].left_before[a].empty();
+    });
+    if (!all) continue;
+    const bool narrow = array.dtype == DataType::float16;
+    const bool mean = reduction.op == ReduceOp::avg;
+    const double largest = mean && !narrow ? 2520.0 * 12 : 12.0;  // see start_reduction
+    const double accuracy = narrow ? 2e-3 : 1e-5;
+    const std::vector<double> got = to_numbers(array.dtype, array.result());
+    for (std::size_t i = 0; i < array.count; ++i) {
+      double missing = -got[i] * (mean ? n : 1.0);
+      for (const PeerId& member : members) {
+        const Contribution& one = contributions[member];
+        missing += one.arrays[a].second[i] + double{one.left_before[a][i]} - one.left_out[a][i];
+      }
+      if (std::abs(missing) > accuracy * largest * n) {
+        return fail("I3", wire::describe(id.second) + " lost " + std::to_string(missing) +
+                              " of element " + std::to_string(i) + " of array " +
+                              std::to_string(a));
+      }
+    }
+    world_.report.reached.emplace("nothing left out is lost", host.state());
+  }
+}
+
 // ---- I3: inputs survive ------------------------------------------------------------------------
 
 // Until the commit the input is what it was; after any other end it stays so.
 void Checks::inputs_survive(const Host& host, const Reduction& reduction) {
   for (const ArrayData& array : reduction.arrays) {
-    if (array.send == array.input) continue;
+    if (array.send == array.input && array.left_out == array.left_before) continue;
     return fail("I3", "the input of " + wire::describe(reduction.call->key) + " on " + host.name() +
                           (reduction.call->done ? " is not what it was after the failure"
                                                 : " was written before the commit"));
@@ -418,6 +460,10 @@ void Checks::left_alone(const Host& host, const Reduction& reduction) {
       return fail("I3", "memory of " + wire::describe(reduction.call->key) + " on " + host.name() +
                             " was written after the call was over");
     }
+    if (std::any_of(array.left_out.begin(), array.left_out.end(),
+                    [](float value) { return value != kScribbled; }))
+      return fail("I3", "what " + wire::describe(reduction.call->key) + " on " + host.name() +
+                            " had left out was written after the call was over");
   }
 }
 

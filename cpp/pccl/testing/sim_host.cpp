@@ -482,9 +482,9 @@ void Host::Sleep::await_suspend(std::coroutine_handle<> handle) const {
 
 ReductionPtr Host::reduce(ReductionPtr reduction, peer::OperationRequest request) {
   for (ArrayData& array : reduction->arrays) {
-    request.arrays.push_back({array.send.data(),
-                              array.in_place ? array.send.data() : array.recv.data(), array.count,
-                              array.dtype});
+    request.arrays.push_back(
+        {array.send.data(), array.in_place ? array.send.data() : array.recv.data(), array.count,
+         array.dtype, array.left_out.empty() ? nullptr : array.left_out.data()});
   }
   reduction->since = world_.now();
   reduction->run = run_id();

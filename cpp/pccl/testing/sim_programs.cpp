@@ -222,6 +222,7 @@ UserProgram::Shape UserProgram::draw_collective(Random& script) const {
     how.stochastic = script.chance(0.5);
     how.block = reduce::kMinBlock << script.below(3);
     for (auto& array : shape.arrays) array.second *= 4;  // most are exact else
+    shape.feedback = (shape.op == ReduceOp::sum || shape.op == ReduceOp::avg) && script.chance(0.5);
     return shape;
   }
   shape.kind = static_cast<collective::Kind>(script.between(1, 3));
@@ -281,6 +282,13 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
     array.send = array.input;
     const std::size_t received = count * (gathers ? members : 1) * element_size(dtype);
     if (!array.in_place) array.recv.assign(received, 0xee);
+    // Everybody decides that alone.
+    const bool floating = dtype == DataType::float32 || dtype == DataType::float16;
+    if (shape.feedback && floating && world.random.chance(0.9)) {
+      for (std::size_t i = 0; i < count; ++i)
+        array.left_before.push_back(static_cast<float>(world.random.below(201)) / 100 - 1);
+      array.left_out = array.left_before;
+    }
     reduction->shape = reduction->shape * 1000003 + count * 16 + static_cast<std::uint64_t>(dtype);
     request.description += std::to_string(count) + " " + std::string(pccl::name(dtype)) + " ";
     reduction->arrays.push_back(std::move(array));

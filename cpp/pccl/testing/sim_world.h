@@ -72,6 +72,9 @@ struct ArrayData {
   wire::Bytes input;                 // the same as bytes
   wire::Bytes send;
   wire::Bytes recv;  // unused in place
+  // What rounding has left out of each element, and the same before; empty: that is not kept.
+  std::vector<float> left_out;
+  std::vector<float> left_before;
   bool in_place = false;
   [[nodiscard]] const wire::Bytes& result() const { return in_place ? send : recv; }
 };
@@ -270,6 +273,7 @@ class UserProgram {
     ReduceOp op = ReduceOp::sum;
     std::uint64_t structure = 0;
     reduce::Quantization quantization;
+    bool feedback = false;  // what rounding leaves out is kept
   };
 
   Task<> level1();
@@ -338,6 +342,8 @@ class Checks {
     std::uint64_t shape = 0;
     ReduceOp op = ReduceOp::sum;
     std::vector<std::pair<DataType, std::vector<std::int32_t>>> arrays;
+    std::vector<std::vector<float>> left_before;  // by array
+    std::vector<std::vector<float>> left_out;     // after a commit
   };
   struct Ending {
     PeerId peer;
@@ -367,6 +373,7 @@ class Checks {
                                  const std::vector<std::int64_t>& expected, std::size_t members);
   void right_result(const Host& host, const OpId& id, const Reduction& reduction);
   // I3
+  void nothing_lost(const Host& host, const OpId& id, const Reduction& reduction);
   void inputs_survive(const Host& host, const Reduction& reduction);
   void left_alone(const Host& host, const Reduction& reduction);
   // I8
