@@ -31,8 +31,9 @@ enum class Bug : std::uint8_t {
   forget_entry,   // a rebuilt master is not told of an open operation
   stale_state,    // a receiver keeps its old state though the sync has succeeded
   commit_alone,   // a member counts as having called differently, and the commit comes all the same
+  lose_left_out,  // a member forgets what rounding left out of one element
 };
-inline constexpr unsigned kBugs = 8;
+inline constexpr unsigned kBugs = 9;
 
 struct Options {
   Program program = Program::level2;
