@@ -657,6 +657,31 @@ say(event="done", counts=diloco.parameters["['counts']"].tolist(), steps=steps)
 """
 
 
+# Instead of start(), in these: a communicator that is not the process's, a thread that hears when to go on, and one
+# that says how many there are.
+COMMUNICATOR = """
+made = []
+def fresh():
+    global comm
+    comm = pccl.Communicator(os.environ["PCCL_MASTER"])
+    comm.connect()
+    made.append(comm)
+    return comm
+def listen():
+    hear()
+    told.set()
+def look(counts=iter((3, 2))):
+    for count in counts:
+        while pccl.world_size(comm) != count:
+            pause.wait(0.01)
+        say(event=f"{count} members")
+told, pause = threading.Event(), threading.Event()
+looker = threading.Thread(target=look, daemon=True)
+fresh()
+threading.Thread(target=listen, daemon=True).start()
+"""
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_members_are_killed_and_come_and_each_example_is_learned_from_once(mode: str) -> None:
     with running(MODE=mode) as run:
@@ -669,6 +694,35 @@ def test_members_are_killed_and_come_and_each_example_is_learned_from_once(mode:
         late.expect("in", 60)
         for peer in (*peers[:2], late):
             assert peer.expect("done", 60)["counts"] == [3] * 500
+
+
+def test_data_follows_a_member_that_comes_back_with_another_communicator() -> None:
+    code = COUNTS
+    for old, new in (
+        ("start()\n", COMMUNICATOR),
+        ('say(event="in")\n', 'say(event="in")\nif own == 0:\n    looker.start()\n'),
+        ("batch_size=5", "batch_size=5, comm=comm"),
+        ("outer_optimizer=Add", "outer_optimizer=Add, comm=comm, rejoin=fresh"),
+        ("pccl.world_size() == 3", "told.is_set() and pccl.world_size(comm) == 3"),
+    ):
+        assert code.count(old) == 1
+        code = code.replace(old, new)
+    code += 'say(event="came back", times=len(made))'
+    with running(**FAST, MODE="sync") as run:
+        peers = [run.peer(code, OWN=str(i)) for i in range(3)]
+        for peer in peers:
+            peer.expect("in", 60)
+        peers[0].expect("3 members", 60)
+        peers[2].signal(signal.SIGSTOP)
+        try:
+            peers[0].expect("2 members", 60)
+        finally:
+            peers[2].signal(signal.SIGCONT)
+        for peer in peers:
+            peer.tell("go on")
+        for peer in peers:
+            assert peer.expect("done", 60)["counts"] == [3] * 500
+        assert peers[2].expect("came back")["times"] == 2
 
 
 def test_without_rejoin_the_exception_says_so_and_join_comes_back() -> None:
