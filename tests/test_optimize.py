@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from workers import running
+from workers import running, wait_until_asleep
 
 from pccl import _testing
 
@@ -202,3 +202,42 @@ def test_it_can_be_given_up(when: str) -> None:
         for peer in peers:
             after = peer.expect("after", 30)
             assert after["right"] and after["size"] == 2
+
+
+# The first operation takes more than a millisecond, so members measure at their next admission point.
+BY_ITSELF = """
+comm = start()
+pccl.allreduce(x(1_000_000))
+say(event="in")
+for attempt in range(2):
+    try:
+        pccl.admit()
+        how = "done"
+    except KeyboardInterrupt:
+        how = "interrupted"
+    except pccl.PCCLError as error:
+        how = type(error).__name__
+    say(event="admitted", how=how, size=pccl.world_size())
+    total, info = pccl.allreduce(x(100), return_info=True)
+    assert (total == expected(info)).all()
+hear()
+"""
+
+
+@pytest.mark.parametrize("what", ["kill", "interrupt"])
+def test_members_that_measure_by_themselves_survive_what_happens_to_one(what: str) -> None:
+    with running(PCCL_SHM="0", PCCL_MEASURE_AFTER="0.001") as run:
+        peers = run.peers(3, BY_ITSELF)
+        for peer in peers:
+            peer.expect("in")
+        if what == "kill":
+            peers.pop().signal(signal.SIGKILL)
+            first = ["done", "done"]
+        else:
+            wait_until_asleep(peers[0])  # in admit
+            peers[0].signal(signal.SIGINT)
+            first = ["interrupted", "PeerLost", "PeerLost"]
+        for hows in (first, ["done"] * len(peers)):
+            answers = [peer.expect("admitted", 30) for peer in peers]
+            assert [answer["how"] for answer in answers] == hows
+            assert {answer["size"] for answer in answers} == {len(peers)}
