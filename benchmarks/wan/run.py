@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import secrets
 import signal
 import statistics
 import sys
@@ -57,6 +58,8 @@ def peers_of(lab: Lab, systems: Sequence[str], args: argparse.Namespace) -> Iter
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         shared = {"PCCL_BIND": "", "PCCL_MIN_PEERS": str(len(lab.hosts))}
+        if args.secret:
+            shared["PCCL_SECRET"] = secrets.token_urlsafe(32)
         master = Peer(script, ["--master"], shared, lab.command(0))
         stack.callback(master.end)
         shared["PCCL_MASTER"] = f"{lab.address(0)}:{master.hear('listening')['port']}"
@@ -111,6 +114,7 @@ def measure(
         "bytes": size,
         "dtype": args.dtype,
         "quantize": args.quantize,
+        "secret": args.secret,
         "idle": args.idle,
         "bound": bound_seconds(lab.hosts, size, lab.line_mbit),
         "first": warm,
@@ -164,6 +168,7 @@ def main() -> None:
     parser.add_argument(
         "--quantize", choices=["int8", "int4", "float8"], help="pccl's; Gloo has none"
     )
+    parser.add_argument("--secret", action="store_true", help="pccl with TLS; Gloo has none")
     parser.add_argument("--rates", type=float, default=1.0, help="multiplies all links' rates")
     parser.add_argument("--systems", nargs="+", choices=list(NAMES)[1:], default=list(NAMES)[1:],
                         help="beside pccl")  # fmt: skip
@@ -181,6 +186,7 @@ def main() -> None:
         print(f"note: {warning}")
     title = f"All-reduce of {args.dtype} over the wide area"
     title += f", pccl with quantize={args.quantize!r}" if args.quantize else ""
+    title += ", pccl encrypted" if args.secret else ""
     title += f", after {args.idle:g} s of silence" if args.idle else ""
     title += f", rates times {args.rates:g}" if args.rates != 1 else ""
     table = Table(title, columns(systems))
