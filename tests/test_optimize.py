@@ -217,7 +217,7 @@ for attempt in range(2):
         how = "interrupted"
     except pccl.PCCLError as error:
         how = type(error).__name__
-    say(event="admitted", how=how, size=pccl.world_size())
+    say(event="admitted", how=how, size=pccl.world_size(), up=comm.topology().up)
     total, info = pccl.allreduce(x(100), return_info=True)
     assert (total == expected(info)).all()
 hear()
@@ -230,14 +230,16 @@ def test_members_that_measure_by_themselves_survive_what_happens_to_one(what: st
         peers = run.peers(3, BY_ITSELF)
         for peer in peers:
             peer.expect("in")
+        for peer in peers:
+            wait_until_asleep(peer)  # in admit
         if what == "kill":
             peers.pop().signal(signal.SIGKILL)
             first = ["done", "done"]
         else:
-            wait_until_asleep(peers[0])  # in admit
             peers[0].signal(signal.SIGINT)
             first = ["interrupted", "PeerLost", "PeerLost"]
         for hows in (first, ["done"] * len(peers)):
             answers = [peer.expect("admitted", 30) for peer in peers]
+            assert first[0] == "interrupted" or None not in answers[0]["up"]  # it was measured
             assert [answer["how"] for answer in answers] == hows
             assert {answer["size"] for answer in answers} == {len(peers)}

@@ -86,7 +86,10 @@ def send_datagrams(world: Lab, a: int, b: int, count: int) -> Stats:
 
     def all_counted(stats: Stats) -> bool:
         path = stats.paths[a, b]
-        return path.delivered + path.lost + path.cut + path.up_full + path.down_full >= count
+        return (
+            path.delivered + path.lost + path.cut + path.up_full + path.line_full + path.down_full
+            >= count
+        )
 
     world.clear()
     world.run(a, python(DATAGRAMS, world.address(b), count))
@@ -132,6 +135,15 @@ def test_tcp_gets_the_rate_of_the_slower_link(rates: list[tuple[float, float]]) 
         world.rate(1, 160, 160)
         _, received = Stream(world, 0, 1, 20_000_000).ends()
         assert 0.4 < float(received) * 8 / 160e6 < 1.3
+
+
+def test_hosts_of_a_site_share_its_line_and_do_without_it_among_themselves() -> None:
+    with Lab([Host()] * 3, delay_ms=5, sites=[0, 0, 1], line_mbit=40) as world:
+        streams = [Stream(world, 2, to, 8_000_000) for to in (0, 1)]
+        together = sum(float(stream.ends()[1]) for stream in streams)
+        assert 0.6 < together * 8 / 40e6 < 1.5  # one may go on alone for a while
+        _, received = Stream(world, 0, 1, 40_000_000).ends()
+        assert float(received) * 8 > 60e6
 
 
 def test_queues_drop_what_does_not_fit() -> None:

@@ -319,6 +319,14 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
   std::sort(state.held.begin(), state.held.end(),
             [](const Held& a, const Held& b) { return a.source < b.source; });
   if (spec.quantization && flow.owner()) return combine_coded(operation, index);
+  // As they are to be combined: of codes, what they stand for.
+  std::vector<bool> is_wide;
+  for (Held& held : state.held) {
+    const Source& source = flow.sources[held.source];
+    const bool codes = coded(operation, segment.chunk, source.rank, spec.rank);
+    if (codes) held.buffer = decode_contribution(operation, index, held.buffer, source.accumulated);
+    is_wide.push_back(codes || source.accumulated);
+  }
   const bool kept_apart = !flow.owner() && apart(operation, segment);
   if (kept_apart) operation.partials[index] = pool_->take(segment.accumulated_bytes);
   std::size_t raw_at = 0;
@@ -330,9 +338,8 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
     const std::size_t element = element_size(array.dtype);
     const std::size_t wide = element_size(accumulation_type(array.dtype, spec.op));
     for (std::size_t i = 0; i < contributions.size(); ++i) {
-      const bool accumulated = flow.sources[state.held[i].source].accumulated;
-      contributions[i] = {state.held[i].buffer.data() + (accumulated ? wide_at : raw_at),
-                          accumulated};
+      contributions[i] = {state.held[i].buffer.data() + (is_wide[i] ? wide_at : raw_at),
+                          is_wide[i]};
     }
     const std::uint8_t* own = own_at(operation, segment.chunk, piece);
     std::uint8_t* to = kept_apart ? operation.partials[index].data() + wide_at

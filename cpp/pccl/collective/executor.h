@@ -241,6 +241,8 @@ class Executor {
                                   std::uint32_t from, std::uint32_t to);
   void prepare_codes(Operation& operation);
   Buffer encode_contribution(Operation& operation, std::uint32_t segment, bool accumulated);
+  [[nodiscard]] Buffer decode_contribution(const Operation& operation, std::uint32_t index,
+                                           const Buffer& from, bool accumulated);
   void combine_coded(Operation& operation, std::uint32_t segment);
   void decode_result(Operation& operation, std::uint32_t segment, const Buffer& from);
   [[nodiscard]] std::uint64_t unasked_bytes_from(const Operation& operation,

@@ -56,11 +56,11 @@ std::uint64_t seed_of(const wire::OpKey& key, std::uint32_t rank, std::uint32_t 
 
 bool Executor::coded(const Operation& operation, std::uint32_t chunk, std::uint32_t from,
                      std::uint32_t to) {
-  if (!operation.spec.quantization || !operation.straight || to != chunk) return false;
-  const wire::Plan& plan = operation.spec.world->plan;
-  // So nothing is rounded more than twice: what meets inside a region is summed as it is.
-  const auto& apart = operation.regional ? plan.regions : plan.hosts;
-  return apart.empty() || apart[from] != apart[to];
+  if (!operation.spec.quantization || !operation.straight) return false;
+  // By regions, contributions are also combined on their way.
+  if (to != chunk && !operation.regional) return false;
+  const auto& hosts = operation.spec.world->plan.hosts;
+  return hosts.empty() || hosts[from] != hosts[to];
 }
 
 void Executor::prepare_codes(Operation& operation) {
@@ -145,6 +145,38 @@ Buffer Executor::encode_contribution(Operation& operation, std::uint32_t index, 
     to += reduce::coded_size(spec.quantization, work, piece.count);
   }
   return buffer;
+}
+
+// A coded contribution in the accumulation type.
+Buffer Executor::decode_contribution(const Operation& operation, std::uint32_t index,
+                                     const Buffer& from, bool accumulated) {
+  const OperationSpec& spec = operation.spec;
+  const Segment& segment = operation.layout.segments[index];
+  Buffer values = pool_->take(segment.accumulated_bytes);
+  std::uint8_t* to = values.data();
+  const std::uint8_t* codes = from.data();
+  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+    const Piece& piece = operation.layout.pieces[segment.first_piece + p];
+    const ArrayRef& array = spec.arrays[piece.array];
+    const DataType work = accumulation_type(array.dtype, spec.op);
+    const std::size_t wide = element_size(work);
+    if (!exact(array)) {
+      const std::size_t step = step_of(spec.quantization);
+      for (std::size_t first = 0; first < piece.count; first += step) {
+        const std::size_t n = std::min<std::size_t>(step, piece.count - first);
+        reduce::decode(spec.quantization, work, codes, first, n, piece.count, to + first * wide);
+      }
+      codes += reduce::coded_size(spec.quantization, work, piece.count);
+    } else if (accumulated) {
+      std::memcpy(to, codes, piece.count * wide);
+      codes += piece.count * wide;
+    } else {
+      reduce::reduce(array.dtype, spec.op, codes, {}, 0, to, piece.count);
+      codes += piece.count * element_size(array.dtype);
+    }
+    to += piece.count * wide;
+  }
+  return values;
 }
 
 // All contributions to a segment of ours are here.

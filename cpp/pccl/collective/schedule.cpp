@@ -225,18 +225,20 @@ Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& chosen, st
   std::iota(owners.begin(), owners.end(), 0U);
   const bool star = size.kind == wire::ScheduleKind::direct;
   Schedule whole;
-  if (what.kind != Kind::all_reduce && !topology::owned_by_all(size)) {
+  // Of two, nobody is left to go through.
+  const bool pair = owners.size() == 2;
+  if (what.kind != Kind::all_reduce && !topology::owned_by_all(size) && !pair) {
     const auto hub = std::ranges::find_if(size.shares, [](std::uint32_t s) { return s > 0; });
     whole = through(static_cast<std::uint32_t>(hub - size.shares.begin()), owners.size(), rank);
   } else if (size.kind == wire::ScheduleKind::ring ||
+             (pair && !topology::owned_by_all(size) && what.kind != Kind::all_reduce) ||
              (star && what.kind == Kind::broadcast && bytes > kStarBytes)) {
     whole = ring(plan.order, rank);
     owners = plan.order;
   } else if (star) {
     whole = direct(size.shares, rank);
   } else if (size.kind == wire::ScheduleKind::regional) {
-    const topology::HostRanks hosts = topology::by_host(plan.order, plan.hosts);
-    whole = by_regions(topology::places(hosts, plan.regions), size.shares, rank);
+    whole = by_regions(topology::places(plan), size.shares, rank);
   } else {
     whole = by_hosts(topology::by_host(plan.order, plan.hosts), size.shares,
                      size.kind == wire::ScheduleKind::host_ring, rank);

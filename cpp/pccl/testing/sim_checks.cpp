@@ -328,7 +328,7 @@ void Checks::bit_parity(const std::string& what, const std::vector<Ending>& befo
 // Rounded twice, on the way in and on the way out, by a step each time; and up to 1 of each member
 // may come with it that was left out before.
 bool Checks::near(const Reduction& reduction, const ArrayData& array,
-                  const std::vector<std::int64_t>& expected, std::size_t members) {
+                  const std::vector<std::int64_t>& expected, std::size_t members, bool feedback) {
   const double largest = array.dtype == DataType::float32 && reduction.op == ReduceOp::avg
                              ? 2520.0 * 12
                              : 12.0;  // see start_reduction
@@ -336,8 +336,8 @@ bool Checks::near(const Reduction& reduction, const ArrayData& array,
   if (reduction.quantization.code == reduce::CodeType::bits4) step = 2 * largest / 14;
   if (reduction.quantization.code == reduce::CodeType::float8) step = largest / 8;
   if (array.dtype == DataType::float16) step += largest / 1024;
-  const double most =
-      (1 + 2.01 * step) * (reduction.op == ReduceOp::sum ? static_cast<double>(members) : 1.0);
+  const double most = (2.01 * step + (feedback ? 1 : 0)) *
+                      (reduction.op == ReduceOp::sum ? static_cast<double>(members) : 1.0);
   const std::vector<double> got = to_numbers(array.dtype, array.result());
   if (got.size() != expected.size()) return false;
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -345,6 +345,19 @@ bool Checks::near(const Reduction& reduction, const ArrayData& array,
     if (!(std::abs(off) <= most)) return false;
   }
   return true;
+}
+
+bool Checks::ran_by_regions(const Reduction& reduction) {
+  std::uint64_t bytes = 0;
+  bool widens = false;
+  for (const ArrayData& array : reduction.arrays) {
+    const std::size_t element = element_size(array.dtype);
+    bytes += array.count * element;
+    widens = widens || element_size(accumulation_type(array.dtype, reduction.op)) > element;
+  }
+  const wire::SizeClass& size = topology::size_class(reduction.call->record->plan, bytes, widens,
+                                                     static_cast<bool>(reduction.quantization));
+  return size.kind == wire::ScheduleKind::regional;
 }
 
 void Checks::right_result(const Host& host, const OpId& id, const Reduction& reduction) {
@@ -359,13 +372,12 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
     }
     inputs.push_back(&it->second);
   }
-  // What was not by regions says nothing of those.
-  if (!reduction.call->record->plan.regions.empty())
-    world_.report.reached.emplace("result by regions", host.state());
   using collective::Kind;
   const Kind kind = reduction.kind;
   const auto rank = static_cast<std::size_t>(
       std::find(members.begin(), members.end(), host.engine().id()) - members.begin());
+  if (kind == Kind::all_reduce && ran_by_regions(reduction))
+    world_.report.reached.emplace("result by regions", host.state());
   for (std::size_t a = 0; a < reduction.arrays.size(); ++a) {
     const ArrayData& array = reduction.arrays[a];
     std::vector<std::int64_t> expected;
@@ -390,8 +402,11 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
       expected.push_back(value);
     }
     const bool floating = array.dtype == DataType::float32 || array.dtype == DataType::float16;
+    const bool feedback = std::any_of(inputs.begin(), inputs.end(), [a](const Contribution* one) {
+      return !one->left_before[a].empty();
+    });
     const bool right = reduction.quantization && floating
-                           ? near(reduction, array, expected, inputs.size())
+                           ? near(reduction, array, expected, inputs.size(), feedback)
                            : to_bytes(array.dtype, expected) == array.result();
     if (!right) {
       return fail("I2", wire::describe(id.second) + " has a wrong result on " + host.name() +

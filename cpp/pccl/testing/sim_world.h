@@ -370,9 +370,11 @@ class Checks {
   // I2
   void bit_parity(const std::string& what, const std::vector<Ending>& before, const Ending& now);
   [[nodiscard]] static bool near(const Reduction& reduction, const ArrayData& array,
-                                 const std::vector<std::int64_t>& expected, std::size_t members);
+                                 const std::vector<std::int64_t>& expected, std::size_t members,
+                                 bool feedback);
   void right_result(const Host& host, const OpId& id, const Reduction& reduction);
   // I3
+  [[nodiscard]] static bool ran_by_regions(const Reduction& reduction);
   void nothing_lost(const Host& host, const OpId& id, const Reduction& reduction);
   void inputs_survive(const Host& host, const Reduction& reduction);
   void left_alone(const Host& host, const Reduction& reduction);

@@ -536,15 +536,18 @@ class Chooser {
   // Operations whose partial results are wide, or whose elements are coded, run the last direct
   // class there is (see size_class). It should not leave everything to one rank.
   void keep_balanced_direct() {
-    if (!has_direct() || !around(plan_.classes.back().kind)) return;
+    const auto is_around = [](const auto& size) { return around(size.kind); };
+    if (!has_direct() || std::none_of(plan_.classes.begin(), plan_.classes.end(), is_around))
+      return;
     const std::optional<std::size_t> uneven = best_direct();
     const std::size_t best_balanced = uneven && time(candidates_[*uneven], kLargestStep) * kClose <
                                                     time(candidates_[1], kLargestStep)
                                           ? *uneven
                                           : 1;
     if (!works(best_balanced)) return;
-    const auto last = std::find_if(plan_.classes.rbegin(), plan_.classes.rend(),
-                                   [](const auto& size) { return !around(size.kind); });
+    const auto last =
+        std::find_if(plan_.classes.rbegin(), plan_.classes.rend(),
+                     [](const auto& size) { return way_of(size.kind) == Flow::Way::straight; });
     if (last == plan_.classes.rend() || last->shares == candidates_[0].shares)
       add_unsized(best_balanced);
   }
@@ -634,8 +637,10 @@ std::optional<Choice> choose(const Situation& situation) {
 double predict(const wire::Plan& plan, const wire::RateTable& rates, std::uint64_t bytes) {
   const wire::SizeClass& size = size_class(plan, bytes, false);
   const bool regional = size.kind == wire::ScheduleKind::regional;
-  const Sites sites = between_hosts(size.kind) || regional ? by_host(plan.order, plan.hosts)
-                                                           : each_alone(plan.order);
+  const Places there = places(plan);
+  const Sites sites = regional                   ? there.hosts
+                      : between_hosts(size.kind) ? by_host(plan.order, plan.hosts)
+                                                 : each_alone(plan.order);
   Flow flow{way_of(size.kind), {}, {}};
   flow.order.resize(sites.size());
   std::iota(flow.order.begin(), flow.order.end(), 0U);
@@ -643,7 +648,7 @@ double predict(const wire::Plan& plan, const wire::RateTable& rates, std::uint64
                    ? owned_by(sites, std::vector<std::uint32_t>(plan.order.size(), 1))
                    : owned_by(sites, size.shares);
   Terrain terrain(network(rates, sites));
-  if (regional) terrain.divide(places(sites, plan.regions).region_of);
+  if (regional) terrain.divide(there.region_of);
   return seconds(terrain, flow, bytes, plan.segment_bytes);
 }
 

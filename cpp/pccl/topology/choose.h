@@ -33,14 +33,16 @@ struct Choice {
 
 // The plan whose predicted time is least, at every size: of one owner for all, `direct` with equal
 // shares or with best_shares, and the best ring (with several ranks on some of several hosts, the
-// same between hosts). Where the plan without measurements is as good to within 3 %, it stays.
-// Pairs that were tried in vain are avoided if some plan can. Where no ring is left, the plan
-// without measurements. Nothing when none avoids the `unusable` ones.
+// same between hosts), and by regions, where there are some (see regions.h). Where the plan without
+// measurements is as good to within 3 %, it stays. Pairs that were tried in vain are avoided if
+// some plan can. Where no ring is left, the plan without measurements. Nothing when none avoids the
+// `unusable` ones.
 [[nodiscard]] std::optional<Choice> choose(const Situation& situation);
 
-// Seconds for one all-reduce of so many bytes: the time that the busiest up-link, down-link or pair
-// is busy, or a chunk's segments need one after the other on their way, whichever is longer; and
-// the delays on the longest way. Infinite where a pair is used that cannot be.
+// Seconds for one all-reduce of so many bytes: the time that the busiest up-link, down-link, pair
+// or way between regions is busy, or a chunk's segments need one after the other on their way,
+// whichever is longer; and the delays on the longest way. Infinite where a pair is used that cannot
+// be.
 [[nodiscard]] double predict(const wire::Plan& plan, const wire::RateTable& rates,
                              std::uint64_t bytes);
 

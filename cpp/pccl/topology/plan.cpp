@@ -149,6 +149,12 @@ Places places(const HostRanks& hosts, std::span<const std::uint32_t> regions) {
   return found;
 }
 
+Places places(const wire::Plan& plan) {
+  std::vector<std::uint32_t> ranks(plan.order.size());
+  std::iota(ranks.begin(), ranks.end(), 0U);
+  return places(by_host(ranks, plan.hosts), plan.regions);
+}
+
 Tree::Tree(const Places& places, std::uint32_t owner)
     : places_(places),
       owner_(owner),
@@ -237,7 +243,7 @@ std::set<Edge> edges(const wire::Plan& plan) {
   const std::size_t world = plan.order.size();
   if (world < 2) return used;
   const HostRanks together = by_host(plan.order, plan.hosts);
-  const Places regional = places(together, plan.regions);
+  const Places regional = places(plan);
   for (const wire::SizeClass& size : plan.classes) {
     if (size.kind == wire::ScheduleKind::regional) {
       for (std::uint32_t owner = 0; owner < size.shares.size(); ++owner) {

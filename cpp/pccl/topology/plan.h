@@ -70,6 +70,9 @@ struct Places {
 // 0..n-1, all ranks of one are in the same region.
 [[nodiscard]] Places places(const HostRanks& hosts, std::span<const std::uint32_t> regions);
 
+// Those of a plan, in the order of ranks: who speaks for whom does not depend on the ring.
+[[nodiscard]] Places places(const wire::Plan& plan);
+
 // The way to the owner of a chunk where contributions meet on every host, then in every region: a
 // tree with the owner at its top. It speaks for its host and region, elsewhere Delegates do.
 class Tree {

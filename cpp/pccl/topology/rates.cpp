@@ -116,7 +116,9 @@ void merge(wire::RateTable& table, std::span<const PeerId> members, std::size_t 
       continue;
     }
     link.unreachable = false;
-    link.kilobytes_per_s = measured.rate.kilobytes_per_s;
+    if (measured.rate.kilobytes_per_s > 0) link.kilobytes_per_s = measured.rate.kilobytes_per_s;
+    if (measured.rate.together_kilobytes_per_s > 0)
+      link.together_kilobytes_per_s = measured.rate.together_kilobytes_per_s;
   }
   if (says_nothing(table)) table = {};
 }

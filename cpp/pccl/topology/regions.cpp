@@ -1,13 +1,39 @@
 #include "pccl/topology/regions.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
-#include <numeric>
 
 namespace pccl::topology {
 namespace {
 
 constexpr double kFar = 2;
+
+// The delays at which chains of shorter ways join more sites: those of a minimum spanning tree
+// (Prim 1957), the longest first. There are no other divisions than between these.
+std::vector<double> steps(const Network& network) {
+  const std::size_t n = network.size();
+  constexpr double kFarthest = std::numeric_limits<double>::infinity();
+  std::vector<double> near(n, kFarthest);
+  std::vector<bool> reached(n, false);
+  std::vector<double> found;
+  std::size_t last = 0;
+  for (std::size_t count = 1; count < n; ++count) {
+    reached[last] = true;
+    std::size_t next = n;
+    for (std::size_t other = 0; other < n; ++other) {
+      if (reached[other]) continue;
+      if (network.path_of(last, other) > 0)
+        near[other] = std::min(near[other], network.delay_of(last, other));
+      if (next == n || near[other] < near[next]) next = other;
+    }
+    found.push_back(near[next]);
+    last = next;
+  }
+  std::sort(found.begin(), found.end(), std::greater<>());
+  found.erase(std::unique(found.begin(), found.end()), found.end());
+  return found;
+}
 
 // Sites that a chain of ways of at most `near` seconds joins have the same number; numbers ascend
 // from 0 with the first site of each.
@@ -54,18 +80,10 @@ bool are_apart(const Network& network, const std::vector<std::uint32_t>& region)
 }  // namespace
 
 std::optional<std::vector<std::uint32_t>> regions(const Network& network) {
-  const std::size_t n = network.size();
-  std::vector<double> delays;
-  for (std::size_t a = 0; a < n; ++a) {
-    for (std::size_t b = 0; b < n; ++b)
-      if (a != b && network.path_of(a, b) > 0) delays.push_back(network.delay_of(a, b));
-  }
-  std::sort(delays.begin(), delays.end(), std::greater<>());
-  delays.erase(std::unique(delays.begin(), delays.end()), delays.end());
-  for (const double near : delays) {
+  for (const double near : steps(network)) {
     std::vector<std::uint32_t> region = joined(network, near);
     const std::uint32_t count = 1 + *std::max_element(region.begin(), region.end());
-    if (count == n) break;
+    if (count == network.size()) break;
     if (count > 1 && are_apart(network, region)) return region;
   }
   return std::nullopt;
@@ -73,25 +91,31 @@ std::optional<std::vector<std::uint32_t>> regions(const Network& network) {
 
 std::vector<double> between_regions(const Network& network,
                                     const std::vector<std::uint32_t>& region) {
+  const std::size_t n = network.size();
   const std::size_t count = 1 + *std::max_element(region.begin(), region.end());
   std::vector<double> all(count * count, 0);
-  std::vector<bool> known(count * count, true);
+  std::vector<double> known(count * count, 0);  // pairs
+  std::vector<double> used(count * count, 0);
   std::vector<double> up(count, 0);
   std::vector<double> down(count, 0);
-  for (std::size_t a = 0; a < network.size(); ++a) {
+  for (std::size_t a = 0; a < n; ++a) {
     up[region[a]] += network.up[a];
     down[region[a]] += network.down[a];
-    for (std::size_t b = 0; b < network.size(); ++b) {
+    for (std::size_t b = 0; b < n; ++b) {
+      if (a == b || network.path_of(a, b) <= 0) continue;
       const std::size_t pair = region[a] * count + region[b];
-      const double carried = network.together[a * network.size() + b];
+      const double carried = network.together[a * n + b];
       all[pair] += carried;
-      if (carried == 0) known[pair] = false;
+      known[pair] += carried > 0 ? 1 : 0;
+      used[pair] += 1;
     }
   }
   for (std::size_t a = 0; a < count; ++a) {
-    for (std::size_t b = 0; b < count; ++b)
-      all[a * count + b] =
-          std::min({known[a * count + b] ? all[a * count + b] : up[a], up[a], down[b]});
+    for (std::size_t b = 0; b < count; ++b) {
+      const std::size_t pair = a * count + b;
+      const double links = std::min(up[a], down[b]);
+      all[pair] = known[pair] > 0 ? std::min(links, all[pair] * used[pair] / known[pair]) : links;
+    }
   }
   return all;
 }

@@ -16,8 +16,8 @@ namespace pccl::topology {
 [[nodiscard]] std::optional<std::vector<std::uint32_t>> regions(const Network& network);
 
 // What all flows from one region to another are known to carry together, [from * regions + to]
-// bytes per second: the sum of what pairs did at the same time. Where that is not known of all of
-// them, what the sites' own links can.
+// bytes per second: the sum of what pairs did at the same time. A pair of which that is not known
+// is taken to carry as much as the others; where it is known of none, the sites' own links bind.
 [[nodiscard]] std::vector<double> between_regions(const Network& network,
                                                   const std::vector<std::uint32_t>& regions);
 
