@@ -114,8 +114,8 @@ class Training:
 
 
 @contextlib.contextmanager
-def training(secret: bool, master_begins: str = "") -> Iterator[Training]:
-    env = {"PCCL_SHM": "0"}
+def training(secret: bool, master_begins: str = "", **env: str) -> Iterator[Training]:
+    env["PCCL_SHM"] = "0"
     if secret:
         env["PCCL_SECRET"] = "correct horse battery staple, and then some more"
     with running(master_begins, **env) as run:

@@ -5,12 +5,16 @@ Each attack is a row of docs/security.md.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import select
+import shutil
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from attackers import Recorder, Training, connect, control, frame, many_descriptors, send, training
@@ -218,3 +222,49 @@ def test_a_master_without_descriptors_serves_those_that_it_has(mode: str) -> Non
             stranger.close()
         # It says so, and not for each of them.
         assert world.run.master.stderr().count("\n") < 40
+
+
+# The system refuses to look after one more descriptor, as long as there is that file.
+_REFUSES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+int epoll_ctl(int epoll, int what, int descriptor, struct epoll_event* event) {
+  int (*real)(int, int, int, struct epoll_event*);
+  *(void**)&real = dlsym(RTLD_NEXT, "epoll_ctl");
+  const char* file = getenv("TEST_REFUSE");
+  if (what == EPOLL_CTL_ADD && file != NULL && access(file, F_OK) == 0) {
+    errno = ENOSPC;
+    return -1;
+  }
+  return real(epoll, what, descriptor, event);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a compiler")
+@pytest.mark.parametrize("secret", [False, True], ids=["plain", "secret"])
+def test_connections_that_cannot_be_looked_after_cost_nobody_else(
+    secret: bool, tmp_path: Path
+) -> None:
+    library, source, flag = (tmp_path / name for name in ("refuse.so", "refuse.c", "refuse"))
+    source.write_text(_REFUSES)
+    command = ["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    env = {"LD_PRELOAD": str(library), "TEST_REFUSE": str(flag)}
+    with training(secret, **env) as world:
+        flag.touch()
+        for address in world.ports:
+            for _ in range(20):
+                with connect(address) as stranger, contextlib.suppress(ConnectionError):
+                    assert stranger.recv(1) == b""  # closed, and not by us
+        world.goes_on()
+        for worker in (world.run.master, world.peers[0]):
+            lines = worker.stderr().count("a new connection was closed")
+            assert 1 <= lines <= 10
+        flag.unlink()
+        late = world.run.peer("start(); pccl.admit(); say(event='in'); pccl.shutdown()")
+        late.expect("in", 60)
