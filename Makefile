@@ -22,7 +22,7 @@ install:
 	@$(STAGE) install $(PYTHON_BIN) -m pip install -q -c requirements-dev.txt '.[demo]'
 
 # pytest comes last, so that its summary is what one sees last. Two at a time: most tests wait for processes.
-test: build lint types docs stress
+test: build lint types docs stress fuzz
 	@mkdir -p build
 	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
 
@@ -51,10 +51,10 @@ stress: setup
 	@$(STAGE) "stress, ASan + UBSan" tools/stress.sh address,undefined
 	@$(STAGE) "stress, TSan" tools/stress.sh thread
 
-# Of each of the four targets. Two minutes in all, but for what it takes to build them.
+# Of each of the four targets, one on each core. Two minutes of the processor in all, but for what it takes to build them.
 FUZZ_SECONDS ?= 30
 fuzz:
-	@$(STAGE) set-up tools/setup.sh $(VENV) fuzz
+	@$(STAGE) "set-up, clang" tools/setup.sh $(VENV) fuzz
 	@$(STAGE) "fuzz, ASan + UBSan" tools/fuzz.sh $(FUZZ_SECONDS)
 
 # The same tests for hours instead of minutes. Every number may be given on the command line.

@@ -12,7 +12,7 @@ from pccl import _testing
 
 JOIN, REJOIN, REQUEST_ADMISSION, PREPARED, ENTER_ROUND, OP_REPORT, ABORT = range(7)
 LINK_REPORT, BLOCKED, LEAVE, HEARTBEAT = range(7, 11)
-WITHDRAW, NEIGHBOURHOOD, MEASURED = 17, 18, 19
+WITHDRAW, NEIGHBOURHOOD, MEASURED, INQUIRY = 17, 18, 19, 20
 BROKEN = 0
 BARRIER = 2
 TIMEOUT, ENTERED = 0, 0
@@ -306,6 +306,81 @@ def test_credits_never_wrap(credits: list[int]) -> None:
     all_of_them.start(0)
     all_of_them.word(1, "ready", 0, 1, FULL)
     assert play.sends(1) == min(all_of_them.sends(1), sum(credits))
+
+
+# Questions of strangers: who reaches them.
+
+REACHED, BUSY = 1, 3
+
+
+def asks(play: _testing.MasterPlay, connection: int, address: str) -> list[tuple[int, str]]:
+    """Who was told what since: the master tries it, or members are asked to; or the answer's code."""
+    play.connect(connection, address)
+    play.says(connection, INQUIRY, u32(0) + struct.pack("<H", 4242) + text("pccl"))
+    return [(to, what if what != "findings" else str(code)) for to, what, code, _ in play.told()]
+
+
+LOOPBACK, PRIVATE, PUBLIC = 1, 2, 3
+MEMBERS = ["127.0.0.1", "10.1.2.3", "203.0.113.7"]
+
+
+@pytest.mark.parametrize(
+    ("address", "asked"),
+    [
+        ("203.0.113.9", [LOOPBACK, PRIVATE, PUBLIC]),
+        ("2001:db8::9", [LOOPBACK, PRIVATE, PUBLIC]),
+        ("::ffff:203.0.113.9", [LOOPBACK, PRIVATE, PUBLIC]),
+        ("172.32.0.1", [LOOPBACK, PRIVATE, PUBLIC]),
+        ("10.9.9.9", [LOOPBACK, PRIVATE]),
+        ("172.16.0.1", [LOOPBACK, PRIVATE]),
+        ("172.31.255.255", [LOOPBACK, PRIVATE]),
+        ("192.168.1.1", [LOOPBACK, PRIVATE]),
+        ("100.64.0.1", [LOOPBACK, PRIVATE]),
+        ("fd00::1", [LOOPBACK, PRIVATE]),
+        ("::ffff:10.9.9.9", [LOOPBACK, PRIVATE]),
+        ("127.0.0.1", [LOOPBACK]),
+        ("127.8.8.8", [LOOPBACK]),
+        ("::1", [LOOPBACK]),
+        ("::ffff:127.0.0.1", [LOOPBACK]),
+        ("169.254.1.1", []),
+        ("fe80::1", []),
+        ("0.0.0.0", []),
+        ("::", []),
+        ("224.0.0.1", []),
+    ],
+)
+def test_members_are_asked_only_where_the_address_means_the_same_host(
+    address: str, asked: list[int]
+) -> None:
+    play = _testing.MasterPlay(3, {}, MEMBERS)
+    told = asks(play, 9, address)
+    assert [to for to, what in told if what == "try"] == asked
+    assert (9, "tries") in told  # the master itself, which saw it
+
+
+def test_who_asked_and_went_leaves_its_place_to_others() -> None:
+    play = _testing.MasterPlay(1)
+    for connection in range(10, 14):
+        assert (connection, "tries") in asks(play, connection, "203.0.113.9")
+    assert asks(play, 20, "203.0.113.9") == [(20, str(BUSY))]
+    play.disconnect(12)
+    assert (21, "tries") in asks(play, 21, "203.0.113.9")
+    assert asks(play, 22, "203.0.113.9") == [(22, str(BUSY))]
+    # What is found out for the one that went is nobody's.
+    play.tried(12, True)
+    assert play.told() == []
+
+
+def test_questions_one_after_the_other_are_not_without_end() -> None:
+    play = _testing.MasterPlay(1)
+    tried = 0
+    for connection in range(10, 60):
+        tried += (connection, "tries") in asks(play, connection, "203.0.113.9")
+        play.disconnect(connection)
+    assert tried == 16
+    play.passes(3.0)
+    play.told()
+    assert (60, "tries") in asks(play, 60, "203.0.113.9")
 
 
 # Connections that have not said who they are.

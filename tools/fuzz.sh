@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # fuzz.sh [SECONDS [TARGET...]]: builds the fuzz targets with clang, libFuzzer, ASan and UBSan in build/fuzz, and runs
-# each of them (control, link, manifest, neighbours) for so long (30 s), from cpp/fuzz/corpus/ and from seeds made of
-# real messages. What was found is kept in build/fuzz/corpus/ for the next time; bytes that fail are kept in
-# build/fuzz/crashes/ and printed.
+# each of them (control, link, manifest, neighbours) for so long (30 s), as many at a time as there are cores, from
+# cpp/fuzz/corpus/ and from seeds made of real messages. What was found is kept in build/fuzz/corpus/ for the next time;
+# bytes that fail are kept in build/fuzz/crashes/ and printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-30}
@@ -32,13 +32,12 @@ rm -rf "$folder/seeds"
 
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:strict_string_checks=1:allocator_may_return_null=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
-for target in "${targets[@]}"; do
-  corpus=$folder/corpus/$target
-  crashes=$folder/crashes/$target
+run() {
+  local target=$1
+  local corpus=$folder/corpus/$target crashes=$folder/crashes/$target status=0
   mkdir -p "$corpus" "$crashes"
-  from=("$corpus" "$folder/seeds/$target")
+  local from=("$corpus" "$folder/seeds/$target")
   [ ! -d "cpp/fuzz/corpus/$target" ] || from+=("cpp/fuzz/corpus/$target")
-  status=0
   "$folder/pccl_fuzz_$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=4096 -len_control=20 \
     -artifact_prefix="$crashes/" -print_final_stats=1 "${from[@]}" >"$folder/$target.log" 2>&1 || status=$?
   if [ "$status" -ne 0 ]; then
@@ -47,8 +46,26 @@ for target in "${targets[@]}"; do
     for bytes in "$crashes"/*; do
       [ ! -f "$bytes" ] || echo "fuzz: $bytes: $(base64 -w0 "$bytes")" >&2
     done
-    exit 1
+    return 1
   fi
   echo "fuzz: $target: $(sed -n 's/^stat::number_of_executed_units: *//p' "$folder/$target.log") runs," \
     "$(find "$corpus" -type f | wc -l) found"
+}
+
+# One that fails ends nothing: the others come to their ends, and say so.
+cores=$(nproc)
+running=0
+failed=0
+for target in "${targets[@]}"; do
+  if [ "$running" -ge "$cores" ]; then
+    wait -n || failed=1
+    running=$((running - 1))
+  fi
+  run "$target" &
+  running=$((running + 1))
 done
+while [ "$running" -gt 0 ]; do
+  wait -n || failed=1
+  running=$((running - 1))
+done
+exit "$failed"

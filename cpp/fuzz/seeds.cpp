@@ -68,7 +68,7 @@ std::vector<wire::Message> messages() {
   std::vector<wire::Message> all = {join(4),
                                     rejoin(1),
                                     wire::RequestAdmission{},
-                                    wire::Prepared{1},
+                                    wire::Prepared{1, {}},
                                     wire::Heartbeat{},
                                     wire::WithdrawAdmission{},
                                     wire::Leave{"over"}};
@@ -123,7 +123,7 @@ void control() {
   Scribe newcomer;
   newcomer.byte(2);
   say(newcomer, 4, join(4));
-  say(newcomer, 4, wire::Prepared{1});
+  say(newcomer, 4, wire::Prepared{1, {}});
   for (std::uint8_t from = 1; from <= 3; ++from)
     say(newcomer, from, wire::EnterRound{{{wire::RoundKind::admit, 1, 0}, wire::Nothing{}}});
   seed("control", "newcomer", newcomer.bytes());

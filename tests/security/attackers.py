@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from workers import Run, Worker, running
@@ -74,15 +74,18 @@ def listening_port(pid: int) -> int:
 class Training:
     """A master and two peers that reduce over TCP, and what they took before anybody attacked them."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, envs: Sequence[dict[str, str]] = ({}, {})) -> None:
         self.run = run
-        self.peers = [run.peer("PEERS = 2\n" + TRAIN) for _ in range(2)]
+        self.peers = [run.peer("PEERS = 2\n" + TRAIN, **env) for env in envs]
         self.ids = [peer.expect("in")["peer"] for peer in self.peers]
         for peer in self.peers:
             peer.expect("training")
         host, port = run.address.rsplit(":", 1)
         self.master: Address = (host, int(port))
-        self.peer: Address = ("127.0.0.1", listening_port(self.peers[0].pid))
+        self.peer: Address = (
+            envs[0].get("PCCL_BIND", "127.0.0.1"),
+            listening_port(self.peers[0].pid),
+        )
         self.ports = [self.master, self.peer]
         self.before = {worker.pid: memory_mib(worker.pid) for worker in self.processes()}
 
@@ -114,12 +117,18 @@ class Training:
 
 
 @contextlib.contextmanager
-def training(secret: bool, master_begins: str = "") -> Iterator[Training]:
-    env = {"PCCL_SHM": "0"}
+def training(
+    secret: bool,
+    master_begins: str = "",
+    peers: Sequence[dict[str, str]] = ({}, {}),
+    **env: str,
+) -> Iterator[Training]:
+    """`peers`: what each of them has in its environment beside `env`."""
+    env["PCCL_SHM"] = "0"
     if secret:
         env["PCCL_SECRET"] = "correct horse battery staple, and then some more"
     with running(master_begins, **env) as run:
-        world = Training(run)
+        world = Training(run, peers)
         yield world
         world.goes_on()
         world.ends()
@@ -186,6 +195,62 @@ class Recorder:
                 to.sendall(data)
         with contextlib.suppress(OSError):
             to.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+class Spoiler:
+    """Stands at the loopback address that others try first, in front of a peer that listens at another, same port."""
+
+    PEER = "127.0.0.2"
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.flipped = threading.Event()
+        self.ended = threading.Event()  # the connection of which a bit was flipped
+        self._due: bool | None = None
+        self._sockets: list[socket.socket] = [self._listener]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def flip(self, upwards: bool) -> None:
+        """A bit of what goes that way next."""
+        self.flipped.clear()
+        self.ended.clear()
+        self._due = upwards
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = self._listener.accept()
+                there = connect((self.PEER, self.port))
+                there.settimeout(None)
+                self._sockets += [here, there]
+                spoilt = threading.Event()
+                for pair in ((here, there, True, spoilt), (there, here, False, spoilt)):
+                    threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+
+    def _pass_on(
+        self, source: socket.socket, to: socket.socket, upwards: bool, spoilt: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                if self._due is upwards:
+                    self._due = None
+                    middle = len(data) // 2
+                    data = data[:middle] + bytes([data[middle] ^ 16]) + data[middle + 1 :]
+                    spoilt.set()
+                    self.flipped.set()
+                to.sendall(data)
+        for each in (source, to):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        if spoilt.is_set():
+            self.ended.set()
 
     def close(self) -> None:
         for each in self._sockets:

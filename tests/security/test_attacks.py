@@ -5,20 +5,34 @@ Each attack is a row of docs/security.md.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import select
+import shutil
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from attackers import Recorder, Training, connect, control, frame, many_descriptors, send, training
+from attackers import (
+    Recorder,
+    Spoiler,
+    Training,
+    connect,
+    control,
+    frame,
+    many_descriptors,
+    send,
+    training,
+)
 
 from pccl import _testing
 
 # Whether the run has a secret: what strangers get is the same, or less.
-MODES = ["plain"]
+MODES = ["plain", "secret"]
 
 HANDSHAKE_S = 5
 CONNECTIONS = 10_000
@@ -218,3 +232,99 @@ def test_a_master_without_descriptors_serves_those_that_it_has(mode: str) -> Non
             stranger.close()
         # It says so, and not for each of them.
         assert world.run.master.stderr().count("\n") < 40
+
+
+# The system refuses to look after one more descriptor, as long as there is that file.
+_REFUSES = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+int epoll_ctl(int epoll, int what, int descriptor, struct epoll_event* event) {
+  int (*real)(int, int, int, struct epoll_event*);
+  *(void**)&real = dlsym(RTLD_NEXT, "epoll_ctl");
+  const char* file = getenv("TEST_REFUSE");
+  if (what == EPOLL_CTL_ADD && file != NULL && access(file, F_OK) == 0) {
+    errno = ENOSPC;
+    return -1;
+  }
+  return real(epoll, what, descriptor, event);
+}
+"""
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a compiler")
+
+
+def built(source: str, folder: Path) -> str:
+    """A library for LD_PRELOAD."""
+    (folder / "preload.c").write_text(source)
+    library = folder / "preload.so"
+    command = ["cc", "-shared", "-fPIC", "-o", str(library), str(folder / "preload.c"), "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    return str(library)
+
+
+@needs_compiler
+@pytest.mark.parametrize("secret", [False, True], ids=["plain", "secret"])
+def test_connections_that_cannot_be_looked_after_cost_nobody_else(
+    secret: bool, tmp_path: Path
+) -> None:
+    flag = tmp_path / "refuse"
+    env = {"LD_PRELOAD": built(_REFUSES, tmp_path), "TEST_REFUSE": str(flag)}
+    with training(secret, **env) as world:
+        flag.touch()
+        for address in world.ports:
+            for _ in range(20):
+                with connect(address) as stranger, contextlib.suppress(ConnectionError):
+                    assert stranger.recv(1) == b""  # closed, and not by us
+        world.goes_on()
+        for worker in (world.run.master, world.peers[0]):
+            lines = worker.stderr().count("a new connection was closed")
+            assert 1 <= lines <= 10
+        flag.unlink()
+        late = world.run.peer("start(); pccl.admit(); say(event='in'); pccl.shutdown()")
+        late.expect("in", 60)
+
+
+# Who would connect to the peer's own address comes to the one in front of it.
+_DETOURS = """
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/socket.h>
+int connect(int descriptor, const struct sockaddr* to, socklen_t size) {
+  int (*real)(int, const struct sockaddr*, socklen_t);
+  *(void**)&real = dlsym(RTLD_NEXT, "connect");
+  struct sockaddr_in other;
+  if (to->sa_family != AF_INET || size < sizeof other) return real(descriptor, to, size);
+  memcpy(&other, to, sizeof other);
+  if (ntohl(other.sin_addr.s_addr) == 0x7f000002) other.sin_addr.s_addr = htonl(0x7f000001);
+  return real(descriptor, (const struct sockaddr*)&other, sizeof other);
+}
+"""
+
+
+@needs_compiler
+def test_bits_flipped_between_peers_end_that_connection_and_no_sum_is_wrong(
+    tmp_path: Path,
+) -> None:
+    ways = [Spoiler(), Spoiler()]  # whoever dials comes through one of them
+    envs = [{"PCCL_BIND": Spoiler.PEER, "PCCL_PORT": str(way.port)} for way in ways]
+    try:
+        with training(secret=True, peers=envs, LD_PRELOAD=built(_DETOURS, tmp_path)) as world:
+            for upwards in (True, False, True, False):
+                for way in ways:
+                    way.flip(upwards)
+                until = time.monotonic() + 60
+                while not any(way.flipped.is_set() and way.ended.is_set() for way in ways):
+                    assert time.monotonic() < until, "nothing passes there, or it stays"
+                    world.steps()
+                world.goes_on()
+    finally:
+        for way in ways:
+            way.close()

@@ -82,11 +82,12 @@ Group::Peer* Group::by_connection(ConnectionId connection) {
   return nullptr;
 }
 
-std::vector<PeerId> Group::ask_members(const wire::Try& question, std::size_t most) {
+std::vector<PeerId> Group::ask_members(const wire::Try& question, std::size_t most,
+                                       const std::function<bool(ConnectionId)>& fit) {
   std::vector<PeerId> asked;
   for (const Peer& peer : members_) {
     if (asked.size() >= most) break;
-    if (peer.connection == 0) continue;
+    if (peer.connection == 0 || !fit(peer.connection)) continue;
     around_.send(peer.connection, collected_, question);
     asked.push_back(peer.member.id);
   }

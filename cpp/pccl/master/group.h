@@ -27,6 +27,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -169,7 +170,8 @@ class Group {
   void tell_rank(const std::string& replica, const std::string& text);
 
   // Asks some members whether they can connect there; who was asked.
-  [[nodiscard]] std::vector<PeerId> ask_members(const wire::Try& question, std::size_t most);
+  [[nodiscard]] std::vector<PeerId> ask_members(const wire::Try& question, std::size_t most,
+                                                const std::function<bool(ConnectionId)>& fit);
   [[nodiscard]] PeerId member_on(ConnectionId connection) const;
   [[nodiscard]] bool knows(ConnectionId connection) const;
   [[nodiscard]] const wire::EpochRecord& record() const { return record_; }

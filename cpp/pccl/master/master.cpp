@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "pccl/net/address.h"
 #include "pccl/topology/plan.h"
 
 #ifndef PCCL_VERSION
@@ -15,6 +16,7 @@ namespace {
 constexpr const char* kSoftware = "pccl " PCCL_VERSION;
 // Of those who ask whether they could join:
 constexpr std::size_t kMaxQuestions = 4;  // at a time
+constexpr Rate kQuestions{16, 1};         // of all of them
 constexpr std::size_t kMaxAsked = 4;      // members, for each
 constexpr unsigned kMaxInquiries = 8;     // on one connection
 constexpr std::size_t kMaxShown = 16;     // members
@@ -136,6 +138,7 @@ void Master::on_disconnect(ConnectionId id, Instant now) {
   const auto it = connections_.find(id);
   if (it == connections_.end()) return;
   const std::optional<std::uint32_t> group = it->second.group;
+  questions_.erase(it->second.question);
   connections_.erase(it);
   for (auto& [group_id, recovery] : recoveries_) {
     std::erase_if(recovery.reports, [&](const auto& report) { return report.first == id; });
@@ -201,6 +204,25 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
   on_garbage(id, {Code::refused, "the first message must be Join or Rejoin", {}, {}}, now);
 }
 
+// That address is to this member the same host as to us, who saw it. (Who comes by loopback is on
+// our own.)
+bool Master::may_try(ConnectionId member, const std::string& address) const {
+  const auto it = connections_.find(member);
+  if (it == connections_.end()) return false;
+  const net::Reach theirs = net::reach_of(it->second.address);
+  switch (net::reach_of(address)) {
+    case net::Reach::nobody:
+      return false;
+    case net::Reach::host:
+      return theirs == net::Reach::host;
+    case net::Reach::network:
+      return theirs == net::Reach::host || theirs == net::Reach::network;
+    case net::Reach::everybody:
+      return true;
+  }
+  return false;
+}
+
 // Only the address that the question comes from is tried, once per connection and few at a time: so
 // nobody can have others looked for open ports.
 void Master::inquire(ConnectionId id, Connection& connection, const wire::Inquiry& inquiry,
@@ -223,7 +245,7 @@ void Master::inquire(ConnectionId id, Connection& connection, const wire::Inquir
     }
   }
   if (inquiry.port == 0) return send(id, 0, findings);
-  if (questions_.size() >= kMaxQuestions) {
+  if (questions_.size() >= kMaxQuestions || !attempts_.take(kQuestions, now)) {
     findings.attempt.reached = wire::Reached::busy;
     return send(id, 0, findings);
   }
@@ -231,12 +253,14 @@ void Master::inquire(ConnectionId id, Connection& connection, const wire::Inquir
   const wire::Address address{connection.address, inquiry.port};
   actions_.emplace_back(TryAddress{id, address});
   if (group != groups_.end()) {
-    for (const PeerId& peer : group->second->ask_members({number, address}, kMaxAsked))
+    const auto fit = [&](ConnectionId member) { return may_try(member, address.host); };
+    for (const PeerId& peer : group->second->ask_members({number, address}, kMaxAsked, fit))
       findings.attempts.push_back({peer, wire::Reached::not_tried, {}});
   }
   questions_[number] = {id, now + kQuestionTime, std::move(findings)};
-  log("connection from " + connection.address + " asks who reaches its port " +
-      std::to_string(inquiry.port));
+  const std::string text = "connection from " + connection.address + " asks who reaches its port " +
+                           std::to_string(inquiry.port);
+  if (const auto line = rare_.line(text, now)) log(*line);
 }
 
 void Master::on_tried(ConnectionId for_whom, bool reached, const std::string& reason, Instant now) {

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "pccl/base/allowance.h"
 #include "pccl/master/group.h"
 #include "pccl/master/replicas.h"
 
@@ -26,7 +27,8 @@ struct Close {
 struct LogLine {
   std::string text;
 };
-// Connect there, close again, and say by on_tried how that went.
+// Connect there, close again, and say by on_tried how that went; of no use any more when who asked
+// has gone.
 struct TryAddress {
   ConnectionId for_whom = 0;
   wire::Address address;
@@ -91,6 +93,7 @@ class Master final : private Surroundings {
   void inquire(ConnectionId id, Connection& connection, const wire::Inquiry& inquiry, Instant now);
   void on_tried(const PeerId& peer, const wire::Tried& tried, Instant now);
   void answer_questions(Instant now);
+  [[nodiscard]] bool may_try(ConnectionId member, const std::string& address) const;
 
   void send(ConnectionId to, std::uint64_t collected, const wire::Message& message) override;
   void close(ConnectionId connection) override;
@@ -128,7 +131,8 @@ class Master final : private Surroundings {
   std::map<std::uint32_t, Recovery> recoveries_;
   std::map<std::uint64_t, Question> questions_;
   std::uint64_t next_question_ = 1;
-  RareLines rare_;  // of strangers
+  Allowance attempts_;  // of questions
+  RareLines rare_;      // of strangers
   std::vector<Action> actions_;
 };
 

@@ -12,7 +12,6 @@
 
 #include "pccl/base/log.h"
 #include "pccl/net/address.h"
-#include "pccl/net/connector.h"
 
 namespace pccl::master {
 namespace {
@@ -124,6 +123,9 @@ Status Server::run() {
 void Server::serve() {
   for (;;) {
     try {
+      // Whatever a handler has left undone when it failed:
+      if (!accepting_) accept();
+      act();
       context_.run();
       break;
     } catch (const std::exception& error) {
@@ -133,6 +135,8 @@ void Server::serve() {
   }
   for (const auto& [id, handshake] : handshakes_) handshake->cancel();
   handshakes_.clear();
+  for (const auto& [id, attempt] : tries_) attempt->cancel();
+  tries_.clear();
   connections_.clear();
   listener_.reset();
   const std::lock_guard lock(mutex_);
@@ -155,33 +159,53 @@ bool Server::wait(Instant until) {
 void Server::accept() {
   listener_->wait_readable([this](const asio::error_code& error) {
     if (error) return;
-    for (int i = 0; i < kAccepts; ++i) {
-      const int descriptor = net::accept_on(*listener_);
-      if (descriptor == -EAGAIN) break;
-      if (descriptor < 0) {
-        const std::string why = net::error_text(-descriptor);
-        if (const auto line = rare_.line("cannot accept a connection: " + why, clock_now()))
-          log(LogLevel::warn, "master", *line);
-        accept_again_.expires_after(kAcceptPause);
-        accept_again_.async_wait([this](const asio::error_code& late) {
-          if (!late) accept();
-        });
-        return act();
-      }
-      auto socket = std::make_unique<net::Socket>(context_, descriptor);
-      if (socket->remote().port() == 0) continue;  // gone already; closes it
-      const ConnectionId id = next_++;
-      anteroom_.enter(id, net::plain(socket->remote().address()));
-      if (tls_ != nullptr) {
-        secure(id, std::move(socket));
-      } else {
-        welcome(id, std::move(socket));
-      }
-      make_room();
+    accepting_ = false;
+    int result = 0;
+    for (int i = 0; i < kAccepts && result == 0; ++i) result = accept_one();
+    if (result == 0 || result == -EAGAIN) {
+      accept();
+    } else {
+      accept_again_.expires_after(kAcceptPause);
+      accept_again_.async_wait([this](const asio::error_code& late) {
+        if (!late) accept();
+      });
+      accepting_ = true;
+      if (const auto line =
+              rare_.line("cannot accept a connection: " + net::error_text(-result), clock_now()))
+        log(LogLevel::warn, "master", *line);
     }
     act();
-    accept();
   });
+  accepting_ = true;
+}
+
+// 0, or -errno when none is there or none can be taken. One that there is no memory for is closed,
+// and nothing more.
+int Server::accept_one() {
+  const int descriptor = net::accept_on(*listener_);
+  if (descriptor < 0) return descriptor;
+  const ConnectionId id = next_++;
+  try {
+    auto socket = std::make_unique<net::Socket>(context_, descriptor);
+    if (socket->remote().port() == 0) return 0;  // gone already; closes it
+    anteroom_.enter(id, net::plain(socket->remote().address()));
+    if (tls_ != nullptr) {
+      secure(id, std::move(socket));
+    } else {
+      welcome(id, std::move(socket));
+    }
+    make_room();
+  } catch (const std::exception& error) {
+    fail(id, error);
+  }
+  return 0;
+}
+
+void Server::fail(ConnectionId id, const std::exception& error) {
+  drop(id);
+  if (const auto line =
+          rare_.line(std::string("a new connection was closed: ") + error.what(), clock_now()))
+    log(LogLevel::warn, "master", *line);
 }
 
 // Who does not know the secret comes no further, and is told nothing of the run.
@@ -192,11 +216,17 @@ void Server::secure(ConnectionId id, std::unique_ptr<net::Socket> socket) {
       ask_for_secret(),
       [this, id, from](std::unique_ptr<net::Socket> secured, const Error& failure) {
         handshakes_.erase(id);
-        if (secured != nullptr) {
-          welcome(id, std::move(secured));
-        } else {
+        if (secured == nullptr) {
           anteroom_.leave(id);
-          log(LogLevel::info, "master", "connection from " + from + ": it " + failure.reason);
+          if (const auto line =
+                  rare_.line("connection from " + from + ": it " + failure.reason, clock_now()))
+            log(LogLevel::info, "master", *line);
+          return act();
+        }
+        try {
+          welcome(id, std::move(secured));
+        } catch (const std::exception& error) {
+          fail(id, error);
         }
         act();
       });
@@ -264,9 +294,11 @@ void Server::read(ConnectionId id) {
 }
 
 void Server::drop(ConnectionId id) {
+  anteroom_.leave(id);
+  if (const auto shaking = handshakes_.extract(id)) shaking.mapped()->cancel();
+  if (const auto attempt = tries_.extract(id)) attempt.mapped()->cancel();
   const auto it = connections_.find(id);
   if (it == connections_.end()) return;
-  anteroom_.leave(id);
   queued_ -= it->second.counted;
   connections_.erase(it);
   master_.on_disconnect(id, clock_now());
@@ -276,20 +308,17 @@ void Server::drop(ConnectionId id) {
 void Server::make_room() {
   while (const auto goes = anteroom_.crowded()) {
     const auto shaking = handshakes_.find(*goes);
-    const auto& socket =
-        shaking != handshakes_.end() ? shaking->second->socket() : *connections_.at(*goes).socket;
-    const std::string from = net::plain(socket.remote().address()).to_string();
+    const auto known = connections_.find(*goes);
+    const net::Socket* socket = shaking != handshakes_.end()  ? &shaking->second->socket()
+                                : known != connections_.end() ? known->second.socket.get()
+                                                              : nullptr;
+    const std::string from =
+        socket == nullptr ? "nobody" : net::plain(socket->remote().address()).to_string();
     if (const auto line = rare_.line(
             "too many connections do not say who they are: one of " + from + " was closed",
             clock_now()))
       log(LogLevel::warn, "master", *line);
-    if (shaking == handshakes_.end()) {
-      drop(*goes);
-      continue;
-    }
-    anteroom_.leave(*goes);
-    shaking->second->cancel();
-    handshakes_.erase(shaking);
+    drop(*goes);
   }
 }
 
@@ -317,10 +346,12 @@ void Server::act() {
         it->second.closing = clock_now() + kCloseGrace;
         touched.insert(close->connection);
       } else if (const auto* attempt = std::get_if<TryAddress>(&action)) {
-        net::Connector::start(
+        if (!connections_.contains(attempt->for_whom)) continue;
+        tries_[attempt->for_whom] = net::Connector::start(
             context_, attempt->address, kTryTime,
             [this, whom = attempt->for_whom](const std::unique_ptr<net::Socket>& socket,
                                              const Error& failure) {
+              tries_.erase(whom);
               master_.on_tried(whom, socket != nullptr, failure.reason, clock_now());
               act();
             });

@@ -19,6 +19,7 @@
 #include "pccl/base/settings.h"
 #include "pccl/master/master.h"
 #include "pccl/net/anteroom.h"
+#include "pccl/net/connector.h"
 #include "pccl/net/handshake.h"
 #include "pccl/net/secret.h"
 #include "pccl/net/socket.h"
@@ -62,6 +63,7 @@ class Server {
   // -- the server's thread
   void serve();
   void accept();
+  int accept_one();
   void secure(ConnectionId id, std::unique_ptr<net::Socket> socket);
   void welcome(ConnectionId id, std::unique_ptr<net::Socket> socket);
   void await_readable(ConnectionId id, Connection& connection);
@@ -71,6 +73,7 @@ class Server {
   bool flush(ConnectionId id, Connection& connection);
   bool write(ConnectionId id, Connection& connection);
   void count(Connection& connection);
+  void fail(ConnectionId id, const std::exception& error);
   void drop(ConnectionId id);
   void make_room();
   void arm_timer();
@@ -87,8 +90,10 @@ class Server {
   asio::steady_timer timer_;
   asio::steady_timer accept_again_;
   Instant armed_ = Instant::max();
+  bool accepting_ = false;
   std::map<ConnectionId, Connection> connections_;
   std::map<ConnectionId, std::shared_ptr<net::Handshake>> handshakes_;
+  std::map<ConnectionId, std::shared_ptr<net::Connector>> tries_;  // by who asked
   net::Anteroom anteroom_{net::waiting_limit()};
   std::size_t queued_ = 0;  // bytes that peers have not fetched yet, over all connections
   RareLines rare_;

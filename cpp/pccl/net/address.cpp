@@ -84,6 +84,27 @@ bool same_host(const asio::ip::tcp::endpoint& local, const asio::ip::tcp::endpoi
   return plain(remote.address()).is_loopback() || plain(local.address()) == plain(remote.address());
 }
 
+Reach reach_of(const std::string& host) {
+  asio::error_code error;
+  const asio::ip::address address = plain(asio::ip::make_address(host, error));
+  if (error || address.is_unspecified() || address.is_multicast()) return Reach::nobody;
+  if (address.is_loopback()) return Reach::host;
+  if (address.is_v6()) {
+    const asio::ip::address_v6 v6 = address.to_v6();
+    if (v6.is_link_local()) return Reach::nobody;
+    const bool unique_local = (v6.to_bytes()[0] & 0xFE) == 0xFC;
+    return unique_local || v6.is_site_local() ? Reach::network : Reach::everybody;
+  }
+  const std::uint32_t v4 = address.to_v4().to_uint();
+  const auto within = [&](std::uint32_t network, unsigned bits) {
+    return (v4 ^ network) >> (32 - bits) == 0;
+  };
+  if (within(0x00000000, 8) || within(0xA9FE0000, 16) || v4 == 0xFFFFFFFF) return Reach::nobody;
+  const bool shared = within(0x0A000000, 8) || within(0xAC100000, 12) || within(0xC0A80000, 16) ||
+                      within(0x64400000, 10);
+  return shared ? Reach::network : Reach::everybody;
+}
+
 std::vector<std::string> interface_addresses() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {"127.0.0.1"};

@@ -33,6 +33,13 @@ inline constexpr std::uint16_t kDefaultPort = 48148;
 [[nodiscard]] bool same_host(const asio::ip::tcp::endpoint& local,
                              const asio::ip::tcp::endpoint& remote);
 
+// For how many hosts an address means the same one.
+enum class Reach : std::uint8_t { nobody, host, network, everybody };
+// Loopback: for one host. Private networks, and those that providers share: for a network. Neither
+// "any", nor link-local ones without their interface, nor many hosts at once, nor names: for
+// nobody.
+[[nodiscard]] Reach reach_of(const std::string& host);
+
 // Addresses of this host's interfaces at which others may find it: those that are up; loopback
 // last; no link-local ones, which mean nothing without the interface's name.
 [[nodiscard]] std::vector<std::string> interface_addresses();

@@ -70,8 +70,14 @@ asio::ip::tcp::endpoint ask_endpoint(Ask ask) {
 
 }  // namespace
 
-Socket::Socket(asio::io_context& context, int descriptor)
-    : descriptor_(context, descriptor), raw_(descriptor) {}
+Socket::Socket(asio::io_context& context, int descriptor) : descriptor_(context), raw_(descriptor) {
+  try {
+    descriptor_.assign(descriptor);
+  } catch (...) {
+    close_descriptor(descriptor);
+    throw;
+  }
+}
 
 Socket::~Socket() { close(); }
 

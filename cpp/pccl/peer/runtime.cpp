@@ -426,36 +426,55 @@ void Runtime::finish_control() {
 
 void Runtime::accept() {
   listener_->wait_readable([this](const asio::error_code& error) {
-    if (error) return;
-    for (int i = 0; i < kAccepts; ++i) {
-      const int descriptor = net::accept_on(*listener_);
-      if (descriptor == -EAGAIN) break;
-      if (descriptor < 0) {
-        const std::string why = net::error_text(-descriptor);
-        if (const auto line = rare_.line("cannot accept a connection: " + why, clock_now()))
-          log(LogLevel::warn, engine_.id(), *line);
-        accept_again_.expires_after(kAcceptPause);
-        accept_again_.async_wait([this](const asio::error_code& late) {
-          if (!late) accept();
-        });
-        return act();
-      }
-      auto socket = std::make_unique<net::Socket>(driver_.context(), descriptor);
-      if (socket->remote().port() == 0) continue;  // gone already; closes it
-      // Its key is of this run and this peer: until we know the run nobody else can know us.
-      if (tls_ != nullptr && engine_.run() == 0) continue;  // closes it
-      const std::uint64_t id = next_wire_++;
-      anteroom_.enter(id, socket->remote().address());
-      if (tls_ != nullptr) {
-        secure(id, std::move(socket));
-      } else {
-        welcome(id, std::move(socket));
-      }
-      make_room();
+    if (error || shut_) return;
+    int result = 0;
+    for (int i = 0; i < kAccepts && result == 0; ++i) result = accept_one();
+    if (result == 0 || result == -EAGAIN) {
+      accept();
+    } else {
+      accept_again_.expires_after(kAcceptPause);
+      accept_again_.async_wait([this](const asio::error_code& late) {
+        if (!late) accept();
+      });
+      if (const auto line =
+              rare_.line("cannot accept a connection: " + net::error_text(-result), clock_now()))
+        log(LogLevel::warn, engine_.id(), *line);
     }
     act();
-    if (!shut_) accept();
   });
+}
+
+// 0, or -errno when none is there or none can be taken. One that there is no memory for is closed,
+// and nothing more.
+int Runtime::accept_one() {
+  const int descriptor = net::accept_on(*listener_);
+  if (descriptor < 0) return descriptor;
+  const std::uint64_t id = next_wire_++;
+  try {
+    auto socket = std::make_unique<net::Socket>(driver_.context(), descriptor);
+    if (socket->remote().port() == 0) return 0;  // gone already; closes it
+    // Its key is of this run and this peer: until we know the run nobody else can know us.
+    if (tls_ != nullptr && engine_.run() == 0) return 0;  // closes it
+    anteroom_.enter(id, socket->remote().address());
+    if (tls_ != nullptr) {
+      secure(id, std::move(socket));
+    } else {
+      welcome(id, std::move(socket));
+    }
+    make_room();
+  } catch (const std::exception& error) {
+    fail(id, error);
+  }
+  return 0;
+}
+
+void Runtime::fail(std::uint64_t id, const std::exception& error) {
+  if (const auto shaking = handshakes_.extract(id)) shaking.mapped()->cancel();
+  engine_.on_stripe_failed(id, error.what(), clock_now());
+  close(id);
+  if (const auto line =
+          rare_.line(std::string("a new connection was closed: ") + error.what(), clock_now()))
+    log(LogLevel::warn, engine_.id(), *line);
 }
 
 // Too many connections have not said who they are: the oldest of them go.
@@ -464,9 +483,12 @@ void Runtime::make_room() {
     anteroom_.leave(*goes);
     if (engine_.established(*goes)) continue;  // it had waited for its epoch
     const auto shaking = handshakes_.find(*goes);
-    const auto& socket =
-        shaking != handshakes_.end() ? shaking->second->socket() : *wires_.at(*goes).socket;
-    const std::string from = net::plain(socket.remote().address()).to_string();
+    const auto wire = wires_.find(*goes);
+    const net::Socket* socket = shaking != handshakes_.end() ? &shaking->second->socket()
+                                : wire != wires_.end()       ? wire->second.socket.get()
+                                                             : nullptr;
+    const std::string from =
+        socket == nullptr ? "nobody" : net::plain(socket->remote().address()).to_string();
     if (const auto line = rare_.line(
             "too many connections do not say who they are: one of " + from + " was closed",
             clock_now()))
@@ -486,10 +508,14 @@ void Runtime::secure(std::uint64_t id, std::unique_ptr<net::Socket> socket) {
       tls_->server(net::TlsRole::link, options_.secret.link_key(engine_.run(), options_.join.id)),
       {}, [this, id](std::unique_ptr<net::Socket> secured, const Error&) {
         handshakes_.erase(id);
-        if (secured != nullptr) {
-          welcome(id, std::move(secured));
-        } else {
+        if (secured == nullptr) {
           anteroom_.leave(id);
+          return act();
+        }
+        try {
+          welcome(id, std::move(secured));
+        } catch (const std::exception& error) {
+          fail(id, error);
         }
         act();
       });
@@ -651,6 +677,7 @@ void Runtime::write(std::uint64_t id) {
 }
 
 void Runtime::close(std::uint64_t id) {
+  anteroom_.leave(id);
   const auto it = wires_.find(id);
   if (it == wires_.end()) return;
   if (it->second.pipe != nullptr) {
@@ -660,7 +687,6 @@ void Runtime::close(std::uint64_t id) {
       neighbours_->offer(name.with, name.ours ? shm::Offer::pipe : shm::Offer::pipe_answer,
                          name.number, nullptr);
   }
-  anteroom_.leave(id);
   wires_.erase(it);
 }
 

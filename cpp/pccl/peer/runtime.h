@@ -113,6 +113,8 @@ class Runtime {
   void listen_to_neighbours();
 
   void accept();
+  int accept_one();
+  void fail(std::uint64_t id, const std::exception& error);
   void make_room();
   void secure(std::uint64_t id, std::unique_ptr<net::Socket> socket);
   void welcome(std::uint64_t id, std::unique_ptr<net::Socket> socket);

@@ -25,6 +25,7 @@
 #include "pccl/base/allowance.h"
 #include "pccl/collective/executor.h"
 #include "pccl/master/master.h"
+#include "pccl/net/address.h"
 #include "pccl/net/anteroom.h"
 #include "pccl/topology/plan.h"
 
@@ -40,10 +41,11 @@ namespace {
 // of that number.
 class Play {
  public:
-  Play(std::uint8_t members, const std::map<std::string, std::size_t>& limits)
+  Play(std::uint8_t members, const std::map<std::string, std::size_t>& limits,
+       const std::vector<std::string>& from)
       : master_(options(limits), 77, 1) {
     for (std::uint8_t id = 1; id <= members; ++id) {
-      connect(id, "192.0.2." + std::to_string(id));
+      connect(id, id <= from.size() ? from[id - 1U] : "192.0.2." + std::to_string(id));
       wire::Join join;
       join.id = peer(id);
       join.min_peers = members;
@@ -59,6 +61,9 @@ class Play {
   void connect(master::ConnectionId id, const std::string& from) {
     master_.on_connect(id, from, now_);
   }
+  void disconnect(master::ConnectionId id) { master_.on_disconnect(id, now_); }
+  // What the master itself found out where that connection comes from.
+  void tried(master::ConnectionId id, bool reached) { master_.on_tried(id, reached, {}, now_); }
 
   // One message, `ordinal` in its envelope (nothing: all that there is). Raises when it is none.
   void says(master::ConnectionId id, std::uint8_t type, nb::bytes payload,
@@ -101,6 +106,8 @@ class Play {
         all.emplace_back(close->connection, "close", 0, "");
         master_.on_disconnect(close->connection, now_);
       }
+      if (const auto* attempt = std::get_if<master::TryAddress>(&action))
+        all.emplace_back(attempt->for_whom, "tries", 0, pccl::net::to_string(attempt->address));
       const auto* send = std::get_if<master::Send>(&action);
       if (send == nullptr) continue;
       wire::FrameReader reader;
@@ -110,6 +117,10 @@ class Play {
         throw std::runtime_error("the master said what cannot be read");
       if (const auto* refused = std::get_if<wire::Refused>(&frame.message))
         all.emplace_back(send->to, "refused", static_cast<int>(refused->code), refused->reason);
+      if (const auto* question = std::get_if<wire::Try>(&frame.message))
+        all.emplace_back(send->to, "try", 0, pccl::net::to_string(question->address));
+      if (const auto* findings = std::get_if<wire::Findings>(&frame.message))
+        all.emplace_back(send->to, "findings", static_cast<int>(findings->attempt.reached), "");
       const auto* log = std::get_if<wire::Log>(&frame.message);
       if (log == nullptr) continue;
       for (const wire::LogEntry& entry : log->entries) {
@@ -282,14 +293,17 @@ void bind_hostile(nb::module_& m) {
   nb::class_<Play>(m, "MasterPlay")
       .def(
           "__init__",
-          [](Play* self, std::uint8_t members, const nb::dict& limits) {
+          [](Play* self, std::uint8_t members, const nb::dict& limits,
+             const std::vector<std::string>& from) {
             std::map<std::string, std::size_t> read;
             for (const auto& [key, value] : limits)
               read[nb::cast<std::string>(key)] = nb::cast<std::size_t>(value);
-            new (self) Play(members, read);
+            new (self) Play(members, read, from);
           },
-          "members"_a, "limits"_a = nb::dict())
+          "members"_a, "limits"_a = nb::dict(), "addresses"_a = std::vector<std::string>())
       .def("connect", &Play::connect, "connection"_a, "address"_a)
+      .def("disconnect", &Play::disconnect, "connection"_a)
+      .def("tried", &Play::tried, "connection"_a, "reached"_a)
       .def("says", &Play::says, "connection"_a, "type"_a, "payload"_a,
            nb::arg("ordinal").none() = nb::none())
       .def("passes", &Play::passes, "seconds"_a, "mute"_a = std::vector<std::uint8_t>())
