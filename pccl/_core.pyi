@@ -101,6 +101,7 @@ class Communicator:
         list[int],
         list[tuple[int, int, list[int]]],
         list[int],
+        list[tuple[int, int]],
     ]: ...
     def barrier(self, timeout: float | None) -> None: ...
     def sync(

@@ -356,7 +356,7 @@ class Communicator(_core.Reducer):
         Raises:
             InvalidUsage: Not connected.
         """
-        peers, hosts, links, ring, classes, places = self._joined("topology").topology()
+        peers, hosts, links, ring, classes, places, relayed = self._joined("topology").topology()
         pairs = [divmod(at, len(peers)) for at in range(len(links))]
         largest = 2**64 - 1
         return Topology(
@@ -371,6 +371,7 @@ class Communicator(_core.Reducer):
             unreachable=frozenset(
                 pair for pair, (unreachable, _, _) in zip(pairs, links, strict=True) if unreachable
             ),
+            relayed=frozenset(relayed),
             ring=tuple(ring),
             schedules=tuple(
                 Schedule(

@@ -388,6 +388,8 @@ class Topology:
         rate: By (from, to): what that pair's way carries, where that is less than its ends would.
         rtt: By (from, to): there and back.
         unreachable: Pairs (from, to) that were tried in vain.
+        relayed: Pairs, the lower rank first, that cannot connect: what goes between them goes
+            through the master.
         ring: The order of the ring, in ranks.
         schedules: By size, the smallest first.
     """
@@ -399,6 +401,7 @@ class Topology:
     rate: Mapping[tuple[int, int], float]
     rtt: Mapping[tuple[int, int], float]
     unreachable: frozenset[tuple[int, int]]
+    relayed: frozenset[tuple[int, int]]
     ring: tuple[int, ...]
     schedules: tuple[Schedule, ...]
 

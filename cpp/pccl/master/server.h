@@ -18,6 +18,7 @@
 #include "pccl/base/allowance.h"
 #include "pccl/base/settings.h"
 #include "pccl/master/master.h"
+#include "pccl/master/relay.h"
 #include "pccl/net/anteroom.h"
 #include "pccl/net/handshake.h"
 #include "pccl/net/secret.h"
@@ -72,6 +73,7 @@ class Server {
   bool write(ConnectionId id, Connection& connection);
   void count(Connection& connection);
   void drop(ConnectionId id);
+  void relay(ConnectionId id, const PeerId& token);
   void make_room();
   void arm_timer();
 
@@ -83,6 +85,7 @@ class Server {
   asio::io_context context_;
   std::shared_ptr<net::TlsContext> tls_;  // null: no secret
   Master master_;
+  Relays relays_;
   std::unique_ptr<net::Socket> listener_;
   asio::steady_timer timer_;
   asio::steady_timer accept_again_;

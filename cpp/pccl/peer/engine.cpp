@@ -1177,6 +1177,7 @@ Instant Engine::next_deadline() const {
   for (const auto& [key, until] : aborting_) next = std::min(next, until.first);
   for (const auto& [peer, link] : links_) {
     if (link.dials_open < link.peer.addresses.size()) next = std::min(next, dial_time(link));
+    if (!link.up) next = std::min(next, relay_time(link));
   }
   return next;
 }
