@@ -102,6 +102,7 @@ class Communicator:
         list[tuple[int, int, list[int]]],
         list[int],
         list[int],
+        list[tuple[int, int]],
     ]: ...
     def barrier(self, timeout: float | None) -> None: ...
     def sync(

@@ -29,6 +29,7 @@ class SimulationReport(TypedDict):
     checksum_drops: int
     stand_ins: int
     sent_again: int
+    relayed: int
     syncs: int
     sync_failures: int
     sync_bytes: int
@@ -159,6 +160,13 @@ def judge_stuck(
 def make_plan(
     world: int, unusable: set[tuple[int, int]], hosts: list[int] = ...
 ) -> tuple[list[int], list[str], set[tuple[int, int]]] | None: ...
+def detours(
+    world: int,
+    unusable: set[tuple[int, int]],
+    never: set[tuple[int, int]],
+    most: int,
+    hosts: list[int] = ...,
+) -> set[tuple[int, int]]: ...
 
 # Plans chosen from measurements (cpp/pccl/testing/topology.cpp).
 # ([(up, down)] by rank, [(unreachable, kilobytes per s, rtt in us)] by from * n + to)
@@ -263,6 +271,18 @@ class MasterPlay:
     def has_group(self, group: int) -> bool: ...
     def anonymous(self, connection: int) -> bool: ...
     def links(self) -> list[tuple[int, int]]: ...
+
+class RelayDesk:
+    """The master's relay; descriptors are of sockets whose other ends the test holds."""
+
+    def __init__(self, rate: int = 0, most_open: int = 512) -> None: ...
+    def expect(
+        self, one: bytes, other: bytes, token_of_one: bytes, token_of_other: bytes
+    ) -> None: ...
+    def enter(self, token: bytes, descriptor: int) -> bool: ...
+    def end(self, one: bytes, other: bytes) -> None: ...
+    def wait(self, seconds: float) -> None: ...
+    def run(self, seconds: float) -> None: ...
 
 class SumsPlay:
     """Rank 0 of three that sum arrays, and what the others' links bring (cpp/pccl/testing/hostile.cpp)."""

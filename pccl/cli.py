@@ -48,6 +48,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="evict members that most others have waited for this long in one call (default: never)",
     )
+    serve.add_argument(
+        "--no-relay",
+        action="store_true",
+        help="relay nothing between peers that cannot connect to each other (as PCCL_RELAY=0)",
+    )
     whose = serve.add_mutually_exclusive_group()
     whose.add_argument(
         "--secret-file",
@@ -127,11 +132,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options.listen,
                 secret_file=options.secret_file,
                 straggler_timeout=options.straggler_timeout,
+                relay=False if options.no_relay else None,
             )
         for variable in ("PCCL_SECRET", "PCCL_SECRET_FILE"):
             if _settings.text(variable) is not None:
                 parser.error(f"--insecure, but {variable} is set")
-        return master.serve(options.listen, straggler_timeout=options.straggler_timeout)
+        return master.serve(
+            options.listen,
+            straggler_timeout=options.straggler_timeout,
+            relay=False if options.no_relay else None,
+        )
     if options.command == "doctor":
         return doctor.run(options)
     if options.command == "secret":

@@ -357,7 +357,7 @@ class Communicator(_core.Reducer):
             InvalidUsage: Not connected.
         """
         found = self._joined("topology").topology()
-        peers, hosts, links, ring, classes, places, regions = found
+        peers, hosts, links, ring, classes, places, regions, relayed = found
         pairs = [divmod(at, len(peers)) for at in range(len(links))]
         largest = 2**64 - 1
         return Topology(
@@ -372,6 +372,7 @@ class Communicator(_core.Reducer):
             unreachable=frozenset(
                 pair for pair, (unreachable, _, _) in zip(pairs, links, strict=True) if unreachable
             ),
+            relayed=frozenset(relayed),
             ring=tuple(ring),
             regions=tuple(regions),
             schedules=tuple(

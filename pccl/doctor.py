@@ -171,8 +171,11 @@ def _ways(found: dict[str, Any]) -> Iterator[Check]:
     )
     if lost:
         text += "; no way either way: " + ", ".join(lost[:3])
+        if good == 0 and found["relays"]:
+            text += "; what goes to them goes through the master, as fast as that can"
     # One that is reached may carry all.
-    yield Check("peers", "fail" if good == 0 else "warn" if lost else "ok", text)
+    closed = good == 0 and not found["relays"]
+    yield Check("peers", "fail" if closed else "warn" if lost else "ok", text)
 
 
 def _sysctl(name: str) -> list[int] | None:

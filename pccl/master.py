@@ -29,7 +29,11 @@ def make_secret() -> str:
 
 
 def serve_with_secret(
-    listen: str, *, secret_file: str | None = None, straggler_timeout: str | None = None
+    listen: str,
+    *,
+    secret_file: str | None = None,
+    straggler_timeout: str | None = None,
+    relay: bool | None = None,
 ) -> int:
     """As `serve`, of a master that has a secret; also prints the line to join with.
 
@@ -39,6 +43,7 @@ def serve_with_secret(
             such file. Default: PCCL_SECRET or PCCL_SECRET_FILE; without any of them one is made,
             and printed.
         straggler_timeout: Seconds, instead of PCCL_STRAGGLER_TIMEOUT.
+        relay: Whether to relay between peers that cannot connect, instead of PCCL_RELAY.
     """
     join = "PCCL_SECRET=..."
     secret = None
@@ -53,7 +58,7 @@ def serve_with_secret(
             join = f"PCCL_SECRET={secret}"
     except PCCLError as error:
         return _failed(error)
-    return serve(listen, straggler_timeout=straggler_timeout, secret=secret, join=join)
+    return serve(listen, straggler_timeout=straggler_timeout, relay=relay, secret=secret, join=join)
 
 
 def _secret_in(path: Path) -> str:
@@ -87,6 +92,7 @@ def serve(
     listen: str,
     *,
     straggler_timeout: str | None = None,
+    relay: bool | None = None,
     secret: str | None = None,
     join: str | None = None,
 ) -> int:
@@ -95,6 +101,7 @@ def serve(
     Args:
         listen: "host:port" to listen on.
         straggler_timeout: Seconds, instead of PCCL_STRAGGLER_TIMEOUT.
+        relay: Whether to relay between peers that cannot connect, instead of PCCL_RELAY.
         secret: The run's secret. Default: the environment's, if there is one.
         join: How others are told of it, to be printed in the line to join with.
 
@@ -103,6 +110,8 @@ def serve(
     """
     if straggler_timeout is not None:
         os.environ["PCCL_STRAGGLER_TIMEOUT"] = straggler_timeout
+    if relay is not None:
+        os.environ["PCCL_RELAY"] = str(int(relay))
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with MasterNode(listen, secret=secret) as master:

@@ -389,6 +389,8 @@ class Topology:
         rate: By (from, to): what that pair's way carries, where that is less than its ends would.
         rtt: By (from, to): there and back.
         unreachable: Pairs (from, to) that were tried in vain.
+        relayed: Pairs, the lower rank first, that cannot connect: what goes between them goes
+            through the master.
         ring: The order of the ring, in ranks.
         regions: By rank: those with equal numbers are near each other. Empty where no schedule is
             "regional".
@@ -402,6 +404,7 @@ class Topology:
     rate: Mapping[tuple[int, int], float]
     rtt: Mapping[tuple[int, int], float]
     unreachable: frozenset[tuple[int, int]]
+    relayed: frozenset[tuple[int, int]]
     ring: tuple[int, ...]
     regions: tuple[int, ...]
     schedules: tuple[Schedule, ...]

@@ -84,7 +84,16 @@ class HostsRun:
             say(event="listening")
             master.wait()
             """
-        self.peer(master, host).expect("listening")
+        self._master_code = master
+        self.master = self.peer(master, host)
+        self.master.expect("listening")
+
+    def restart_master(self, host: Host) -> None:
+        """A new master in the old one's place, with no memory of the run."""
+        self.master.process.kill()
+        self.master.ends()
+        self.master = self.peer(self._master_code, host)
+        self.master.expect("listening")
 
     def peer(self, code: str, host: Host, **env: str) -> Worker:
         settings = {"PCCL_MASTER": self._address, "PCCL_BIND": "", "TEST_NETNS": host.name}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections import Counter
 
 import pytest
@@ -189,3 +191,53 @@ def test_a_bad_link_between_hosts_leaves_a_plan() -> None:
     assert plan is not None
     assert plan[1][-1] == "ring"
     assert (0, 2) not in plan[2]
+
+
+def pairs(world: int) -> set[tuple[int, int]]:
+    return set(itertools.combinations(range(world), 2))
+
+
+@given(st.integers(2, 7), st.integers(0, 2**32))
+def test_with_its_detours_there_is_a_plan_of_as_few_as_can_be(world: int, seed: int) -> None:
+    rng = random.Random(seed)
+    unusable = {pair for pair in pairs(world) if rng.random() < 0.7}
+    never = {pair for pair in unusable if rng.random() < 0.2}
+    assume(_testing.make_plan(world, unusable) is None)
+    taken = _testing.detours(world, unusable, never, 64)
+    assert taken <= unusable - never
+    possible = _testing.make_plan(world, never) is not None
+    assert bool(taken) == possible
+    if possible:
+        plan = _testing.make_plan(world, unusable - taken)
+        assert plan is not None and plan[2] & unusable <= taken
+    # The cheapest ring of all, by trying them.
+    rings = []
+    for order in itertools.permutations(range(1, world)):
+        ring = (0, *order)
+        edges = {tuple(sorted((ring[i], ring[i - 1]))) for i in range(world)}
+        if not edges & never:
+            rings.append(len(edges & unusable))
+    if rings:
+        ring_of = _testing.make_plan(world, unusable - taken)
+        assert ring_of is not None
+        order = ring_of[0]
+        used = {tuple(sorted((order[i], order[i - 1]))) for i in range(world)}
+        assert len(used & unusable) == min(rings)
+
+
+def test_two_sites_that_cannot_connect_are_joined_where_a_ring_crosses() -> None:
+    # Ranks 0, 2 and 4 are at one, 1, 3 and 5 at the other.
+    unusable = {(a, b) for a, b in pairs(6) if a % 2 != b % 2}
+    assert len(_testing.detours(6, unusable, set(), 64)) == 2
+    # Where ranks of a site share memory each carries its part.
+    hosts = [0, 1, 0, 1, 0, 1]
+    taken = _testing.detours(6, unusable, set(), 64, hosts)
+    plan = _testing.make_plan(6, unusable - taken, hosts)
+    assert len(taken) == 3 and plan is not None and "host_ring" in plan[1]
+
+
+def test_more_detours_than_there_may_be_are_none() -> None:
+    assert _testing.detours(12, pairs(12), set(), 66) == pairs(12)
+    assert len(_testing.detours(12, pairs(12), set(), 65)) == 12  # a ring's
+    assert _testing.detours(12, pairs(12), set(), 11)  # one owner's
+    assert not _testing.detours(12, pairs(12), set(), 10)

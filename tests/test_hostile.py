@@ -12,7 +12,7 @@ from pccl import _testing
 
 JOIN, REJOIN, REQUEST_ADMISSION, PREPARED, ENTER_ROUND, OP_REPORT, ABORT = range(7)
 LINK_REPORT, BLOCKED, LEAVE, HEARTBEAT = range(7, 11)
-WITHDRAW, NEIGHBOURHOOD, MEASURED, INQUIRY = 17, 18, 19, 20
+WITHDRAW, NEIGHBOURHOOD, MEASURED, INQUIRY, WANT_RELAY = 17, 18, 19, 20, 24
 BROKEN = 0
 BARRIER = 2
 TIMEOUT, ENTERED = 0, 0
@@ -87,6 +87,7 @@ TOO_OFTEN = {
         "restarts",
         "come and go",
     ),
+    "relays that are not due": (WANT_RELAY, lambda i: peer(1) + u32(1), "strays", "relays that no"),
     "operations that nobody else calls": (
         OP_REPORT,
         lambda i: listed([op_state(i)]),
@@ -136,6 +137,9 @@ def test_open_calls_of_one_member_do_not_put_out_another_that_calls_next() -> No
             listed([peer(i % 250) + b"\x00" + u32(1, 1) for i in range(5000)]) + u32(1, 1),
             "links",
         ),
+        (WANT_RELAY, peer(1) + u32(0), "not due"),
+        (WANT_RELAY, peer(1) + u32(1000), "not due"),
+        (26, peer(1), "do not send"),
         (JOIN, join(2), "do not send"),
         (ENTER_ROUND, bytes([4]) + u64(1, 0) + b"\x00", "wrong payload"),
         (11, u64(1) + b"\x00" + u32(0) + text(""), "do not send"),

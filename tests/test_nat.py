@@ -223,7 +223,8 @@ def test_two_that_have_no_way_to_each_other_are_told_soon_and_what_to_do() -> No
         say(event="error", name=type(error).__name__, reason=error.reason, advice=error.advice)
     hear()
     """
-    with nat.hosts((0, 1, None)) as hosts, namespaces.running_on(hosts[-1], **SETTINGS) as run:
+    settings = SETTINGS | {"PCCL_RELAY": "0"}
+    with nat.hosts((0, 1, None)) as hosts, namespaces.running_on(hosts[-1], **settings) as run:
         peers = [run.peer(code, host, PCCL_MIN_PEERS="2") for host in hosts[:2]]
         answers = [peer.next() for peer in peers]
         alone, error = sorted(answers, key=lambda answer: answer["event"])
@@ -256,8 +257,10 @@ def test_the_doctor_tells_who_is_behind_a_nat() -> None:
             assert nat.address_of_nat(0) in checks["from outside"]["text"]
             text = checks["peers"]["text"]
             assert "of 1 tried 1 are reached" in text and "0 reach this machine" in text
-        with namespaces.running_on(hosts[-1], **SETTINGS) as run:
-            run.peer(waits, hosts[1]).expect("in")
-            found = run.peer(code, hosts[0]).expect("doctor")
-            assert found["status"] == 1, found
-            assert "no way either way" in found["screen"]
+        for relay, status in (("0", 1), ("1", 0)):
+            with namespaces.running_on(hosts[-1], **SETTINGS, PCCL_RELAY=relay) as run:
+                run.peer(waits, hosts[1]).expect("in")
+                found = run.peer(code, hosts[0]).expect("doctor")
+                assert found["status"] == status, found
+                assert "no way either way" in found["screen"]
+                assert ("goes through the master" in found["screen"]) == (relay == "1")

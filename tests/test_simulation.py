@@ -50,6 +50,7 @@ TOTALS = [
     "checksum_drops",
     "stand_ins",
     "sent_again",
+    "relayed",
     "syncs",
     "sync_failures",
     "sync_bytes",
@@ -193,6 +194,28 @@ def test_who_cannot_be_dialled_reduces_with_who_can(program: str) -> None:
         )
     assert totals["commits"] > 5 * count
     run_many(220_000, count, program=program, hidden=50)
+
+
+@pytest.mark.parametrize("program", ["level1", "level2", "sync"])
+def test_where_nobody_can_be_dialled_the_master_relays(program: str) -> None:
+    # Whoever is put out for links is a violation, as long as nothing else breaks.
+    count = max(SCHEDULES // 20, 20)
+    totals: Counter[str] = Counter()
+    for machines in (0, 2):
+        totals += run_many(
+            230_000,
+            count,
+            program=program,
+            quiet=True,
+            hidden=100,
+            relays=1,
+            peers=4,
+            joins=2,
+            machines=machines,
+        )
+    assert totals["commits"] > 5 * count
+    assert totals["relayed"] > count
+    run_many(240_000, count, program=program, hidden=75, relays=1)
 
 
 def test_several_peers_die_at_once() -> None:

@@ -121,6 +121,8 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   read.seconds("PCCL_STRAGGLER_TIMEOUT", settings.straggler_timeout);
   read.seconds("PCCL_REPLAN_INTERVAL", settings.replan_interval);
   read.seconds("PCCL_MEASURE_AFTER", settings.measure_after);
+  read.flag("PCCL_RELAY", settings.relay);
+  read.integer("PCCL_RELAY_RATE", settings.relay_rate, std::uint64_t{0}, std::uint64_t{1} << 46);
   read.integer("PCCL_BUFFER_BYTES", settings.buffer_bytes, std::size_t{16} << 10,
                std::size_t{1} << 46);
   read.integer("PCCL_SEGMENT_BYTES", settings.segment_bytes, std::size_t{4} << 10,

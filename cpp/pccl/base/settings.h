@@ -60,6 +60,12 @@ struct Settings {
   // them measured at the next admission point. Zero: never.
   Duration measure_after = std::chrono::seconds(1);
 
+  // PCCL_RELAY: 1 or 0: whether a master relays between peers that no plan can keep apart and that
+  // cannot connect.
+  bool relay = true;
+  // PCCL_RELAY_RATE: bytes per second that a master relays at most, all together. 0: no limit.
+  std::uint64_t relay_rate = 0;
+
   // PCCL_BUFFER_BYTES: bound of this process's receive buffers that were promised to senders as
   // credit. At least four segments.
   std::size_t buffer_bytes = std::size_t{256} << 20;

@@ -8,6 +8,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -16,6 +17,7 @@
 #include "pccl/bindings/operation.h"
 #include "pccl/bindings/reducer.h"
 #include "pccl/net/address.h"
+#include "pccl/topology/plan.h"
 
 namespace pccl::bindings {
 
@@ -115,10 +117,11 @@ using Hosts = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
 
 // What is known of the network, and the plan made from it: members in rank order; kB/s up and down
 // of each; of each ordered pair whether it is unreachable, kB/s and microseconds there and back;
-// the ring; the size classes; who shares a host, who is in which region.
+// the ring; the size classes; who shares a host, who is in which region; links of the plan that go
+// through the master.
 std::tuple<std::vector<std::string>, Hosts, Links, std::vector<std::uint32_t>, Classes,
-           std::vector<std::uint32_t>, std::vector<std::uint32_t>>
-topology(const Comm& comm) {
+           std::vector<std::uint32_t>, std::vector<std::uint32_t>, std::vector<topology::Edge>>
+topology_of(const Comm& comm) {
   const Result<peer::View> view = comm.engine->view();
   if (!view) raise(view.error(), CallKind::question, "topology");
   if (view->record == nullptr) return {};
@@ -134,7 +137,12 @@ topology(const Comm& comm) {
   Classes classes;
   for (const wire::SizeClass& size : record.plan.classes)
     classes.emplace_back(size.max_bytes, static_cast<int>(size.kind), size.shares);
-  return {peers, hosts, links, record.plan.order, classes, record.plan.hosts, record.plan.regions};
+  std::vector<topology::Edge> relayed;
+  const std::set<topology::Edge> used = topology::edges(record.plan);
+  for (const auto& [a, b] : record.relayed)
+    if (used.contains({a, b})) relayed.emplace_back(a, b);
+  return {peers,  hosts, links, record.plan.order, classes, record.plan.hosts, record.plan.regions,
+          relayed};
 }
 
 std::uint64_t attribute(const Comm& comm, int which) {
@@ -217,7 +225,7 @@ void bind_communicator(nb::module_& m) {
            nb::arg("tag").none(), nb::arg("timeout").none())
       .def("start_tree", &start_tree, "tree"_a, nb::arg("out").none(), "op"_a,
            nb::arg("tag").none(), nb::arg("timeout").none())
-      .def("topology", &topology)
+      .def("topology", &topology_of)
       .def("membership", &membership)
       .def("attribute", &attribute, "which"_a)
       .def("unfinished", [](const Comm& comm) { return comm.engine->unfinished(); })

@@ -56,6 +56,7 @@ nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t 
   result["members_reached_us"] = attempts;
   result["we_reached_members"] = contacts;
   result["size"] = found.findings.size;
+  result["relays"] = found.findings.relays;
   return result;
 }
 

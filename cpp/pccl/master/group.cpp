@@ -58,6 +58,10 @@ constexpr const char* kOpenAPort =
     "open a port of one of the two (PCCL_PORT), and where it is not found at its own address name "
     "the other one (PCCL_ADVERTISE)";
 
+std::string advice(const Options& options) {
+  return std::string(kOpenAPort) + (options.relays ? "" : "; or let the master relay (PCCL_RELAY)");
+}
+
 std::string plural(std::size_t count, const std::string& noun, const char* ending = "s") {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : ending);
 }
@@ -243,9 +247,9 @@ std::vector<PeerId> Group::member_ids() const {
   return ids;
 }
 
-std::set<topology::Edge> Group::unusable_ranks() const {
+std::set<topology::Edge> Group::ranks_of(const std::set<std::pair<PeerId, PeerId>>& pairs) const {
   std::set<topology::Edge> edges;
-  for (const auto& [a, b] : unusable_) {
+  for (const auto& [a, b] : pairs) {
     const auto first = static_cast<std::uint32_t>(rank_of(a));
     const auto second = static_cast<std::uint32_t>(rank_of(b));
     if (first < members_.size() && second < members_.size())
@@ -254,33 +258,70 @@ std::set<topology::Edge> Group::unusable_ranks() const {
   return edges;
 }
 
-// What there is to plan for at present.
-topology::Situation Group::situation() {
+// The best plan for what is known at present. Links are relayed only where there is no other.
+std::optional<Group::Draft> Group::draft_plan() {
   std::vector<PeerId> before;
   for (const wire::Member& known : record_.members) before.push_back(known.id);
-  return {static_cast<std::uint32_t>(members_.size()),
-          options_.segment_bytes,
-          unusable_ranks(),
-          present_hosts(),
-          topology::carried(rates_, before, member_ids()),
-          options_.thresholds};
+  topology::Situation present{static_cast<std::uint32_t>(members_.size()),
+                              options_.segment_bytes,
+                              ranks_of(unusable_),
+                              present_hosts(),
+                              topology::carried(rates_, before, member_ids()),
+                              options_.thresholds};
+  auto choice = topology::choose(present);
+  std::set<topology::Edge> relayed;
+  const std::set<topology::Edge> never = ranks_of(unrelayable_);
+  const std::set<topology::Edge> unusable = present.unusable;
+  if (!choice && options_.relays) {
+    relayed =
+        topology::detours(present.world, unusable, never, options_.max_relayed, present.hosts);
+    for (const topology::Edge& pair : relayed) present.unusable.erase(pair);
+    choice = topology::choose(present);
+  }
+  if (!choice) return std::nullopt;
+  Draft draft{std::move(*choice), std::move(present.rates), {}};
+  if (!options_.relays) return draft;
+  // What moves beside the plan, as shared state does, may need others of them.
+  for (const topology::Edge& pair : unusable) {
+    if (relayed.size() >= options_.max_relayed) break;
+    if (!never.contains(pair)) relayed.insert(pair);
+  }
+  for (const auto& [a, b] : relayed) draft.relayed.push_back({a, b});
+  return draft;
 }
 
-void Group::take_plan(topology::Choice choice, wire::RateTable rates) {
-  if (!choice.why.empty()) around_.log("group " + std::to_string(id_) + ": plan: " + choice.why);
-  record_.plan = std::move(choice.plan);
-  record_.rates = rates_ = std::move(rates);
+void Group::take_plan(Draft draft) {
+  const std::string& why = draft.choice.why;
+  if (!why.empty()) around_.log("group " + std::to_string(id_) + ": plan: " + why);
+  record_.plan = std::move(draft.choice.plan);
+  record_.rates = rates_ = std::move(draft.rates);
+  record_.relayed = std::move(draft.relayed);
   rates_moved_ = false;
   hosts_differ_since_.reset();
 }
 
 bool Group::plan_epoch() {
   hosts_.reset();
-  topology::Situation present = situation();
-  auto choice = topology::choose(present);
-  if (!choice) return false;
-  take_plan(std::move(*choice), std::move(present.rates));
+  auto draft = draft_plan();
+  if (!draft) return false;
+  take_plan(std::move(*draft));
   return true;
+}
+
+// As plan_epoch would find, were these the members.
+bool Group::has_plan(std::size_t world, const std::set<topology::Edge>& unusable,
+                     const std::set<topology::Edge>& unrelayable) const {
+  const auto ranks = static_cast<std::uint32_t>(world);
+  if (topology::make_plan(ranks, options_.segment_bytes, unusable)) return true;
+  return options_.relays &&
+         !topology::detours(ranks, unusable, unrelayable, options_.max_relayed).empty();
+}
+
+std::set<std::pair<PeerId, PeerId>> Group::relayed_pairs() const {
+  std::set<std::pair<PeerId, PeerId>> pairs;
+  for (const auto& [a, b] : record_.relayed)
+    pairs.insert(std::minmax(record_.members[a].id, record_.members[b].id));
+  return pairs;
 }
 
 // Transfers have shown something new. Operations under way would start over in another plan, and a
@@ -290,14 +331,14 @@ void Group::reconsider_plan(Instant now) {
   if (!rates_moved_ || members_.empty() || !operations_.empty() || !trouble_.empty()) return;
   if (now - reconsidered_ < options_.replan_interval) return;
   reconsidered_ = now;
-  topology::Situation present = situation();
-  auto choice = topology::choose(present);
+  auto draft = draft_plan();
   // What is better once may be chance; a plan has to be better at two moments.
-  const bool better = choice && topology::worth_changing(record_.plan, choice->plan, present.rates);
+  const bool better =
+      draft && topology::worth_changing(record_.plan, draft->choice.plan, draft->rates);
   rates_moved_ = better;
   if (!std::exchange(better_plan_, better) || !better) return;
   better_plan_ = false;
-  take_plan(std::move(*choice), std::move(present.rates));
+  take_plan(std::move(*draft));
   start_over(wire::Cause::plan, {}, {});
 }
 
@@ -368,7 +409,14 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
   record_.census = around_.census();
   record_.departures = std::move(departures);
   record_.aborted = std::move(aborted);
+  if (members_.empty()) record_.relayed.clear();
   append(record_);
+  const std::set<std::pair<PeerId, PeerId>> relayed = relayed_pairs();
+  std::erase_if(wanted_, [&](const auto& pair) {
+    if (relayed.contains(pair)) return false;
+    around_.end_relay(pair.first, pair.second);
+    return true;
+  });
   // Members report anew what is still so.
   for (auto& [pair, trouble] : trouble_) trouble.late = true;
   unavoidable_.clear();
@@ -475,6 +523,7 @@ void Group::start(std::vector<Peer> founders) {
   trouble_.clear();
   breaks_.clear();
   unusable_.clear();
+  unrelayable_.clear();
   collected_ = last_ordinal_;
   record_.state = {};
   record_.syncing = false;
@@ -494,13 +543,13 @@ bool Group::newcomer_ready(const Peer& candidate) const {
 // There is a plan with it that does without the links which it cannot make.
 bool Group::fits(const Peer& candidate) const {
   if (candidate.unreachable.empty()) return true;
-  std::set<topology::Edge> edges = unusable_ranks();
+  std::set<topology::Edge> edges = ranks_of(unusable_);
   const auto own = static_cast<std::uint32_t>(members_.size());
   for (const PeerId& id : candidate.unreachable) {
     const auto rank = static_cast<std::uint32_t>(rank_of(id));
     if (rank < own) edges.insert({rank, own});
   }
-  return topology::make_plan(own + 1, options_.segment_bytes, edges).has_value();
+  return has_plan(members_.size() + 1, edges, ranks_of(unrelayable_));
 }
 
 bool Group::newcomers_ready() const {
@@ -573,6 +622,7 @@ bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant 
   if (peer == nullptr || !adopt(rejoin.report)) return false;
   if (peer->connection != 0) around_.close(peer->connection);
   peer->connection = connection;
+  peer->returned = true;
   peer->heard = now;
   peer->blocked = {};
   // What it had seen is what it says now; a lost message of ours is sent again, a lost one of its
@@ -639,6 +689,7 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
     peer.heard = now;
     peer.disconnected_at = now;
     peer.applied = group.collected_;
+    peer.returned = false;
     group.members_.push_back(std::move(peer));
   }
   // Who shared memory does so still; who has lost it says so.
@@ -649,6 +700,7 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
         group.members_[a].shares_with.insert(group.members_[b].member.id);
     }
   }
+  group.unusable_ = group.relayed_pairs();
   for (const auto& [connection, rejoin] : reports) {
     if (!group.rejoin(connection, rejoin, now)) {
       around.send(connection, 0, wire::Refused{Code::evicted, "the run went on without this peer"});
@@ -768,9 +820,11 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
     std::erase_if(trouble_, [&](const auto& item) {
       return item.first.first == gone.id || item.first.second == gone.id;
     });
-    std::erase_if(unusable_, [&](const auto& pair) {
-      return pair.first == gone.id || pair.second == gone.id;
-    });
+    for (auto* pairs : {&unusable_, &unrelayable_}) {
+      std::erase_if(*pairs, [&](const auto& pair) {
+        return pair.first == gone.id || pair.second == gone.id;
+      });
+    }
     std::erase_if(breaks_, [&](const auto& item) {
       return item.first.first == gone.id || item.first.second == gone.id;
     });
@@ -783,6 +837,7 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
     // Without the departed no ring avoids the unusable links: try those links again rather than
     // evict for them.
     unusable_.clear();
+    unrelayable_.clear();
   }
   std::vector<wire::OpKey> aborted;
   for (auto it = operations_.begin(); it != operations_.end();) {
@@ -966,7 +1021,7 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
                 evict(from, Code::unreachable,
                       "it cannot reach peer " + report.peer.brief() + " (" + report.reason +
                           "), nor is it reached from there, and no plan does without that: " +
-                          kOpenAPort,
+                          advice(options_),
                       now);
               }
               return;
@@ -1006,6 +1061,11 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
             peer->blocked_at_ordinal = applied;
             check_stuck(now);
           },
+          [&](const wire::WantRelay& want) {
+            if (!is_member || want.stripes == 0 || want.stripes > options_.max_relay_stripes)
+              return misuse("a relay that is not due");
+            on_want_relay(*peer, want, now);
+          },
           [&](const wire::Leave& leave) {
             if (is_member) {
               const bool finished = leave.reason.empty();
@@ -1021,6 +1081,27 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
           },
           [&](const auto&) { misuse("a message that peers do not send here"); }},
       frame.message);
+}
+
+// Both ends get a token each: whoever brings one is the peer that we have told it to.
+void Group::on_want_relay(Peer& from, const wire::WantRelay& want, Instant now) {
+  const PeerId id = from.member.id;
+  if (!from.wants.take(options_.wants, now))
+    return evict(from.connection, Code::evicted, "it wants relays without end", now);
+  const Peer* other = member(want.peer);
+  const std::pair<PeerId, PeerId> pair = std::minmax(id, want.peer);
+  if (other == nullptr || !relayed_pairs().contains(pair)) {
+    (void)stray(from, "relays that no epoch speaks of", now);
+    return;
+  }
+  if (other->connection == 0) return;  // asked again until it is back
+  wanted_.insert(pair);
+  for (std::uint32_t i = 0; i < want.stripes; ++i) {
+    const auto tokens = around_.expect_relay(id, want.peer);
+    if (!tokens) return;
+    around_.send(from.connection, collected_, wire::Relay{want.peer, tokens->first});
+    around_.send(other->connection, collected_, wire::Relay{id, tokens->second});
+  }
 }
 
 void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t applied,
@@ -1243,6 +1324,7 @@ void Group::let_newcomers_in(wire::RoundKind kind, const std::vector<std::string
   for (const std::string& replica : replicas) let_in(replica);
   if (!plan_epoch()) {
     unusable_.clear();
+    unrelayable_.clear();
     plan_epoch();
   }
   around_.log("group " + std::to_string(id_) + ": " + plural(members_.size() - before, "newcomer") +
@@ -1275,6 +1357,11 @@ bool Group::silent(const Peer& peer, Instant now) const {
 }
 
 void Group::on_mended(const std::pair<PeerId, PeerId>& pair, Instant now) {
+  // One that was to be relayed has come about without us.
+  const std::pair<PeerId, PeerId> ordered = std::minmax(pair.first, pair.second);
+  if (!wanted_.contains(ordered) && relayed_pairs().contains(ordered) &&
+      topology::edges(record_.plan).contains(*ranks_of({ordered}).begin()))
+    unusable_.erase(ordered);
   const auto it = trouble_.find(pair);
   if (it == trouble_.end() || it->second.late) return;
   if (!it->second.broke) {
@@ -1289,15 +1376,21 @@ bool Group::plan_around(const std::vector<BadLink>& bad) {
   std::set<std::pair<PeerId, PeerId>> pairs;
   for (const BadLink& link : bad) pairs.insert(std::minmax(link.reporter, link.about));
   if (pairs == unavoidable_) return false;  // that was tried
+  // A link that was to be relayed has failed that way as well.
+  const std::set<std::pair<PeerId, PeerId>> relayed = relayed_pairs();
   std::set<std::pair<PeerId, PeerId>> added;
-  for (const auto& pair : pairs)
+  std::set<std::pair<PeerId, PeerId>> failed;
+  for (const auto& pair : pairs) {
     if (unusable_.insert(pair).second) added.insert(pair);
+    if (relayed.contains(pair) && unrelayable_.insert(pair).second) failed.insert(pair);
+  }
   if (plan_epoch()) {
     around_.log("group " + std::to_string(id_) + ": planned around " +
                 plural(bad.size(), "bad link report"));
     return true;
   }
   for (const auto& pair : added) unusable_.erase(pair);
+  for (const auto& pair : failed) unrelayable_.erase(pair);
   unavoidable_ = std::move(pairs);
   return false;
 }
@@ -1307,6 +1400,11 @@ bool Group::plan_around(const std::vector<BadLink>& bad) {
 void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue,
                             Instant now) {
   trouble_.clear();
+  const std::set<std::pair<PeerId, PeerId>> relayed = relayed_pairs();
+  for (const BadLink& link : overdue) {
+    const std::pair<PeerId, PeerId> pair = std::minmax(link.reporter, link.about);
+    if (relayed.contains(pair)) unrelayable_.insert(pair);
+  }
   std::vector<Departed> gone;
   std::vector<PeerId> left = member_ids();
   for (std::optional<PeerId> victim = judge_links(left, bad); victim;
@@ -1320,24 +1418,25 @@ void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink
     for (const PeerId& other : others) with += " " + other.brief();
     gone.push_back({*victim, Code::unreachable,
                     "its links to these peers do not work:" + with +
-                        "; no plan does without them: " + kOpenAPort});
+                        "; no plan does without them: " + advice(options_)});
     std::erase(left, *victim);
     std::erase_if(overdue, [&](const BadLink& link) {
       return link.about == *victim || link.reporter == *victim;
     });
     std::set<topology::Edge> edges;
-    const auto add = [&](const PeerId& a, const PeerId& b) {
+    std::set<topology::Edge> never;
+    const auto add = [&](const PeerId& a, const PeerId& b, std::set<topology::Edge>& to) {
       const auto first = std::find(left.begin(), left.end(), a) - left.begin();
       const auto second = std::find(left.begin(), left.end(), b) - left.begin();
       const auto n = static_cast<std::ptrdiff_t>(left.size());
       if (first < n && second < n)
-        edges.insert(
+        to.insert(
             std::minmax(static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(second)));
     };
-    for (const BadLink& link : overdue) add(link.reporter, link.about);
-    for (const auto& [a, b] : unusable_) add(a, b);
-    const auto world = static_cast<std::uint32_t>(left.size());
-    if (topology::make_plan(world, options_.segment_bytes, edges)) break;
+    for (const BadLink& link : overdue) add(link.reporter, link.about, edges);
+    for (const auto& [a, b] : unusable_) add(a, b, edges);
+    for (const auto& [a, b] : unrelayable_) add(a, b, never);
+    if (has_plan(left.size(), edges, never)) break;
   }
   for (const BadLink& link : overdue) unusable_.insert(std::minmax(link.reporter, link.about));
   if (!gone.empty()) remove(gone, now);
@@ -1361,13 +1460,16 @@ void Group::check_links(Instant now) {
   std::erase_if(trouble_, [&](const auto& item) {
     return item.second.late && now - item.second.since >= options_.broken_link_grace;
   });
+  const std::set<std::pair<PeerId, PeerId>> relayed = relayed_pairs();
   std::vector<Departed> gone;
   for (const Peer& peer : members_) {
     if (peer.connection != 0) continue;
     // A broken control connection and one report of a bad link: that is what a killed process looks
     // like.
     for (const auto& [pair, trouble] : trouble_) {
-      if (pair.second == peer.member.id) {
+      // (What a master relayed ends with it, and says nothing of who has yet to come back.)
+      const bool ours = !peer.returned && relayed.contains(std::minmax(pair.first, pair.second));
+      if (pair.second == peer.member.id && !ours) {
         gone.push_back({peer.member.id, Code::evicted, "connection lost (" + trouble.reason + ")"});
         break;
       }

@@ -19,6 +19,7 @@
 //   operation took long     | links were never measured: the next admission point's outcome asks members to
 //   measured                | at most every replan_interval, between operations, if another plan is clearly faster:
 //                           | epoch (plan)
+//   a relay is wanted       | of members that could not connect: tokens for a connection through the master, to both
 //   leave, silence, misuse  | loss
 //   loss                    | epoch (loss): policy-abort operations end, the others lose their `done`; rounds go on
 // clang-format on
@@ -88,6 +89,12 @@ struct Options {
   // Of one pair of members, breaks of its link for which operations start over; with more the plan
   // goes without that link, if there is such a plan.
   Rate breaks{16, 0.1};
+  // Where no plan does without links that cannot be made, the master relays: at most so many pairs
+  // in each group, of up to so many connections that a member asks for.
+  bool relays = false;
+  std::size_t max_relayed = 64;
+  std::uint32_t max_relay_stripes = 8;  // at a time
+  Rate wants{256, 8};                   // of them
 };
 
 // What a group needs of the master around it.
@@ -99,6 +106,14 @@ class Surroundings {
   virtual void log(std::string line) = 0;
   virtual wire::Census census() = 0;
   virtual std::uint64_t next_join_ordinal() = 0;
+
+  // A connection between these two is to go through the master: the tokens by which they are known.
+  virtual std::optional<std::pair<PeerId, PeerId>> expect_relay(const PeerId& /*one*/,
+                                                                const PeerId& /*other*/) {
+    return std::nullopt;
+  }
+  // No more of theirs.
+  virtual void end_relay(const PeerId& /*one*/, const PeerId& /*other*/) {}
 
   // -- of groups whose peers are ranks of replicas: see replicas.h
   // Something is another way that admissions or the start may have waited for.
@@ -209,6 +224,14 @@ class Group {
     Allowance aborts;
     Allowance turns;
     Allowance restarts;
+    Allowance wants;
+    bool returned = true;  // else it has not come back since this master was restarted
+  };
+  // A plan, what it was chosen from, and which links of it, and beside it, may be relayed.
+  struct Draft {
+    topology::Choice choice;
+    wire::RateTable rates;
+    std::vector<wire::RankPair> relayed;
   };
   struct Entry {
     wire::Signature signature;
@@ -266,14 +289,19 @@ class Group {
   void tell_newcomers();
   [[nodiscard]] bool newcomer_ready(const Peer& candidate) const;
   [[nodiscard]] bool fits(const Peer& candidate) const;
-  [[nodiscard]] std::set<topology::Edge> unusable_ranks() const;
+  [[nodiscard]] std::set<topology::Edge> ranks_of(
+      const std::set<std::pair<PeerId, PeerId>>& pairs) const;
   [[nodiscard]] bool newcomers_ready() const;
   void remove(const std::vector<Departed>& departed, Instant now);
-  // record_.plan, and the rates it is chosen from, for the present members; false when no plan
-  // avoids the unusable links
+  // record_.plan, and what it is chosen from, for the present members; false when no plan avoids
+  // the unusable links, even if those are relayed that may be
   bool plan_epoch();
-  topology::Situation situation();
-  void take_plan(topology::Choice choice, wire::RateTable rates);
+  [[nodiscard]] std::optional<Draft> draft_plan();
+  void take_plan(Draft draft);
+  [[nodiscard]] bool has_plan(std::size_t world, const std::set<topology::Edge>& unusable,
+                              const std::set<topology::Edge>& unrelayable) const;
+  void on_want_relay(Peer& from, const wire::WantRelay& want, Instant now);
+  [[nodiscard]] std::set<std::pair<PeerId, PeerId>> relayed_pairs() const;
   void reconsider_plan(Instant now);
   [[nodiscard]] Peer* member(const PeerId& id);
   [[nodiscard]] Peer* by_connection(ConnectionId connection);
@@ -327,6 +355,9 @@ class Group {
   std::map<std::pair<PeerId, PeerId>, Allowance> breaks_;     // smaller id first
   std::set<std::pair<PeerId, PeerId>> unusable_;     // smaller id first; the plan goes without
   std::set<std::pair<PeerId, PeerId>> unavoidable_;  // no plan goes without these as well
+  // Of the unusable: that did not come about through the master either; and that were asked for.
+  std::set<std::pair<PeerId, PeerId>> unrelayable_;
+  std::set<std::pair<PeerId, PeerId>> wanted_;
   std::optional<std::vector<std::uint32_t>> hosts_;  // present_hosts(), until it may have changed
   std::optional<Instant> hosts_differ_since_;        // from the plan's
   // What is known of the links between record_.members; the record has what the plan came from.

@@ -38,7 +38,8 @@ bool plausible(const wire::EpochRecord& record, const Options& options) {
       return false;
   }
   return !ids.empty() && ids.size() <= options.max_peers && record.epoch <= kMaxCount &&
-         record.points <= kMaxCount && topology::valid(record.plan, ids.size());
+         record.points <= kMaxCount && topology::valid(record.plan, ids.size()) &&
+         wire::valid_relays(record);
 }
 
 // What a member says that it knows holds together; whether it is true, nobody can tell. A master
@@ -128,6 +129,13 @@ wire::Census Master::census() {
     census.largest_group = std::max(census.largest_group, size);
   }
   return census;
+}
+
+std::optional<std::pair<PeerId, PeerId>> Master::expect_relay(const PeerId& one,
+                                                              const PeerId& other) {
+  const std::pair<PeerId, PeerId> tokens{PeerId::random(), PeerId::random()};
+  actions_.emplace_back(ExpectRelay{one, other, tokens.first, tokens.second});
+  return tokens;
 }
 
 void Master::on_connect(ConnectionId connection, const std::string& address, Instant now) {
@@ -235,6 +243,7 @@ void Master::inquire(ConnectionId id, Connection& connection, const wire::Inquir
   wire::Findings findings;
   findings.software = kSoftware;
   findings.seen = connection.address;
+  findings.relays = options_.relays;
   const auto group = groups_.find(inquiry.group);
   if (group != groups_.end()) {
     const std::vector<wire::Member>& members = group->second->record().members;

@@ -33,7 +33,20 @@ struct TryAddress {
   ConnectionId for_whom = 0;
   wire::Address address;
 };
-using Action = std::variant<Send, Close, LogLine, TryAddress>;
+// Two connections will come that say OpenRelay with these tokens, each good for one: what comes on
+// one goes out on the other.
+struct ExpectRelay {
+  PeerId one;  // who they are between
+  PeerId other;
+  PeerId token_of_one;
+  PeerId token_of_other;
+};
+// Nothing more is relayed between these two.
+struct EndRelay {
+  PeerId one;
+  PeerId other;
+};
+using Action = std::variant<Send, Close, LogLine, TryAddress, ExpectRelay, EndRelay>;
 
 // *one thread: the server's*
 class Master final : private Surroundings {
@@ -100,6 +113,11 @@ class Master final : private Surroundings {
   void log(std::string line) override { actions_.emplace_back(LogLine{std::move(line)}); }
   wire::Census census() override;
   std::uint64_t next_join_ordinal() override { return ++joins_; }
+  std::optional<std::pair<PeerId, PeerId>> expect_relay(const PeerId& one,
+                                                        const PeerId& other) override;
+  void end_relay(const PeerId& one, const PeerId& other) override {
+    actions_.emplace_back(EndRelay{one, other});
+  }
   void replicas_changed() override { replicas_.changed(); }
   void rank_departed(std::uint32_t group, const wire::Member& peer, const std::string& reason,
                      bool member, bool finished) override {

@@ -36,7 +36,16 @@ Options options_from(const Settings& settings) {
   options.replan_interval = settings.replan_interval;
   options.measure_after = settings.measure_after;
   options.segment_bytes = static_cast<std::uint32_t>(settings.segment_bytes);
+  options.relays = settings.relay;
   return options;
+}
+
+// What a connection that is to be relayed begins with, in the clear also where there is a secret:
+// a header's magic number, version and type.
+wire::Bytes relay_prefix() {
+  wire::Bytes whole = wire::encode({}, wire::OpenRelay{});
+  whole.resize(6);
+  return whole;
 }
 
 std::uint64_t random_run() {
@@ -80,6 +89,7 @@ Server::Server(wire::Address listen, const Settings& settings, net::Secret secre
       secret_(std::move(secret)),
       key_update_records_(settings.key_update_records),
       master_(options_, random_run(), 1),
+      relays_(context_, settings.relay_rate, net::waiting_limit() / 2),
       timer_(context_),
       accept_again_(context_),
       scratch_(kReadBytes) {}
@@ -137,6 +147,7 @@ void Server::serve() {
   handshakes_.clear();
   for (const auto& [id, attempt] : tries_) attempt->cancel();
   tries_.clear();
+  relays_.stop();
   connections_.clear();
   listener_.reset();
   const std::lock_guard lock(mutex_);
@@ -229,7 +240,8 @@ void Server::secure(ConnectionId id, std::unique_ptr<net::Socket> socket) {
           fail(id, error);
         }
         act();
-      });
+      },
+      options_.relays ? relay_prefix() : wire::Bytes{});
 }
 
 void Server::welcome(ConnectionId id, std::unique_ptr<net::Socket> socket) {
@@ -272,6 +284,11 @@ void Server::read(ConnectionId id) {
           break;
         }
         if (!*next) break;
+        if (const auto* open = std::get_if<wire::OpenRelay>(&frame.message);
+            open != nullptr && !connection.known && options_.relays) {
+          return relay(id, open->token);
+        }
+        if (tls_ != nullptr && !connection.socket->secured()) return drop(id);  // or it lied
         master_.on_frame(id, frame, clock_now());
         if (!connection.known && !master_.anonymous(id)) {
           connection.known = true;
@@ -302,6 +319,22 @@ void Server::drop(ConnectionId id) {
   queued_ -= it->second.counted;
   connections_.erase(it);
   master_.on_disconnect(id, clock_now());
+}
+
+// What is said on it from now on is not for us.
+void Server::relay(ConnectionId id, const PeerId& token) {
+  Connection& connection = connections_.at(id);
+  const std::string from = net::plain(connection.socket->remote().address()).to_string();
+  std::unique_ptr<net::Socket> socket = std::move(connection.socket);
+  const bool proper = !socket->secured() && connection.reader.held() == 0;
+  drop(id);
+  // Registered anew: see Connector::writable.
+  if (proper &&
+      relays_.enter(token, std::make_unique<net::Socket>(context_, socket->give()), clock_now()))
+    return act();
+  const std::string text = "connection from " + from + ": nobody is expected with its token";
+  if (const auto line = rare_.line(text, clock_now())) log(LogLevel::info, "master", *line);
+  act();
 }
 
 // Too many connections say nothing, or too little: some of them go.
@@ -355,6 +388,11 @@ void Server::act() {
               master_.on_tried(whom, socket != nullptr, failure.reason, clock_now());
               act();
             });
+      } else if (const auto* relay = std::get_if<ExpectRelay>(&action)) {
+        relays_.expect(relay->one, relay->other, relay->token_of_one, relay->token_of_other,
+                       clock_now());
+      } else if (const auto* end = std::get_if<EndRelay>(&action)) {
+        relays_.end(end->one, end->other, clock_now());
       } else {
         log(LogLevel::info, "master", std::get<LogLine>(action).text);
       }
@@ -437,6 +475,7 @@ void Server::arm_timer() {
       if (connection.closing && now >= *connection.closing) late.push_back(id);
     }
     for (const ConnectionId id : late) drop(id);
+    relays_.on_time(now);
     act();
   });
 }

@@ -18,6 +18,7 @@
 #include "pccl/base/allowance.h"
 #include "pccl/base/settings.h"
 #include "pccl/master/master.h"
+#include "pccl/master/relay.h"
 #include "pccl/net/anteroom.h"
 #include "pccl/net/connector.h"
 #include "pccl/net/handshake.h"
@@ -75,6 +76,7 @@ class Server {
   void count(Connection& connection);
   void fail(ConnectionId id, const std::exception& error);
   void drop(ConnectionId id);
+  void relay(ConnectionId id, const PeerId& token);
   void make_room();
   void arm_timer();
 
@@ -86,6 +88,7 @@ class Server {
   asio::io_context context_;
   std::shared_ptr<net::TlsContext> tls_;  // null: no secret
   Master master_;
+  Relays relays_;
   std::unique_ptr<net::Socket> listener_;
   asio::steady_timer timer_;
   asio::steady_timer accept_again_;

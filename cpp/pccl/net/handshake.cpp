@@ -17,20 +17,22 @@ constexpr Duration kPartTimeout = std::chrono::seconds(1);
 }  // namespace
 
 Handshake::Handshake(asio::io_context& context, std::unique_ptr<Socket> socket,
-                     std::unique_ptr<Tls> tls, wire::Bytes to_plain, Done done)
+                     std::unique_ptr<Tls> tls, wire::Bytes to_plain, Done done, wire::Bytes exempt)
     : context_(context),
       deadline_(context),
       socket_(std::move(socket)),
       tls_(std::move(tls)),
       to_plain_(std::move(to_plain)),
-      done_(std::move(done)) {}
+      done_(std::move(done)),
+      exempt_(std::move(exempt)) {}
 
 std::shared_ptr<Handshake> Handshake::start(asio::io_context& context,
                                             std::unique_ptr<Socket> socket,
                                             std::unique_ptr<Tls> tls, wire::Bytes to_plain,
-                                            Done done) {
+                                            Done done, wire::Bytes exempt) {
   std::shared_ptr<Handshake> made(new Handshake(context, std::move(socket), std::move(tls),
-                                                std::move(to_plain), std::move(done)));
+                                                std::move(to_plain), std::move(done),
+                                                std::move(exempt)));
   made->deadline_.expires_after(kTlsTimeout);
   made->deadline_.async_wait([made](const asio::error_code& error) {
     if (error) return;
@@ -64,6 +66,14 @@ void Handshake::go_on() {
     const ssize_t got = receive(socket_->raw(), {&into, 1});
     if (got == 0 || (got < 0 && got != -EAGAIN)) finish(why_);
     return;
+  }
+  if (!exempt_.empty()) {
+    const Begins begins = begins_with(socket_->raw(), exempt_);
+    if (begins == Begins::yes) return finish({});
+    if (begins == Begins::not_yet) return;
+    // Once: if it is readable and has no more, that was all.
+    if (begins == Begins::perhaps && !std::exchange(looked_, true)) return;
+    exempt_.clear();
   }
   const Status status = tls_->shake(socket_->raw());
   if (!status) return part(status.error());

@@ -25,9 +25,10 @@ class Handshake : public std::enable_shared_from_this<Handshake> {
   // what the other end did (Tls::shake). Called once, from the loop, unless cancelled.
   using Done = std::function<void(std::unique_ptr<Socket> connection, const Error& failure)>;
   // `to_plain`: what is said, in the clear, to who says a control message in the clear.
+  // `exempt`: a connection that begins with these bytes is handed over as it is, with nothing read.
   static std::shared_ptr<Handshake> start(asio::io_context& context, std::unique_ptr<Socket> socket,
-                                          std::unique_ptr<Tls> tls, wire::Bytes to_plain,
-                                          Done done);
+                                          std::unique_ptr<Tls> tls, wire::Bytes to_plain, Done done,
+                                          wire::Bytes exempt = {});
   // `done` is not called any more.
   void cancel();
   // REQUIRES: `done` was not called.
@@ -35,7 +36,7 @@ class Handshake : public std::enable_shared_from_this<Handshake> {
 
  private:
   Handshake(asio::io_context& context, std::unique_ptr<Socket> socket, std::unique_ptr<Tls> tls,
-            wire::Bytes to_plain, Done done);
+            wire::Bytes to_plain, Done done, wire::Bytes exempt);
   void await_readable();
   void go_on();
   void part(const Error& failure);
@@ -47,6 +48,8 @@ class Handshake : public std::enable_shared_from_this<Handshake> {
   std::unique_ptr<Tls> tls_;
   wire::Bytes to_plain_;
   Done done_;
+  wire::Bytes exempt_;    // empty: nobody is, or this one is not
+  bool looked_ = false;   // some of them had come
   bool writing_ = false;  // waits to be writable
   bool parting_ = false;  // all is said; waits for the other end to have read it
   Error why_;             // parting: the failure

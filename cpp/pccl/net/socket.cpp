@@ -113,6 +113,19 @@ ssize_t Socket::write(std::span<const iovec> from) const {
   return tls_ != nullptr ? tls_->write(raw_, from) : transmit(raw_, from);
 }
 
+Begins begins_with(int descriptor, std::span<const std::uint8_t> bytes) {
+  std::vector<std::uint8_t> first(bytes.size());
+  const ssize_t got = ::recv(descriptor, first.data(), first.size(), MSG_PEEK | MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Begins::not_yet;
+  const bool same = got > 0 && std::equal(first.begin(), first.begin() + got, bytes.begin());
+  const bool all = got == static_cast<ssize_t>(bytes.size());
+  // Else who sends one byte and waits would keep us looking at it.
+  set_option(descriptor, SOL_SOCKET, SO_RCVLOWAT,
+             same && !all ? static_cast<int>(bytes.size()) : 1);
+  if (same && !all) return Begins::perhaps;
+  return same ? Begins::yes : Begins::no;
+}
+
 ssize_t receive(int descriptor, std::span<const iovec> into) {
   for (;;) {
     const ssize_t got = ::readv(descriptor, into.data(), static_cast<int>(into.size()));

@@ -10,6 +10,7 @@
 #include <asio/ip/tcp.hpp>
 #include <asio/posix/basic_stream_descriptor.hpp>
 #include <asio/post.hpp>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <utility>
@@ -39,6 +40,7 @@ class Socket {
 
   // From now on all goes through this. REQUIRES: its handshake is over.
   void secure(std::unique_ptr<Tls> tls);
+  [[nodiscard]] bool secured() const { return tls_ != nullptr; }
 
   // Calls `ready(error_code)` once.
   template <class Handler>
@@ -77,6 +79,11 @@ class Socket {
   int raw_;
   std::unique_ptr<Tls> tls_;  // null: nothing is encrypted
 };
+
+// Whether the first bytes that come are these, without reading them. `perhaps`: as far as they have
+// come; then it is not readable before there are as many, or it has ended.
+enum class Begins : std::uint8_t { no, yes, perhaps, not_yet };
+[[nodiscard]] Begins begins_with(int descriptor, std::span<const std::uint8_t> bytes);
 
 // As read and write, of a bare descriptor.
 [[nodiscard]] ssize_t receive(int descriptor, std::span<const iovec> into);

@@ -149,12 +149,11 @@ void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
       // The master may not have heard of it, or be another one. A link that broke may be up again:
       // what was under way on it is lost all the same.
       if (!link.planned) continue;
-      if (link.reported) {
+      if (link.broke_under == record()->abort_floor)
+        session_.report_link(id, wire::LinkState::broken, link.last_failure);
+      if (link.reported)
         session_.report_link(id, link.up ? wire::LinkState::silent : wire::LinkState::unreachable,
                              link.last_failure);
-      } else if (link.broke_under == record()->abort_floor) {
-        session_.report_link(id, wire::LinkState::broken, link.last_failure);
-      }
       if (link.up && !link.reported) session_.report_link(id, wire::LinkState::mended, "it works");
     }
     return;
@@ -1177,6 +1176,7 @@ Instant Engine::next_deadline() const {
   for (const auto& [key, until] : aborting_) next = std::min(next, until.first);
   for (const auto& [peer, link] : links_) {
     if (link.dials_open < link.peer.addresses.size()) next = std::min(next, dial_time(link));
+    if (!link.up) next = std::min(next, relay_time(link));
   }
   return next;
 }

@@ -89,6 +89,9 @@ struct DialRequest {
   wire::Address address;
   PeerId neighbour;  // not zero: through memory, to this one
   PeerId peer;       // who is to answer at the address; zero: it is only tried
+  // Not zero: through the master, which knows this end by it.
+  PeerId relay{};
+  bool accepts = false;  // ... and the other end is as who has dialled
 };
 
 // What the shell has to do after it brought an event.
@@ -286,6 +289,10 @@ class Engine final : private SessionHost,
     bool memory = false;  // one of them goes through memory, and has all that is not small
     // Stripes that stand in for each other (Hello::keeps):
     bool keeps = false;
+    bool may_relay = false;  // where no connection comes about the master relays
+    bool relayed = false;    // it came about so
+    bool told_relay = false;
+    Instant next_relay{};                // to be asked for
     std::uint64_t ended_generation = 0;  // no stripe of it, or of one before, comes up again
     std::uint32_t next_stripe = 1;
     std::uint32_t spares_open = 0;  // dials and handshakes under way
@@ -335,6 +342,7 @@ class Engine final : private SessionHost,
     bool local = false;
     bool memory = false;
     PeerId neighbour;  // who alone may be at the other end; empty: anybody
+    bool relayed = false;
     bool established = false;
     bool parked = false;  // a hello from somebody the next epoch may name
     link::Hello hello;
@@ -359,6 +367,8 @@ class Engine final : private SessionHost,
     bool memory = false;
     std::uint64_t generation = 0;
     bool offer = false;  // stripe 0: to bring the link about
+    bool relayed = false;
+    bool accepts = false;  // relayed: the other end says hello
   };
   struct ThreadState {
     bool inside = false;
@@ -375,6 +385,7 @@ class Engine final : private SessionHost,
   void on_expect(const wire::Expect& expect) override;
   void on_notice(const std::string& text) override;
   void on_try(const wire::Try& question) override;
+  void on_relay(const wire::Relay& relay) override;
   void on_refused(const Error& error) override;
   // LocalityHost
   void local_committed(const wire::OpKey& key, const collective::Traffic& traffic,
@@ -418,6 +429,8 @@ class Engine final : private SessionHost,
   [[nodiscard]] Instant dial_time(const Link& link) const;
   void dial_memory(Instant now);
   void dial(Link& link, const wire::Address& address, std::uint32_t stripe, bool offer = false);
+  [[nodiscard]] Instant relay_time(const Link& link) const;
+  void ask_for_relay(Link& link);
   void say_hello(StripeState& state, Link& link, std::uint32_t stripe, std::uint64_t generation);
   void offer_stripe(StripeState& state, const Link& link);
   void accept_offer(StripeState& state);

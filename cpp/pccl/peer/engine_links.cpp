@@ -33,6 +33,10 @@ constexpr std::size_t kKnownEnded = 1024;  // stripes of one link; older ones ha
 constexpr std::size_t kMaxWords = 4096;    // that wait to be said
 constexpr std::size_t kMaxLimbo = 1024;  // stripes of one link of which the other end says nothing
 constexpr std::size_t kMaxUnconfirmed = 65536;  // frames of one stripe
+// Of links through the master:
+constexpr unsigned kRelayStripes = 2;
+constexpr Duration kRelayPause = std::chrono::seconds(1);  // until they are asked for again
+constexpr std::size_t kMaxRelayDials = 256;
 
 // What is said of stripes is checked: a number spoilt under way would stand for another one.
 wire::Bytes sealed(link::FrameHeader& header, wire::Bytes payload) {
@@ -68,6 +72,7 @@ void push_greeting(link::Stripe& stripe, link::FrameType type, const link::Hello
 void Engine::choose_links() {
   std::map<PeerId, wire::Member> wanted;
   std::set<PeerId> for_state;  // of these: not in the plan
+  std::set<PeerId> relayed;
   if (const Record& world = record()) {
     std::size_t rank = 0;
     while (rank < world->members.size() && world->members[rank].id != id()) ++rank;
@@ -75,6 +80,15 @@ void Engine::choose_links() {
       if (a != rank && b != rank) continue;
       const wire::Member& other = world->members[a == rank ? b : a];
       wanted[other.id] = other;
+    }
+    for (const auto& [a, b] : world->relayed) {
+      if (a != rank && b != rank) continue;
+      const PeerId& other = world->members[a == rank ? b : a].id;
+      const std::vector<PeerId>& partners = transfer_.partners();
+      // To measure ways that nothing uses would be no use.
+      if (wanted.contains(other) ||
+          std::find(partners.begin(), partners.end(), other) != partners.end())
+        relayed.insert(other);
     }
     for (const wire::Member& newcomer : expected_) wanted.try_emplace(newcomer.id, newcomer);
     for (const wire::Member& member : world->members) {
@@ -113,6 +127,7 @@ void Engine::choose_links() {
     it->second.peer = member;
     it->second.wanted = true;
     it->second.planned = !for_state.contains(peer);
+    it->second.may_relay = relayed.contains(peer);
     if (fresh) {
       it->second.member = is_member(peer);
       it->second.down_since = now_;
@@ -198,6 +213,45 @@ Instant Engine::dial_time(const Link& link) const {
   return waits ? std::max(link.next_dial, link.down_since + kOfferAfter) : link.next_dial;
 }
 
+// When it may be asked for next, by the one that says hello.
+Instant Engine::relay_time(const Link& link) const {
+  const bool asks = link.may_relay && link.wanted && joined_ > link.peer.joined;
+  return asks ? link.next_relay : Instant::max();
+}
+
+void Engine::ask_for_relay(Link& link) {
+  const std::size_t coming = link.stripes.size() + link.spares_open;
+  const std::size_t wanted = link.up ? stripes_wanted(link) : coming + 1;
+  if (coming >= wanted) return;
+  link.next_relay = now_ + kRelayPause;
+  session_.want_relay(link.peer.id, static_cast<std::uint32_t>(wanted - coming));
+}
+
+// A connection through the master, which the other end is told of as well. Addresses are dialled
+// meanwhile: the first handshake counts.
+void Engine::on_relay(const wire::Relay& relay) {
+  const auto it = links_.find(relay.peer);
+  if (out_ || it == links_.end() || dials_.size() >= kMaxRelayDials) return;
+  Link& link = it->second;
+  const std::uint64_t token = next_dial_token_++;
+  const bool accepts = joined_ < link.peer.joined;
+  const std::size_t coming = link.stripes.size() + link.spares_open;
+  if (!accepts && (!link.wanted ||
+                   (link.up && (!link.relayed || !link.keeps || coming >= stripes_wanted(link)))))
+    return;
+  std::uint32_t stripe = 0;
+  if (!accepts && link.up) {
+    stripe = link.next_stripe++;
+    ++link.spares_open;
+  } else if (!accepts) {
+    const bool renews = std::exchange(link.renews, false);
+    if (link.dials_open == 0 || renews) link.generation = next_generation_++;
+    ++link.dials_open;
+  }
+  dials_[token] = {relay.peer, {}, stripe, false, link.generation, false, true, accepts};
+  actions_.dials.push_back({token, {}, {}, relay.peer, relay.token, accepts});
+}
+
 // The newer peer of a pair dials, one address after the other until one answers. If it does not get
 // through, perhaps the older one does; then the newer one says hello there. So one end, and always
 // the same one, numbers generations and stripes, whoever dials.
@@ -212,6 +266,7 @@ void Engine::dial_due(Instant now) {
       dial(link, link.peer.addresses[link.next_address++ % link.peer.addresses.size()], 0, offers);
       link.next_dial = now + kDialStagger;
     }
+    if (!link.up && now >= relay_time(link)) ask_for_relay(link);
   }
 }
 
@@ -255,6 +310,14 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
   }
   const Dial dial = it->second;
   dials_.erase(it);
+  if (dial.accepts) {
+    on_accepted(stripe, local, now);
+    const auto accepted = stripes_.find(stripe);
+    if (accepted == stripes_.end()) return;
+    accepted->second.neighbour = dial.peer;
+    accepted->second.relayed = true;
+    return;
+  }
   const auto link = links_.find(dial.peer);
   const bool useful =
       link != links_.end() &&
@@ -273,6 +336,7 @@ void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, I
   state.stripe.reset(new link::Stripe(stripe, *this));
   state.local = local;
   state.memory = memory;
+  state.relayed = dial.relayed;
   state.address = dial.address;
   // A neighbour that answers late costs nothing, and one that is gone takes its pipes with it.
   state.deadline = memory ? Instant::max() : now + kHandshakeTimeout;
@@ -344,7 +408,9 @@ void Engine::on_dial_failed(std::uint64_t token, const std::string& reason, Inst
     link->second.dials_memory = false;
     return;
   }
-  link->second.last_failure = failure_at(dial.address, reason);
+  if (dial.accepts) return;  // the other end asks for another one
+  link->second.last_failure =
+      failure_at(dial.address, dial.relayed ? "through the master: " + reason : reason);
   if (dial.stripe == 0) {
     if (link->second.dials_open > 0) --link->second.dials_open;
     return;
@@ -401,7 +467,7 @@ Status Engine::on_hello(StripeState& state, const link::FrameHeader& header,
   if (!state.offered_to.empty() && hello.from != state.offered_to)
     return Status(Code::refused, "another peer answered");
   if (hello.to != id() || (session_.run() != 0 && hello.run != session_.run()) ||
-      hello.memory != state.memory || (state.memory && hello.from != state.neighbour)) {
+      hello.memory != state.memory || (!state.neighbour.empty() && hello.from != state.neighbour)) {
     link::FrameHeader answer;
     answer.type = link::FrameType::refused;
     const std::string why = hello.to != id() ? "another peer listens here" : "not of this run";
@@ -504,13 +570,21 @@ void Engine::establish(StripeState& state) {
   link.spares_asked = 0;
   link.address.reset();
   // Where only the older end gets through, it dials the others as well.
-  if (state.dialled != link.offered) link.address = state.address;
+  if (state.dialled != link.offered && !state.relayed) link.address = state.address;
+  link.relayed = state.relayed;
+  if (link.relayed && !std::exchange(link.told_relay, true)) {
+    log(LogLevel::warn, "no connection to peer " + link.peer.id.brief() +
+                            " comes about, from either end: what goes between goes through the "
+                            "master");
+  }
   if (state.dialled) {
     if (link.dials_open > 0) --link.dials_open;
     const unsigned fixed = options_.settings.stripes;
-    link.tuner = !link.keeps  ? link::StripeTuner(1)
-                 : fixed != 0 ? link::StripeTuner(fixed)
-                              : link::StripeTuner(options_.stripes);
+    link.tuner = !link.keeps    ? link::StripeTuner(1)
+                 : link.relayed ? link::StripeTuner(fixed == 0 ? kRelayStripes
+                                                               : std::min(fixed, kRelayStripes))
+                 : fixed != 0   ? link::StripeTuner(fixed)
+                                : link::StripeTuner(options_.stripes);
     link.window_since = now_;
     dial_spares(link);
   }
@@ -554,7 +628,7 @@ void Engine::link_down(Link& link, const std::string& reason, bool report) {
   }
   link.ended_generation = std::max(link.ended_generation, link.generation);
   link.dials_open = link.spares_open = link.spares_asked = 0;
-  link.memory = link.dials_memory = link.keeps = false;
+  link.memory = link.dials_memory = link.keeps = link.relayed = false;
   link.ended.clear();
   link.all_ended_before = 0;
   link.spare_pause = {};
@@ -610,6 +684,7 @@ void Engine::dial_spares(Link& link) {
   if (!link.up || !link.wanted || !link.keeps || joined_ <= link.peer.joined ||
       now_ < link.next_spare)
     return;
+  if (link.relayed && now_ >= relay_time(link)) return ask_for_relay(link);
   if (link.offered) return ask_for_stripes(link);
   if (!link.address) return;
   const std::uint32_t wanted = stripes_wanted(link);

@@ -235,6 +235,8 @@ void Runtime::shut() {
   accept_again_.cancel();
   for (const auto& [token, connector] : dials_) connector->cancel();
   dials_.clear();
+  for (const auto& [token, introduction] : introductions_) introduction->cancel();
+  introductions_.clear();
   for (const auto& [number, handshake] : handshakes_) handshake->cancel();
   handshakes_.clear();
   if (control_dial_) control_dial_->cancel();
@@ -533,6 +535,7 @@ void Runtime::welcome(std::uint64_t id, std::unique_ptr<net::Socket> socket) {
 
 void Runtime::dial(const DialRequest& request) {
   if (!request.neighbour.empty()) return dial_pipe(request);
+  if (!request.relay.empty()) return dial_relay(request);
   const std::uint64_t token = request.token;
   dials_[token] = net::Connector::start(
       driver_.context(), request.address, options_.settings.link_timeout,
@@ -555,6 +558,50 @@ void Runtime::dial(const DialRequest& request) {
           ? nullptr
           : tls_->client(net::TlsRole::link,
                          options_.secret.link_key(engine_.run(), request.peer)));
+}
+
+// Another connection to the master, who puts it through to the other peer.
+void Runtime::dial_relay(const DialRequest& request) {
+  dials_[request.token] = net::Connector::start(
+      driver_.context(), options_.master, options_.settings.link_timeout,
+      [this, request](std::unique_ptr<net::Socket> socket, const Error& failure) {
+        dials_.erase(request.token);
+        if (socket == nullptr) {
+          engine_.on_dial_failed(request.token, failure.reason, clock_now());
+        } else {
+          introduce(request, std::move(socket));
+        }
+        act();
+      });
+}
+
+// The token is said in the clear: it is good once, and what follows is between the two peers, whose
+// TLS goes from end to end.
+void Runtime::introduce(const DialRequest& request, std::unique_ptr<net::Socket> socket) {
+  std::unique_ptr<net::Tls> tls;
+  if (tls_ != nullptr) {
+    const PeerId& listener = request.accepts ? options_.join.id : request.peer;
+    const net::Key key = options_.secret.link_key(engine_.run(), listener);
+    tls = request.accepts ? tls_->server(net::TlsRole::link, key)
+                          : tls_->client(net::TlsRole::link, key);
+  }
+  introductions_[request.token] = net::Introduction::start(
+      driver_.context(), std::move(socket), wire::encode({}, wire::OpenRelay{request.relay}),
+      wire::encode({}, wire::Relayed{}), options_.settings.link_timeout,
+      [this, token = request.token](std::unique_ptr<net::Socket> through, const Error& failure) {
+        introductions_.erase(token);
+        if (through == nullptr) {
+          engine_.on_dial_failed(token, failure.reason, clock_now());
+        } else {
+          const std::uint64_t id = next_wire_++;
+          set_up(*through);
+          wires_[id].socket = std::move(through);
+          engine_.on_dialled(token, id, false, clock_now());
+          await_readable(id);
+        }
+        act();
+      },
+      std::move(tls));
 }
 
 // A connection to another host.

@@ -16,6 +16,7 @@
 #include "pccl/net/anteroom.h"
 #include "pccl/net/connector.h"
 #include "pccl/net/handshake.h"
+#include "pccl/net/introduction.h"
 #include "pccl/net/loop.h"
 #include "pccl/net/secret.h"
 #include "pccl/net/socket.h"
@@ -125,6 +126,8 @@ class Runtime {
   void finish_control();
   void dial(const DialRequest& request);
   void dial_pipe(const DialRequest& request);
+  void dial_relay(const DialRequest& request);
+  void introduce(const DialRequest& request, std::unique_ptr<net::Socket> socket);
   void take_pipe_news();
   void finish_pipe_dial(const PipeName& name, const shm::RegionPtr& other);
   void accept_pipe(const PipeName& name, const shm::RegionPtr& other);
@@ -157,9 +160,10 @@ class Runtime {
   std::uint64_t next_control_ = 1;
   std::string dial_failure_;
   std::shared_ptr<net::Connector> control_dial_;
-  std::map<std::uint64_t, std::shared_ptr<net::Connector>> dials_;       // by token
-  std::map<std::uint64_t, std::shared_ptr<net::Handshake>> handshakes_;  // of accepted ones
-  std::map<std::uint64_t, Wire> wires_;                                  // by stripe
+  std::map<std::uint64_t, std::shared_ptr<net::Connector>> dials_;             // by token
+  std::map<std::uint64_t, std::shared_ptr<net::Introduction>> introductions_;  // the same, relayed
+  std::map<std::uint64_t, std::shared_ptr<net::Handshake>> handshakes_;        // of accepted ones
+  std::map<std::uint64_t, Wire> wires_;                                        // by stripe
   std::uint64_t next_wire_ = 1;
   net::Anteroom anteroom_{net::waiting_limit()};  // of wires
   RareLines rare_;

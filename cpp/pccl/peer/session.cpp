@@ -125,6 +125,7 @@ void Session::on_frame(const wire::Frame& frame) {
           [&](const wire::Expect& expect) { host_.on_expect(expect); },
           [&](const wire::Notice& notice) { host_.on_notice(notice.text); },
           [&](const wire::Try& question) { host_.on_try(question); },
+          [&](const wire::Relay& relay) { host_.on_relay(relay); },
           [&](const wire::Heartbeat&) {},
           [&](const auto&) {
             broken_ = Status(Code::refused, "a message that masters do not send");
@@ -144,7 +145,8 @@ Status Session::apply(const wire::LogEntry& entry) {
   if (const auto* epoch = std::get_if<wire::EpochRecord>(&entry.what)) {
     const bool in = std::any_of(epoch->members.begin(), epoch->members.end(),
                                 [&](const wire::Member& m) { return m.id == options_.id; });
-    if (!in || !topology::valid(epoch->plan, epoch->members.size())) {
+    if (!in || !topology::valid(epoch->plan, epoch->members.size()) ||
+        !wire::valid_relays(*epoch)) {
       return Status(Code::refused, "the master sent an epoch that makes no sense");
     }
   }
@@ -257,6 +259,10 @@ void Session::measured(const wire::Measurements& row) { say(wire::Measured{row})
 
 void Session::tried(std::uint64_t number, bool reached, const std::string& reason) {
   say(wire::Tried{number, reached, reason});
+}
+
+void Session::want_relay(const PeerId& peer, std::uint32_t stripes) {
+  say(wire::WantRelay{peer, stripes});
 }
 
 void Session::blocked(const wire::Blocked& blocked) { say(blocked); }

@@ -49,6 +49,7 @@ class SessionHost {
   virtual void on_expect(const wire::Expect& expect) = 0;
   virtual void on_notice(const std::string& text) = 0;
   virtual void on_try(const wire::Try& question) = 0;
+  virtual void on_relay(const wire::Relay& relay) = 0;
   // The master wants this peer no more.
   virtual void on_refused(const Error& error) = 0;
 };
@@ -77,6 +78,7 @@ class Session {
   void report_link(const PeerId& peer, wire::LinkState state, const std::string& reason);
   void blocked(const wire::Blocked& blocked);
   void tried(std::uint64_t number, bool reached, const std::string& reason);
+  void want_relay(const PeerId& peer, std::uint32_t stripes);
   void leave(const std::string& reason);
   void neighbourhood(wire::Neighbourhood neighbours);
   void stop() {

@@ -37,6 +37,7 @@ void each_number(simulation::Options& options, Visit&& visit) {
   visit("machines", options.machines);
   visit("ranks", options.ranks);
   visit("hidden", options.hidden);
+  visit("relays", options.relays);
 }
 
 constexpr const char* kProgramNames[simulation::kPrograms] = {"level1",   "level2", "threads",
@@ -59,7 +60,7 @@ simulation::Options options_from(std::uint64_t seed, const nb::kwargs& given) {
   if (given.contains("quiet") && nb::cast<bool>(given["quiet"])) {
     options.kills = options.freezes = options.partitions = options.cuts = options.stalls = 0;
     options.corruptions = options.leaves = options.aborts = options.restarts = 0;
-    options.master_stalls = options.hidden = 0;
+    options.master_stalls = options.hidden = options.relays = 0;
   }
   // Replicas only where everything is drawn, or when they are asked for.
   for (const auto& [key, value] : given)
@@ -117,6 +118,7 @@ nb::dict simulate(std::uint64_t seed, const nb::kwargs& given) {
   result["checksum_drops"] = report.checksum_drops;
   result["stand_ins"] = report.stand_ins;
   result["sent_again"] = report.sent_again;
+  result["relayed"] = report.relayed;
   result["seconds"] = report.seconds;
   result["reached"] = nb::cast(report.reached);
   result["violation"] = report.violation;

@@ -98,4 +98,6 @@ void bind_decisions(nb::module_& m) {
   m.def("judge_links", &judge_links, "members"_a, "reports"_a);
   m.def("judge_stuck", &judge_stuck, "members"_a, "meets"_a);
   m.def("make_plan", &make_plan, "world"_a, "unusable"_a, "hosts"_a = std::vector<std::uint32_t>());
+  m.def("detours", &pccl::topology::detours, "world"_a, "unusable"_a, "never"_a, "most"_a,
+        "hosts"_a = std::vector<std::uint32_t>());
 }

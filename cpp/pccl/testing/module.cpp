@@ -10,6 +10,7 @@ void bind_hostile(nb::module_& m);
 void bind_prober(nb::module_& m);
 void bind_quantize(nb::module_& m);
 void bind_reduce(nb::module_& m);
+void bind_relay(nb::module_& m);
 void bind_schedule(nb::module_& m);
 void bind_simulation(nb::module_& m);
 void bind_stand_in(nb::module_& m);
@@ -24,6 +25,7 @@ NB_MODULE(_testing, m) {
   bind_prober(m);
   bind_quantize(m);
   bind_reduce(m);
+  bind_relay(m);
   bind_schedule(m);
   bind_simulation(m);
   bind_stand_in(m);

@@ -347,6 +347,24 @@ void Host::pump_control() {
 // ---- the engine's wishes -----------------------------------------------------------------------
 
 void Host::dial(const peer::DialRequest& request) {
+  const auto connected = [this, token = request.token](const ConnectionPtr& connection, int side) {
+    if (!alive_) {
+      if (connection) connection->close(side);
+      return;
+    }
+    run([this, token, connection, side] {
+      if (!connection) {
+        engine_->on_dial_failed(token, "refused", world_.now());
+        return settle();
+      }
+      const std::uint64_t stripe = next_stripe_++;
+      adopt(stripe, connection, side);
+      engine_->on_dialled(token, stripe, connection->local(), world_.now(), connection->memory());
+      settle();
+      pump(stripe);
+    });
+  };
+  if (!request.relay.empty()) return world_.master.open_relay(node_, request.relay, connected);
   const bool memory = !request.neighbour.empty();
   Host* const neighbour = memory ? world_.host_of(request.neighbour) : nullptr;
   NodeId to = kNowhere;
@@ -357,25 +375,7 @@ void Host::dial(const peer::DialRequest& request) {
   }
   world_.network.dial(
       node_, to, world_.capacity,
-      [this, token = request.token](const ConnectionPtr& connection) {
-        if (!alive_) {
-          if (connection) connection->close(0);
-          return;
-        }
-        run([this, token, connection] {
-          if (!connection) {
-            engine_->on_dial_failed(token, "refused", world_.now());
-            return settle();
-          }
-          const std::uint64_t stripe = next_stripe_++;
-          adopt(stripe, connection, 0);
-          engine_->on_dialled(token, stripe, connection->local(), world_.now(),
-                              connection->memory());
-          settle();
-          pump(stripe);
-        });
-      },
-      memory);
+      [connected](const ConnectionPtr& connection) { connected(connection, 0); }, memory);
 }
 
 bool Host::carry_out(peer::EngineActions actions) {

@@ -1,4 +1,5 @@
 // The master's process in a simulated run.
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -18,6 +19,8 @@ void MasterHost::start() {
 void MasterHost::stop() {
   ++life_;
   master_.reset();
+  meetings_.clear();
+  relayed_.clear();
   peers_.clear();
   stalled_until_ = {};
   world_.network.kill(kMasterNode);
@@ -103,11 +106,71 @@ void MasterHost::settle() {
       it->second.connection->close(1);
       peers_.erase(it);
       master_->on_disconnect(close->connection, world_.now());
+    } else if (const auto* expected = std::get_if<master::ExpectRelay>(&action)) {
+      expect_relay(*expected);
+    } else if (const auto* end = std::get_if<master::EndRelay>(&action)) {
+      end_relay(*end);
     } else if (const auto* line = std::get_if<master::LogLine>(&action)) {
       if (world_.tracing()) world_.log("master", line->text);
     }
   }
   arm();
+}
+
+// ---- what it relays ----------------------------------------------------------------------------
+
+void MasterHost::expect_relay(const master::ExpectRelay& expected) {
+  meetings_.push_back({expected, {}, {}});
+  world_.timeline.after(std::chrono::seconds(5), [this, token = expected.token_of_one] {
+    std::erase_if(meetings_,
+                  [&](const Meeting& meeting) { return meeting.expected.token_of_one == token; });
+  });
+}
+
+// Somebody dials, and says that token.
+void MasterHost::open_relay(NodeId from, const PeerId& token, Through done) {
+  const Duration delay =
+      world_.random.duration(world_.network.slowness, 4 * world_.network.slowness);
+  const Instant free = std::max({world_.now(), world_.network.blocked_until(from, kMasterNode),
+                                 world_.network.blocked_until(kMasterNode, from)});
+  if (free > world_.now() + std::chrono::seconds(3)) return done(nullptr, 0);
+  const auto once = [done = std::move(done), over = std::make_shared<bool>(false)](
+                        const ConnectionPtr& connection, int side) {
+    if (!std::exchange(*over, true)) return done(connection, side);
+    if (connection) connection->close(side);
+  };
+  world_.timeline.at(free + delay, [this, from, token, once] { put_through(from, token, once); });
+  // Who waits in vain gives up some day.
+  world_.timeline.at(free + delay + std::chrono::seconds(3), [once] { once(nullptr, 0); });
+}
+
+void MasterHost::put_through(NodeId from, const PeerId& token, Through done) {
+  const auto it = std::find_if(meetings_.begin(), meetings_.end(), [&](const Meeting& meeting) {
+    return meeting.expected.token_of_one == token || meeting.expected.token_of_other == token;
+  });
+  if (it == meetings_.end()) return done(nullptr, 0);
+  const std::size_t side = it->expected.token_of_one == token ? 0 : 1;
+  it->nodes[side] = from;
+  it->ends[side] = std::move(done);
+  if (!it->ends[1 - side]) return;
+  const Meeting meeting = std::move(*it);
+  meetings_.erase(it);
+  const auto connection = world_.network.relay(meeting.nodes[0], meeting.nodes[1], world_.capacity);
+  relayed_.emplace_back(std::set{meeting.expected.one, meeting.expected.other}, connection);
+  ++world_.report.relayed;
+  for (const int end : {0, 1}) {
+    world_.timeline.after(world_.random.duration(Duration(0), 2 * world_.network.slowness),
+                          [connection, end, told = meeting.ends[static_cast<std::size_t>(end)]] {
+                            told(connection, end);
+                          });
+  }
+}
+
+void MasterHost::end_relay(const master::EndRelay& end) {
+  for (const auto& [pair, weak] : relayed_) {
+    const ConnectionPtr connection = weak.lock();
+    if (connection && pair == std::set{end.one, end.other}) connection->cut();
+  }
 }
 
 void MasterHost::arm() {

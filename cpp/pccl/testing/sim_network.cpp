@@ -73,9 +73,12 @@ void Connection::deliver(int side) {
   Direction& direction = directions_[index(side)];
   const int reader = 1 - side;
   const Instant now = network_.timeline_.now();
-  const Instant free =
-      std::max(direction.stalled_until,
-               network_.blocked_until(sides_[index(side)].node, sides_[index(reader)].node));
+  const NodeId from = sides_[index(side)].node;
+  const NodeId to = sides_[index(reader)].node;
+  const Instant blocked = relayed_ ? std::max(network_.blocked_until(from, kMasterNode),
+                                              network_.blocked_until(kMasterNode, to))
+                                   : network_.blocked_until(from, to);
+  const Instant free = std::max(direction.stalled_until, blocked);
   if (free > now) {
     if (free == Instant::max()) return;
     const Duration again = network_.random_.duration(milliseconds(1), milliseconds(300));
@@ -205,6 +208,13 @@ void Network::dial(NodeId from, NodeId to, std::size_t capacity,
   });
 }
 
+ConnectionPtr Network::relay(NodeId one, NodeId other, std::size_t capacity) {
+  auto connection = std::make_shared<Connection>(*this, one, other, capacity, false);
+  connection->relayed_ = true;
+  connections_.push_back(connection);
+  return connection;
+}
+
 void Network::sever(NodeId one, NodeId other) {
   for (const auto& weak : connections_) {
     const ConnectionPtr connection = weak.lock();
@@ -216,6 +226,10 @@ void Network::sever(NodeId one, NodeId other) {
 
 void Network::kill(NodeId node) {
   stop_listening(node);
+  if (node == kMasterNode) {
+    for (const ConnectionPtr& connection : connections())
+      if (connection->relayed()) connection->cut();
+  }
   for (const auto& weak : connections_) {
     const ConnectionPtr connection = weak.lock();
     if (!connection) continue;

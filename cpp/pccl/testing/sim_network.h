@@ -78,6 +78,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   [[nodiscard]] NodeId node(int side) const { return sides_[index(side)].node; }
   [[nodiscard]] bool local() const { return local_; }
+  // It goes through the master.
+  [[nodiscard]] bool relayed() const { return relayed_; }
   // Between neighbours, as if through memory.
   [[nodiscard]] bool memory() const { return memory_; }
   [[nodiscard]] bool open(int side) const { return sides_[index(side)].open; }
@@ -134,6 +136,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::size_t capacity_;
   bool local_;
   bool memory_ = false;
+  bool relayed_ = false;
   bool dead_ = false;  // cut: nothing gets through any more
   std::array<Side, 2> sides_;
   std::array<Direction, 2> directions_;
@@ -158,6 +161,8 @@ class Network {
   void sever(NodeId one, NodeId other);
   void dial(NodeId from, NodeId to, std::size_t capacity, std::function<void(ConnectionPtr)> done,
             bool memory = false);
+  // Between two that have both dialled the master; the first is as who has dialled.
+  ConnectionPtr relay(NodeId one, NodeId other, std::size_t capacity);
   // The node's process ends: nobody listens, and the other ends of its connections learn of it.
   void kill(NodeId node);
   // Bytes from `from` to `to` wait until `until`.

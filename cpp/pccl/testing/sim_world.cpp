@@ -50,6 +50,7 @@ Options Options::draw(std::uint64_t seed) {
     options.joins = static_cast<std::uint32_t>(random.below(3));
   }
   if (random.chance(0.15)) options.hidden = 25 * static_cast<std::uint32_t>(random.between(1, 4));
+  if (options.hidden > 0 && random.chance(0.5)) options.relays = 1;
   return options;
 }
 
@@ -60,7 +61,7 @@ std::string Options::describe() const {
        << freezes << " partitions " << partitions << " cuts " << cuts << " stalls " << stalls
        << " corruptions " << corruptions << " leaves " << leaves << " aborts " << aborts
        << " restarts " << restarts << " master stalls " << master_stalls << " machines " << machines
-       << " ranks " << ranks << " hidden " << hidden;
+       << " ranks " << ranks << " hidden " << hidden << " relays " << relays;
   return text.str();
 }
 
@@ -78,6 +79,7 @@ World::World(std::uint64_t seed, const Options& given)
   settings.stripes = static_cast<unsigned>(random.below(4));
   settings.checksum =
       options.corruptions > 0 || random.chance(0.5) ? Checksum::always : Checksum::automatic;
+  master_options.relays = options.relays > 0;
   master_options.replan_interval = random.duration(milliseconds(1), seconds(4));
   Random measuring(~seed);  // what was found by a seed before stays where it is
   if (measuring.chance(0.3)) {
@@ -218,7 +220,7 @@ void World::judge_unreachable(const Host& host) {
     return other != nullptr && other->alive() && network.nat_of(other->node()) == 0;
   };
   const bool needless =
-      network.nat_of(host.node()) == 0 ||
+      options.relays > 0 || network.nat_of(host.node()) == 0 ||
       (group != nullptr && std::any_of(group->members.begin(), group->members.end(), suffices));
   if (needless)
     checks.fail("I4", host.name() +

@@ -2,6 +2,7 @@
 // them, the checks, and the world that holds them together and breaks things.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -40,8 +41,19 @@ class MasterHost {
     return master_ ? master_->group(id) : nullptr;
   }
   [[nodiscard]] bool quiet() const;  // no byte is under way, to or from the master
+  // `done` gets the connection and this end of it, or null.
+  using Through = std::function<void(const ConnectionPtr&, int)>;
+  void open_relay(NodeId from, const PeerId& token, Through done);
 
  private:
+  struct Meeting {
+    master::ExpectRelay expected;
+    std::array<NodeId, 2> nodes{};
+    std::array<Through, 2> ends;
+  };
+  void expect_relay(const master::ExpectRelay& expected);
+  void put_through(NodeId from, const PeerId& token, Through done);
+  void end_relay(const master::EndRelay& end);
   struct Peer {
     ConnectionPtr connection;
     wire::FrameReader reader{wire::kMaxFirstPayload};
@@ -60,6 +72,8 @@ class MasterHost {
   std::uint64_t life_ = 0;
   Instant stalled_until_{};
   Instant timer_{};
+  std::list<Meeting> meetings_;
+  std::vector<std::pair<std::set<PeerId>, std::weak_ptr<Connection>>> relayed_;
 };
 
 // ---- a peer's process --------------------------------------------------------------------------

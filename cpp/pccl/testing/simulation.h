@@ -58,6 +58,7 @@ struct Options {
   std::uint32_t ranks = 0;
   // How many of a hundred peers (or machines) nobody can dial from outside.
   std::uint32_t hidden = 0;
+  std::uint32_t relays = 0;  // 1: the master relays where nothing else helps
   Bug bug = Bug::none;
   bool trace = false;  // keep a line per event
 
@@ -86,6 +87,7 @@ struct Report {
   std::uint64_t checksum_drops = 0;
   std::uint64_t stand_ins = 0;   // connections that ended, and others of their link stood in for
   std::uint64_t sent_again = 0;  // frames
+  std::uint64_t relayed = 0;     // connections
   double seconds = 0;            // simulated
   std::set<std::pair<std::string, std::string>>
       reached;                     // (fault or message, what the peer was doing)

@@ -236,6 +236,7 @@ class Nobody final : public pccl::peer::SessionHost {
   void on_expect(const wire::Expect&) override {}
   void on_notice(const std::string&) override {}
   void on_try(const wire::Try&) override {}
+  void on_relay(const wire::Relay&) override {}
   void on_refused(const pccl::Error&) override {}
 };
 

@@ -4,6 +4,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -14,24 +15,62 @@ namespace {
 
 Edge edge(std::uint32_t a, std::uint32_t b) { return a < b ? Edge{a, b} : Edge{b, a}; }
 
-// Extends `order` to a ring over all ranks that avoids `unusable`, trying `candidates` in their
-// order. `budget` bounds the search: with few unusable links a ring is found at once, with very
-// many the answer "none" may be wrong for large worlds.
+// What a ring must not use: none of `never`, and at most `spare` of `unusable`.
+struct RingLimits {
+  const std::set<Edge>& unusable;
+  const std::set<Edge>& never;
+  std::size_t spare = 0;
+};
+
+// Extends `order` to a ring over all ranks within `limits`, trying `candidates` in their order.
+// `budget` bounds the search: with few unusable links a ring is found at once, with very many the
+// answer "none" may be wrong for large worlds.
 bool extend_ring(std::vector<std::uint32_t>& order, std::vector<bool>& used,
-                 std::span<const std::uint32_t> candidates, const std::set<Edge>& unusable,
-                 int& budget) {
+                 std::span<const std::uint32_t> candidates, const RingLimits& limits, int& budget) {
   if (--budget < 0) return false;
-  if (order.size() == candidates.size())
-    return !unusable.contains(edge(order.back(), order.front()));
+  const auto cost = [&](std::uint32_t to) -> std::size_t {
+    const Edge step = edge(order.back(), to);
+    return limits.never.contains(step) ? limits.spare + 1 : limits.unusable.contains(step) ? 1 : 0;
+  };
+  if (order.size() == candidates.size()) return cost(order.front()) <= limits.spare;
   for (const std::uint32_t next : candidates) {
-    if (used[next] || unusable.contains(edge(order.back(), next))) continue;
+    if (used[next] || cost(next) > limits.spare) continue;
+    const RingLimits left{limits.unusable, limits.never, limits.spare - cost(next)};
     used[next] = true;
     order.push_back(next);
-    if (extend_ring(order, used, candidates, unusable, budget)) return true;
+    if (extend_ring(order, used, candidates, left, budget)) return true;
     order.pop_back();
     used[next] = false;
   }
   return false;
+}
+
+std::set<Edge> both(const std::set<Edge>& one, const std::set<Edge>& other) {
+  std::set<Edge> common;
+  std::set_intersection(one.begin(), one.end(), other.begin(), other.end(),
+                        std::inserter(common, common.end()));
+  return common;
+}
+
+std::set<Edge> ring_edges(const std::vector<std::uint32_t>& order) {
+  std::set<Edge> used;
+  for (std::size_t i = 0; i < order.size() && order.size() > 1; ++i)
+    used.insert(edge(order[i], order[(i + 1) % order.size()]));
+  return used;
+}
+
+// The ring that takes the fewest of `unusable`; empty when there is none.
+std::vector<std::uint32_t> cheapest_ring(const std::vector<std::uint32_t>& candidates,
+                                         const std::set<Edge>& unusable,
+                                         const std::set<Edge>& never, std::size_t most) {
+  for (std::size_t spare = 0; spare <= std::min(most, candidates.size()); ++spare) {
+    std::vector<std::uint32_t> order{candidates.front()};
+    std::vector<bool> used(candidates.size(), false);
+    used[order.front()] = true;
+    int budget = 20'000;
+    if (extend_ring(order, used, candidates, {unusable, never, spare}, budget)) return order;
+  }
+  return {};
 }
 
 }  // namespace
@@ -56,7 +95,7 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
     std::vector<bool> used(world, false);
     used[0] = true;
     int budget = 100'000;
-    has_ring = extend_ring(order, used, candidates, unusable, budget);
+    has_ring = extend_ring(order, used, candidates, {unusable, {}, 0}, budget);
     if (has_ring) plan.order = std::move(order);
   }
   constexpr auto kAnySize = std::numeric_limits<std::uint64_t>::max();
@@ -98,6 +137,33 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
   choose(wire::ScheduleKind::direct, wire::ScheduleKind::ring, owners,
          owned && (world <= kMaxMesh || !has_ring));
   return plan;
+}
+
+std::set<Edge> detours(std::uint32_t world, const std::set<Edge>& unusable,
+                       const std::set<Edge>& never, std::size_t most,
+                       const std::vector<std::uint32_t>& hosts) {
+  const auto fits = [&](const std::set<Edge>& taken) {
+    return !taken.empty() && taken.size() <= most && both(taken, never).empty();
+  };
+  if (world < 2) return {};
+  // As if all links worked: what is reduced once for each host, or in two hops, is worth some more.
+  const std::optional<wire::Plan> free = make_plan(world, 64, {}, hosts);
+  const std::set<Edge> all = both(edges(*free), unusable);
+  const std::vector<std::uint32_t> order = cheapest_ring(free->order, unusable, never, most);
+  const std::set<Edge> ring = both(ring_edges(order), unusable);
+  const bool by_hosts = free->classes.back().kind == wire::ScheduleKind::host_ring;
+  const bool no_dearer = by_hosts || both(ring_edges(free->order), unusable).size() <= ring.size();
+  if (no_dearer && fits(all)) return all;
+  if (fits(ring)) return ring;
+  std::set<Edge> star;
+  for (std::uint32_t owner = 0; owner < world; ++owner) {
+    std::set<Edge> spokes;
+    for (std::uint32_t other = 0; other < world; ++other)
+      if (unusable.contains(edge(owner, other)) && other != owner)
+        spokes.insert(edge(owner, other));
+    if (fits(spokes) && (star.empty() || spokes.size() < star.size())) star = std::move(spokes);
+  }
+  return star;
 }
 
 HostRanks by_host(std::span<const std::uint32_t> order, std::span<const std::uint32_t> hosts) {

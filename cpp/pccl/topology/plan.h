@@ -38,6 +38,13 @@ struct Thresholds {
                                                   const std::vector<std::uint32_t>& hosts = {},
                                                   const Thresholds& thresholds = {});
 
+// Where no plan avoids all `unusable` links: those of them that have to be made to work in another
+// way, for a plan of the rest. As few as can be found, at most `most`, and none of `never`; those
+// of a ring, or else those between one rank and all others. Empty: there is no such plan either.
+[[nodiscard]] std::set<Edge> detours(std::uint32_t world, const std::set<Edge>& unusable,
+                                     const std::set<Edge>& never, std::size_t most,
+                                     const std::vector<std::uint32_t>& hosts = {});
+
 // The ranks of each host, ascending; hosts in the order in which `order` reaches them.
 using HostRanks = std::vector<std::vector<std::uint32_t>>;
 [[nodiscard]] HostRanks by_host(std::span<const std::uint32_t> order,

@@ -1,5 +1,7 @@
 #include "pccl/wire/messages.h"
 
+#include <algorithm>
+
 namespace pccl::wire {
 namespace {
 
@@ -59,6 +61,12 @@ std::string describe(const RoundKey& key) {
 
 std::string describe(const CallKey& key) {
   return std::visit([](const auto& k) { return describe(k); }, key);
+}
+
+bool valid_relays(const EpochRecord& record) {
+  return std::all_of(record.relayed.begin(), record.relayed.end(), [&](const RankPair& pair) {
+    return pair.first < pair.second && pair.second < record.members.size();
+  });
 }
 
 std::uint64_t next_point(const EpochRecord& record, RoundKind kind) {

@@ -258,6 +258,51 @@ struct Notice {
   }
 };
 
+// ---- links that the master relays
+// ----------------------------------------------------------------------------------------
+
+// Member to master: no connection to that older member comes about, and the epoch says that its
+// link may go through the master. Answered by Relay, to both ends, for each stripe.
+struct WantRelay {
+  PeerId peer;
+  std::uint32_t stripes = 1;
+  bool operator==(const WantRelay&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.peer, self.stripes);
+  }
+};
+
+// Master to both members: connect to the master once more, and say OpenRelay with this token, which
+// is this end's alone, and good for one connection within a few seconds.
+struct Relay {
+  PeerId peer;   // at the other end
+  PeerId token;  // random
+  bool operator==(const Relay&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.peer, self.token);
+  }
+};
+
+// The only message on a connection that is to be relayed; in the clear, also in a run with a
+// secret. Answered by Relayed when the other end has come, else the connection ends.
+struct OpenRelay {
+  PeerId token;
+  bool operator==(const OpenRelay&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.token);
+  }
+};
+
+// All that follows on this connection, both ways, is between the two peers.
+struct Relayed {
+  bool operator==(const Relayed&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self&, Visitor&) {}
+};
+
 // ---- who asks before it joins
 // -----------------------------------------------------------------------------------
 
@@ -303,10 +348,12 @@ struct Findings {
   std::vector<Attempt> attempts;  // of members
   std::vector<Member> members;    // of the group; some of them
   std::uint32_t size = 0;         // how many there are
+  bool relays = false;            // the master relays links that cannot be made otherwise
   bool operator==(const Findings&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.software, self.seen, self.attempt, self.attempts, self.members, self.size);
+    visit(self.software, self.seen, self.attempt, self.attempts, self.members, self.size,
+          self.relays);
   }
 };
 
@@ -339,7 +386,8 @@ struct Tried {
 using Message =
     std::variant<Join, Rejoin, RequestAdmission, Prepared, EnterRound, OpReport, AbortRequest,
                  LinkReport, Blocked, Leave, Heartbeat, Welcome, Refused, Log, Prepare, Expect,
-                 Notice, WithdrawAdmission, Neighbourhood, Measured, Inquiry, Findings, Try, Tried>;
+                 Notice, WithdrawAdmission, Neighbourhood, Measured, Inquiry, Findings, Try, Tried,
+                 WantRelay, Relay, OpenRelay, Relayed>;
 
 // What every control frame starts with.
 struct Envelope {

@@ -408,6 +408,17 @@ constexpr unsigned enum_count(Cause) { return 3; }
 
 // A group's membership and plan: the whole record, so that every peer can report it to a new
 // master.
+// Two ranks, first < second.
+struct RankPair {
+  std::uint32_t first = 0;
+  std::uint32_t second = 0;
+  bool operator==(const RankPair&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.first, self.second);
+  }
+};
+
 struct EpochRecord {
   std::uint64_t epoch = 0;
   Cause cause = Cause::admission;
@@ -426,14 +437,19 @@ struct EpochRecord {
   std::uint64_t points = 0;
   bool point_open =
       false;  // the latest was of a sync that has not succeeded: again, it is the same
+  // Members that could not connect. Where a link between them is needed, the master relays it.
+  std::vector<RankPair> relayed;
   bool operator==(const EpochRecord&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.epoch, self.cause, self.admission, self.abort_floor, self.members, self.plan,
           self.census, self.departures, self.aborted, self.syncing, self.state, self.rates,
-          self.ranks_per_replica, self.points, self.point_open);
+          self.ranks_per_replica, self.points, self.point_open, self.relayed);
   }
 };
+
+// All ranks that it speaks of are those of members.
+[[nodiscard]] bool valid_relays(const EpochRecord& record);
 
 // The number of the admission point that such a round is.
 [[nodiscard]] std::uint64_t next_point(const EpochRecord& record, RoundKind kind);

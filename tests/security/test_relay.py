@@ -1,0 +1,252 @@
+"""What a master relays, and what it does not: strangers, tokens used twice, ends that never read."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import pytest
+from attackers import connect, control, send
+from workers import Run, running
+
+from pccl import _testing
+
+A, B, C = (bytes([i]) * 16 for i in (1, 2, 3))
+ONE, OTHER = b"1" * 16, b"2" * 16
+OPEN_RELAY = 26
+PUT_THROUGH = struct.pack("<4sBBHIIQQ", b"PCCL", 1, 27, 0, 0, 0, 0, 0)
+# What the kernel holds for two connections on this machine at most, and some more.
+KERNEL_BYTES = 16 << 20
+HELD_BYTES = 128 << 10
+
+
+@contextlib.contextmanager
+def ends(
+    count: int, buffers: int | None = None
+) -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+    """Connections: the peer's end, and the master's."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        made = []
+        for _ in range(count):
+            near = stack.enter_context(socket.create_connection(listener.getsockname()))
+            far = stack.enter_context(listener.accept()[0])
+            for each in (near, far):
+                each.setblocking(False)
+                for option in (socket.SO_SNDBUF, socket.SO_RCVBUF) if buffers else ():
+                    each.setsockopt(socket.SOL_SOCKET, option, buffers or 0)
+            made.append((near, far))
+        yield made
+
+
+def enter(desk: _testing.RelayDesk, token: bytes, far: socket.socket) -> bool:
+    return desk.enter(token, far.detach())
+
+
+def hear(desk: _testing.RelayDesk, end: socket.socket, wanted: int) -> bytes:
+    """So many bytes, or fewer if it ends."""
+    heard = b""
+    deadline = time.monotonic() + 20
+    while len(heard) < wanted:
+        assert time.monotonic() < deadline, heard[:100]
+        desk.run(0.002)
+        try:
+            more = end.recv(wanted - len(heard))
+        except BlockingIOError:
+            continue
+        except ConnectionError:
+            break
+        if not more:
+            break
+        heard += more
+    return heard
+
+
+def test_what_one_end_says_is_what_the_other_hears() -> None:
+    desk = _testing.RelayDesk()
+    desk.expect(A, B, ONE, OTHER)
+    with ends(2) as [(a, far_a), (b, far_b)]:
+        assert enter(desk, OTHER, far_b)
+        assert enter(desk, ONE, far_a)
+        for end in (a, b):
+            assert hear(desk, end, len(PUT_THROUGH)) == PUT_THROUGH
+        for end, other in ((a, b), (b, a)):
+            words = bytes(range(256)) * 4096
+            sent = 0
+            heard = b""
+            while len(heard) < len(words):
+                with contextlib.suppress(BlockingIOError):
+                    sent += end.send(words[sent : sent + 50_000])
+                heard += hear(desk, other, sent - len(heard))
+            assert heard == words
+        # Where one goes the other's connection ends, after what was said.
+        a.sendall(b"the last words")
+        a.close()
+        assert hear(desk, b, 100) == b"the last words"
+
+
+def test_a_token_is_good_once_for_one_end_and_for_a_few_seconds() -> None:
+    desk = _testing.RelayDesk()
+    with ends(7) as made:
+        assert not enter(desk, b"guessed" * 2, made[0][1])
+        desk.expect(A, B, ONE, OTHER)
+        assert enter(desk, ONE, made[1][1])
+        assert not enter(desk, ONE, made[2][1])  # who has heard it is not put through to its owner
+        assert enter(desk, OTHER, made[3][1])
+        for end in (made[1][0], made[3][0]):
+            assert hear(desk, end, len(PUT_THROUGH)) == PUT_THROUGH
+        assert not enter(desk, ONE, made[4][1]) and not enter(desk, OTHER, made[5][1])
+        desk.expect(A, B, ONE, OTHER)
+        desk.wait(6)
+        assert not enter(desk, ONE, made[6][1])
+
+
+def test_who_waits_for_an_end_that_does_not_come_is_let_go() -> None:
+    desk = _testing.RelayDesk()
+    desk.expect(A, B, ONE, OTHER)
+    with ends(1) as [(a, far)]:
+        assert enter(desk, ONE, far)
+        desk.wait(6)
+        assert hear(desk, a, 1) == b""
+
+
+def test_there_are_so_many_at_most_and_old_tokens_make_room() -> None:
+    desk = _testing.RelayDesk(most_open=1)
+    with ends(5) as made:
+        for i in range(2):
+            tokens = bytes([10 + i]) * 16, bytes([20 + i]) * 16
+            desk.expect(A, B, *tokens)
+            entered = [enter(desk, tokens[side], made[2 * i + side][1]) for side in (0, 1)]
+            assert entered == ([True, True] if i == 0 else [False, False])
+        for i in range(2000):
+            desk.expect(A, B, i.to_bytes(16, "little"), (5000 + i).to_bytes(16, "little"))
+        assert not enter(desk, (3).to_bytes(16, "little"), made[4][1])
+
+
+def test_an_end_that_never_reads_costs_what_is_said_and_no_more() -> None:
+    desk = _testing.RelayDesk()
+    desk.expect(A, B, ONE, OTHER)
+    with ends(2, buffers=16 << 10) as [(a, far_a), (b, far_b)]:
+        assert enter(desk, ONE, far_a) and enter(desk, OTHER, far_b)
+        assert hear(desk, a, len(PUT_THROUGH)) == PUT_THROUGH
+        sent = idle = 0
+        while idle < 20:
+            try:
+                sent += a.send(bytes(64 << 10))
+                idle = 0
+                assert sent < KERNEL_BYTES
+            except BlockingIOError:
+                idle += 1
+            desk.run(0.002)
+        # Four buffers of the kernel's (which doubles what it is told, and more) and what the relay holds.
+        assert sent <= HELD_BYTES + 4 * 4 * (16 << 10) + (256 << 10), sent
+        # The way back is open meanwhile.
+        b.sendall(b"still here")
+        assert hear(desk, a, 10) == b"still here"
+        # And nothing is lost when it reads at last.
+        heard = hear(desk, b, len(PUT_THROUGH) + sent)
+        assert len(heard) == len(PUT_THROUGH) + sent
+
+
+def test_a_pair_that_is_not_relayed_any_more_is_cut_and_others_are_not() -> None:
+    desk = _testing.RelayDesk()
+    with ends(4) as made:
+        for i, other in enumerate((B, C)):
+            tokens = bytes([10 + i]) * 16, bytes([20 + i]) * 16
+            desk.expect(A, other, *tokens)
+            for side in (0, 1):
+                assert enter(desk, tokens[side], made[2 * i + side][1])
+        for near, _ in made:
+            assert hear(desk, near, len(PUT_THROUGH)) == PUT_THROUGH
+        desk.end(B, A)
+        assert [hear(desk, near, 1) for near, _ in made[:2]] == [b"", b""]
+        made[2][0].sendall(b"x")
+        assert hear(desk, made[3][0], 1) == b"x"
+
+
+def test_no_more_is_relayed_than_the_rate_allows() -> None:
+    rate = 1_000_000
+    desk = _testing.RelayDesk(rate=rate)
+    desk.expect(A, B, ONE, OTHER)
+    with ends(2) as [(a, far_a), (b, far_b)]:
+        assert enter(desk, ONE, far_a) and enter(desk, OTHER, far_b)
+        assert hear(desk, b, len(PUT_THROUGH)) == PUT_THROUGH
+        words = bytes(400_000)
+        began = time.monotonic()
+        sent = 0
+        heard = 0
+        while heard < len(words):
+            with contextlib.suppress(BlockingIOError):
+                sent += a.send(words[sent:])
+            desk.run(0.005)
+            with contextlib.suppress(BlockingIOError):
+                heard += len(b.recv(1 << 20))
+            assert time.monotonic() < began + 30
+        assert time.monotonic() - began > (len(words) - 0.15 * rate) / rate
+
+
+@pytest.fixture(scope="module", params=["plain", "secret"])
+def master(request: pytest.FixtureRequest) -> Iterator[Run]:
+    env = (
+        {"PCCL_SECRET": "correct horse battery staple, and so on"}
+        if request.param == "secret"
+        else {}
+    )
+    with running(**env) as run:
+        yield run
+
+
+def address(run: Run) -> tuple[str, int]:
+    host, _, port = run.address.rpartition(":")
+    return host, int(port)
+
+
+def test_a_token_that_nobody_was_told_ends_the_connection(master: Run) -> None:
+    for token in (bytes(16), ONE):
+        assert send(address(master), control(OPEN_RELAY, token)) == b""
+    # What comes with it is not read, nor does another message in the clear get through by it.
+    join = control(0, bytes(200))
+    assert PUT_THROUGH not in send(address(master), control(OPEN_RELAY, ONE) + join)
+    if "PCCL_SECRET" in master.env:
+        assert b"needs its secret" in send(address(master), join)
+
+
+def test_one_that_does_not_say_its_token_is_closed_in_time(master: Run) -> None:
+    whole = control(OPEN_RELAY, ONE)
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        slow = []
+        for size in (1, 5, 6, 31, 32, len(whole) - 1):
+            slow.append(stack.enter_context(connect(address(master))))
+            slow[-1].sendall(whole[:size])
+        for stranger in slow:
+            stranger.settimeout(20)
+            with contextlib.suppress(ConnectionError):
+                while stranger.recv(1 << 16):
+                    pass
+    # 5 s for TLS, where there is any, and 5 s for the first message; and some for a busy machine.
+    assert time.monotonic() - began < 5 + 5 + 5
+
+
+def test_half_a_hello_costs_no_processor_time(master: Run) -> None:
+    def used() -> float:
+        with open(f"/proc/{master.master.pid}/stat") as stat:
+            fields = stat.read().rpartition(") ")[2].split()
+        return (int(fields[11]) + int(fields[12])) / 100
+
+    with contextlib.ExitStack() as stack:
+        before = used()
+        for end in (False, True):
+            stranger = stack.enter_context(connect(address(master)))
+            stranger.sendall(b"PC")
+            if end:
+                stranger.shutdown(socket.SHUT_WR)
+        stranger = stack.enter_context(connect(address(master)))
+        stranger.sendall(b"PCC")
+        stranger.settimeout(20)
+        with contextlib.suppress(ConnectionError):
+            stranger.recv(1)  # closed for saying no more
+        assert used() - before < 1
