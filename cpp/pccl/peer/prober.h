@@ -23,10 +23,10 @@ class Prober {
   // began at other moments.
   static constexpr Duration kPingEvery = std::chrono::milliseconds(100);
   static constexpr Duration kFill = std::chrono::milliseconds(400);
-  static constexpr Duration kCount = std::chrono::milliseconds(1600);
-  static constexpr Duration kCounted = std::chrono::milliseconds(2400);
-  static constexpr Duration kFilled = std::chrono::milliseconds(2600);
-  static constexpr Duration kOver = std::chrono::milliseconds(3000);
+  static constexpr Duration kCount = std::chrono::milliseconds(1500);
+  static constexpr Duration kCounted = std::chrono::milliseconds(2300);
+  static constexpr Duration kFilled = std::chrono::milliseconds(2450);
+  static constexpr Duration kOver = std::chrono::milliseconds(2800);
 
   // `most_bytes`: how much is sent to each peer to fill its way; tests have none to waste.
   void begin(const std::vector<PeerId>& peers, std::uint64_t most_bytes, Instant now);

@@ -18,6 +18,9 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kHopSeconds = 30e-6;
 // Predictions this close count as equal.
 constexpr double kClose = 1.03;
+// What members measured within a second is off by about as much, even where all links are alike: so
+// uneven shares have to promise more than that.
+constexpr double kUnsure = 1.25;
 constexpr double kWorthIt = 1.25;
 constexpr double kWorthSeconds = 1e-3;
 constexpr double kWorse = 1.1;
@@ -479,6 +482,15 @@ class Chooser {
     return ring_ == 3 ? std::optional<std::size_t>(2) : std::nullopt;
   }
 
+  // For comparisons. One owner of all that is large is the most uneven of all.
+  [[nodiscard]] double careful_time(std::size_t candidate, std::uint64_t bytes) const {
+    const double seconds = time(candidates_[candidate], bytes);
+    if (best_direct() == candidate) return seconds * kUnsure;
+    const bool one_owner =
+        has_direct() && candidate == 0 && bytes > situation_.thresholds.direct_bytes;
+    return seconds * (one_owner ? kUnsure * kClose : 1);
+  }
+
   // What the plan without measurements would do at this size.
   [[nodiscard]] std::size_t usual(std::uint64_t bytes) const {
     if (!has_direct() || bytes > situation_.thresholds.direct_bytes) return ring_;
@@ -488,7 +500,7 @@ class Chooser {
   [[nodiscard]] std::size_t best(std::uint64_t bytes) const {
     std::size_t least = 0;
     for (std::size_t i = 1; i < candidates_.size(); ++i) {
-      if (time(candidates_[i], bytes) < time(candidates_[least], bytes)) least = i;
+      if (careful_time(i, bytes) < careful_time(least, bytes)) least = i;
     }
     const std::size_t as_ever = usual(bytes);
     const bool close =
@@ -540,10 +552,8 @@ class Chooser {
     if (!has_direct() || std::none_of(plan_.classes.begin(), plan_.classes.end(), is_around))
       return;
     const std::optional<std::size_t> uneven = best_direct();
-    const std::size_t best_balanced = uneven && time(candidates_[*uneven], kLargestStep) * kClose <
-                                                    time(candidates_[1], kLargestStep)
-                                          ? *uneven
-                                          : 1;
+    const std::size_t best_balanced =
+        uneven && careful_time(*uneven, kLargestStep) < careful_time(1, kLargestStep) ? *uneven : 1;
     if (!works(best_balanced)) return;
     const auto last =
         std::find_if(plan_.classes.rbegin(), plan_.classes.rend(),

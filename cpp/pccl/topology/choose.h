@@ -34,7 +34,8 @@ struct Choice {
 // The plan whose predicted time is least, at every size: of one owner for all, `direct` with equal
 // shares or with best_shares, and the best ring (with several ranks on some of several hosts, the
 // same between hosts), and by regions, where there are some (see regions.h). Where the plan without
-// measurements is as good to within 3 %, it stays. Pairs that were tried in vain are avoided if
+// measurements is as good to within 3 %, it stays; uneven shares have to be better by a quarter.
+// Pairs that were tried in vain are avoided if
 // some plan can. Where no ring is left, the plan without measurements. Nothing when none avoids the
 // `unusable` ones.
 [[nodiscard]] std::optional<Choice> choose(const Situation& situation);
