@@ -30,7 +30,7 @@ class Quantize:
     """How `pccl.allreduce` sends floating-point elements between hosts: as small codes, block by block.
 
     An element is rounded when it leaves its member, and the sum when it leaves its owner: twice,
-    however many members there are. All members end with the same bytes. Blocks do not cross the
+    however many members there are, and once more where a plan reduces by regions. All members end with the same bytes. Blocks do not cross the
     parts in which arrays are sent, so where they lie depends on the group.
 
     Attributes:

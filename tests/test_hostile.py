@@ -134,7 +134,7 @@ def test_open_calls_of_one_member_do_not_put_out_another_that_calls_next() -> No
         (BLOCKED, listed([b"\x00" + op_key(i) for i in range(2000)]) + bytes(3), "waits in"),
         (
             MEASURED,
-            listed([peer(i % 250) + b"\x00" + u32(1, 1) for i in range(5000)]) + u32(1, 1),
+            listed([peer(i % 250) + b"\x00" + u32(1, 1, 1) for i in range(5000)]) + u32(1, 1),
             "links",
         ),
         (WANT_RELAY, peer(1) + u32(0), "not due"),

@@ -87,8 +87,7 @@ class Host:
         self.calls = 0
         groups = max(map(groups_of, options.systems))
         self.pccl = "pccl" in options.systems
-        if self.pccl:
-            pccl.init(timeout=PATIENCE)
+        self.comm = pccl.init(timeout=PATIENCE) if self.pccl else None
         self.gloo = None
         if groups > 0:
             self.gloo = Gloo(self.host, self.hosts, options.store, groups, options.device)
@@ -106,6 +105,13 @@ class Host:
 
     def _added(self, host: int) -> int:
         return 3 * host + self.calls % 8
+
+    def optimize(self) -> dict[str, Any]:
+        assert self.comm is not None
+        begin = time.monotonic()
+        self.comm.optimize_topology()
+        seconds = time.monotonic() - begin
+        return {"seconds": seconds, "kind": self.comm.topology().schedules[-1].kind}
 
     def go(self, system: str) -> dict[str, Any]:
         call: Callable[[], object]
@@ -143,6 +149,8 @@ class Host:
             if order["order"] == "size":
                 self.size(order["bytes"])
                 say("sized")
+            elif order["order"] == "optimize":
+                say("optimized", **self.optimize())
             elif order["order"] == "ready":
                 self.ready()
                 say("ready")

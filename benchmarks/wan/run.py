@@ -100,6 +100,8 @@ def measure(
     """One row: seconds of every call of each system, in turn."""
     ask(peers, "size", "sized", bytes=size)
     warm = {system: call(peers, system, 0) for system in systems}
+    joined = [call(peers, "pccl", args.idle) for _ in range(3 if args.optimize else 0)]
+    optimized = ask(peers, "optimize", "optimized")[0] if args.optimize else {}
     seconds: dict[str, list[float]] = {system: [] for system in systems}
     lab.clear()
     for repeat in range(args.repeats):
@@ -118,6 +120,8 @@ def measure(
         "idle": args.idle,
         "bound": bound_seconds(lab.hosts, size, lab.line_mbit),
         "first": warm,
+        "as_joined": joined,
+        "optimize": optimized,
         "seconds": seconds,
         "relay_cpu": stats.cpu_seconds / stats.seconds,
         "late_ms": stats.late_ms,
@@ -128,7 +132,7 @@ def measure(
     }
 
 
-def columns(systems: Sequence[str]) -> list[str]:
+def columns(systems: Sequence[str], optimize: bool) -> list[str]:
     names = [NAMES[system] for system in systems]
     timed = [cell for name in names for cell in (f"{name} s", "of bound")]
     return [
@@ -138,6 +142,7 @@ def columns(systems: Sequence[str]) -> list[str]:
         *timed,
         *(f"{name} / pccl" for name in names[1:]),
         "relay CPU",
+        *(["as joined", "optimize"] if optimize else []),
     ]
 
 
@@ -155,6 +160,8 @@ def cells(result: dict[str, Any], systems: Sequence[str]) -> list[str]:
         *timed,
         *ratios,
         f"{result['relay_cpu']:.0%}{' late' if late else ''}",
+        *([f"{statistics.median(result['as_joined']):.2f} s"] if result["as_joined"] else []),
+        *([f"{new['seconds']:.2f} s: {new['kind']}"] if (new := result["optimize"]) else []),
     ]
 
 
@@ -167,6 +174,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument(
         "--quantize", choices=["int8", "int4", "float8"], help="pccl's; Gloo has none"
+    )
+    parser.add_argument(
+        "--optimize", action="store_true", help="pccl measures the links before it is timed"
     )
     parser.add_argument("--secret", action="store_true", help="pccl with TLS; Gloo has none")
     parser.add_argument("--rates", type=float, default=1.0, help="multiplies all links' rates")
@@ -189,7 +199,7 @@ def main() -> None:
     title += ", pccl encrypted" if args.secret else ""
     title += f", after {args.idle:g} s of silence" if args.idle else ""
     title += f", rates times {args.rates:g}" if args.rates != 1 else ""
-    table = Table(title, columns(systems))
+    table = Table(title, columns(systems, args.optimize))
     results = []
     for name in args.preset:
         with preset(name, args.rates) as lab, peers_of(lab, systems, args) as peers:
