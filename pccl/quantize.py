@@ -30,8 +30,9 @@ class Quantize:
     """How `pccl.allreduce` sends floating-point elements between hosts: as small codes, block by block.
 
     An element is rounded when it leaves its member, and the sum when it leaves its owner: twice,
-    however many members there are, and once more where a plan reduces by regions. All members end with the same bytes. Blocks do not cross the
-    parts in which arrays are sent, so where they lie depends on the group.
+    however many members there are, and once more where a plan reduces by regions. All members end
+    with the same bytes. Blocks do not cross the parts in which arrays are sent, so where they lie
+    depends on the group.
 
     Attributes:
         dtype: "int8" and "uint8": 256 steps a block. "int4": 16. "float8": the 8-bit floats with
