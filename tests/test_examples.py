@@ -147,7 +147,7 @@ def test_fsdp_replicas_learn_and_hold_the_same_shards(tmp_path: Path) -> None:
                 replica.terminate()  # ends its ranks, too
     assert [replica.returncode for replica in replicas] == [0, 0], shown
     assert "round 8: loss" in shown and "2 replicas" in shown
-    ends = re.findall(r"replica (\w) rank (\d): accuracy (\S+), shards (\w+)", shown)
+    ends = re.findall(r"replica (\w) rank (\d): accuracy (\S+), shards ([0-9a-f]{8})", shown)
     shards = {(name, rank): crc for name, rank, _, crc in ends}
     assert len(shards) == 4, shown
     for rank in "01":

@@ -156,8 +156,8 @@ def test_replicas_come_and_go_as_a_whole(program: str, ranks: int) -> None:
     totals = run_many(200_000, max(count // 4, 20), quiet=True, **options)
     assert totals["commits"] > 0
     if program != "sync":  # there users spoil their states, and cannot take one over
-        # Who stops waiting at the moment it is let in takes its replica along.
-        assert totals["evictions"] <= 1
+        # Who stops waiting at the moment it is let in takes its replica along: once, in so few schedules.
+        assert totals["evictions"] <= ranks
 
 
 def test_plans_from_measurements_reduce_right() -> None:

@@ -122,8 +122,25 @@ def test_there_are_so_many_at_most_and_old_tokens_make_room() -> None:
             entered = [enter(desk, tokens[side], made[2 * i + side][1]) for side in (0, 1)]
             assert entered == ([True, True] if i == 0 else [False, False])
         for i in range(2000):
-            desk.expect(A, B, i.to_bytes(16, "little"), (5000 + i).to_bytes(16, "little"))
+            stranger = (9000 + i).to_bytes(16, "little")
+            desk.expect(A, stranger, i.to_bytes(16, "little"), (5000 + i).to_bytes(16, "little"))
         assert not enter(desk, (3).to_bytes(16, "little"), made[4][1])
+
+
+def test_ends_that_wait_count_and_a_pair_has_eight_at_most() -> None:
+    tokens = [(bytes([10 + i]) * 16, bytes([100 + i]) * 16) for i in range(9)]
+    with ends(3) as made:
+        desk = _testing.RelayDesk(most_open=2)
+        for pair in tokens[:3]:
+            desk.expect(A, B, *pair)
+        taken = [enter(desk, token, made[i][1]) for i, (token, _) in enumerate(tokens[:3])]
+        assert taken == [True, True, False]
+    with ends(9) as made:
+        desk = _testing.RelayDesk()
+        for pair in tokens:
+            desk.expect(A, B, *pair)
+        taken = [enter(desk, token, made[i][1]) for i, (token, _) in enumerate(tokens)]
+        assert taken == [True] * 8 + [False]
 
 
 def test_an_end_that_never_reads_costs_what_is_said_and_no_more() -> None:
@@ -146,9 +163,28 @@ def test_an_end_that_never_reads_costs_what_is_said_and_no_more() -> None:
         # The way back is open meanwhile.
         b.sendall(b"still here")
         assert hear(desk, a, 10) == b"still here"
+        desk.wait(20)
         # And nothing is lost when it reads at last.
         heard = hear(desk, b, len(PUT_THROUGH) + sent)
         assert len(heard) == len(PUT_THROUGH) + sent
+
+
+def test_what_an_end_does_not_take_for_half_a_minute_is_given_up() -> None:
+    desk = _testing.RelayDesk()
+    desk.expect(A, B, ONE, OTHER)
+    with ends(2, buffers=16 << 10) as [(a, far_a), (_, far_b)]:
+        assert enter(desk, ONE, far_a) and enter(desk, OTHER, far_b)
+        assert hear(desk, a, len(PUT_THROUGH)) == PUT_THROUGH
+        idle = 0
+        while idle < 20:
+            try:
+                a.send(bytes(64 << 10))
+                idle = 0
+            except BlockingIOError:
+                idle += 1
+            desk.run(0.002)
+        desk.wait(45)
+        assert hear(desk, a, 1) == b""
 
 
 def test_a_pair_that_is_not_relayed_any_more_is_cut_and_others_are_not() -> None:
@@ -186,6 +222,29 @@ def test_no_more_is_relayed_than_the_rate_allows() -> None:
                 heard += len(b.recv(1 << 20))
             assert time.monotonic() < began + 30
         assert time.monotonic() - began > (len(words) - 0.15 * rate) / rate
+
+
+def test_two_that_have_much_to_say_share_the_rate() -> None:
+    desk = _testing.RelayDesk(rate=1_000_000)
+    with ends(4) as made:
+        for i, other in enumerate((B, C)):
+            tokens = bytes([10 + i]) * 16, bytes([20 + i]) * 16
+            desk.expect(A, other, *tokens)
+            for side in (0, 1):
+                assert enter(desk, tokens[side], made[2 * i + side][1])
+        heard = [0, 0]
+        began = time.monotonic()
+        while sum(heard) < 400_000:
+            assert time.monotonic() < began + 30
+            for i in (0, 1):
+                with contextlib.suppress(BlockingIOError):
+                    made[2 * i][0].send(bytes(100_000))
+            desk.run(0.005)
+            for i in (0, 1):
+                with contextlib.suppress(BlockingIOError):
+                    heard[i] += len(made[2 * i + 1][0].recv(1 << 20))
+        # What may go at once at the beginning may all be the first one's.
+        assert min(heard) > 100_000, heard
 
 
 @pytest.fixture(scope="module", params=["plain", "secret"])

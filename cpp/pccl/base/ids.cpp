@@ -45,7 +45,8 @@ PeerId PeerId::random() {
   // All zero means nobody, so it is never handed out.
   while (id.empty()) {
     if (fill_from_kernel(id.bytes)) continue;
-    std::random_device device;  // an id must be unique, not secret: this is enough
+    // What the standard library has instead: tokens of relays are ids, too, and not to be guessed.
+    std::random_device device;
     for (std::uint8_t& byte : id.bytes) byte = static_cast<std::uint8_t>(device());
   }
   return id;

@@ -1094,7 +1094,8 @@ void Group::on_want_relay(Peer& from, const wire::WantRelay& want, Instant now) 
     (void)stray(from, "relays that no epoch speaks of", now);
     return;
   }
-  if (other->connection == 0) return;  // asked again until it is back
+  // Asked again until it is back. The record may be of a master that relayed.
+  if (other->connection == 0 || !options_.relays) return;
   wanted_.insert(pair);
   for (std::uint32_t i = 0; i < want.stripes; ++i) {
     const auto tokens = around_.expect_relay(id, want.peer);

@@ -39,6 +39,7 @@ void Relays::stop() {
 
 void Relays::expect(const PeerId& one, const PeerId& other, const PeerId& token_of_one,
                     const PeerId& token_of_other, Instant now) {
+  if (count_of(ordered(one, other)) >= kMostOfPair) return;
   if (meetings_.size() >= kMostExpected) forget(meetings_.begin()->first);
   const std::uint64_t id = next_++;
   Meeting& meeting = meetings_[id];
@@ -53,13 +54,28 @@ void Relays::forget(std::uint64_t id) {
   meetings_.erase(id);
 }
 
+std::size_t Relays::count_of(const Pair& pair) const {
+  const auto same = [&](const auto& item) { return item.second.pair == pair; };
+  return static_cast<std::size_t>(std::count_if(meetings_.begin(), meetings_.end(), same) +
+                                  std::count_if(open_.begin(), open_.end(), same));
+}
+
+std::size_t Relays::taken() const {
+  return open_.size() + static_cast<std::size_t>(
+                            std::count_if(meetings_.begin(), meetings_.end(), [](const auto& item) {
+                              const auto& sockets = item.second.sockets;
+                              return sockets[0] != nullptr || sockets[1] != nullptr;
+                            }));
+}
+
 bool Relays::enter(const PeerId& token, std::unique_ptr<net::Socket> socket, Instant now) {
   const auto it = tokens_.find(token);
   if (it == tokens_.end()) return false;
   const std::uint64_t id = it->second;
   tokens_.erase(it);
   Meeting& meeting = meetings_.at(id);
-  if (now >= meeting.until || open_.size() >= most_open_) {
+  const bool second = meeting.sockets[0] != nullptr || meeting.sockets[1] != nullptr;
+  if (now >= meeting.until || (!second && taken() >= most_open_)) {
     forget(id);
     return false;
   }
@@ -78,6 +94,7 @@ void Relays::begin(Meeting meeting, Instant now) {
   for (const auto& socket : meeting.sockets) {
     // It has room for the first bytes that are written to it; if it has ended, reading says so.
     (void)socket->write({&from, 1});
+    socket->hold_little();
   }
   const auto [tally, fresh] = tallies_.try_emplace(meeting.pair);
   if (fresh) {
@@ -92,7 +109,7 @@ void Relays::begin(Meeting meeting, Instant now) {
   open.pair = meeting.pair;
   open.sockets = std::move(meeting.sockets);
   for (const std::size_t side : {0U, 1U}) {
-    asio::post(context_, [this, id, side] { pump(id, side); });
+    asio::post(context_, [this, id, side] { turn(id, side); });
   }
 }
 
@@ -108,10 +125,20 @@ bool Relays::push(Open& open, std::size_t from) {
       break;
     }
     way.held_at += static_cast<std::size_t>(put);
+    way.stuck_since.reset();
   }
   way.held_at = 0;
   std::vector<std::uint8_t>().swap(way.held);
   return true;
+}
+
+void Relays::turn(std::uint64_t id, std::size_t from) {
+  try {
+    pump(id, from);
+  } catch (const std::exception& error) {
+    log(LogLevel::warn, "master", std::string("a relayed connection was closed: ") + error.what());
+    close(id);
+  }
 }
 
 // Moves bytes from that end to the other, as many as can be.
@@ -125,11 +152,12 @@ void Relays::pump(std::uint64_t id, std::size_t from) {
     const auto found = open_.find(id);
     if (error || found == open_.end()) return;
     found->second.directions[from].waits = false;
-    pump(id, from);
+    turn(id, from);
   };
   for (std::size_t moved = 0;;) {
     if (!push(open, from)) {
       way.waits = true;
+      if (!way.stuck_since) way.stuck_since = clock_now();
       return open.sockets[1 - from]->wait_writable(again);
     }
     if (way.ended) return close(id);
@@ -153,6 +181,7 @@ void Relays::pump(std::uint64_t id, std::size_t from) {
     moved += bytes;
     tallies_.at(open.pair).bytes += bytes;
     allowance_ -= static_cast<double>(bytes);
+    if (share_) *share_ -= static_cast<double>(bytes);
     const iovec out{scratch_.data(), bytes};
     const ssize_t put = std::max<ssize_t>(0, open.sockets[1 - from]->write({&out, 1}));
     way.held.assign(scratch_.begin() + put, scratch_.begin() + got);
@@ -188,32 +217,48 @@ void Relays::end(const PeerId& one, const PeerId& other, Instant) {
 void Relays::on_time(Instant now) {
   while (!meetings_.empty() && now >= meetings_.begin()->second.until)
     forget(meetings_.begin()->first);
+  std::vector<std::uint64_t> stuck;
+  for (const auto& [id, open] : open_) {
+    if (std::any_of(open.directions.begin(), open.directions.end(), [&](const Direction& way) {
+          return way.stuck_since && now - *way.stuck_since >= kStuck;
+        }))
+      stuck.push_back(id);
+  }
+  for (const std::uint64_t id : stuck) close(id);
 }
 
-// Bytes that may be read now.
+// Bytes that may be read now. Who waits already comes first.
 std::size_t Relays::allowed(std::size_t wanted) {
   if (rate_ == 0) return wanted;
   const Instant now = clock_now();
   const double passed = std::chrono::duration<double>(now - filled_).count();
   const auto rate = static_cast<double>(rate_);
-  allowance_ =
-      filled_ == Instant{} ? rate * kBurst : std::min(rate * kBurst, allowance_ + passed * rate);
+  const double most = std::max(1.0, rate * kBurst);
+  allowance_ = filled_ == Instant{} ? most : std::min(most, allowance_ + passed * rate);
   filled_ = now;
-  return allowance_ < 1 ? 0 : std::min(wanted, static_cast<std::size_t>(allowance_) + 1);
+  const double mine = share_ ? std::min(*share_, allowance_) : starved_.empty() ? allowance_ : 0;
+  return mine < 1 ? 0 : std::min(wanted, static_cast<std::size_t>(mine));
 }
 
 void Relays::wait_for_allowance(std::uint64_t id, std::size_t from) {
   open_.at(id).directions[from].waits = true;
-  if (!starved_.insert({id, from}).second || starved_.size() > 1) return;
+  starved_.emplace_back(id, from);
+  if (starved_.size() > 1) return;
   refill_.expires_after(kRefill);
   refill_.async_wait([this](const asio::error_code& error) {
     if (error) return;
-    for (const auto& [next, side] : std::exchange(starved_, {})) {
+    // Equal parts, and at least a byte for the one that has waited longest.
+    const auto waiting = std::exchange(starved_, {});
+    (void)allowed(0);
+    const double part = std::max(1.0, allowance_ / static_cast<double>(waiting.size()));
+    for (const auto& [next, side] : waiting) {
       const auto found = open_.find(next);
       if (found == open_.end()) continue;
       found->second.directions[side].waits = false;
-      pump(next, side);
+      share_ = part;
+      turn(next, side);
     }
+    share_.reset();
   });
 }
 

@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -31,6 +31,9 @@ class Relays {
   // Tokens that were told and did not come both yet; connections that are up.
   static constexpr std::size_t kMostExpected = 1024;
   static constexpr std::size_t kMostOpen = 512;
+  static constexpr std::size_t kMostOfPair = 8;  // of both kinds
+  // A connection of which an end has taken nothing for so long is closed, though there was some.
+  static constexpr Duration kStuck = std::chrono::seconds(30);
   static constexpr Duration kTokenTime = std::chrono::seconds(5);
 
   // `rate`: bytes per second, all together; 0: no limit. `most_open`: connections, at most
@@ -47,7 +50,7 @@ class Relays {
   bool enter(const PeerId& token, std::unique_ptr<net::Socket> socket, Instant now);
   // No more between these two.
   void end(const PeerId& one, const PeerId& other, Instant now);
-  // Forgets who has not come in time.
+  // Forgets who has not come in time, and ends what does not move.
   void on_time(Instant now);
   void stop();
 
@@ -62,8 +65,9 @@ class Relays {
   struct Direction {
     std::vector<std::uint8_t> held;
     std::size_t held_at = 0;
-    bool waits = false;  // for its socket, or for its turn
-    bool ended = false;  // nothing more comes
+    bool waits = false;                  // for its socket, or for its turn
+    bool ended = false;                  // nothing more comes
+    std::optional<Instant> stuck_since;  // its receiver has taken nothing since
   };
   struct Open {
     Pair pair;
@@ -79,8 +83,14 @@ class Relays {
 
   static Pair ordered(const PeerId& one, const PeerId& other) { return std::minmax(one, other); }
   void begin(Meeting meeting, Instant now);
+  // Moves bytes of that direction. An exception costs that connection alone.
+  void turn(std::uint64_t id, std::size_t from);
   void pump(std::uint64_t id, std::size_t from);
   bool push(Open& open, std::size_t from);
+  // Of these two, connected or expected.
+  [[nodiscard]] std::size_t count_of(const Pair& pair) const;
+  // Descriptors' worth of connections: those that are up, and ends that wait for the other one.
+  [[nodiscard]] std::size_t taken() const;
   void close(std::uint64_t id);
   void forget(std::uint64_t meeting);
   [[nodiscard]] std::size_t allowed(std::size_t wanted);
@@ -99,7 +109,8 @@ class Relays {
   asio::steady_timer refill_;
   double allowance_ = 0;
   Instant filled_{};
-  std::set<std::pair<std::uint64_t, std::size_t>> starved_;
+  std::vector<std::pair<std::uint64_t, std::size_t>> starved_;  // who waits, in their order
+  std::optional<double> share_;                                 // of who has its turn
 };
 
 }  // namespace pccl::master

@@ -371,6 +371,8 @@ void Server::act() {
       if (const auto* send = std::get_if<Send>(&action)) {
         const auto it = connections_.find(send->to);
         if (it == connections_.end() || it->second.closing) continue;
+        // Who has come for a relay has not shown that it knows the secret.
+        if (tls_ != nullptr && !it->second.socket->secured()) continue;
         it->second.out.insert(it->second.out.end(), send->bytes.begin(), send->bytes.end());
         touched.insert(send->to);
       } else if (const auto* close = std::get_if<Close>(&action)) {

@@ -53,7 +53,7 @@ class Desk {
 
  private:
   asio::io_context context_;
-  pccl::Instant now_{std::chrono::hours(1)};
+  pccl::Instant now_ = std::chrono::steady_clock::now();
   pccl::master::Relays relays_;
 };
 

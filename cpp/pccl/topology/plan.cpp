@@ -59,15 +59,30 @@ std::set<Edge> ring_edges(const std::vector<std::uint32_t>& order) {
   return used;
 }
 
-// The ring that takes the fewest of `unusable`; empty when there is none.
+// No ring takes fewer of `unusable`: every rank has two neighbours, and one for want of others
+// costs both ends.
+std::size_t least_spare(std::size_t ranks, const std::set<Edge>& unusable) {
+  if (ranks < 3) return 0;
+  std::vector<std::size_t> usable(ranks, ranks - 1);
+  for (const auto& [a, b] : unusable) {
+    --usable[a];
+    --usable[b];
+  }
+  std::size_t ends = 0;
+  for (const std::size_t count : usable) ends += count < 2 ? 2 - count : 0;
+  return (ends + 1) / 2;
+}
+
+// The ring that takes the fewest of `unusable`; empty when there is none, or none was found.
 std::vector<std::uint32_t> cheapest_ring(const std::vector<std::uint32_t>& candidates,
                                          const std::set<Edge>& unusable,
                                          const std::set<Edge>& never, std::size_t most) {
-  for (std::size_t spare = 0; spare <= std::min(most, candidates.size()); ++spare) {
+  const std::size_t first = least_spare(candidates.size(), unusable);
+  int budget = 100'000;  // for all of them: this is judged often, beside everything else
+  for (std::size_t spare = first; spare <= std::min(most, candidates.size()); ++spare) {
     std::vector<std::uint32_t> order{candidates.front()};
     std::vector<bool> used(candidates.size(), false);
     used[order.front()] = true;
-    int budget = 20'000;
     if (extend_ring(order, used, candidates, {unusable, never, spare}, budget)) return order;
   }
   return {};
