@@ -615,6 +615,15 @@ def test_changed_rates_are_predicted_for_the_regions_of_the_plan() -> None:
     assert 0 < _testing.predict(plan, now_near, LARGE) < math.inf
 
 
+def test_halves_of_two_go_from_one_to_the_other_whoever_owns_what() -> None:
+    plan: Plan = [0, 1], [(ANY_SIZE, "direct", [1, 0])], [], []
+    for rank in (0, 1):
+        flows, _ = _testing.plan_flows(plan, LARGE, rank, 1)
+        assert [(flow[0], flow[1]) for flow in flows] == (
+            [([1], None), ([], 1)] if rank == 0 else [([], 0), ([0], None)]
+        )
+
+
 def test_alone_and_on_one_host_the_plan_is_as_ever() -> None:
     assert chosen(([(5, 5)], [(False, 0, 0, 0)]))[1] == ""
     plan, why, _ = chosen(even(3), set(), [0, 0, 0])

@@ -225,13 +225,13 @@ Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& chosen, st
   std::iota(owners.begin(), owners.end(), 0U);
   const bool star = size.kind == wire::ScheduleKind::direct;
   Schedule whole;
-  // Of two, nobody is left to go through.
-  const bool pair = owners.size() == 2;
-  if (what.kind != Kind::all_reduce && !topology::owned_by_all(size) && !pair) {
+  // Halves want every rank as an owner. Where not all are, they go through one that is; two have
+  // nobody between them.
+  const bool lacks_owners = what.kind != Kind::all_reduce && !topology::owned_by_all(size);
+  if (lacks_owners && owners.size() > 2) {
     const auto hub = std::ranges::find_if(size.shares, [](std::uint32_t s) { return s > 0; });
     whole = through(static_cast<std::uint32_t>(hub - size.shares.begin()), owners.size(), rank);
-  } else if (size.kind == wire::ScheduleKind::ring ||
-             (pair && !topology::owned_by_all(size) && what.kind != Kind::all_reduce) ||
+  } else if (lacks_owners || size.kind == wire::ScheduleKind::ring ||
              (star && what.kind == Kind::broadcast && bytes > kStarBytes)) {
     whole = ring(plan.order, rank);
     owners = plan.order;

@@ -35,9 +35,8 @@ struct Choice {
 // shares or with best_shares, and the best ring (with several ranks on some of several hosts, the
 // same between hosts), and by regions, where there are some (see regions.h). Where the plan without
 // measurements is as good to within 3 %, it stays; uneven shares have to be better by a quarter.
-// Pairs that were tried in vain are avoided if
-// some plan can. Where no ring is left, the plan without measurements. Nothing when none avoids the
-// `unusable` ones.
+// Pairs that were tried in vain are avoided if some plan can. Where no ring is left, the plan
+// without measurements. Nothing when none avoids the `unusable` ones.
 [[nodiscard]] std::optional<Choice> choose(const Situation& situation);
 
 // Seconds for one all-reduce of so many bytes: the time that the busiest up-link, down-link, pair
