@@ -129,7 +129,7 @@ def sabotage():
             if rng.randrange(alive) == 0:
                 if chosen: chosen.close()
                 chosen = end.dup()
-        if chosen and alive > 4:
+        if chosen and alive > 12:  # of 16: no pair ever loses its last one
             try:
                 chosen.shutdown(rng.choice([socket.SHUT_RDWR, socket.SHUT_WR]))
                 ended += 1
@@ -139,28 +139,33 @@ def sabotage():
 
 pccl.barrier()
 threading.Thread(target=sabotage, daemon=True).start()
-attempts = 0
-for step in range(STEPS):
+attempts = operations = all_ended = 0
+while operations < 2 * STEPS or all_ended <= 20:
     total, info = pccl.allreduce(x(200_000), return_info=True, **KEYWORDS)
     assert info.world_size == 3, info
-    assert close(total, expected(info)), step
+    assert close(total, expected(info)), operations
     attempts += info.attempts
+    # How many ended everywhere: the same number for all, so all stop after the same operation.
+    total, info = pccl.allreduce(np.array([ended]), return_info=True)
+    all_ended = int(total[0])
+    attempts += info.attempts
+    operations += 2
 done.set()
 pccl.barrier()
-say(event="done", attempts=attempts, ended=ended, open=len(os.listdir("/proc/self/fd")))
+say(event="done", attempts=attempts, operations=operations, all_ended=all_ended,
+    open=len(os.listdir("/proc/self/fd")))
 hear()
 """
 
 
 @pytest.mark.parametrize("quantize", [False, True])
 def test_connections_that_end_cost_no_operation_its_attempt(quantize: bool) -> None:
-    steps = 60
     close = "lambda got, sum: bool((got == sum).all())"
     keywords = "{}"
     if quantize:
         close = "lambda got, sum: bool((abs(got - sum) <= 0.02 * abs(sum) + 1).all())"
         keywords = "{'quantize': pccl.Quantize('int8', error_feedback=True), 'tag': 1}"
-    code = f"STEPS = {steps}\nclose = {close}\nKEYWORDS = {keywords}\n"
+    code = f"STEPS = 60\nclose = {close}\nKEYWORDS = {keywords}\n"
     if quantize:
         code += "plain = x\nx = lambda count: plain(count, np.float32)\n"
     with running(
@@ -171,6 +176,6 @@ def test_connections_that_end_cost_no_operation_its_attempt(quantize: bool) -> N
     ) as run:
         peers = run.peers(3, code + SABOTEUR)
         answers = [peer.expect("done", timeout=90) for peer in peers]
-        assert sum(answer["ended"] for answer in answers) > 20
+        assert min(answer["all_ended"] for answer in answers) > 20
         assert max(answer["open"] for answer in answers) < 200  # what ended was closed
-        assert [answer["attempts"] for answer in answers] == [steps] * 3
+        assert all(answer["attempts"] == answer["operations"] for answer in answers), answers
