@@ -12,6 +12,7 @@ more with the same PCCL_MASTER, and it receives everything at the end of the rou
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import sysconfig
@@ -44,6 +45,19 @@ def windows(text: np.ndarray, context: int) -> np.ndarray:
     return np.lib.stride_tricks.sliding_window_view(text, context + 1)[: count * context : context]
 
 
+@functools.cache
+def turns(length: int, size: int) -> torch.Tensor:
+    """By how much each place turns each pair of a head's numbers: rotary embeddings (arXiv 2104.09864)."""
+    speeds = 1000.0 ** (-torch.arange(0, size, 2) / size)
+    angles = torch.outer(torch.arange(length), speeds)
+    return torch.polar(torch.ones_like(angles), angles)
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(pairs * turns(*x.shape[-2:])).flatten(-2)
+
+
 class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -57,7 +71,7 @@ class Block(nn.Module):
         rows, length, width = x.shape
         qkv = self.qkv(self.norm1(x)).view(rows, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
         return x + self.mlp(self.norm2(x))
 
@@ -65,10 +79,9 @@ class Block(nn.Module):
 class ByteGPT(nn.Module):
     """Returns the mean loss in nats per byte of rows of context + 1 bytes."""
 
-    def __init__(self, context: int, width: int, layers: int, heads: int) -> None:
+    def __init__(self, width: int, layers: int, heads: int) -> None:
         super().__init__()
         self.bytes = nn.Embedding(256, width)
-        self.places = nn.Parameter(torch.zeros(context, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
         for name, parameter in self.named_parameters():
@@ -77,7 +90,7 @@ class ByteGPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if last else 0.02)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        x = self.norm(self.blocks(self.bytes(rows[:, :-1]) + self.places))
+        x = self.norm(self.blocks(self.bytes(rows[:, :-1])))
         logits = x @ self.bytes.weight.T
         return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
@@ -104,7 +117,7 @@ def train(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     examples, test = (windows(text, args.context) for text in load_text())
     test = test[:: max(1, len(test) // args.test_examples)]
-    model = ByteGPT(args.context, args.width, args.layers, args.heads)
+    model = ByteGPT(args.width, args.layers, args.heads)
     inner = torch.optim.AdamW(model.parameters(), args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     sampler = ElasticSampler(len(examples), batch_size=args.batch_size, seed=args.seed)
     state: dict = {"model": model, "optimizer": inner, "sampler": sampler}
@@ -126,6 +139,8 @@ def train(args: argparse.Namespace) -> None:
         )
         state = {"diloco": diloco, "sampler": sampler}
 
+    if args.start:
+        checkpoint.load(args.start, {"model": model})
     found = checkpoint.latest(args.checkpoints) if args.checkpoints else None
     revision = checkpoint.load(found, state)[1] if found else None
     if diloco:
@@ -202,6 +217,8 @@ def train(args: argparse.Namespace) -> None:
         tx_bytes = diloco.tx_bytes
     if leads():
         report()
+        if args.result:
+            checkpoint.save(args.result, {"model": shared_parameters()}, revision=0)
         if args.plot:
             write_plot(args.plot, {args.method: curve}, "tokens", "held-out bits per byte")
     everything = b"".join(p.detach().numpy().tobytes() for p in shared_parameters().values())
@@ -243,6 +260,8 @@ def main() -> None:
     parser.add_argument("--mode", choices=("sync", "async", "streaming"), default="sync")
     parser.add_argument("--quantize", help="int8, int4, ...: fewer bits between hosts")
     parser.add_argument("--checkpoints", help="folder to save to, and to resume from")
+    parser.add_argument("--start", help="file with the parameters to start with")
+    parser.add_argument("--result", help="file for the parameters at the end: a later --start")
     parser.add_argument("--plot", help="SVG file for the loss")
     train(parser.parse_args())
 

@@ -1,6 +1,7 @@
 """The benchmark program runs, and its own checks of results pass. Its figures are nobody's business here."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -149,7 +150,7 @@ def train(tmp_path: Path, *options: str) -> tuple[dict, str]:
 def test_methods_of_training_are_compared(tmp_path: Path) -> None:
     methods = ["local", "ddp", "diloco", "diloco int8"]
     options = ["--seeds", "3", "--tokens", "10240", "--plot", str(tmp_path / "curves.svg")]
-    options += ["--methods", *methods]
+    options += ["--pretrain", "5120", "--methods", *methods]
     found, shown = train(tmp_path, *options)
     runs = {method: run for method, (run,) in found["runs"].items()}
     assert list(runs) == methods
@@ -161,6 +162,8 @@ def test_methods_of_training_are_compared(tmp_path: Path) -> None:
     for run in runs.values():
         assert len(run["curve"]) >= 3 and 2 < run["bits"] < 8
     assert 2 < found["bigrams"] < 5
+    start = re.search(r"seed 3, starts with (\d\.\d+) bits per byte", shown)
+    assert start and all(run["bits"] < float(start[1]) for run in runs.values())
     assert shown.splitlines()[-1].startswith("| diloco int8 |")
     assert (tmp_path / "curves.svg").read_text().count("polyline") == len(methods) + 1
 

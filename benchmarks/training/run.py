@@ -7,7 +7,8 @@
 
 Every run is a master and its peers, as processes, over TCP; all methods see the same tokens with the same seeds. `bits
 per byte` are of the held-out text, mean and half the range over the seeds; `to ddp` is the mean of the seeds' ratios to
-ddp with the same seed. Bytes are those that reductions sent, of all members that came to the end. `local` is one
+ddp with the same seed. With `--pretrain` all methods of a seed start with the same parameters, which one process has
+made of that many tokens: as in the paper (arXiv 2308.11105), where a fifth of the training comes before. Bytes are those that reductions sent, of all members that came to the end. `local` is one
 process without pccl that takes the batches of all members itself; `bigrams` predicts each byte from the one before,
 counted in all of the training text. At the end of every run all members must hold the same parameters, bit for bit.
 """
@@ -23,6 +24,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -189,11 +191,12 @@ class Run:
         raise SystemExit(f"{late} members did not end in {GRACE:.0f} s after the first")
 
 
-def runs_of(args: argparse.Namespace, method: str, seed: int) -> dict[str, Any]:
+def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None) -> dict[str, Any]:
     """One run of that method, with a master of its own."""
     arguments = [*METHODS[method], "--seed", str(seed), "--tokens", str(args.tokens)]
     arguments += ["--batch-size", str(args.batch_size), "--sync-every", str(args.sync_every)]
     arguments += ["--report-every", str(args.tokens // 20), *(QUICK if args.quick else [])]
+    arguments += ["--start", str(start)] if start else []
     env = {**os.environ, "PCCL_SHM": "0", "OMP_NUM_THREADS": "1"}
     if method == "local":
         arguments += ["--batch-size", str(args.batch_size * args.peers)]
@@ -222,6 +225,20 @@ def runs_of(args: argparse.Namespace, method: str, seed: int) -> dict[str, Any]:
         share = 0.25 if args.churn and args.quick else 0
         seconds = 0 if args.quick else args.churn
         return Run(arguments, args.tokens, args.peers, seconds, share, command, env).go()
+
+
+def pretrained(args: argparse.Namespace, seed: int, folder: Path) -> Path | None:
+    """Parameters that all methods start with, of one process with a seed of its own; None: they start with none."""
+    if not args.pretrain:
+        return None
+    result = folder / f"{seed}.safetensors"
+    arguments = ["--method", "local", "--seed", str(1000 + seed), "--tokens", str(args.pretrain)]
+    arguments += ["--batch-size", str(args.batch_size * args.peers), "--result", str(result)]
+    arguments += QUICK if args.quick else []
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = Run(arguments, args.pretrain, 1, 0, 0, lambda _: [], env).go()
+    print(f"seed {seed}, starts with {run['bits']:.3f} bits per byte", flush=True)
+    return result
 
 
 def load_example() -> Any:
@@ -281,15 +298,17 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     example = load_example()
     bigrams = bigram_bits(example)
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in args.methods}
-    for seed in args.seeds:
-        for method in args.methods:
-            run = runs_of(args, method, seed)
-            found[method].append(run)
-            print(
-                f"seed {seed}, {method}: {run['bits']:.3f} bits per byte, {run['seconds']:.0f} s, "
-                f"{run['members']} members end with the same parameters",
-                flush=True,
-            )
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in args.seeds:
+            start = pretrained(args, seed, Path(folder))
+            for method in args.methods:
+                run = run_of(args, method, seed, start)
+                found[method].append(run)
+                print(
+                    f"seed {seed}, {method}: {run['bits']:.3f} bits per byte, {run['seconds']:.0f} s, "
+                    f"{run['members']} members end with the same parameters",
+                    flush=True,
+                )
     print(f"bigrams: {bigrams:.3f} bits per byte")
     print(HEAD)
     for method, runs in found.items():
@@ -310,6 +329,7 @@ def main() -> int:
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=usual)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, help="over all members; default: 2 million")
+    parser.add_argument("--pretrain", type=int, default=0, help="tokens, before all methods")
     parser.add_argument("--peers", type=int, help="default: 4")
     parser.add_argument("--batch-size", type=int, default=4, help="rows of a member in a step")
     parser.add_argument("--sync-every", type=int, help="H; default: 50")
