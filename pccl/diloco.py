@@ -22,18 +22,20 @@ there, with a weight that does not count, so it also gets what they bring.
 from __future__ import annotations
 
 import copy
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from pccl import api
+from pccl import quantize as quantization
 from pccl import tree as trees
 from pccl._arrays import Array
 from pccl.communicator import Communicator
-from pccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost
+from pccl.errors import InvalidArgument, InvalidUsage, PCCLError, PeerLost, RevisionMismatch
 from pccl.quantize import Quantize
 from pccl.types import ReduceInfo, SyncInfo
 
@@ -74,8 +76,8 @@ class Data(Protocol):
     def seal(self) -> None:
         """A reduction begins, of what was learned from the examples that were taken so far."""
 
-    def commit(self, contributors: ReduceInfo) -> None:
-        """The oldest such reduction has come."""
+    def commit(self, contributors: ReduceInfo | Iterable[str]) -> None:
+        """The oldest such reduction has come; from these peers."""
 
     def pin(self) -> None:
         """All members have met here: what is taken from now on is for those who are members now."""
@@ -280,7 +282,8 @@ class DiLoCo:
             "streaming" that of the first fragment. The program does not call its `commit` then.
         comm: Default: the process's communicator.
         rejoin: Makes a new communicator when this peer was put out of the run or cut off, as
-            `pccl.init`; then it comes back as a newcomer by itself. The old one is closed before.
+            `pccl.init`; then it comes back as a newcomer by itself. The old one is closed before. Not for a
+            rank of a replica.
             Default: `step` raises, and `join` comes back.
         join: False: do not join yet; load a checkpoint and call `join`.
 
@@ -294,7 +297,7 @@ class DiLoCo:
         waited_seconds: How much of that this member has waited.
 
     Raises:
-        InvalidArgument: An argument makes no sense, or the run has other settings than this peer.
+        InvalidArgument: An argument makes no sense, or the run has other settings than this peer, which leaves it.
         PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
     """
 
@@ -323,7 +326,7 @@ class DiLoCo:
         self._inner: Inner = inner if known else _Arrays(inner)
         self._sync_every = _whole(sync_every, "sync_every", 1)
         self._mode = mode
-        self._quantize = quantize
+        self._quantize = None if quantize is None else quantization.parse(quantize, _FUNC)
         self._data = data
         self._comm = comm
         self._rejoin = rejoin
@@ -345,7 +348,7 @@ class DiLoCo:
         self._settings = (
             f"mode={mode}, sync_every={self._sync_every}, fragments={self._fragments}, "
             f"overlap={self._overlap}, mixing={self._mixing}, verify_every={self._verify_every}, "
-            f"eager={self._eager}"
+            f"eager={self._eager}, reduced{_words(self._quantize)}"
         )
         if outer_optimizer is None:
             self._settings += f", lr={outer_lr}, momentum={outer_momentum}, nesterov={nesterov}"
@@ -358,6 +361,8 @@ class DiLoCo:
             False  # whether the shared state is that of a round's end, where reductions begin
         )
         self._joined = False
+        self._replicas = False  # whether this peer is a rank of one
+        self._restored: list[str] = []  # who contributed to what a checkpoint had in flight
         self._met = False  # with all members, since the data's members were pinned
         self.info: ReduceInfo | None = None
         self.sync_info: SyncInfo | None = None
@@ -454,7 +459,7 @@ class DiLoCo:
         `Timeout`. What the model has learned since its last reduction is dropped then.
 
         Raises:
-            InvalidArgument: The run has other settings than this peer.
+            InvalidArgument: The run has other settings than this peer, which leaves it.
             PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
         """
         self._joined = False
@@ -463,8 +468,12 @@ class DiLoCo:
         self._steps -= self._steps % self._sync_every
         self._between = False
         if self._data is not None:
+            if self._restored:
+                self._data.commit(self._restored)
             self._data.rollback()
+        self._restored = []
         self._share()
+        self._replicas = bool(api.membership(self._comm).replicas)
         self._begin()
         if self._between:  # the members begin reductions now
             self._go_on(self._leaving(self._steps), {}, [])
@@ -480,14 +489,16 @@ class DiLoCo:
                 does. Default: all steps weigh the same.
 
         Returns:
-            Whether a round has ended.
+            Whether a round has ended; so it has where this member came back to the run (`info` may be None
+            then).
 
         Raises:
             InvalidArgument: `tokens` is no such number.
             InvalidUsage: Not joined; or not again after an exception.
             PCCLError: What `pccl.admit`, `pccl.sync` and `pccl.allreduce` raise. What the round
                 brought so far is kept or dropped by `join`. With `rejoin`, not those whose advice is
-                "rejoin", unless coming back fails.
+                "rejoin", unless coming back fails; on a rank of a replica those, too, since all ranks of it
+                have to come back.
         """
         if not self._joined:
             raise InvalidUsage.because(_FUNC, "not joined: call join() first")
@@ -543,12 +554,15 @@ class DiLoCo:
         """
         for flight in self._flying.values():
             self._complete(flight, together=False)
+        first = self._flying.get(0)
         return {
             "parameters": {
                 name: array.copy() for name, array in zip(self._names, self._outer, strict=True)
             },
             "optimizer": [_snapshot(optimizer.state()) for optimizer in self._optimizers],
             "pending": {str(p): _snapshot(flight.result) for p, flight in self._flying.items()},
+            # Whose examples of `data` are learned with it. Text: their number differs.
+            "contributors": json.dumps(first.info.contributors if first and first.info else []),
             "steps": self._steps - self._steps % self._sync_every,
         }
 
@@ -580,6 +594,7 @@ class DiLoCo:
             flight = _Flight(0, {"gradients": arrays, "present": present})
             self._flying[int(key)] = flight
             self._apply(int(key))
+        self._restored = json.loads(state["contributors"])
         self._steps = int(state["steps"]) // self._sync_every * self._sync_every
         self._begin()
 
@@ -591,22 +606,35 @@ class DiLoCo:
         try:
             call()
         except PCCLError as error:
-            if error.advice != "rejoin" or self._rejoin is None:
+            # The other ranks of a replica are put out with this one, but may be past their calls: they would wait
+            # for this rank inside the replica, and this one for them at the master.
+            if error.advice != "rejoin" or self._rejoin is None or self._replicas:
                 raise
             self._come_back()
         self._joined = True
 
     def _come_back(self) -> None:
         assert self._rejoin is not None
+        while True:
+            self._leave()
+            comm = self._rejoin()
+            if self._comm is not None:
+                self._comm = comm
+                if self._data is not None:
+                    self._data.follow(comm)
+            try:
+                return self.join()
+            except RevisionMismatch:
+                # The run was founded again by a member that had not seen the latest round, or from a checkpoint.
+                if self._steps == 0:
+                    raise
+                self._steps = 0
+
+    def _leave(self) -> None:
         if self._comm is None:
             api.shutdown()
-            self._rejoin()
         else:
             self._comm.close()
-            self._comm = self._rejoin()
-            if self._data is not None:
-                self._data.follow(self._comm)
-        self.join()
 
     def _leaving(self, step: int) -> list[int]:
         """The fragments whose reduction begins after that inner step: each at its own place in a round."""
@@ -825,6 +853,7 @@ class DiLoCo:
         self.sync_info = info
         self._met = True
         if shared["settings"] != self._settings:
+            self._leave()  # the others would wait for it
             sentence = f"this peer has {self._settings}; the run has {shared['settings']}"
             raise InvalidArgument.because(_FUNC, sentence)
         self._steps, self._between = shared["steps"], shared["between"]
@@ -832,6 +861,10 @@ class DiLoCo:
             pending = sorted(shared["pending"].items(), key=lambda item: (item[1]["due"], item[0]))
             self._flying = {int(p): _Flight(kept["due"], kept["result"]) for p, kept in pending}
         return bool(info.received)
+
+
+def _words(how: Quantize | None) -> str:
+    return " exactly" if how is None else quantization.words(how)
 
 
 def _whole(value: object, name: str, least: int = 0) -> int:

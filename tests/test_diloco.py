@@ -618,6 +618,49 @@ def test_a_member_that_was_put_out_comes_back_by_itself() -> None:
         assert went(peers, inner=False)[0][-1]["size"] == 3
 
 
+def test_a_member_that_is_ahead_of_a_run_that_began_again_goes_back_with_it() -> None:
+    with running(**FAST) as run:
+        peers = Peers(run.peers(2, SHELL))
+        make(peers, "sync_every=3, rejoin=pccl.init")
+        made(peers)
+        go(peers, "go(2)")
+        peers[1].signal(signal.SIGSTOP)
+        try:
+            go(peers[:1], "go(1)")
+            tell(peers[:1], "pccl.shutdown(); pccl.init(min_peers=1); make(7, sync_every=3)")
+            assert made(peers[:1])[0]["round"] == 0
+        finally:
+            peers[1].signal(signal.SIGCONT)
+        tell(peers[1:], "diloco.info = None")
+        tell(peers, "go(2, until=2)")
+        assert went(peers)[1][-1]["size"] == 2
+
+
+def test_a_rank_of_a_replica_does_not_come_back_alone() -> None:
+    with running(**FAST) as run:
+        start = "start(replica_id=os.environ['NAME'], ranks_per_replica=1, min_peers=2)"
+        code = SHELL.replace("start()", start)
+        peers = Peers([run.peer(code, NAME=name) for name in "ab"])
+        make(peers, "sync_every=3, rejoin=pccl.init")
+        made(peers)
+        go(peers, "go(1)")
+        peers[1].signal(signal.SIGSTOP)
+        try:
+            go(peers[:1], "go(2)")
+        finally:
+            peers[1].signal(signal.SIGCONT)
+        tell(
+            peers[1:],
+            """
+            try:
+                go(1)
+            except PCCLError as error:
+                say(event="told", advice=error.advice)
+            """,
+        )
+        assert peers[1].expect("told")["advice"] == "rejoin"
+
+
 # Counts in the parameters how often each example was seen. A mean over n members times n is what they have counted
 # together, and n shows in the places where each member adds a one of its own.
 COUNTS = """
@@ -694,6 +737,44 @@ def test_members_are_killed_and_come_and_each_example_is_learned_from_once(mode:
         late.expect("in", 60)
         for peer in (*peers[:2], late):
             assert peer.expect("done", 60)["counts"] == [3] * 500
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_resumes_from_a_checkpoint_learns_from_each_example_once(
+    mode: str, tmp_path: Path
+) -> None:
+    saves = COUNTS
+    for old, new in (
+        (
+            "    diloco.step()\n",
+            "    if diloco.step() and diloco.outer_step == 4:\n        break\n",
+        ),
+        (
+            "diloco.finish()\n",
+            "import pickle\n"
+            "saved = {'diloco': diloco.state_dict(), 'sampler': sampler.state_dict()}\n"
+            "open(os.environ['FILE'], 'wb').write(pickle.dumps(saved))\n"
+            "diloco.finish()\n",
+        ),
+    ):
+        assert saves.count(old) == 1
+        saves = saves.replace(old, new)
+    alone = ("pccl.world_size() == 3", "True")
+    resumes = COUNTS.replace("data=sampler)", "data=sampler, join=False)").replace(
+        'say(event="in")\n',
+        "import pickle\n"
+        "saved = pickle.loads(open(os.environ['FILE'], 'rb').read())\n"
+        "diloco.load_state_dict(saved['diloco'])\n"
+        "sampler.load_state_dict(saved['sampler'])\n"
+        "diloco.join()\n"
+        'say(event="in")\n',
+    )
+    for code in (saves.replace(*alone), resumes.replace(*alone)):
+        with running(MODE=mode, FILE=str(tmp_path / "checkpoint")) as run:
+            peer = run.peer(code, OWN="0")
+            peer.expect("in", 60)
+            counts = peer.expect("done", 60)["counts"]
+    assert counts == [3] * 500
 
 
 def test_data_follows_a_member_that_comes_back_with_another_communicator() -> None:
@@ -794,7 +875,14 @@ def test_a_checkpoint_of_one_member_resumes_the_run_on_all(mode: str) -> None:
         go(peers, "go(2)", inner=inner)
 
 
-def test_a_newcomer_with_other_settings_is_told() -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("sync_every=5", ["sync_every=5", "sync_every=3"]),
+        ("sync_every=3, quantize='int8'", ["reduced as int8 (min_max)", "reduced exactly"]),
+    ],
+)
+def test_a_newcomer_with_other_settings_is_told(options: str, words: list[str]) -> None:
     with running() as run:
         peers = Peers(run.peers(1, SHELL))
         make(peers, "sync_every=3")
@@ -803,19 +891,18 @@ def test_a_newcomer_with_other_settings_is_told() -> None:
         late.expect("in")
         tell(
             [late],
-            """
+            f"""
             try:
-                make(1, sync_every=5)
+                make(1, {options})
             except pccl.InvalidArgument as error:
                 say(event="refused", text=str(error))
-            os._exit(0)
             """,
         )
         asked(late)
         tell(peers, "go(3)")
         text = late.expect("refused")["text"]
-        assert "sync_every=5" in text and "sync_every=3" in text
-        went(peers)
+        assert all(word in text for word in words), text
+        went(peers)  # though that process lives
 
 
 class Unjoined(diloco.DiLoCo):
@@ -830,6 +917,7 @@ class Unjoined(diloco.DiLoCo):
     [
         ({"sync_every": 0}, "sync_every"),
         ({"sync_every": 2, "mode": "eager"}, "mode"),
+        ({"sync_every": 2, "quantize": "int9"}, "quantize"),
         ({"sync_every": 2, "overlap": 1}, "streaming"),
         ({"sync_every": 2, "mode": "streaming", "overlap": 2}, "overlap"),
         ({"sync_every": 2, "mode": "streaming", "fragments": 3}, "take turns"),
