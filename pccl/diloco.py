@@ -276,7 +276,7 @@ class DiLoCo:
             the paper's alpha; from 0, none, to 1. Default 0.5.
         quantize: As in `pccl.allreduce`: pseudo-gradients in fewer bits between hosts.
         verify_every: Rounds between comparisons of all members' states (one `pccl.sync`); the
-            others only look for newcomers. 0: never. Default: 1 for "sync", 16 otherwise.
+            others only look for newcomers. 0: never. With replicas in every round. Default: 1 for "sync", 16 otherwise.
         data: An `ElasticSampler` (`pccl.data`) that the program takes its examples from: newcomers
             learn its place, and each round's reduction settles what was taken for it, in mode
             "streaming" that of the first fragment. The program does not call its `commit` then.
