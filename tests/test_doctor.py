@@ -126,6 +126,26 @@ def test_who_listens_where_a_member_should_is_not_taken_for_it(secret: str | Non
     assert "of 1 tried 0 are reached" in checks["peers"]["text"]
 
 
+def test_a_port_that_is_advertised_is_tried_where_the_master_sees_this_host() -> None:
+    with listening(b"") as forwarded, pccl.MasterNode("127.0.0.1:0") as master:
+        named = f"198.51.100.4:7, localhost:{forwarded.rpartition(':')[2]}"
+        status, checks = doctor(master.address, PCCL_ADVERTISE=named)
+        assert status == 0
+        assert checks["from outside"]["verdict"] == "ok"
+        port = forwarded.rpartition(":")[2]
+        assert checks["from outside"]["text"].endswith(f"127.0.0.1, port {port}")
+        assert "198.51.100.4:7" in checks["advertised"]["text"]
+        assert "localhost" not in checks["advertised"]["text"]
+    with socket.socket() as taken, pccl.MasterNode("127.0.0.1:0") as master:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        port = str(taken.getsockname()[1])
+        status, checks = doctor(master.address, PCCL_ADVERTISE=f"127.0.0.1:{port}")
+        assert status == 0
+        assert checks["from outside"]["verdict"] == "ok"  # at its own port
+        assert not checks["from outside"]["text"].endswith(f"port {port}")
+        assert "advertised" not in checks
+
+
 def test_a_master_that_is_not_there_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen

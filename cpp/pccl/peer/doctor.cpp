@@ -124,7 +124,7 @@ class Doctor {
          const net::Secret& secret)
       : master_(master), group_(group), settings_(settings), secret_(secret) {}
 
-  Diagnosis run(std::uint16_t port) {
+  Diagnosis run(std::uint16_t port, const std::vector<wire::Address>& advertise) {
     if (!connect()) return std::move(result_);
     result_.round_trip = Duration::max();
     for (int i = 0; i < kQuestions; ++i) {
@@ -133,7 +133,7 @@ class Doctor {
       result_.round_trip = std::min(result_.round_trip, clock_now() - asked);
     }
     listen(port);
-    if (result_.port != 0 && !ask(result_.port)) return std::move(result_);
+    if (result_.port != 0 && !ask_who_reaches_us(advertise)) return std::move(result_);
     contact_members();
     return std::move(result_);
   }
@@ -148,15 +148,15 @@ class Doctor {
   }
 
   bool connect() {
-    std::unique_ptr<net::Tls> tls;
-    if (secret_) {
+    socket_.reset();
+    reader_ = wire::FrameReader();
+    if (secret_ && tls_ == nullptr) {
       auto made = net::TlsContext::make(settings_.key_update_records);
       if (!made) {
         result_.failure = made.error().reason;
         return false;
       }
       tls_ = std::move(*made);
-      tls = tls_->client(net::TlsRole::control, secret_.control_key());
     }
     bool over = false;
     const auto attempt = net::Connector::start(
@@ -166,7 +166,7 @@ class Doctor {
           socket_ = std::move(socket);
           result_.failure = failure.reason;
         },
-        std::move(tls));
+        secret_ ? tls_->client(net::TlsRole::control, secret_.control_key()) : nullptr);
     drive(kConnectTime + net::kTlsTimeout + std::chrono::seconds(1), [&] { return over; });
     attempt->cancel();
     if (socket_ == nullptr) {
@@ -200,6 +200,52 @@ class Doctor {
       result_.failure = refused == nullptr ? "this is no pccl master" : refused->reason;
     } else if (result_.failure.empty()) {
       result_.failure = broken ? "the master closed the connection" : "no answer";
+    }
+    return false;
+  }
+
+  // At the address that the master sees, since no other is tried for anybody: the first port that
+  // is advertised there, and our own.
+  bool ask_who_reaches_us(const std::vector<wire::Address>& advertise) {
+    std::uint16_t forwarded = 0;
+    for (const wire::Address& address : advertise) {
+      const std::uint16_t port = address.port == 0 ? result_.port : address.port;
+      if (!leads_to(address, result_.findings.seen) || (forwarded != 0 && port != forwarded)) {
+        result_.untested.push_back(net::to_string(wire::Address{address.host, port}));
+      } else {
+        forwarded = port;
+      }
+    }
+    if (forwarded != 0 && forwarded != result_.port) {
+      if (!ask_about(forwarded)) return false;
+      if (result_.findings.attempt.reached == wire::Reached::yes) return true;
+      if (!connect()) return false;  // one port is tried for each connection
+    }
+    return ask_about(result_.port);
+  }
+
+  bool ask_about(std::uint16_t port) {
+    const std::vector<wire::Attempt> before = std::move(result_.findings.attempts);
+    if (!ask(port)) return false;
+    result_.asked = port;
+    std::vector<wire::Attempt>& attempts = result_.findings.attempts;
+    for (const wire::Attempt& attempt : before) {
+      if (attempt.reached != wire::Reached::yes) continue;
+      std::erase_if(attempts, [&](const wire::Attempt& a) { return a.peer == attempt.peer; });
+      attempts.push_back(attempt);
+    }
+    return true;
+  }
+
+  // Whether that is one of the host's addresses.
+  static bool leads_to(const wire::Address& address, const std::string& seen) {
+    if (const auto numeric = net::numeric_endpoint(address))
+      return net::plain(numeric->address()).to_string() == seen;
+    asio::io_context context;
+    asio::ip::tcp::resolver resolver(context);
+    asio::error_code error;
+    for (const auto& found : resolver.resolve(address.host, "", error)) {
+      if (net::plain(found.endpoint().address()).to_string() == seen) return true;
     }
     return false;
   }
@@ -286,8 +332,9 @@ class Doctor {
 }  // namespace
 
 Diagnosis diagnose(const wire::Address& master, std::uint32_t group, std::uint16_t port,
-                   const Settings& settings, const net::Secret& secret) {
-  return Doctor(master, group, settings, secret).run(port);
+                   const std::vector<wire::Address>& advertise, const Settings& settings,
+                   const net::Secret& secret) {
+  return Doctor(master, group, settings, secret).run(port, advertise);
 }
 
 }  // namespace pccl::peer
