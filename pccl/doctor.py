@@ -180,8 +180,12 @@ def _ways(found: dict[str, Any]) -> Iterator[Check]:
         text += "; no way either way: " + ", ".join(lost[:3])
         if good == 0 and found["relays"]:
             text += "; what goes to them goes through the master, as fast as that can"
-    # One that is reached may carry all. And what nobody has tried may lead here.
-    closed = good == 0 and not found["relays"] and not found["untested"]
+    # One that is reached may carry all, be it one that was not tried; and an address that nobody has
+    # tried may lead here.
+    tried = [peer for peer, _, _ in found["we_reached_members"]]
+    refuted = hidden or all(back.get(peer, ("",))[0] == "no" for peer in tried)
+    all_known = refuted and found["size"] <= len(tried) and not found["untested"]
+    closed = good == 0 and not found["relays"] and all_known
     yield Check("peers", "fail" if closed else "warn" if lost else "ok", text)
 
 

@@ -17,6 +17,7 @@ import pytest
 from workers import running
 
 import pccl
+from pccl.doctor import _ways
 
 SECRET = "a secret of a test, which has enough characters"
 
@@ -144,6 +145,36 @@ def test_a_port_that_is_advertised_is_tried_where_the_master_sees_this_host() ->
         assert checks["from outside"]["verdict"] == "ok"  # at its own port
         assert not checks["from outside"]["text"].endswith(f"port {port}")
         assert "advertised" not in checks
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "fail"),
+        ({"relays": True}, "warn"),
+        ({"size": 3}, "warn"),  # one was not tried, and may be reached
+        ({"untested": ["198.51.100.4:40000"]}, "warn"),
+        ({"master_reached_us": ("", "busy", "")}, "warn"),  # and a member was not asked
+        ({"we_reached_members": [("a" * 32, "", ""), ("b" * 32, "10.0.0.2:5000", "")]}, "warn"),
+        ({"members_reached_us": [("a" * 32, "yes", "")]}, "warn"),
+    ],
+)
+def test_it_says_cannot_join_only_where_nothing_is_left_to_hope_for(
+    changes: dict[str, Any], verdict: str
+) -> None:
+    found = {
+        "port": 5000,
+        "asked": 5000,
+        "seen": "192.0.2.7",
+        "master_reached_us": ("", "no", "no answer"),
+        "untested": [],
+        "size": 2,
+        "we_reached_members": [("a" * 32, "", "no answer"), ("b" * 32, "", "no answer")],
+        "members_reached_us": [("a" * 32, "no", "no answer")],
+        "relays": False,
+    }
+    checks = {check.name: check for check in _ways(found | changes)}
+    assert checks["peers"].verdict == verdict
 
 
 def test_a_master_that_is_not_there_is_named() -> None:
