@@ -239,6 +239,34 @@ def test_two_that_have_no_way_to_each_other_are_told_soon_and_what_to_do() -> No
         assert (answer["event"], answer["name"]) == ("error", "Unreachable"), answer
 
 
+def test_the_master_says_how_much_has_gone_through_it() -> None:
+    count = 2_000_000
+    code = f"""
+    start()
+    total, info = pccl.allreduce(x({count}), return_info=True)
+    assert (total == expected(info)).all() and info.world_size == 2
+    pccl.shutdown()
+    """
+    settings = SETTINGS | {"PCCL_LOG_LEVEL": "INFO"}
+    with nat.hosts((0, 1, None)) as hosts, namespaces.running_on(hosts[-1], **settings) as run:
+        peers = [run.peer(code, host, PCCL_MIN_PEERS="2") for host in hosts[:2]]
+        for peer in peers:
+            assert peer.ends(60) == 0, peer.stderr()
+        # Each sends as much as the whole array (docs/connecting.md), in frames.
+        array = 8 * count
+        deadline = time.monotonic() + 30
+        while (said := relayed_bytes(run.master)) < 2 * array:
+            assert time.monotonic() < deadline, run.master.stderr()
+            threading.Event().wait(0.05)
+        assert said < 3 * array
+
+
+def relayed_bytes(master: Worker) -> int:
+    """As its log says, of links that have ended."""
+    lines = re.findall(r"relayed (\d+) bytes between peers \w+ and \w+ in", master.stderr())
+    return sum(map(int, lines))
+
+
 DOCTOR = """
 import subprocess
 command = [sys.executable, "-m", "pccl", "doctor", "--json"]
