@@ -35,8 +35,8 @@ def unscale(dtype: int, sums: Any, total: float, means: Any) -> None:
     `means` may be the memory of `sums` where elements have the same size.
     """
 
-def diagnose(master: str, group: int, port: int) -> dict[str, Any]:
-    """What the master and the members see of this host; see `peer/doctor.h`. Takes up to some 15 s."""
+def diagnose(master: str, group: int, port: int, advertise: Sequence[str]) -> dict[str, Any]:
+    """What the master and the members see of this host; see `peer/doctor.h`. Takes up to some 20 s."""
 
 def xla_handler() -> Any:
     """The custom call "pccl_allreduce", for jax.ffi.register_ffi_target."""

@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         "doctor",
         help="tell whether this machine can join a run",
         description="Tells on one screen whether this machine can join a run at that master. "
-        "PCCL_PORT and PCCL_BIND count as they do for a peer.",
+        "PCCL_PORT, PCCL_BIND and PCCL_ADVERTISE count as they do for a peer.",
     )
     doctor.add_arguments(examine)
 

@@ -81,10 +81,11 @@ def _in_background(master: str, group: int) -> dict[str, Any]:
     """So that Ctrl-C is obeyed."""
     result: list[dict[str, Any] | BaseException] = []
     port = _settings.integer(None, "port", "doctor", 0, 65535, variable="PCCL_PORT", default=0)
+    advertise = _settings.addresses(None, "doctor")
 
     def work() -> None:
         try:
-            result.append(_core.diagnose(master, group, port))
+            result.append(_core.diagnose(master, group, port, advertise))
         except BaseException as error:
             result.append(error)
 
@@ -131,7 +132,7 @@ def _ways(found: dict[str, Any]) -> Iterator[Check]:
     if found["port"] == 0:
         yield Check("own port", "fail", f"{found['port_failure']} (PCCL_PORT, PCCL_BIND)")
         return
-    where = f"{found['seen']}, port {found['port']}"
+    where = f"{found['seen']}, port {found['asked']}"
     _, reached, why = found["master_reached_us"]
     hidden = reached == "no"
     if reached == "yes":
@@ -145,6 +146,12 @@ def _ways(found: dict[str, Any]) -> Iterator[Check]:
         )
     else:
         yield Check("from outside", "info", f"not known: the master is busy ({where})")
+    if found["untested"]:
+        yield Check(
+            "advertised",
+            "info",
+            f"not tested: {', '.join(found['untested'])}: the master sees {found['seen']} instead",
+        )
     if found["size"] == 0:
         yield Check("peers", "info", "nobody is in the group yet")
         return
@@ -173,8 +180,12 @@ def _ways(found: dict[str, Any]) -> Iterator[Check]:
         text += "; no way either way: " + ", ".join(lost[:3])
         if good == 0 and found["relays"]:
             text += "; what goes to them goes through the master, as fast as that can"
-    # One that is reached may carry all.
-    closed = good == 0 and not found["relays"]
+    # One that is reached may carry all, be it one that was not tried; and an address that nobody has
+    # tried may lead here.
+    tried = [peer for peer, _, _ in found["we_reached_members"]]
+    refuted = hidden or all(back.get(peer, ("",))[0] == "no" for peer in tried)
+    all_known = refuted and found["size"] <= len(tried) and not found["untested"]
+    closed = good == 0 and not found["relays"] and all_known
     yield Check("peers", "fail" if closed else "warn" if lost else "ok", text)
 
 

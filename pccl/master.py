@@ -82,9 +82,14 @@ def _as_others_see(address: str) -> str:
     host, _, port = address.rpartition(":")
     if host not in ("0.0.0.0", "[::]"):
         return address
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # says which interface leads out; sends nothing
-        return f"{probe.getsockname()[0]}:{port}"
+    # An address of documentation says which interface leads out; nothing is sent.
+    ways = [(socket.AF_INET, "192.0.2.1", "{}")]
+    if host == "[::]":
+        ways.append((socket.AF_INET6, "2001:db8::1", "[{}]"))
+    for family, outside, written in ways:
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((outside, 9))
+            return f"{written.format(probe.getsockname()[0])}:{port}"
     return f"{socket.gethostname()}:{port}"
 
 

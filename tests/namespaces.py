@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -36,6 +36,7 @@ class Host:
 
     name: str
     address: str
+    address6: str = ""  # IPv6, where it has both
 
     def sent(self, device: str = "eth") -> int:
         """Bytes that have left this host, headers included; through "lo": that stayed in it."""
@@ -44,12 +45,18 @@ class Host:
 
 
 @contextmanager
-def namespaces(count: int) -> Iterator[list[Host]]:
-    """That many hosts on one network; skips the test where they cannot be made."""
+def namespaces(count: int, versions: Sequence[str] = ()) -> Iterator[list[Host]]:
+    """That many hosts on one network; skips the test where they cannot be made.
+
+    `versions`: of IP, of each host: "4" (the default), "6" or "46".
+    """
     if shutil.which("ip") is None:
         pytest.skip("needs the ip command")
     prefix = f"pccl{os.getpid()}"
-    hosts = [Host(f"{prefix}h{i}", f"10.77.3.{i + 1}") for i in range(count)]
+    hosts = []
+    for i, version in enumerate(versions or ["4"] * count):
+        addresses = {"4": f"10.77.3.{i + 1}", "6": f"fd77::{i + 1}"}
+        hosts.append(Host(f"{prefix}h{i}", *(addresses[number] for number in version)))
     switch = f"{prefix}s"
     with ExitStack() as stack:
         try:
@@ -64,11 +71,23 @@ def namespaces(count: int) -> Iterator[list[Host]]:
                     *f"-n {switch} link add port{i} type veth peer name eth netns {host.name}".split()
                 )
                 ip(*f"-n {switch} link set port{i} master bridge up".split())
-                ip(*f"-n {host.name} addr add {host.address}/24 dev eth".split())
+                for address in filter(None, (host.address, host.address6)):
+                    usable = "/64 nodad" if ":" in address else "/24"  # at once
+                    ip(*f"-n {host.name} addr add {address}{usable} dev eth".split())
                 ip(*f"-n {host.name} link set eth up".split())
         except subprocess.CalledProcessError as error:
             pytest.skip(f"cannot make network namespaces: {error.stderr}")
         yield hosts
+
+
+def at(address: str) -> str:
+    """A master there."""
+    return f"[{address}]:{_PORT}" if ":" in address else f"{address}:{_PORT}"
+
+
+def worker(code: str, host: Host, **env: str) -> Worker:
+    """A process of that host."""
+    return Worker(_ENTER + textwrap.dedent(code), TEST_NETNS=host.name, **env)
 
 
 class HostsRun:
@@ -77,9 +96,10 @@ class HostsRun:
     def __init__(self, host: Host, env: dict[str, str]) -> None:
         self.env = env
         self.workers: list[Worker] = []
-        self._address = f"{host.address}:{_PORT}"
+        self._address = at(host.address)
+        everywhere = "[::]" if ":" in host.address + host.address6 else "0.0.0.0"
         master = f"""
-            master = pccl.MasterNode("0.0.0.0:{_PORT}")
+            master = pccl.MasterNode("{everywhere}:{_PORT}")
             master.run()
             say(event="listening")
             master.wait()
@@ -96,10 +116,9 @@ class HostsRun:
         self.master.expect("listening")
 
     def peer(self, code: str, host: Host, **env: str) -> Worker:
-        settings = {"PCCL_MASTER": self._address, "PCCL_BIND": "", "TEST_NETNS": host.name}
-        worker = Worker(_ENTER + textwrap.dedent(code), **(settings | self.env | env))
-        self.workers.append(worker)
-        return worker
+        settings = {"PCCL_MASTER": self._address, "PCCL_BIND": ""}
+        self.workers.append(worker(code, host, **(settings | self.env | env)))
+        return self.workers[-1]
 
 
 @contextmanager

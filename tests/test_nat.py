@@ -239,28 +239,89 @@ def test_two_that_have_no_way_to_each_other_are_told_soon_and_what_to_do() -> No
         assert (answer["event"], answer["name"]) == ("error", "Unreachable"), answer
 
 
-def test_the_doctor_tells_who_is_behind_a_nat() -> None:
-    code = """
-    import subprocess
-    command = [sys.executable, "-m", "pccl", "doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    say(event="doctor", status=done.returncode, screen=done.stdout or done.stderr)
+def test_the_master_says_how_much_has_gone_through_it() -> None:
+    count = 2_000_000
+    code = f"""
+    start()
+    total, info = pccl.allreduce(x({count}), return_info=True)
+    assert (total == expected(info)).all() and info.world_size == 2
+    pccl.shutdown()
     """
-    waits = "start(min_peers=1)\npccl.barrier()\nsay(event='in')\nhear()"
+    settings = SETTINGS | {"PCCL_LOG_LEVEL": "INFO"}
+    with nat.hosts((0, 1, None)) as hosts, namespaces.running_on(hosts[-1], **settings) as run:
+        peers = [run.peer(code, host, PCCL_MIN_PEERS="2") for host in hosts[:2]]
+        for peer in peers:
+            assert peer.ends(60) == 0, peer.stderr()
+        # Each sends as much as the whole array (docs/connecting.md), in frames.
+        array = 8 * count
+        deadline = time.monotonic() + 30
+        while (said := relayed_bytes(run.master)) < 2 * array:
+            assert time.monotonic() < deadline, run.master.stderr()
+            threading.Event().wait(0.05)
+        assert said < 3 * array
+
+
+def relayed_bytes(master: Worker) -> int:
+    """As its log says, of links that have ended."""
+    lines = re.findall(r"relayed (\d+) bytes between peers \w+ and \w+ in", master.stderr())
+    return sum(map(int, lines))
+
+
+DOCTOR = """
+import subprocess
+command = [sys.executable, "-m", "pccl", "doctor", "--json"]
+done = subprocess.run(command, capture_output=True, text=True)
+say(event="doctor", status=done.returncode, screen=done.stdout or done.stderr)
+"""
+WAITS = "start(min_peers=1)\npccl.barrier()\nsay(event='in')\nhear()"
+
+
+def ask_the_doctor(
+    run: namespaces.HostsRun, host: namespaces.Host, **env: str
+) -> tuple[int, dict[str, dict[str, str]]]:
+    """Its exit status, and its checks by name."""
+    found = run.peer(DOCTOR, host, **env).expect("doctor")
+    return found["status"], {
+        check["name"]: check for check in json.loads(found["screen"])["checks"]
+    }
+
+
+def test_the_doctor_tells_who_is_behind_a_nat() -> None:
     with nat.hosts((0, 1, None, None)) as hosts:
         with namespaces.running_on(hosts[-1], **SETTINGS) as run:
-            run.peer(waits, hosts[2]).expect("in")
-            found = run.peer(code, hosts[0]).expect("doctor")
-            assert found["status"] == 0
-            checks = {check["name"]: check for check in json.loads(found["screen"])["checks"]}
+            run.peer(WAITS, hosts[2]).expect("in")
+            status, checks = ask_the_doctor(run, hosts[0])
+            assert status == 0
             assert checks["from outside"]["verdict"] == "warn"
             assert nat.address_of_nat(0) in checks["from outside"]["text"]
             text = checks["peers"]["text"]
             assert "of 1 tried 1 are reached" in text and "0 reach this machine" in text
-        for relay, status in (("0", 1), ("1", 0)):
+        # The two have the same private address, and in the first pair the same port.
+        for relay, status, port in (("0", 1, "5000"), ("1", 0, "")):
             with namespaces.running_on(hosts[-1], **SETTINGS, PCCL_RELAY=relay) as run:
-                run.peer(waits, hosts[1]).expect("in")
-                found = run.peer(code, hosts[0]).expect("doctor")
-                assert found["status"] == status, found
-                assert "no way either way" in found["screen"]
-                assert ("goes through the master" in found["screen"]) == (relay == "1")
+                run.peer(WAITS, hosts[1], PCCL_PORT=port).expect("in")
+                found, checks = ask_the_doctor(run, hosts[0], PCCL_PORT=port)
+                assert found == status, checks
+                text = checks["peers"]["text"]
+                assert "no way either way" in text
+                assert ("goes through the master" in text) == (relay == "1")
+
+
+def test_the_doctor_tries_a_forwarded_port_and_judges_by_nothing_untried() -> None:
+    where = (0, 1, None)
+    settings = SETTINGS | {"PCCL_RELAY": "0"}
+    forwarded = f"{nat.address_of_nat(0)}:4000"
+    with (
+        nat.hosts(where, {0: (4000, 5000)}) as hosts,
+        namespaces.running_on(hosts[-1], **settings) as run,
+    ):
+        run.peer(WAITS, hosts[1]).expect("in")
+        status, checks = ask_the_doctor(run, hosts[0], PCCL_PORT="5000", PCCL_ADVERTISE=forwarded)
+        assert status == 0 and checks["from outside"]["verdict"] == "ok", checks
+        assert "port 4000" in checks["from outside"]["text"]
+        assert "1 reach this machine" in checks["peers"]["text"]
+        for named, can in (("10.77.3.200:4000", True), (f"{nat.address_of_nat(0)}:4001", False)):
+            status, checks = ask_the_doctor(run, hosts[0], PCCL_PORT="5001", PCCL_ADVERTISE=named)
+            assert (status == 0) == can, checks
+            assert ("advertised" in checks) == can
+            assert checks["from outside"]["verdict"] == "warn"

@@ -1,7 +1,11 @@
 #include "pccl/peer/doctor.h"
 
+#include <nanobind/stl/vector.h>
+
 #include <chrono>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "pccl/bindings/common.h"
 #include "pccl/net/address.h"
@@ -27,16 +31,23 @@ nb::tuple told(const wire::Attempt& attempt) {
   return nb::make_tuple(attempt.peer.hex(), name(attempt.reached), attempt.reason);
 }
 
-nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t port) {
-  const auto address = net::parse_address(master, net::kDefaultPort);
-  if (!address) raise(address.error(), CallKind::connect, "doctor");
+nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t port,
+                  const std::vector<std::string>& advertise) {
+  const auto parse = [](const std::string& text, std::uint16_t default_port) {
+    auto parsed = net::parse_address(text, default_port);
+    if (!parsed) raise(parsed.error(), CallKind::connect, "doctor");
+    return std::move(*parsed);
+  };
+  const wire::Address address = parse(master, net::kDefaultPort);
+  std::vector<wire::Address> advertised;
+  for (const std::string& text : advertise) advertised.push_back(parse(text, 0));
   const Settings settings = read_settings("doctor");
   const Result<net::Secret> secret = net::Secret::from_environment();
   if (!secret) raise(secret.error(), CallKind::connect, "doctor");
   peer::Diagnosis found;
   {
     const GilRelease release;
-    found = peer::diagnose(*address, group, port, settings, *secret);
+    found = peer::diagnose(address, group, port, advertised, settings, *secret);
   }
   nb::list attempts;
   for (const wire::Attempt& attempt : found.findings.attempts) attempts.append(told(attempt));
@@ -50,6 +61,8 @@ nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t 
   result["round_trip"] = std::chrono::duration<double>(found.round_trip).count();
   result["port"] = found.port;
   result["port_failure"] = found.port_failure;
+  result["asked"] = found.asked;
+  result["untested"] = found.untested;
   result["software"] = found.findings.software;
   result["seen"] = found.findings.seen;
   result["master_reached_us"] = told(found.findings.attempt);
@@ -62,6 +75,8 @@ nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t 
 
 }  // namespace
 
-void bind_doctor(nb::module_& m) { m.def("diagnose", &diagnose, "master"_a, "group"_a, "port"_a); }
+void bind_doctor(nb::module_& m) {
+  m.def("diagnose", &diagnose, "master"_a, "group"_a, "port"_a, "advertise"_a);
+}
 
 }  // namespace pccl::bindings

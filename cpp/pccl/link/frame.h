@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "pccl/wire/codec.h"
 #include "pccl/wire/records.h"
@@ -94,6 +95,11 @@ struct Hello {
     visit(self.run, self.from, self.to, self.generation, self.stripe, self.keeps, self.memory);
   }
 };
+
+// What a hello is refused with by everybody but `to`, and by `to` in another run. So who says hello
+// in run 0, which is nobody's, learns who listens, and nothing else comes of it.
+inline constexpr std::string_view kAnotherPeer = "another peer listens here";
+inline constexpr std::string_view kAnotherRun = "not of this run";
 
 // What had come on a stripe when it ended. All frames behind those go again, on other stripes.
 struct Lost {

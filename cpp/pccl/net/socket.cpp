@@ -37,28 +37,6 @@ int open_socket(int family) {
       [&] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP); });
 }
 
-Result<int> listen_with(const asio::ip::tcp::endpoint& endpoint, bool dual_stack) {
-  const auto fail = [&](int number) {
-    return Error{Code::invalid_usage,
-                 "cannot listen on " + to_string(endpoint) + ": " + error_text(number),
-                 {},
-                 {}};
-  };
-  const int descriptor = open_socket(endpoint.protocol().family());
-  if (descriptor < 0) return fail(errno);
-  set_option(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
-  if (endpoint.address().is_v6()) {
-    set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, dual_stack ? 0 : 1);
-  }
-  if (::bind(descriptor, endpoint.data(), static_cast<socklen_t>(endpoint.size())) != 0 ||
-      ::listen(descriptor, kBacklog) != 0) {
-    const int number = errno;
-    close_descriptor(descriptor);
-    return fail(number);
-  }
-  return descriptor;
-}
-
 template <class Ask>
 asio::ip::tcp::endpoint ask_endpoint(Ask ask) {
   asio::ip::tcp::endpoint endpoint;
@@ -154,13 +132,31 @@ asio::ip::tcp::endpoint Socket::remote() const {
 }
 
 Result<int> listen_on(const asio::ip::tcp::endpoint& endpoint) {
-  return listen_with(endpoint, false);
+  const auto fail = [&](int number) {
+    return Error{Code::invalid_usage,
+                 "cannot listen on " + to_string(endpoint) + ": " + error_text(number),
+                 {},
+                 {}};
+  };
+  const int descriptor = open_socket(endpoint.protocol().family());
+  if (descriptor < 0) return fail(errno);
+  set_option(descriptor, SOL_SOCKET, SO_REUSEADDR, 1);
+  if (endpoint.address().is_v6()) {
+    set_option(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, endpoint.address().is_unspecified() ? 0 : 1);
+  }
+  if (::bind(descriptor, endpoint.data(), static_cast<socklen_t>(endpoint.size())) != 0 ||
+      ::listen(descriptor, kBacklog) != 0) {
+    const int number = errno;
+    close_descriptor(descriptor);
+    return fail(number);
+  }
+  return descriptor;
 }
 
 Result<int> listen_everywhere(std::uint16_t port) {
-  auto both = listen_with({asio::ip::address_v6::any(), port}, true);
+  auto both = listen_on({asio::ip::address_v6::any(), port});
   if (both) return both;
-  return listen_with({asio::ip::address_v4::any(), port}, false);
+  return listen_on({asio::ip::address_v4::any(), port});
 }
 
 int accept_on(const Socket& listener) {

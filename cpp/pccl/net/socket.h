@@ -89,7 +89,7 @@ enum class Begins : std::uint8_t { no, yes, perhaps, not_yet };
 [[nodiscard]] ssize_t receive(int descriptor, std::span<const iovec> into);
 [[nodiscard]] ssize_t transmit(int descriptor, std::span<const iovec> from);
 
-// A descriptor that listens, or why not.
+// A descriptor that listens, or why not. At "::": at all addresses, those of IPv4 included.
 [[nodiscard]] Result<int> listen_on(const asio::ip::tcp::endpoint& endpoint);
 // On all interfaces: IPv6 and IPv4 at once where the system can, else IPv4.
 [[nodiscard]] Result<int> listen_everywhere(std::uint16_t port);

@@ -25,14 +25,16 @@ struct Diagnosis {
   Duration round_trip{};     // of a question and its answer, the least of several
   std::uint16_t port = 0;    // at which this host listened meanwhile; 0: it could not
   std::string port_failure;  // why not
+  std::uint16_t asked = 0;   // of the ports tried from outside: that was reached, or the last one
+  std::vector<std::string> untested;  // advertised addresses that are not the one the master sees
   wire::Findings findings;
   std::vector<Contact> contacts;
 };
 
-// Takes some 15 s at most. `port`: where to listen; 0 takes a free one. `secret`: the run's, if it
-// has one.
+// Takes some 20 s at most. `port`: where to listen; 0 takes a free one. `advertise`: where else
+// others may find this host; port 0: the same. `secret`: the run's, if it has one.
 [[nodiscard]] Diagnosis diagnose(const wire::Address& master, std::uint32_t group,
-                                 std::uint16_t port, const Settings& settings,
-                                 const net::Secret& secret);
+                                 std::uint16_t port, const std::vector<wire::Address>& advertise,
+                                 const Settings& settings, const net::Secret& secret);
 
 }  // namespace pccl::peer

@@ -470,7 +470,7 @@ Status Engine::on_hello(StripeState& state, const link::FrameHeader& header,
       hello.memory != state.memory || (!state.neighbour.empty() && hello.from != state.neighbour)) {
     link::FrameHeader answer;
     answer.type = link::FrameType::refused;
-    const std::string why = hello.to != id() ? "another peer listens here" : "not of this run";
+    const std::string_view why = hello.to != id() ? link::kAnotherPeer : link::kAnotherRun;
     state.stripe->push(link::make_frame(answer, wire::Bytes(why.begin(), why.end())));
     flush_.insert(state.stripe->id());
     state.deadline = now_;  // close it at the next tick, when the answer is out
