@@ -167,6 +167,9 @@ def detours(
     most: int,
     hosts: list[int] = ...,
 ) -> set[tuple[int, int]]: ...
+def plannable(
+    world: int, unusable: set[tuple[int, int]], never: set[tuple[int, int]], most: int
+) -> bool: ...
 
 # Plans chosen from measurements (cpp/pccl/testing/topology.cpp).
 # ([(up, down)] by rank, [(unreachable, kilobytes per s, rtt in us)] by from * n + to)

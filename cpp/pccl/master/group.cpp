@@ -311,10 +311,8 @@ bool Group::plan_epoch() {
 // As plan_epoch would find, were these the members.
 bool Group::has_plan(std::size_t world, const std::set<topology::Edge>& unusable,
                      const std::set<topology::Edge>& unrelayable) const {
-  const auto ranks = static_cast<std::uint32_t>(world);
-  if (topology::make_plan(ranks, options_.segment_bytes, unusable)) return true;
-  return options_.relays &&
-         !topology::detours(ranks, unusable, unrelayable, options_.max_relayed).empty();
+  return topology::plannable(static_cast<std::uint32_t>(world), unusable, unrelayable,
+                             options_.relays ? options_.max_relayed : 0);
 }
 
 std::set<std::pair<PeerId, PeerId>> Group::relayed_pairs() const {
