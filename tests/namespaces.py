@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import subprocess
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pytest
 from workers import Worker
@@ -24,6 +27,7 @@ def enter(name):
 enter(os.environ["TEST_NETNS"])
 """
 _PORT = 48148  # each namespace has its own
+_T = TypeVar("_T")
 
 
 def ip(*words: str) -> str:
@@ -42,6 +46,22 @@ class Host:
         """Bytes that have left this host, headers included; through "lo": that stayed in it."""
         (link,) = json.loads(ip("-n", self.name, "-s", "-j", "link", "show", "dev", device))
         return int(link["stats64"]["tx"]["bytes"])
+
+
+def inside(host: Host, make: Callable[[], _T]) -> _T:
+    """What `make` returns on that host. Sockets made so stay there."""
+
+    def enter() -> None:
+        descriptor = os.open(f"/run/netns/{host.name}", os.O_RDONLY)
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            assert libc.setns(descriptor, 0) == 0, os.strerror(ctypes.get_errno())
+        finally:
+            os.close(descriptor)
+
+    # Of this process only that thread is there.
+    with ThreadPoolExecutor(1, initializer=enter) as thread:
+        return thread.submit(make).result()
 
 
 @contextmanager
@@ -96,7 +116,7 @@ class HostsRun:
     def __init__(self, host: Host, env: dict[str, str]) -> None:
         self.env = env
         self.workers: list[Worker] = []
-        self._address = at(host.address)
+        self.address = at(host.address)
         everywhere = "[::]" if ":" in host.address + host.address6 else "0.0.0.0"
         master = f"""
             master = pccl.MasterNode("{everywhere}:{_PORT}")
@@ -116,7 +136,7 @@ class HostsRun:
         self.master.expect("listening")
 
     def peer(self, code: str, host: Host, **env: str) -> Worker:
-        settings = {"PCCL_MASTER": self._address, "PCCL_BIND": ""}
+        settings = {"PCCL_MASTER": self.address, "PCCL_BIND": ""}
         self.workers.append(worker(code, host, **(settings | self.env | env)))
         return self.workers[-1]
 

@@ -225,6 +225,18 @@ def test_with_its_detours_there_is_a_plan_of_as_few_as_can_be(world: int, seed: 
         assert len(used & unusable) == min(rings)
 
 
+@given(st.integers(2, 9), st.integers(0, 12), st.integers(0, 2**32))
+def test_whether_there_is_a_plan_is_known_without_looking_for_it(
+    world: int, most: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    unusable = {pair for pair in pairs(world) if rng.random() < rng.choice((0.3, 0.7, 1))}
+    never = {pair for pair in unusable if rng.random() < 0.3}
+    there_is = _testing.make_plan(world, unusable) is not None
+    there_is = there_is or bool(_testing.detours(world, unusable, never, most))
+    assert _testing.plannable(world, unusable, never, most) == there_is
+
+
 def test_two_sites_that_cannot_connect_are_joined_where_a_ring_crosses() -> None:
     # Ranks 0, 2 and 4 are at one, 1, 3 and 5 at the other.
     unusable = {(a, b) for a, b in pairs(6) if a % 2 != b % 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 import pytest
@@ -13,7 +14,7 @@ from pccl import _testing
 JOIN, REJOIN, REQUEST_ADMISSION, PREPARED, ENTER_ROUND, OP_REPORT, ABORT = range(7)
 LINK_REPORT, BLOCKED, LEAVE, HEARTBEAT = range(7, 11)
 WITHDRAW, NEIGHBOURHOOD, MEASURED, INQUIRY, WANT_RELAY = 17, 18, 19, 20, 24
-BROKEN = 0
+BROKEN, UNREACHABLE, SILENT, MENDED, RELAYED = range(5)
 BARRIER = 2
 TIMEOUT, ENTERED = 0, 0
 
@@ -139,6 +140,8 @@ def test_open_calls_of_one_member_do_not_put_out_another_that_calls_next() -> No
         ),
         (WANT_RELAY, peer(1) + u32(0), "not due"),
         (WANT_RELAY, peer(1) + u32(1000), "not due"),
+        (WANT_RELAY, peer(2) + u32(1), "not due"),
+        (WANT_RELAY, peer(3) + u32(1), "not due"),  # the newer one of a pair asks
         (26, peer(1), "do not send"),
         (JOIN, join(2), "do not send"),
         (ENTER_ROUND, bytes([4]) + u64(1, 0) + b"\x00", "wrong payload"),
@@ -197,6 +200,103 @@ def test_who_breaks_its_links_to_several_without_end_goes_and_not_its_victims() 
         play.passes(1)
     assert play.members() == [1, 3]
     assert "again and again" in gone(play)[2]
+
+
+# Links that the master relays.
+
+
+def nobody_connects(members: int, limits: dict[str, int] | None = None) -> _testing.MasterPlay:
+    play = _testing.MasterPlay(members, {"relays": 1} | (limits or {}))
+    for one, other in itertools.combinations(range(1, members + 1), 2):
+        play.says(other, LINK_REPORT, link_report(one, play.epoch(), UNREACHABLE))
+    play.passes(2)
+    assert play.relayed() == list(itertools.combinations(range(members), 2))
+    play.told()
+    return play
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+@pytest.mark.parametrize("state", [MENDED, RELAYED], ids=["mended", "relayed"])
+def test_only_a_link_that_came_about_by_itself_counts_as_one(state: int, restarted: bool) -> None:
+    play = nobody_connects(3)
+    if restarted:
+        play.restart()  # nobody has asked this master for a relay
+    for reporter, about in ((1, 2), (2, 1)):
+        play.says(reporter, LINK_REPORT, link_report(about, play.epoch(), state))
+    play.says(3, LEAVE, text(""))
+    assert play.members() == [1, 2]
+    assert play.relayed() == ([] if state == MENDED else [(0, 1)])
+
+
+def test_questions_for_relays_beyond_a_rate_get_no_answer_and_cost_nothing_else() -> None:
+    play = nobody_connects(2, {"wants": 20})
+    for asked, answered in ((60, 20), (60, 0)):
+        for _ in range(asked):
+            play.says(2, WANT_RELAY, peer(1) + u32(1))
+        told = [(to, about) for to, what, about, _ in play.told() if what == "relay"]
+        assert sorted(told) == [(1, 2)] * answered + [(2, 1)] * answered
+    play.passes(30)
+    play.told()
+    play.says(2, WANT_RELAY, peer(1) + u32(1))
+    assert [what for _, what, _, _ in play.told()] == ["relay", "relay"]
+    assert play.members() == [1, 2]
+
+
+def test_a_question_for_a_relay_that_crossed_an_epoch_costs_nothing() -> None:
+    play = nobody_connects(3)
+    play.says(1, LEAVE, text(""))
+    for gone_or_not in (1, 2):
+        play.says(3, WANT_RELAY, peer(gone_or_not) + u32(1))
+    play.disconnect(2)
+    play.says(3, WANT_RELAY, peer(2) + u32(1))  # it may be back in a moment
+    assert play.members() == [2, 3]
+
+
+PAIRS = list(itertools.combinations(range(16), 2))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "reason"),
+    [
+        pytest.param(PAIRS[:64], "", id="as many as there may be"),
+        pytest.param(PAIRS[:65], "65 pairs to be relayed, of 64", id="too many"),
+        pytest.param(PAIRS[:2] + PAIRS[1:3], "named twice", id="repeated"),
+        pytest.param(PAIRS[:3][::-1], "out of order", id="out of order"),
+        pytest.param([(1, 0)], "none of its members", id="turned round"),
+        pytest.param([(1, 1)], "none of its members", id="with itself"),
+        pytest.param([(1, 16)], "none of its members", id="a stranger"),
+        pytest.param([(0, 1)] * 100_000, "100000 pairs", id="one without end"),
+    ],
+)
+def test_relays_that_make_no_sense_are_refused_by_master_and_member(
+    pairs: list[tuple[int, int]], reason: str
+) -> None:
+    refused = _testing.RelayedPeer(15, pairs).refuses()
+    assert (reason in refused and "the master" in refused) if reason else refused == ""
+    play = _testing.MasterPlay(16, {"relays": 1})
+    play.told()
+    play.restart({3: pairs})
+    out = gone(play)
+    assert list(out) == ([3] if reason else [])
+    assert all(reason in why and f"peer {bytes([3] * 4).hex()}" in why for why in out.values())
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=16))
+def test_relays_are_taken_as_an_ascending_list_of_pairs(pairs: list[tuple[int, int]]) -> None:
+    sound = pairs == sorted(set(pairs)) and all(a < b <= 4 for a, b in pairs)
+    assert (_testing.RelayedPeer(4, pairs).refuses() == "") == sound
+
+
+@pytest.mark.parametrize("others", [1, 6, 63])
+def test_a_member_asks_for_relays_again_and_again_and_never_too_often(others: int) -> None:
+    lonely = _testing.RelayedPeer(others, [(rank, others) for rank in range(others)])
+    asked = lonely.asks(120)
+    times = [time for time, _ in asked]
+    assert _testing.allowed(256, 8, times) == len(times)  # what a master answers
+    for number in range(1, others + 1):
+        own = [time for time, about in asked if about == number]
+        gaps = [later - time for time, later in itertools.pairwise(own)]
+        assert own[0] < 0.1 and min(gaps) >= 1 and max(gaps) < max(1.2, 0.16 * others)
 
 
 def test_a_newcomer_that_wants_and_wants_not_is_turned_away() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import time
 from typing import Any
 
 import namespaces
 import nat
 import pytest
-from test_nat import SETTINGS, reduce_once_more, start
+from test_nat import SETTINGS, connections, reduce_once_more, start
 from workers import Worker
 
 pytestmark = [
@@ -111,6 +113,12 @@ def test_the_others_go_on_when_one_is_killed() -> None:
         all_do(500_000, workers[:2], "reduced")
 
 
+def connected(host: namespaces.Host, address: str) -> int:
+    """Connections of that host to the other address."""
+    return sum(end.startswith(f"{address}:") for _, end in connections(host))
+
+
+@pytest.mark.skipif(shutil.which("ss") is None, reason="needs ss")
 def test_a_frozen_one_is_put_out_and_the_others_go_on() -> None:
     with (
         nat.hosts([0, 1, 2, None]) as hosts,
@@ -118,12 +126,19 @@ def test_a_frozen_one_is_put_out_and_the_others_go_on() -> None:
     ):
         workers = [run.peer(WORKS, host, PCCL_MIN_PEERS="3") for host in hosts[:3]]
         all_do(10, workers, "reduced")
+        frozen = nat.address_of_nat(1)
+        assert connected(hosts[-1], frozen) >= 2  # to the master, and through it
         workers[1].signal(signal.SIGSTOP)
         for worker in (workers[0], workers[2]):
             worker.tell(3_000_000)
         for worker in (workers[0], workers[2]):
             answer = worker.expect("reduced", 60)
             assert answer["right"] and answer["size"] == 2
+        # What the frozen one's kernel still holds open is nobody's any more.
+        deadline = time.monotonic() + 30
+        while connected(hosts[-1], frozen) > 0:
+            assert time.monotonic() < deadline, connections(hosts[-1])
+            time.sleep(0.02)
         all_do(500_000, [workers[0], workers[2]], "reduced")
 
 

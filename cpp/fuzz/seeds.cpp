@@ -85,8 +85,9 @@ std::vector<wire::Message> messages() {
   all.push_back(wire::OpReport{{{operation, 1, wire::OpPhase::entered, true, {5, "4 float32, sum"}},
                                 {operation, 1, wire::OpPhase::done, true, {5, "4 float32, sum"}}}});
   all.push_back(wire::AbortRequest{wire::CallKey(operation), Code::timeout});
-  for (const auto state : {wire::LinkState::broken, wire::LinkState::unreachable,
-                           wire::LinkState::silent, wire::LinkState::mended})
+  for (const auto state :
+       {wire::LinkState::broken, wire::LinkState::unreachable, wire::LinkState::silent,
+        wire::LinkState::mended, wire::LinkState::relayed})
     all.push_back(wire::LinkReport{peer(2), state, 1, "reset"});
   all.push_back(wire::Blocked{{wire::CallKey(operation)}, true, false, false});
   all.push_back(wire::Neighbourhood{{peer(2), peer(3)}, 0});

@@ -163,12 +163,24 @@ def send(address: Address, data: bytes) -> bytes:
         return answer
 
 
-class Recorder:
-    """Listens in front of the master, passes everything on, and keeps what peers have said."""
+def here(make: Callable[[], socket.socket]) -> socket.socket:
+    return make()
 
-    def __init__(self, master: Address) -> None:
+
+class Recorder:
+    """Listens in front of the master, passes everything on, and keeps what peers have said.
+
+    `at`: makes its sockets (namespaces.inside). It listens at the master's address, at another port.
+    """
+
+    def __init__(
+        self,
+        master: Address,
+        at: Callable[[Callable[[], socket.socket]], socket.socket] = here,
+    ) -> None:
         self._master = master
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._at = at
+        self._listener = at(lambda: socket.create_server((master[0], 0)))
         host, port = self._listener.getsockname()
         self.address = f"{host}:{port}"
         self.streams: list[bytearray] = []
@@ -178,14 +190,17 @@ class Recorder:
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                here, _ = self._listener.accept()
-                there = connect(self._master)
-                there.settimeout(None)
-                said = bytearray()
-                self.streams.append(said)
-                self._sockets += [here, there]
-                for pair in ((here, there, said), (there, here, bytearray())):
-                    threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+                self._begin(self._listener.accept()[0])
+
+    def _begin(self, here: socket.socket, first: bytes = b"") -> None:
+        there = self._at(lambda: connect(self._master))
+        there.settimeout(None)
+        there.sendall(first)
+        said = bytearray(first)
+        self.streams.append(said)
+        self._sockets += [here, there]
+        for pair in ((here, there, said), (there, here, bytearray())):
+            threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
 
     @staticmethod
     def _pass_on(source: socket.socket, to: socket.socket, kept: bytearray) -> None:

@@ -379,14 +379,9 @@ def test_a_replayed_connection_is_no_peer() -> None:
 # ---- links
 
 
-def run_id(to: str) -> int:
-    """The run's id, as a member learns it."""
-    with connect(to) as sock:
-        end = tlspeer.End(sock, client=True, key=tlspeer.control_key(SECRET))
-        assert end.shake() and end.write(JOIN)
-        answer = end.read()
-        end.free()
-    return int(struct.unpack_from("<Q", answer, 16)[0])
+def run_id(address: str) -> int:
+    with connect(address) as sock:
+        return tlspeer.run_id(sock, SECRET)
 
 
 def listening_port(before: set[int]) -> int:

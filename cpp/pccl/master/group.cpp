@@ -311,10 +311,8 @@ bool Group::plan_epoch() {
 // As plan_epoch would find, were these the members.
 bool Group::has_plan(std::size_t world, const std::set<topology::Edge>& unusable,
                      const std::set<topology::Edge>& unrelayable) const {
-  const auto ranks = static_cast<std::uint32_t>(world);
-  if (topology::make_plan(ranks, options_.segment_bytes, unusable)) return true;
-  return options_.relays &&
-         !topology::detours(ranks, unusable, unrelayable, options_.max_relayed).empty();
+  return topology::plannable(static_cast<std::uint32_t>(world), unusable, unrelayable,
+                             options_.relays ? options_.max_relayed : 0);
 }
 
 std::set<std::pair<PeerId, PeerId>> Group::relayed_pairs() const {
@@ -1033,7 +1031,10 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
               if (!newcomer) (void)stray(*peer, "reports about links to nobody", now);
               return;
             }
-            if (report.state == wire::LinkState::mended) return on_mended({id, report.peer}, now);
+            if (report.state == wire::LinkState::mended ||
+                report.state == wire::LinkState::relayed) {
+              return on_mended({id, report.peer}, report.state == wire::LinkState::relayed, now);
+            }
             LinkTrouble& trouble = trouble_[{id, report.peer}];
             // Said before it had heard of this epoch, as when two are killed at once.
             const bool late = report.epoch != record_.epoch;
@@ -1062,7 +1063,11 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
             check_stuck(now);
           },
           [&](const wire::WantRelay& want) {
-            if (!is_member || want.stripes == 0 || want.stripes > options_.max_relay_stripes)
+            // Of two members the newer one asks, and both know which one that is.
+            const Peer* other = member(want.peer);
+            const bool older = other != nullptr && peer->member.joined <= other->member.joined;
+            if (!is_member || older || want.stripes == 0 ||
+                want.stripes > options_.max_relay_stripes)
               return misuse("a relay that is not due");
             on_want_relay(*peer, want, now);
           },
@@ -1086,8 +1091,6 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
 // Both ends get a token each: whoever brings one is the peer that we have told it to.
 void Group::on_want_relay(Peer& from, const wire::WantRelay& want, Instant now) {
   const PeerId id = from.member.id;
-  if (!from.wants.take(options_.wants, now))
-    return evict(from.connection, Code::evicted, "it wants relays without end", now);
   const Peer* other = member(want.peer);
   const std::pair<PeerId, PeerId> pair = std::minmax(id, want.peer);
   if (other == nullptr || !relayed_pairs().contains(pair)) {
@@ -1095,7 +1098,7 @@ void Group::on_want_relay(Peer& from, const wire::WantRelay& want, Instant now) 
     return;
   }
   // Asked again until it is back. The record may be of a master that relayed.
-  if (other->connection == 0 || !options_.relays) return;
+  if (other->connection == 0 || !options_.relays || !from.wants.take(options_.wants, now)) return;
   wanted_.insert(pair);
   for (std::uint32_t i = 0; i < want.stripes; ++i) {
     const auto tokens = around_.expect_relay(id, want.peer);
@@ -1357,10 +1360,11 @@ bool Group::silent(const Peer& peer, Instant now) const {
   return peer.connection == 0 || now - peer.heard >= 2 * options_.heartbeat_interval;
 }
 
-void Group::on_mended(const std::pair<PeerId, PeerId>& pair, Instant now) {
-  // One that was to be relayed has come about without us.
+void Group::on_mended(const std::pair<PeerId, PeerId>& pair, bool through_us, Instant now) {
+  // One that was to be relayed has come about without us. (They say which, as it may have come
+  // about before this epoch, or under another master.)
   const std::pair<PeerId, PeerId> ordered = std::minmax(pair.first, pair.second);
-  if (!wanted_.contains(ordered) && relayed_pairs().contains(ordered) &&
+  if (!through_us && relayed_pairs().contains(ordered) &&
       topology::edges(record_.plan).contains(*ranks_of({ordered}).begin()))
     unusable_.erase(ordered);
   const auto it = trouble_.find(pair);

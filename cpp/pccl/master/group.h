@@ -92,9 +92,11 @@ struct Options {
   // Where no plan does without links that cannot be made, the master relays: at most so many pairs
   // in each group, of up to so many connections that a member asks for.
   bool relays = false;
-  std::size_t max_relayed = 64;
+  std::size_t max_relayed = wire::kMaxRelayed;
   std::uint32_t max_relay_stripes = 8;  // at a time
-  Rate wants{256, 8};                   // of them
+  // Questions for them that are answered, of each member: it asks again (peer/engine_links.cpp asks
+  // no more often than this).
+  Rate wants{256, 8};
 };
 
 // What a group needs of the master around it.
@@ -322,7 +324,7 @@ class Group {
   void check_calls(Instant now);
   void check_stuck(Instant now);
   [[nodiscard]] bool silent(const Peer& peer, Instant now) const;
-  void on_mended(const std::pair<PeerId, PeerId>& pair, Instant now);
+  void on_mended(const std::pair<PeerId, PeerId>& pair, bool through_us, Instant now);
   void check_links(Instant now);
   [[nodiscard]] bool plan_around(const std::vector<BadLink>& bad);
   void evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue, Instant now);
@@ -355,9 +357,9 @@ class Group {
   std::map<std::pair<PeerId, PeerId>, Allowance> breaks_;     // smaller id first
   std::set<std::pair<PeerId, PeerId>> unusable_;     // smaller id first; the plan goes without
   std::set<std::pair<PeerId, PeerId>> unavoidable_;  // no plan goes without these as well
-  // Of the unusable: that did not come about through the master either; and that were asked for.
+  // Of the unusable: that did not come about through the master either.
   std::set<std::pair<PeerId, PeerId>> unrelayable_;
-  std::set<std::pair<PeerId, PeerId>> wanted_;
+  std::set<std::pair<PeerId, PeerId>> wanted_;  // relayed, and asked for since we are the master
   std::optional<std::vector<std::uint32_t>> hosts_;  // present_hosts(), until it may have changed
   std::optional<Instant> hosts_differ_since_;        // from the plan's
   // What is known of the links between record_.members; the record has what the plan came from.

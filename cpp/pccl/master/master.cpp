@@ -38,26 +38,36 @@ bool plausible(const wire::EpochRecord& record, const Options& options) {
       return false;
   }
   return !ids.empty() && ids.size() <= options.max_peers && record.epoch <= kMaxCount &&
-         record.points <= kMaxCount && topology::valid(record.plan, ids.size()) &&
-         wire::valid_relays(record);
+         record.points <= kMaxCount && topology::valid(record.plan, ids.size());
 }
 
 // What a member says that it knows holds together; whether it is true, nobody can tell. A master
 // without memory passes it on to the others.
-bool plausible(const wire::Rejoin& rejoin, const Options& options) {
+Status check(const wire::Rejoin& rejoin, const Options& options) {
   const wire::Report& report = rejoin.report;
   const auto& members = report.record.members;
+  const auto wrong = [&](const std::string& what) {
+    return Status(Code::evicted,
+                  "what peer " + rejoin.id.brief() + " reports does not hold together" + what);
+  };
   const bool member = std::any_of(members.begin(), members.end(),
                                   [&](const auto& known) { return known.id == rejoin.id; });
   if (!member || !plausible(report.record, options) || report.applied > kMaxCount ||
       report.log.size() > report.applied || report.operations.size() > options.max_open_calls ||
       report.rounds.size() > options.max_open_calls)
-    return false;
+    return wrong("");
+  if (const Status relays = wire::check_relays(report.record); !relays)
+    return wrong(": " + relays.error().reason);
   std::uint64_t ordinal = report.applied - report.log.size();
-  return std::all_of(report.log.begin(), report.log.end(), [&](const wire::LogEntry& entry) {
+  for (const wire::LogEntry& entry : report.log) {
     const auto* record = std::get_if<wire::EpochRecord>(&entry.what);
-    return entry.ordinal == ++ordinal && (record == nullptr || plausible(*record, options));
-  });
+    if (entry.ordinal != ++ordinal || (record != nullptr && !plausible(*record, options)))
+      return wrong("");
+    if (record == nullptr) continue;
+    if (const Status relays = wire::check_relays(*record); !relays)
+      return wrong(": " + relays.error().reason);
+  }
+  return {};
 }
 
 }  // namespace
@@ -332,8 +342,8 @@ void Master::join(ConnectionId id, Connection& connection, const wire::Join& joi
 void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame,
                     Instant now) {
   const auto& rejoin = std::get<wire::Rejoin>(frame.message);
-  if (!plausible(rejoin, options_))
-    return refuse(id, Code::evicted, "what this peer reports does not hold together");
+  if (const Status sound = check(rejoin, options_); !sound)
+    return refuse(id, sound.error().code, sound.error().reason);
   if (frame.envelope.run == run_ && frame.envelope.term == term_) {
     const auto it = groups_.find(rejoin.group);
     if (it != groups_.end()) {

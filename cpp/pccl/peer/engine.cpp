@@ -154,7 +154,7 @@ void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
       if (link.reported)
         session_.report_link(id, link.up ? wire::LinkState::silent : wire::LinkState::unreachable,
                              link.last_failure);
-      if (link.up && !link.reported) session_.report_link(id, wire::LinkState::mended, "it works");
+      if (link.up && !link.reported) session_.report_link(id, mended(link), "it works");
     }
     return;
   }

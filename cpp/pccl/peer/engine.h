@@ -293,6 +293,7 @@ class Engine final : private SessionHost,
     bool relayed = false;    // it came about so
     bool told_relay = false;
     Instant next_relay{};                // to be asked for
+    unsigned relay_tries = 0;            // since one came about
     std::uint64_t ended_generation = 0;  // no stripe of it, or of one before, comes up again
     std::uint32_t next_stripe = 1;
     std::uint32_t spares_open = 0;  // dials and handshakes under way
@@ -431,6 +432,10 @@ class Engine final : private SessionHost,
   void dial(Link& link, const wire::Address& address, std::uint32_t stripe, bool offer = false);
   [[nodiscard]] Instant relay_time(const Link& link) const;
   void ask_for_relay(Link& link);
+  [[nodiscard]] Duration relay_pause() const;
+  [[nodiscard]] static wire::LinkState mended(const Link& link) {
+    return link.relayed ? wire::LinkState::relayed : wire::LinkState::mended;
+  }
   void say_hello(StripeState& state, Link& link, std::uint32_t stripe, std::uint64_t generation);
   void offer_stripe(StripeState& state, const Link& link);
   void accept_offer(StripeState& state);

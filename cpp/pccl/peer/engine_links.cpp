@@ -36,6 +36,10 @@ constexpr std::size_t kMaxUnconfirmed = 65536;  // frames of one stripe
 // Of links through the master:
 constexpr unsigned kRelayStripes = 2;
 constexpr Duration kRelayPause = std::chrono::seconds(1);  // until they are asked for again
+// A link that has asked a few times in vain waits so long for each one that needs a relay: all of
+// them ask no more often than the master answers (master::Options::wants), and each has its turn.
+constexpr Duration kRelayTurn = std::chrono::milliseconds(150);
+constexpr unsigned kRelayTries = 3;
 constexpr std::size_t kMaxRelayDials = 256;
 
 // What is said of stripes is checked: a number spoilt under way would stand for another one.
@@ -215,7 +219,8 @@ Instant Engine::dial_time(const Link& link) const {
 
 // When it may be asked for next, by the one that says hello.
 Instant Engine::relay_time(const Link& link) const {
-  const bool asks = link.may_relay && link.wanted && joined_ > link.peer.joined;
+  const bool asks =
+      link.may_relay && link.wanted && joined_ > link.peer.joined && session_.welcomed();
   return asks ? link.next_relay : Instant::max();
 }
 
@@ -223,8 +228,17 @@ void Engine::ask_for_relay(Link& link) {
   const std::size_t coming = link.stripes.size() + link.spares_open;
   const std::size_t wanted = link.up ? stripes_wanted(link) : coming + 1;
   if (coming >= wanted) return;
-  link.next_relay = now_ + kRelayPause;
+  link.next_relay = now_ + (++link.relay_tries > kRelayTries ? relay_pause() : kRelayPause);
   session_.want_relay(link.peer.id, static_cast<std::uint32_t>(wanted - coming));
+}
+
+Duration Engine::relay_pause() const {
+  const auto waiting = std::count_if(links_.begin(), links_.end(), [&](const auto& item) {
+    const Link& link = item.second;
+    return relay_time(link) != Instant::max() &&
+           (!link.up || (link.relayed && link.stripes.size() < link.tuner.wanted()));
+  });
+  return std::max(kRelayPause, kRelayTurn * waiting);
 }
 
 // A connection through the master, which the other end is told of as well. Addresses are dialled
@@ -548,6 +562,7 @@ void Engine::establish(StripeState& state) {
     link.memory = true;
     link.dials_memory = false;
   }
+  link.relay_tries = 0;
   if (number != 0) {
     if (state.dialled && !state.memory && link.spares_open > 0) --link.spares_open;
     link.spare_pause = {};
@@ -557,8 +572,9 @@ void Engine::establish(StripeState& state) {
   link.up = true;
   link.generation = state.hello.generation;
   link.reported = link.in_vain = false;
+  link.relayed = state.relayed;
   if (link.planned && session_.member())
-    session_.report_link(link.peer.id, wire::LinkState::mended, "it came about");
+    session_.report_link(link.peer.id, mended(link), "it came about");
   link.heard = now_;
   link.checked =
       options_.settings.checksum == Checksum::always ||
@@ -571,7 +587,6 @@ void Engine::establish(StripeState& state) {
   link.address.reset();
   // Where only the older end gets through, it dials the others as well.
   if (state.dialled != link.offered && !state.relayed) link.address = state.address;
-  link.relayed = state.relayed;
   if (link.relayed && !std::exchange(link.told_relay, true)) {
     log(LogLevel::warn, "no connection to peer " + link.peer.id.brief() +
                             " comes about, from either end: what goes between goes through the "
@@ -1271,7 +1286,7 @@ void Engine::watch_links() {
     }
     if (heard) link.heard = now_;
     if (heard && std::exchange(link.reported, false))
-      session_.report_link(peer, wire::LinkState::mended, "it is heard again");
+      session_.report_link(peer, mended(link), "it is heard again");
     if (now_ - link.heard < options_.settings.heartbeat_timeout) {
       // One connection may be dead while the others live, and neither end be told.
       // An idle one is heard every other interval at least.

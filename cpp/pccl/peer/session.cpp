@@ -145,9 +145,11 @@ Status Session::apply(const wire::LogEntry& entry) {
   if (const auto* epoch = std::get_if<wire::EpochRecord>(&entry.what)) {
     const bool in = std::any_of(epoch->members.begin(), epoch->members.end(),
                                 [&](const wire::Member& m) { return m.id == options_.id; });
-    if (!in || !topology::valid(epoch->plan, epoch->members.size()) ||
-        !wire::valid_relays(*epoch)) {
+    if (!in || !topology::valid(epoch->plan, epoch->members.size()))
       return Status(Code::refused, "the master sent an epoch that makes no sense");
+    if (const Status relays = wire::check_relays(*epoch); !relays) {
+      return Status(Code::refused,
+                    "the master sent an epoch that makes no sense: " + relays.error().reason);
     }
   }
   applied_ = entry.ordinal;

@@ -100,4 +100,5 @@ void bind_decisions(nb::module_& m) {
   m.def("make_plan", &make_plan, "world"_a, "unusable"_a, "hosts"_a = std::vector<std::uint32_t>());
   m.def("detours", &pccl::topology::detours, "world"_a, "unusable"_a, "never"_a, "most"_a,
         "hosts"_a = std::vector<std::uint32_t>());
+  m.def("plannable", &pccl::topology::plannable, "world"_a, "unusable"_a, "never"_a, "most"_a);
 }

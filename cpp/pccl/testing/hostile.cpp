@@ -1,6 +1,7 @@
 // For tests: a master whose members say what the test wants, an executor whose links do, and the
 // connections that have not said who they are.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -43,7 +44,8 @@ class Play {
  public:
   Play(std::uint8_t members, const std::map<std::string, std::size_t>& limits,
        const std::vector<std::string>& from)
-      : master_(options(limits), 77, 1) {
+      : options_(options(limits)) {
+    master_.emplace(options_, 77, 1);
     for (std::uint8_t id = 1; id <= members; ++id) {
       connect(id, id <= from.size() ? from[id - 1U] : "192.0.2." + std::to_string(id));
       wire::Join join;
@@ -51,7 +53,7 @@ class Play {
       join.min_peers = members;
       join.waiting = true;
       join.addresses = {{"192.0.2.1", 1}};
-      master_.on_frame(id, {{master_.run(), 1, 0}, join}, now_);
+      master_->on_frame(id, {{master_->run(), 1, 0}, join}, now_);
     }
     (void)told();
   }
@@ -59,16 +61,37 @@ class Play {
   Play& operator=(const Play&) = delete;
 
   void connect(master::ConnectionId id, const std::string& from) {
-    master_.on_connect(id, from, now_);
+    master_->on_connect(id, from, now_);
   }
-  void disconnect(master::ConnectionId id) { master_.on_disconnect(id, now_); }
+  void disconnect(master::ConnectionId id) { master_->on_disconnect(id, now_); }
+  // A master without memory takes over, and all members come back to it with what they know.
+  // `relayed`: of these the pairs that are relayed are others.
+  void restart(
+      const std::map<std::uint8_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>>& relayed) {
+    const wire::EpochRecord record = master_->group(0)->record();
+    const std::uint64_t applied = master_->group(0)->last_ordinal();
+    const std::uint64_t run = master_->run();
+    master_.emplace(options_, run + 1, 1);
+    for (const wire::Member& member : record.members) {
+      const std::uint8_t id = member.id.bytes[0];
+      wire::Rejoin rejoin{member.id, 0, {}};
+      rejoin.report.record = record;
+      rejoin.report.applied = applied;
+      if (const auto other = relayed.find(id); other != relayed.end()) {
+        rejoin.report.record.relayed.clear();
+        for (const auto& [a, b] : other->second) rejoin.report.record.relayed.push_back({a, b});
+      }
+      connect(id, "192.0.2." + std::to_string(id));
+      master_->on_frame(id, {{run, 1, applied}, rejoin}, now_);
+    }
+  }
   // What the master itself found out where that connection comes from.
-  void tried(master::ConnectionId id, bool reached) { master_.on_tried(id, reached, {}, now_); }
+  void tried(master::ConnectionId id, bool reached) { master_->on_tried(id, reached, {}, now_); }
 
   // One message, `ordinal` in its envelope (nothing: all that there is). Raises when it is none.
   void says(master::ConnectionId id, std::uint8_t type, nb::bytes payload,
             std::optional<std::uint64_t> ordinal) {
-    wire::Bytes bytes = wire::encode({master_.run(), 1, 0}, wire::Heartbeat{});
+    wire::Bytes bytes = wire::encode({master_->run(), 1, 0}, wire::Heartbeat{});
     const auto size = static_cast<std::uint32_t>(payload.size());
     bytes[5] = type;
     for (std::size_t i = 0; i < 4; ++i) bytes[8 + i] = static_cast<std::uint8_t>(size >> (8 * i));
@@ -79,9 +102,9 @@ class Play {
     wire::Frame frame;
     const auto next = reader.next(frame);
     if (!next) throw nb::value_error(next.error().reason.c_str());
-    const master::Group* group = master_.group(0);
+    const master::Group* group = master_->group(0);
     frame.envelope.ordinal = ordinal.value_or(group == nullptr ? 0 : group->last_ordinal());
-    master_.on_frame(id, frame, now_);
+    master_->on_frame(id, frame, now_);
   }
 
   // Everybody who is connected sends a sign of life, and has applied everything but for `mute`.
@@ -90,21 +113,21 @@ class Play {
       now_ += std::chrono::milliseconds(500);
       for (std::uint8_t id = 1; id < 32; ++id) {
         const bool behind = std::find(mute.begin(), mute.end(), id) != mute.end();
-        const std::uint64_t last = master_.group(0)->last_ordinal();
-        if (master_.group(0)->knows(id))
-          master_.on_frame(id, {{master_.run(), 1, behind ? 0 : last}, wire::Heartbeat{}}, now_);
+        const std::uint64_t last = master_->group(0)->last_ordinal();
+        if (master_->group(0)->knows(id))
+          master_->on_frame(id, {{master_->run(), 1, behind ? 0 : last}, wire::Heartbeat{}}, now_);
       }
-      master_.on_time(now_);
+      master_->on_time(now_);
     }
   }
 
   // What was sent since: (connection, what, code, text).
   std::vector<std::tuple<master::ConnectionId, std::string, int, std::string>> told() {
     std::vector<std::tuple<master::ConnectionId, std::string, int, std::string>> all;
-    for (const master::Action& action : master_.take_actions()) {
+    for (const master::Action& action : master_->take_actions()) {
       if (const auto* close = std::get_if<master::Close>(&action)) {
         all.emplace_back(close->connection, "close", 0, "");
-        master_.on_disconnect(close->connection, now_);
+        master_->on_disconnect(close->connection, now_);
       }
       if (const auto* attempt = std::get_if<master::TryAddress>(&action))
         all.emplace_back(attempt->for_whom, "tries", 0, pccl::net::to_string(attempt->address));
@@ -121,6 +144,8 @@ class Play {
         all.emplace_back(send->to, "try", 0, pccl::net::to_string(question->address));
       if (const auto* findings = std::get_if<wire::Findings>(&frame.message))
         all.emplace_back(send->to, "findings", static_cast<int>(findings->attempt.reached), "");
+      if (const auto* relay = std::get_if<wire::Relay>(&frame.message))
+        all.emplace_back(send->to, "relay", relay->peer.bytes[0], "");
       const auto* log = std::get_if<wire::Log>(&frame.message);
       if (log == nullptr) continue;
       for (const wire::LogEntry& entry : log->entries) {
@@ -137,18 +162,24 @@ class Play {
 
   std::vector<std::uint8_t> members() const {
     std::vector<std::uint8_t> ids;
-    if (master_.group(0) == nullptr) return ids;
-    for (const wire::Member& member : master_.group(0)->record().members)
+    if (master_->group(0) == nullptr) return ids;
+    for (const wire::Member& member : master_->group(0)->record().members)
       ids.push_back(member.id.bytes[0]);
     return ids;
   }
-  std::uint64_t epoch() const { return master_.group(0)->record().epoch; }
-  bool has_group(std::uint32_t id) const { return master_.group(id) != nullptr; }
-  bool anonymous(master::ConnectionId id) const { return master_.anonymous(id); }
+  std::uint64_t epoch() const { return master_->group(0)->record().epoch; }
+  bool has_group(std::uint32_t id) const { return master_->group(id) != nullptr; }
+  bool anonymous(master::ConnectionId id) const { return master_->anonymous(id); }
   // Pairs of ranks that the plan sends between.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> links() const {
-    const auto edges = pccl::topology::edges(master_.group(0)->record().plan);
+    const auto edges = pccl::topology::edges(master_->group(0)->record().plan);
     return {edges.begin(), edges.end()};
+  }
+  // ... and that the master relays where they cannot connect.
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> relayed() const {
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> pairs;
+    for (const auto& [a, b] : master_->group(0)->record().relayed) pairs.emplace_back(a, b);
+    return pairs;
   }
 
  private:
@@ -168,11 +199,14 @@ class Play {
       if (name == "turns") options.turns = rate;
       if (name == "restarts") options.restarts = rate;
       if (name == "breaks") options.breaks = rate;
+      if (name == "wants") options.wants = rate;
+      if (name == "relays") options.relays = value > 0;
     }
     return options;
   }
 
-  master::Master master_;
+  master::Options options_;
+  std::optional<master::Master> master_;
   pccl::Instant now_{std::chrono::seconds(1000)};
 };
 
@@ -312,7 +346,11 @@ void bind_hostile(nb::module_& m) {
       .def("epoch", &Play::epoch)
       .def("has_group", &Play::has_group, "group"_a)
       .def("anonymous", &Play::anonymous, "connection"_a)
-      .def("links", &Play::links);
+      .def("restart", &Play::restart,
+           "relayed"_a =
+               std::map<std::uint8_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>>())
+      .def("links", &Play::links)
+      .def("relayed", &Play::relayed);
   nb::class_<Sums>(m, "SumsPlay")
       .def(nb::init<std::size_t>(), "elements"_a)
       .def("start", &Sums::start, "sequence"_a)

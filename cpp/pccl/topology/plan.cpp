@@ -181,6 +181,18 @@ std::set<Edge> detours(std::uint32_t world, const std::set<Edge>& unusable,
   return star;
 }
 
+bool plannable(std::uint32_t world, const std::set<Edge>& unusable, const std::set<Edge>& never,
+               std::size_t most) {
+  // Who could own everything: with as many detours as it lacks links.
+  std::vector<std::size_t> lacks(world, 0);
+  for (const auto& [a, b] : unusable)
+    for (const std::uint32_t rank : {a, b}) lacks[rank] += never.contains({a, b}) ? most + 1 : 1;
+  if (std::any_of(lacks.begin(), lacks.end(), [&](std::size_t links) { return links <= most; }))
+    return true;
+  return make_plan(world, 64, unusable).has_value() ||
+         (most > 0 && !detours(world, unusable, never, most).empty());
+}
+
 HostRanks by_host(std::span<const std::uint32_t> order, std::span<const std::uint32_t> hosts) {
   HostRanks ranks;
   std::map<std::uint32_t, std::size_t> places;

@@ -45,6 +45,11 @@ struct Thresholds {
                                      const std::set<Edge>& never, std::size_t most,
                                      const std::vector<std::uint32_t>& hosts = {});
 
+// There is a plan, with such detours if need be. A search only where nobody reaches all others, as
+// a ring among many that reach few takes a while to be found, or not to be.
+[[nodiscard]] bool plannable(std::uint32_t world, const std::set<Edge>& unusable,
+                             const std::set<Edge>& never, std::size_t most);
+
 // The ranks of each host, ascending; hosts in the order in which `order` reaches them.
 using HostRanks = std::vector<std::vector<std::uint32_t>>;
 [[nodiscard]] HostRanks by_host(std::span<const std::uint32_t> order,

@@ -63,10 +63,23 @@ std::string describe(const CallKey& key) {
   return std::visit([](const auto& k) { return describe(k); }, key);
 }
 
-bool valid_relays(const EpochRecord& record) {
-  return std::all_of(record.relayed.begin(), record.relayed.end(), [&](const RankPair& pair) {
-    return pair.first < pair.second && pair.second < record.members.size();
-  });
+Status check_relays(const EpochRecord& record) {
+  const std::vector<RankPair>& pairs = record.relayed;
+  if (pairs.size() > kMaxRelayed) {
+    return Status(Code::refused, std::to_string(pairs.size()) + " pairs to be relayed, of " +
+                                     std::to_string(kMaxRelayed) + " at most");
+  }
+  const auto stranger = [&](const RankPair& pair) {
+    return pair.first >= pair.second || pair.second >= record.members.size();
+  };
+  if (std::any_of(pairs.begin(), pairs.end(), stranger))
+    return Status(Code::refused, "a pair to be relayed is none of its members");
+  const auto not_after = [](const RankPair& a, const RankPair& b) {
+    return std::pair(a.first, a.second) >= std::pair(b.first, b.second);
+  };
+  if (std::adjacent_find(pairs.begin(), pairs.end(), not_after) != pairs.end())
+    return Status(Code::refused, "a pair to be relayed is named twice, or out of order");
+  return {};
 }
 
 std::uint64_t next_point(const EpochRecord& record, RoundKind kind) {

@@ -117,8 +117,9 @@ enum class LinkState : std::uint8_t {
   unreachable,  // it could not be (re)dialled in time
   silent,       // nothing was heard on it for the heartbeat timeout
   mended,       // it works after all
+  relayed,      // ... through the master
 };
-constexpr unsigned enum_count(LinkState) { return 4; }
+constexpr unsigned enum_count(LinkState) { return 5; }
 
 // A member (or a newcomer that prepares) says that a link does not work. Never answered directly.
 struct LinkReport {

@@ -406,8 +406,6 @@ struct Census {
 enum class Cause : std::uint8_t { admission, loss, plan };
 constexpr unsigned enum_count(Cause) { return 3; }
 
-// A group's membership and plan: the whole record, so that every peer can report it to a new
-// master.
 // Two ranks, first < second.
 struct RankPair {
   std::uint32_t first = 0;
@@ -419,6 +417,10 @@ struct RankPair {
   }
 };
 
+constexpr std::size_t kMaxRelayed = 64;  // pairs of a group that the master relays
+
+// A group's membership and plan: the whole record, so that every peer can report it to a new
+// master.
 struct EpochRecord {
   std::uint64_t epoch = 0;
   Cause cause = Cause::admission;
@@ -437,7 +439,8 @@ struct EpochRecord {
   std::uint64_t points = 0;
   bool point_open =
       false;  // the latest was of a sync that has not succeeded: again, it is the same
-  // Members that could not connect. Where a link between them is needed, the master relays it.
+  // Members that could not connect. Where a link between them is needed, the master relays it. At
+  // most kMaxRelayed, in ascending order.
   std::vector<RankPair> relayed;
   bool operator==(const EpochRecord&) const = default;
   template <class Self, class Visitor>
@@ -448,8 +451,8 @@ struct EpochRecord {
   }
 };
 
-// All ranks that it speaks of are those of members.
-[[nodiscard]] bool valid_relays(const EpochRecord& record);
+// What is wrong with the pairs that are relayed, if anything is.
+[[nodiscard]] Status check_relays(const EpochRecord& record);
 
 // The number of the admission point that such a round is.
 [[nodiscard]] std::uint64_t next_point(const EpochRecord& record, RoundKind kind);
