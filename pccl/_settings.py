@@ -1,6 +1,6 @@
 """What the Python layers read from the environment, and checks of arguments that several calls share.
 
-An argument wins over its variable. An empty variable counts as unset.
+An argument wins over its variable. An empty variable counts as unset (but those of the secret: that is an error).
 """
 
 from __future__ import annotations

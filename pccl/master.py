@@ -53,7 +53,7 @@ def serve_with_secret(
             join = f"PCCL_SECRET_FILE={shlex.quote(os.path.abspath(secret_file))}"
         elif path := _settings.text("PCCL_SECRET_FILE"):
             join = f"PCCL_SECRET_FILE={shlex.quote(os.path.abspath(path))}"
-        elif _settings.text("PCCL_SECRET") is None:
+        elif not any(name in os.environ for name in ("PCCL_SECRET", "PCCL_SECRET_FILE")):
             secret = make_secret()
             join = f"PCCL_SECRET={secret}"
     except PCCLError as error:

@@ -123,6 +123,40 @@ def test_a_secret_comes_from_the_environment_or_a_file(
             pccl.Communicator(node.address)
 
 
+def in_the_environment(argv: list[str], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs it with this in the environment, and nothing else of secrets."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PCCL_SECRET")}
+    return subprocess.run(
+        argv, env=kept | env, cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("variable", ["PCCL_SECRET", "PCCL_SECRET_FILE"])
+def test_an_empty_variable_is_not_the_same_as_no_secret(
+    variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # As a command makes it that should have printed the secret, and failed.
+    for command in (
+        ["-m", "pccl", "master", "--listen", "127.0.0.1:0"],
+        ["-m", "pccl", "master", "--insecure", "--listen", "127.0.0.1:0"],
+        ["-m", "pccl.master", "--listen-address", "127.0.0.1:0"],
+        ["-m", "pccl", "doctor", "127.0.0.1:1"],
+    ):
+        done = in_the_environment([sys.executable, *command], tmp_path, **{variable: ""})
+        assert done.returncode != 0 and done.stdout == "", command
+        assert f"{variable} is set" in done.stderr and "Traceback" not in done.stderr
+    monkeypatch.setenv(variable, "")
+    with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:  # an argument wins
+        for call in (pccl.Communicator, pccl.MasterNode, pccl.init):
+            with pytest.raises(pccl.InvalidArgument, match=f"{variable} is set, but empty"):
+                call(node.address)
+        with pccl.Communicator(node.address, secret=SECRET):
+            pass
+    monkeypatch.setenv("PCCL_SECRET" if variable == "PCCL_SECRET_FILE" else "PCCL_SECRET_FILE", "x")
+    with pytest.raises(pccl.InvalidArgument, match=f"{variable} is set, but empty"):
+        pccl.MasterNode("127.0.0.1:0")
+
+
 # ---- whom a peer believes to be its master
 
 
