@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -597,6 +598,40 @@ def test_the_line_that_a_master_prints_is_all_that_a_peer_needs(tmp_path: Path) 
             process.kill()
             process.communicate()
     assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_secret_file_is_the_same_to_masters_and_peers(tmp_path: Path) -> None:
+    # No UTF-8, and a line end that reading as text would change.
+    file = tmp_path / "secret"
+    file.write_bytes(b" \xff\xfe\r\n" + bytes(range(128, 160)) + b"\r\n0123\r\n ")
+    command = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(
+        [*command, "--secret-file", str(file)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    try:
+        assert process.stdout is not None
+        at = process.stdout.readline().removeprefix("listening on ").strip()
+        code = "import pccl; pccl.init(); print(pccl.world_size())"
+        done = in_the_environment(
+            [sys.executable, "-c", code], tmp_path, PCCL_MASTER=at, PCCL_SECRET_FILE=str(file)
+        )
+        assert done.stdout == "1\n", done.stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_secret_file_that_cannot_be_made_or_read_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0", "--secret-file"]
+    (tmp_path / "short").write_text("short")
+    for path, words in (
+        (tmp_path / "no" / "secret", "cannot make .*no/secret: No such file"),
+        (tmp_path, f"cannot read {tmp_path}: Is a directory"),
+        (tmp_path / "short", "secret in .*short is too short: 5 bytes"),
+    ):
+        done = in_the_environment([*command, str(path)], tmp_path)
+        assert done.returncode == 1 and done.stdout == ""
+        assert re.search(words, done.stderr) and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_a_master_without_a_secret_warns_beyond_loopback(tmp_path: Path) -> None:
