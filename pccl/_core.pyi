@@ -58,7 +58,9 @@ class Secret:
 
     @staticmethod
     def from_environment(function: str) -> Secret | None:
-        """PCCL_SECRET, or the file that PCCL_SECRET_FILE names; None when neither is set."""
+        """PCCL_SECRET, or the file that PCCL_SECRET_FILE names; None when neither is set.
+
+        One that is set and empty is an error."""
 
 class Communicator:
     """One peer's part in a run. Every blocking method releases the GIL and obeys Ctrl-C.

@@ -1,6 +1,6 @@
 """What the Python layers read from the environment, and checks of arguments that several calls share.
 
-An argument wins over its variable. An empty variable counts as unset.
+An argument wins over its variable. An empty variable counts as unset (but those of the secret: that is an error).
 """
 
 from __future__ import annotations
@@ -95,13 +95,15 @@ def addresses(value: str | Sequence[str] | None, func: str) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def secret(value: str | bytes | None, func: str) -> _core.Secret | None:
+def secret(value: str | bytes | _core.Secret | None, func: str) -> _core.Secret | None:
     """`secret=`, else PCCL_SECRET, else what is in the file PCCL_SECRET_FILE; None: there is none.
 
     Text counts without the blanks around it. What was given is kept nowhere, nor shown in errors.
     """
     if value is None:
         return _core.Secret.from_environment(func)
+    if isinstance(value, _core.Secret):
+        return value
     given: object = value.strip().encode() if isinstance(value, str) else value
     if not isinstance(given, (bytes, bytearray, memoryview)):
         sentence = f"secret must be text or bytes, not {type(given).__name__}"

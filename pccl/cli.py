@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
-from pccl import __version__, _settings, bench, doctor, launch, master
+from pccl import __version__, bench, doctor, launch, master
 from pccl.errors import PCCLError
 
 __all__ = ["main"]
@@ -135,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 relay=False if options.no_relay else None,
             )
         for variable in ("PCCL_SECRET", "PCCL_SECRET_FILE"):
-            if _settings.text(variable) is not None:
+            if variable in os.environ:
                 parser.error(f"--insecure, but {variable} is set")
         return master.serve(
             options.listen,

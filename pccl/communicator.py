@@ -910,7 +910,9 @@ class MasterNode:
         InvalidArgument: The address or the secret makes no sense.
     """
 
-    def __init__(self, listen_address: str, *, secret: str | bytes | None = None) -> None:
+    def __init__(
+        self, listen_address: str, *, secret: str | bytes | _core.Secret | None = None
+    ) -> None:
         if not isinstance(listen_address, str) or not listen_address:
             sentence = f"listen_address must be 'host:port', not {listen_address!r}"
             raise InvalidArgument.because("MasterNode", sentence)

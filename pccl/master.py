@@ -11,9 +11,8 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
-from pccl import _settings
+from pccl import _core, _settings
 from pccl._settings import DEFAULT_PORT
 from pccl.communicator import MasterNode
 from pccl.errors import InvalidArgument, PCCLError
@@ -46,14 +45,14 @@ def serve_with_secret(
         relay: Whether to relay between peers that cannot connect, instead of PCCL_RELAY.
     """
     join = "PCCL_SECRET=..."
-    secret = None
+    secret: str | _core.Secret | None = None
     try:
         if secret_file is not None:
-            secret = _secret_in(Path(secret_file))
+            secret = _secret_in(secret_file)
             join = f"PCCL_SECRET_FILE={shlex.quote(os.path.abspath(secret_file))}"
         elif path := _settings.text("PCCL_SECRET_FILE"):
             join = f"PCCL_SECRET_FILE={shlex.quote(os.path.abspath(path))}"
-        elif _settings.text("PCCL_SECRET") is None:
+        elif not any(name in os.environ for name in ("PCCL_SECRET", "PCCL_SECRET_FILE")):
             secret = make_secret()
             join = f"PCCL_SECRET={secret}"
     except PCCLError as error:
@@ -61,15 +60,18 @@ def serve_with_secret(
     return serve(listen, straggler_timeout=straggler_timeout, relay=relay, secret=secret, join=join)
 
 
-def _secret_in(path: Path) -> str:
-    with suppress(FileExistsError, PermissionError):
+def _secret_in(path: str) -> _core.Secret:
+    """What peers read there, too: byte for byte."""
+    try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w") as file:
             file.write(make_secret() + "\n")
-    try:
-        return path.read_text()
-    except (OSError, ValueError) as error:
-        raise InvalidArgument.because("pccl master", f"cannot read {path}: {error}") from None
+    except FileExistsError:
+        pass
+    except OSError as error:
+        sentence = f"cannot make the secret's file {path}: {error.strerror}"
+        raise InvalidArgument.because("pccl master", sentence) from None
+    return _core.Secret.from_file(path, "pccl master")
 
 
 def _failed(error: PCCLError) -> int:
@@ -98,7 +100,7 @@ def serve(
     *,
     straggler_timeout: str | None = None,
     relay: bool | None = None,
-    secret: str | None = None,
+    secret: str | _core.Secret | None = None,
     join: str | None = None,
 ) -> int:
     """Prints `listening on HOST:PORT` and serves until SIGINT or SIGTERM.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import hashlib
 import hmac
+import os
 import socket
 import struct
 from typing import Any
@@ -59,6 +61,43 @@ def run_id(sock: socket.socket, secret: str) -> int:
     answer = end.read()
     end.free()
     return int(struct.unpack_from("<Q", answer, 16)[0])
+
+
+PSK_KE, PSK_DHE_KE = b"\x00", b"\x01"  # modes of a key exchange
+
+
+def client_hello(key: bytes, identity: bytes, modes: bytes, *, share: bool = True) -> bytes:
+    """A record with a ClientHello that proves to know `key`, by the rules of RFC 8446, section 4.2.11.
+
+    OpenSSL never offers the mode psk_ke alone.
+    """
+
+    def sized(data: bytes, width: int = 2) -> bytes:
+        return len(data).to_bytes(width, "big") + data
+
+    def expanded(secret: bytes, label: bytes, context: bytes) -> bytes:
+        info = struct.pack(">H", 32) + sized(b"tls13 " + label, 1) + sized(context, 1)
+        return hmac.digest(secret, info + b"\x01", "sha256")
+
+    extensions = {
+        43: b"\x02\x03\x04",  # TLS 1.3
+        10: sized(b"\x00\x1d"),  # X25519
+        13: sized(b"\x04\x03\x08\x04"),
+        45: sized(modes, 1),
+    }
+    if share:
+        extensions[51] = sized(b"\x00\x1d" + sized(os.urandom(32)))
+    binders = sized(sized(bytes(32), 1))
+    known = sized(sized(identity) + bytes(4))
+    extensions[41] = known + binders  # the last one
+    body = b"\x03\x03" + os.urandom(32) + sized(b"", 1) + sized(b"\x13\x01") + sized(b"\x00", 1)
+    body += sized(b"".join(struct.pack(">H", kind) + sized(e) for kind, e in extensions.items()))
+    begin = (b"\x01" + sized(body, 3))[: -len(binders)]
+    early = hmac.digest(bytes(32), key, "sha256")
+    binder_key = expanded(early, b"ext binder", hashlib.sha256(b"").digest())
+    finished = expanded(binder_key, b"finished", b"")
+    binder = hmac.digest(finished, hashlib.sha256(begin).digest(), "sha256")
+    return b"\x16\x03\x01" + sized(begin + sized(sized(binder, 1)))
 
 
 def _library() -> Any:

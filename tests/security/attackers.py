@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import socket
@@ -12,10 +13,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pytest
+import tlspeer
 from workers import Run, Worker, running
 
-# A process in an attacked run takes at most so much more than before the attacks: twice the 64 MiB that
-# connections without a name may fill, and room for what the allocator keeps.
+from pccl import _testing
+
+SECRET = "correct horse battery staple, and then some more"
+
+# A process in an attacked run takes at most so much more than before the attacks: the 64 MiB that connections
+# without a name may fill and the 64 MiB that newcomers may, and room for what the allocator keeps.
 MEMORY_BOUND_MIB = 256
 
 # Trains until told to stop: every result is compared with the sum over those it says it is over. "count" is answered
@@ -74,8 +81,11 @@ def listening_port(pid: int) -> int:
 class Training:
     """A master and two peers that reduce over TCP, and what they took before anybody attacked them."""
 
-    def __init__(self, run: Run, envs: Sequence[dict[str, str]] = ({}, {})) -> None:
+    def __init__(
+        self, run: Run, envs: Sequence[dict[str, str]] = ({}, {}), secret: str | None = None
+    ) -> None:
         self.run = run
+        self.secret = secret
         self.peers = [run.peer("PEERS = 2\n" + TRAIN, **env) for env in envs]
         self.ids = [peer.expect("in")["peer"] for peer in self.peers]
         for peer in self.peers:
@@ -91,6 +101,24 @@ class Training:
 
     def processes(self) -> list[Worker]:
         return [self.run.master, *self.peers]
+
+    @functools.cached_property
+    def run_id(self) -> int:
+        """As the master tells who joins."""
+        with contextlib.closing(self.insider(self.master)) as one:
+            assert one.write(join(1))
+            return int(struct.unpack_from("<Q", one.read(), 16)[0])
+
+    def insider(self, at: Address, peer: str = "") -> Insider:
+        """Who knows the secret, if there is one, at the master's port or that of `peer`, an id."""
+        if self.secret is None:
+            return Insider(at, None, b"")
+        if not tlspeer.available:
+            pytest.skip("libssl is not found by ctypes")
+        if not peer:
+            return Insider(at, tlspeer.control_key(self.secret), b"pccl control")
+        key = tlspeer.link_key(self.secret, self.run_id, bytes.fromhex(peer))
+        return Insider(at, key, b"pccl link")
 
     def steps(self) -> int:
         self.peers[0].tell("count")
@@ -126,9 +154,9 @@ def training(
     """`peers`: what each of them has in its environment beside `env`."""
     env["PCCL_SHM"] = "0"
     if secret:
-        env["PCCL_SECRET"] = "correct horse battery staple, and then some more"
+        env["PCCL_SECRET"] = SECRET
     with running(master_begins, **env) as run:
-        world = Training(run, peers)
+        world = Training(run, peers, SECRET if secret else None)
         yield world
         world.goes_on()
         world.ends()
@@ -148,6 +176,49 @@ def many_descriptors(wanted: int) -> Iterator[int]:
 
 def connect(address: Address) -> socket.socket:
     return socket.create_connection(address, timeout=20)
+
+
+class Insider:
+    """A connection that got through the handshake of TLS, where there is a secret, and then says what it likes."""
+
+    def __init__(self, address: Address, key: bytes | None, identity: bytes) -> None:
+        self.sock = connect(address)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._end: tlspeer.End | None = None
+        if key is not None:
+            self._end = tlspeer.End(self.sock, client=True, key=key, identity=identity)
+            assert self._end.shake()
+
+    def write(self, data: bytes) -> bool:
+        """Whether all of it could be sent."""
+        if self._end is not None:
+            return self._end.write(data)
+        try:
+            self.sock.sendall(data)
+        except OSError:
+            return False
+        return True
+
+    def read(self) -> bytes:
+        """What has come; nothing at the end."""
+        if self._end is not None:
+            return self._end.read()
+        try:
+            return self.sock.recv(1 << 16)
+        except ConnectionError:
+            return b""
+
+    def read_all(self) -> bytes:
+        """Until the other end closes."""
+        told = b""
+        while more := self.read():
+            told += more
+        return told
+
+    def close(self) -> None:
+        if self._end is not None:
+            self._end.free()
+        self.sock.close()
 
 
 def send(address: Address, data: bytes) -> bytes:
@@ -227,15 +298,24 @@ class Spoiler:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.flipped = threading.Event()
-        self.ended = threading.Event()  # the connection of which a bit was flipped
+        self.ended = threading.Event()  # the connection that was spoilt
         self._due: bool | None = None
+        self._cuts = False
         self._sockets: list[socket.socket] = [self._listener]
         threading.Thread(target=self._serve, daemon=True).start()
 
     def flip(self, upwards: bool) -> None:
         """A bit of what goes that way next."""
+        self._begin(upwards, cuts=False)
+
+    def cut(self, upwards: bool) -> None:
+        """Ends the connection in the middle of what goes that way next."""
+        self._begin(upwards, cuts=True)
+
+    def _begin(self, upwards: bool, cuts: bool) -> None:
         self.flipped.clear()
         self.ended.clear()
+        self._cuts = cuts
         self._due = upwards
 
     def _serve(self) -> None:
@@ -257,9 +337,12 @@ class Spoiler:
                 if self._due is upwards:
                     self._due = None
                     middle = len(data) // 2
-                    data = data[:middle] + bytes([data[middle] ^ 16]) + data[middle + 1 :]
                     spoilt.set()
                     self.flipped.set()
+                    if self._cuts:
+                        to.sendall(data[:middle])
+                        break
+                    data = data[:middle] + bytes([data[middle] ^ 16]) + data[middle + 1 :]
                 to.sendall(data)
         for each in (source, to):
             with contextlib.suppress(OSError):
@@ -274,13 +357,37 @@ class Spoiler:
             each.close()
 
 
+def join(number: int, group: int = 1000) -> bytes:
+    """A Join of a newcomer that does not ask to be let in."""
+    sample = _testing.control_sample("join")[32:]
+    start = b"\xee" * 8 + struct.pack("<Q", number) + struct.pack("<IIBB", group, 1, 0, 0)
+    return control(0, start + sample[len(start) :])
+
+
 def control(kind: int, payload: bytes, *, length: int | None = None, run: int = 0) -> bytes:
     size = len(payload) if length is None else length
     return struct.pack("<4sBBHIIQQ", b"PCCL", 1, kind, 0, size, 0, run, 0) + payload
 
 
-def frame(seal: Callable[[bytes], bytes], kind: int, payload: bytes, length: int) -> bytes:
+def frame(
+    seal: Callable[[bytes], bytes],
+    kind: int,
+    payload: bytes,
+    length: int,
+    *,
+    final: int = 0,
+    key: bytes = bytes(25),
+    attempt: int = 0,
+    segment: int = 0,
+) -> bytes:
     """A link frame that says `length`. `seal` fills the sum of its header."""
-    header = struct.pack("<IBBBBII", 0x31464350, kind, 0, 0, 1, length, 0)
-    header += bytes(25) + struct.pack("<QIIQ", 0, 0, 0, 0) + bytes(3) + bytes(4)
+    header = struct.pack("<IBBBBII", 0x31464350, kind, final, 0, 1, length, 0)
+    header += key + struct.pack("<QIIQ", attempt, segment, 0, 0) + bytes(3) + bytes(4)
     return seal(header) + payload
+
+
+def greeting(run: int, sender: str, to: str, generation: int) -> bytes:
+    """What a peer says first on a connection to another one."""
+    said = struct.pack("<Q", run) + bytes.fromhex(sender) + bytes.fromhex(to)
+    said += struct.pack("<QIBB", generation, 0, 1, 0)
+    return frame(_testing.link_seal, 0, said, len(said))

@@ -6,6 +6,8 @@ Each attack is a row of docs/security.md.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import random
 import select
 import shutil
@@ -13,18 +15,24 @@ import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import tlspeer
 from attackers import (
+    Insider,
     Recorder,
     Spoiler,
     Training,
     connect,
     control,
     frame,
+    greeting,
+    join,
+    listening_port,
     many_descriptors,
+    memory_mib,
     send,
     training,
 )
@@ -35,6 +43,8 @@ from pccl import _testing
 MODES = ["plain", "secret"]
 
 HANDSHAKE_S = 5
+DATA, STATE = 4, 9  # kinds of frames
+VALID = struct.pack("<Q", 0x646E656C6C697770)  # behind what they carry
 CONNECTIONS = 10_000
 
 
@@ -156,6 +166,140 @@ def test_one_byte_a_second_is_not_enough_to_stay(world: Training) -> None:
                 continue
             strangers[stranger] = rest[1:] or b"x"
     world.goes_on()
+
+
+def test_one_byte_a_second_is_not_enough_to_stay_for_who_knows_the_secret(world: Training) -> None:
+    """Through a ClientHello; and, when the handshake is over, nothing, or a Join and a hello byte by byte."""
+    to = world.ids[0]
+    strangers: dict[socket.socket, Callable[[int], object]] = {}
+    with contextlib.ExitStack() as stack:
+        if world.secret is not None:
+            hellos = {
+                world.master: tlspeer.client_hello(
+                    tlspeer.control_key(world.secret), b"pccl control", tlspeer.PSK_DHE_KE
+                ),
+                world.peer: tlspeer.client_hello(
+                    tlspeer.link_key(world.secret, world.run_id, bytes.fromhex(to)),
+                    b"pccl link",
+                    tlspeer.PSK_DHE_KE,
+                ),
+            }
+            for address, said in hellos.items():
+                for done in (0, 3, 5, 9, 60):  # in the record's header, the message's, behind it
+                    stranger = stack.enter_context(connect(address))
+                    stranger.sendall(said[:done])
+                    strangers[stranger] = lambda second, to=stranger, rest=said[done:]: to.sendall(
+                        rest[second : second + 1]
+                    )
+        for address, peer, said in (
+            (world.master, "", join(2)),
+            (world.peer, to, greeting(world.run_id, world.ids[1], to, 1)),
+        ):
+            for done in (0, 1, 33):
+                insider = stack.enter_context(contextlib.closing(world.insider(address, peer)))
+                assert done == 0 or insider.write(said[:done])
+                strangers[insider.sock] = lambda second, by=insider, rest=said[done:]: by.write(
+                    rest[second : second + 1]
+                )
+            silent = stack.enter_context(contextlib.closing(world.insider(address, peer)))
+            strangers[silent.sock] = lambda second: None
+        began = time.monotonic()
+        for second in itertools.count():
+            passed = time.monotonic() - began
+            assert passed < HANDSHAKE_S + 15, f"{len(strangers)} of them are still there"
+            until = time.monotonic() + 1
+            while strangers and (left := until - time.monotonic()) > 0:
+                closed, _, _ = select.select(list(strangers), [], [], left)
+                for stranger in closed:
+                    with contextlib.suppress(ConnectionError):
+                        if os.read(stranger.fileno(), 4096):
+                            continue  # why it is refused
+                    del strangers[stranger]
+            if not strangers:
+                break
+            for dribble in strangers.values():
+                with contextlib.suppress(OSError):
+                    dribble(second)
+    world.goes_on()
+
+
+def test_half_handshakes_take_little_memory(world: Training) -> None:
+    """A ClientHello that is announced to be long, and honest ones that do not end."""
+    announced = bytes.fromhex("160301010001") + (131_000).to_bytes(3, "big") + bytes(99)
+    cut_in_two = bytes.fromhex("1603010001011603010003") + (131_000).to_bytes(3, "big") + bytes(99)
+    honest = tlspeer.client_hello(b"k" * 32, b"pccl control", tlspeer.PSK_DHE_KE)[:-1]
+    for address, worker in zip(world.ports, (world.run.master, world.peers[0]), strict=True):
+        for long in (announced, cut_in_two):
+            began = time.monotonic()
+            for _ in range(50):
+                with connect(address) as stranger, contextlib.suppress(ConnectionError):
+                    stranger.sendall(long)
+                    while stranger.recv(4096):  # why it is refused
+                        pass
+            assert time.monotonic() - began < 5 * HANDSHAKE_S, "it waits for the rest"
+        before = memory_mib(worker.pid, "VmRSS")
+        with contextlib.ExitStack() as stack:
+            strangers = []
+            for number in range(1024):
+                source = (f"127.0.1.{number % 8 + 1}", 0)
+                stranger = socket.create_connection(address, 20, source)
+                strangers.append(stack.enter_context(stranger))
+                with contextlib.suppress(ConnectionError):
+                    stranger.sendall(honest)
+            world.goes_on()
+            assert memory_mib(worker.pid, "VmRSS") - before < 80
+    world.goes_on()
+
+
+def test_newcomers_cannot_fill_the_master(world: Training) -> None:
+    """Who has said who it is, and is no member, may not send more than who has not."""
+    with contextlib.ExitStack() as stack:
+
+        def newcomer(number: int) -> Insider:
+            made = stack.enter_context(contextlib.closing(world.insider(world.master)))
+            assert made.write(join(number)) and made.read()[:4] == b"PCCL"
+            return made
+
+        one = newcomer(100)
+        assert one.write(control(4, b"", length=(1 << 20) + 1))
+        assert b"over the limit of 1048576" in one.read_all()
+        begun = control(4, bytes((1 << 20) - 1), length=1 << 20)
+        newcomers = [newcomer(number) for number in range(101, 401)]
+        for one in newcomers:
+            one.write(begun)
+        world.goes_on()
+
+
+def test_a_member_that_says_hello_as_another_one_does_not_stop_the_run() -> None:
+    """It takes that link over, says what no peer may, and goes: the real one gets it back."""
+    with training(secret=True, PCCL_MEASURE_AFTER="1000", PCCL_HEARTBEAT_TIMEOUT="20") as world:
+        taken = []
+        for target, victim in ((0, 1), (1, 0)):
+            to, sender = world.ids[target], world.ids[victim]
+            address = ("127.0.0.1", listening_port(world.peers[target].pid))
+            with contextlib.closing(world.insider(address, to)) as insider:
+                assert insider.write(greeting(world.run_id, sender, to, (1 << 64) - 1))
+                answer = insider.read()
+                taken.append(answer != b"")
+                for kind, segment, attempt, final in itertools.product(
+                    (DATA, STATE), (0, 1, 0xFFFFFFFF), (1, 2, 1 << 40), (0, 1)
+                ):
+                    key = struct.pack("<QBQQ", attempt, 0, 0, 1 << 40)
+                    impossible = frame(
+                        _testing.link_seal,
+                        kind,
+                        b"\xff" * 64 + VALID,
+                        64,
+                        final=final,
+                        key=key,
+                        attempt=attempt,
+                        segment=segment,
+                    )
+                    if not insider.write(impossible):
+                        break
+            world.goes_on()
+        # Only in the name of who is newer: of two, that one says hello.
+        assert sorted(taken) == [False, True]
 
 
 @pytest.mark.parametrize("which", ["master", "peer"])
@@ -310,16 +454,16 @@ int connect(int descriptor, const struct sockaddr* to, socklen_t size) {
 
 
 @needs_compiler
-def test_bits_flipped_between_peers_end_that_connection_and_no_sum_is_wrong(
+def test_bits_flipped_and_records_cut_between_peers_end_that_connection_and_no_sum_is_wrong(
     tmp_path: Path,
 ) -> None:
     ways = [Spoiler(), Spoiler()]  # whoever dials comes through one of them
     envs = [{"PCCL_BIND": Spoiler.PEER, "PCCL_PORT": str(way.port)} for way in ways]
     try:
         with training(secret=True, peers=envs, LD_PRELOAD=built(_DETOURS, tmp_path)) as world:
-            for upwards in (True, False, True, False):
+            for cuts, upwards in itertools.product((False, True), (True, False, True)):
                 for way in ways:
-                    way.flip(upwards)
+                    way.cut(upwards) if cuts else way.flip(upwards)
                 until = time.monotonic() + 60
                 while not any(way.flipped.is_set() and way.ended.is_set() for way in ways):
                     assert time.monotonic() < until, "nothing passes there, or it stays"

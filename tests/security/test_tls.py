@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -123,6 +124,40 @@ def test_a_secret_comes_from_the_environment_or_a_file(
             pccl.Communicator(node.address)
 
 
+def in_the_environment(argv: list[str], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    """Runs it with this in the environment, and nothing else of secrets."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("PCCL_SECRET")}
+    return subprocess.run(
+        argv, env=kept | env, cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize("variable", ["PCCL_SECRET", "PCCL_SECRET_FILE"])
+def test_an_empty_variable_is_not_the_same_as_no_secret(
+    variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # As a command makes it that should have printed the secret, and failed.
+    for command in (
+        ["-m", "pccl", "master", "--listen", "127.0.0.1:0"],
+        ["-m", "pccl", "master", "--insecure", "--listen", "127.0.0.1:0"],
+        ["-m", "pccl.master", "--listen-address", "127.0.0.1:0"],
+        ["-m", "pccl", "doctor", "127.0.0.1:1"],
+    ):
+        done = in_the_environment([sys.executable, *command], tmp_path, **{variable: ""})
+        assert done.returncode != 0 and done.stdout == "", command
+        assert f"{variable} is set" in done.stderr and "Traceback" not in done.stderr
+    monkeypatch.setenv(variable, "")
+    with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:  # an argument wins
+        for call in (pccl.Communicator, pccl.MasterNode, pccl.init):
+            with pytest.raises(pccl.InvalidArgument, match=f"{variable} is set, but empty"):
+                call(node.address)
+        with pccl.Communicator(node.address, secret=SECRET):
+            pass
+    monkeypatch.setenv("PCCL_SECRET" if variable == "PCCL_SECRET_FILE" else "PCCL_SECRET_FILE", "x")
+    with pytest.raises(pccl.InvalidArgument, match=f"{variable} is set, but empty"):
+        pccl.MasterNode("127.0.0.1:0")
+
+
 # ---- whom a peer believes to be its master
 
 
@@ -240,6 +275,27 @@ def test_early_data_is_not_accepted() -> None:
         end.free()
 
 
+def test_a_key_without_an_exchange_is_refused() -> None:
+    # psk_ke: whoever learns the secret later could read what was recorded.
+    key = tlspeer.control_key(SECRET)
+    with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:
+        for modes, share, taken in (
+            (tlspeer.PSK_DHE_KE, True, True),
+            (tlspeer.PSK_KE + tlspeer.PSK_DHE_KE, True, True),
+            (tlspeer.PSK_KE, True, False),
+            (tlspeer.PSK_KE, False, False),
+        ):
+            with connect(node.address) as sock:
+                sock.sendall(tlspeer.client_hello(key, b"pccl control", modes, share=share))
+                told = sock.recv(1 << 16)
+                if taken:
+                    assert (told[0], told[5]) == (22, 2)  # ServerHello
+                    continue
+                while more := sock.recv(1 << 16):
+                    told += more
+                assert told[0] == 21 and len(told) == 7, told  # an alert, and nothing else
+
+
 def test_what_is_no_tls_is_closed_and_told_nothing() -> None:
     with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:
         for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\x16\x03\x01\x00\x05hello"):
@@ -294,6 +350,19 @@ class Wire:
         self.spoil = spoil
         return spoilt
 
+    def cut_next(self, upwards: bool) -> threading.Event:
+        """Ends the connection in the middle of what goes that way next; then the event is set."""
+        cut = threading.Event()
+
+        def spoil(up: bool, data: bytes) -> bytes:
+            if up != upwards or cut.is_set():
+                return data
+            cut.set()
+            return data[: len(data) // 2]
+
+        self.spoil = spoil
+        return cut
+
     def mend(self) -> None:
         self._cut = False
 
@@ -316,7 +385,10 @@ class Wire:
                     while data := source.recv(65536):
                         if upwards:
                             up.append(data)
-                        sink.sendall(self.spoil(upwards, data))
+                        left = self.spoil(upwards, data)
+                        sink.sendall(left)
+                        if len(left) < len(data):
+                            break
                         if not upwards:
                             self.answered.set()
                 self._end()
@@ -335,8 +407,11 @@ def test_spoilt_records_end_that_connection_and_the_run_goes_on(
     with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:
         wire = Wire(node.address)
         with served(wire) as way, pccl.Communicator(way, secret=SECRET) as comm:
-            for broken, upwards in enumerate((True, False, True), 1):
-                assert wire.spoil_next(upwards).wait(10)  # a heartbeat
+            ways = [
+                (spoil, up) for spoil in (wire.spoil_next, wire.cut_next) for up in (True, False)
+            ]
+            for broken, (spoil, upwards) in enumerate([*ways, *ways], 1):
+                assert spoil(upwards).wait(10)  # a heartbeat
                 for _ in range(2):  # asks the master, on the next connection
                     comm.update_topology(timeout=10)
                 assert wire.count == broken + 1
@@ -377,6 +452,47 @@ def test_a_replayed_connection_is_no_peer() -> None:
 
 
 # ---- links
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"certificate": True},
+        {"certificate": True, "key": b"k" * 32, "identity": b"pccl link"},
+        {"key": tlspeer.control_key(SECRET), "identity": b"pccl link"},
+        {"key": tlspeer.link_key(SECRET, 1, bytes(16)), "identity": b"pccl link"},
+    ],
+    ids=["certificate", "both", "control-key", "of-another-run"],
+)
+def test_an_impostor_where_a_peer_should_listen_gets_nothing(
+    options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = []
+
+    def serve(sock: socket.socket) -> None:
+        end = tlspeer.End(sock, client=False, **options)  # type: ignore[arg-type]
+        got.append((end.shake(), end.read()))
+        end.free()
+
+    # At the address that others try first; the peer itself is at another one, same port.
+    monkeypatch.setenv("PCCL_BIND", "127.0.0.2")
+    monkeypatch.setenv("PCCL_SHM", "0")
+    with served(serve) as impostor, pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:
+        monkeypatch.setenv("PCCL_PORT", impostor.rpartition(":")[2])
+        with pccl.Communicator(node.address, secret=SECRET) as old:
+            monkeypatch.delenv("PCCL_PORT")
+            with closing(pccl.Communicator(node.address, secret=SECRET)) as new:
+                joining = threading.Thread(target=new.connect, daemon=True)
+                joining.start()
+                until = time.monotonic() + 60
+                while old.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
+                    assert time.monotonic() < until
+                    old.update_topology(timeout=60)
+                joining.join(60)
+                results = each([old, new], lambda rank, comm: pccl.allreduce(rank + 1, comm=comm))
+                assert results == [3, 3]
+    assert got and set(got) == {(False, b"")}
 
 
 def run_id(address: str) -> int:
@@ -558,6 +674,40 @@ def test_the_line_that_a_master_prints_is_all_that_a_peer_needs(tmp_path: Path) 
             process.kill()
             process.communicate()
     assert (tmp_path / "made").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_secret_file_is_the_same_to_masters_and_peers(tmp_path: Path) -> None:
+    # No UTF-8, and a line end that reading as text would change.
+    file = tmp_path / "secret"
+    file.write_bytes(b" \xff\xfe\r\n" + bytes(range(128, 160)) + b"\r\n0123\r\n ")
+    command = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(
+        [*command, "--secret-file", str(file)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    try:
+        assert process.stdout is not None
+        at = process.stdout.readline().removeprefix("listening on ").strip()
+        code = "import pccl; pccl.init(); print(pccl.world_size())"
+        done = in_the_environment(
+            [sys.executable, "-c", code], tmp_path, PCCL_MASTER=at, PCCL_SECRET_FILE=str(file)
+        )
+        assert done.stdout == "1\n", done.stderr
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_secret_file_that_cannot_be_made_or_read_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0", "--secret-file"]
+    (tmp_path / "short").write_text("short")
+    for path, words in (
+        (tmp_path / "no" / "secret", "cannot make .*no/secret: No such file"),
+        (tmp_path, f"cannot read {tmp_path}: Is a directory"),
+        (tmp_path / "short", "secret in .*short is too short: 5 bytes"),
+    ):
+        done = in_the_environment([*command, str(path)], tmp_path)
+        assert done.returncode == 1 and done.stdout == ""
+        assert re.search(words, done.stderr) and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_a_master_without_a_secret_warns_beyond_loopback(tmp_path: Path) -> None:

@@ -88,6 +88,13 @@ bool Master::anonymous(ConnectionId connection) const {
   return it == connections_.end() || (!it->second.group && !it->second.recovers);
 }
 
+bool Master::member(ConnectionId connection) const {
+  const auto it = connections_.find(connection);
+  if (it == connections_.end() || !it->second.group) return false;
+  const Group* known = group(*it->second.group);
+  return known != nullptr && !known->member_on(connection).empty();
+}
+
 // Nobody was ever let in: there is nothing to remember of it.
 void Master::forget_group(std::uint32_t id) {
   const auto it = groups_.find(id);

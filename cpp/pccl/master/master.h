@@ -72,6 +72,8 @@ class Master final : private Surroundings {
   [[nodiscard]] const Group* group(std::uint32_t id) const;
   // True until the peer on it has said who it is: the server allows such a connection little.
   [[nodiscard]] bool anonymous(ConnectionId connection) const;
+  // The peer on it is in an epoch: until then it has nothing long to say.
+  [[nodiscard]] bool member(ConnectionId connection) const;
 
  private:
   struct Connection {

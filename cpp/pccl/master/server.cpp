@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "pccl/base/log.h"
@@ -18,6 +19,8 @@ namespace {
 
 constexpr std::size_t kMaxQueued = 64 << 20;      // bytes that a peer does not fetch
 constexpr std::size_t kMaxQueuedAll = 512 << 20;  // that all of them together do not
+constexpr std::size_t kMaxHeldAll = 512 << 20;    // that messages of members take until they end
+constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t kReadBytes = 64 << 10;
 constexpr int kReads = 16;    // of one connection in one turn
 constexpr int kAccepts = 64;  // in one turn
@@ -92,6 +95,7 @@ Server::Server(wire::Address listen, const Settings& settings, net::Secret secre
       relays_(context_, settings.relay_rate, net::waiting_limit() / 2),
       timer_(context_),
       accept_again_(context_),
+      newcomers_(kNoLimit, kNoLimit, net::kMaxWaitingBytes),
       scratch_(kReadBytes) {}
 
 Server::~Server() { interrupt(); }
@@ -276,6 +280,7 @@ void Server::read(ConnectionId id) {
     if (!connection.closing) {
       connection.reader.feed(std::span(scratch_).first(bytes));
       for (;;) {
+        promote(id, connection);
         wire::Frame frame;
         const Result<bool> next = connection.reader.next(frame);
         if (!next) {
@@ -290,13 +295,8 @@ void Server::read(ConnectionId id) {
         }
         if (tls_ != nullptr && !connection.socket->secured()) return drop(id);  // or it lied
         master_.on_frame(id, frame, clock_now());
-        if (!connection.known && !master_.anonymous(id)) {
-          connection.known = true;
-          anteroom_.leave(id);
-          connection.reader.limit(wire::kMaxPayload);
-        }
       }
-      anteroom_.holds(id, connection.reader.held());
+      count_held(id, connection);
       make_room();
       if (!connections_.contains(id)) return act();
     }
@@ -310,13 +310,38 @@ void Server::read(ConnectionId id) {
   act();
 }
 
+// Who has joined may take its time, and who is a member may send long messages.
+void Server::promote(ConnectionId id, Connection& connection) {
+  if (!connection.known && !master_.anonymous(id)) {
+    connection.known = true;
+    anteroom_.leave(id);
+    newcomers_.enter(id, net::plain(connection.socket->remote().address()));
+  }
+  if (connection.known && !connection.member && master_.member(id)) {
+    connection.member = true;
+    newcomers_.leave(id);
+    connection.reader.limit(wire::kMaxPayload);
+  }
+}
+
+void Server::count_held(ConnectionId id, Connection& connection) {
+  const std::size_t bytes = connection.reader.held_memory();
+  anteroom_.holds(id, bytes);
+  newcomers_.holds(id, bytes);
+  if (!connection.member) return;
+  held_ = held_ - connection.held + bytes;
+  connection.held = bytes;
+}
+
 void Server::drop(ConnectionId id) {
   anteroom_.leave(id);
+  newcomers_.leave(id);
   if (const auto shaking = handshakes_.extract(id)) shaking.mapped()->cancel();
   if (const auto attempt = tries_.extract(id)) attempt.mapped()->cancel();
   const auto it = connections_.find(id);
   if (it == connections_.end()) return;
   queued_ -= it->second.counted;
+  held_ -= it->second.held;
   connections_.erase(it);
   master_.on_disconnect(id, clock_now());
 }
@@ -339,20 +364,29 @@ void Server::relay(ConnectionId id, const PeerId& token) {
 
 // Too many connections say nothing, or too little: some of them go.
 void Server::make_room() {
-  while (const auto goes = anteroom_.crowded()) {
-    const auto shaking = handshakes_.find(*goes);
-    const auto known = connections_.find(*goes);
-    const net::Socket* socket = shaking != handshakes_.end()  ? &shaking->second->socket()
-                                : known != connections_.end() ? known->second.socket.get()
-                                                              : nullptr;
-    const std::string from =
-        socket == nullptr ? "nobody" : net::plain(socket->remote().address()).to_string();
-    if (const auto line = rare_.line(
-            "too many connections do not say who they are: one of " + from + " was closed",
-            clock_now()))
-      log(LogLevel::warn, "master", *line);
-    drop(*goes);
+  while (const auto goes = anteroom_.crowded())
+    close_one(*goes, "too many connections do not say who they are");
+  while (const auto goes = newcomers_.crowded())
+    close_one(*goes, "newcomers begin too much that they do not end");
+  while (held_ > kMaxHeldAll) {
+    const auto most = std::max_element(
+        connections_.begin(), connections_.end(),
+        [](const auto& a, const auto& b) { return a.second.held < b.second.held; });
+    close_one(most->first, "members begin too much that they do not end");
   }
+}
+
+void Server::close_one(ConnectionId id, const std::string& why) {
+  const auto shaking = handshakes_.find(id);
+  const auto known = connections_.find(id);
+  const net::Socket* socket = shaking != handshakes_.end()  ? &shaking->second->socket()
+                              : known != connections_.end() ? known->second.socket.get()
+                                                            : nullptr;
+  const std::string from =
+      socket == nullptr ? "nobody" : net::plain(socket->remote().address()).to_string();
+  if (const auto line = rare_.line(why + ": one of " + from + " was closed", clock_now()))
+    log(LogLevel::warn, "master", *line);
+  drop(id);
 }
 
 void Server::count(Connection& connection) {

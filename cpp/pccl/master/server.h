@@ -53,7 +53,9 @@ class Server {
   struct Connection {
     std::unique_ptr<net::Socket> socket;
     wire::FrameReader reader{wire::kMaxFirstPayload};
-    bool known = false;  // the peer on it has said who it is
+    bool known = false;    // the peer on it has said who it is
+    bool member = false;   // and is one
+    std::size_t held = 0;  // of a member, in held_
     wire::Bytes out;
     std::size_t out_at = 0;
     std::size_t counted = 0;  // of it, in queued_
@@ -78,6 +80,9 @@ class Server {
   void drop(ConnectionId id);
   void relay(ConnectionId id, const PeerId& token);
   void make_room();
+  void close_one(ConnectionId id, const std::string& why);
+  void promote(ConnectionId id, Connection& connection);
+  void count_held(ConnectionId id, Connection& connection);
   void arm_timer();
 
   wire::Address listen_;
@@ -98,7 +103,9 @@ class Server {
   std::map<ConnectionId, std::shared_ptr<net::Handshake>> handshakes_;
   std::map<ConnectionId, std::shared_ptr<net::Connector>> tries_;  // by who asked
   net::Anteroom anteroom_{net::waiting_limit()};
-  std::size_t queued_ = 0;  // bytes that peers have not fetched yet, over all connections
+  net::Anteroom newcomers_;  // who has said who it is, and is no member: of their bytes alone
+  std::size_t held_ = 0;     // by members' messages that are not whole yet, over all connections
+  std::size_t queued_ = 0;   // bytes that peers have not fetched yet, over all connections
   RareLines rare_;
   ConnectionId next_ = 1;
   std::vector<std::uint8_t> scratch_;

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -41,9 +42,15 @@ std::string_view trim(std::string_view text) {
   return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
 }
 
-std::string_view variable(const char* name) {
+std::optional<std::string_view> variable(const char* name) {
   const char* value = std::getenv(name);
-  return value == nullptr ? std::string_view() : value;
+  if (value == nullptr) return std::nullopt;
+  return value;
+}
+
+// Somebody wanted a secret there, and what should have read it found none: that is not "no secret".
+Error refuse_empty(const std::string& name) {
+  return refuse(name + " is set, but empty: unset it, if the run has no secret");
 }
 
 }  // namespace
@@ -87,12 +94,14 @@ Result<Secret> Secret::from_file(const std::string& path, const std::string& nam
 }
 
 Result<Secret> Secret::from_environment() {
-  const std::string_view text = variable("PCCL_SECRET");
-  const std::string_view path = variable("PCCL_SECRET_FILE");
-  if (!text.empty() && !path.empty())
+  const std::optional<std::string_view> text = variable("PCCL_SECRET");
+  const std::optional<std::string_view> path = variable("PCCL_SECRET_FILE");
+  if (text && text->empty()) return refuse_empty("PCCL_SECRET");
+  if (path && path->empty()) return refuse_empty("PCCL_SECRET_FILE");
+  if (text && path)
     return refuse("both PCCL_SECRET and PCCL_SECRET_FILE are set: which one counts?");
-  if (!path.empty()) return from_file(std::string(path), "PCCL_SECRET_FILE");
-  if (!text.empty()) return from(trim(text), "PCCL_SECRET");
+  if (path) return from_file(std::string(*path), "PCCL_SECRET_FILE");
+  if (text) return from(trim(*text), "PCCL_SECRET");
   return Secret();
 }
 

@@ -29,8 +29,8 @@ class Secret {
   Secret() = default;  // none
   // invalid_argument when they are too few or too much alike; `name` says where they are from.
   [[nodiscard]] static Result<Secret> from(std::string_view bytes, const std::string& name);
-  // PCCL_SECRET, or the file that PCCL_SECRET_FILE names, without blanks around it; none when
-  // neither is set. Not to be called while another thread changes the environment.
+  // PCCL_SECRET, or what is in the file PCCL_SECRET_FILE, without blanks; none when neither is set;
+  // an error when one is empty. Not to be called while another thread changes the environment.
   [[nodiscard]] static Result<Secret> from_environment();
   [[nodiscard]] static Result<Secret> from_file(const std::string& path, const std::string& name);
 

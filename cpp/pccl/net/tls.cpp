@@ -18,8 +18,10 @@ constexpr std::size_t kRecordBytes = SSL3_RT_MAX_PLAIN_LENGTH;
 constexpr std::size_t kBatchBytes = 8 * kRecordBytes;  // encrypted for one system call
 constexpr std::size_t kRecordOverhead = 22;            // header, type and tag
 constexpr std::size_t kInputBytes = 8 * (kRecordBytes + kRecordOverhead);
-constexpr int kFills = 64;                     // of one call: others have their turn
-constexpr std::size_t kMostAnswers = 1 << 20;  // ciphertext that reading makes
+constexpr int kFills = 64;                       // of one call: others have their turn
+constexpr std::size_t kMostAnswers = 1 << 20;    // ciphertext that reading makes
+constexpr std::size_t kMostPlainMessage = 4096;  // a hello has 300 bytes
+constexpr std::uint8_t kHandshakeRecord = 22;
 constexpr std::uint8_t kFirstRecordType = 20;  // change_cipher_spec
 constexpr std::uint8_t kLastRecordType = 23;   // application_data
 constexpr const char* kSuite = "TLS_AES_128_GCM_SHA256";
@@ -88,6 +90,30 @@ struct TlsCallbacks {
     return *session == nullptr ? 0 : 1;
   }
 };
+
+bool PlainMessages::admit(std::span<const std::uint8_t> bytes) {
+  for (const std::uint8_t byte : bytes) {
+    if (record_left_ == 0) {
+      record_[record_filled_++] = byte;
+      if (record_filled_ < record_.size()) continue;
+      record_filled_ = 0;
+      record_left_ = std::size_t{record_[3]} << 8 | record_[4];
+      continue;
+    }
+    --record_left_;
+    if (record_[0] != kHandshakeRecord) continue;
+    if (message_left_ > 0) {
+      --message_left_;
+      continue;
+    }
+    message_[message_filled_++] = byte;
+    if (message_filled_ < message_.size()) continue;
+    message_filled_ = 0;
+    message_left_ = std::size_t{message_[1]} << 16 | std::size_t{message_[2]} << 8 | message_[3];
+    if (message_left_ > kMostPlainMessage) return false;
+  }
+  return true;
+}
 
 // ---- what connections share
 // -----------------------------------------------------------------------------------------------------
@@ -217,6 +243,10 @@ Status Tls::shake(int descriptor) {
       constexpr std::array<std::uint8_t, 4> kPlain{'P', 'C', 'C', 'L'};
       met_plain_peer_ = first_ == kPlain;
       return failure(SSL_ERROR_NONE);
+    }
+    if (!plain_messages_.admit(in_)) {
+      return Status(Code::authentication_failed,
+                    "announces more in the TLS handshake than any version of pccl says");
     }
   }
   return Status(Code::authentication_failed, "does not come to the end of the TLS handshake");

@@ -27,6 +27,22 @@ namespace pccl::net {
 
 class Tls;
 
+// Reads along what is said in the clear at the beginning of a TLS connection. OpenSSL makes room
+// for a message as soon as its length is announced, 128 KiB for a ClientHello: of strangers.
+class PlainMessages {
+ public:
+  // False: a message is announced that is longer than any of ours.
+  [[nodiscard]] bool admit(std::span<const std::uint8_t> bytes);
+
+ private:
+  std::array<std::uint8_t, 5> record_{};  // its header
+  std::size_t record_filled_ = 0;
+  std::size_t record_left_ = 0;
+  std::array<std::uint8_t, 4> message_{};  // its header
+  std::size_t message_filled_ = 0;
+  std::size_t message_left_ = 0;
+};
+
 // What a connection is for. Keys and names of one kind are of no use for the other.
 enum class TlsRole : std::uint8_t { control, link };
 
@@ -108,6 +124,7 @@ class Tls {
   bool met_plain_peer_ = false;
   std::array<std::uint8_t, 4> first_{};  // that came
   std::size_t first_filled_ = 0;
+  PlainMessages plain_messages_;
 
   std::span<const std::uint8_t> in_;  // ciphertext: of the context's input, or of `rest_`
   std::vector<std::uint8_t> rest_;    // of it, what was not asked for yet

@@ -15,6 +15,8 @@ constexpr Duration kDialStagger =
     std::chrono::milliseconds(200);  // between the addresses of one peer
 // The older peer of a pair dials, too, if the newer one has not got through by then.
 constexpr Duration kOfferAfter = std::chrono::milliseconds(500);
+// So long after a link's end there may be hellos under way that were meant for it.
+constexpr Duration kLateHello = std::chrono::seconds(1);
 constexpr std::size_t kMaxParked = 64;
 constexpr std::size_t kMaxTries = 8;
 // Connections that were accepted and have not said who they are. (Which of them go when there are
@@ -518,6 +520,12 @@ void Engine::accept_hello(StripeState& state) {
   Link& link = it->second;
   const std::uint64_t id = state.stripe->id();
   const link::Hello& hello = state.hello;
+  // The newer one of two says hello; another member may do so in its name, but not in the older's.
+  if (link.peer.joined <= joined_) return close_stripe(id);
+  // Numbers of generations that are over keep late hellos from bringing a link about in vain. After
+  // a while there are none, and whoever said a far too high number does not keep the peer away.
+  if (hello.stripe == 0 && !link.up && now_ - link.down_since >= kLateHello)
+    link.generation = link.ended_generation = 0;
   if (hello.generation <= link.ended_generation || hello.generation < link.generation)
     return close_stripe(id);
   if (hello.stripe == 0) {

@@ -428,6 +428,8 @@ class FrameReader {
   Result<bool> next(Frame& frame);
   // Bytes that are no whole frame yet.
   [[nodiscard]] std::size_t held() const { return buffer_.size() - at_; }
+  // What they cost, if there are any. (A buffer that waits for the next message is not meant.)
+  [[nodiscard]] std::size_t held_memory() const { return held() == 0 ? 0 : buffer_.capacity(); }
 
  private:
   Bytes buffer_;
