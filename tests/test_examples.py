@@ -227,9 +227,55 @@ def test_byte_gpt_learns_and_goes_on_from_its_checkpoint(
     assert further[-1]["tokens"] >= 16_000 and further[-1]["bits"] < 6.5
 
 
+SMALL_GPT = "--width 32 --layers 1 --context 32 --test-examples 16".split()
+
+
+@pytest.mark.timeout(300)
+def test_byte_gpt_saves_at_the_step_that_lets_a_newcomer_in(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    command = [sys.executable, str(EXAMPLES / "byte_gpt.py"), *SMALL_GPT, "--method", "ddp"]
+    # Far more tokens than anybody waits for; every step is one to save at.
+    command += ["--tokens", "1000000000", "--report-every", "1"]
+    command += ["--checkpoints", "run", "--save-every", "1"]
+    members: list[subprocess.Popen[bytes]] = []
+    reader, writer = os.pipe()  # what all of them print, by lines
+
+    def begin(at_least: int) -> None:
+        env = {"PCCL_MASTER": master.address, "PCCL_MIN_PEERS": str(at_least)}
+        env = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
+        streams: dict = {"stdout": writer, "stderr": writer}
+        members.append(subprocess.Popen(command, cwd=tmp_path, env=env, **streams))
+
+    with pccl.MasterNode("127.0.0.1:0") as master, open(reader) as printed:
+        shown: list[str] = []
+
+        def hear(pattern: str) -> None:
+            for line in printed:
+                shown.append(line)
+                if re.search(pattern, line):
+                    return
+            raise AssertionError("".join(shown[-40:]))
+
+        try:
+            begin(2)
+            begin(2)
+            hear("begins at 0 tokens")
+            hear("begins at 0 tokens")
+            begin(1)
+            os.close(writer)
+            hear("begins at [1-9]")
+            hear('"members": 3')
+        finally:
+            for member in members:
+                member.kill()
+                member.wait()
+
+
 def test_byte_gpt_trains_alone_without_pccl(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
-    small = "--width 32 --layers 1 --context 32 --tokens 4000 --test-examples 16 --method local"
-    shown = run(tmp_path, str(EXAMPLES / "byte_gpt.py"), *small.split())
-    assert "ends with parameters" in shown
+    script = [str(EXAMPLES / "byte_gpt.py"), *SMALL_GPT, "--method", "local"]
+    script += ["--checkpoints", "run", "--save-every", "1000"]
+    shown = run(tmp_path, *script, "--tokens", "4000")
+    assert "begins at 0 tokens" in shown and "ends with parameters" in shown
