@@ -168,12 +168,13 @@ def train(args: argparse.Namespace) -> None:
         line = {
             "tokens": tokens_taken(),
             "bits": evaluate(model, shared_parameters(), test),  # per byte
-            "train_bits": loss.item() / math.log(2),
             "members": info.world_size if info else 1,
             "tx_bytes": tx_bytes,  # by this member
             "hidden": diloco.hidden if diloco else 0.0,  # share of the reductions' time
             "seconds": time.perf_counter() - began,
         }
+        if loss is not None:
+            line["train_bits"] = loss.item() / math.log(2)
         curve.append((line["tokens"], line["bits"]))
         print(json.dumps(line), flush=True)
 
@@ -183,7 +184,7 @@ def train(args: argparse.Namespace) -> None:
             file = Path(args.checkpoints) / f"{tokens_taken():012}.safetensors"
             checkpoint.save(file, state, revision=revision(), keep=3)
 
-    info, tx_bytes, curve, round_ended = None, 0, [], True
+    loss, info, tx_bytes, curve, round_ended = None, None, 0, [], True
     reported = saved = tokens_taken()
     print(f"begins at {saved} tokens", flush=True)
     while tokens_taken() < args.tokens or not round_ended:

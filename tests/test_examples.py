@@ -279,3 +279,8 @@ def test_byte_gpt_trains_alone_without_pccl(tmp_path: Path) -> None:
     script += ["--checkpoints", "run", "--save-every", "1000"]
     shown = run(tmp_path, *script, "--tokens", "4000")
     assert "begins at 0 tokens" in shown and "ends with parameters" in shown
+    shown = run(tmp_path, *script, "--tokens", "3000")  # which the checkpoint has: nothing is left
+    begins = re.search(r"begins at (\d+) tokens", shown)
+    assert begins and int(begins[1]) >= 3000
+    assert f'"tokens": {begins[1]}' in shown and "train_bits" not in shown
+    assert "ends with parameters" in shown
