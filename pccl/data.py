@@ -136,6 +136,7 @@ class ElasticSampler:
         # What was taken and is not settled: by the reduction that it belongs to, oldest first. The last one is open.
         self._pinned: Membership | None = None
         self._phases: list[list[_Take]] = [[]]
+        self._sealed = 0  # how many of them by this peer itself, since it got the state: the last ones but the open one
 
     @property
     def epoch(self) -> int:
@@ -191,6 +192,7 @@ class ElasticSampler:
         launched, and `commit` when it has succeeded.
         """
         self._phases.append([])
+        self._sealed += 1
 
     def commit(self, contributors: ReduceInfo | Iterable[str] | None = None) -> None:
         """The reduction has succeeded: settles what was taken for it. All members call it.
@@ -209,6 +211,7 @@ class ElasticSampler:
         self._settle(self._phases.pop(0), frozenset(contributors))
         if not self._phases:
             self._phases.append([])
+        self._sealed = min(self._sealed, len(self._phases) - 1)
 
     def follow(self, comm: Communicator) -> None:
         """Goes on with the members of another communicator, as after coming back to the run."""
@@ -218,7 +221,7 @@ class ElasticSampler:
         """Gives back all that was taken and not committed: the steps are not made. All members call it."""
         for phase in self._phases:
             self._settle(phase, frozenset())
-        self._phases = [[]]
+        self._phases, self._sealed = [[]], 0
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the beginning of an epoch. Does nothing in that epoch, so that a resumed loop goes on in it.
@@ -290,6 +293,7 @@ class ElasticSampler:
             raise InvalidArgument.because(func, f"this is no sampler's state: {error!r}") from error
         self._seed, self._epoch, self._position, self.committed = numbers
         self._shuffle, self._returned, self._phases = shuffle, returned, phases or [[]]
+        self._sealed = 0
 
     def pin(self) -> None:
         """Takes are for who are members now, until the next call; for whoever calls it where all members do.
@@ -338,17 +342,25 @@ class ElasticSampler:
         self._returned = _merged(sorted(back))
 
     def _abandon(self, present: Sequence[str]) -> None:
-        """Gives back what only peers took that are gone: nobody is left to commit it. So it is after a restart."""
+        """Gives back what only peers took that are gone, where no commit of it comes. So it is after a restart.
+
+        A reduction that this peer has sealed itself has a commit, whoever is gone: what they took may be in its result.
+        """
         here = frozenset(present)
-        lost = [[take for take in phase if here.isdisjoint(take.peers)] for phase in self._phases]
-        if not any(lost):
-            return
-        self._phases = [
-            [take for take in phase if not here.isdisjoint(take.peers)] for phase in self._phases
-        ]
-        if not any(self._phases):  # a restart: no commit of theirs comes
-            self._phases = [[]]
-        self._settle([take for phase in lost for take in phase], frozenset())
+
+        def gone(take: _Take) -> bool:
+            return here.isdisjoint(take.peers)
+
+        first = len(self._phases) - 1 - self._sealed
+        if all(gone(take) for phase in self._phases[:first] for take in phase):
+            lost = [take for phase in self._phases[:first] for take in phase]
+            self._phases = self._phases[first:]
+        else:
+            lost = []
+        lost += [take for take in self._phases[-1] if gone(take)]
+        self._phases[-1] = [take for take in self._phases[-1] if not gone(take)]
+        if lost:
+            self._settle(lost, frozenset())
 
     def _indices(self, span: _Span) -> Indices:
         places = np.arange(span.start, span.stop, dtype=np.int64)
