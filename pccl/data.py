@@ -17,6 +17,7 @@ and is the first to be taken again.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -246,15 +247,24 @@ class ElasticSampler:
 
         Taken `batch_size` at a time, when the first of them is asked for: the loader needs the same
         `batch_size` and `num_workers=0`, since workers would ask for more than the loop has used.
+
+        Raises:
+            InvalidArgument: As `batches`.
         """
-        for batch in self.batches():
-            yield from batch
+        return itertools.chain.from_iterable(self.batches())
 
     def batches(self) -> Iterable[list[int]]:
         """This member's batches until the epoch ends, each taken when it is asked for.
 
         Iterable again and again, for `DataLoader(batch_sampler=...)` with `num_workers=0`.
+
+        Raises:
+            InvalidArgument: The sampler has remainder="short".
         """
+        if self._remainder == "short":
+            # A loader has no empty batch: a member whose part is empty would make one step less than the others.
+            sentence = 'a loader needs remainder="carry"; with "short" call take() for every step'
+            raise InvalidArgument.because("ElasticSampler.batches", sentence)
         return _Batches(self)
 
     def state_dict(self) -> dict[str, Any]:

@@ -378,6 +378,14 @@ def test_a_torch_loader_goes_through_epochs_and_resumes_in_one(form: str) -> Non
     assert len(seen) == 44 and Counter(seen) == Counter(2 * list(range(22)))
 
 
+def test_a_loader_is_not_given_short_steps_of_which_some_are_empty() -> None:
+    sampler = ElasticSampler(22, batch_size=4, remainder="short")
+    with pytest.raises(pccl.InvalidArgument, match='a loader needs remainder="carry"'):
+        iter(sampler)
+    with pytest.raises(pccl.InvalidArgument, match='a loader needs remainder="carry"'):
+        sampler.batches()
+
+
 # ---- a run ---------------------------------------------------------------------------------------------------------
 
 # Counts in the shared state how often each example was in a reduction's result. `steps`: takes per reduction.
