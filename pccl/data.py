@@ -86,7 +86,7 @@ class ElasticSampler:
 
     Attributes:
         length: Number of examples.
-        batch_size: Examples per member and step.
+        batch_size: Examples per member and step. May be set, on all members at the same place of the program.
         committed: Examples seen so far, over all epochs.
     """
 
@@ -104,13 +104,13 @@ class ElasticSampler:
 
         Args:
             length: Number of examples; the same on all members.
-            batch_size: Examples per member and step, unless `take` says otherwise; the same on all members.
+            batch_size: Examples per member and step, unless `take` says otherwise; the same on all members, and when
+                a run is resumed.
             shuffle: Another order in every epoch; otherwise they come in their own order.
             seed: Which orders. A newcomer takes over the run's.
-            remainder: What a step does when the epoch has too few examples left for all. "carry":
-                fills up with the next epoch's first ones, so every step is full. "short": takes
-                what is left, divided as evenly as it goes; some members may get nothing, so
-                weight the mean with `len(batch)`.
+            remainder: What a step does when the epoch has too few examples left for all; the same on all members.
+                "carry": fills up with the next epoch's first ones, so every step is full. "short": takes what is left,
+                divided as evenly as it goes; some members may get nothing, so weight the mean with `len(batch)`.
             comm: Whose members. Default: the process's communicator; before `pccl.init` the process is alone.
 
         Raises:
@@ -271,6 +271,8 @@ class ElasticSampler:
         """The shared place: integers and text, equal on all members."""
         return {
             "length": self.length,
+            "batch_size": self.batch_size,
+            "remainder": self._remainder,
             "shuffle": self._shuffle,
             "seed": self._seed,
             "epoch": self._epoch,
@@ -285,12 +287,17 @@ class ElasticSampler:
         """Goes to the place of `state`.
 
         Raises:
-            InvalidArgument: It is of another number of examples, or no such state.
+            InvalidArgument: It is of another number of examples, batch_size or remainder; or no such state.
         """
         func = "ElasticSampler.load_state_dict"
         if state.get("length") != self.length:
             sentence = f"the state is of {state.get('length')} examples, not {self.length}"
             raise InvalidArgument.because(func, sentence)
+        # What members would divide each step by differently. Not taken over: a loader around this has it as well.
+        for name, own in (("batch_size", self.batch_size), ("remainder", self._remainder)):
+            if state.get(name) != own:
+                sentence = f"this peer has {name}={own!r}; the state has {state.get(name)!r}"
+                raise InvalidArgument.because(func, sentence)
         try:
             returned = [_Span(*span) for span in json.loads(state["returned"])]
             phases = [

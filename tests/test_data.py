@@ -327,7 +327,11 @@ def test_a_state_of_other_data_and_nonsense_are_refused() -> None:
     with pytest.raises(pccl.InvalidArgument, match="of 11 examples, not 10"):
         sampler.load_state_dict(ElasticSampler(11).state_dict())
     with pytest.raises(pccl.InvalidArgument, match="no sampler's state"):
-        sampler.load_state_dict({"length": 10, "returned": "x"})
+        sampler.load_state_dict({**sampler.state_dict(), "returned": "x"})
+    with pytest.raises(pccl.InvalidArgument, match="has batch_size=1; the state has 2"):
+        sampler.load_state_dict(ElasticSampler(10, batch_size=2).state_dict())
+    with pytest.raises(pccl.InvalidArgument, match="has remainder='carry'; the state has 'short'"):
+        sampler.load_state_dict(ElasticSampler(10, remainder="short").state_dict())
     for wrong in ({"length": 0}, {"batch_size": 0}, {"remainder": "drop"}):
         with pytest.raises(pccl.InvalidArgument):
             ElasticSampler(**{"length": 10, **wrong})  # type: ignore[arg-type]
@@ -446,3 +450,34 @@ def test_members_are_killed_and_come_and_each_example_is_seen_once_per_epoch(ste
     for answer in finished:
         assert answer["seen"] == [3] * 1000
         assert (answer["committed"], answer["size"]) == (3000, 3)
+
+
+SIZED = """
+from pccl.data import ElasticSampler
+
+start()
+sampler = ElasticSampler(100, batch_size=int(os.environ["SIZE"]))
+state, met = {"sampler": sampler}, False
+say(event="in")
+try:
+    while not met or pccl.world_size() == 2:  # until another one has come and gone
+        state = pccl.sync(state)
+        met = met or pccl.world_size() == 2
+        sampler.take()
+        _, info = pccl.allreduce(1, return_info=True)
+        sampler.commit(info)
+    say(event="went on")
+except pccl.InvalidArgument as error:
+    say(event="refused", reason=error.reason)
+"""
+
+
+def test_a_newcomer_with_another_batch_size_is_told_and_the_run_goes_on() -> None:
+    with running() as run:
+        member = run.peer(SIZED, SIZE="6")
+        member.expect("in")
+        newcomer = run.peer(SIZED, SIZE="8")
+        newcomer.expect("in")
+        reason = newcomer.expect("refused")["reason"]
+        assert "this peer has batch_size=8; the state has 6" in reason
+        member.expect("went on")
