@@ -311,6 +311,8 @@ class ElasticSampler:
         self._seed, self._epoch, self._position, self.committed = numbers
         self._shuffle, self._returned, self._phases = shuffle, returned, phases or [[]]
         self._sealed = 0
+        if any(take.peers == _ALONE.peers for phase in self._phases for take in phase):
+            self.rollback()  # by a process that was alone and has ended; this one has no other name
 
     def pin(self) -> None:
         """Takes are for who are members now, until the next call; for whoever calls it where all members do.

@@ -322,6 +322,21 @@ def test_rollback_takes_steps_back() -> None:
     assert sampler.in_flight == 0 and sampler.take().tolist() == first
 
 
+def test_what_was_in_flight_in_a_checkpoint_is_taken_again_also_alone() -> None:
+    sampler = ElasticSampler(10, batch_size=4)
+    sampler.take()
+    sampler.commit()
+    taken = [sampler.take().tolist()]
+    sampler.seal()
+    taken.append(sampler.take().tolist())
+    other = ElasticSampler(10, batch_size=4)
+    other.load_state_dict(sampler.state_dict())
+    for batch in taken:
+        assert other.take().tolist() == batch
+        other.commit()
+    assert other.committed == 12
+
+
 def test_a_state_of_other_data_and_nonsense_are_refused() -> None:
     sampler = ElasticSampler(10)
     with pytest.raises(pccl.InvalidArgument, match="of 11 examples, not 10"):
