@@ -142,15 +142,21 @@ def train(args: argparse.Namespace) -> None:
     if args.start:
         checkpoint.load(args.start, {"model": model})
     found = checkpoint.latest(args.checkpoints) if args.checkpoints else None
-    revision = checkpoint.load(found, state)[1] if found else None
-    if diloco:
-        diloco.join()  # a newcomer waits here for the end of a round, and receives everything
-    elif args.method == "ddp":
-        pccl.sync(state, revision=revision)
+    if found:
+        checkpoint.load(found, state)
 
     def tokens_taken() -> int:
         """By all members together; equal on all. In flight is what no reduction has brought in yet."""
         return (sampler.committed + sampler.in_flight) * args.context
+
+    def revision() -> int:
+        """Of the state: what has been trained further counts when the run is resumed."""
+        return diloco.outer_step if diloco else tokens_taken()
+
+    if diloco:
+        diloco.join()  # a newcomer waits here for the end of a round, and receives everything
+    elif args.method == "ddp":
+        pccl.sync(state, revision=revision())
 
     def shared_parameters() -> dict:
         return diloco.parameters if diloco else dict(model.named_parameters())
@@ -162,22 +168,23 @@ def train(args: argparse.Namespace) -> None:
         line = {
             "tokens": tokens_taken(),
             "bits": evaluate(model, shared_parameters(), test),  # per byte
-            "train_bits": loss.item() / math.log(2),
             "members": info.world_size if info else 1,
             "tx_bytes": tx_bytes,  # by this member
             "hidden": diloco.hidden if diloco else 0.0,  # share of the reductions' time
             "seconds": time.perf_counter() - began,
         }
+        if loss is not None:
+            line["train_bits"] = loss.item() / math.log(2)
         curve.append((line["tokens"], line["bits"]))
         print(json.dumps(line), flush=True)
 
     def save() -> None:
-        revision = diloco.outer_step if diloco else pccl.sync(state, return_info=True)[1].revision
+        """No collective call: a newcomer that was let in at this step does not come here."""
         if leads():
             file = Path(args.checkpoints) / f"{tokens_taken():012}.safetensors"
-            checkpoint.save(file, state, revision=revision, keep=3)
+            checkpoint.save(file, state, revision=revision(), keep=3)
 
-    info, tx_bytes, curve, round_ended = None, 0, [], True
+    loss, info, tx_bytes, curve, round_ended = None, None, 0, [], True
     reported = saved = tokens_taken()
     print(f"begins at {saved} tokens", flush=True)
     while tokens_taken() < args.tokens or not round_ended:
@@ -201,7 +208,7 @@ def train(args: argparse.Namespace) -> None:
         else:
             sampler.commit(info)
             if args.method == "ddp" and pccl.admit():
-                pccl.sync(state)
+                pccl.sync(state, revision=revision())
         now = tokens_taken()
         if round_ended and reported + args.report_every <= now < args.tokens:
             reported = now

@@ -17,6 +17,7 @@ and is the first to be taken again.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -85,7 +86,7 @@ class ElasticSampler:
 
     Attributes:
         length: Number of examples.
-        batch_size: Examples per member and step.
+        batch_size: Examples per member and step. May be set, on all members at the same place of the program.
         committed: Examples seen so far, over all epochs.
     """
 
@@ -103,13 +104,13 @@ class ElasticSampler:
 
         Args:
             length: Number of examples; the same on all members.
-            batch_size: Examples per member and step, unless `take` says otherwise; the same on all members.
+            batch_size: Examples per member and step, unless `take` says otherwise; the same on all members, and when
+                a run is resumed.
             shuffle: Another order in every epoch; otherwise they come in their own order.
             seed: Which orders. A newcomer takes over the run's.
-            remainder: What a step does when the epoch has too few examples left for all. "carry":
-                fills up with the next epoch's first ones, so every step is full. "short": takes
-                what is left, divided as evenly as it goes; some members may get nothing, so
-                weight the mean with `len(batch)`.
+            remainder: What a step does when the epoch has too few examples left for all; the same on all members.
+                "carry": fills up with the next epoch's first ones, so every step is full. "short": takes what is left,
+                divided as evenly as it goes; some members may get nothing, so weight the mean with `len(batch)`.
             comm: Whose members. Default: the process's communicator; before `pccl.init` the process is alone.
 
         Raises:
@@ -136,6 +137,7 @@ class ElasticSampler:
         # What was taken and is not settled: by the reduction that it belongs to, oldest first. The last one is open.
         self._pinned: Membership | None = None
         self._phases: list[list[_Take]] = [[]]
+        self._sealed = 0  # how many of them by this peer itself, since it got the state: the last ones but the open one
 
     @property
     def epoch(self) -> int:
@@ -191,6 +193,7 @@ class ElasticSampler:
         launched, and `commit` when it has succeeded.
         """
         self._phases.append([])
+        self._sealed += 1
 
     def commit(self, contributors: ReduceInfo | Iterable[str] | None = None) -> None:
         """The reduction has succeeded: settles what was taken for it. All members call it.
@@ -209,6 +212,7 @@ class ElasticSampler:
         self._settle(self._phases.pop(0), frozenset(contributors))
         if not self._phases:
             self._phases.append([])
+        self._sealed = min(self._sealed, len(self._phases) - 1)
 
     def follow(self, comm: Communicator) -> None:
         """Goes on with the members of another communicator, as after coming back to the run."""
@@ -218,7 +222,7 @@ class ElasticSampler:
         """Gives back all that was taken and not committed: the steps are not made. All members call it."""
         for phase in self._phases:
             self._settle(phase, frozenset())
-        self._phases = [[]]
+        self._phases, self._sealed = [[]], 0
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the beginning of an epoch. Does nothing in that epoch, so that a resumed loop goes on in it.
@@ -243,21 +247,32 @@ class ElasticSampler:
 
         Taken `batch_size` at a time, when the first of them is asked for: the loader needs the same
         `batch_size` and `num_workers=0`, since workers would ask for more than the loop has used.
+
+        Raises:
+            InvalidArgument: As `batches`.
         """
-        for batch in self.batches():
-            yield from batch
+        return itertools.chain.from_iterable(self.batches())
 
     def batches(self) -> Iterable[list[int]]:
         """This member's batches until the epoch ends, each taken when it is asked for.
 
         Iterable again and again, for `DataLoader(batch_sampler=...)` with `num_workers=0`.
+
+        Raises:
+            InvalidArgument: The sampler has remainder="short".
         """
+        if self._remainder == "short":
+            # A loader has no empty batch: a member whose part is empty would make one step less than the others.
+            sentence = 'a loader needs remainder="carry"; with "short" call take() for every step'
+            raise InvalidArgument.because("ElasticSampler.batches", sentence)
         return _Batches(self)
 
     def state_dict(self) -> dict[str, Any]:
         """The shared place: integers and text, equal on all members."""
         return {
             "length": self.length,
+            "batch_size": self.batch_size,
+            "remainder": self._remainder,
             "shuffle": self._shuffle,
             "seed": self._seed,
             "epoch": self._epoch,
@@ -272,12 +287,17 @@ class ElasticSampler:
         """Goes to the place of `state`.
 
         Raises:
-            InvalidArgument: It is of another number of examples, or no such state.
+            InvalidArgument: It is of another number of examples, batch_size or remainder; or no such state.
         """
         func = "ElasticSampler.load_state_dict"
         if state.get("length") != self.length:
             sentence = f"the state is of {state.get('length')} examples, not {self.length}"
             raise InvalidArgument.because(func, sentence)
+        # What members would divide each step by differently. Not taken over: a loader around this has it as well.
+        for name, own in (("batch_size", self.batch_size), ("remainder", self._remainder)):
+            if state.get(name) != own:
+                sentence = f"this peer has {name}={own!r}; the state has {state.get(name)!r}"
+                raise InvalidArgument.because(func, sentence)
         try:
             returned = [_Span(*span) for span in json.loads(state["returned"])]
             phases = [
@@ -290,6 +310,9 @@ class ElasticSampler:
             raise InvalidArgument.because(func, f"this is no sampler's state: {error!r}") from error
         self._seed, self._epoch, self._position, self.committed = numbers
         self._shuffle, self._returned, self._phases = shuffle, returned, phases or [[]]
+        self._sealed = 0
+        if any(take.peers == _ALONE.peers for phase in self._phases for take in phase):
+            self.rollback()  # by a process that was alone and has ended; this one has no other name
 
     def pin(self) -> None:
         """Takes are for who are members now, until the next call; for whoever calls it where all members do.
@@ -338,17 +361,25 @@ class ElasticSampler:
         self._returned = _merged(sorted(back))
 
     def _abandon(self, present: Sequence[str]) -> None:
-        """Gives back what only peers took that are gone: nobody is left to commit it. So it is after a restart."""
+        """Gives back what only peers took that are gone, where no commit of it comes. So it is after a restart.
+
+        A reduction that this peer has sealed itself has a commit, whoever is gone: what they took may be in its result.
+        """
         here = frozenset(present)
-        lost = [[take for take in phase if here.isdisjoint(take.peers)] for phase in self._phases]
-        if not any(lost):
-            return
-        self._phases = [
-            [take for take in phase if not here.isdisjoint(take.peers)] for phase in self._phases
-        ]
-        if not any(self._phases):  # a restart: no commit of theirs comes
-            self._phases = [[]]
-        self._settle([take for phase in lost for take in phase], frozenset())
+
+        def gone(take: _Take) -> bool:
+            return here.isdisjoint(take.peers)
+
+        first = len(self._phases) - 1 - self._sealed
+        if all(gone(take) for phase in self._phases[:first] for take in phase):
+            lost = [take for phase in self._phases[:first] for take in phase]
+            self._phases = self._phases[first:]
+        else:
+            lost = []
+        lost += [take for take in self._phases[-1] if gone(take)]
+        self._phases[-1] = [take for take in self._phases[-1] if not gone(take)]
+        if lost:
+            self._settle(lost, frozenset())
 
     def _indices(self, span: _Span) -> Indices:
         places = np.arange(span.start, span.stop, dtype=np.int64)

@@ -175,7 +175,8 @@ def test_training_ends_with_equal_parameters_though_members_are_killed_and_join(
     found, _ = train(tmp_path, *options, "--tokens", "60000")
     (run,) = found["runs"]["diloco"]
     assert run["kills"] >= 1 and run["joins"] == run["kills"]
-    assert run["members"] >= 1  # newcomers may take longer to start than the others to finish
+    # Of three that began two are never killed. Newcomers may take longer to start than the others to finish.
+    assert run["members"] >= 2
 
 
 def test_the_time_to_rejoin_is_measured(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from workers import running
 
@@ -164,40 +164,64 @@ EVENTS = st.lists(
 )
 
 
-def play(model: Model, events: list[tuple[str, int]], pipelined: bool) -> None:
+def play(model: Model, events: list[tuple[str, int]], kind: str) -> None:
+    """`kind`: "settled": every round is reduced before the next one begins. "in flight": it is behind the next one, and
+    newcomers come at any time; "between": only where nothing is in flight, as documented, so they take part in what
+    begins there."""
     checkpoint = model.state(), model.seen.copy()
-    lost_late: list[str] = []
+    waiting = 0
     under_way: list[str] | None = None  # who contributes to the reduction in flight
     for event, number in events:
-        if event == "join":
+        if event == "join" and kind == "between":
+            waiting += 1
+        elif event == "join":
             model.join()
         elif event == "checkpoint":
             checkpoint = model.state(), model.seen.copy()
         elif event == "restart":
             model.restart(checkpoint)
-            under_way, lost_late = None, []
+            under_way, waiting = None, 0
         elif event == "lose":  # before the reduction in flight has succeeded
             model.lose(number)
             if under_way is not None:
                 under_way = [peer for peer in under_way if peer in model.members]
         elif event == "lose late":  # after that: what it gave counts
-            before = set(model.members)
             model.lose(number)
-            lost_late += sorted(before - set(model.members))
         else:
             for _ in range(number):
                 model.take()
-            if not pipelined:
+            if kind == "settled":
                 model.commit(sorted(model.members))
                 continue
             if under_way is not None and set(under_way) & set(model.members):
                 model.commit(under_way)
             elif under_way is not None:  # nobody is left to whom it could bring anything
+                assert kind == "in flight"
                 model.taken.pop(0)
+            for _ in range(waiting):
+                model.join()
+            waiting = 0
             model.seal()
             under_way = sorted(model.members)
 
 
+# All that took something for the reduction in flight are lost; a newcomer that takes part in it goes on.
+@example(
+    20,
+    2,
+    1,
+    "carry",
+    [("round", 1), ("join", 0), ("round", 1), ("lose", 0), ("round", 1)],
+    "between",
+)
+@example(
+    20,
+    2,
+    1,
+    "carry",
+    [("round", 1), ("join", 0), ("round", 1), ("lose late", 0), ("round", 1)],
+    "between",
+)
 @settings(max_examples=200)
 @given(
     length=st.integers(1, 60),
@@ -205,7 +229,7 @@ def play(model: Model, events: list[tuple[str, int]], pipelined: bool) -> None:
     members=st.integers(1, 4),
     remainder=st.sampled_from(["carry", "short"]),
     events=EVENTS,
-    pipelined=st.booleans(),
+    kind=st.sampled_from(["settled", "in flight", "between"]),
 )
 def test_each_example_is_seen_once_per_epoch_whatever_happens(
     length: int,
@@ -213,10 +237,10 @@ def test_each_example_is_seen_once_per_epoch_whatever_happens(
     members: int,
     remainder: str,
     events: list[tuple[str, int]],
-    pipelined: bool,
+    kind: str,
 ) -> None:
     model = Model(length, batch_size, members, remainder)
-    play(model, events, pipelined)
+    play(model, events, kind)
     epochs = model.finish()
     assert model.seen == Counter({index: epochs for index in range(length) if epochs})
 
@@ -246,6 +270,26 @@ def test_what_a_lost_member_took_comes_next_and_first() -> None:
     assert model.any_sampler().remaining == 90
     model.take()
     assert model.taken[-1]["peer 0"] == lost
+
+
+def test_a_newcomer_commits_what_it_sealed_though_all_that_took_are_gone() -> None:
+    model = Model(100, 5, 2, "carry")
+    model.take()
+    first = model.taken[-1]["peer 0"] + model.taken[-1]["peer 1"]
+    model.join()
+    model.seal()
+    model.members = {"peer 2": model.members["peer 2"]}
+    model.take()
+    own = model.taken[-1]["peer 2"]
+    assert not set(own) & set(first)
+    model.join()
+    # The reduction had succeeded before they were lost. What was taken since is of another one, and is still open.
+    model.commit(["peer 0", "peer 1", "peer 2"])
+    assert model.any_sampler().in_flight == 5
+    del model.members["peer 2"]
+    model.commit(["peer 3"])
+    model.take()
+    assert model.taken[-1]["peer 3"] == own
 
 
 def test_the_last_epoch_is_gone_back_to_when_its_last_step_loses_a_member() -> None:
@@ -278,12 +322,31 @@ def test_rollback_takes_steps_back() -> None:
     assert sampler.in_flight == 0 and sampler.take().tolist() == first
 
 
+def test_what_was_in_flight_in_a_checkpoint_is_taken_again_also_alone() -> None:
+    sampler = ElasticSampler(10, batch_size=4)
+    sampler.take()
+    sampler.commit()
+    taken = [sampler.take().tolist()]
+    sampler.seal()
+    taken.append(sampler.take().tolist())
+    other = ElasticSampler(10, batch_size=4)
+    other.load_state_dict(sampler.state_dict())
+    for batch in taken:
+        assert other.take().tolist() == batch
+        other.commit()
+    assert other.committed == 12
+
+
 def test_a_state_of_other_data_and_nonsense_are_refused() -> None:
     sampler = ElasticSampler(10)
     with pytest.raises(pccl.InvalidArgument, match="of 11 examples, not 10"):
         sampler.load_state_dict(ElasticSampler(11).state_dict())
     with pytest.raises(pccl.InvalidArgument, match="no sampler's state"):
-        sampler.load_state_dict({"length": 10, "returned": "x"})
+        sampler.load_state_dict({**sampler.state_dict(), "returned": "x"})
+    with pytest.raises(pccl.InvalidArgument, match="has batch_size=1; the state has 2"):
+        sampler.load_state_dict(ElasticSampler(10, batch_size=2).state_dict())
+    with pytest.raises(pccl.InvalidArgument, match="has remainder='carry'; the state has 'short'"):
+        sampler.load_state_dict(ElasticSampler(10, remainder="short").state_dict())
     for wrong in ({"length": 0}, {"batch_size": 0}, {"remainder": "drop"}):
         with pytest.raises(pccl.InvalidArgument):
             ElasticSampler(**{"length": 10, **wrong})  # type: ignore[arg-type]
@@ -332,6 +395,14 @@ def test_a_torch_loader_goes_through_epochs_and_resumes_in_one(form: str) -> Non
             seen += batch.tolist()
             other.commit()
     assert len(seen) == 44 and Counter(seen) == Counter(2 * list(range(22)))
+
+
+def test_a_loader_is_not_given_short_steps_of_which_some_are_empty() -> None:
+    sampler = ElasticSampler(22, batch_size=4, remainder="short")
+    with pytest.raises(pccl.InvalidArgument, match='a loader needs remainder="carry"'):
+        iter(sampler)
+    with pytest.raises(pccl.InvalidArgument, match='a loader needs remainder="carry"'):
+        sampler.batches()
 
 
 # ---- a run ---------------------------------------------------------------------------------------------------------
@@ -394,3 +465,34 @@ def test_members_are_killed_and_come_and_each_example_is_seen_once_per_epoch(ste
     for answer in finished:
         assert answer["seen"] == [3] * 1000
         assert (answer["committed"], answer["size"]) == (3000, 3)
+
+
+SIZED = """
+from pccl.data import ElasticSampler
+
+start()
+sampler = ElasticSampler(100, batch_size=int(os.environ["SIZE"]))
+state, met = {"sampler": sampler}, False
+say(event="in")
+try:
+    while not met or pccl.world_size() == 2:  # until another one has come and gone
+        state = pccl.sync(state)
+        met = met or pccl.world_size() == 2
+        sampler.take()
+        _, info = pccl.allreduce(1, return_info=True)
+        sampler.commit(info)
+    say(event="went on")
+except pccl.InvalidArgument as error:
+    say(event="refused", reason=error.reason)
+"""
+
+
+def test_a_newcomer_with_another_batch_size_is_told_and_the_run_goes_on() -> None:
+    with running() as run:
+        member = run.peer(SIZED, SIZE="6")
+        member.expect("in")
+        newcomer = run.peer(SIZED, SIZE="8")
+        newcomer.expect("in")
+        reason = newcomer.expect("refused")["reason"]
+        assert "this peer has batch_size=8; the state has 6" in reason
+        member.expect("went on")

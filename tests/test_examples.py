@@ -116,37 +116,45 @@ def test_diloco_learns_and_all_members_have_the_same_weights(
     assert all(float(one) > 0.8 for one in re.findall(r"accuracy (\S+),", done.stdout))
 
 
-@pytest.mark.timeout(300)
-def test_fsdp_replicas_learn_and_hold_the_same_shards(tmp_path: Path) -> None:
+@pytest.mark.timeout(600)  # two runs of four processes that import torch
+def test_fsdp_replicas_learn_hold_the_same_shards_and_go_on_at_one_round(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
+    pytest.importorskip("safetensors")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    example = [str(EXAMPLES / "fsdp_diloco.py"), "--rounds", "8", "--replica"]
-    with pccl.MasterNode("127.0.0.1:0") as master:
-        env = {
-            **os.environ,
-            "PCCL_MASTER": master.address,
-            "PCCL_MIN_PEERS": "2",
-            "OMP_NUM_THREADS": "1",
-        }
-        replicas = [
-            subprocess.Popen(
-                [*torchrun, *example, name],
-                cwd=tmp_path,
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for name in "ab"
-        ]
-        try:
-            shown = "".join(replica.communicate(timeout=280)[0] for replica in replicas)
-        finally:
-            for replica in replicas:
-                replica.terminate()  # ends its ranks, too
-    assert [replica.returncode for replica in replicas] == [0, 0], shown
-    assert "round 8: loss" in shown and "2 replicas" in shown
+
+    def train(names: str, rounds: int) -> str:
+        """What these replicas show."""
+        example = [str(EXAMPLES / "fsdp_diloco.py"), "--rounds", str(rounds)]
+        with pccl.MasterNode("127.0.0.1:0") as master:
+            env = {
+                **os.environ,
+                "PCCL_MASTER": master.address,
+                "PCCL_MIN_PEERS": str(len(names)),
+                "OMP_NUM_THREADS": "1",
+            }
+            replicas = [
+                subprocess.Popen(
+                    [*torchrun, *example, "--replica", name, "--checkpoints", "run"],
+                    cwd=tmp_path,
+                    env=env,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+                for name in names
+            ]
+            try:
+                shown = "".join(replica.communicate(timeout=280)[0] for replica in replicas)
+            finally:
+                for replica in replicas:
+                    replica.terminate()  # ends its ranks, too
+        assert not any(replica.returncode for replica in replicas), shown
+        return shown
+
+    shown = train("ab", 10)
+    # 20 steps of 32 digits on each of four ranks are a round; every digit counts once.
+    assert re.search(r"round 8: loss \S+, 2 replicas, 20480 digits", shown), shown
     ends = re.findall(r"replica (\w) rank (\d): accuracy (\S+), shards ([0-9a-f]{8})", shown)
     shards = {(name, rank): crc for name, rank, _, crc in ends}
     assert len(shards) == 4, shown
@@ -154,6 +162,11 @@ def test_fsdp_replicas_learn_and_hold_the_same_shards(tmp_path: Path) -> None:
         assert shards["a", rank] == shards["b", rank]
     assert shards["a", "0"] != shards["a", "1"]
     assert all(float(accuracy) > 0.7 for _, _, accuracy, _ in ends), shown
+    # As if all had been killed when the second ranks had not saved yet.
+    (tmp_path / "run" / "rank1" / "10.safetensors").unlink()
+    shown = train("a", 6)
+    assert re.findall(r"rank \d: begins at round (\d+)", shown) == ["5", "5"], shown
+    assert re.search(r"round 6: loss \S+, 1 replicas, 14080 digits", shown), shown
 
 
 def test_digits_survives_a_killed_peer_takes_a_newcomer_and_learns(tmp_path: Path) -> None:
@@ -227,9 +240,60 @@ def test_byte_gpt_learns_and_goes_on_from_its_checkpoint(
     assert further[-1]["tokens"] >= 16_000 and further[-1]["bits"] < 6.5
 
 
+SMALL_GPT = "--width 32 --layers 1 --context 32 --test-examples 16".split()
+
+
+@pytest.mark.timeout(300)
+def test_byte_gpt_saves_at_the_step_that_lets_a_newcomer_in(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    command = [sys.executable, str(EXAMPLES / "byte_gpt.py"), *SMALL_GPT, "--method", "ddp"]
+    # Far more tokens than anybody waits for; every step is one to save at.
+    command += ["--tokens", "1000000000", "--report-every", "1"]
+    command += ["--checkpoints", "run", "--save-every", "1"]
+    members: list[subprocess.Popen[bytes]] = []
+    reader, writer = os.pipe()  # what all of them print, by lines
+
+    def begin(at_least: int) -> None:
+        env = {"PCCL_MASTER": master.address, "PCCL_MIN_PEERS": str(at_least)}
+        env = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
+        streams: dict = {"stdout": writer, "stderr": writer}
+        members.append(subprocess.Popen(command, cwd=tmp_path, env=env, **streams))
+
+    with pccl.MasterNode("127.0.0.1:0") as master, open(reader) as printed:
+        shown: list[str] = []
+
+        def hear(pattern: str) -> None:
+            for line in printed:
+                shown.append(line)
+                if re.search(pattern, line):
+                    return
+            raise AssertionError("".join(shown[-40:]))
+
+        try:
+            begin(2)
+            begin(2)
+            hear("begins at 0 tokens")
+            hear("begins at 0 tokens")
+            begin(1)
+            os.close(writer)
+            hear("begins at [1-9]")
+            hear('"members": 3')
+        finally:
+            for member in members:
+                member.kill()
+                member.wait()
+
+
 def test_byte_gpt_trains_alone_without_pccl(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
-    small = "--width 32 --layers 1 --context 32 --tokens 4000 --test-examples 16 --method local"
-    shown = run(tmp_path, str(EXAMPLES / "byte_gpt.py"), *small.split())
+    script = [str(EXAMPLES / "byte_gpt.py"), *SMALL_GPT, "--method", "local"]
+    script += ["--checkpoints", "run", "--save-every", "1000"]
+    shown = run(tmp_path, *script, "--tokens", "4000")
+    assert "begins at 0 tokens" in shown and "ends with parameters" in shown
+    shown = run(tmp_path, *script, "--tokens", "3000")  # which the checkpoint has: nothing is left
+    begins = re.search(r"begins at (\d+) tokens", shown)
+    assert begins and int(begins[1]) >= 3000
+    assert f'"tokens": {begins[1]}' in shown and "train_bits" not in shown
     assert "ends with parameters" in shown

@@ -8,9 +8,10 @@
 Every run is a master and its peers, as processes, over TCP; all methods see the same tokens with the same seeds. `bits
 per byte` are of the held-out text, mean and half the range over the seeds; `to ddp` is the mean of the seeds' ratios to
 ddp with the same seed. With `--pretrain` all methods of a seed start with the same parameters, which one process has
-made of that many tokens: as in the paper (arXiv 2308.11105), where a fifth of the training comes before. Bytes are those that reductions sent, of all members that came to the end. `local` is one
-process without pccl that takes the batches of all members itself; `bigrams` predicts each byte from the one before,
-counted in all of the training text. At the end of every run all members must hold the same parameters, bit for bit.
+made of that many tokens: as in the paper (arXiv 2311.08105), where a fifth of the training comes before. Bytes are
+those that reductions sent, of all members that came to the end. `local` is one process without pccl that takes the
+batches of all members itself; `bigrams` predicts each byte from the one before, counted in all of the training text. At
+the end of every run all members must hold the same parameters, bit for bit.
 """
 
 from __future__ import annotations
@@ -174,9 +175,9 @@ class Run:
                 self._churn()
 
     def _churn(self) -> None:
-        """One of the members is killed, never the first one; another comes."""
+        """One of the members is killed, never the first one; another comes. Two go on, whose ends can be compared."""
         alive = [p for p in self.processes if p.begun and not p.killed]
-        if self._done() > LAST_JOIN or len(alive) < 2:
+        if self._done() > LAST_JOIN or len(alive) < 3:
             return
         alive[1 + self.kills % (len(alive) - 1)].stop()
         self.kills += 1
@@ -344,6 +345,8 @@ def main() -> int:
     args.tokens = args.tokens or (20_000 if args.quick else 2_000_000)
     args.peers = args.peers or (2 if args.quick else 4)
     args.sync_every = args.sync_every or (10 if args.quick else 50)
+    if args.churn and args.peers < 3:
+        parser.error("--churn needs three peers: one is killed, and two are compared")
     about = machine()
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     if args.rejoin:
