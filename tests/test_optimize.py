@@ -242,3 +242,12 @@ def test_members_that_measure_by_themselves_survive_what_happens_to_one(what: st
             answers = [peer.expect("admitted", 30) for peer in peers]
             assert [answer["how"] for answer in answers] == hows
             assert {answer["size"] for answer in answers} == {len(peers)}
+
+
+def test_measuring_by_itself_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_MEASURE_AFTER", "0")
+    with pccl.MasterNode("127.0.0.1:0"):
+        pass
+    monkeypatch.setenv("PCCL_MEASURE_AFTER", "-1")
+    with pytest.raises(pccl.InvalidArgument, match="PCCL_MEASURE_AFTER"):
+        pccl.MasterNode("127.0.0.1:0")

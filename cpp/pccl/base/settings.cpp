@@ -33,6 +33,15 @@ class Reader {
     value = std::chrono::round<Duration>(std::chrono::duration<double>(number));
   }
 
+  void seconds_or_never(const char* name, Duration& value) {
+    const auto given = find(name);
+    if (given && *given == "0") {
+      value = Duration::zero();
+    } else {
+      seconds(name, value);
+    }
+  }
+
   void seconds(const char* name, std::optional<Duration>& value) {
     const auto given = find(name);
     if (!given) return;
@@ -120,7 +129,7 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   read.seconds("PCCL_LINK_TIMEOUT", settings.link_timeout);
   read.seconds("PCCL_STRAGGLER_TIMEOUT", settings.straggler_timeout);
   read.seconds("PCCL_REPLAN_INTERVAL", settings.replan_interval);
-  read.seconds("PCCL_MEASURE_AFTER", settings.measure_after);
+  read.seconds_or_never("PCCL_MEASURE_AFTER", settings.measure_after);
   read.flag("PCCL_RELAY", settings.relay);
   read.integer("PCCL_RELAY_RATE", settings.relay_rate, std::uint64_t{0}, std::uint64_t{1} << 46);
   read.integer("PCCL_BUFFER_BYTES", settings.buffer_bytes, std::size_t{16} << 10,
