@@ -8,6 +8,7 @@ import time
 import pytest
 from workers import running
 
+import pccl
 from pccl import _testing
 
 # ---- what one member says --------------------------------------------------------------------------
@@ -250,4 +251,4 @@ def test_measuring_by_itself_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) 
         pass
     monkeypatch.setenv("PCCL_MEASURE_AFTER", "-1")
     with pytest.raises(pccl.InvalidArgument, match="PCCL_MEASURE_AFTER"):
-        pccl.MasterNode("127.0.0.1:0")
+        pccl.MasterNode("127.0.0.1:0").run()
