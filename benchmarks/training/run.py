@@ -5,13 +5,13 @@
     python benchmarks/training/run.py --methods ddp diloco --churn 60    # a kill and a join every 60 s
     python benchmarks/training/run.py --rejoin                           # 100 million parameters come back
 
-Every run is a master and its peers, as processes, over TCP; all methods see the same tokens with the same seeds. `bits
-per byte` are of the held-out text, mean and half the range over the seeds; `to ddp` is the mean of the seeds' ratios to
-ddp with the same seed. With `--pretrain` all methods of a seed start with the same parameters, which one process has
-made of that many tokens: as in the paper (arXiv 2311.08105), where a fifth of the training comes before. Bytes are
-those that reductions sent, of all members that came to the end. `local` is one process without pccl that takes the
-batches of all members itself; `bigrams` predicts each byte from the one before, counted in all of the training text. At
-the end of every run all members must hold the same parameters, bit for bit.
+Every run is a master and its peers, as processes, over TCP. All start with the parameters that one process has made of
+`--pretrain` tokens, as in the paper (arXiv 2311.08105: 24,000 of 88,000 steps), and see the same tokens with the same
+seeds; `--pretrain 0` starts from nothing. `bits per byte` are of the held-out text, mean and half the range over the
+seeds; `to ddp` is the mean of the seeds' ratios to ddp with the same seed. Bytes are those that reductions sent, of all
+members that came to the end. `local` is one process without pccl that takes the batches of all members itself;
+`bigrams` predicts each byte from the one before, counted in all of the training text. At the end of every run all
+members must hold the same parameters, bit for bit.
 """
 
 from __future__ import annotations
@@ -196,6 +196,7 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
     """One run of that method, with a master of its own."""
     arguments = [*METHODS[method], "--seed", str(seed), "--tokens", str(args.tokens)]
     arguments += ["--batch-size", str(args.batch_size), "--sync-every", str(args.sync_every)]
+    arguments += ["--lr", str(args.lr)]
     arguments += ["--report-every", str(args.tokens // 20), *(QUICK if args.quick else [])]
     arguments += ["--start", str(start)] if start else []
     env = {**os.environ, "PCCL_SHM": "0", "OMP_NUM_THREADS": "1"}
@@ -228,17 +229,16 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
         return Run(arguments, args.tokens, args.peers, seconds, share, command, env).go()
 
 
-def pretrained(args: argparse.Namespace, seed: int, folder: Path) -> Path | None:
-    """Parameters that all methods start with, of one process with a seed of its own; None: they start with none."""
+def pretrained(args: argparse.Namespace, folder: str) -> Path | None:
+    """Parameters that all runs start with, made by one process with a seed of its own; None: they start with none."""
     if not args.pretrain:
         return None
-    result = folder / f"{seed}.safetensors"
-    arguments = ["--method", "local", "--seed", str(1000 + seed), "--tokens", str(args.pretrain)]
-    arguments += ["--batch-size", str(args.batch_size * args.peers), "--result", str(result)]
+    result = Path(folder) / "start.safetensors"
+    arguments = ["--method", "local", "--seed", "1000", "--tokens", str(args.pretrain)]
+    arguments += ["--batch-size", "16", "--threads", "2", "--result", str(result)]
     arguments += QUICK if args.quick else []
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = Run(arguments, args.pretrain, 1, 0, 0, lambda _: [], env).go()
-    print(f"seed {seed}, starts with {run['bits']:.3f} bits per byte", flush=True)
+    run = Run(arguments, args.pretrain, 1, 0, 0, lambda _: [], dict(os.environ)).go()
+    print(f"all start with {run['bits']:.3f} bits per byte, {run['seconds']:.0f} s", flush=True)
     return result
 
 
@@ -300,8 +300,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     bigrams = bigram_bits(example)
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in args.methods}
     with tempfile.TemporaryDirectory() as folder:
+        start = pretrained(args, folder)
         for seed in args.seeds:
-            start = pretrained(args, seed, Path(folder))
             for method in args.methods:
                 run = run_of(args, method, seed, start)
                 found[method].append(run)
@@ -329,10 +329,11 @@ def main() -> int:
     usual = ["local", "ddp", "diloco", "diloco int8", "async", "streaming"]
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=usual)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--tokens", type=int, help="over all members; default: 2 million")
-    parser.add_argument("--pretrain", type=int, default=0, help="tokens, before all methods")
+    parser.add_argument("--tokens", type=int, help="over all members; default: 2048000")
+    parser.add_argument("--pretrain", type=int, help="tokens before; 0: none; default: 2048000")
+    parser.add_argument("--lr", type=float, default=1e-3, help="of the inner optimizer (0.001)")
     parser.add_argument("--peers", type=int, help="default: 4")
-    parser.add_argument("--batch-size", type=int, default=4, help="rows of a member in a step")
+    parser.add_argument("--batch-size", type=int, default=2, help="rows of a member in a step (2)")
     parser.add_argument("--sync-every", type=int, help="H; default: 50")
     parser.add_argument("--churn", type=float, default=0, help="seconds between a kill and a join")
     parser.add_argument("--wan", nargs=2, type=float, metavar=("RTT_MS", "MBIT"), help="needs root")
@@ -342,7 +343,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all results to this file")
     parser.add_argument("--plot", type=Path, help="write the curves to this SVG file")
     args = parser.parse_args()
-    args.tokens = args.tokens or (20_000 if args.quick else 2_000_000)
+    args.tokens = args.tokens or (20_000 if args.quick else 2_048_000)  # 40 rounds
+    if args.pretrain is None:
+        args.pretrain = 0 if args.quick else 2_048_000
     args.peers = args.peers or (2 if args.quick else 4)
     args.sync_every = args.sync_every or (10 if args.quick else 50)
     if args.churn and args.peers < 3:
