@@ -118,6 +118,8 @@ def train(args: argparse.Namespace) -> None:
     examples, test = (windows(text, args.context) for text in load_text())
     test = test[:: max(1, len(test) // args.test_examples)]
     model = ByteGPT(args.width, args.layers, args.heads)
+    if args.start:
+        checkpoint.load(args.start, {"model": model})
     inner = torch.optim.AdamW(model.parameters(), args.lr, betas=(0.9, 0.95), weight_decay=0.1)
     sampler = ElasticSampler(len(examples), batch_size=args.batch_size, seed=args.seed)
     state: dict = {"model": model, "optimizer": inner, "sampler": sampler}
@@ -139,8 +141,6 @@ def train(args: argparse.Namespace) -> None:
         )
         state = {"diloco": diloco, "sampler": sampler}
 
-    if args.start:
-        checkpoint.load(args.start, {"model": model})
     found = checkpoint.latest(args.checkpoints) if args.checkpoints else None
     if found:
         checkpoint.load(found, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
@@ -163,6 +164,15 @@ def shutdown() -> None:
     if comm is not None:
         _core.use_by_default(0)
         comm.close()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Leaves the run, and holds on to nothing: some libraries keep modules, with what is in them, to the last."""
+    global _default
+    comm, _default = _default, None
+    if comm is not None:
+        comm._leave_at_exit()
 
 
 def is_initialized() -> bool:

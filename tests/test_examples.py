@@ -297,3 +297,22 @@ def test_byte_gpt_trains_alone_without_pccl(tmp_path: Path) -> None:
     assert begins and int(begins[1]) >= 3000
     assert f'"tokens": {begins[1]}' in shown and "train_bits" not in shown
     assert "ends with parameters" in shown
+
+
+@pytest.mark.parametrize("options", [["--method", "ddp"], [], ["--mode", "streaming"]])
+def test_byte_gpt_starts_with_the_parameters_it_is_given(
+    tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    script = [str(EXAMPLES / "byte_gpt.py"), *SMALL_GPT]
+    made = ["--method", "local", "--tokens", "1000", "--result", "made.safetensors"]
+    first = run(tmp_path, *script, *made)
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        monkeypatch.setenv("PCCL_MASTER", master.address)
+        start = ["--start", "made.safetensors", "--tokens", "0"]
+        second = run(tmp_path, *script, *options, *start)
+    ends = [re.findall(r'"bits": ([\d.]+)', shown)[-1] for shown in (first, second)]
+    assert ends[0] == ends[1]
+    checksums = [re.findall(r"ends with parameters (\w+)", shown) for shown in (first, second)]
+    assert checksums[0] == checksums[1]
