@@ -306,3 +306,18 @@ def test_an_allreduce_over_four_hosts_is_right_and_not_far_from_the_bound(tmp_pa
     # Steps of a ring, and connections that have to find the rate, take their time at 100 ms.
     assert result["bound"] < min(result["seconds"]["pccl"]) < 8 * result["bound"]
     assert done.stdout.splitlines()[-1].startswith("| transatlantic (4) | 4 MiB | 0.50 |")
+
+
+def test_training_is_measured_over_its_links(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("safetensors")
+    run = Path(lab.__file__).resolve().parent.parent / "training" / "run.py"
+    file = tmp_path / "training.json"
+    options = ["--quick", "--methods", "async", "--seeds", "0", "--tokens", "10240"]
+    options += ["--wan", "10", "100", "--json", str(file)]
+    done = subprocess.run(
+        [sys.executable, str(run), *options], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(file.read_text())["runs"]["async"]
+    assert found["members"] == 2 and found["bytes"] > 0

@@ -214,7 +214,7 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
             listen = ["--listen", f"{lab.address(0)}:0"]
             master = lab.popen(
                 0,
-                [sys.executable, "-P", "-m", "pccl", "master", *listen],
+                [sys.executable, "-P", "-m", "pccl", "master", "--insecure", *listen],
                 env,
                 stdout=subprocess.PIPE,
                 text=True,
