@@ -392,7 +392,15 @@ class _Gone(_Alone):
         self._run([], what, timeout)
 
 
+_JOINING = "init_process_group"
 _DESTROYED = "this process group was destroyed"
+_ENDING = 10.0  # seconds that a thread whose group is gone may take to end
+
+
+def _await_end(thread: threading.Thread) -> None:
+    # The interpreter cuts off threads that outlive it wherever they are; inside of torch's C++, that is an abort.
+    if thread is not threading.current_thread():
+        thread.join(_ENDING)
 
 
 class _Queue:
@@ -437,15 +445,16 @@ class _Queue:
                 self._unfinished -= 1
 
     def close(self) -> None:
-        """Ends its thread after the jobs given so far."""
+        """Ends its thread after the jobs given so far, and waits for that."""
         with self._lock:
-            if self._thread is not None:
-                self._thread = None
-                self._jobs.put(None)
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._jobs.put(None)
+            _await_end(thread)
 
 
 class _Member:
-    """This process as one of the fixed members of a pccl group, found through the c10d store.
+    """This process as one of the fixed members of a pccl group, found through the c10d store. *any thread*
 
     Keys in the store: "group" (the pccl group's number, and the master's address if a member runs it), and
     for each rank "peer/<rank>" (its peer id) and "left/<rank>".
@@ -458,61 +467,99 @@ class _Member:
         members: str,
         rank: int,
         size: int,
-        timeout: float | None,
+        timeout: float,
         first_of_job: bool,
     ) -> None:
         self.size = size
         self._store = store
+        self._name = f"{name}|{members}|"
         self._rank = rank
+        self._timeout = timeout
+        self._first_of_job = first_of_job
+        self._master_inside = False
         self._serves = False
+        self._comm: Communicator | None = None
         self._peers: list[str] = []  # ids, by rank
-        self.order: list[int] = []  # pccl's ranks, by rank
+        self.order: list[int] = []  # pccl's ranks, by rank; empty until `join` is over
         self._present: list[int] = []  # ranks that were members when this one left
-        self._left = threading.Lock()  # taken for good
-        deadline = _settings.Deadline(timeout)
-        address = _settings.text("PCCL_MASTER")
-        if rank == 0:
-            where = f"outside {address}" if address else f"inside {self._serve(first_of_job)}"
-            # Random: one master may serve many jobs, and jobs have the same names for their groups.
-            key = f"{name}|{members}|".encode() + os.urandom(16)
-            number = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big")
-            store.set("group", f"{number} {where}")
-        number, where, given = store.get("group").decode().split(" ")
-        self._master_inside = where == "inside"
-        if self._master_inside or not address:
-            address = given
-        self.comm = Communicator(address, peer_group=int(number))
+        self._left = threading.Event()
+        self._lock = threading.Lock()  # guards _serves, _comm and the setting of _left
+
+    @property
+    def comm(self) -> Communicator:
+        assert self._comm is not None, "join first"
+        return self._comm
+
+    def join(self) -> None:
+        """Founds the group, or joins it; returns when all are there. Ends with an error when this member leaves."""
+        if self.order:
+            return
+        deadline = _settings.Deadline(self._timeout)
         try:
-            self.comm._join(
-                "init_process_group",
-                min_peers=size,
+            number, address = self._meet(deadline)
+            with self._lock:
+                self._check_not_left()
+                self._comm = Communicator(address, peer_group=number)
+            self._comm._join(
+                _JOINING,
+                min_peers=self.size,
                 attempts=30,
                 timeout=deadline.left(),
                 enter=False,
             )
-            engine = self.comm._joined("init_process_group")
-            store.set(f"peer/{rank}", engine.peer_id())
-            self._peers = [store.get(f"peer/{other}").decode() for other in range(size)]
+            engine = self._comm._joined(_JOINING)
+            self._store.set(f"peer/{self._rank}", engine.peer_id())
+            self._peers = [self._read(f"peer/{other}", deadline) for other in range(self.size)]
             present = engine.membership()[3]
             if set(present) != set(self._peers):
                 sentence = f"peers that are not of this job are in pccl group {number}"
-                raise InvalidUsage.because("init_process_group", sentence)
+                raise InvalidUsage.because(_JOINING, sentence)
             self.order = [present.index(peer) for peer in self._peers]
         except BaseException:
             self.close()
             raise
 
-    def _serve(self, first_of_job: bool) -> str:
+    def _meet(self, deadline: _settings.Deadline) -> tuple[int, str]:
+        """The group's number, and its master's address."""
+        address = _settings.text("PCCL_MASTER")
+        if self._rank == 0:
+            where = f"outside {address}" if address else f"inside {self._serve()}"
+            # Random: one master may serve many jobs, and jobs have the same names for their groups.
+            key = self._name.encode() + os.urandom(16)
+            number = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big")
+            self._store.set("group", f"{number} {where}")
+        text, where, given = self._read("group", deadline).split(" ")
+        self._master_inside = where == "inside"
+        return int(text), given if self._master_inside or not address else address
+
+    def _read(self, key: str, deadline: _settings.Deadline) -> str:
+        """What another rank has set. The store's own waiting could not be interrupted."""
+        pause = 0.001
+        while not self._store.check([key]):
+            self._check_not_left()
+            if deadline.left() == 0:
+                sentence = f"the group's other ranks did not all come within {self._timeout:g} s"
+                raise Timeout.because(_JOINING, sentence)
+            self._left.wait(pause)
+            pause = min(2 * pause, 0.1)
+        value: bytes = self._store.get(key)
+        return value.decode()
+
+    def _check_not_left(self) -> None:
+        if self._left.is_set():
+            raise InvalidUsage.because(_JOINING, _DESTROYED)
+
+    def _serve(self) -> str:
         try:
-            host = _own_host(first_of_job)
-            address = _master.acquire(host)
+            address = _master.acquire(_own_host(self._first_of_job))
         except (OSError, PCCLError) as error:
             sentence = (
                 f"could not start a master for this group: {error}; set PCCL_BIND to an address of this "
                 "host that the others reach, or start `pccl master` and set PCCL_MASTER"
             )
             raise InvalidUsage.because("init_process_group", sentence) from error
-        self._serves = True
+        with self._lock:
+            self._serves = True
         return address
 
     def loss(self, error: PCCLError) -> PCCLError | None:
@@ -543,21 +590,25 @@ class _Member:
 
     def leave(self) -> None:
         """The others see a departure. May be called again."""
-        if not self._left.acquire(blocking=False):
-            return
-        if self._peers:
+        with self._lock:
+            if self._left.is_set():
+                return
+            self._left.set()
+            comm = self._comm
+        if comm is not None:
             with suppress(PCCLError):
-                present = self.comm._joined("shutdown").membership()[3]
+                present = comm._joined("shutdown").membership()[3]
                 self._present = [r for r, peer in enumerate(self._peers) if peer in present]
-        self.comm.close()
+            comm.close()
         with suppress(Exception):  # the store's process may be gone
             self._store.set(f"left/{self._rank}", "1")
 
     def close(self) -> None:
         """Leaves; and who runs the master waits a while until the others have left."""
         self.leave()
-        if self._serves:
-            self._serves = False
+        with self._lock:
+            serves, self._serves = self._serves, False
+        if serves:
             with suppress(Exception):  # who does not leave in time is cut off
                 self._store.wait([f"left/{rank}" for rank in self._present], _FAREWELL)
             _master.release()
@@ -566,11 +617,27 @@ class _Member:
 class _Channel:
     """Messages between two ranks: a pccl group of these two, founded by the first of them."""
 
-    def __init__(self, found: Callable[[], _Member], is_lower: bool, name: str) -> None:
-        self._found = found
+    def __init__(self, make: Callable[[], _Member], is_lower: bool, name: str) -> None:
+        self._make = make
         self._is_lower = is_lower
         self._queue = _Queue(name)
-        self.member: _Member | None = None
+        self._threads: set[threading.Thread] = set()  # that wait for a message
+        self._lock = threading.Lock()  # guards the two below
+        self._closed = False
+        self._member: _Member | None = None
+
+    def _joined(self) -> _Member:
+        with self._lock:
+            if self._closed:
+                raise InvalidUsage.because(_JOINING, _DESTROYED)
+            member = self._member = self._member or self._make()
+        try:
+            member.join()
+        except BaseException:
+            with self._lock:
+                self._member = None  # the next message tries again
+            raise
+        return member
 
     def run(self, work: _Work, array: _Array, *, sends: bool, tag: int, timeout: float) -> None:
         # Which of them sends is part of the tag, so that both may send at once.
@@ -588,12 +655,13 @@ class _Channel:
                 work.finish(error)
             else:
                 work.finish(None)
+            finally:
+                self._threads.discard(threading.current_thread())
 
         def start() -> None:
             try:
-                if self.member is None:
-                    self.member = self._found()
-                operation = self.member.comm._joined("send").start(
+                member = self._joined()
+                operation = member.comm._joined("send").start(
                     [(data, data if sends else array.data, int(DataType.UINT8))],
                     op=int(ReduceOp.SUM),
                     tag=key,
@@ -606,14 +674,28 @@ class _Channel:
             except Exception as error:
                 work.finish(error)
                 return
-            threading.Thread(
-                target=finish, args=(operation, self.member.size), name="pccl message", daemon=True
-            ).start()
+            end = (operation, member.size)
+            thread = threading.Thread(target=finish, args=end, name="pccl message", daemon=True)
+            self._threads.add(thread)
+            thread.start()
 
         self._queue.run(start, here=False)
 
+    def leave(self) -> None:
+        """Messages that are under way end with an error, those that wait for the other rank, too."""
+        with self._lock:
+            self._closed = True
+            member = self._member
+        if member is not None:
+            member.leave()
+
     def close(self) -> None:
+        self.leave()
+        if self._member is not None:
+            self._member.close()
         self._queue.close()
+        for thread in list(self._threads):
+            _await_end(thread)
 
 
 class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
@@ -639,10 +721,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         self._member: _Member | None = None
         self._exchange: _Exchange = _Alone()
         if size > 1:
-            self._member = self._found(self._store, "", self._members, rank)
+            self._member = self._make_member(self._store, "", self._members, rank)
+            self._member.join()
             self._exchange = _Exchange(self._member.comm, rank, self._member.order)
 
-    def _found(self, store: Any, suffix: str, members: Sequence[int], rank: int) -> _Member:
+    def _make_member(self, store: Any, suffix: str, members: Sequence[int], rank: int) -> _Member:
         return _Member(
             store,
             self._name + suffix,
@@ -690,22 +773,20 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
             f"<pccl.adapters.torch.ProcessGroup {self._name} rank={self._rank} size={self._size}>"
         )
 
-    def _parts(self) -> list[_Member]:
-        members = [self._member, *(channel.member for channel in self._channels.values())]
-        return [member for member in members if member is not None]
+    def _parts(self) -> list[_Member | _Channel]:
+        channels = list(self._channels.values())
+        return [*channels, self._member] if self._member is not None else [*channels]
 
     def _leave(self) -> None:
         self._closed = True
-        for member in self._parts():
-            member.leave()
+        for part in self._parts():
+            part.leave()
 
     def shutdown(self) -> None:
         """Leaves the group; collectives that have not finished end with an error. May be called again."""
         self._leave()
-        for member in self._parts():
-            member.close()
-        for channel in self._channels.values():
-            channel.close()
+        for part in self._parts():
+            part.close()
         self._queue.close()
         self._exchange = _Gone()
         self._member = None
@@ -991,7 +1072,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
             members = [self._members[lower], self._members[higher]]
             own = 0 if self._rank == lower else 1
             self._channels[other] = _Channel(
-                lambda: self._found(store, f" {lower}-{higher}", members, own),
+                lambda: self._make_member(store, f" {lower}-{higher}", members, own),
                 own == 0,
                 f"pccl {self._name} {lower}-{higher}",
             )

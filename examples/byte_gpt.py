@@ -141,9 +141,8 @@ def train(args: argparse.Namespace) -> None:
         )
         state = {"diloco": diloco, "sampler": sampler}
 
-    found = checkpoint.latest(args.checkpoints) if args.checkpoints else None
-    if found:
-        checkpoint.load(found, state)
+    if args.checkpoints:
+        checkpoint.resume(args.checkpoints, state)
 
     def tokens_taken() -> int:
         """By all members together; equal on all. In flight is what no reduction has brought in yet."""

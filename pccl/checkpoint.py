@@ -4,8 +4,7 @@
     if pccl.rank() == 0:
         checkpoint.save(f"run/{info.revision}.safetensors", state, revision=info.revision, keep=3)
 
-    found = checkpoint.latest("run")
-    state, revision = checkpoint.load(found, state) if found else (state, None)
+    state, revision = checkpoint.resume("run", state)  # None: there is no checkpoint yet
     state = pccl.sync(state, revision=revision)
 
 Arrays are tensors of the file, named by their key paths; any reader of safetensors can read them. Numbers, text, None,
@@ -29,7 +28,7 @@ from pccl._arrays import Array
 from pccl._state import PYTHON, State, decode, encode
 from pccl.errors import InvalidArgument, NotSupported
 
-__all__ = ["SUFFIX", "CheckpointError", "latest", "load", "save"]
+__all__ = ["SUFFIX", "CheckpointError", "latest", "load", "resume", "save"]
 
 SUFFIX = ".safetensors"
 
@@ -166,6 +165,34 @@ def load(path: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int]:
     ]
     result: _Tree = shared.finish([], replaced)
     return result, revision
+
+
+def resume(folder: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int | None]:
+    """Reads the checkpoint of the highest revision in `folder` into `state`, if there is one.
+
+    As `latest` and `load`, and also while another process saves to that folder and removes what is old.
+
+    Args:
+        folder: Where checkpoints were saved to.
+        state: As for `load`.
+
+    Returns:
+        The state, and its revision for the first `pccl.sync(state, revision=revision)`; the state as it is and None
+        if there is no checkpoint, or no such folder.
+
+    Raises:
+        CheckpointError, InvalidArgument, NotSupported, OSError, Exception: As `load`.
+    """
+    found = latest(folder)
+    while found is not None:
+        try:
+            return load(found, state)
+        except FileNotFoundError:
+            newer = latest(folder)
+            if newer in (None, found):  # not replaced by a newer one, but lost
+                raise
+            found = newer
+    return state, None
 
 
 def latest(folder: str | os.PathLike[str]) -> Path | None:

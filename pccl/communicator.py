@@ -153,6 +153,7 @@ class Communicator(_core.Reducer):
         self._replica, self._ranks = self._check_replica(replica_id, ranks_per_replica)
         self._engine: _core.Communicator | None = None
         self._joining = False
+        self._candidate: _core.Communicator | None = None  # while it joins
         self._closed = False
         self._fork = _forks
         # Unfinished operations, so that they keep their arrays even if nobody waits for them.
@@ -221,7 +222,9 @@ class Communicator(_core.Reducer):
                 ranks_per_replica=self._ranks,
                 secret=self._secret,
             )
+            self._candidate = engine
             try:
+                self._check_usable(func)  # closed by another thread, meanwhile
                 engine.join(min_peers=min_peers, attempts=attempts, timeout=limit, enter=enter)
             except BaseException:
                 engine.close()
@@ -231,11 +234,12 @@ class Communicator(_core.Reducer):
             self._engine = engine
             self._attach(engine)
             _open.add(self)
-            if self._closed:  # by another thread, meanwhile
+            if self._closed:
                 self._attach(None)
                 engine.close()
         finally:
             self._joining = False
+            self._candidate = None
 
     def close(self) -> None:
         """Leaves the run: the others see a departure, not a loss. May be called again; afterwards nothing else may."""
@@ -247,8 +251,9 @@ class Communicator(_core.Reducer):
         self._closed = True
         self._attach(None)
         _open.discard(self)
-        if self._engine is not None:
-            self._engine.close(failure)
+        for engine in (self._candidate, self._engine):
+            if engine is not None:
+                engine.close(failure)
         with self._lock:
             self._operations.clear()
             self._residuals.clear()

@@ -234,6 +234,36 @@ def test_latest_goes_by_revision_and_keep_leaves_the_newest(tmp_path: Path) -> N
     assert {p.name for p in folder.iterdir()} >= {"4.safetensors", "100.safetensors"}
 
 
+def test_resume_reads_the_newest_also_while_others_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"w": np.zeros(3)}
+    assert checkpoint.resume(tmp_path / "none", state) == (state, None)
+    checkpoint.save(tmp_path / "1.safetensors", {"w": np.ones(3)}, revision=1)
+    load, removals = checkpoint.load, 0
+
+    def removed_before(path: Path, state: dict) -> tuple[dict, int]:
+        nonlocal removals
+        if removals < 2:
+            removals += 1
+            revision = int(path.stem) + 1
+            newer = {"w": np.full(3, revision)}
+            checkpoint.save(tmp_path / f"{revision}.safetensors", newer, revision=revision, keep=1)
+        return load(path, state)
+
+    monkeypatch.setattr(checkpoint, "load", removed_before)
+    read, revision = checkpoint.resume(tmp_path, {"w": np.zeros(3, np.int64)})
+    assert (read["w"].tolist(), revision, removals) == ([3, 3, 3], 3, 2)
+
+    def lost(path: Path, state: dict) -> tuple[dict, int]:
+        path.unlink()
+        return load(path, state)
+
+    monkeypatch.setattr(checkpoint, "load", lost)
+    with pytest.raises(FileNotFoundError):
+        checkpoint.resume(tmp_path, state)
+
+
 def test_a_failed_save_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +317,7 @@ def test_without_safetensors_the_extra_is_named(
         lambda: checkpoint.save(tmp_path / "x.safetensors", {}, revision=0),
         lambda: checkpoint.load(tmp_path / "x.safetensors", {}),
         lambda: checkpoint.latest(tmp_path),
+        lambda: checkpoint.resume(tmp_path, {}),
     ):
         with pytest.raises(pccl.NotSupported, match=r"pccl-collectives\[checkpoint\]"):
             call()
@@ -318,9 +349,7 @@ start()
 folder = hear()
 sampler = ElasticSampler(1000, batch_size=4, seed=5)
 state, revision = {"w": np.zeros(3, np.int64), "step": 0, "sampler": sampler, "seen": ""}, None
-found = checkpoint.latest(folder)
-if found:
-    state, revision = checkpoint.load(found, state)
+state, revision = checkpoint.resume(folder, state)
 say(event="ready", step=state["step"], revision=revision)
 train(hear())
 """

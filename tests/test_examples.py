@@ -2,9 +2,13 @@
 
 import json
 import os
+import queue
 import re
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -251,32 +255,42 @@ def test_byte_gpt_saves_at_the_step_that_lets_a_newcomer_in(tmp_path: Path) -> N
     # Far more tokens than anybody waits for; every step is one to save at.
     command += ["--tokens", "1000000000", "--report-every", "1"]
     command += ["--checkpoints", "run", "--save-every", "1"]
-    members: list[subprocess.Popen[bytes]] = []
-    reader, writer = os.pipe()  # what all of them print, by lines
+    members: list[subprocess.Popen[str]] = []
+    printed: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+    shown: list[str] = []
+
+    def read(index: int, lines: Iterable[str]) -> None:
+        for line in lines:
+            printed.put((index, line))
+        printed.put((index, ""))
 
     def begin(at_least: int) -> None:
         env = {"PCCL_MASTER": master.address, "PCCL_MIN_PEERS": str(at_least)}
         env = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
-        streams: dict = {"stdout": writer, "stderr": writer}
-        members.append(subprocess.Popen(command, cwd=tmp_path, env=env, **streams))
+        streams: dict = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        member = subprocess.Popen(command, cwd=tmp_path, env=env, **streams)
+        assert member.stdout is not None
+        threading.Thread(target=read, args=(len(members), member.stdout), daemon=True).start()
+        members.append(member)
 
-    with pccl.MasterNode("127.0.0.1:0") as master, open(reader) as printed:
-        shown: list[str] = []
+    def hear(pattern: str) -> None:
+        deadline = time.monotonic() + 90
+        line = ""
+        while not re.search(pattern, line):
+            try:
+                index, line = printed.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no {pattern!r}:\n" + "".join(shown[-60:])) from None
+            shown.append(f"{index}: {line}")
+            assert line, f"member {index} ended:\n" + "".join(shown[-60:])
 
-        def hear(pattern: str) -> None:
-            for line in printed:
-                shown.append(line)
-                if re.search(pattern, line):
-                    return
-            raise AssertionError("".join(shown[-40:]))
-
+    with pccl.MasterNode("127.0.0.1:0") as master:
         try:
             begin(2)
             begin(2)
             hear("begins at 0 tokens")
             hear("begins at 0 tokens")
             begin(1)
-            os.close(writer)
             hear("begins at [1-9]")
             hear('"members": 3')
         finally:

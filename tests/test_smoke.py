@@ -1,7 +1,9 @@
 """Several communicators as threads of one process: the quickest look at whether reductions work at all."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -114,6 +116,16 @@ def test_the_first_admission_point_is_passed_at_once_and_the_next_ones_cost_noth
     answers = run(master.address, 3, body)
     assert sorted(rank for _, _, rank, _ in answers) == [0, 1, 2]
     assert all((first, again, world) == (True, False, 3) for first, again, _, world in answers)
+
+
+def test_close_ends_another_threads_connect() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute, ThreadPoolExecutor(1) as thread:
+        comm = pccl.Communicator(f"127.0.0.1:{mute.getsockname()[1]}")
+        connecting = thread.submit(comm.connect)
+        with mute.accept()[0]:
+            comm.close()
+            with pytest.raises(pccl.InvalidUsage, match="closed"):
+                connecting.result(2)
 
 
 def test_close_ends_other_threads_calls(master: pccl.MasterNode) -> None:

@@ -360,6 +360,32 @@ def test_messages_in_both_directions_and_out_of_order(job: Job) -> None:
     assert [answer["wrong"] for answer in job.run(3, code)] == [[], [], []]
 
 
+def test_no_thread_outlives_the_process_group(job: Job) -> None:
+    code = """
+    import threading
+    begin()
+
+    class Slow:
+        # Lets go of a tensor take a while, as it may on a busy machine.
+        def __del__(self):
+            threading.Event().wait(0.3)
+
+    given = torch.ones(3)
+    given.slow = Slow()
+    work = dist.all_reduce(given, async_op=True)
+    del given
+    work.wait()
+    del work
+    if rank == 0:
+        never = dist.irecv(torch.empty(3), 1)
+    dist.barrier()
+    dist.destroy_process_group()
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("pccl")]
+    say(event="done", left=left)
+    """
+    assert [answer["left"] for answer in job.run(2, code)] == [[], []]
+
+
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_ddp_trains_as_one_process_does(job: Job, size: int) -> None:
     code = """
