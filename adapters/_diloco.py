@@ -112,10 +112,9 @@ class DiLoCo:
             `lambda parameters: torch.optim.SGD(parameters, 0.7)`; once for each fragment. The three
             arguments before are not used then.
         mode: "sync", "async" or "streaming": see `pccl.diloco.DiLoCo`, also for what follows.
-        eager: "async": whether a member begins a round with what it has learned in the one before.
         fragments: "streaming": how many, or lists of parameters' names. Default: 4.
-        overlap: "streaming": inner steps behind which a reduction runs, tau. Default: a twentieth
-            of `sync_every`.
+        overlap: Inner steps behind which a reduction runs. Default: "async": `sync_every`;
+            "streaming": a twentieth of it.
         mixing: "streaming": how much of a member's own parameters stays, alpha. Default: 0.5.
         quantize: As in `pccl.allreduce`.
         verify_every: Rounds between comparisons of all members' states. Default: 1 for "sync", 16
@@ -143,7 +142,6 @@ class DiLoCo:
         nesterov: bool = True,
         outer_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer] | None = None,
         mode: str = "sync",
-        eager: bool | None = None,
         fragments: int | Sequence[Sequence[str]] | None = None,
         overlap: int | None = None,
         mixing: float | None = None,
@@ -168,7 +166,6 @@ class DiLoCo:
             nesterov=nesterov,
             outer_optimizer=None if make is None else lambda arrays: _Outer(make, arrays),
             mode=mode,
-            eager=eager,
             fragments=fragments,
             overlap=overlap,
             mixing=mixing,

@@ -89,7 +89,6 @@ def diloco(
     nesterov: bool = True,
     outer_optimizer: Callable[[Sequence[Array]], core.OuterOptimizer] | None = None,
     mode: str = "sync",
-    eager: bool | None = None,
     fragments: int | Sequence[Sequence[str]] | None = None,
     overlap: int | None = None,
     mixing: float | None = None,
@@ -121,9 +120,9 @@ def diloco(
         outer_optimizer: Makes another one from a list of NumPy arrays: see
             `pccl.diloco.OuterOptimizer`.
         mode: "sync", "async" or "streaming": see `pccl.diloco.DiLoCo`, also for what follows.
-        eager: "async": whether a member begins a round with what it has learned in the one before.
         fragments: "streaming": how many, or lists of names as `jax.tree_util.keystr` has them.
-        overlap: "streaming": inner steps behind which a reduction runs.
+        overlap: Inner steps behind which a reduction runs. Default: "async": `sync_every`;
+            "streaming": a twentieth of it.
         mixing: "streaming": how much of a member's own parameters stays.
         quantize: As in `pccl.allreduce`.
         verify_every: Rounds between comparisons of all members' states.
@@ -152,7 +151,6 @@ def diloco(
             nesterov=nesterov,
             outer_optimizer=outer_optimizer,
             mode=mode,
-            eager=eager,
             fragments=fragments,
             overlap=overlap,
             mixing=mixing,

@@ -1,8 +1,8 @@
 """DiLoCo whose reductions run behind the training: `pccl run -n 4 -- python examples/async_diloco.py`.
 
 As torch_diloco.py, with a mode: what a round has taught is reduced while the next one is trained,
-and applied after it, so that hardly anybody waits for the network. A mean that is a round old bears
-smaller outer steps. --mode streaming sends the parameters in fragments instead, one after the other.
+and applied in its middle, so that hardly anybody waits for the network. --mode streaming sends the
+parameters in fragments instead, one after the other.
 """
 
 import argparse
@@ -29,7 +29,8 @@ x, y, held_out = x[:1500], y[:1500], (x[1500:], y[1500:])
 pccl.init()
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 inner = torch.optim.AdamW(model.parameters(), 1e-3)
-diloco = DiLoCo(model, inner, sync_every=20, mode=args.mode)
+overlap = 10 if args.mode == "async" else None
+diloco = DiLoCo(model, inner, sync_every=20, mode=args.mode, overlap=overlap)
 
 while diloco.outer_step < args.rounds:
     # Other digits for each member, and for each step of the run.

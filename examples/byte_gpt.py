@@ -134,6 +134,7 @@ def train(args: argparse.Namespace) -> None:
             outer_lr=args.outer_lr,
             outer_momentum=args.outer_momentum,
             mode=args.mode,
+            overlap=args.overlap,
             quantize=args.quantize,
             data=sampler,  # its place is shared, and settled by each round's reduction
             rejoin=pccl.init,
@@ -264,6 +265,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"({default})")
     parser.add_argument("--method", choices=("diloco", "ddp", "local"), default="diloco")
     parser.add_argument("--mode", choices=("sync", "async", "streaming"), default="sync")
+    parser.add_argument("--overlap", type=int, help="steps behind which a reduction runs")
     parser.add_argument("--quantize", help="int8, int4, ...: fewer bits between hosts")
     parser.add_argument("--checkpoints", help="folder to save to, and to resume from")
     parser.add_argument("--start", help="file with the parameters to start with")

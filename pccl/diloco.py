@@ -3,11 +3,12 @@
 Every member takes `sync_every` steps of its own (inner) optimizer. The difference between the
 parameters that it began with and those that it has now, its pseudo-gradient, is averaged over the
 members, and an outer optimizer takes one step with the mean. Three modes: "sync" (Douillard et al.,
-arXiv 2311.08105), "async", where the reduction runs behind the next inner steps and is applied one
-round later, and "streaming" (Douillard et al., arXiv 2501.18512), where fragments of the parameters
-go in turn. In "async" a member does not wait with what it has learned itself, as in the eager
-updates of Kale et al. (arXiv 2502.12996): it begins the next round where the outer parameters would
-be if all had learned the same.
+arXiv 2311.08105), "async", where the reduction runs behind the next inner steps, up to a whole
+round of them, and "streaming" (Douillard et al., arXiv 2501.18512), where fragments of the
+parameters go in turn. In "async" a member trains on with what it has learned, as in the eager
+updates of Kale et al. (arXiv 2502.12996), and when the mean has come, it moves to the new outer
+parameters and what it has learned meanwhile (with plain averages: CoCoD-SGD, Shen et al., arXiv
+1906.12043).
 
 What is here knows NumPy alone. `pccl.adapters.torch.DiLoCo` and `pccl.adapters.jax.diloco` put it
 around a model.
@@ -98,10 +99,7 @@ class Data(Protocol):
 class OuterOptimizer(Protocol):
     """What moves the outer parameters. One is made for each fragment.
 
-    It must do the same with the same numbers on every member. In mode "async" a member looks one
-    step ahead and goes back: by `state`, which must be all that a step changes beside the
-    parameters, and the same entries before the first step as after it. Else pass `eager=False`.
-    """
+    It must do the same with the same numbers on every member."""
 
     def state(self) -> Mapping[str, Any]:
         """What a newcomer needs: writable NumPy arrays, written in place, and objects with `state_dict` and
@@ -262,16 +260,14 @@ class DiLoCo:
         nesterov: Whether its momentum is Nesterov's.
         outer_optimizer: Makes another one from a list of NumPy arrays (float32, or float64 for
             float64), once for each fragment; the three arguments before are not used then.
-        mode: "sync": the reduction blocks. "async": it runs behind the next round, after which its
-            result is applied. "streaming": fragments go in turn, each behind `overlap` inner steps.
-        eager: "async" only: whether a member begins a round with what it has learned in the round
-            before, as the best guess of the mean that is on its way; else at the outer parameters,
-            which know nothing of that round yet. Default: it does. The outer parameters are the
-            mean's alone either way.
+        mode: "sync": the reduction blocks. "async": it runs behind the next `overlap` inner steps, after
+            which its result is applied. "streaming": fragments go in turn, each behind `overlap` steps.
         fragments: "streaming" only: into how many parts to cut the parameters (default 4, or fewer
             if there are fewer parameters), in their order and of about equal size; or lists of names.
-        overlap: "streaming" only: inner steps behind which a reduction runs, the paper's tau; from 0
-            to `sync_every` - 1. Default: a twentieth of `sync_every`, at least 1.
+        overlap: Inner steps behind which a reduction runs. "async": from 1 to `sync_every`, the
+            default. "streaming": the paper's tau, from 0 to `sync_every` - 1; default a twentieth of
+            `sync_every`, at least 1. The fewer, the closer to "sync"; so many that a reduction is
+            over by then (see `hidden`).
         mixing: "streaming" only: how much of a member's own parameters stays when new ones come,
             the paper's alpha; from 0, none, to 1. Default 0.5.
         quantize: As in `pccl.allreduce`: pseudo-gradients in fewer bits between hosts.
@@ -311,7 +307,6 @@ class DiLoCo:
         nesterov: bool = True,
         outer_optimizer: Callable[[Sequence[Array]], OuterOptimizer] | None = None,
         mode: str = "sync",
-        eager: bool | None = None,
         fragments: int | Sequence[Sequence[str]] | None = None,
         overlap: int | None = None,
         mixing: float | None = None,
@@ -335,9 +330,6 @@ class DiLoCo:
             raise InvalidArgument.because(_FUNC, "there are no parameters, or two of one name")
         self._outer = [np.array(self._inner.read(i)) for i in range(len(self._names))]
         self._place(fragments, overlap, mixing)
-        if eager is not None and mode != "async":
-            raise InvalidArgument.because(_FUNC, 'eager belongs to mode "async"')
-        self._eager = mode == "async" and (eager is None or bool(eager))
         usual = 1 if mode == "sync" else 16
         self._verify_every = _whole(usual if verify_every is None else verify_every, "verify_every")
         make = outer_optimizer or (
@@ -348,15 +340,15 @@ class DiLoCo:
         self._settings = (
             f"mode={mode}, sync_every={self._sync_every}, fragments={self._fragments}, "
             f"overlap={self._overlap}, mixing={self._mixing}, verify_every={self._verify_every}, "
-            f"eager={self._eager}, reduced{_words(self._quantize)}"
+            f"reduced{_words(self._quantize)}"
         )
         if outer_optimizer is None:
             self._settings += f", lr={outer_lr}, momentum={outer_momentum}, nesterov={nesterov}"
         self._steps = 0
         self._seen = [_Seen() for _ in range(self._count)]
         self._flying: dict[int, _Flight] = {}  # by fragment, in the order in which they are due
-        # Where this member began the round, if not at the outer parameters.
-        self._ahead: list[Array] | None = None
+        # What this member has learned is measured from here, if not from the outer parameters.
+        self._origin: list[Array] | None = None
         self._between = (
             False  # whether the shared state is that of a round's end, where reductions begin
         )
@@ -384,12 +376,20 @@ class DiLoCo:
             sentence = f'mode is "sync", "async" or "streaming", not {self._mode!r}'
             raise InvalidArgument.because(_FUNC, sentence)
         if self._mode != "streaming":
-            if not fragments is overlap is mixing is None:
-                sentence = 'fragments, overlap and mixing belong to mode "streaming"'
+            if not fragments is mixing is None:
+                sentence = 'fragments and mixing belong to mode "streaming"'
                 raise InvalidArgument.because(_FUNC, sentence)
             self._fragments = [list(range(len(self._names)))]
-            self._overlap = 0 if self._mode == "sync" else every
             self._mixing = 0.0
+            self._overlap = 0
+            if self._mode == "async":
+                self._overlap = every if overlap is None else _whole(overlap, "overlap", 1)
+                if self._overlap > every:
+                    sentence = f"overlap is at most sync_every, {every}, not {overlap}"
+                    raise InvalidArgument.because(_FUNC, sentence)
+            elif overlap is not None:
+                sentence = 'overlap belongs to the modes "async" and "streaming"'
+                raise InvalidArgument.because(_FUNC, sentence)
         else:
             self._fragments = self._divide(fragments)
             self._overlap = _whole(max(1, every // 20) if overlap is None else overlap, "overlap")
@@ -671,34 +671,18 @@ class DiLoCo:
             for fragment in leaving:
                 self._apply(fragment)
             due = [*due, *leaving]
-        elif self._mode == "async":
-            due = list(leaving)  # every round begins anew, also before anything came
-        if leaving and self._eager:
-            weight, gradients = given.get(0, (0.0, []))
-            self._ahead = self._look_ahead(gradients) if weight > 0 else None
         for fragment in due:
             self._give(fragment, self._mixing)
-
-    def _look_ahead(self, gradients: Sequence[Array]) -> list[Array]:
-        """The outer parameters after one more step, with these pseudo-gradients. Nothing is changed."""
-        parameters, optimizer = self._arrays(0), self._optimizers[0]
-        ahead = [array.copy() for array in parameters]
-        state = _snapshot(optimizer.state())
-        try:
-            # Copies: these are being reduced, and a step may use them up.
-            optimizer.step(parameters, [gradient.copy() for gradient in gradients])
-        finally:
-            # Also when it fails, or Ctrl-C comes: the outer parameters are the run's.
-            for array, kept in zip(parameters, ahead, strict=True):
-                stepped = array.copy()
-                array[...] = kept
-                kept[...] = stepped
-            _restore(optimizer.state(), state)
-        return ahead
+        if self._mode == "async":
+            if due:
+                self._origin = None
+            if leaving:  # what comes after this is of the next reduction
+                count = range(len(self._names))
+                self._origin = [np.array(self._inner.read(index)) for index in count]
 
     def _begun(self, index: int) -> Array:
-        """Where this member began to learn."""
-        return self._outer[index] if self._ahead is None else self._ahead[index]
+        """Where this member's learning is measured from."""
+        return self._outer[index] if self._origin is None else self._origin[index]
 
     def _arrays(self, fragment: int) -> list[Array]:
         return [self._outer[index] for index in self._fragments[fragment]]
@@ -715,16 +699,18 @@ class DiLoCo:
         ]
 
     def _give(self, fragment: int, mixing: float) -> None:
-        """The model gets the outer parameters, or what is ahead of them, but for a share of its own."""
+        """The model gets the outer parameters, with what it has learned meanwhile or a share of its own."""
         for index in self._fragments[fragment]:
-            value = self._begun(index)
+            value = self._outer[index]
+            if self._origin is not None:
+                value = np.asarray(value + (self._inner.read(index) - self._origin[index]))
             if mixing > 0:
                 value = np.asarray(mixing * self._inner.read(index) + (1 - mixing) * value)
             self._inner.write(index, value)
 
     def _begin(self) -> None:
         """The model begins at the outer parameters."""
-        self._ahead = None
+        self._origin = None
         for fragment in range(self._count):
             self._give(fragment, 0.0)
             self._seen[fragment] = _Seen()

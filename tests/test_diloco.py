@@ -226,11 +226,15 @@ def mean(gradients: Sequence[Model], weights: Sequence[float] | None = None) -> 
     }
 
 
-def learned(theta: Model, number: int, steps: int) -> Model:
-    """A member's pseudo-gradient after so many inner steps from `theta`."""
+def trained(theta: Model, number: int, steps: int) -> Model:
+    """A member's parameters after so many inner steps from `theta`."""
     model = {name: array.copy() for name, array in theta.items()}
     for _ in range(steps):
         train(model, number)
+    return model
+
+
+def less(theta: Model, model: Model) -> Model:
     return {name: np.asarray(theta[name] - model[name]) for name in theta}
 
 
@@ -242,25 +246,24 @@ def reference(
 ) -> Model:
     """The outer parameters after these reductions: which members' pseudo-gradients counted in each.
 
-    In "async", and in "delayed", which is that without eager, the last one is still in flight.
+    In "async" the last one is still in flight.
     """
     theta = fresh(0)
     velocity = {name: np.zeros_like(array) for name, array in theta.items()}
     flying: Model | None = None
-    ahead: dict[int, Model] = {}
+    own: dict[int, Model] = {}  # where members are, if not at the outer parameters
     for members in reductions:
-        gradients = [learned(ahead.get(number, theta), number, every) for number in members]
-        result = mean(gradients, weights) if members else None
-        if mode != "sync":
+        begun = {number: own.get(number, theta) for number in members}
+        ends = {number: trained(model, number, every) for number, model in begun.items()}
+        gradients = {number: less(begun[number], ends[number]) for number in members}
+        result = mean(list(gradients.values()), weights) if members else None
+        if mode == "async":
             result, flying = flying, result
+            own = ends
         if result is not None:
             outer_step(theta, velocity, result)
-        if mode == "async":
-            ahead = {}
-            for number, gradient in zip(members, gradients, strict=True):
-                ahead[number] = {name: array.copy() for name, array in theta.items()}
-                momentum = {name: array.copy() for name, array in velocity.items()}
-                outer_step(ahead[number], momentum, gradient)
+            if mode == "async":
+                own = {number: less(theta, gradient) for number, gradient in gradients.items()}
     return theta
 
 
@@ -275,12 +278,11 @@ def close(found: Model, want: Model) -> bool:
 MODES = ["sync", "async"]
 
 
-@pytest.mark.parametrize("mode", [*MODES, "delayed"])
+@pytest.mark.parametrize("mode", MODES)
 def test_rounds_are_those_of_the_paper_bit_for_bit(mode: str) -> None:
     with running() as run:
         peers = Peers(run.peers(2, SHELL))
-        options = "mode='async', eager=False" if mode == "delayed" else f"mode={mode!r}"
-        make(peers, f"seed=0, sync_every=4, {options}")
+        make(peers, f"seed=0, sync_every=4, mode={mode!r}")
         made(peers)
         go(peers, "go(5)", inner=mode != "async")
         assert equal(shown(peers), reference(mode, 4, [[0, 1]] * 5))
@@ -298,20 +300,6 @@ def test_rounds_are_those_of_the_paper_bit_for_bit(mode: str) -> None:
             reference(mode, 4, [[0, 1]] * 5) if mode == "sync" else reference(mode, 4, [[0, 1]] * 6)
         )
         assert equal(shown(peers), want)
-
-
-def test_eager_members_that_learn_the_same_do_what_they_do_in_mode_sync() -> None:
-    found = {}
-    for mode in MODES:
-        with running() as run:
-            peers = Peers(run.peers(1, SHELL))
-            make(peers, f"seed=0, sync_every=4, mode={mode!r}")
-            made(peers)
-            go(peers, "go(5)")
-            tell(peers, "diloco.finish(); say(event='finished')")
-            peers[0].expect("finished")
-            found[mode] = shown(peers)
-    assert equal(found["async"], found["sync"])
 
 
 @pytest.mark.parametrize("mode", [*MODES, "streaming"])
@@ -501,35 +489,39 @@ def streamed(
     return theta, models
 
 
-class Counting(diloco.SGD):
-    """Has a count of its own: what a step leaves behind must be in `state` to be undone."""
+def overlapped(every: int, overlap: int, rounds: int) -> tuple[Model, list[Model]]:
+    """Asynchronous DiLoCo of two members, in one process: the outer parameters, and each member's own."""
+    theta = fresh(0)
+    velocity = {name: np.zeros_like(array) for name, array in theta.items()}
+    models = [fresh(0), fresh(0)]
+    origins = [theta, theta]  # what members have learned is measured from there
+    for number in range(rounds):
+        steps = every - overlap if number else every
+        models = [trained(model, member, steps) for member, model in enumerate(models)]
+        gradients = [less(a, b) for a, b in zip(origins, models, strict=True)]
+        if number == rounds - 1:
+            break
+        ends = [trained(model, member, overlap) for member, model in enumerate(models)]
+        learned = [less(model, end) for model, end in zip(models, ends, strict=True)]
+        outer_step(theta, velocity, mean(gradients))
+        models = [less(theta, gradient) for gradient in learned]
+        origins = [theta, theta]
+    return theta, models
 
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "steps": getattr(self, "steps", 0)}
 
-    def step(self, *args: Any) -> None:
-        super().step(*args)
-        self.steps = getattr(self, "steps", 0) + 1
-
-
-def test_a_look_ahead_leaves_no_trace_or_is_refused() -> None:
-    rng = np.random.default_rng(1)
-    for kind in (diloco.SGD, Counting):
-        made = diloco.DiLoCo.__new__(diloco.DiLoCo)
-        made._outer = [rng.normal(size=(3, 4)).astype(np.float32) for _ in range(2)]
-        made._fragments = [[0, 1]]
-        made._optimizers = [kind(made._outer)]
-        gradients = [np.ones((3, 4), np.float32)] * 2
-        made._optimizers[0].step(made._outer, [g.copy() for g in gradients])
-        kept = [array.copy() for array in (*made._outer, *made._optimizers[0]._velocities)]
-        if kind is Counting:
-            with pytest.raises(pccl.InvalidArgument, match="state"):
-                made._look_ahead(gradients)
-        else:
-            ahead = made._look_ahead(gradients)
-            assert not any((a == b).all() for a, b in zip(ahead, made._outer, strict=True))
-        now = [*made._outer, *made._optimizers[0]._velocities]
-        assert all((a == b).all() for a, b in zip(kept, now, strict=True))
+@pytest.mark.parametrize("overlap", [1, 3, 7])
+def test_async_moves_to_the_mean_after_the_overlap_bit_for_bit(overlap: int) -> None:
+    with running() as run:
+        peers = Peers(run.peers(2, SHELL))
+        make(peers, f"seed=0, sync_every=8, mode='async', overlap={overlap}")
+        made(peers)
+        go(peers, "go(3)", inner=False)
+        theta, models = overlapped(8, overlap, 3)
+        assert equal(shown(peers), theta)
+        tell(peers, "say(event='own', **{name: array.tolist() for name, array in model.items()})")
+        for peer, model in zip(peers, models, strict=True):
+            own = peer.expect("own")
+            assert equal({name: np.array(own[name], np.float32) for name in SHAPES}, model)
 
 
 @pytest.mark.parametrize(
@@ -553,11 +545,14 @@ def test_fragments_go_in_turn_bit_for_bit(overlap: int, mixing: float) -> None:
             assert equal({name: np.array(own[name], np.float32) for name in SHAPES}, model)
 
 
-@pytest.mark.parametrize("overlap", [0, 1, 5, 7])
-def test_newcomers_enter_between_fragments_in_flight(overlap: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "overlap"),
+    [*(("'streaming', fragments=3", n) for n in (0, 1, 5, 7)), ("'async'", 1), ("'async'", 7)],
+)
+def test_newcomers_enter_between_reductions_in_flight(mode: str, overlap: int) -> None:
     with running() as run:
         peers = Peers(run.peers(2, SHELL))
-        options = f"sync_every=8, mode='streaming', fragments=3, overlap={overlap}, verify_every=1"
+        options = f"sync_every=8, mode={mode}, overlap={overlap}, verify_every=1"
         make(peers, f"seed=0, {options}")
         made(peers)
         go(peers, "go(2)", inner=False)
@@ -919,12 +914,14 @@ class Unjoined(diloco.DiLoCo):
         ({"sync_every": 2, "mode": "eager"}, "mode"),
         ({"sync_every": 2, "quantize": "int9"}, "quantize"),
         ({"sync_every": 2, "overlap": 1}, "streaming"),
+        ({"sync_every": 2, "mode": "async", "overlap": 0}, "overlap"),
+        ({"sync_every": 2, "mode": "async", "overlap": 3}, "at most sync_every"),
+        ({"sync_every": 2, "mode": "async", "mixing": 0.5}, "streaming"),
         ({"sync_every": 2, "mode": "streaming", "overlap": 2}, "overlap"),
         ({"sync_every": 2, "mode": "streaming", "fragments": 3}, "take turns"),
         ({"sync_every": 9, "mode": "streaming", "fragments": 6}, "cut"),
         ({"sync_every": 9, "mode": "streaming", "fragments": [["a"]]}, "each parameter once"),
         ({"sync_every": 9, "mode": "streaming", "mixing": 1.5}, "mixing"),
-        ({"sync_every": 9, "eager": True}, "eager"),
         ({"sync_every": 9, "verify_every": -1}, "verify_every"),
     ],
 )
@@ -998,6 +995,7 @@ while True:
     [
         "mode='sync'",
         "mode='async'",
+        "mode='async', overlap=2, dtype=torch.bfloat16",
         "mode='streaming', fragments=2, overlap=1",
         "dtype=torch.bfloat16",
         "outer_optimizer=lambda parameters: torch.optim.Adam(parameters, 1e-2)",

@@ -50,8 +50,8 @@ METHODS = {
     "ddp": ["--method", "ddp"],
     "diloco": [],
     "diloco int8": ["--quantize", "int8"],
-    "async": ["--mode", "async"],
-    "async int8": ["--mode", "async", "--quantize", "int8"],
+    "async": ["--mode", "async", "--overlap", "25"],  # half a round
+    "async int8": ["--mode", "async", "--overlap", "25", "--quantize", "int8"],
     "streaming": ["--mode", "streaming"],
 }
 QUICK = ["--width", "32", "--layers", "1", "--context", "32", "--test-examples", "16"]
