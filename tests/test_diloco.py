@@ -7,6 +7,7 @@ the parameters, so that the test can say what every round must give, whoever too
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import signal
 import textwrap
@@ -323,18 +324,28 @@ def test_a_world_of_one_trains_on(mode: str) -> None:
         assert equal(shown(peers), reference(mode, 3, [[0]] * 4))
 
 
-def test_members_weigh_by_their_tokens() -> None:
+@pytest.mark.parametrize(
+    ("mode", "like"),
+    [
+        ("'sync'", "sync"),
+        ("'async'", "async"),
+        ("'streaming', fragments=1, overlap=0, mixing=0.0", "sync"),
+    ],
+)
+def test_members_weigh_by_their_tokens(mode: str, like: str) -> None:
     with running() as run:
         peers = Peers(run.peers(2, SHELL))
-        make(peers, "seed=0, sync_every=2")
+        make(peers, f"seed=0, sync_every=2, mode={mode}")
         made(peers)
         for peer, tokens in zip(peers, (150, 50), strict=True):
             tell([peer], f"go(3, tokens={tokens})")
-        went(peers)
-        assert equal(shown(peers), reference("sync", 2, [[0, 1]] * 3, [300, 100]))
-        # Nobody has seen anything: nothing moves, and nobody fails.
+        inner = like == "sync"
+        went(peers, inner=inner)
+        assert equal(shown(peers), reference(like, 2, [[0, 1]] * 3, [300, 100]))
+        # Nobody has seen anything: nothing moves, once what is in flight has come, and nobody fails.
+        go(peers, "go(1, tokens=0)", inner=inner)
         before = shown(peers)
-        go(peers, "go(1, tokens=0)")
+        go(peers, "go(1, tokens=0)", inner=inner)
         assert equal(shown(peers), before)
 
 
@@ -677,7 +688,8 @@ own = int(os.environ["OWN"])
 dies_at = int(os.environ.get("DIES_AT", "-1"))
 model = {"counts": np.zeros(500, np.float32), "places": np.zeros(8, np.float32)}
 sampler = ElasticSampler(500, batch_size=5, seed=1, remainder="short")
-diloco = DiLoCo(model, sync_every=3, mode=os.environ["MODE"], outer_optimizer=Add, data=sampler)
+mode = json.loads(os.environ["MODE"])
+diloco = DiLoCo(model, sync_every=3, **mode, outer_optimizer=Add, data=sampler)
 say(event="in")
 steps, met = 0, False
 while sampler.epoch < 3 or sampler.in_flight:
@@ -691,7 +703,8 @@ while sampler.epoch < 3 or sampler.in_flight:
         os.kill(os.getpid(), signal.SIGKILL)
     diloco.step()
 diloco.finish()
-say(event="done", counts=diloco.parameters["['counts']"].tolist(), steps=steps)
+counts = diloco.parameters["['counts']"].tolist()
+say(event="done", counts=counts, steps=steps, committed=sampler.committed)
 """
 
 
@@ -720,9 +733,14 @@ threading.Thread(target=listen, daemon=True).start()
 """
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_members_are_killed_and_come_and_each_example_is_learned_from_once(mode: str) -> None:
-    with running(MODE=mode) as run:
+KEPT: list[dict[str, Any]] = [{}, {"mode": "async"}, {"mode": "async", "overlap": 1}]
+
+
+@pytest.mark.parametrize("mode", [*KEPT, {"mode": "streaming", "fragments": 1, "overlap": 1}])
+def test_members_are_killed_and_come_and_each_example_is_learned_from_once(
+    mode: dict[str, Any],
+) -> None:
+    with running(MODE=json.dumps(mode)) as run:
         peers = [run.peer(COUNTS, PCCL_MIN_PEERS="3", OWN=str(i)) for i in range(2)]
         peers.append(run.peer(COUNTS, PCCL_MIN_PEERS="3", OWN="2", DIES_AT="8"))
         for peer in peers:
@@ -730,13 +748,16 @@ def test_members_are_killed_and_come_and_each_example_is_learned_from_once(mode:
         assert peers[2].ends() == -signal.SIGKILL
         late = run.peer(COUNTS, OWN="3")
         late.expect("in", 60)
-        for peer in (*peers[:2], late):
-            assert peer.expect("done", 60)["counts"] == [3] * 500
+        ends = [peer.expect("done", 60) for peer in (*peers[:2], late)]
+        assert [end["committed"] for end in ends] == [1500] * 3
+        assert ends[0]["counts"] == ends[1]["counts"] == ends[2]["counts"]
+        # In "streaming" a share of a member's own parameters counts once more, by its definition.
+        assert mode.get("mode") == "streaming" or ends[0]["counts"] == [3] * 500
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", KEPT)
 def test_a_run_that_resumes_from_a_checkpoint_learns_from_each_example_once(
-    mode: str, tmp_path: Path
+    mode: dict[str, Any], tmp_path: Path
 ) -> None:
     saves = COUNTS
     for old, new in (
@@ -765,7 +786,7 @@ def test_a_run_that_resumes_from_a_checkpoint_learns_from_each_example_once(
         'say(event="in")\n',
     )
     for code in (saves.replace(*alone), resumes.replace(*alone)):
-        with running(MODE=mode, FILE=str(tmp_path / "checkpoint")) as run:
+        with running(MODE=json.dumps(mode), FILE=str(tmp_path / "checkpoint")) as run:
             peer = run.peer(code, OWN="0")
             peer.expect("in", 60)
             counts = peer.expect("done", 60)["counts"]
@@ -784,7 +805,7 @@ def test_data_follows_a_member_that_comes_back_with_another_communicator() -> No
         assert code.count(old) == 1
         code = code.replace(old, new)
     code += 'say(event="came back", times=len(made))'
-    with running(**FAST, MODE="sync") as run:
+    with running(**FAST, MODE="{}") as run:
         peers = [run.peer(code, OWN=str(i)) for i in range(3)]
         for peer in peers:
             peer.expect("in", 60)
