@@ -63,6 +63,10 @@ def create(options: Any, _: Any = None) -> ProcessGroup:
     return group
 
 
+# A forked child has its parent's store connection, and nothing to say on it.
+os.register_at_fork(after_in_child=_open.clear)
+
+
 @atexit.register
 def _at_exit() -> None:
     groups = list(_open)
@@ -394,7 +398,9 @@ class _Gone(_Alone):
 
 _JOINING = "init_process_group"
 _DESTROYED = "this process group was destroyed"
-_ENDING = 10.0  # seconds that a thread whose group is gone may take to end
+_ENDING = (
+    15.0  # seconds that a thread whose group is gone may take to end; longer than the farewell
+)
 
 
 def _await_end(thread: threading.Thread) -> None:
@@ -411,12 +417,15 @@ class _Queue:
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held while a job runs
         self._unfinished = 0
+        self._closed = False
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def run(self, job: Callable[[], None], *, here: bool) -> None:
         """Runs `job` after all before it: on this thread if `here` and nothing is before it, else on the queue's."""
         with self._lock:
+            if self._closed:
+                raise InvalidUsage.because(_JOINING, _DESTROYED)
             here = here and self._unfinished == 0
             self._unfinished += 1
             if not here:
@@ -447,6 +456,7 @@ class _Queue:
     def close(self) -> None:
         """Ends its thread after the jobs given so far, and waits for that."""
         with self._lock:
+            self._closed = True
             thread, self._thread = self._thread, None
         if thread is not None:
             self._jobs.put(None)
@@ -655,8 +665,6 @@ class _Channel:
                 work.finish(error)
             else:
                 work.finish(None)
-            finally:
-                self._threads.discard(threading.current_thread())
 
         def start() -> None:
             try:
@@ -676,7 +684,7 @@ class _Channel:
                 return
             end = (operation, member.size)
             thread = threading.Thread(target=finish, args=end, name="pccl message", daemon=True)
-            self._threads.add(thread)
+            self._threads = {other for other in self._threads if other.is_alive()} | {thread}
             thread.start()
 
         self._queue.run(start, here=False)
@@ -691,10 +699,12 @@ class _Channel:
 
     def close(self) -> None:
         self.leave()
-        if self._member is not None:
-            self._member.close()
-        self._queue.close()
-        for thread in list(self._threads):
+        with self._lock:
+            member = self._member
+        if member is not None:
+            member.close()
+        self._queue.close()  # after that, nobody adds a thread
+        for thread in self._threads:
             _await_end(thread)
 
 

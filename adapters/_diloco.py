@@ -113,8 +113,8 @@ class DiLoCo:
             arguments before are not used then.
         mode: "sync", "async" or "streaming": see `pccl.diloco.DiLoCo`, also for what follows.
         fragments: "streaming": how many, or lists of parameters' names. Default: 4.
-        overlap: Inner steps behind which a reduction runs. Default: "async": `sync_every`;
-            "streaming": a twentieth of it.
+        overlap: Inner steps behind which a reduction runs. Default: "async": half of
+            `sync_every`; "streaming": a twentieth of it.
         mixing: "streaming": how much of a member's own parameters stays, alpha. Default: 0.5.
         quantize: As in `pccl.allreduce`.
         verify_every: Rounds between comparisons of all members' states. Default: 1 for "sync", 16
@@ -258,6 +258,7 @@ class DiLoCo:
 
         Raises:
             InvalidArgument: It is of another model, or of other fragments.
+            InvalidUsage: Joined already.
         """
         self._core.load_state_dict(state)
 

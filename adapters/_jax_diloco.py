@@ -121,8 +121,8 @@ def diloco(
             `pccl.diloco.OuterOptimizer`.
         mode: "sync", "async" or "streaming": see `pccl.diloco.DiLoCo`, also for what follows.
         fragments: "streaming": how many, or lists of names as `jax.tree_util.keystr` has them.
-        overlap: Inner steps behind which a reduction runs. Default: "async": `sync_every`;
-            "streaming": a twentieth of it.
+        overlap: Inner steps behind which a reduction runs. Default: "async": half of
+            `sync_every`; "streaming": a twentieth of it.
         mixing: "streaming": how much of a member's own parameters stays.
         quantize: As in `pccl.allreduce`.
         verify_every: Rounds between comparisons of all members' states.

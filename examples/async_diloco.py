@@ -29,8 +29,7 @@ x, y, held_out = x[:1500], y[:1500], (x[1500:], y[1500:])
 pccl.init()
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 inner = torch.optim.AdamW(model.parameters(), 1e-3)
-overlap = 10 if args.mode == "async" else None
-diloco = DiLoCo(model, inner, sync_every=20, mode=args.mode, overlap=overlap)
+diloco = DiLoCo(model, inner, sync_every=20, mode=args.mode)
 
 while diloco.outer_step < args.rounds:
     # Other digits for each member, and for each step of the run.

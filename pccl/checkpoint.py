@@ -19,6 +19,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -143,7 +144,17 @@ def load(path: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int]:
         Exception: What an object's `load_state_dict` raises passes through.
     """
     func = "checkpoint.load"
-    entries, revision = _read_metadata(path, func)
+    with _opened(path, func) as (file, entries, revision):
+        return _load(path, file, entries, state, func), revision
+
+
+def _load(
+    path: str | os.PathLike[str],
+    file: BufferedReader,
+    entries: list[_Entry],
+    state: _Tree,
+    func: str,
+) -> _Tree:
     shared = State(state, func)
     own = {name: (kind, shape) for name, kind, shape, *_ in shared.entries}
     differences = list(_differences(entries, own))
@@ -151,7 +162,7 @@ def load(path: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int]:
         more = len(differences) - _NAMED
         shown = differences[:_NAMED] + ([f"{more} more differences"] if more > 0 else [])
         raise CheckpointError.because(func, f"{os.fspath(path)}: {'; '.join(shown)}")
-    data = _read_data(path, entries, func)
+    data = _read_data(path, file, entries, func)
     offered = [
         (e.name, e.kind, e.shape, e.hint, bytes_.size)
         for e, bytes_ in zip(entries, data, strict=True)
@@ -164,7 +175,7 @@ def load(path: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int]:
         (e.name, e.kind, e.shape, e.hint, bytes_) for e, bytes_ in zip(entries, data, strict=True)
     ]
     result: _Tree = shared.finish([], replaced)
-    return result, revision
+    return result
 
 
 def resume(folder: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int | None]:
@@ -268,11 +279,31 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    found = []
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
-        with suppress(CheckpointError, OSError):
-            found.append((_read_metadata(path, "checkpoint.latest")[1], path))
-    return found
+    while True:
+        found, vanished = [], False
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            try:
+                found.append((_read_metadata(path, "checkpoint.latest")[1], path))
+            except FileNotFoundError:
+                vanished = True
+            except (CheckpointError, OSError):
+                pass
+        if found or not vanished:  # else somebody has replaced all of them
+            return found
+
+
+@contextmanager
+def _opened(
+    path: str | os.PathLike[str], func: str
+) -> Iterator[tuple[BufferedReader, list[_Entry], int]]:
+    """A file with its entries and revision, all of them of one save."""
+    _safetensors(func)
+    while True:
+        with open(path, "rb") as file:
+            entries, revision = _read_metadata(path, func)
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                yield file, entries, revision
+                return
 
 
 def _prune(written: Path, keep: int) -> None:
@@ -336,23 +367,24 @@ def _words(kind: str, shape: list[int] | tuple[int, ...]) -> str:
     return f"{kind}[{','.join(map(str, shape))}]"
 
 
-def _read_data(path: str | os.PathLike[str], entries: list[_Entry], func: str) -> list[Array]:
+def _read_data(
+    path: str | os.PathLike[str], file: BufferedReader, entries: list[_Entry], func: str
+) -> list[Array]:
     """The bytes of each entry, in memory of its own: NumPy has not all of the dtypes."""
     data = []
     try:
-        with open(path, "rb") as file:
-            header_size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(header_size))
-            for entry in entries:
-                if entry.kind.startswith(PYTHON):
-                    data.append(_from_json(entry.kind, entry.value))
-                    continue
-                first, end = header[entry.name]["data_offsets"]
-                made = np.empty(end - first, np.uint8)
-                file.seek(8 + header_size + first)
-                if file.readinto(made.data) != made.size:
-                    raise ValueError(f"state{entry.name} is cut off")
-                data.append(made)
+        header_size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_size))
+        for entry in entries:
+            if entry.kind.startswith(PYTHON):
+                data.append(_from_json(entry.kind, entry.value))
+                continue
+            first, end = header[entry.name]["data_offsets"]
+            made = np.empty(end - first, np.uint8)
+            file.seek(8 + header_size + first)
+            if file.readinto(made.data) != made.size:
+                raise ValueError(f"state{entry.name} is cut off")
+            data.append(made)
     except (KeyError, TypeError, ValueError) as error:
         sentence = f"{os.fspath(path)} is damaged: {error}"
         raise CheckpointError.because(func, sentence) from error

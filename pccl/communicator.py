@@ -242,7 +242,10 @@ class Communicator(_core.Reducer):
             self._candidate = None
 
     def close(self) -> None:
-        """Leaves the run: the others see a departure, not a loss. May be called again; afterwards nothing else may."""
+        """Leaves the run: the others see a departure, not a loss. May be called again; afterwards nothing else may.
+
+        Calls of other threads end with an error, a `connect` that waits, too.
+        """
         self._close("")
 
     def _close(self, failure: str) -> None:

@@ -264,10 +264,10 @@ class DiLoCo:
             which its result is applied. "streaming": fragments go in turn, each behind `overlap` steps.
         fragments: "streaming" only: into how many parts to cut the parameters (default 4, or fewer
             if there are fewer parameters), in their order and of about equal size; or lists of names.
-        overlap: Inner steps behind which a reduction runs. "async": from 1 to `sync_every`, the
-            default. "streaming": the paper's tau, from 0 to `sync_every` - 1; default a twentieth of
-            `sync_every`, at least 1. The fewer, the closer to "sync"; so many that a reduction is
-            over by then (see `hidden`).
+        overlap: Inner steps behind which a reduction runs. "async": from 1 to `sync_every`, where
+            the mean comes a whole round later; default half of it. "streaming": the paper's tau, from
+            0 to `sync_every` - 1; default a twentieth of `sync_every`, at least 1. The fewer, the
+            closer to "sync"; so many that a reduction is over by then (see `hidden`).
         mixing: "streaming" only: how much of a member's own parameters stays when new ones come,
             the paper's alpha; from 0, none, to 1. Default 0.5.
         quantize: As in `pccl.allreduce`: pseudo-gradients in fewer bits between hosts.
@@ -383,7 +383,8 @@ class DiLoCo:
             self._mixing = 0.0
             self._overlap = 0
             if self._mode == "async":
-                self._overlap = every if overlap is None else _whole(overlap, "overlap", 1)
+                half = max(1, every // 2)
+                self._overlap = half if overlap is None else _whole(overlap, "overlap", 1)
                 if self._overlap > every:
                     sentence = f"overlap is at most sync_every, {every}, not {overlap}"
                     raise InvalidArgument.because(_FUNC, sentence)
@@ -521,7 +522,8 @@ class DiLoCo:
         """Applies what is still in flight, and gives the model the outer parameters. All members call it.
 
         At the end of training, or before an evaluation that is to be of the same model on all
-        members. What the model has learned since its last reduction is dropped.
+        members. What the model has learned since its last reduction is dropped, and with `data` its
+        examples are given back.
 
         Raises:
             InvalidUsage: Not joined.
@@ -534,6 +536,8 @@ class DiLoCo:
             for fragment in list(self._flying):
                 self._apply(fragment)
             self._begin()
+            if self._data is not None:
+                self._data.rollback()  # what was taken in a round that is not over
 
         # An eviction is told: there is nothing to come back for.
         self._joined = False
@@ -571,11 +575,15 @@ class DiLoCo:
 
         A newcomer's does not count: it receives the run's state. One that is ahead of the run is
         refused (`RevisionMismatch`). Reductions that were in flight are
-        applied. After joining, all members load the same one.
+        applied.
 
         Raises:
             InvalidArgument: It is of another model, or of other fragments.
+            InvalidUsage: Joined already: the others would know nothing of it.
         """
+        if self._joined:
+            sentence = "joined already: make it with join=False, load, then join()"
+            raise InvalidUsage.because(_FUNC, sentence)
         saved = state["parameters"]
         for name, array in zip(self._names, self._outer, strict=True):
             if name not in saved or tuple(saved[name].shape) != array.shape:

@@ -93,6 +93,8 @@ def make(own_number, seed=None, **options):
     global diloco, model, number
     number = own_number
     model = fresh(own_number if seed is None else seed)
+    if options.get("mode") == "async":
+        options.setdefault("overlap", options["sync_every"])
     diloco = module.DiLoCo(model, **options)
     say(event="made", **look())
 
@@ -277,6 +279,12 @@ def close(found: Model, want: Model) -> bool:
 
 
 MODES = ["sync", "async"]
+MORE = [*MODES, "overlapped", "streaming"]
+
+
+def how(mode: str) -> str:
+    """A mode's arguments. In "overlapped" a mean is applied in the middle of a round."""
+    return "mode='async', overlap=2" if mode == "overlapped" else f"mode={mode!r}"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -303,15 +311,34 @@ def test_rounds_are_those_of_the_paper_bit_for_bit(mode: str) -> None:
         assert equal(shown(peers), want)
 
 
-@pytest.mark.parametrize("mode", [*MODES, "streaming"])
+@pytest.mark.parametrize("mode", MORE)
 def test_founders_with_different_parameters_begin_with_the_same(mode: str) -> None:
     with running() as run:
         peers = Peers(run.peers(3, SHELL))
-        make(peers, f"sync_every=6, mode={mode!r}")
+        make(peers, f"sync_every=6, {how(mode)}")
         first = made(peers)
         assert len({(one["outer"], one["inner"]) for one in first}) == 1
         logs = go(peers, "go(3)", inner=mode == "sync")
         assert [one["size"] for one in logs[0]] == [3, 3, 3]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_parameters_of_float64_stay_so(mode: str) -> None:
+    with running() as run:
+        peers = Peers(run.peers(2, SHELL))
+        make(peers, "seed=0, sync_every=4, join=False")
+        tell(
+            peers,
+            f"""
+            model = {{name: array.astype(np.float64) for name, array in model.items()}}
+            diloco = module.DiLoCo(model, sync_every=4, {how(mode)}, overlap={4 if mode == "async" else None})
+            """,
+        )
+        made(peers)
+        go(peers, "go(3)", inner=mode == "sync")
+        assert close(shown(peers), reference(mode, 4, [[0, 1]] * 3))
+        tell(peers, "say(event='kept', dtypes=[str(a.dtype) for a in diloco.parameters.values()])")
+        assert all(set(peer.expect("kept")["dtypes"]) == {"float64"} for peer in peers)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -413,17 +440,17 @@ def test_a_member_that_is_killed_costs_the_others_nothing(mode: str, steps: int)
         assert close(shown(peers[:2]), reference(mode, 4, took_part))
 
 
-@pytest.mark.parametrize("mode", [*MODES, "streaming"])
+@pytest.mark.parametrize("mode", MORE)
 def test_a_member_is_killed_in_the_round_that_lets_newcomers_in(mode: str) -> None:
     # After the newcomers have the state, before its own part of the reduction begins.
     with running() as run:
         peers = Peers(run.peers(2, SHELL))
-        make(peers, f"seed=0, sync_every=4, mode={mode!r}")
+        make(peers, f"seed=0, sync_every=4, {how(mode)}")
         made(peers)
         inner = mode == "sync"
         go(peers, "go(2)", inner=inner)
         late = Peers([run.peer(SHELL) for _ in range(2)])
-        make(late, f"sync_every=4, mode={mode!r}", first=2)
+        make(late, f"sync_every=4, {how(mode)}", first=2)
         for worker in late:
             asked(worker)
         tell(
@@ -442,7 +469,7 @@ def test_a_member_is_killed_in_the_round_that_lets_newcomers_in(mode: str) -> No
         logs = went([peers[0], *late], inner=inner)
         assert logs[0][-1]["size"] == 3
         found = shown([peers[0], *late])
-        if mode != "streaming":
+        if mode in MODES:
             took_part = [
                 [0]
                 + [1] * (round < min(entered.values()))
@@ -452,22 +479,22 @@ def test_a_member_is_killed_in_the_round_that_lets_newcomers_in(mode: str) -> No
             assert close(found, reference(mode, 4, took_part))
 
 
-@pytest.mark.parametrize("mode", [*MODES, "streaming"])
+@pytest.mark.parametrize("mode", MORE)
 def test_newcomers_go_on_when_all_that_counted_are_killed(mode: str) -> None:
     with running() as run:
         peers = Peers(run.peers(1, SHELL))
-        make(peers, f"seed=0, sync_every=4, mode={mode!r}")
+        make(peers, f"seed=0, sync_every=4, {how(mode)}")
         made(peers)
         go(peers, "go(2)", inner=mode == "sync")
         late = Peers([run.peer(SHELL) for _ in range(2)])
-        make(late, f"sync_every=4, mode={mode!r}", first=1)
+        make(late, f"sync_every=4, {how(mode)}", first=1)
         for worker in late:
             asked(worker)
         tell(peers, "diloco._start = lambda *_: os.kill(os.getpid(), signal.SIGKILL); go(3)")
         made(late)
         go(late, "go(2)", inner=mode == "sync")
         found = shown(late)
-        if mode != "streaming":
+        if mode in MODES:
             # Nobody's pseudo-gradient of the third round is left.
             assert equal(found, reference(mode, 4, [[0], [0], [], [1, 2], [1, 2]]))
 
@@ -579,12 +606,14 @@ def test_newcomers_enter_between_reductions_in_flight(mode: str, overlap: int) -
         shown([*peers, *late])
 
 
-@pytest.mark.parametrize("mode", [*MODES, "streaming"])
+@pytest.mark.parametrize("mode", MORE)
 @pytest.mark.parametrize("feedback", [False, True])
 def test_quantized_members_still_agree_and_come_near(mode: str, feedback: bool) -> None:
     with running(PCCL_SHM="0") as run:  # in memory of one host nothing is quantized
         peers = Peers(run.peers(2, SHELL))
-        options = f"sync_every=4, mode={mode!r}, quantize=pccl.Quantize('int8', error_feedback={feedback})"
+        options = (
+            f"sync_every=4, {how(mode)}, quantize=pccl.Quantize('int8', error_feedback={feedback})"
+        )
         make(peers, f"seed=0, {options}")
         made(peers)
         go(peers, "go(2)", inner=mode == "sync")
@@ -733,7 +762,7 @@ threading.Thread(target=listen, daemon=True).start()
 """
 
 
-KEPT: list[dict[str, Any]] = [{}, {"mode": "async"}, {"mode": "async", "overlap": 1}]
+KEPT: list[dict[str, Any]] = [{}, {"mode": "async"}, {"mode": "async", "overlap": 3}]
 
 
 @pytest.mark.parametrize("mode", [*KEPT, {"mode": "streaming", "fragments": 1, "overlap": 1}])
@@ -742,7 +771,7 @@ def test_members_are_killed_and_come_and_each_example_is_learned_from_once(
 ) -> None:
     with running(MODE=json.dumps(mode)) as run:
         peers = [run.peer(COUNTS, PCCL_MIN_PEERS="3", OWN=str(i)) for i in range(2)]
-        peers.append(run.peer(COUNTS, PCCL_MIN_PEERS="3", OWN="2", DIES_AT="8"))
+        peers.append(run.peer(COUNTS, PCCL_MIN_PEERS="3", OWN="2", DIES_AT="7"))
         for peer in peers:
             peer.expect("in", 60)
         assert peers[2].ends() == -signal.SIGKILL
@@ -851,9 +880,9 @@ def test_without_rejoin_the_exception_says_so_and_join_comes_back() -> None:
         went(peers)
 
 
-@pytest.mark.parametrize("mode", [*MODES, "streaming"])
+@pytest.mark.parametrize("mode", MORE)
 def test_a_checkpoint_of_one_member_resumes_the_run_on_all(mode: str) -> None:
-    options = f"sync_every=4, mode={mode!r}"
+    options = f"sync_every=4, {how(mode)}"
     inner = mode == "sync"
     with running() as run:
         peers = Peers(run.peers(2, SHELL))
@@ -871,7 +900,7 @@ def test_a_checkpoint_of_one_member_resumes_the_run_on_all(mode: str) -> None:
         saved = peers[0].expect("saved")["state"]
         # Whoever goes on has what the checkpoint has: what was in flight is in it, too.
         want: Model | None = None
-        if mode != "streaming":
+        if mode in MODES:
             want = reference(mode, 4, [[0, 1]] * (3 + (mode == "async")))
     with running() as run:
         peers = Peers(run.peers(2, SHELL))
@@ -889,6 +918,24 @@ def test_a_checkpoint_of_one_member_resumes_the_run_on_all(mode: str) -> None:
         if want is not None:
             assert equal(shown(peers), want)
         go(peers, "go(2)", inner=inner)
+
+
+def test_a_checkpoint_is_loaded_before_joining() -> None:
+    with running() as run:
+        peers = Peers([run.peer(SHELL)])
+        make(peers, "sync_every=4")
+        made(peers)
+        tell(
+            peers,
+            """
+            try:
+                diloco.load_state_dict(diloco.state_dict())
+            except pccl.InvalidUsage as error:
+                say(event="told", text=str(error))
+            """,
+        )
+        assert "join=False" in peers[0].expect("told")["text"]
+        go(peers, "go(1)")
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
 """The examples run as they are, as real processes, and do what they say."""
 
+from __future__ import annotations
+
 import json
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -32,6 +36,70 @@ def launch(folder: Path, ranks: int, example: str) -> str:
     return run(
         folder, "-m", "pccl", "run", "-n", str(ranks), "--", sys.executable, str(EXAMPLES / example)
     )
+
+
+class Crowd:
+    """Programs that are heard together, and ended at the end of the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+        self._heard: list[str] = []
+        self._readers: list[threading.Thread] = []
+        self.programs: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Crowd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for program in self.programs:
+            program.terminate()  # torchrun ends its ranks, too
+        for program in self.programs:
+            try:
+                program.wait(40)
+            except subprocess.TimeoutExpired:
+                program.kill()
+                program.wait()
+        for reader in self._readers:
+            reader.join()
+
+    def begin(self, command: list[str], **env: str) -> subprocess.Popen[str]:
+        program = subprocess.Popen(
+            command,
+            cwd=self._folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert program.stdout is not None
+        reader = threading.Thread(target=self._read, args=(len(self.programs), program.stdout))
+        reader.start()
+        self._readers.append(reader)
+        self.programs.append(program)
+        return program
+
+    def _read(self, number: int, lines: TextIO) -> None:
+        with lines:
+            for line in lines:
+                self._lines.put((number, line))
+        self._lines.put((number, ""))
+
+    def hear(self, pattern: str) -> None:
+        """Returns at the next line with that; all programs go on meanwhile."""
+        deadline = time.monotonic() + 90
+        line = ""
+        while not re.search(pattern, line):
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                number, line = self._lines.get(timeout=left)
+            except queue.Empty:
+                raise AssertionError(f"no {pattern!r}:\n" + self.heard()) from None
+            self._heard.append(f"{number}: {line}")
+            assert line, f"program {number} ended:\n" + self.heard()
+
+    def heard(self) -> str:
+        return "".join(self._heard[-60:])
 
 
 def test_hello_adds_up_what_all_peers_gave(tmp_path: Path) -> None:
@@ -173,6 +241,52 @@ def test_fsdp_replicas_learn_hold_the_same_shards_and_go_on_at_one_round(tmp_pat
     assert re.search(r"round 6: loss \S+, 1 replicas, 14080 digits", shown), shown
 
 
+@pytest.mark.timeout(400)  # six processes that import torch
+def test_fsdp_goes_on_when_a_rank_is_killed_and_its_replica_comes_back(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    pytest.importorskip("safetensors")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    example = [str(EXAMPLES / "fsdp_diloco.py"), "--rounds", "1000000"]
+
+    def saved(name: str) -> set[tuple[str, str, bytes]]:
+        """Rank, round and checkpoint of what that replica has now."""
+        found = set()
+        for file in (tmp_path / name).glob("*/*.safetensors"):
+            with suppress(FileNotFoundError):  # replaced by a newer one
+                found.add((file.parent.name, file.stem, file.read_bytes()))
+        return found
+
+    def first_rank(program: subprocess.Popen[str]) -> int:
+        children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+        ranks = [
+            pid
+            for pid in children
+            if b"fsdp_diloco.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        return int(ranks[0])
+
+    with pccl.MasterNode("127.0.0.1:0") as master, Crowd(tmp_path) as crowd:
+        for name in "ab":
+            crowd.begin(
+                [*torchrun, "--max-restarts=3", *example, "--replica", name, "--checkpoints", name],
+                PCCL_MASTER=master.address,
+                PCCL_MIN_PEERS="2",
+            )
+        crowd.hear("round 2: .* 2 replicas")
+        os.kill(first_rank(crowd.programs[1]), signal.SIGKILL)
+        crowd.hear(" 1 replicas")
+        crowd.hear(r"replica b rank \d: begins at round [1-9]")
+        crowd.hear(" 2 replicas")
+        # Both save every fifth round, and keep two.
+        after = max((int(number) for _, number, _ in saved("b")), default=0)
+        while True:
+            both = saved("a") & saved("b")
+            if {rank for rank, number, _ in both if int(number) > after} == {"rank0", "rank1"}:
+                break
+            crowd.hear("round ")
+
+
 def test_digits_survives_a_killed_peer_takes_a_newcomer_and_learns(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
@@ -255,48 +369,18 @@ def test_byte_gpt_saves_at_the_step_that_lets_a_newcomer_in(tmp_path: Path) -> N
     # Far more tokens than anybody waits for; every step is one to save at.
     command += ["--tokens", "1000000000", "--report-every", "1"]
     command += ["--checkpoints", "run", "--save-every", "1"]
-    members: list[subprocess.Popen[str]] = []
-    printed: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    shown: list[str] = []
+    with pccl.MasterNode("127.0.0.1:0") as master, Crowd(tmp_path) as crowd:
 
-    def read(index: int, lines: Iterable[str]) -> None:
-        for line in lines:
-            printed.put((index, line))
-        printed.put((index, ""))
+        def begin(at_least: int) -> None:
+            crowd.begin(command, PCCL_MASTER=master.address, PCCL_MIN_PEERS=str(at_least))
 
-    def begin(at_least: int) -> None:
-        env = {"PCCL_MASTER": master.address, "PCCL_MIN_PEERS": str(at_least)}
-        env = {**os.environ, **env, "OMP_NUM_THREADS": "1"}
-        streams: dict = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        member = subprocess.Popen(command, cwd=tmp_path, env=env, **streams)
-        assert member.stdout is not None
-        threading.Thread(target=read, args=(len(members), member.stdout), daemon=True).start()
-        members.append(member)
-
-    def hear(pattern: str) -> None:
-        deadline = time.monotonic() + 90
-        line = ""
-        while not re.search(pattern, line):
-            try:
-                index, line = printed.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise AssertionError(f"no {pattern!r}:\n" + "".join(shown[-60:])) from None
-            shown.append(f"{index}: {line}")
-            assert line, f"member {index} ended:\n" + "".join(shown[-60:])
-
-    with pccl.MasterNode("127.0.0.1:0") as master:
-        try:
-            begin(2)
-            begin(2)
-            hear("begins at 0 tokens")
-            hear("begins at 0 tokens")
-            begin(1)
-            hear("begins at [1-9]")
-            hear('"members": 3')
-        finally:
-            for member in members:
-                member.kill()
-                member.wait()
+        begin(2)
+        begin(2)
+        crowd.hear("begins at 0 tokens")
+        crowd.hear("begins at 0 tokens")
+        begin(1)
+        crowd.hear("begins at [1-9]")
+        crowd.hear('"members": 3')
 
 
 def test_byte_gpt_trains_alone_without_pccl(tmp_path: Path) -> None:

@@ -366,24 +366,45 @@ def test_no_thread_outlives_the_process_group(job: Job) -> None:
     begin()
 
     class Slow:
-        # Lets go of a tensor take a while, as it may on a busy machine.
+        # To let go of a tensor takes a while, as it may on a busy machine.
         def __del__(self):
             threading.Event().wait(0.3)
 
-    given = torch.ones(3)
-    given.slow = Slow()
-    work = dist.all_reduce(given, async_op=True)
-    del given
-    work.wait()
-    del work
+    def slow():
+        made = torch.ones(3)
+        made.slow = Slow()
+        return made
+
     if rank == 0:
         never = dist.irecv(torch.empty(3), 1)
-    dist.barrier()
+    dist.all_reduce(slow(), async_op=True).wait()
+    if rank == 1:
+        dist.isend(slow(), 2).wait()
+    if rank == 2:
+        dist.irecv(slow(), 1).wait()
     dist.destroy_process_group()
     left = [thread.name for thread in threading.enumerate() if thread.name.startswith("pccl")]
     say(event="done", left=left)
     """
-    assert [answer["left"] for answer in job.run(2, code)] == [[], []]
+    assert [answer["left"] for answer in job.run(3, code)] == [[], [], []]
+
+
+def test_a_forked_child_leaves_its_parents_groups_alone(job: Job) -> None:
+    code = """
+    begin()
+    dist.barrier()
+    groups = pccl.adapters._c10d._open
+    child = os.fork()
+    if child == 0:
+        os._exit(len(groups))  # how many it would leave at its end
+    counts = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(groups)]
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    say(event="done", counts=counts, total=total.tolist())
+    """
+    for answer in job.run(2, code):
+        assert answer["counts"] == [0, 1] and answer["total"] == [2.0] * 3
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
