@@ -6,12 +6,10 @@ import json
 import os
 import queue
 import re
-import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -44,7 +42,7 @@ class Crowd:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lines: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-        self._heard: list[str] = []
+        self._heard: dict[int, list[str]] = {}
         self._readers: list[threading.Thread] = []
         self.programs: list[subprocess.Popen[str]] = []
 
@@ -87,7 +85,7 @@ class Crowd:
 
     def hear(self, pattern: str) -> None:
         """Returns at the next line with that; all programs go on meanwhile."""
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240  # programs that import torch on a busy machine
         line = ""
         while not re.search(pattern, line):
             left = max(0.0, deadline - time.monotonic())
@@ -95,11 +93,12 @@ class Crowd:
                 number, line = self._lines.get(timeout=left)
             except queue.Empty:
                 raise AssertionError(f"no {pattern!r}:\n" + self.heard()) from None
-            self._heard.append(f"{number}: {line}")
+            self._heard.setdefault(number, []).append(f"{time.monotonic():.1f} {number}: {line}")
             assert line, f"program {number} ended:\n" + self.heard()
 
     def heard(self) -> str:
-        return "".join(self._heard[-60:])
+        """The end of what each of them said."""
+        return "".join(line for lines in self._heard.values() for line in lines[-30:])
 
 
 def test_hello_adds_up_what_all_peers_gave(tmp_path: Path) -> None:
@@ -241,52 +240,6 @@ def test_fsdp_replicas_learn_hold_the_same_shards_and_go_on_at_one_round(tmp_pat
     assert re.search(r"round 6: loss \S+, 1 replicas, 14080 digits", shown), shown
 
 
-@pytest.mark.timeout(400)  # six processes that import torch
-def test_fsdp_goes_on_when_a_rank_is_killed_and_its_replica_comes_back(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
-    pytest.importorskip("safetensors")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    example = [str(EXAMPLES / "fsdp_diloco.py"), "--rounds", "1000000"]
-
-    def saved(name: str) -> set[tuple[str, str, bytes]]:
-        """Rank, round and checkpoint of what that replica has now."""
-        found = set()
-        for file in (tmp_path / name).glob("*/*.safetensors"):
-            with suppress(FileNotFoundError):  # replaced by a newer one
-                found.add((file.parent.name, file.stem, file.read_bytes()))
-        return found
-
-    def first_rank(program: subprocess.Popen[str]) -> int:
-        children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
-        ranks = [
-            pid
-            for pid in children
-            if b"fsdp_diloco.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-        return int(ranks[0])
-
-    with pccl.MasterNode("127.0.0.1:0") as master, Crowd(tmp_path) as crowd:
-        for name in "ab":
-            crowd.begin(
-                [*torchrun, "--max-restarts=3", *example, "--replica", name, "--checkpoints", name],
-                PCCL_MASTER=master.address,
-                PCCL_MIN_PEERS="2",
-            )
-        crowd.hear("round 2: .* 2 replicas")
-        os.kill(first_rank(crowd.programs[1]), signal.SIGKILL)
-        crowd.hear(" 1 replicas")
-        crowd.hear(r"replica b rank \d: begins at round [1-9]")
-        crowd.hear(" 2 replicas")
-        # Both save every fifth round, and keep two.
-        after = max((int(number) for _, number, _ in saved("b")), default=0)
-        while True:
-            both = saved("a") & saved("b")
-            if {rank for rank, number, _ in both if int(number) > after} == {"rank0", "rank1"}:
-                break
-            crowd.hear("round ")
-
-
 def test_digits_survives_a_killed_peer_takes_a_newcomer_and_learns(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
@@ -361,7 +314,7 @@ def test_byte_gpt_learns_and_goes_on_from_its_checkpoint(
 SMALL_GPT = "--width 32 --layers 1 --context 32 --test-examples 16".split()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_byte_gpt_saves_at_the_step_that_lets_a_newcomer_in(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("safetensors")
