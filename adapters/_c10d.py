@@ -398,9 +398,7 @@ class _Gone(_Alone):
 
 _JOINING = "init_process_group"
 _DESTROYED = "this process group was destroyed"
-_ENDING = (
-    15.0  # seconds that a thread whose group is gone may take to end; longer than the farewell
-)
+_ENDING = 15.0  # seconds that threads of a group that is gone may take; longer than the farewell
 
 
 def _await_end(thread: threading.Thread) -> None:

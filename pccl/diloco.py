@@ -99,7 +99,8 @@ class Data(Protocol):
 class OuterOptimizer(Protocol):
     """What moves the outer parameters. One is made for each fragment.
 
-    It must do the same with the same numbers on every member."""
+    It must do the same with the same numbers on every member.
+    """
 
     def state(self) -> Mapping[str, Any]:
         """What a newcomer needs: writable NumPy arrays, written in place, and objects with `state_dict` and

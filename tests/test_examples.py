@@ -51,7 +51,7 @@ class Crowd:
 
     def __exit__(self, *_: object) -> None:
         for program in self.programs:
-            program.terminate()  # torchrun ends its ranks, too
+            program.terminate()
         for program in self.programs:
             try:
                 program.wait(40)
@@ -59,7 +59,8 @@ class Crowd:
                 program.kill()
                 program.wait()
         for reader in self._readers:
-            reader.join()
+            reader.join(40)
+            assert not reader.is_alive(), "somebody still holds what a program prints to"
 
     def begin(self, command: list[str], **env: str) -> subprocess.Popen[str]:
         program = subprocess.Popen(
