@@ -464,8 +464,10 @@ class _Queue:
 class _Member:
     """This process as one of the fixed members of a pccl group, found through the c10d store. *any thread*
 
-    Keys in the store: "group" (the pccl group's number, and the master's address if a member runs it), and
-    for each rank "peer/<rank>" (its peer id) and "left/<rank>".
+    Keys in the store: "group" (the pccl group's number, and the master's address if a member runs it); with
+    that number before them, for each rank "here/<rank>" (a word of its own), "peer/<rank>" (its peer id) and
+    "left/<rank>", and "all" (the words that rank 0 has read). Whatever an earlier life of the job has left in
+    the store is told from these: torchrun may start the ranks again with the store that they had.
     """
 
     def __init__(
@@ -481,6 +483,7 @@ class _Member:
         self.size = size
         self._store = store
         self._name = f"{name}|{members}|"
+        self._number = -1  # of the pccl group; none yet
         self._rank = rank
         self._timeout = timeout
         self._first_of_job = first_of_job
@@ -504,10 +507,10 @@ class _Member:
             return
         deadline = _settings.Deadline(self._timeout)
         try:
-            number, address = self._meet(deadline)
+            address = self._meet(deadline)
             with self._lock:
                 self._check_not_left()
-                self._comm = Communicator(address, peer_group=number)
+                self._comm = Communicator(address, peer_group=self._number)
             self._comm._join(
                 _JOINING,
                 min_peers=self.size,
@@ -516,42 +519,78 @@ class _Member:
                 enter=False,
             )
             engine = self._comm._joined(_JOINING)
-            self._store.set(f"peer/{self._rank}", engine.peer_id())
-            self._peers = [self._read(f"peer/{other}", deadline) for other in range(self.size)]
+            self._store.set(self._key("peer", self._rank), engine.peer_id())
+            self._peers = [self._read("peer", other, deadline) for other in range(self.size)]
             present = engine.membership()[3]
             if set(present) != set(self._peers):
-                sentence = f"peers that are not of this job are in pccl group {number}"
+                sentence = f"peers that are not of this job are in pccl group {self._number}"
                 raise InvalidUsage.because(_JOINING, sentence)
             self.order = [present.index(peer) for peer in self._peers]
         except BaseException:
             self.close()
             raise
 
-    def _meet(self, deadline: _settings.Deadline) -> tuple[int, str]:
-        """The group's number, and its master's address."""
+    def _meet(self, deadline: _settings.Deadline) -> str:
+        """Agrees with the other ranks on the group's number; returns its master's address."""
         address = _settings.text("PCCL_MASTER")
         if self._rank == 0:
             where = f"outside {address}" if address else f"inside {self._serve()}"
             # Random: one master may serve many jobs, and jobs have the same names for their groups.
             key = self._name.encode() + os.urandom(16)
-            number = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big")
-            self._store.set("group", f"{number} {where}")
-        text, where, given = self._read("group", deadline).split(" ")
+            self._number = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big")
+            self._store.set("group", f"{self._number} {where}")
+            words = [self._read("here", other, deadline) for other in range(1, self.size)]
+            self._store.set(self._key("all"), " ".join(words))
+        else:
+            where = self._find(os.urandom(8).hex(), deadline)
+        where, given = where.split(" ")
         self._master_inside = where == "inside"
-        return int(text), given if self._master_inside or not address else address
+        return given if self._master_inside or not address else address
 
-    def _read(self, key: str, deadline: _settings.Deadline) -> str:
-        """What another rank has set. The store's own waiting could not be interrupted."""
+    def _find(self, word: str, deadline: _settings.Deadline) -> str:
+        """Where the master is of the group that rank 0 founds now: the one in which it answers this word."""
+        where = ""
+
+        def answered() -> bool:
+            nonlocal where
+            group = self._get("group")
+            if group is None:
+                return False
+            number, where = group.split(" ", 1)
+            if int(number) != self._number:  # the first, or what follows one of an earlier life
+                self._number = int(number)
+                self._store.set(self._key("here", self._rank), word)
+            return word in (self._get(self._key("all")) or "").split(" ")
+
+        self._poll(answered, deadline)
+        return where
+
+    def _key(self, what: str, rank: int | None = None) -> str:
+        return f"{self._number}/{what}" if rank is None else f"{self._number}/{what}/{rank}"
+
+    def _get(self, key: str) -> str | None:
+        if not self._store.check([key]):
+            return None
+        value: bytes = self._store.get(key)
+        return value.decode()
+
+    def _read(self, what: str, rank: int, deadline: _settings.Deadline) -> str:
+        """What a rank has set."""
+        key = self._key(what, rank)
+        self._poll(lambda: bool(self._store.check([key])), deadline)
+        value: bytes = self._store.get(key)
+        return value.decode()
+
+    def _poll(self, is_there: Callable[[], bool], deadline: _settings.Deadline) -> None:
+        """The store's own waiting could not be interrupted."""
         pause = 0.001
-        while not self._store.check([key]):
+        while not is_there():
             self._check_not_left()
             if deadline.left() == 0:
                 sentence = f"the group's other ranks did not all come within {self._timeout:g} s"
                 raise Timeout.because(_JOINING, sentence)
             self._left.wait(pause)
             pause = min(2 * pause, 0.1)
-        value: bytes = self._store.get(key)
-        return value.decode()
 
     def _check_not_left(self) -> None:
         if self._left.is_set():
@@ -609,7 +648,7 @@ class _Member:
                 self._present = [r for r, peer in enumerate(self._peers) if peer in present]
             comm.close()
         with suppress(Exception):  # the store's process may be gone
-            self._store.set(f"left/{self._rank}", "1")
+            self._store.set(self._key("left", self._rank), "1")
 
     def close(self) -> None:
         """Leaves; and who runs the master waits a while until the others have left."""
@@ -618,7 +657,7 @@ class _Member:
             serves, self._serves = self._serves, False
         if serves:
             with suppress(Exception):  # who does not leave in time is cut off
-                self._store.wait([f"left/{rank}" for rank in self._present], _FAREWELL)
+                self._store.wait([self._key("left", rank) for rank in self._present], _FAREWELL)
             _master.release()
 
 

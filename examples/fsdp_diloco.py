@@ -2,6 +2,7 @@
 
     pccl master --listen 0.0.0.0:48148        # somewhere; prints a secret for PCCL_SECRET
     export PCCL_MASTER=that.host:48148 PCCL_SECRET=... PCCL_MIN_PEERS=2   # on each machine
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # or torchrun restarts ranks with the store of the dead ones
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/fsdp_diloco.py
 
 Each machine is a replica. Its ranks hold the model in shards, which FSDP2 puts together over Gloo

@@ -6,10 +6,12 @@ import json
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -51,7 +53,7 @@ class Crowd:
 
     def __exit__(self, *_: object) -> None:
         for program in self.programs:
-            program.terminate()
+            program.terminate()  # torchrun ends its ranks, too
         for program in self.programs:
             try:
                 program.wait(40)
@@ -239,6 +241,53 @@ def test_fsdp_replicas_learn_hold_the_same_shards_and_go_on_at_one_round(tmp_pat
     shown = train("a", 6)
     assert re.findall(r"rank \d: begins at round (\d+)", shown) == ["5", "5"], shown
     assert re.search(r"round 6: loss \S+, 1 replicas, 14080 digits", shown), shown
+
+
+@pytest.mark.timeout(900)  # six processes that import torch
+def test_fsdp_goes_on_when_a_rank_is_killed_and_its_replica_comes_back(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    pytest.importorskip("safetensors")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    example = [str(EXAMPLES / "fsdp_diloco.py"), "--rounds", "1000000"]
+
+    def saved(name: str) -> set[tuple[str, str, bytes]]:
+        """Rank, round and checkpoint of what that replica has now."""
+        found = set()
+        for file in (tmp_path / name).glob("*/*.safetensors"):
+            with suppress(FileNotFoundError):  # replaced by a newer one
+                found.add((file.parent.name, file.stem, file.read_bytes()))
+        return found
+
+    def first_rank(program: subprocess.Popen[str]) -> int:
+        children = Path(f"/proc/{program.pid}/task/{program.pid}/children").read_text().split()
+        ranks = [
+            pid
+            for pid in children
+            if b"fsdp_diloco.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        return int(ranks[0])
+
+    with pccl.MasterNode("127.0.0.1:0") as master, Crowd(tmp_path) as crowd:
+        for name in "ab":
+            crowd.begin(
+                [*torchrun, "--max-restarts=3", *example, "--replica", name, "--checkpoints", name],
+                PCCL_MASTER=master.address,
+                PCCL_MIN_PEERS="2",
+                TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
+            )
+        crowd.hear("round 2: .* 2 replicas")
+        os.kill(first_rank(crowd.programs[1]), signal.SIGKILL)
+        crowd.hear(" 1 replicas")
+        crowd.hear(r"replica b rank \d: begins at round [1-9]")
+        crowd.hear(" 2 replicas")
+        # Both save every fifth round, and keep two.
+        after = max((int(number) for _, number, _ in saved("b")), default=0)
+        while True:
+            both = saved("a") & saved("b")
+            if {rank for rank, number, _ in both if int(number) > after} == {"rank0", "rank1"}:
+                break
+            crowd.hear("round ")
 
 
 def test_digits_survives_a_killed_peer_takes_a_newcomer_and_learns(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from workers import Worker, running
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 # What every rank starts with. RANK, SIZE and STORE come from `Job`.
 PRELUDE = """
@@ -27,7 +27,11 @@ warnings.filterwarnings("ignore", category=DeprecationWarning)
 warnings.filterwarnings("ignore", category=FutureWarning)
 torch.set_num_threads(1)
 rank, size = int(os.environ["RANK"]), int(os.environ["SIZE"])
-store = dist.FileStore(os.environ["STORE"], size)
+where = os.environ["STORE"]
+if where.isdecimal():  # the port of one that outlives the ranks
+    store = dist.TCPStore("127.0.0.1", int(where), size, is_master=False)
+else:
+    store = dist.FileStore(where, size)
 
 def begin(backend="pccl", **options):
     options.setdefault("timeout", timedelta(seconds=60))
@@ -81,7 +85,7 @@ def same_everywhere(tensor):
 class Job:
     """Ranks of one torch job, each a real process, gone at the end of the test."""
 
-    def __init__(self, store: Path) -> None:
+    def __init__(self, store: Path | int) -> None:
         self._store = store
         self.workers: list[Worker] = []
 
@@ -605,6 +609,46 @@ def test_a_master_of_ones_own_serves_several_jobs(tmp_path: Path) -> None:
         finally:
             for worker in workers:
                 worker.destroy()
+
+
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_ranks_that_are_started_again_with_the_store_they_had(where: str) -> None:
+    # As torchrun does. What the killed ranks have left in it leads to a master that is gone, or to a dead group.
+    code = """
+    say(event="begins")
+    hear()
+    begin()
+    x = torch.full((3,), float(rank))
+    dist.all_reduce(x)
+    if rank == 0:
+        dist.send(x, 1)
+    elif rank == 1:
+        dist.recv(x, 0)
+    say(event="done", total=x.tolist())
+    hear()
+    dist.destroy_process_group()
+    """
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    job = Job(store.port)
+    with running() as run:
+        env = {"PCCL_MASTER": run.address} if where == "outside" else {}
+        for ends in (False, True):
+            workers = job.start(3, code, **env)
+            try:
+                for worker in workers:
+                    worker.expect("begins", 60)
+                for worker in reversed(
+                    workers
+                ):  # rank 0 comes last: the others find what was there before
+                    worker.tell("go")
+                for worker in workers:
+                    assert worker.expect("done", 60)["total"] == [3.0] * 3
+                for worker in workers if ends else []:
+                    worker.tell("end")
+                    assert worker.ends() == 0, worker.stderr()
+            finally:
+                for worker in workers:
+                    worker.destroy()
 
 
 HOOK = (
