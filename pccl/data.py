@@ -20,6 +20,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -314,14 +315,32 @@ class ElasticSampler:
         if any(take.peers == _ALONE.peers for phase in self._phases for take in phase):
             self.rollback()  # by a process that was alone and has ended; this one has no other name
 
-    def pin(self) -> None:
-        """Takes are for who are members now, until the next call; for whoever calls it where all members do.
+    def pin(self, info: ReduceInfo | None = None) -> None:
+        """Takes are for who are members now, until the next call. All members call it at the same places.
 
-        What a member waits for alone, as for a checkpoint, may show it a loss before the others see it.
-        `DiLoCo(data=...)` does it.
+        For reductions that run while training goes on: what a member waits for alone may show it a loss
+        before the others see it. `DiLoCo(data=...)` does it.
+
+        Args:
+            info: Of a reduction: takes are for the pinned members that it has not lost. One that is of
+                an earlier membership than the pinned one says nothing.
         """
-        self._pinned = None
-        self._pinned = self._present()
+        group = self._pinned
+        if info is None or group is None:
+            self._pinned = None
+            self._pinned = self._present()
+        elif info.epoch > group.epoch:
+            own = group.peers[group.rank]
+            peers = info.contributors
+            replicas = dict(zip(group.peers, group.replicas, strict=False))
+            self._pinned = replace(
+                group,
+                epoch=info.epoch,
+                rank=peers.index(own),
+                world_size=len(peers),
+                peers=peers,
+                replicas=tuple(replicas[peer] for peer in peers if peer in replicas),
+            )
 
     def _present(self) -> Membership:
         if self._pinned is not None:

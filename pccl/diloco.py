@@ -80,8 +80,8 @@ class Data(Protocol):
     def commit(self, contributors: ReduceInfo | Iterable[str]) -> None:
         """The oldest such reduction has come; from these peers."""
 
-    def pin(self) -> None:
-        """All members have met here: what is taken from now on is for those who are members now."""
+    def pin(self, info: ReduceInfo | None = None) -> None:
+        """What is taken from now on is for those who are members now, where all have met; or in a reduction."""
 
     def rollback(self) -> None:
         """What was learned from examples that are not committed is dropped."""
@@ -356,7 +356,6 @@ class DiLoCo:
         self._joined = False
         self._replicas = False  # whether this peer is a rank of one
         self._restored: list[str] = []  # who contributed to what a checkpoint had in flight
-        self._met = False  # with all members, since the data's members were pinned
         self.info: ReduceInfo | None = None
         self.sync_info: SyncInfo | None = None
         self.tx_bytes = 0
@@ -480,7 +479,6 @@ class DiLoCo:
         if self._between:  # the members begin reductions now
             self._go_on(self._leaving(self._steps), {}, [])
         self._joined = True
-        self._pin()
 
     def step(self, tokens: float | None = None) -> bool:
         """Counts an inner step, which the model has just made; reduces where it is time.
@@ -516,7 +514,6 @@ class DiLoCo:
             seen.counted = seen.counted or tokens is not None
         self._look()
         self._guarded(self._advance)
-        self._pin()
         return self._steps % self._sync_every == 0
 
     def finish(self) -> None:
@@ -544,7 +541,6 @@ class DiLoCo:
         self._joined = False
         complete()
         self._joined = True
-        self._pin()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs: arrays (copies) and numbers in nested dicts and lists.
@@ -785,20 +781,24 @@ class DiLoCo:
             flight.work, flight.tree = None, {}
         return flight.result
 
-    def _pin(self) -> None:
-        """Only where all members have met: one of them may have waited alone for a checkpoint."""
-        if self._met and self._data is not None:
-            self._data.pin()
-        self._met = False
+    def _pin(self, info: ReduceInfo | None = None) -> None:
+        """Examples are for these members from now on. Where all members have met, or apply this reduction.
+
+        Who they are is not asked anywhere else: a later reduction may have shown a loss to some of them by then,
+        and one of them may have waited alone for a checkpoint.
+        """
+        if self._data is not None:
+            self._data.pin(info)
 
     def _apply(self, fragment: int) -> None:
-        self._met = True
         result = self._complete(self._flying[fragment])
         flight = self._flying.pop(fragment)
         # Not where it came, which may be at another step on another member. Restored ones have no info, and nothing in
         # flight; those that newcomers are given are never the first fragment's.
         if fragment == 0 and self._data is not None and flight.info is not None:
             self._data.commit(flight.info)
+        if flight.info is not None:
+            self._pin(flight.info)
         if result["present"][0] > 0:
             names = [self._names[index] for index in self._fragments[fragment]]
             gradients = [result["gradients"][name] for name in names]
@@ -817,8 +817,8 @@ class DiLoCo:
         # Replicas may be let in for some of their ranks' groups and lost before the others' get there. All ranks
         # have to make the same calls all the same.
         verify = verify or bool(api.membership(self._comm).replicas)
-        self._met = True
         if not verify and not _retried(lambda: api.admit(comm=self._comm)):
+            self._pin()
             return False
         self._between = True
         return self._share()
@@ -846,7 +846,7 @@ class DiLoCo:
             lambda: api.sync(state, revision=self.outer_step, comm=self._comm, return_info=True)
         )
         self.sync_info = info
-        self._met = True
+        self._pin()
         if shared["settings"] != self._settings:
             self._leave()  # the others would wait for it
             sentence = f"this peer has {self._settings}; the run has {shared['settings']}"

@@ -822,6 +822,56 @@ def test_a_run_that_resumes_from_a_checkpoint_learns_from_each_example_once(
     assert counts == [3] * 500
 
 
+def test_a_loss_that_one_member_sees_early_divides_data_alike() -> None:
+    # Two reductions are under way. The second one loses a member; one member waits for it alone, for a checkpoint,
+    # before all apply the first one.
+    code = """
+    from pccl.data import ElasticSampler
+    from pccl.diloco import DiLoCo
+    start()
+    model = {name: np.zeros(4, np.float32) for name in "ab"}
+    sampler = ElasticSampler(10_000, batch_size=5)
+    diloco = DiLoCo(model, sync_every=8, mode="streaming", fragments=2, overlap=6, data=sampler)
+
+    def go(until):
+        while diloco.inner_step < until:
+            taken = sampler.take()
+            diloco.step()
+        say(event="went", taken=taken.tolist(), place=sampler.state_dict(), flying=len(diloco._flying))
+
+    def first():
+        diloco._flying[0].work.wait()
+        say(event="first")
+
+    say(event="in", peer=pccl.init_peer)
+    while True:
+        exec(hear(), globals())
+    """
+    with running() as run:
+        peers = Peers(run.peers(3, code))
+        # The first fragment's left at 8, and is applied at 14; the second's leaves at 12.
+        tell(peers, "go(11)")
+        for peer in peers:
+            peer.expect("went", 60)
+        tell(peers, "first()")
+        for peer in peers:
+            peer.expect("first", 60)
+        tell(peers[:2], "go(12)")
+        assert [peer.expect("went", 60)["flying"] for peer in peers[:2]] == [2, 2]
+        peers[2].signal(signal.SIGKILL)
+        tell(peers[:1], "diloco.state_dict(); say(event='saved', members=pccl.world_size())")
+        assert peers[0].expect("saved", 60)["members"] == 2
+        for step in (15, 17):
+            tell(peers[:2], f"go({step})")
+            ends = [peer.expect("went", 60) for peer in peers[:2]]
+            assert ends[0]["place"] == ends[1]["place"]
+            assert not set(ends[0]["taken"]) & set(ends[1]["taken"])
+        tell(peers[:2], "go(20); say(event='later', members=len(sampler._phases[-1][-1].peers))")
+        for peer in peers[:2]:
+            peer.expect("went", 60)
+            assert peer.expect("later", 60)["members"] == 2
+
+
 def test_data_follows_a_member_that_comes_back_with_another_communicator() -> None:
     code = COUNTS
     for old, new in (
@@ -1152,9 +1202,9 @@ def test_jax_parameters_are_replaced_and_a_newcomer_gets_the_runs() -> None:
         exec(hear(), globals())
     """
     with running(JAX_PLATFORMS="cpu") as run:
-        for dtype, mode in (("float32", "sync"), ("bfloat16", "async")):
+        for dtype, mode, more in (("float32", "sync", ""), ("bfloat16", "async", ", overlap=2")):
             peers = Peers(run.peers(2, shell))
-            options = f"dtype={dtype!r}, sync_every=3, mode={mode!r}"
+            options = f"dtype={dtype!r}, sync_every=3, mode={mode!r}{more}"
             make(peers, options)
             made(peers)
             go(peers, "go(2)", inner=mode == "sync")
