@@ -479,6 +479,7 @@ class _Member:
         size: int,
         timeout: float,
         first_of_job: bool,
+        word: str,
     ) -> None:
         self.size = size
         self._store = store
@@ -487,6 +488,7 @@ class _Member:
         self._rank = rank
         self._timeout = timeout
         self._first_of_job = first_of_job
+        self._word = word
         self._master_inside = False
         self._serves = False
         self._comm: Communicator | None = None
@@ -542,13 +544,13 @@ class _Member:
             words = [self._read("here", other, deadline) for other in range(1, self.size)]
             self._store.set(self._key("all"), " ".join(words))
         else:
-            where = self._find(os.urandom(8).hex(), deadline)
+            where = self._find(deadline)
         where, given = where.split(" ")
         self._master_inside = where == "inside"
         return given if self._master_inside or not address else address
 
-    def _find(self, word: str, deadline: _settings.Deadline) -> str:
-        """Where the master is of the group that rank 0 founds now: the one in which it answers this word."""
+    def _find(self, deadline: _settings.Deadline) -> str:
+        """Where the master is of the group that rank 0 founds now: the one in which it answers this one's word."""
         where = ""
 
         def answered() -> bool:
@@ -559,8 +561,8 @@ class _Member:
             number, where = group.split(" ", 1)
             if int(number) != self._number:  # the first, or what follows one of an earlier life
                 self._number = int(number)
-                self._store.set(self._key("here", self._rank), word)
-            return word in (self._get(self._key("all")) or "").split(" ")
+                self._store.set(self._key("here", self._rank), self._word)
+            return self._word in (self._get(self._key("all")) or "").split(" ")
 
         self._poll(answered, deadline)
         return where
@@ -766,6 +768,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         self._closed = False
         self._channels: dict[int, _Channel] = {}
         self._member: _Member | None = None
+        self._word = os.urandom(8).hex()  # this life's, whichever attempt to meet the others it is
         self._exchange: _Exchange = _Alone()
         if size > 1:
             self._member = self._make_member(self._store, "", self._members, rank)
@@ -781,6 +784,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
             len(members),
             self._timeout.total_seconds(),
             members[0] == 0,
+            self._word,
         )
 
     # What c10d asks of a group beside collectives. There are no backends inside: this is the group and its

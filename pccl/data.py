@@ -218,9 +218,14 @@ class ElasticSampler:
     def follow(self, comm: Communicator) -> None:
         """Goes on with the members of another communicator, as after coming back to the run."""
         self._comm = comm
+        self._pinned = None
 
     def rollback(self) -> None:
-        """Gives back all that was taken and not committed: the steps are not made. All members call it."""
+        """Gives back all that was taken and not committed: the steps are not made. All members call it.
+
+        What comes next is for whoever is a member then, whatever `pin` said.
+        """
+        self._pinned = None
         for phase in self._phases:
             self._settle(phase, frozenset())
         self._phases, self._sealed = [[]], 0
@@ -316,7 +321,8 @@ class ElasticSampler:
             self.rollback()  # by a process that was alone and has ended; this one has no other name
 
     def pin(self, info: ReduceInfo | None = None) -> None:
-        """Takes are for who are members now, until the next call. All members call it at the same places.
+        """Takes are for who are members now, until the next call, `rollback` or `follow`. All members call it
+        at the same places.
 
         For reductions that run while training goes on: what a member waits for alone may show it a loss
         before the others see it. `DiLoCo(data=...)` does it.
@@ -324,6 +330,9 @@ class ElasticSampler:
         Args:
             info: Of a reduction: takes are for the pinned members that it has not lost. One that is of
                 an earlier membership than the pinned one says nothing.
+
+        Raises:
+            InvalidArgument: The reduction was not one of the sampler's members.
         """
         group = self._pinned
         if info is None or group is None:
@@ -332,6 +341,11 @@ class ElasticSampler:
         elif info.epoch > group.epoch:
             own = group.peers[group.rank]
             peers = info.contributors
+            if own not in peers:
+                sentence = (
+                    "the reduction is of another group than the sampler's: pass it comm=, too"
+                )
+                raise InvalidArgument.because("ElasticSampler.pin", sentence)
             replicas = dict(zip(group.peers, group.replicas, strict=False))
             self._pinned = replace(
                 group,

@@ -25,7 +25,8 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -325,6 +326,8 @@ class DiLoCo:
         self._quantize = None if quantize is None else quantization.parse(quantize, _FUNC)
         self._data = data
         self._comm = comm
+        if comm is not None and data is not None:
+            data.follow(comm)
         self._rejoin = rejoin
         self._names = list(self._inner.names)
         if not self._names or len(set(self._names)) != len(self._names):
@@ -354,6 +357,10 @@ class DiLoCo:
             False  # whether the shared state is that of a round's end, where reductions begin
         )
         self._joined = False
+        self._torn = (
+            ""  # this peer's id, if something interrupted a step that the others go on with
+        )
+        self._pinned = False  # whether the data knows for whom its examples are
         self._replicas = False  # whether this peer is a rank of one
         self._restored: list[str] = []  # who contributed to what a checkpoint had in flight
         self.info: ReduceInfo | None = None
@@ -457,13 +464,24 @@ class DiLoCo:
 
         Also what comes after an exception of `step`, when it is over: `pccl.shutdown()`,
         `pccl.init()` and this, if its advice was "rejoin"; this alone, on all members, after a
-        `Timeout`. What the model has learned since its last reduction is dropped then.
+        `Timeout`. What the model has learned since its last reduction is dropped then. After a Ctrl-C in the
+        middle of `step`, which the others go on with, also leave and come back first; with `rejoin` this does.
 
         Raises:
             InvalidArgument: The run has other settings than this peer, which leaves it.
+            InvalidUsage: This member was interrupted in the middle of a step, and has not left since.
             PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
         """
         self._joined = False
+        if self._torn and self._torn == self._own_id():
+            if self._rejoin is None or self._replicas:
+                sentence = (
+                    "interrupted in the middle of a step, with which the others go on: leave and come back, "
+                    "as by pccl.shutdown() and pccl.init(), then join()"
+                )
+                raise InvalidUsage.because(_FUNC, sentence)
+            return self._come_back()
+        self._torn = ""
         self.info = None
         self._flying.clear()
         self._steps -= self._steps % self._sync_every
@@ -507,6 +525,8 @@ class DiLoCo:
             if tokens != 0 and not _LEAST_TOKENS <= tokens <= _MOST_TOKENS:
                 sentence = f"tokens is 0 or from 1e-6 to 1e15, not {tokens!r}"
                 raise InvalidArgument.because(_FUNC, sentence)
+        if not self._pinned:
+            self._pin()
         self._steps += 1
         for seen in self._seen:
             seen.steps += 1
@@ -536,11 +556,11 @@ class DiLoCo:
             self._begin()
             if self._data is not None:
                 self._data.rollback()  # what was taken in a round that is not over
+                self._pinned = False
 
         # An eviction is told: there is nothing to come back for.
-        self._joined = False
-        complete()
-        self._joined = True
+        with self._attempt():
+            complete()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs: arrays (copies) and numbers in nested dicts and lists.
@@ -565,6 +585,7 @@ class DiLoCo:
             # Whose examples of `data` are learned with it. Text: their number differs.
             "contributors": json.dumps(first.info.contributors if first and first.info else []),
             "steps": self._steps - self._steps % self._sync_every,
+            "layout": json.dumps(self._layout()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -575,19 +596,15 @@ class DiLoCo:
         applied.
 
         Raises:
-            InvalidArgument: It is of another model, or of other fragments.
+            InvalidArgument: It is of another model, other fragments, another `sync_every` or another kind of
+                outer optimizer. Nothing is changed then.
             InvalidUsage: Joined already: the others would know nothing of it.
         """
         if self._joined:
             sentence = "joined already: make it with join=False, load, then join()"
             raise InvalidUsage.because(_FUNC, sentence)
+        self._check_loads(state)
         saved = state["parameters"]
-        for name, array in zip(self._names, self._outer, strict=True):
-            if name not in saved or tuple(saved[name].shape) != array.shape:
-                raise InvalidArgument.because(_FUNC, f"the checkpoint has no such {name}")
-        if len(saved) != len(self._names) or len(state["optimizer"]) != self._count:
-            sentence = "the checkpoint has other parameters or another number of fragments"
-            raise InvalidArgument.because(_FUNC, sentence)
         for name, array in zip(self._names, self._outer, strict=True):
             array[...] = np.asarray(saved[name])
         for optimizer, kept in zip(self._optimizers, state["optimizer"], strict=True):
@@ -603,20 +620,79 @@ class DiLoCo:
         self._steps = int(state["steps"]) // self._sync_every * self._sync_every
         self._begin()
 
+    def _layout(self) -> dict[str, Any]:
+        """What a checkpoint's numbers mean, and what they are laid out by."""
+        return {
+            "parameters": {
+                name: f"{array.dtype}{list(array.shape)}"
+                for name, array in zip(self._names, self._outer, strict=True)
+            },
+            "fragments": [[self._names[index] for index in part] for part in self._fragments],
+            "sync_every": self._sync_every,
+        }
+
+    def _check_loads(self, state: Mapping[str, Any]) -> None:
+        try:
+            saved = json.loads(state["layout"])
+            theirs, fragments = dict(saved["parameters"]), saved["fragments"]
+            every, optimizers = int(saved["sync_every"]), list(state["optimizer"])
+        except (KeyError, TypeError, ValueError) as error:
+            sentence = f"this is no DiLoCo's state: {error!r}"
+            raise InvalidArgument.because(_FUNC, sentence) from error
+        own = self._layout()
+        ours = own["parameters"]
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                there, here = theirs.get(name, "none"), ours.get(name, "none")
+                sentence = (
+                    f"the checkpoint is of other parameters: {name} is {there} there, {here} here"
+                )
+                raise InvalidArgument.because(_FUNC, sentence)
+        if fragments != own["fragments"]:
+            raise InvalidArgument.because(_FUNC, "the checkpoint is of other fragments")
+        if every != self._sync_every:
+            sentence = f"the checkpoint is of sync_every={every}, not {self._sync_every}"
+            raise InvalidArgument.because(_FUNC, sentence)
+        pairs = zip(self._optimizers, optimizers, strict=True)
+        if not all(_fits(optimizer.state(), kept) for optimizer, kept in pairs):
+            sentence = (
+                "the checkpoint is of another outer optimizer, or of one with another momentum"
+            )
+            raise InvalidArgument.because(_FUNC, sentence)
+
     # The algorithm.
+
+    def _own_id(self) -> str:
+        """Empty while this peer is not a member."""
+        with suppress(PCCLError):
+            group = api.membership(self._comm)
+            return group.peers[group.rank] if group.rank >= 0 else ""
+        return ""
+
+    @contextmanager
+    def _attempt(self) -> Iterator[None]:
+        """For calls that all members make. Joined again only if it ends well."""
+        self._joined = False
+        try:
+            yield
+        except PCCLError:
+            raise
+        except BaseException:  # Ctrl-C, say: nobody else knows of it
+            self._torn = self._own_id()
+            raise
+        self._joined = True
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """Runs what may find this peer put out of the run."""
-        self._joined = False  # unless it ends well
         try:
-            call()
+            with self._attempt():
+                call()
         except PCCLError as error:
             # The other ranks of a replica are put out with this one, but may be past their calls: they would wait
             # for this rank inside the replica, and this one for them at the master.
             if error.advice != "rejoin" or self._rejoin is None or self._replicas:
                 raise
             self._come_back()
-        self._joined = True
 
     def _come_back(self) -> None:
         assert self._rejoin is not None
@@ -787,6 +863,7 @@ class DiLoCo:
         Who they are is not asked anywhere else: a later reduction may have shown a loss to some of them by then,
         and one of them may have waited alone for a checkpoint.
         """
+        self._pinned = True
         if self._data is not None:
             self._data.pin(info)
 
@@ -877,6 +954,21 @@ def _snapshot(state: Any) -> Any:
     if hasattr(state, "state_dict"):
         return copy.deepcopy(state.state_dict())
     return state.copy() if isinstance(state, np.ndarray) else copy.deepcopy(state)
+
+
+def _fits(state: Any, saved: Any) -> bool:
+    """Whether a snapshot is of such a state, as far as one can see."""
+    if hasattr(state, "load_state_dict"):
+        return isinstance(saved, Mapping)
+    if isinstance(state, np.ndarray):
+        return bool(np.shape(saved) == state.shape)
+    if isinstance(state, Mapping):
+        same = isinstance(saved, Mapping) and state.keys() == saved.keys()
+        return same and all(_fits(value, saved[key]) for key, value in state.items())
+    if isinstance(state, list | tuple):
+        same = isinstance(saved, list | tuple) and len(state) == len(saved)
+        return same and all(map(_fits, state, saved))
+    return True
 
 
 def _restore(state: Any, saved: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -312,6 +313,35 @@ def test_alone_it_needs_no_run() -> None:
         sampler.commit()
     assert steps == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert sampler.committed == 10
+
+
+def test_pinned_members_are_those_that_a_reduction_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = group_of(["a", "b", "c"], "b")
+    monkeypatch.setattr(pccl.api, "is_initialized", lambda: True)
+    monkeypatch.setattr(pccl.api, "membership", lambda _: group)
+    sampler = ElasticSampler(100, batch_size=2, shuffle=False)
+
+    def members(epoch: int, *contributors: str) -> int:
+        sampler.pin(pccl.ReduceInfo(contributors=contributors, epoch=epoch))
+        before = sampler.in_flight
+        sampler.take()
+        return (sampler.in_flight - before) // 2
+
+    sampler.pin()
+    group = replace(
+        group, epoch=5, world_size=1, peers=("b",), rank=0
+    )  # what nobody else knows yet
+    assert members(1, "a", "b", "c") == 3
+    assert members(2, "b", "c") == 2
+    assert sampler.take().tolist() == [10, 11]  # the first one's part
+    assert members(1, "a", "b", "c") == 2  # of an earlier membership
+    with pytest.raises(pccl.InvalidArgument, match="another group"):
+        members(3, "c")
+    sampler.rollback()
+    sampler.take()
+    assert sampler.in_flight == 2
 
 
 def test_rollback_takes_steps_back() -> None:

@@ -877,8 +877,10 @@ def test_data_follows_a_member_that_comes_back_with_another_communicator() -> No
     for old, new in (
         ("start()\n", COMMUNICATOR),
         ('say(event="in")\n', 'say(event="in")\nif own == 0:\n    looker.start()\n'),
-        ("batch_size=5", "batch_size=5, comm=comm"),
-        ("outer_optimizer=Add", "outer_optimizer=Add, comm=comm, rejoin=fresh"),
+        (
+            "outer_optimizer=Add",
+            "outer_optimizer=Add, comm=comm, rejoin=fresh",
+        ),  # the sampler follows
         ("pccl.world_size() == 3", "told.is_set() and pccl.world_size(comm) == 3"),
     ):
         assert code.count(old) == 1
@@ -899,6 +901,118 @@ def test_data_follows_a_member_that_comes_back_with_another_communicator() -> No
         for peer in peers:
             assert peer.expect("done", 60)["counts"] == [3] * 500
         assert peers[2].expect("came back")["times"] == 2
+
+
+def test_after_the_end_data_is_for_whoever_is_there() -> None:
+    code = (
+        COUNTS[: COUNTS.index("steps, met")].replace("outer_optimizer=Add, ", "")
+        + """
+for _ in range(6):
+    sampler.take()
+    diloco.step()
+diloco.finish()
+pccl.shutdown()
+alone = sampler.take()
+sampler.commit()
+say(event="done", taken=len(alone), committed=sampler.committed, left=sampler.in_flight)
+"""
+    )
+    with running(MODE="{}") as run:
+        peers = [run.peer(code, PCCL_MIN_PEERS="2", OWN=str(i)) for i in range(2)]
+        for peer in peers:
+            peer.expect("in", 60)
+            end = peer.expect("done", 60)
+            assert (end["taken"], end["committed"], end["left"]) == (5, 65, 0)
+
+
+@pytest.mark.parametrize("rejoin", ["None", "start"])
+def test_a_member_interrupted_in_a_step_has_to_leave_first(rejoin: str) -> None:
+    with running() as run:
+        peers = Peers(run.peers(2, SHELL))
+        make(peers, f"sync_every=3, rejoin={rejoin}")
+        made(peers)
+        go(peers, "go(1)")
+        tell(
+            peers[:1],
+            """
+            def interrupted(flight):
+                signal.raise_signal(signal.SIGINT)
+
+            reduce, diloco._reduce = diloco._reduce, interrupted  # the other waits for it there
+            try:
+                go(1)
+            except KeyboardInterrupt:
+                diloco._reduce = reduce
+            try:
+                diloco.join()
+                say(event="back")
+            except pccl.InvalidUsage as error:
+                say(event="told", text=str(error))
+                pccl.shutdown()
+                comm = start()
+                diloco.join()
+                say(event="back")
+            go(2, until=2)
+            """,
+        )
+        tell(peers[1:], "diloco.info = None; go(2, until=2)")
+        if rejoin == "None":
+            assert "pccl.init(), then join()" in peers[0].expect("told")["text"]
+        peers[0].expect("back", 60)
+        logs = [peer.expect("went", 60)["log"] for peer in peers]
+        assert logs[0][-1]["outer"] == logs[1][-1]["outer"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "loads", "words"),
+    [
+        ({"sync_every": 50}, {"sync_every": 100}, "sync_every=50, not 100"),
+        ({"outer_momentum": 0.0}, {}, "another outer optimizer, or of one with another momentum"),
+        ({"mode": "streaming", "fragments": 2}, {"mode": "streaming", "fragments": 1}, "fragments"),
+        (
+            {"mode": "streaming", "fragments": [["['a']"], ["['b']"]]},
+            {"mode": "streaming", "fragments": [["['b']"], ["['a']"]]},
+            "other fragments",
+        ),
+    ],
+)
+def test_a_checkpoint_of_another_kind_is_refused_before_anything_is_changed(
+    saved: dict[str, Any], loads: dict[str, Any], words: str
+) -> None:
+    def made_with(options: dict[str, Any], value: float) -> tuple[Model, Any]:
+        model = {name: np.full(4, value, np.float32) for name in "ab"}
+        return model, diloco.DiLoCo(model, **{"sync_every": 8, **options}, join=False)
+
+    model, target = made_with(loads, 1.0)
+    with pytest.raises(pccl.InvalidArgument, match=words):
+        target.load_state_dict(made_with(saved, 2.0)[1].state_dict())
+    with pytest.raises(pccl.InvalidArgument, match="no DiLoCo's state"):
+        target.load_state_dict({"parameters": {}})
+    assert all(np.all(array == 1) for array in [*model.values(), *target.parameters.values()])
+    target.load_state_dict(made_with(loads, 3.0)[1].state_dict())
+    assert all(np.all(array == 3) for array in model.values())
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (
+            {"a": np.zeros(4), "b": np.zeros(4, np.float32)},
+            r"float32\[4\] there, float64\[4\] here",
+        ),
+        (
+            {"a": np.zeros(5, np.float32), "b": np.zeros(4, np.float32)},
+            r"\[4\] there, float32\[5\]",
+        ),
+        ({"a": np.zeros(4, np.float32)}, r"\['b'\] is float32\[4\] there, none here"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(model: dict[str, Any], words: str) -> None:
+    saved = diloco.DiLoCo(
+        {name: np.zeros(4, np.float32) for name in "ab"}, sync_every=8, join=False
+    )
+    with pytest.raises(pccl.InvalidArgument, match=words):
+        diloco.DiLoCo(model, sync_every=8, join=False).load_state_dict(saved.state_dict())
 
 
 def test_without_rejoin_the_exception_says_so_and_join_comes_back() -> None:
