@@ -412,7 +412,46 @@ def test_credits_never_wrap(credits: list[int]) -> None:
     assert play.sends(1) == min(all_of_them.sends(1), sum(credits))
 
 
+# Those who say that they come back.
+
+
+def rejoin(number: int, group: int) -> bytes:
+    """Member `number`, alone in epoch 1 of that group."""
+    member = peer(number) + u64(5) + u32(0) + bytes(16) + text("")
+    plan = u32(65536) + listed([u32(0)]) + listed([u64(1 << 60)]) + b"\x00"
+    plan += listed([u32(1)]) + listed([]) + listed([])
+    record = u64(1) + b"\x00" + u64(1, 0) + listed([member]) + plan
+    record += u32(0, 0, 0) + listed([]) * 2 + bytes(2) + u64(0) + bytes(16) + listed([])
+    record += u32(0, 0) + u32(0) + u64(0) + b"\x00" + listed([])
+    return peer(number) + u32(group) + record + u64(1) + listed([]) * 3
+
+
+@pytest.mark.parametrize("term", [18, 0x7FFFFFFF, 0xFFFFFFFE, 0xFFFFFFFF])
+def test_a_term_that_no_restart_has_made_is_refused(term: int) -> None:
+    play = _testing.MasterPlay(2)
+    play.connect(9, "192.0.2.9")
+    play.says(9, REJOIN, rejoin(9, 7), term=term)
+    assert f"term {term}" in gone(play)[9] and play.term() == 1
+    # One that a replaced master may have had.
+    play.connect(10, "192.0.2.9")
+    play.says(10, REJOIN, rejoin(10, 8), term=2)
+    assert 10 not in gone(play) and play.term() == 3
+    assert play.members() == [1, 2]
+
+
 # Questions of strangers: who reaches them.
+
+
+def test_each_question_has_its_time() -> None:
+    play = _testing.MasterPlay(2)
+    play.connect(9, "192.0.2.9")
+    for _ in range(5):  # over a line on which each takes seconds
+        play.says(9, INQUIRY, u32(0) + struct.pack("<H", 0) + text("pccl"))
+        play.passes(4)
+    assert 9 not in gone(play)
+    play.passes(2)
+    assert "handshake timeout" in gone(play)[9]
+
 
 REACHED, BUSY = 1, 3
 

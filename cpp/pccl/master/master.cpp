@@ -30,6 +30,10 @@ constexpr std::size_t kMaxGroups = 65536;
 constexpr std::size_t kMaxRecovering = 4096;
 // Epochs and ordinals count up from what is reported, and must not come round.
 constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
+// Nor must terms. One more comes with each restart; a member of this run may have met a master that
+// another one replaced before we heard of it, but not many of them.
+constexpr std::uint32_t kMaxTerm = std::uint32_t{1} << 31;
+constexpr std::uint32_t kMaxTermsAhead = 16;
 
 bool plausible(const wire::EpochRecord& record, const Options& options) {
   std::set<PeerId> ids;
@@ -257,6 +261,7 @@ void Master::inquire(ConnectionId id, Connection& connection, const wire::Inquir
   // An answer is far longer than what asks for it.
   if (++connection.inquiries > kMaxInquiries)
     return refuse(id, Code::refused, "too many questions");
+  connection.since = now;  // each takes a round trip, and some of them a try at its address
   wire::Findings findings;
   findings.software = kSoftware;
   findings.seen = connection.address;
@@ -366,6 +371,12 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
   const bool same_run = frame.envelope.run == run_;
   if (!same_run && !groups_.empty()) {
     return refuse(id, Code::evicted, "this master serves another run");
+  }
+  if (frame.envelope.term > (same_run ? term_ + kMaxTermsAhead : kMaxTerm)) {
+    return refuse(id, Code::evicted,
+                  "peer " + rejoin.id.brief() + " reports a master of term " +
+                      std::to_string(frame.envelope.term) + ", and this one has term " +
+                      std::to_string(term_));
   }
   if (groups_.contains(rejoin.group)) {
     connection.group = rejoin.group;

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <optional>
 #include <set>
+#include <stdexcept>
 #include <utility>
 
 #include "pccl/net/fork.h"
@@ -30,9 +31,11 @@ Error refuse(std::string sentence) { return {Code::invalid_argument, std::move(s
 Key hmac(std::string_view key, std::string_view text) {
   Key made;
   unsigned size = 0;
-  (void)HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
-             reinterpret_cast<const unsigned char*>(text.data()), text.size(), made.bytes.data(),
-             &size);
+  const auto* done = HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+                          reinterpret_cast<const unsigned char*>(text.data()), text.size(),
+                          made.bytes.data(), &size);
+  // Never a key that everybody knows.
+  if (done == nullptr || size != made.bytes.size()) throw std::runtime_error("HMAC-SHA256 failed");
   return made;
 }
 

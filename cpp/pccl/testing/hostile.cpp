@@ -88,10 +88,12 @@ class Play {
   // What the master itself found out where that connection comes from.
   void tried(master::ConnectionId id, bool reached) { master_->on_tried(id, reached, {}, now_); }
 
+  [[nodiscard]] std::uint32_t term() const { return master_->term(); }
+
   // One message, `ordinal` in its envelope (nothing: all that there is). Raises when it is none.
   void says(master::ConnectionId id, std::uint8_t type, nb::bytes payload,
-            std::optional<std::uint64_t> ordinal) {
-    wire::Bytes bytes = wire::encode({master_->run(), 1, 0}, wire::Heartbeat{});
+            std::optional<std::uint64_t> ordinal, std::uint32_t term) {
+    wire::Bytes bytes = wire::encode({master_->run(), term, 0}, wire::Heartbeat{});
     const auto size = static_cast<std::uint32_t>(payload.size());
     bytes[5] = type;
     for (std::size_t i = 0; i < 4; ++i) bytes[8 + i] = static_cast<std::uint8_t>(size >> (8 * i));
@@ -339,7 +341,8 @@ void bind_hostile(nb::module_& m) {
       .def("disconnect", &Play::disconnect, "connection"_a)
       .def("tried", &Play::tried, "connection"_a, "reached"_a)
       .def("says", &Play::says, "connection"_a, "type"_a, "payload"_a,
-           nb::arg("ordinal").none() = nb::none())
+           nb::arg("ordinal").none() = nb::none(), "term"_a = 1)
+      .def("term", [](const Play& self) { return self.term(); })
       .def("passes", &Play::passes, "seconds"_a, "mute"_a = std::vector<std::uint8_t>())
       .def("told", &Play::told)
       .def("members", &Play::members)
