@@ -357,9 +357,7 @@ class DiLoCo:
             False  # whether the shared state is that of a round's end, where reductions begin
         )
         self._joined = False
-        self._torn = (
-            ""  # this peer's id, if something interrupted a step that the others go on with
-        )
+        self._torn = ""  # this peer's id, if a step was interrupted that the others go on with
         self._pinned = False  # whether the data knows for whom its examples are
         self._replicas = False  # whether this peer is a rank of one
         self._restored: list[str] = []  # who contributed to what a checkpoint had in flight

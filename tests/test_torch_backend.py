@@ -637,9 +637,8 @@ def test_ranks_that_are_started_again_with_the_store_they_had(where: str) -> Non
             try:
                 for worker in workers:
                     worker.expect("begins", 60)
-                for worker in reversed(
-                    workers
-                ):  # rank 0 comes last: the others find what was there before
+                # Rank 0 comes last: the others find what was there before.
+                for worker in reversed(workers):
                     worker.tell("go")
                 for worker in workers:
                     assert worker.expect("done", 60)["total"] == [3.0] * 3
