@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from workers import running
+from workers import running, wait_until_asleep
 
 import pccl
 from pccl import _testing
@@ -195,6 +195,7 @@ def test_it_can_be_given_up(when: str) -> None:
             peer.expect("in")
         if when == "interrupt":
             # At any moment of it, all of them are told.
+            wait_until_asleep(peers[0])
             peers[0].signal(signal.SIGINT)
         answers = [peer.expect("done", 30)["how"] for peer in peers]
         if when == "timeout":
