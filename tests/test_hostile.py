@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import struct
 
@@ -35,6 +36,11 @@ def peer(number: int) -> bytes:
     return bytes([number]) * 16
 
 
+def seal(number: int) -> bytes:
+    """Of a peer whose ticket is what its id is."""
+    return hashlib.sha256(peer(number)).digest()[:16]
+
+
 def listed(items: list[bytes]) -> bytes:
     return u32(len(items)) + b"".join(items)
 
@@ -52,7 +58,7 @@ def join(
 ) -> bytes:
     addresses = [text(host) + struct.pack("<H", 1) for host in hosts or ["192.0.2.1"]]
     founder = u32(group, 1) + bytes([waiting, 0])
-    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0)
+    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + seal(number)
     return peer(number) + founder + listed(addresses) + rest
 
 
@@ -415,15 +421,17 @@ def test_credits_never_wrap(credits: list[int]) -> None:
 # Those who say that they come back.
 
 
-def rejoin(number: int, group: int) -> bytes:
+def rejoin(number: int, group: int, ticket: bytes = b"") -> bytes:
     """Member `number`, alone in epoch 1 of that group."""
-    member = peer(number) + u64(5) + u32(0) + bytes(16) + text("")
+    ticket = ticket or peer(number)
+    sealed = hashlib.sha256(ticket).digest()[:16]
+    member = peer(number) + u64(5) + u32(0) + bytes(16) + text("") + sealed
     plan = u32(65536) + listed([u32(0)]) + listed([u64(1 << 60)]) + b"\x00"
     plan += listed([u32(1)]) + listed([]) + listed([])
     record = u64(1) + b"\x00" + u64(1, 0) + listed([member]) + plan
     record += u32(0, 0, 0) + listed([]) * 2 + bytes(2) + u64(0) + bytes(16) + listed([])
     record += u32(0, 0) + u32(0) + u64(0) + b"\x00" + listed([])
-    return peer(number) + u32(group) + record + u64(1) + listed([]) * 3
+    return peer(number) + u32(group) + record + u64(1) + listed([]) * 3 + ticket
 
 
 @pytest.mark.parametrize("term", [18, 0x7FFFFFFF, 0xFFFFFFFE, 0xFFFFFFFF])
@@ -437,6 +445,33 @@ def test_a_term_that_no_restart_has_made_is_refused(term: int) -> None:
     play.says(10, REJOIN, rejoin(10, 8), term=2)
     assert 10 not in gone(play) and play.term() == 3
     assert play.members() == [1, 2]
+
+
+def test_nobody_comes_back_as_a_member_that_he_is_not() -> None:
+    play = _testing.MasterPlay(2)
+    for connection, ticket in ((9, b"made up.........."[:16]), (10, seal(1))):
+        play.connect(connection, "192.0.2.9")
+        play.says(connection, REJOIN, rejoin(1, 0, ticket))
+        assert {to for to, *_ in play.told()} == {connection}
+    # The seal that all know does not help either.
+    play.connect(11, "192.0.2.9")
+    play.says(11, REJOIN, rejoin(1, 0).removesuffix(peer(1)) + seal(1))
+    assert "does not hold together" in gone(play)[11]
+    # It is still that member's own connection that counts.
+    play.connect(12, "192.0.2.9")
+    play.says(12, REJOIN, rejoin(1, 0))
+    assert (1, "close", 0, "") in play.told()
+    assert play.members() == [1, 2]
+
+
+def test_nobody_joins_in_the_name_of_another_newcomer() -> None:
+    play = _testing.MasterPlay(2)
+    for connection in (8, 9):
+        play.connect(connection, "192.0.2.9")
+    play.says(8, JOIN, join(5))
+    play.says(9, JOIN, join(5).removesuffix(seal(5)) + seal(6))
+    told = play.told()
+    assert {to for to, what, *_ in told if what in ("refused", "close")} == {9}
 
 
 # Questions of strangers: who reaches them.

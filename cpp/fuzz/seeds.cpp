@@ -8,6 +8,7 @@
 #include "arrays.h"
 #include "fuzz.h"
 #include "pccl/link/frame.h"
+#include "pccl/net/ticket.h"
 #include "pccl/state/transfer.h"
 #include "pccl/topology/plan.h"
 #include "pccl/wire/messages.h"
@@ -32,7 +33,7 @@ wire::EpochRecord record() {
   wire::EpochRecord record;
   record.epoch = record.admission = record.abort_floor = 1;
   for (std::uint8_t id = 1; id <= 3; ++id)
-    record.members.push_back({peer(id), id, {{"192.0.2.1", 1}}, {}});
+    record.members.push_back({peer(id), id, {{"192.0.2.1", 1}}, {}, {}, net::seal_of(peer(id))});
   record.plan = *topology::make_plan(3, 512 << 10, {});
   record.state = {true, 7, {1, 2}, {peer(1)}};
   return record;
@@ -44,12 +45,13 @@ wire::Join join(std::uint8_t id) {
   join.waiting = true;
   join.addresses = {{"192.0.2.1", 4000}, {"2001:db8::1", 4000}};
   join.software = "pccl";
+  join.seal = net::seal_of(join.id);
   return join;
 }
 
 wire::Rejoin rejoin(std::uint8_t id) {
   wire::Rejoin rejoin;
-  rejoin.id = peer(id);
+  rejoin.id = rejoin.ticket = peer(id);
   rejoin.report.record = record();
   rejoin.report.applied = 9;
   rejoin.report.log = {{8, record()},

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pccl/net/ticket.h"
 #include "pccl/state/election.h"
 #include "pccl/topology/choose.h"
 #include "pccl/topology/plan.h"
@@ -435,7 +436,10 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
     return refuse("group " + std::to_string(id_) + " is full (" +
                   plural(options_.max_peers, "peer") + ")");
   }
-  if (join.id.empty() || member(join.id) != nullptr)
+  const bool taken = std::any_of(candidates_.begin(), candidates_.end(), [&](const Peer& other) {
+    return other.member.id == join.id && other.member.seal != join.seal;
+  });
+  if (join.id.empty() || member(join.id) != nullptr || taken)
     return refuse("peer id " + join.id.brief() + " is in use");
   std::size_t address_bytes = 0;
   for (const wire::Address& address : join.addresses) address_bytes += address.host.size();
@@ -453,7 +457,8 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
   if (empty()) ranks_ = join.ranks_per_replica;
   const bool started = ranks_ > 0 ? around_.replicas_started() : !members_.empty();
   Peer peer;
-  peer.member = {join.id, around_.next_join_ordinal(), join.addresses, join.word, join.replica};
+  peer.member = {join.id,  around_.next_join_ordinal(), join.addresses, join.word, join.replica,
+                 join.seal};
   peer.connection = connection;
   peer.heard = now;
   peer.min_peers = std::max(1U, join.min_peers);
@@ -617,7 +622,9 @@ bool Group::adopt(const wire::Report& report) {
 
 bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant now) {
   Peer* peer = member(rejoin.id);
-  if (peer == nullptr || !adopt(rejoin.report)) return false;
+  // Who only knows its id takes nobody's place.
+  if (peer == nullptr || peer->member.seal != net::seal_of(rejoin.ticket)) return false;
+  if (!adopt(rejoin.report)) return false;
   if (peer->connection != 0) around_.close(peer->connection);
   peer->connection = connection;
   peer->returned = true;

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "pccl/net/address.h"
+#include "pccl/net/ticket.h"
 #include "pccl/topology/plan.h"
 
 #ifndef PCCL_VERSION
@@ -54,8 +55,10 @@ Status check(const wire::Rejoin& rejoin, const Options& options) {
     return Status(Code::evicted,
                   "what peer " + rejoin.id.brief() + " reports does not hold together" + what);
   };
-  const bool member = std::any_of(members.begin(), members.end(),
-                                  [&](const auto& known) { return known.id == rejoin.id; });
+  const PeerId seal = net::seal_of(rejoin.ticket);
+  const bool member = std::any_of(members.begin(), members.end(), [&](const auto& known) {
+    return known.id == rejoin.id && known.seal == seal;
+  });
   if (!member || !plausible(report.record, options) || report.applied > kMaxCount ||
       report.log.size() > report.applied || report.operations.size() > options.max_open_calls ||
       report.rounds.size() > options.max_open_calls)

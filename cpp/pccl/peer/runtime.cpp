@@ -122,6 +122,7 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   if (!listening) return listening.error();
   options.join.addresses = own_addresses(listening->at, options.advertise);
   if (options.settings.shm) options.join.word = PeerId::random();
+  options.join.ticket = PeerId::random();
   std::shared_ptr<Runtime> made(new Runtime(std::move(options), listening->descriptor));
   made->tls_ = std::move(tls);
   {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pccl/net/ticket.h"
 #include "pccl/topology/plan.h"
 
 namespace pccl::peer {
@@ -49,11 +50,12 @@ void Session::on_open() {
   broken_ = {};
   reader_ = wire::FrameReader();
   if (member()) {
-    say(wire::Rejoin{options_.id, options_.group, make_report()});
+    say(wire::Rejoin{options_.id, options_.group, make_report(), options_.ticket});
   } else {
     say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting,
                    options_.start_only, options_.addresses, options_.software, options_.order,
-                   options_.word, options_.replica, options_.ranks_per_replica});
+                   options_.word, options_.replica, options_.ranks_per_replica,
+                   net::seal_of(options_.ticket)});
   }
 }
 

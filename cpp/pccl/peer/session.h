@@ -30,6 +30,7 @@ struct JoinOptions {
   std::string software;
   std::uint32_t order = 0xffffffff;  // among those who found the group together
   PeerId word;                       // wire::Member::word
+  PeerId ticket;                     // wire::Rejoin::ticket
   std::string replica;               // wire::Member::replica
   std::uint32_t ranks_per_replica = 0;
 };

@@ -28,6 +28,7 @@
 #include "pccl/master/master.h"
 #include "pccl/net/address.h"
 #include "pccl/net/anteroom.h"
+#include "pccl/net/ticket.h"
 #include "pccl/topology/plan.h"
 
 namespace nb = nanobind;
@@ -53,6 +54,7 @@ class Play {
       join.min_peers = members;
       join.waiting = true;
       join.addresses = {{"192.0.2.1", 1}};
+      join.seal = pccl::net::seal_of(join.id);  // its ticket is what its id is
       master_->on_frame(id, {{master_->run(), 1, 0}, join}, now_);
     }
     (void)told();
@@ -74,7 +76,7 @@ class Play {
     master_.emplace(options_, run + 1, 1);
     for (const wire::Member& member : record.members) {
       const std::uint8_t id = member.id.bytes[0];
-      wire::Rejoin rejoin{member.id, 0, {}};
+      wire::Rejoin rejoin{member.id, 0, {}, member.id};
       rejoin.report.record = record;
       rejoin.report.applied = applied;
       if (const auto other = relayed.find(id); other != relayed.end()) {

@@ -40,6 +40,7 @@ Host::Host(World& world, NodeId node, const Place& place)
        --more)
     options.join.addresses.push_back(own);
   options.settings = world.settings;
+  options.join.ticket = options.join.id;
   if (world.options.machines > 0) {
     machine_ = static_cast<std::uint32_t>(world.random.below(world.options.machines));
     if (world.random.chance(0.97)) word_ = options.join.word = world.new_id();

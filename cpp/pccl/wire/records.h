@@ -372,10 +372,11 @@ struct Member {
   std::vector<Address> addresses;
   PeerId word;            // who knows it may ask for shared memory; zero: shares none
   std::string replica{};  // its peers, one in each group, come and go together; empty: none
+  PeerId seal{};          // of the ticket that it shows when it comes back
   bool operator==(const Member&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.id, self.joined, self.addresses, self.word, self.replica);
+    visit(self.id, self.joined, self.addresses, self.word, self.replica, self.seal);
   }
 };
 
