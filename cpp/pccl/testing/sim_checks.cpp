@@ -569,7 +569,7 @@ void Checks::rebuild_now() {
     if (host == nullptr || !host->alive() || host->frozen() || !host->control_quiet()) return;
     const peer::Session& session = host->engine().session();
     if (!session.member() || !session.welcomed()) return;
-    wire::Rejoin rejoin{member.id, 0, session.make_report()};
+    wire::Rejoin rejoin{member.id, 0, session.make_report(), member.id};
     if (world_.bug_due(Bug::forget_entry)) {
       rejoin.report.operations.clear();
       rejoin.report.rounds.clear();
