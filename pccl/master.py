@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import secrets
 import shlex
 import signal
@@ -120,7 +121,10 @@ def serve(
     if relay is not None:
         os.environ["PCCL_RELAY"] = str(int(relay))
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
+        # Of connections there may be more than the usual limit, which is for programs with select().
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
         with MasterNode(listen, secret=secret) as master:
             print(f"listening on {master.address}", flush=True)
             if join is not None:
@@ -132,6 +136,7 @@ def serve(
     except PCCLError as error:
         return _failed(error)
     finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, files)
         signal.signal(signal.SIGTERM, before)
     return 0
 

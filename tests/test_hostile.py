@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reports import listed, rejoin, seal, text, u32, u64, verdict
 
 from pccl import _testing
 
 JOIN, REJOIN, REQUEST_ADMISSION, PREPARED, ENTER_ROUND, OP_REPORT, ABORT = range(7)
 LINK_REPORT, BLOCKED, LEAVE, HEARTBEAT = range(7, 11)
-WITHDRAW, NEIGHBOURHOOD, MEASURED, INQUIRY, WANT_RELAY = 17, 18, 19, 20, 24
+WITHDRAW, NEIGHBOURHOOD, MEASURED, INQUIRY, TRIED, WANT_RELAY = 17, 18, 19, 20, 23, 24
 BROKEN, UNREACHABLE, SILENT, MENDED, RELAYED = range(5)
 BARRIER = 2
 TIMEOUT, ENTERED = 0, 0
 
 
-def u32(*numbers: int) -> bytes:
-    return struct.pack(f"<{len(numbers)}I", *numbers)
-
-
-def u64(*numbers: int) -> bytes:
-    return struct.pack(f"<{len(numbers)}Q", *numbers)
-
-
-def text(what: str) -> bytes:
-    return u32(len(what)) + what.encode()
-
-
 def peer(number: int) -> bytes:
     return bytes([number]) * 16
-
-
-def seal(number: int) -> bytes:
-    """Of a peer whose ticket is what its id is."""
-    return hashlib.sha256(peer(number)).digest()[:16]
-
-
-def listed(items: list[bytes]) -> bytes:
-    return u32(len(items)) + b"".join(items)
 
 
 def op_key(tag: int, admission: int = 1) -> bytes:
@@ -58,7 +37,7 @@ def join(
 ) -> bytes:
     addresses = [text(host) + struct.pack("<H", 1) for host in hosts or ["192.0.2.1"]]
     founder = u32(group, 1) + bytes([waiting, 0])
-    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + seal(number)
+    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + seal(peer(number))
     return peer(number) + founder + listed(addresses) + rest
 
 
@@ -95,6 +74,23 @@ TOO_OFTEN = {
         "come and go",
     ),
     "relays that are not due": (WANT_RELAY, lambda i: peer(1) + u32(1), "strays", "relays that no"),
+    "heartbeats": (HEARTBEAT, lambda i: b"", "talk", "floods"),
+    "links that work": (LINK_REPORT, lambda i: link_report(1, 1, MENDED), "talk", "floods"),
+    "calls given up that were none": (
+        ABORT,
+        lambda i: b"\x00" + op_key(1) + b"\x0e",
+        "talk",
+        "floods",
+    ),
+    "the same operation": (OP_REPORT, lambda i: listed([op_state(1)]), "talk", "floods"),
+    "the same round": (
+        ENTER_ROUND,
+        lambda i: bytes([BARRIER]) + u64(1, 1) + b"\x00",
+        "talk",
+        "floods",
+    ),
+    "answers to no question": (TRIED, lambda i: u64(i) + b"\x00" + text("x"), "talk", "floods"),
+    "rates": (MEASURED, lambda i: listed([]) + u32(i, 1), "talk", "floods"),
     "operations that nobody else calls": (
         OP_REPORT,
         lambda i: listed([op_state(i)]),
@@ -421,47 +417,70 @@ def test_credits_never_wrap(credits: list[int]) -> None:
 # Those who say that they come back.
 
 
-def rejoin(number: int, group: int, ticket: bytes = b"") -> bytes:
-    """Member `number`, alone in epoch 1 of that group."""
-    ticket = ticket or peer(number)
-    sealed = hashlib.sha256(ticket).digest()[:16]
-    member = peer(number) + u64(5) + u32(0) + bytes(16) + text("") + sealed
-    plan = u32(65536) + listed([u32(0)]) + listed([u64(1 << 60)]) + b"\x00"
-    plan += listed([u32(1)]) + listed([]) + listed([])
-    record = u64(1) + b"\x00" + u64(1, 0) + listed([member]) + plan
-    record += u32(0, 0, 0) + listed([]) * 2 + bytes(2) + u64(0) + bytes(16) + listed([])
-    record += u32(0, 0) + u32(0) + u64(0) + b"\x00" + listed([])
-    return peer(number) + u32(group) + record + u64(1) + listed([]) * 3 + ticket
-
-
 @pytest.mark.parametrize("term", [18, 0x7FFFFFFF, 0xFFFFFFFE, 0xFFFFFFFF])
 def test_a_term_that_no_restart_has_made_is_refused(term: int) -> None:
     play = _testing.MasterPlay(2)
     play.connect(9, "192.0.2.9")
-    play.says(9, REJOIN, rejoin(9, 7), term=term)
+    play.says(9, REJOIN, rejoin(peer(9), 7), term=term)
     assert f"term {term}" in gone(play)[9] and play.term() == 1
     # One that a replaced master may have had.
     play.connect(10, "192.0.2.9")
-    play.says(10, REJOIN, rejoin(10, 8), term=2)
+    play.says(10, REJOIN, rejoin(peer(10), 8), term=2)
     assert 10 not in gone(play) and play.term() == 3
     assert play.members() == [1, 2]
 
 
 def test_nobody_comes_back_as_a_member_that_he_is_not() -> None:
     play = _testing.MasterPlay(2)
-    for connection, ticket in ((9, b"made up.........."[:16]), (10, seal(1))):
+    for connection, ticket in ((9, b"made up.........."[:16]), (10, seal(peer(1)))):
         play.connect(connection, "192.0.2.9")
-        play.says(connection, REJOIN, rejoin(1, 0, ticket))
+        play.says(connection, REJOIN, rejoin(peer(1), 0, ticket=ticket))
         assert {to for to, *_ in play.told()} == {connection}
     # The seal that all know does not help either.
     play.connect(11, "192.0.2.9")
-    play.says(11, REJOIN, rejoin(1, 0).removesuffix(peer(1)) + seal(1))
+    play.says(11, REJOIN, rejoin(peer(1), 0).removesuffix(peer(1)) + seal(peer(1)))
     assert "does not hold together" in gone(play)[11]
     # It is still that member's own connection that counts.
     play.connect(12, "192.0.2.9")
-    play.says(12, REJOIN, rejoin(1, 0))
+    play.says(12, REJOIN, rejoin(peer(1), 0))
     assert (1, "close", 0, "") in play.told()
     assert play.members() == [1, 2]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_who_comes_back_in_the_name_of_another_keeps_it_not_out(first: bool) -> None:
+    """To a master that was restarted, and knows nobody: its record says which ticket is the right one."""
+    play = _testing.MasterPlay(2)
+    play.connect(9, "192.0.2.9")
+    honest = rejoin(peer(5), 7, others=[peer(6)], log=[verdict(1), verdict(2)], applied=2)
+    forged = rejoin(peer(5), 7, ticket=peer(9), others=[peer(6)])
+    for connection in (5, 6):
+        play.connect(connection, "192.0.2.1")
+    said = [(9, forged), (5, honest)]
+    for connection, what in said if first else said[::-1]:
+        play.says(connection, REJOIN, what)
+    assert not play.told()
+    play.says(6, REJOIN, rejoin(peer(6), 7, others=[peer(5)], applied=0))
+    assert gone(play) == {9: "the run went on without this peer"}
+
+
+def test_coming_back_without_end_is_a_flood() -> None:
+    play = _testing.MasterPlay(2, {"talk": 1000})
+    for connection in range(9, 39):
+        play.connect(connection, "192.0.2.9")
+        play.says(connection, REJOIN, rejoin(peer(1), 0, applied=0))
+    assert "floods" in gone(play)[9 + 1000 // 65]
+    assert play.members() == [2]
+
+
+def test_long_lists_are_many_messages() -> None:
+    play = _testing.MasterPlay(3, {"talk": 200})
+    waits = listed([b"\x00" + op_key(tag) for tag in range(1000)]) + bytes(3)
+    for _ in range(3):
+        play.says(2, BLOCKED, waits)
+    assert not gone(play)
+    play.says(2, BLOCKED, waits)
+    assert "floods" in gone(play)[2]
 
 
 def test_nobody_joins_in_the_name_of_another_newcomer() -> None:
@@ -469,7 +488,7 @@ def test_nobody_joins_in_the_name_of_another_newcomer() -> None:
     for connection in (8, 9):
         play.connect(connection, "192.0.2.9")
     play.says(8, JOIN, join(5))
-    play.says(9, JOIN, join(5).removesuffix(seal(5)) + seal(6))
+    play.says(9, JOIN, join(5).removesuffix(seal(peer(5))) + seal(peer(6)))
     told = play.told()
     assert {to for to, what, *_ in told if what in ("refused", "close")} == {9}
 

@@ -14,6 +14,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ from attackers import (
     send,
     training,
 )
+from reports import rejoin, seal, text, verdict
 
 from pccl import _testing
 
@@ -44,6 +46,7 @@ MODES = ["plain", "secret"]
 
 HANDSHAKE_S = 5
 DATA, STATE = 4, 9  # kinds of frames
+REJOIN, LEAVE, HEARTBEAT = 1, 9, 10  # and of messages
 VALID = struct.pack("<Q", 0x646E656C6C697770)  # behind what they carry
 CONNECTIONS = 10_000
 
@@ -267,6 +270,56 @@ def test_newcomers_cannot_fill_the_master(world: Training) -> None:
         newcomers = [newcomer(number) for number in range(101, 401)]
         for one in newcomers:
             one.write(begun)
+        world.goes_on()
+
+
+def test_newcomers_cannot_use_up_the_masters_descriptors() -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
+    with training(secret=False, master_begins=limit) as world, contextlib.ExitStack() as stack:
+        beat = control(HEARTBEAT, b"", run=world.run_id)
+        newcomers = []
+        for number in range(200):
+            newcomers.append(stack.enter_context(contextlib.closing(world.insider(world.master))))
+            newcomers[-1].write(join(number))
+        done = threading.Event()
+
+        def live() -> None:
+            while not done.wait(0.5):
+                for one in newcomers:
+                    one.write(beat)
+
+        alive = threading.Thread(target=live)
+        alive.start()
+        try:
+            late = world.run.peer("start(); pccl.admit(); say(event='in'); pccl.shutdown()")
+            late.expect("in", 20)
+            world.goes_on()
+        finally:
+            done.set()
+            alive.join()
+
+
+def test_nobody_comes_back_in_the_place_of_a_member(world: Training) -> None:
+    victim, other = (bytes.fromhex(peer) for peer in world.ids)
+    for ticket in (None, other, seal(victim)):
+        with contextlib.closing(world.insider(world.master)) as impostor:
+            says = rejoin(victim, 0, ticket=ticket, others=[other], applied=0)
+            impostor.write(control(REJOIN, says, run=world.run_id))
+            impostor.write(control(LEAVE, text("")))
+            assert b"the run went on without this peer" in impostor.read_all()
+    world.goes_on()
+
+
+def test_reports_of_who_comes_back_stay_within_their_bound(world: Training) -> None:
+    """Each of a group of its own says that it is a member of, with a log of 1 MiB."""
+    log = [verdict(ordinal) for ordinal in range(1, 15_000)]
+    with contextlib.ExitStack() as stack:
+        for number in range(300):
+            one = stack.enter_context(contextlib.closing(world.insider(world.master)))
+            me, others = os.urandom(16), [os.urandom(16), os.urandom(16)]
+            says = rejoin(me, 5000 + number, others=others, log=log, applied=len(log))
+            assert (1 << 20) * 0.9 < len(says) < 1 << 20
+            one.write(control(REJOIN, says, run=world.run_id))
         world.goes_on()
 
 

@@ -21,13 +21,13 @@ struct Rate {
 // *one thread*
 class Allowance {
  public:
-  // False: there was none left. Times never go back.
-  bool take(const Rate& rate, Instant now) {
+  // False: there were not that many left. Times never go back.
+  bool take(const Rate& rate, Instant now, double times = 1) {
     const double passed = std::chrono::duration<double>(now - at_).count();
     used_ = at_ == Instant{} ? 0 : std::max(0.0, used_ - passed * rate.per_second);
     at_ = now;
-    if (used_ + 1 > rate.at_once) return false;
-    used_ += 1;
+    if (used_ + times > rate.at_once) return false;
+    used_ += times;
     return true;
   }
 

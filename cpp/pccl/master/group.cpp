@@ -54,6 +54,28 @@ std::uint64_t bytes_of(const wire::RoundPayload& payload) {
   return bytes;
 }
 
+// Messages that nothing else has a bound for, and how long their lists are.
+std::optional<std::size_t> talk_in(const wire::Message& message) {
+  using Items = std::optional<std::size_t>;
+  return std::visit(
+      Overloaded{[](const wire::Blocked& blocked) -> Items { return blocked.waits.size(); },
+                 [](const wire::Neighbourhood& near) -> Items { return near.peers.size(); },
+                 [](const wire::Measured& measured) -> Items { return measured.row.links.size(); },
+                 [](const wire::Prepared& prepared) -> Items { return prepared.without.size(); },
+                 // Calls are counted where they are known already.
+                 [](const wire::OpReport& report) -> Items {
+                   return report.states.empty() ? Items(0) : std::nullopt;
+                 },
+                 [](const wire::EnterRound&) -> Items { return std::nullopt; },
+                 [](const auto&) -> Items { return 0; }},
+      message);
+}
+
+// Coming back costs as much as so many items: what it has missed is sent again.
+constexpr std::size_t kComingBack = 1024;
+// An item of lists that are counted in bytes.
+constexpr std::size_t kBytesOfItem = 64;
+
 // What to do where two peers cannot reach each other.
 constexpr const char* kOpenAPort =
     "open a port of one of the two (PCCL_PORT), and where it is not found at its own address name "
@@ -164,6 +186,13 @@ void Group::evict_busiest(Instant now) {
 bool Group::stray(Peer& from, const char* what, Instant now) {
   if (from.strays.take(options_.strays, now)) return false;
   evict(from.connection, Code::evicted, std::string("protocol misuse: too many ") + what, now);
+  return true;
+}
+
+// Who says so much that the master has no time for the others is out, too.
+bool Group::floods(Peer& from, std::size_t items, Instant now) {
+  if (from.talk.take(options_.talk, now, 1 + static_cast<double>(items) / 16)) return false;
+  evict(from.connection, Code::evicted, "protocol misuse: it floods the master", now);
   return true;
 }
 
@@ -629,6 +658,7 @@ bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant 
   peer->connection = connection;
   peer->returned = true;
   peer->heard = now;
+  if (floods(*peer, kComingBack, now)) return true;
   peer->blocked = {};
   // What it had seen is what it says now; a lost message of ours is sent again, a lost one of its
   // is in the report.
@@ -653,31 +683,29 @@ bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant 
 }
 
 Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& around,
-                     const std::vector<std::pair<ConnectionId, wire::Rejoin>>& reports,
-                     Instant now) {
+                     const std::vector<Returned>& reports, Instant now) {
   Group group(id, options, around);
-  const auto ahead = [](const wire::Report& a, const wire::Report& b) {
-    return std::pair(a.record.epoch, a.applied) < std::pair(b.record.epoch, b.applied);
-  };
-  const wire::Report* best = &reports.front().second.report;
-  for (const auto& [connection, rejoin] : reports) {
-    if (ahead(*best, rejoin.report)) best = &rejoin.report;
-  }
-  group.record_ = best->record;
-  group.ranks_ = best->record.ranks_per_replica;
+  const auto& best = *std::max_element(
+      reports.begin(), reports.end(),
+      [](const Returned& a, const Returned& b) { return a.at() < b.at(); });
+  group.record_ = best.rejoin().report.record;
+  group.ranks_ = group.record_.ranks_per_replica;
   const std::size_t n = group.record_.members.size();
   const wire::RateTable& told = group.record_.rates;
   if (told.hosts.size() != n || told.links.size() != n * n) group.record_.rates = {};
   group.rates_ = group.record_.rates;
-  group.last_ordinal_ = best->applied;
-  group.rebuilt_at_ = best->applied;
+  const std::uint64_t last = best.at().second;
+  group.last_ordinal_ = last;
+  group.rebuilt_at_ = last;
   std::map<std::uint64_t, wire::LogEntry> log;
-  for (const auto& [connection, rejoin] : reports) {
-    for (const wire::LogEntry& entry : rejoin.report.log) {
-      if (entry.ordinal <= best->applied) log.try_emplace(entry.ordinal, entry);
+  for (const Returned& one : reports) {
+    for (wire::LogEntry& entry : one.rejoin().report.log) {
+      // Who is further behind is evicted all the same.
+      if (entry.ordinal <= last && last - entry.ordinal <= options.max_behind)
+        log.try_emplace(entry.ordinal, std::move(entry));
     }
   }
-  group.collected_ = best->applied;
+  group.collected_ = last;
   for (auto& [ordinal, entry] : log) {
     group.collected_ = std::min(group.collected_, ordinal - 1);
     std::visit(
@@ -706,11 +734,11 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
     }
   }
   group.unusable_ = group.relayed_pairs();
-  for (const auto& [connection, rejoin] : reports) {
-    if (!group.rejoin(connection, rejoin, now)) {
-      around.send(connection, 0, wire::Refused{Code::evicted, "the run went on without this peer"});
-      around.close(connection);
-    }
+  for (const Returned& one : reports) {
+    if (group.rejoin(one.connection(), one.rejoin(), now)) continue;
+    around.send(one.connection(), 0,
+                wire::Refused{Code::evicted, "the run went on without this peer"});
+    around.close(one.connection());
   }
   return group;
 }
@@ -900,12 +928,14 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
     }
   }
   const PeerId id = peer->member.id;
+  if (const auto items = talk_in(frame.message); items && floods(*peer, *items, now)) return;
   const auto misuse = [&](const char* what) {
     evict(from, Code::evicted, std::string("protocol misuse: ") + what, now);
   };
   std::visit(
       Overloaded{
           [&](const wire::Heartbeat&) {},
+          [&](const wire::Tried&) {},  // the master's own question
           [&](const wire::RequestAdmission&) {
             if (is_member || peer->waiting) return;
             if (!peer->turns.take(options_.turns, now)) return misuse("it cannot make up its mind");
@@ -1121,7 +1151,10 @@ void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t a
     (void)stray(from, "operations of other admissions", now);
     return;
   }
-  if (decided_beyond(state.key, applied)) return;
+  if (decided_beyond(state.key, applied)) {
+    (void)floods(from, 0, now);
+    return;
+  }
   if (operations_.size() >= options_.max_open_calls && !operations_.contains(state.key)) {
     const PeerId id = from.member.id;
     evict_busiest(now);
@@ -1134,7 +1167,12 @@ void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t a
     operation.opened = now;
     operation.rerun = state.rerun;
   }
-  Entry& entry = operation.entries[from.member.id];
+  // A report of an attempt that was aborted meanwhile says only that the peer has entered.
+  const bool done = state.phase == wire::OpPhase::done && state.attempt >= record_.abort_floor;
+  const auto [known, first] = operation.entries.try_emplace(from.member.id);
+  Entry& entry = known->second;
+  const bool again = !first && entry.attempt == state.attempt && entry.done == done;
+  if (again && floods(from, 0, now)) return;
   entry.signature = state.signature;
   if (operations_.size() > options_.many_open_calls &&
       entry.signature.text.size() > options_.short_text) {
@@ -1142,8 +1180,7 @@ void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t a
     entry.signature.text.shrink_to_fit();
   }
   entry.attempt = state.attempt;
-  // A report of an attempt that was aborted meanwhile says only that the peer has entered.
-  entry.done = state.phase == wire::OpPhase::done && state.attempt >= record_.abort_floor;
+  entry.done = done;
   if (!operation.met && operation.entries.size() == members_.size()) operation.met = now;
   check_operation(state.key, now);
 }
@@ -1187,8 +1224,13 @@ void Group::check_operation(const wire::OpKey& key, Instant now) {
 
 void Group::on_round(const PeerId& from, const wire::RoundEntry& entry, std::uint64_t applied,
                      Instant now) {
-  if (member(from) == nullptr || !payload_fits(entry)) return;
-  if (entry.key.admission != record_.admission || decided_beyond(entry.key, applied)) return;
+  Peer* sender = member(from);
+  if (sender == nullptr || !payload_fits(entry)) return;
+  const auto known = rounds_.find(entry.key);
+  const bool decided = entry.key.admission != record_.admission || decided_beyond(entry.key, applied);
+  const bool again = known != rounds_.end() && known->second.entered.contains(from);
+  if ((decided || again) && floods(*sender, bytes_of(entry.payload) / kBytesOfItem, now)) return;
+  if (decided) return;
   if (too_much(from, entry)) {
     return remove({{from, Code::evicted, "protocol misuse: it holds too many syncs open"}}, now);
   }

@@ -39,13 +39,12 @@
 #include "pccl/base/error.h"
 #include "pccl/base/ids.h"
 #include "pccl/master/decisions.h"
+#include "pccl/master/returned.h"
 #include "pccl/topology/choose.h"
 #include "pccl/topology/plan.h"
 #include "pccl/wire/messages.h"
 
 namespace pccl::master {
-
-using ConnectionId = std::uint64_t;  // given by the server; 0 is none
 
 struct Options {
   Duration heartbeat_interval = std::chrono::seconds(1);
@@ -86,6 +85,9 @@ struct Options {
   Rate aborts{65536, 64};  // calls that it has ended for all: as many as may be open
   Rate turns{1024, 16};    // as a newcomer: changes that all members are told of
   Rate restarts{64, 0.1};  // plans that it has undone: it does not share memory any more after all
+  // What it says of itself and its links, and what it says again, in messages, or for long lists in
+  // 16 of their items. After it has come back it may say again all that is open.
+  Rate talk{1 << 17, 2048};
   // Of one pair of members, breaks of its link for which operations start over; with more the plan
   // goes without that link, if there is such a plan.
   Rate breaks{16, 0.1};
@@ -156,8 +158,7 @@ class Group {
 
   // The group as its members know it. REQUIRES: reports is not empty.
   static Group rebuild(std::uint32_t id, const Options& options, Surroundings& around,
-                       const std::vector<std::pair<ConnectionId, wire::Rejoin>>& reports,
-                       Instant now);
+                       const std::vector<Returned>& reports, Instant now);
 
   void add_candidate(ConnectionId connection, const wire::Join& join, const std::string& seen,
                      Instant now);
@@ -227,6 +228,7 @@ class Group {
     Allowance turns;
     Allowance restarts;
     Allowance wants;
+    Allowance talk;
     bool returned = true;  // else it has not come back since this master was restarted
   };
   // A plan, what it was chosen from, and which links of it, and beside it, may be relayed.
@@ -338,6 +340,7 @@ class Group {
   void evict_busiest(Instant now);
   void evict_laggards(Instant now);
   bool stray(Peer& from, const char* what, Instant now);
+  bool floods(Peer& from, std::size_t items, Instant now);
 
   std::uint32_t id_;
   std::uint32_t ranks_ = 0;  // per replica; as the peers that are here say

@@ -27,8 +27,9 @@ constexpr Duration kQuestionTime = std::chrono::milliseconds(2500);
 constexpr Duration kRecoveryGrace = std::chrono::seconds(1);
 constexpr std::size_t kMaxGroups = 65536;
 // Members that have come back to a master without memory, until their groups are brought back: what
-// they report is kept, up to 1 MiB of each.
+// they report is kept.
 constexpr std::size_t kMaxRecovering = 4096;
+constexpr std::size_t kMaxReported = 128 << 20;  // bytes
 // Epochs and ordinals count up from what is reported, and must not come round.
 constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
 // Nor must terms. One more comes with each restart; a member of this run may have met a master that
@@ -173,7 +174,7 @@ void Master::on_disconnect(ConnectionId id, Instant now) {
   questions_.erase(it->second.question);
   connections_.erase(it);
   for (auto& [group_id, recovery] : recoveries_) {
-    std::erase_if(recovery.reports, [&](const auto& report) { return report.first == id; });
+    std::erase_if(recovery.reports, [&](const Returned& one) { return one.connection() == id; });
   }
   std::erase_if(recoveries_, [](const auto& item) { return item.second.reports.empty(); });
   if (!group) return;
@@ -211,11 +212,11 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
       return on_garbage(id, {Code::refused, "a message of another run", {}, {}}, now);
     }
     const auto found = groups_.find(*connection.group);
-    if (const auto* tried = std::get_if<wire::Tried>(&frame.message)) {
-      if (found != groups_.end()) on_tried(found->second->member_on(id), *tried, now);
-      return;
+    if (found != groups_.end()) {
+      found->second->on_message(id, frame, now);
+      const auto* const tried = std::get_if<wire::Tried>(&frame.message);
+      if (tried != nullptr) on_tried(found->second->member_on(id), *tried, now);
     }
-    if (found != groups_.end()) found->second->on_message(id, frame, now);
     return settle_replicas(now);
   }
   if (const auto* first = std::get_if<wire::Join>(&frame.message)) {
@@ -389,10 +390,16 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
   }
   if (const std::string why_not = replicas_.objection(rejoin); !why_not.empty())
     return refuse(id, Code::evicted, why_not);
-  std::size_t reports = 0;
-  for (const auto& [group, other] : recoveries_) reports += other.reports.size();
-  if (reports >= kMaxRecovering)
-    return refuse(id, Code::refused, "too many members come back at the same time");
+  Returned returned(id, rejoin);
+  const auto known = recoveries_.find(rejoin.group);
+  if (known != recoveries_.end()) {
+    for (const Returned& other : known->second.reports)
+      if (returned.share(other)) break;
+  }
+  if (!room_for(returned)) {
+    if (const auto line = rare_.line("too many members come back at the same time", now)) log(*line);
+    return close(id);  // it tries again
+  }
   if (!same_run) {
     if (!recoveries_.empty()) return refuse(id, Code::evicted, "this master serves another run");
     run_ = frame.envelope.run;
@@ -401,12 +408,13 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
   replicas_.recover(rejoin.report.record.ranks_per_replica, now);
   Recovery& recovery = recoveries_[rejoin.group];
   if (recovery.reports.empty()) recovery.since = now;
-  // It has come again before we noticed that it was gone.
-  for (const auto& [before, report] : recovery.reports)
-    if (report.id == rejoin.id && before != id) close(before);
+  // It has come again before we noticed that it was gone. (Another one of that id may be an
+  // impostor, or this one is: who has the right ticket is seen when the group is brought back.)
+  for (const Returned& before : recovery.reports)
+    if (before.seat() == returned.seat() && before.connection() != id) close(before.connection());
   std::erase_if(recovery.reports,
-                [&](const auto& report) { return report.second.id == rejoin.id; });
-  recovery.reports.emplace_back(id, rejoin);
+                [&](const Returned& before) { return before.seat() == returned.seat(); });
+  recovery.reports.push_back(std::move(returned));
   connection.recovers = true;
   joins_ = std::max(joins_, [&] {
     std::uint64_t highest = 0;
@@ -417,39 +425,52 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
   recover_if_ready(rejoin.group, now);
 }
 
+bool Master::room_for(const Returned& more) const {
+  std::size_t count = 1;
+  std::size_t bytes = more.other_bytes() + more.record_bytes();
+  std::set<const void*> records{more.record()};
+  for (const auto& [group, recovery] : recoveries_) {
+    for (const Returned& one : recovery.reports) {
+      ++count;
+      bytes += one.other_bytes();
+      if (records.insert(one.record()).second) bytes += one.record_bytes();
+    }
+  }
+  return count <= kMaxRecovering && bytes <= kMaxReported;
+}
+
 // A group is rebuilt when a majority of its last epoch is back, at once when all are.
 void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
   const auto it = recoveries_.find(group_id);
   if (it == recoveries_.end()) return;
   Recovery& recovery = it->second;
-  const wire::EpochRecord* last = nullptr;
-  for (const auto& [id, rejoin] : recovery.reports) {
-    if (last == nullptr || rejoin.report.record.epoch > last->epoch) last = &rejoin.report.record;
+  const Returned* last = nullptr;
+  std::set<Seat> seats;
+  for (const Returned& one : recovery.reports) {
+    if (last == nullptr || one.at().first > last->at().first) last = &one;
+    seats.insert(one.seat());
   }
-  std::size_t back = 0;
-  for (const wire::Member& member : last->members) {
-    back += std::any_of(recovery.reports.begin(), recovery.reports.end(),
-                        [&](const auto& report) { return report.second.id == member.id; })
-                ? 1U
-                : 0U;
-  }
-  const std::size_t all = last->members.size();
+  const std::vector<Seat>& members = last->members();
+  const auto back = static_cast<std::size_t>(std::count_if(
+      members.begin(), members.end(), [&](const Seat& seat) { return seats.contains(seat); }));
+  const std::size_t all = members.size();
   if (back * 2 <= all && now - recovery.since >= options_.reconnect_timeout) {
     // The others will not come any more, and newcomers shall not wait for them for ever.
     log("group " + std::to_string(group_id) + ": only " + std::to_string(back) + " of " +
         std::to_string(all) + " members came back; that run is over");
     const auto reports = std::move(recovery.reports);
     recoveries_.erase(it);
-    for (const auto& [id, rejoin] : reports) {
-      refuse(id, Code::evicted, "too few members of the run came back to the restarted master");
+    for (const Returned& one : reports) {
+      refuse(one.connection(), Code::evicted,
+             "too few members of the run came back to the restarted master");
     }
     if (groups_.empty() && recoveries_.empty()) run_ = own_run_;
     return;
   }
   if (back * 2 <= all || (back < all && now - recovery.since < kRecoveryGrace)) return;
-  std::vector<std::pair<ConnectionId, wire::Rejoin>> reports = std::move(recovery.reports);
+  const std::vector<Returned> reports = std::move(recovery.reports);
   recoveries_.erase(it);
-  for (const auto& [id, rejoin] : reports) connections_[id].group = group_id;
+  for (const Returned& one : reports) connections_[one.connection()].group = group_id;
   log("group " + std::to_string(group_id) + ": brought back from the reports of " +
       std::to_string(back) + " of " + std::to_string(all) + " members");
   // Only then in the list: while it is made, it asks us for the census.

@@ -94,11 +94,12 @@ class Master final : private Surroundings {
   // Members that came back to a master that does not know their group (it was restarted).
   struct Recovery {
     Instant since{};
-    std::vector<std::pair<ConnectionId, wire::Rejoin>> reports;
+    std::vector<Returned> reports;
   };
 
   void join(ConnectionId id, Connection& connection, const wire::Join& join, Instant now);
   void rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
+  [[nodiscard]] bool room_for(const Returned& more) const;
   void recover_if_ready(std::uint32_t group, Instant now);
   void refuse(ConnectionId connection, Code code, const std::string& reason);
   Group& group_for(std::uint32_t id);

@@ -176,7 +176,14 @@ void Server::accept() {
     if (error) return;
     accepting_ = false;
     int result = 0;
-    for (int i = 0; i < kAccepts && result == 0; ++i) result = accept_one();
+    for (int i = 0; i < kAccepts && result == 0; ++i) {
+      result = accept_one();
+      if (result != -EMFILE && result != -ENFILE) continue;
+      const auto goes = newcomers_.first_out();  // members are not put out for it
+      if (!goes) break;
+      close_one(*goes, "no descriptors are left, and newcomers wait");
+      result = 0;
+    }
     if (result == 0 || result == -EAGAIN) {
       accept();
     } else {

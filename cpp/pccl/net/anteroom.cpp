@@ -46,31 +46,40 @@ void Anteroom::holds(std::uint64_t id, std::size_t bytes) {
   held = bytes;
 }
 
+std::uint64_t Anteroom::oldest(const Origins::value_type& origin) {
+  return origin.second.bytes.begin()->first;
+}
+
+Anteroom::Origins::const_iterator Anteroom::fullest() const {
+  return std::max_element(origins_.begin(), origins_.end(), [](const auto& a, const auto& b) {
+    return a.second.bytes.size() != b.second.bytes.size()
+               ? a.second.bytes.size() < b.second.bytes.size()
+               : oldest(a) > oldest(b);
+  });
+}
+
+std::optional<std::uint64_t> Anteroom::first_out() const {
+  if (origins_.empty()) return std::nullopt;
+  return oldest(*fullest());
+}
+
 std::optional<std::uint64_t> Anteroom::crowded() const {
-  // Where several have as many, whoever has waited longest goes: not always the same address.
-  const auto oldest = [](const auto& origin) { return origin.second.bytes.begin()->first; };
   if (bytes_ > most_bytes_) {
-    const auto fullest =
-        std::max_element(origins_.begin(), origins_.end(), [&](const auto& a, const auto& b) {
+    const auto most =
+        std::max_element(origins_.begin(), origins_.end(), [](const auto& a, const auto& b) {
           return a.second.total != b.second.total ? a.second.total < b.second.total
                                                   : oldest(a) > oldest(b);
         });
     // The oldest that has sent anything: others give nothing back.
-    const auto& guests = fullest->second.bytes;
+    const auto& guests = most->second.bytes;
     return std::find_if(guests.begin(), guests.end(),
                         [](const auto& guest) { return guest.second > 0; })
         ->first;
   }
   if (inside_.size() <= std::min(most_, most_from_one_)) return std::nullopt;
-  const auto fullest =
-      std::max_element(origins_.begin(), origins_.end(), [&](const auto& a, const auto& b) {
-        return a.second.bytes.size() != b.second.bytes.size()
-                   ? a.second.bytes.size() < b.second.bytes.size()
-                   : oldest(a) > oldest(b);
-      });
-  const auto& guests = fullest->second.bytes;
-  if (inside_.size() <= most_ && guests.size() <= most_from_one_) return std::nullopt;
-  return guests.begin()->first;
+  const auto most = fullest();
+  if (inside_.size() <= most_ && most->second.bytes.size() <= most_from_one_) return std::nullopt;
+  return oldest(*most);
 }
 
 void Anteroom::leave(std::uint64_t id) {

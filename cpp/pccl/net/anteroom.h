@@ -39,6 +39,8 @@ class Anteroom {
   void holds(std::uint64_t id, std::size_t bytes);
   // Who has to go, if it is too much. To be asked after each of these, until it is nobody.
   [[nodiscard]] std::optional<std::uint64_t> crowded() const;
+  // Who has to go if there is no room for even one more; nobody if nobody is in here.
+  [[nodiscard]] std::optional<std::uint64_t> first_out() const;
   // It has said who it is, or is gone. Nothing happens if it is not in here.
   void leave(std::uint64_t id);
   [[nodiscard]] std::size_t size() const { return inside_.size(); }
@@ -51,14 +53,19 @@ class Anteroom {
     std::map<std::uint64_t, std::size_t> bytes;  // by id
     std::size_t total = 0;
   };
+  using Origins = std::map<Origin, From>;
   static Origin origin_of(const asio::ip::address& address);
+  // Where several have as many, whoever has waited longest goes: not always the same address.
+  static std::uint64_t oldest(const Origins::value_type& origin);
+  // The address with the most connections. REQUIRES: somebody is in here.
+  [[nodiscard]] Origins::const_iterator fullest() const;
 
   std::size_t most_;
   std::size_t most_from_one_;
   std::size_t most_bytes_;
   std::size_t bytes_ = 0;
   std::map<std::uint64_t, Origin> inside_;
-  std::map<Origin, From> origins_;
+  Origins origins_;
 };
 
 }  // namespace pccl::net

@@ -2,6 +2,7 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -168,7 +169,12 @@ int accept_on(const Socket& listener) {
       keep_alive(descriptor);
       return descriptor;
     }
-    if (errno != EINTR && errno != ECONNABORTED) return -errno;
+    const int error = errno;
+    if (error == EINTR || error == ECONNABORTED) continue;
+    // There being no descriptor is said also where nobody waits for one.
+    pollfd waiting{listener.raw(), POLLIN, 0};
+    const bool nobody = (error == EMFILE || error == ENFILE) && ::poll(&waiting, 1, 0) == 0;
+    return nobody ? -EAGAIN : -error;
   }
 }
 

@@ -204,6 +204,7 @@ class Play {
       if (name == "restarts") options.restarts = rate;
       if (name == "breaks") options.breaks = rate;
       if (name == "wants") options.wants = rate;
+      if (name == "talk") options.talk = rate;
       if (name == "relays") options.relays = value > 0;
     }
     return options;

@@ -563,7 +563,7 @@ void Checks::rebuild_now() {
   if (failed() || group == nullptr || group->record().members.empty() || !world_.master.quiet()) {
     return;
   }
-  std::vector<std::pair<master::ConnectionId, wire::Rejoin>> reports;
+  std::vector<master::Returned> reports;
   for (const wire::Member& member : group->record().members) {
     Host* host = world_.host_of(member.id);
     if (host == nullptr || !host->alive() || host->frozen() || !host->control_quiet()) return;
@@ -574,7 +574,7 @@ void Checks::rebuild_now() {
       rejoin.report.operations.clear();
       rejoin.report.rounds.clear();
     }
-    reports.emplace_back(reports.size() + 1, std::move(rejoin));
+    reports.emplace_back(reports.size() + 1, rejoin);
   }
   // In any order.
   for (std::size_t i = reports.size(); i > 1; --i) {

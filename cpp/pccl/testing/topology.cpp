@@ -20,6 +20,7 @@
 
 #include "pccl/collective/schedule.h"
 #include "pccl/master/group.h"
+#include "pccl/net/ticket.h"
 #include "pccl/topology/choose.h"
 #include "pccl/topology/rates.h"
 
@@ -161,6 +162,7 @@ class Planner {
     for (std::uint8_t number = 1; number <= members; ++number) {
       wire::Join join;
       join.id = id(number);
+      join.seal = pccl::net::seal_of(join.id);
       join.min_peers = members;
       join.waiting = true;
       group_->add_candidate(number, join, {}, now_);
@@ -196,12 +198,12 @@ class Planner {
 
   // A master without memory takes over.
   void rebuild() {
-    std::vector<std::pair<master::ConnectionId, wire::Rejoin>> reports;
+    std::vector<master::Returned> reports;
     for (const wire::Member& member : group_->record().members) {
       wire::Report report;
       report.record = group_->record();
       report.applied = group_->last_ordinal();
-      reports.emplace_back(member.id.bytes[0], wire::Rejoin{member.id, 0, report});
+      reports.emplace_back(member.id.bytes[0], wire::Rejoin{member.id, 0, report, member.id});
     }
     group_.emplace(master::Group::rebuild(0, {}, around_, reports, now_));
   }
