@@ -280,7 +280,7 @@ def test_newcomers_cannot_use_up_the_masters_descriptors() -> None:
         newcomers = []
         for number in range(200):
             newcomers.append(stack.enter_context(contextlib.closing(world.insider(world.master))))
-            newcomers[-1].write(join(number))
+            assert newcomers[-1].write(join(number)) and newcomers[-1].read()[:4] == b"PCCL"
         done = threading.Event()
 
         def live() -> None:
