@@ -277,20 +277,21 @@ def test_newcomers_cannot_use_up_the_masters_descriptors() -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
     with training(secret=False, master_begins=limit) as world, contextlib.ExitStack() as stack:
         beat = control(HEARTBEAT, b"", run=world.run_id)
-        newcomers = []
-        for number in range(200):
-            newcomers.append(stack.enter_context(contextlib.closing(world.insider(world.master))))
-            assert newcomers[-1].write(join(number)) and newcomers[-1].read()[:4] == b"PCCL"
+        newcomers: list[Insider] = []
         done = threading.Event()
 
         def live() -> None:
             while not done.wait(0.5):
-                for one in newcomers:
+                for one in list(newcomers):
                     one.write(beat)
 
         alive = threading.Thread(target=live)
         alive.start()
         try:
+            for number in range(200):
+                one = stack.enter_context(contextlib.closing(world.insider(world.master)))
+                assert one.write(join(number)) and one.read()[:4] == b"PCCL"
+                newcomers.append(one)
             late = world.run.peer("start(); pccl.admit(); say(event='in'); pccl.shutdown()")
             late.expect("in", 20)
             world.goes_on()
