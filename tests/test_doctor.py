@@ -218,6 +218,13 @@ def test_a_port_that_is_taken_is_named() -> None:
     assert "PCCL_PORT" in checks["own port"]["text"]
 
 
+def test_a_name_to_listen_at_that_nobody_has_is_named() -> None:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        status, checks = doctor(master.address, PCCL_BIND="a..b")
+    assert status == 1
+    assert "a..b" in checks["own port"]["text"]
+
+
 def test_the_screen_ends_with_one_plain_sentence() -> None:
     with pccl.MasterNode("127.0.0.1:0") as master:
         done = subprocess.run(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import socket
 import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -170,6 +172,22 @@ def test_a_wrong_secret_is_an_error_at_once() -> None:
 def test_a_peer_without_a_secret_is_told_that_the_run_has_one() -> None:
     with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:
         assert "PCCL_SECRET" in str(refused(node.address, None))
+
+
+def test_who_says_it_in_pieces_is_told_as_well() -> None:
+    with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:
+        for pieces in ((JOIN[:1], JOIN[1:]), (JOIN[:3], JOIN[3:]), (b"P", b"C", b"C", JOIN[3:])):
+            with connect(node.address) as sock:
+                for piece in pieces:
+                    # Alone, once the master's system has what came before.
+                    while struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0] > 0:
+                        time.sleep(0.001)
+                    sock.sendall(piece)
+                assert b"PCCL_SECRET" in b"".join(iter(lambda: sock.recv(4096), b""))
+        with connect(node.address) as sock:
+            sock.sendall(b"PC")
+            sock.sendall(b"X" * 100)
+            assert b"PCCL_SECRET" not in sock.recv(4096)
 
 
 def test_a_peer_with_a_secret_never_talks_to_a_master_without_one() -> None:

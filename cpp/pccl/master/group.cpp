@@ -685,9 +685,9 @@ bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant 
 Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& around,
                      const std::vector<Returned>& reports, Instant now) {
   Group group(id, options, around);
-  const auto& best = *std::max_element(
-      reports.begin(), reports.end(),
-      [](const Returned& a, const Returned& b) { return a.at() < b.at(); });
+  const auto& best =
+      *std::max_element(reports.begin(), reports.end(),
+                        [](const Returned& a, const Returned& b) { return a.at() < b.at(); });
   group.record_ = best.rejoin().report.record;
   group.ranks_ = group.record_.ranks_per_replica;
   const std::size_t n = group.record_.members.size();
@@ -934,8 +934,7 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
   };
   std::visit(
       Overloaded{
-          [&](const wire::Heartbeat&) {},
-          [&](const wire::Tried&) {},  // the master's own question
+          [&](const wire::Heartbeat&) {}, [&](const wire::Tried&) {},  // the master's own question
           [&](const wire::RequestAdmission&) {
             if (is_member || peer->waiting) return;
             if (!peer->turns.take(options_.turns, now)) return misuse("it cannot make up its mind");
@@ -1227,7 +1226,8 @@ void Group::on_round(const PeerId& from, const wire::RoundEntry& entry, std::uin
   Peer* sender = member(from);
   if (sender == nullptr || !payload_fits(entry)) return;
   const auto known = rounds_.find(entry.key);
-  const bool decided = entry.key.admission != record_.admission || decided_beyond(entry.key, applied);
+  const bool decided =
+      entry.key.admission != record_.admission || decided_beyond(entry.key, applied);
   const bool again = known != rounds_.end() && known->second.entered.contains(from);
   if ((decided || again) && floods(*sender, bytes_of(entry.payload) / kBytesOfItem, now)) return;
   if (decided) return;

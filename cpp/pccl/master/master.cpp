@@ -397,7 +397,8 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
       if (returned.share(other)) break;
   }
   if (!room_for(returned)) {
-    if (const auto line = rare_.line("too many members come back at the same time", now)) log(*line);
+    if (const auto line = rare_.line("too many members come back at the same time", now))
+      log(*line);
     return close(id);  // it tries again
   }
   if (!same_run) {

@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <asio/ip/tcp.hpp>
 #include <asio/post.hpp>
 #include <cerrno>
 #include <csignal>
@@ -57,25 +56,6 @@ std::uint64_t random_run() {
   return run;
 }
 
-Result<int> open_listener(const wire::Address& address) {
-  if (address.host.empty()) return net::listen_everywhere(address.port);
-  if (const auto numeric = net::numeric_endpoint(address)) return net::listen_on(*numeric);
-  asio::io_context context;
-  asio::ip::tcp::resolver resolver(context);
-  asio::error_code error;
-  const auto found = resolver.resolve(address.host, std::to_string(address.port), error);
-  if (error) {
-    return Error{
-        Code::invalid_usage, "cannot resolve " + address.host + ": " + error.message(), {}, {}};
-  }
-  Result<int> listener = Error{Code::invalid_usage, address.host + " has no address", {}, {}};
-  for (const auto& candidate : found) {
-    listener = net::listen_on(candidate.endpoint());
-    if (listener) break;
-  }
-  return listener;
-}
-
 // For who speaks in the clear with a master that has a secret. It says nothing of the run.
 wire::Bytes ask_for_secret() {
   return wire::encode(
@@ -106,7 +86,7 @@ Status Server::run() {
     if (!tls) return tls.error();
     tls_ = std::move(*tls);
   }
-  const auto listener = open_listener(listen_);
+  const auto listener = net::listen_at(listen_);
   if (!listener) return listener.error();
   listener_ = std::make_unique<net::Socket>(context_, *listener);
   address_ = net::to_string(listener_->local());

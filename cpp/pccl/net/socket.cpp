@@ -154,10 +154,27 @@ Result<int> listen_on(const asio::ip::tcp::endpoint& endpoint) {
   return descriptor;
 }
 
-Result<int> listen_everywhere(std::uint16_t port) {
-  auto both = listen_on({asio::ip::address_v6::any(), port});
-  if (both) return both;
-  return listen_on({asio::ip::address_v4::any(), port});
+Result<int> listen_at(const wire::Address& address) {
+  if (address.host.empty()) {
+    auto both = listen_on({asio::ip::address_v6::any(), address.port});
+    if (both) return both;
+    return listen_on({asio::ip::address_v4::any(), address.port});
+  }
+  if (const auto numeric = numeric_endpoint(address)) return listen_on(*numeric);
+  const auto fail = [&](const std::string& why) {
+    return Error{Code::invalid_usage, "cannot listen on " + address.host + ": " + why, {}, {}};
+  };
+  asio::io_context context;
+  asio::ip::tcp::resolver resolver(context);
+  asio::error_code error;
+  const auto found = resolver.resolve(address.host, std::to_string(address.port), error);
+  if (error) return fail(error.message());
+  Result<int> listener = fail("it has no address");
+  for (const auto& candidate : found) {
+    listener = listen_on(candidate.endpoint());
+    if (listener) break;
+  }
+  return listener;
 }
 
 int accept_on(const Socket& listener) {

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "pccl/base/error.h"
+#include "pccl/wire/records.h"
 
 namespace pccl::net {
 
@@ -91,8 +92,9 @@ enum class Begins : std::uint8_t { no, yes, perhaps, not_yet };
 
 // A descriptor that listens, or why not. At "::": at all addresses, those of IPv4 included.
 [[nodiscard]] Result<int> listen_on(const asio::ip::tcp::endpoint& endpoint);
-// On all interfaces: IPv6 and IPv4 at once where the system can, else IPv4.
-[[nodiscard]] Result<int> listen_everywhere(std::uint16_t port);
+// No host: on all interfaces, IPv6 and IPv4 at once where the system can, else IPv4. A name: at the
+// first of its addresses that is this machine's.
+[[nodiscard]] Result<int> listen_at(const wire::Address& address);
 // The next connection; negative: -errno.
 [[nodiscard]] int accept_on(const Socket& listener);
 // Begins to connect; the socket is writable when that is over, and connect_error says how it went.

@@ -241,6 +241,11 @@ Status Tls::shake(int descriptor) {
       first_[first_filled_++] = byte;
     if (first_[0] < kFirstRecordType || first_[0] > kLastRecordType) {
       constexpr std::array<std::uint8_t, 4> kPlain{'P', 'C', 'C', 'L'};
+      if (first_filled_ < kPlain.size() &&
+          std::equal(first_.begin(), first_.begin() + first_filled_, kPlain.begin())) {
+        in_ = {};  // who it is shows in the rest of these
+        continue;
+      }
       met_plain_peer_ = first_ == kPlain;
       return failure(SSL_ERROR_NONE);
     }

@@ -275,9 +275,7 @@ class Doctor {
   }
 
   void listen(std::uint16_t port) {
-    asio::ip::tcp::endpoint where;
-    const auto bound = net::numeric_endpoint({settings_.bind_address, port});
-    const auto descriptor = bound ? net::listen_on(*bound) : net::listen_everywhere(port);
+    const auto descriptor = net::listen_at({settings_.bind_address, port});
     if (!descriptor) {
       result_.port_failure = descriptor.error().reason;
       return;

@@ -42,25 +42,9 @@ struct Listening {
 };
 
 Result<Listening> listen(const std::string& bind_address, std::uint16_t port) {
-  asio::io_context context;
-  asio::ip::tcp::endpoint where;
-  if (!bind_address.empty()) {
-    const wire::Address address{bind_address, port};
-    if (const auto numeric = net::numeric_endpoint(address)) {
-      where = *numeric;
-    } else {
-      asio::error_code error;
-      asio::ip::tcp::resolver resolver(context);
-      const auto found = resolver.resolve(bind_address, std::to_string(port), error);
-      if (error || found.empty()) {
-        return Error{Code::invalid_argument, "cannot resolve PCCL_BIND=" + bind_address, {}, {}};
-      }
-      where = found.begin()->endpoint();
-    }
-  }
-  const auto descriptor =
-      bind_address.empty() ? net::listen_everywhere(port) : net::listen_on(where);
+  const auto descriptor = net::listen_at({bind_address, port});
   if (!descriptor) return descriptor.error();
+  asio::io_context context;
   net::Socket listener(context, *descriptor);
   const auto at = listener.local();
   return Listening{listener.give(), at};
