@@ -40,21 +40,22 @@ def rejoin(
     others: Sequence[bytes] = (),
     log: Sequence[bytes] = (),
     applied: int = 1,
+    replicas: int = 0,
 ) -> bytes:
     """Of `peer` in epoch 1, whose members are it and `others`.
 
-    Tickets are what ids are; `ticket`: that of `peer`, also in the record.
+    Tickets are what ids are; `ticket`: that of `peer`, also in the record. `replicas`: ranks of each.
     """
     ids = [peer, *others]
     tickets = [ticket or peer, *others]
     n = len(ids)
     members = [
-        who + u64(5) + listed([]) + bytes(16) + text("") + seal(known)
+        who + u64(5) + listed([]) + bytes(16) + text(who.hex() if replicas else "") + seal(known)
         for who, known in zip(ids, tickets, strict=True)
     ]
     plan = u32(65536) + listed([u32(rank) for rank in range(n)])
     plan += listed([u64(1 << 60) + b"\0" + listed([u32(1)] * n)]) + listed([]) * 2
     record = u64(1) + b"\0" + u64(1, 0) + listed(members) + plan
     record += u32(0, 0, 0) + listed([]) * 2 + bytes(2) + u64(0) + bytes(16) + listed([])
-    record += u32(0, 0) + u32(0) + u64(0) + b"\0" + listed([])
+    record += u32(0, 0) + u32(replicas) + u64(0) + b"\0" + listed([])
     return peer + u32(group) + record + u64(applied) + listed(log) + listed([]) * 2 + tickets[0]

@@ -28,8 +28,10 @@ def op_key(tag: int, admission: int = 1) -> bytes:
     return u64(admission) + b"\x01" + u64(tag, 0)
 
 
-def op_state(tag: int, what: str = "", admission: int = 1) -> bytes:
-    return op_key(tag, admission) + u64(1) + bytes([ENTERED, 1]) + u64(5) + text(what)
+def op_state(
+    tag: int, what: str = "", admission: int = 1, attempt: int = 1, phase: int = ENTERED
+) -> bytes:
+    return op_key(tag, admission) + u64(attempt) + bytes([phase, 1]) + u64(5) + text(what)
 
 
 def join(
@@ -37,7 +39,7 @@ def join(
 ) -> bytes:
     addresses = [text(host) + struct.pack("<H", 1) for host in hosts or ["192.0.2.1"]]
     founder = u32(group, 1) + bytes([waiting, 0])
-    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + seal(peer(number))
+    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + peer(number)
     return peer(number) + founder + listed(addresses) + rest
 
 
@@ -83,6 +85,24 @@ TOO_OFTEN = {
         "floods",
     ),
     "the same operation": (OP_REPORT, lambda i: listed([op_state(1)]), "talk", "floods"),
+    "an operation in turns": (
+        OP_REPORT,
+        lambda i: listed([op_state(1, attempt=i % 2)]),
+        "talk",
+        "floods",
+    ),
+    "attempts in no epoch": (
+        OP_REPORT,
+        lambda i: listed([op_state(1, attempt=i)]),
+        "talk",
+        "floods",
+    ),
+    "an operation done and not": (
+        OP_REPORT,
+        lambda i: listed([op_state(1, phase=i % 2)]),
+        "talk",
+        "floods",
+    ),
     "the same round": (
         ENTER_ROUND,
         lambda i: bytes([BARRIER]) + u64(1, 1) + b"\x00",
@@ -473,6 +493,29 @@ def test_coming_back_without_end_is_a_flood() -> None:
     assert play.members() == [2]
 
 
+def test_to_be_sent_a_long_log_over_and_over_is_a_flood() -> None:
+    play = _testing.MasterPlay(2, {"talk": 10_000})
+    for i in range(4000):
+        play.says(1, ABORT, b"\x00" + op_key(i) + b"\x0e", 0)
+    for connection in range(9, 20):
+        play.connect(connection, "192.0.2.9")
+        play.says(connection, REJOIN, rejoin(peer(1), 0, applied=0))
+        if play.members() == [2]:
+            break
+    assert connection == 9 + (10_000 - 4000) // 1065
+    assert "floods" in gone(play)[connection]
+
+
+def test_replicas_that_nobody_has_keep_no_newcomers_out() -> None:
+    play = _testing.MasterPlay(2)
+    play.connect(9, "192.0.2.9")
+    play.says(9, REJOIN, rejoin(peer(9), 3, others=[peer(8)], replicas=4))
+    assert "went on without" in gone(play)[9]
+    play.connect(10, "192.0.2.10")
+    play.says(10, JOIN, join(10))
+    assert 10 not in gone(play)
+
+
 def test_long_lists_are_many_messages() -> None:
     play = _testing.MasterPlay(3, {"talk": 200})
     waits = listed([b"\x00" + op_key(tag) for tag in range(1000)]) + bytes(3)
@@ -488,9 +531,13 @@ def test_nobody_joins_in_the_name_of_another_newcomer() -> None:
     for connection in (8, 9):
         play.connect(connection, "192.0.2.9")
     play.says(8, JOIN, join(5))
-    play.says(9, JOIN, join(5).removesuffix(seal(peer(5))) + seal(peer(6)))
+    # Its seal is what all members are told of it.
+    play.says(9, JOIN, join(5).removesuffix(peer(5)) + seal(peer(5)))
     told = play.told()
     assert {to for to, what, *_ in told if what in ("refused", "close")} == {9}
+    play.connect(10, "192.0.2.9")
+    play.says(10, JOIN, join(5))
+    assert (8, "close", 0, "") in play.told()
 
 
 # Questions of strangers: who reaches them.

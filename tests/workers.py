@@ -150,7 +150,7 @@ class Run:
         assert self.master.expect("listening")["address"] == self.address
 
     def peer(self, code: str, **env: str) -> Worker:
-        worker = Worker(code, PCCL_MASTER=self.address, **{**self.env, **env})
+        worker = Worker(code, **{"PCCL_MASTER": self.address, **self.env, **env})
         self.workers.append(worker)
         return worker
 

@@ -45,7 +45,7 @@ wire::Join join(std::uint8_t id) {
   join.waiting = true;
   join.addresses = {{"192.0.2.1", 4000}, {"2001:db8::1", 4000}};
   join.software = "pccl";
-  join.seal = net::seal_of(join.id);
+  join.ticket = join.id;
   return join;
 }
 

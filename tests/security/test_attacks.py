@@ -22,6 +22,8 @@ from pathlib import Path
 import pytest
 import tlspeer
 from attackers import (
+    TRAIN,
+    Flooder,
     Insider,
     Recorder,
     Spoiler,
@@ -315,13 +317,32 @@ def test_reports_of_who_comes_back_stay_within_their_bound(world: Training) -> N
     """Each of a group of its own says that it is a member of, with a log of 1 MiB."""
     log = [verdict(ordinal) for ordinal in range(1, 15_000)]
     with contextlib.ExitStack() as stack:
+        insiders = []
         for number in range(300):
             one = stack.enter_context(contextlib.closing(world.insider(world.master)))
             me, others = os.urandom(16), [os.urandom(16), os.urandom(16)]
             says = rejoin(me, 5000 + number, others=others, log=log, applied=len(log))
             assert (1 << 20) * 0.9 < len(says) < 1 << 20
             one.write(control(REJOIN, says, run=world.run_id))
+            insiders.append(one)
+        # No room for the last one; the first one waits for the others of its group, which do not come.
+        assert insiders[-1].read_all() == b""
+        if select.select([insiders[0].sock], [], [], 0)[0]:
+            assert b"too few members" in insiders[0].read_all()
         world.goes_on()
+
+
+def test_a_member_that_floods_the_master_is_out_and_the_others_go_on() -> None:
+    with training(secret=False) as world:
+        flooder = Flooder(world.master, control(HEARTBEAT, b"", run=world.run_id))
+        with contextlib.closing(flooder):
+            late = world.run.peer("PEERS = 1\n" + TRAIN, PCCL_MASTER=flooder.address)
+            late.expect("in")
+            late.expect("training")
+            flooder.floods()
+            world.goes_on()
+            assert late.ends(60) != 0
+            assert "Evicted" in late.stderr()
 
 
 def test_a_member_that_says_hello_as_another_one_does_not_stop_the_run() -> None:

@@ -179,10 +179,12 @@ def test_who_says_it_in_pieces_is_told_as_well() -> None:
         for pieces in ((JOIN[:1], JOIN[1:]), (JOIN[:3], JOIN[3:]), (b"P", b"C", b"C", JOIN[3:])):
             with connect(node.address) as sock:
                 for piece in pieces:
-                    # Alone, once the master's system has what came before.
-                    while struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0] > 0:
-                        time.sleep(0.001)
                     sock.sendall(piece)
+                    # Until the master's system has it: most likely it is read alone, then.
+                    until = time.monotonic() + 10
+                    while struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0] > 0:
+                        assert time.monotonic() < until
+                        time.sleep(0.001)
                 assert b"PCCL_SECRET" in b"".join(iter(lambda: sock.recv(4096), b""))
         with connect(node.address) as sock:
             sock.sendall(b"PC")

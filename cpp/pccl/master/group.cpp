@@ -71,9 +71,10 @@ std::optional<std::size_t> talk_in(const wire::Message& message) {
       message);
 }
 
-// Coming back costs as much as so many items: what it has missed is sent again.
+// What it costs to come back, in items of lists, and for each entry of the log that is sent again.
 constexpr std::size_t kComingBack = 1024;
-// An item of lists that are counted in bytes.
+constexpr std::size_t kMissedEntry = 4;
+// Lists of entries of a state are counted in bytes. One entry has this many, and its name.
 constexpr std::size_t kBytesOfItem = 64;
 
 // What to do where two peers cannot reach each other.
@@ -189,7 +190,8 @@ bool Group::stray(Peer& from, const char* what, Instant now) {
   return true;
 }
 
-// Who says so much that the master has no time for the others is out, too.
+// Who says so much that the master has no time for the others is out, too. A message counts as one,
+// and one more for every 16 items of its list.
 bool Group::floods(Peer& from, std::size_t items, Instant now) {
   if (from.talk.take(options_.talk, now, 1 + static_cast<double>(items) / 16)) return false;
   evict(from.connection, Code::evicted, "protocol misuse: it floods the master", now);
@@ -465,8 +467,9 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
     return refuse("group " + std::to_string(id_) + " is full (" +
                   plural(options_.max_peers, "peer") + ")");
   }
+  const PeerId seal = net::seal_of(join.ticket);
   const bool taken = std::any_of(candidates_.begin(), candidates_.end(), [&](const Peer& other) {
-    return other.member.id == join.id && other.member.seal != join.seal;
+    return other.member.id == join.id && other.member.seal != seal;
   });
   if (join.id.empty() || member(join.id) != nullptr || taken)
     return refuse("peer id " + join.id.brief() + " is in use");
@@ -486,8 +489,8 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
   if (empty()) ranks_ = join.ranks_per_replica;
   const bool started = ranks_ > 0 ? around_.replicas_started() : !members_.empty();
   Peer peer;
-  peer.member = {join.id,  around_.next_join_ordinal(), join.addresses, join.word, join.replica,
-                 join.seal};
+  peer.member = {join.id, around_.next_join_ordinal(), join.addresses, join.word, join.replica,
+                 seal};
   peer.connection = connection;
   peer.heard = now;
   peer.min_peers = std::max(1U, join.min_peers);
@@ -658,17 +661,17 @@ bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant 
   peer->connection = connection;
   peer->returned = true;
   peer->heard = now;
-  if (floods(*peer, kComingBack, now)) return true;
   peer->blocked = {};
   // What it had seen is what it says now; a lost message of ours is sent again, a lost one of its
   // is in the report.
   const std::uint64_t applied = std::min(rejoin.report.applied, last_ordinal_);
   peer->applied = std::max(peer->applied, applied);
-  around_.send(connection, collected_, wire::Welcome{peer->member.joined, true, 0, {}});
   wire::Log missing;
   for (const wire::LogEntry& entry : log_) {
     if (entry.ordinal > applied) missing.entries.push_back(entry);
   }
+  if (floods(*peer, kComingBack + kMissedEntry * missing.entries.size(), now)) return true;
+  around_.send(connection, collected_, wire::Welcome{peer->member.joined, true, 0, {}});
   if (!missing.entries.empty()) around_.send(connection, collected_, missing);
   // They may have come, or gone, meanwhile.
   around_.send(connection, collected_, expected());
@@ -685,7 +688,7 @@ bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant 
 Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& around,
                      const std::vector<Returned>& reports, Instant now) {
   Group group(id, options, around);
-  const auto& best =
+  const Returned& best =
       *std::max_element(reports.begin(), reports.end(),
                         [](const Returned& a, const Returned& b) { return a.at() < b.at(); });
   group.record_ = best.rejoin().report.record;
@@ -699,7 +702,8 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
   group.rebuilt_at_ = last;
   std::map<std::uint64_t, wire::LogEntry> log;
   for (const Returned& one : reports) {
-    for (wire::LogEntry& entry : one.rejoin().report.log) {
+    wire::Rejoin rejoin = one.rejoin();
+    for (wire::LogEntry& entry : rejoin.report.log) {
       // Who is further behind is evicted all the same.
       if (entry.ordinal <= last && last - entry.ordinal <= options.max_behind)
         log.try_emplace(entry.ordinal, std::move(entry));
@@ -934,7 +938,8 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
   };
   std::visit(
       Overloaded{
-          [&](const wire::Heartbeat&) {}, [&](const wire::Tried&) {},  // the master's own question
+          [&](const wire::Heartbeat&) {},
+          [&](const wire::Tried&) {},  // an answer to the master, not to the group
           [&](const wire::RequestAdmission&) {
             if (is_member || peer->waiting) return;
             if (!peer->turns.take(options_.turns, now)) return misuse("it cannot make up its mind");
@@ -1170,7 +1175,10 @@ void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t a
   const bool done = state.phase == wire::OpPhase::done && state.attempt >= record_.abort_floor;
   const auto [known, first] = operation.entries.try_emplace(from.member.id);
   Entry& entry = known->second;
-  const bool again = !first && entry.attempt == state.attempt && entry.done == done;
+  // Only progress is free.
+  const bool again =
+      !first && (state.attempt > record_.epoch ||
+                 std::pair(state.attempt, done) <= std::pair(entry.attempt, entry.done));
   if (again && floods(from, 0, now)) return;
   entry.signature = state.signature;
   if (operations_.size() > options_.many_open_calls &&

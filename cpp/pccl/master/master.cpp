@@ -432,6 +432,7 @@ bool Master::room_for(const Returned& more) const {
   std::set<const void*> records{more.record()};
   for (const auto& [group, recovery] : recoveries_) {
     for (const Returned& one : recovery.reports) {
+      if (one.seat() == more.seat()) continue;  // it takes that one's place
       ++count;
       bytes += one.other_bytes();
       if (records.insert(one.record()).second) bytes += one.record_bytes();

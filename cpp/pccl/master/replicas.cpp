@@ -51,6 +51,12 @@ std::string Replicas::objection(const wire::Rejoin& rejoin) const {
   if ((ranks != 0 && (ranks > kMaxRanks || rejoin.group >= ranks)) ||
       !std::all_of(record.members.begin(), record.members.end(), fits))
     return "its group has impossible replicas";
+  // Groups without replicas live here.
+  const bool others =
+      ranks != 0 && std::any_of(groups_.begin(), groups_.end(), [&](const auto& item) {
+        return item.first < ranks && !item.second->empty() && item.second->ranks_per_replica() == 0;
+      });
+  if (others) return "the run went on without this peer";
   const std::uint32_t usual = this->ranks();
   // Of another number of ranks, or of none where ranks of replicas are: theirs is another run.
   const bool differs = ranks != usual && (ranks != 0 || rejoin.group < usual);

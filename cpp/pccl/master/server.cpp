@@ -159,7 +159,10 @@ void Server::accept() {
     for (int i = 0; i < kAccepts && result == 0; ++i) {
       result = accept_one();
       if (result != -EMFILE && result != -ENFILE) continue;
-      const auto goes = newcomers_.first_out();  // members are not put out for it
+      // Members are not put out for it, also those that have said nothing since they came in.
+      auto goes = newcomers_.first_out();
+      for (; goes && master_.member(*goes); goes = newcomers_.first_out())
+        promote(*goes, connections_.at(*goes));
       if (!goes) break;
       close_one(*goes, "no descriptors are left, and newcomers wait");
       result = 0;

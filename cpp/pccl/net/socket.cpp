@@ -162,7 +162,7 @@ Result<int> listen_at(const wire::Address& address) {
   }
   if (const auto numeric = numeric_endpoint(address)) return listen_on(*numeric);
   const auto fail = [&](const std::string& why) {
-    return Error{Code::invalid_usage, "cannot listen on " + address.host + ": " + why, {}, {}};
+    return Error{Code::invalid_argument, "cannot listen on " + address.host + ": " + why, {}, {}};
   };
   asio::io_context context;
   asio::ip::tcp::resolver resolver(context);

@@ -1,6 +1,6 @@
-// Which member somebody is, shown to the master: a peer makes up a ticket, says its seal when it
-// joins, and the ticket when it comes back on another connection. All members know the seal; nobody
-// can make a ticket from it.
+// Which member somebody is, shown to the master: a peer makes up a ticket, and says it to the
+// master when it joins, and when it comes back on another connection. All members know its seal,
+// from which nobody can make the ticket.
 #pragma once
 
 #include "pccl/base/ids.h"

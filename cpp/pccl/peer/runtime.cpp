@@ -43,7 +43,11 @@ struct Listening {
 
 Result<Listening> listen(const std::string& bind_address, std::uint16_t port) {
   const auto descriptor = net::listen_at({bind_address, port});
-  if (!descriptor) return descriptor.error();
+  if (!descriptor) {
+    Error error = descriptor.error();
+    error.reason += " (PCCL_BIND, PCCL_PORT)";
+    return error;
+  }
   asio::io_context context;
   net::Socket listener(context, *descriptor);
   const auto at = listener.local();

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "pccl/net/ticket.h"
 #include "pccl/topology/plan.h"
 
 namespace pccl::peer {
@@ -54,8 +53,7 @@ void Session::on_open() {
   } else {
     say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting,
                    options_.start_only, options_.addresses, options_.software, options_.order,
-                   options_.word, options_.replica, options_.ranks_per_replica,
-                   net::seal_of(options_.ticket)});
+                   options_.word, options_.replica, options_.ranks_per_replica, options_.ticket});
   }
 }
 

@@ -28,7 +28,6 @@
 #include "pccl/master/master.h"
 #include "pccl/net/address.h"
 #include "pccl/net/anteroom.h"
-#include "pccl/net/ticket.h"
 #include "pccl/topology/plan.h"
 
 namespace nb = nanobind;
@@ -54,7 +53,7 @@ class Play {
       join.min_peers = members;
       join.waiting = true;
       join.addresses = {{"192.0.2.1", 1}};
-      join.seal = pccl::net::seal_of(join.id);  // its ticket is what its id is
+      join.ticket = join.id;
       master_->on_frame(id, {{master_->run(), 1, 0}, join}, now_);
     }
     (void)told();

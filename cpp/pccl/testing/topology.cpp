@@ -20,7 +20,6 @@
 
 #include "pccl/collective/schedule.h"
 #include "pccl/master/group.h"
-#include "pccl/net/ticket.h"
 #include "pccl/topology/choose.h"
 #include "pccl/topology/rates.h"
 
@@ -162,7 +161,7 @@ class Planner {
     for (std::uint8_t number = 1; number <= members; ++number) {
       wire::Join join;
       join.id = id(number);
-      join.seal = pccl::net::seal_of(join.id);
+      join.ticket = join.id;
       join.min_peers = members;
       join.waiting = true;
       group_->add_candidate(number, join, {}, now_);

@@ -30,12 +30,12 @@ struct Join {
   PeerId word;          // Member::word
   std::string replica;  // Member::replica
   std::uint32_t ranks_per_replica = 0;  // it has a peer in each of the groups 0 to this
-  PeerId seal;                          // Member::seal
+  PeerId ticket;                        // its own secret; Member::seal is made from it
   bool operator==(const Join&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.id, self.group, self.min_peers, self.waiting, self.start_only, self.addresses,
-          self.software, self.order, self.word, self.replica, self.ranks_per_replica, self.seal);
+          self.software, self.order, self.word, self.replica, self.ranks_per_replica, self.ticket);
   }
 };
 
@@ -45,7 +45,7 @@ struct Rejoin {
   PeerId id;
   std::uint32_t group = 0;
   Report report;
-  PeerId ticket{};  // shows that it is that member: Member::seal is made from it
+  PeerId ticket{};  // the Join's
   bool operator==(const Rejoin&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
