@@ -1095,9 +1095,10 @@ link::Placement Engine::place(link::Stripe& from, const link::FrameHeader& heade
     refused.reason = "data before the handshake";
     return refused;
   }
-  if (header.type == link::FrameType::state) return transfer_.place(it->second.peer, header);
+  const PeerId peer = it->second.peer;
+  if (header.type == link::FrameType::state) return transfer_.place(peer, header);
   if (header.type == link::FrameType::probe) return {};  // drained
-  return executor_.place(it->second.peer, header);
+  return executor_.place(peer, header);
 }
 
 Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token,
@@ -1106,8 +1107,8 @@ Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std:
   if (it == stripes_.end()) return {};
   confirm(from);
   count_for_prober(it->second);
+  const PeerId peer = it->second.peer;
   if (header.type == link::FrameType::state) {
-    const PeerId peer = it->second.peer;
     const Status status = transfer_.arrived(peer, header, std::move(buffer));
     if (sync_) {
       sync_->call->bytes_wanted = transfer_.bytes_wanted();
@@ -1115,22 +1116,24 @@ Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std:
     }
     return status;
   }
-  return executor_.arrived(it->second.peer, header, token, std::move(buffer));
+  return executor_.arrived(peer, header, token, std::move(buffer));
 }
 
 void Engine::voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) {
   const auto it = stripes_.find(from.id());
   if (it == stripes_.end()) return;
   confirm(from);
-  if (header.type == link::FrameType::state) return transfer_.voided(it->second.peer, header);
-  executor_.voided(it->second.peer, header, token);
+  const PeerId peer = it->second.peer;
+  if (header.type == link::FrameType::state) return transfer_.voided(peer, header);
+  executor_.voided(peer, header, token);
 }
 
 void Engine::drained(link::Stripe& from, const link::FrameHeader& header) {
   const auto it = stripes_.find(from.id());
   if (it == stripes_.end()) return;
   count_for_prober(it->second);
-  if (header.type == link::FrameType::data) executor_.drained(it->second.peer, header);
+  const PeerId peer = it->second.peer;
+  if (header.type == link::FrameType::data) executor_.drained(peer, header);
   confirm(from);
 }
 
@@ -1138,7 +1141,8 @@ void Engine::interrupted(link::Stripe& from, const link::FrameHeader& header, st
   const auto it = stripes_.find(from.id());
   if (it == stripes_.end()) return;
   if (header.type == link::FrameType::state) return transfer_.interrupted(header);
-  executor_.interrupted(it->second.peer, header, token);
+  const PeerId peer = it->second.peer;
+  executor_.interrupted(peer, header, token);
 }
 
 Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
@@ -1160,10 +1164,12 @@ Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
                ? Status{}
                : Status(Code::refused, "more frames were confirmed than were sent");
   }
-  if (header.type == link::FrameType::lost) return on_lost(it->second.peer, payload);
+  // A copy: what it says may be the end of this stripe.
+  const PeerId peer = it->second.peer;
+  if (header.type == link::FrameType::lost) return on_lost(peer, payload);
   if (header.type == link::FrameType::wanted) {
     confirm(from);
-    return on_wanted(it->second.peer, header.credit);
+    return on_wanted(peer, header.credit);
   }
   confirm(from);
   if (header.type == link::FrameType::ping) {
@@ -1172,17 +1178,16 @@ Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
     return {};
   }
   if (header.type == link::FrameType::pong) {
-    prober_.on_pong(it->second.peer, header, now_);
-    on_pong(it->second.peer, header);
+    prober_.on_pong(peer, header, now_);
+    on_pong(peer, header);
     return {};
   }
   if (header.type == link::FrameType::probed) {
-    prober_.on_probed(it->second.peer, header);
+    prober_.on_probed(peer, header);
     return {};
   }
-  if (header.type == link::FrameType::fetch)
-    return transfer_.control(it->second.peer, header, payload);
-  return executor_.control(it->second.peer, header);
+  if (header.type == link::FrameType::fetch) return transfer_.control(peer, header, payload);
+  return executor_.control(peer, header);
 }
 
 bool Engine::next(link::Stripe& to, link::OutgoingFrame& frame) {
