@@ -3,7 +3,21 @@
 NumPy needs no adapter; torch's and JAX's are imported when the first such array arrives.
 """
 
-from pccl._arrays import Adapter, Array, Buffer, Node, Shared, as_array, overlaps, register
+import importlib
+from typing import Any
+
+from pccl._arrays import (
+    Adapter,
+    Array,
+    Buffer,
+    Node,
+    Place,
+    Shared,
+    as_array,
+    overlaps,
+    place_of,
+    register,
+)
 from pccl._device import Device, Staged
 
 __all__ = [
@@ -12,9 +26,17 @@ __all__ = [
     "Buffer",
     "Device",
     "Node",
+    "Place",
     "Shared",
     "Staged",
     "as_array",
     "overlaps",
+    "place_of",
     "register",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("generic", "jax", "torch"):
+        return importlib.import_module(f"pccl.adapters.{name}")
+    raise AttributeError(f"module 'pccl.adapters' has no attribute {name!r}")

@@ -11,54 +11,41 @@ the group's thread, synchronous ones where they were called if nothing is before
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
-import queue
-import socket
-import threading
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
 
-from pccl import _settings
-from pccl._halves import Kind
-from pccl.communicator import Communicator, MasterNode
-from pccl.errors import (
-    Evicted,
-    InvalidUsage,
-    MasterLost,
-    NotSupported,
-    PCCLError,
-    PeerLost,
-    Result,
-    Timeout,
-    TooFewPeers,
-    Unreachable,
-)
+from pccl.adapters import _c10d_collectives as collectives
+from pccl.adapters._c10d_arrays import Array, Bytes, array_of, names_of, operation_of, write
+from pccl.adapters._c10d_errors import as_torch_error, fresh
+from pccl.adapters._c10d_exchange import Alone, Exchange, Gone
+from pccl.adapters._c10d_member import Member
+from pccl.adapters._c10d_monitored import monitored_barrier
+from pccl.adapters._c10d_p2p import USER, Letter, Messages, Receipt
+from pccl.adapters._c10d_works import DESTROYED, Queue, Work, all_untraced, profile, typed_work
+from pccl.errors import InvalidUsage, NotSupported, PCCLError
 from pccl.types import DataType, ReduceOp
 
 __all__ = ["ProcessGroup", "create"]
-
-Bytes = npt.NDArray[np.uint8]
-
-_FAREWELL = timedelta(
-    seconds=10
-)  # how long a member that runs the master waits for the others to leave
-_TAG = 0  # of all collectives: calls of one tag meet by order, whatever thread makes them
 
 _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
 
 def create(options: Any, _: Any = None) -> ProcessGroup:
     """Makes this process's part of a group; what c10d calls for backend "pccl"."""
-    group = ProcessGroup(options)
+    try:
+        group = ProcessGroup(options)
+    except PCCLError as error:
+        raise as_torch_error(error) from error
     _open.add(group)
     return group
 
@@ -77,676 +64,7 @@ def _at_exit() -> None:
                 step(group)
 
 
-# The master that this process runs for the groups whose first rank it is, when PCCL_MASTER is not set. Its
-# end ends them, as does the end of any member.
-class _Master:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._node: MasterNode | None = None
-        self._groups = 0
-
-    def acquire(self, host: str) -> str:
-        with self._lock:
-            if self._node is None:
-                node = MasterNode(f"{host}:0")
-                node.run()
-                self._node = node
-            self._groups += 1
-            return self._node.address
-
-    def release(self) -> None:
-        with self._lock:
-            self._groups -= 1
-            if self._groups == 0 and self._node is not None:
-                node, self._node = self._node, None
-                node.interrupt()
-
-
-_master = _Master()
-
-
-def _own_host(first_of_job: bool) -> str:
-    """An address of this host that the group's other members reach."""
-    name = _settings.text("PCCL_BIND")
-    if name is None and first_of_job:
-        name = _settings.text("MASTER_ADDR")  # of the job's first rank, by torch's convention
-    family, _, _, _, address = socket.getaddrinfo(
-        name or socket.gethostname(), 0, type=socket.SOCK_STREAM
-    )[0]
-    return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
-
-
-class _Work(dist.Work):  # type: ignore[misc]  # torch is not typed
-    """A collective under way. *any thread*"""
-
-    def __init__(self, results: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        self._results = list(results)
-        self._over = threading.Event()
-        self._error: Exception | None = None
-        self._lock = threading.Lock()
-        self._future: torch.futures.Future[Any] | None = None
-
-    def finish(self, error: Exception | None) -> None:
-        with self._lock:
-            self._error = error
-            self._over.set()
-            future = self._future
-        if future is not None:
-            future.set_result(None)
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        limit = timeout.total_seconds()
-        if not self._over.wait(limit if limit > 0 else None):
-            raise Timeout.because("wait", f"the collective is not over after {limit} s")
-        if self._error is not None:
-            raise self._error
-        return True
-
-    def is_completed(self) -> bool:
-        return self._over.is_set()
-
-    def is_success(self) -> bool:
-        return self._over.is_set() and self._error is None
-
-    def exception(self) -> Exception | None:
-        return self._error
-
-    def synchronize(self) -> None:
-        self.wait()
-
-    def result(self) -> list[torch.Tensor]:
-        return self._results
-
-    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        with self._lock:
-            if self._future is None:
-                self._future = torch.futures.Future()
-                if self._over.is_set():
-                    self._future.set_result(None)
-            future = self._future
-
-        # Only an error that a callback raises is one to DDP's reducer, in C++: `set_exception` makes it a
-        # value, which the reducer takes for tensors.
-        def outcome(_: Any) -> list[torch.Tensor]:
-            if self._error is not None:
-                raise self._error
-            return self._results
-
-        return future.then(outcome)
-
-
-class _Array(NamedTuple):
-    """A tensor's elements in CPU memory, contiguous.
-
-    Attributes:
-        data: Their bytes: the tensor's own memory where it is contiguous there, else a copy.
-        tensor: The tensor.
-        copy: The copy; None where there is none.
-    """
-
-    data: Bytes
-    tensor: torch.Tensor
-    copy: torch.Tensor | None
-
-    def write_back(self) -> None:
-        """After `data` was written: the tensor has the new elements, too."""
-        if self.copy is not None:
-            self.tensor.copy_(self.copy)
-
-
-def _bytes(tensor: torch.Tensor) -> Bytes:
-    made: Bytes = tensor.view(-1).view(torch.uint8).numpy()
-    return made
-
-
-def _array(tensor: torch.Tensor, *, read: bool = True) -> _Array:
-    """A tensor for the engine. `read`: its elements matter; else they are only written."""
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise NotSupported.because("", "backend pccl takes dense tensors only")
-    plain = tensor.detach()
-    own = plain.device.type == "cpu" and plain.is_contiguous()
-    if own and not plain.is_neg() and not plain.is_conj():
-        return _Array(_bytes(plain), plain, None)
-    copy = torch.empty(plain.shape, dtype=plain.dtype)
-    if read:
-        copy.copy_(plain)
-    return _Array(_bytes(copy), plain, copy)
-
-
-def _names(tensors: Sequence[torch.Tensor]) -> str:
-    """Tensors in a few words, for error sentences."""
-    shown = [
-        f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
-        for tensor in tensors[:3]
-    ]
-    return ", ".join(shown) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
-
-
-_OPS = {
-    dist.ReduceOp.SUM: ReduceOp.SUM,
-    dist.ReduceOp.AVG: ReduceOp.AVG,
-    dist.ReduceOp.PRODUCT: ReduceOp.PROD,
-    dist.ReduceOp.MIN: ReduceOp.MIN,
-    dist.ReduceOp.MAX: ReduceOp.MAX,
-}
-# Of truth values, as bytes of 0 and 1.
-_BOOL_OPS = {
-    dist.ReduceOp.SUM: ReduceOp.MAX,
-    dist.ReduceOp.MAX: ReduceOp.MAX,
-    dist.ReduceOp.BOR: ReduceOp.MAX,
-    dist.ReduceOp.PRODUCT: ReduceOp.MIN,
-    dist.ReduceOp.MIN: ReduceOp.MIN,
-    dist.ReduceOp.BAND: ReduceOp.MIN,
-}
-
-
-def _operation(op: Any, dtype: torch.dtype, func: str) -> tuple[ReduceOp, DataType]:
-    """What the engine does for a reduction of c10d."""
-    ops = _BOOL_OPS if dtype == torch.bool else _OPS
-    found = next((ours for theirs, ours in ops.items() if op == theirs), None)
-    if found is None:
-        name = getattr(op, "op", op)
-        raise NotSupported.because(func, f"backend pccl has no {name} of {dtype}")
-    if dtype == torch.bool:
-        return found, DataType.UINT8
-    return found, DataType.from_torch_dtype(dtype)
-
-
-class _Exchange:
-    """One group's operations on the engine: blocking, one at a time, in the members' common order.
-
-    pccl ranks members in the order in which they came, c10d as it likes: `order` has the pccl rank of each.
-    """
-
-    def __init__(self, comm: Communicator, rank: int, order: Sequence[int]) -> None:
-        self._comm = comm
-        self._rank = rank
-        self._size = len(order)
-        self._order = list(order)
-        self._sorted = self._order == sorted(self._order)
-
-    def all_reduce(
-        self,
-        arrays: Sequence[tuple[Bytes, Bytes, DataType]],
-        op: ReduceOp,
-        what: str,
-        timeout: float | None,
-        tag: int = _TAG,
-    ) -> None:
-        """(send, recv, dtype) each; `what` must be equal on all members, and names the call in errors."""
-        self._run(arrays, what, timeout, op=op, tag=tag)
-
-    def broadcast(
-        self, arrays: Sequence[Bytes], root: int, what: str, timeout: float | None
-    ) -> None:
-        in_place = [(array, array, DataType.UINT8) for array in arrays]
-        self._run(in_place, what, timeout, kind=Kind.BROADCAST, root=self._order[root])
-
-    def all_gather(
-        self, pairs: Sequence[tuple[Bytes, Bytes]], what: str, timeout: float | None
-    ) -> None:
-        """(send, recv) each: `recv` gets all members' `send` in rank order. `send` may be its own part."""
-        wholes = [recv if self._sorted else np.empty_like(recv) for _, recv in pairs]
-        arrays = [
-            (self._apart(send, whole), whole, DataType.UINT8)
-            for (send, _), whole in zip(pairs, wholes, strict=True)
-        ]
-        self._run(arrays, what, timeout, kind=Kind.ALL_GATHER)
-        for (_, recv), whole in zip(pairs, wholes, strict=True):
-            if whole is not recv:
-                recv.reshape(self._size, -1)[:] = whole.reshape(self._size, -1)[self._order]
-
-    def reduce_scatter(
-        self,
-        arrays: Sequence[tuple[Bytes, Bytes, DataType]],
-        op: ReduceOp,
-        what: str,
-        timeout: float | None,
-    ) -> None:
-        """(send, recv, dtype) each: `recv` gets this rank's part of the reduced `send`."""
-        ordered = [
-            (self._by_pccl_rank(send, np.may_share_memory(send, recv)), recv, dtype)
-            for send, recv, dtype in arrays
-        ]
-        self._run(ordered, what, timeout, op=op, kind=Kind.REDUCE_SCATTER)
-
-    def _apart(self, send: Bytes, whole: Bytes) -> Bytes:
-        """The engine takes what is its own part of the whole, or does not overlap it."""
-        own = whole.reshape(self._size, send.size)[self._rank]
-        exactly = own.ctypes.data == send.ctypes.data
-        return send if exactly or not np.may_share_memory(send, whole) else send.copy()
-
-    def _by_pccl_rank(self, send: Bytes, overlaps: bool) -> Bytes:
-        if self._sorted:
-            return send.copy() if overlaps else send
-        made = np.empty_like(send)
-        made.reshape(self._size, -1)[self._order] = send.reshape(self._size, -1)
-        return made
-
-    def _run(
-        self,
-        arrays: Sequence[tuple[Bytes, Bytes, DataType]],
-        what: str,
-        timeout: float | None,
-        *,
-        op: ReduceOp = ReduceOp.SUM,
-        tag: int = _TAG,
-        kind: int = 0,
-        root: int = 0,
-    ) -> None:
-        deadline = _settings.Deadline(timeout)
-        func = what.partition(" ")[0]
-        operation = self._comm._joined(func).start(
-            [(send, recv, int(dtype)) for send, recv, dtype in arrays],
-            op=int(op),
-            tag=tag,
-            level=1,
-            rerun=False,
-            structure=what.encode(),
-            description=what,
-            timeout=deadline.left(),
-            kind=int(kind),
-            root=root,
-            parts=self._size,
-        )
-        info = operation.wait(deadline.left())
-        if info.world_size != self._size:  # a member was lost before: the result lacks its part
-            raise PeerLost.because(func, f"made with {info.world_size} of {self._size} members")
-
-
-class _Alone(_Exchange):
-    """A group of one."""
-
-    def __init__(self) -> None:
-        self._rank, self._size, self._order, self._sorted = 0, 1, [0], True
-
-    def _run(
-        self,
-        arrays: Sequence[tuple[Bytes, Bytes, DataType]],
-        what: str,
-        timeout: float | None,
-        **options: object,
-    ) -> None:
-        for send, recv, _ in arrays:
-            if recv is not send:
-                recv[:] = send
-
-
-class _Gone(_Alone):
-    """What is left of a group that was destroyed. torch keeps process groups in places; not so their peers."""
-
-    def _run(
-        self,
-        arrays: Sequence[tuple[Bytes, Bytes, DataType]],
-        what: str,
-        timeout: float | None,
-        **options: object,
-    ) -> None:
-        raise InvalidUsage.because(what.partition(" ")[0], _DESTROYED)
-
-    def broadcast(
-        self, arrays: Sequence[Bytes], root: int, what: str, timeout: float | None
-    ) -> None:
-        self._run([], what, timeout)
-
-    def all_gather(
-        self, pairs: Sequence[tuple[Bytes, Bytes]], what: str, timeout: float | None
-    ) -> None:
-        self._run([], what, timeout)
-
-
-_JOINING = "init_process_group"
-_DESTROYED = "this process group was destroyed"
-_ENDING = 15.0  # seconds that threads of a group that is gone may take; longer than the farewell
-
-
-def _await_end(thread: threading.Thread) -> None:
-    # The interpreter cuts off threads that outlive it wherever they are; inside of torch's C++, that is an abort.
-    if thread is not threading.current_thread():
-        thread.join(_ENDING)
-
-
-class _Queue:
-    """Runs a group's jobs in the order in which they were given. *any thread*"""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._lock = threading.Lock()
-        self._turn = threading.Lock()  # held while a job runs
-        self._unfinished = 0
-        self._closed = False
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def run(self, job: Callable[[], None], *, here: bool) -> None:
-        """Runs `job` after all before it: on this thread if `here` and nothing is before it, else on the queue's."""
-        with self._lock:
-            if self._closed:
-                raise InvalidUsage.because(_JOINING, _DESTROYED)
-            here = here and self._unfinished == 0
-            self._unfinished += 1
-            if not here:
-                self._jobs.put(job)
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                    self._thread.start()
-                return
-            self._turn.acquire()
-        try:
-            job()
-        finally:
-            self._turn.release()
-            with self._lock:
-                self._unfinished -= 1
-
-    def _work(self) -> None:
-        while True:
-            job = self._jobs.get()
-            if job is None:
-                return
-            with self._turn:
-                job()
-            del job  # lets its tensors go
-            with self._lock:
-                self._unfinished -= 1
-
-    def close(self) -> None:
-        """Ends its thread after the jobs given so far, and waits for that."""
-        with self._lock:
-            self._closed = True
-            thread, self._thread = self._thread, None
-        if thread is not None:
-            self._jobs.put(None)
-            _await_end(thread)
-
-
-class _Member:
-    """This process as one of the fixed members of a pccl group, found through the c10d store. *any thread*
-
-    Keys in the store: "group" (the pccl group's number, and the master's address if a member runs it); with
-    that number before them, for each rank "here/<rank>" (a word of its own), "peer/<rank>" (its peer id) and
-    "left/<rank>", and "all" (the words that rank 0 has read). Whatever an earlier life of the job has left in
-    the store is told from these: torchrun may start the ranks again with the store that they had.
-    """
-
-    def __init__(
-        self,
-        store: Any,
-        name: str,
-        members: str,
-        rank: int,
-        size: int,
-        timeout: float,
-        first_of_job: bool,
-        word: str,
-    ) -> None:
-        self.size = size
-        self._store = store
-        self._name = f"{name}|{members}|"
-        self._number = -1  # of the pccl group; none yet
-        self._rank = rank
-        self._timeout = timeout
-        self._first_of_job = first_of_job
-        self._word = word
-        self._master_inside = False
-        self._serves = False
-        self._comm: Communicator | None = None
-        self._peers: list[str] = []  # ids, by rank
-        self.order: list[int] = []  # pccl's ranks, by rank; empty until `join` is over
-        self._present: list[int] = []  # ranks that were members when this one left
-        self._left = threading.Event()
-        self._lock = threading.Lock()  # guards _serves, _comm and the setting of _left
-
-    @property
-    def comm(self) -> Communicator:
-        assert self._comm is not None, "join first"
-        return self._comm
-
-    def join(self) -> None:
-        """Founds the group, or joins it; returns when all are there. Ends with an error when this member leaves."""
-        if self.order:
-            return
-        deadline = _settings.Deadline(self._timeout)
-        try:
-            address = self._meet(deadline)
-            with self._lock:
-                self._check_not_left()
-                self._comm = Communicator(address, peer_group=self._number)
-            self._comm._join(
-                _JOINING,
-                min_peers=self.size,
-                attempts=30,
-                timeout=deadline.left(),
-                enter=False,
-            )
-            engine = self._comm._joined(_JOINING)
-            self._store.set(self._key("peer", self._rank), engine.peer_id())
-            self._peers = [self._read("peer", other, deadline) for other in range(self.size)]
-            present = engine.membership()[3]
-            if set(present) != set(self._peers):
-                sentence = f"peers that are not of this job are in pccl group {self._number}"
-                raise InvalidUsage.because(_JOINING, sentence)
-            self.order = [present.index(peer) for peer in self._peers]
-        except BaseException:
-            self.close()
-            raise
-
-    def _meet(self, deadline: _settings.Deadline) -> str:
-        """Agrees with the other ranks on the group's number; returns its master's address."""
-        address = _settings.text("PCCL_MASTER")
-        if self._rank == 0:
-            where = f"outside {address}" if address else f"inside {self._serve()}"
-            # Random: one master may serve many jobs, and jobs have the same names for their groups.
-            key = self._name.encode() + os.urandom(16)
-            self._number = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big")
-            self._store.set("group", f"{self._number} {where}")
-            words = [self._read("here", other, deadline) for other in range(1, self.size)]
-            self._store.set(self._key("all"), " ".join(words))
-        else:
-            where = self._find(deadline)
-        where, given = where.split(" ")
-        self._master_inside = where == "inside"
-        return given if self._master_inside or not address else address
-
-    def _find(self, deadline: _settings.Deadline) -> str:
-        """Where the master is of the group that rank 0 founds now: the one in which it answers this one's word."""
-        where = ""
-
-        def answered() -> bool:
-            nonlocal where
-            group = self._get("group")
-            if group is None:
-                return False
-            number, where = group.split(" ", 1)
-            if int(number) != self._number:  # the first, or what follows one of an earlier life
-                self._number = int(number)
-                self._store.set(self._key("here", self._rank), self._word)
-            return self._word in (self._get(self._key("all")) or "").split(" ")
-
-        self._poll(answered, deadline)
-        return where
-
-    def _key(self, what: str, rank: int | None = None) -> str:
-        return f"{self._number}/{what}" if rank is None else f"{self._number}/{what}/{rank}"
-
-    def _get(self, key: str) -> str | None:
-        if not self._store.check([key]):
-            return None
-        value: bytes = self._store.get(key)
-        return value.decode()
-
-    def _read(self, what: str, rank: int, deadline: _settings.Deadline) -> str:
-        """What a rank has set."""
-        key = self._key(what, rank)
-        self._poll(lambda: bool(self._store.check([key])), deadline)
-        value: bytes = self._store.get(key)
-        return value.decode()
-
-    def _poll(self, is_there: Callable[[], bool], deadline: _settings.Deadline) -> None:
-        """The store's own waiting could not be interrupted."""
-        pause = 0.001
-        while not is_there():
-            self._check_not_left()
-            if deadline.left() == 0:
-                sentence = f"the group's other ranks did not all come within {self._timeout:g} s"
-                raise Timeout.because(_JOINING, sentence)
-            self._left.wait(pause)
-            pause = min(2 * pause, 0.1)
-
-    def _check_not_left(self) -> None:
-        if self._left.is_set():
-            raise InvalidUsage.because(_JOINING, _DESTROYED)
-
-    def _serve(self) -> str:
-        try:
-            address = _master.acquire(_own_host(self._first_of_job))
-        except (OSError, PCCLError) as error:
-            sentence = (
-                f"could not start a master for this group: {error}; set PCCL_BIND to an address of this "
-                "host that the others reach, or start `pccl master` and set PCCL_MASTER"
-            )
-            raise InvalidUsage.because("init_process_group", sentence) from error
-        with self._lock:
-            self._serves = True
-        return address
-
-    def loss(self, error: PCCLError) -> PCCLError | None:
-        """What ends this group for good, if `error` means that: to be raised by every later call."""
-        func = error.func_name
-        if isinstance(error, MasterLost) and self._master_inside:
-            sentence = "rank 0, which ran the group's master, is gone"
-            return self._lost(func, sentence, 0)
-        if isinstance(error, MasterLost | Evicted | Unreachable):
-            return error
-        if not isinstance(error, PeerLost | TooFewPeers):
-            return None
-        try:
-            present = set(self.comm._joined(func).membership()[3])
-        except PCCLError:  # another thread has closed it
-            return None
-        gone = [rank for rank, peer in enumerate(self._peers) if peer not in present]
-        if not gone:
-            return None
-        named = "rank " + str(gone[0]) if len(gone) == 1 else f"ranks {gone}"
-        sentence = f"{named} of {self.size} {'is' if len(gone) == 1 else 'are'} gone"
-        return self._lost(func, sentence, gone[0])
-
-    def _lost(self, func: str, sentence: str, rank: int) -> PeerLost:
-        advice = "a c10d group has a fixed world: make new groups, or restart the job"
-        code = Result.RANK_CONNECTION_LOST
-        return PeerLost(code, func, f"{sentence}; {advice}", peer=self._peers[rank])
-
-    def leave(self) -> None:
-        """The others see a departure. May be called again."""
-        with self._lock:
-            if self._left.is_set():
-                return
-            self._left.set()
-            comm = self._comm
-        if comm is not None:
-            with suppress(PCCLError):
-                present = comm._joined("shutdown").membership()[3]
-                self._present = [r for r, peer in enumerate(self._peers) if peer in present]
-            comm.close()
-        with suppress(Exception):  # the store's process may be gone
-            self._store.set(self._key("left", self._rank), "1")
-
-    def close(self) -> None:
-        """Leaves; and who runs the master waits a while until the others have left."""
-        self.leave()
-        with self._lock:
-            serves, self._serves = self._serves, False
-        if serves:
-            with suppress(Exception):  # who does not leave in time is cut off
-                self._store.wait([self._key("left", rank) for rank in self._present], _FAREWELL)
-            _master.release()
-
-
-class _Channel:
-    """Messages between two ranks: a pccl group of these two, founded by the first of them."""
-
-    def __init__(self, make: Callable[[], _Member], is_lower: bool, name: str) -> None:
-        self._make = make
-        self._is_lower = is_lower
-        self._queue = _Queue(name)
-        self._threads: set[threading.Thread] = set()  # that wait for a message
-        self._lock = threading.Lock()  # guards the two below
-        self._closed = False
-        self._member: _Member | None = None
-
-    def _joined(self) -> _Member:
-        with self._lock:
-            if self._closed:
-                raise InvalidUsage.because(_JOINING, _DESTROYED)
-            member = self._member = self._member or self._make()
-        try:
-            member.join()
-        except BaseException:
-            with self._lock:
-                self._member = None  # the next message tries again
-            raise
-        return member
-
-    def run(self, work: _Work, array: _Array, *, sends: bool, tag: int, timeout: float) -> None:
-        # Which of them sends is part of the tag, so that both may send at once.
-        key = 2 * tag + (sends == self._is_lower)
-        data = array.data if sends else np.zeros_like(array.data)
-
-        def finish(operation: Any, size: int) -> None:
-            try:
-                info = operation.wait(timeout)
-                if info.world_size != size:
-                    raise PeerLost.because("send" if sends else "recv", "the other rank is gone")
-                if not sends:
-                    array.write_back()
-            except Exception as error:
-                work.finish(error)
-            else:
-                work.finish(None)
-
-        def start() -> None:
-            try:
-                member = self._joined()
-                operation = member.comm._joined("send").start(
-                    [(data, data if sends else array.data, int(DataType.UINT8))],
-                    op=int(ReduceOp.SUM),
-                    tag=key,
-                    level=1,
-                    rerun=False,
-                    structure=b"message",
-                    description=f"a message of {data.size} bytes with tag {tag}",
-                    timeout=timeout,
-                )
-            except Exception as error:
-                work.finish(error)
-                return
-            end = (operation, member.size)
-            thread = threading.Thread(target=finish, args=end, name="pccl message", daemon=True)
-            self._threads = {other for other in self._threads if other.is_alive()} | {thread}
-            thread.start()
-
-        self._queue.run(start, here=False)
-
-    def leave(self) -> None:
-        """Messages that are under way end with an error, those that wait for the other rank, too."""
-        with self._lock:
-            self._closed = True
-            member = self._member
-        if member is not None:
-            member.leave()
-
-    def close(self) -> None:
-        self.leave()
-        with self._lock:
-            member = self._member
-        if member is not None:
-            member.close()
-        self._queue.close()  # after that, nobody adds a thread
-        for thread in self._threads:
-            _await_end(thread)
-
-
+@all_untraced
 class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
     """One process's part of a c10d group on pccl. Made by c10d; see `docs/torch.md` for what it does."""
 
@@ -759,33 +77,69 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         super().__init__(rank, size)
         self._rank, self._size = rank, size
         self._store = options.store
-        self._timeout = options.timeout
+        self._options = Backend.Options("pccl", options.timeout)
         self._name = str(options.group_id)
         self._desc = "undefined"
         self._members = list(options.global_ranks_in_group) or list(range(size))
-        self._queue = _Queue(f"pccl {self._name}")
+        self._queue = Queue(f"pccl {self._name}")
         self._lost: PCCLError | None = None
         self._closed = False
-        self._channels: dict[int, _Channel] = {}
-        self._member: _Member | None = None
+        self._monitored = 0  # calls of `monitored_barrier`
+        self._sequence = 0  # collectives called so far
+        self._member: Member | None = None
         self._word = os.urandom(8).hex()  # this life's, whichever attempt to meet the others it is
-        self._exchange: _Exchange = _Alone()
+        self._exchange: Exchange = Alone()
+        self._messages = Messages(rank, size, f"pccl {self._name}", self._make_pair, self._departed)
         if size > 1:
-            self._member = self._make_member(self._store, "", self._members, rank)
+            timeout = self._timeout.total_seconds()
+            self._member = self._make_member(self._store, "", self._members, rank, timeout)
             self._member.join()
-            self._exchange = _Exchange(self._member.comm, rank, self._member.order)
+            self._exchange = Exchange(self._member.comm, rank, self._member.order)
 
-    def _make_member(self, store: Any, suffix: str, members: Sequence[int], rank: int) -> _Member:
-        return _Member(
+    def _make_member(
+        self, store: Any, suffix: str, members: Sequence[int], rank: int, timeout: float
+    ) -> Member:
+        return Member(
             store,
             self._name + suffix,
             ",".join(map(str, members)),
             rank,
             len(members),
-            self._timeout.total_seconds(),
+            timeout,
             members[0] == 0,
             self._word,
         )
+
+    def _make_pair(self, other: int, timeout: float) -> Member:
+        """This process in the pccl group of it and another rank."""
+        lower, higher = sorted((self._rank, other))
+        # Of its own connection: one that waits for a key keeps others from using it.
+        store = dist.PrefixStore(f"{lower}-{higher}/", self._store.clone())
+        members = [self._members[lower], self._members[higher]]
+        own = 0 if self._rank == lower else 1
+        return self._make_member(store, f" {lower}-{higher}", members, own, timeout)
+
+    def _departed(self, other: int, func: str) -> PCCLError | None:
+        member = self._member
+        return member.departed(other, func) if member is not None else None
+
+    @property
+    def options(self) -> Any:
+        """Backend name, timeout, name and global ranks, as `torch._C._distributed_c10d.Backend.Options`."""
+        self._options.group_name = self._name
+        self._options.global_ranks_in_group = self._members
+        return self._options
+
+    @property
+    def _timeout(self) -> timedelta:
+        timeout: timedelta = self._options._timeout
+        return timeout
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._sequence
+
+    def _set_sequence_number_for_group(self) -> None:
+        self._sequence = 0
 
     # What c10d asks of a group beside collectives. There are no backends inside: this is the group and its
     # only backend.
@@ -824,9 +178,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
             f"<pccl.adapters.torch.ProcessGroup {self._name} rank={self._rank} size={self._size}>"
         )
 
-    def _parts(self) -> list[_Member | _Channel]:
-        channels = list(self._channels.values())
-        return [*channels, self._member] if self._member is not None else [*channels]
+    def _parts(self) -> list[Member | Messages]:
+        return [self._messages, self._member] if self._member is not None else [self._messages]
 
     def _leave(self) -> None:
         self._closed = True
@@ -839,9 +192,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         for part in self._parts():
             part.close()
         self._queue.close()
-        self._exchange = _Gone()
+        self._exchange = Gone()
         self._member = None
-        self._channels = {}
 
     def abort(self) -> None:
         """As `shutdown`."""
@@ -859,18 +211,21 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         options: Any,
         results: Sequence[torch.Tensor],
         exchange: Callable[[float], None],
-        written: Sequence[_Array] = (),
+        written: Sequence[Array] = (),
         finish: Callable[[], None] | None = None,
-    ) -> _Work:
+        inputs: Sequence[torch.Tensor] | None = None,
+    ) -> Work:
         """A collective: `exchange(timeout)`, then copies back what is not `written` in place, then `finish`."""
         self._check_open(func)
-        work = _Work(results)
+        self._sequence += 1
+        work = Work(results)
+        profile(work, func, results if inputs is None else inputs)
         timeout = self._seconds(options)
 
         def job() -> None:
             try:
                 if self._lost is not None:
-                    raise self._lost
+                    raise fresh(self._lost)  # kept for every later call
                 with torch.no_grad():
                     exchange(timeout)
                     for array in written:
@@ -892,7 +247,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
 
     def _check_open(self, func: str) -> None:
         if self._closed:
-            raise InvalidUsage.because(func, _DESTROYED)
+            raise InvalidUsage.because(func, DESTROYED)
 
     def _judge(self, error: PCCLError) -> PCCLError:
         """What the caller gets for an engine's error; what ends the group is kept for all later calls."""
@@ -901,14 +256,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         return self._lost or error
 
     def _what(self, func: str, tensors: Sequence[torch.Tensor], op: object = "") -> str:
-        return f"{func} of {_names(tensors)}" + (f", {op}" if op else "")
+        return f"{func} of {names_of(tensors)}" + (f", {op}" if op else "")
 
     # Collectives.
 
-    def _reduce_all(self, func: str, tensors: Sequence[torch.Tensor], options: Any) -> _Work:
-        op, _ = _operation(options.reduceOp, tensors[0].dtype, func)
-        arrays = [_array(tensor) for tensor in tensors]
-        dtypes = [_operation(options.reduceOp, tensor.dtype, func)[1] for tensor in tensors]
+    def _reduce_all(self, func: str, tensors: Sequence[torch.Tensor], options: Any) -> Work:
+        op, _ = operation_of(options.reduceOp, tensors[0].dtype, func)
+        arrays = [array_of(tensor) for tensor in tensors]
+        dtypes = [operation_of(options.reduceOp, tensor.dtype, func)[1] for tensor in tensors]
         what = self._what(func, tensors, op.name)
 
         def exchange(timeout: float) -> None:
@@ -917,19 +272,38 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
 
         return self._run(func, options, tensors, exchange, arrays)
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> _Work:
-        return self._reduce_all("allreduce", tensors, opts or dist.AllreduceOptions())
+    def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+        options = opts or dist.AllreduceOptions()
+        if tensors[0].layout == torch.sparse_coo:
+            return self._reduce_sparse(tensors, options)
+        work = self._reduce_all("allreduce", tensors, options)
+        # DDP's built-in fp16 hook, in C++, takes the value of the work's future for a C++ list.
+        calls = sys._getframe(1).f_code.co_names
+        in_cpp = tensors[0].dtype == torch.float16 and "allreduce" not in calls
+        return typed_work(work) if in_cpp else work
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> _Work:
+    def _reduce_sparse(self, tensors: Any, options: Any) -> Work:
+        (tensor,) = tensors
+        if options.reduceOp != dist.ReduceOp.SUM:
+            raise NotSupported.because("allreduce", "backend pccl only sums sparse tensors")
+        what = self._what("allreduce of sparse", tensors, "SUM")
+
+        def exchange(timeout: float) -> None:
+            total = collectives.reduce_sparse(self._exchange, tensor, self._size, what, timeout)
+            tensor.copy_(total)
+
+        return self._run("allreduce", options, tensors, exchange)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
         options = opts or dist.AllreduceCoalescedOptions()
         if len({tensor.dtype == torch.bool for tensor in tensors}) > 1:
             raise NotSupported.because("allreduce_coalesced", "bool and other dtypes in one call")
         return self._reduce_all("allreduce_coalesced", tensors, options)
 
-    def reduce(self, tensors: Any, opts: Any) -> _Work:
+    def reduce(self, tensors: Any, opts: Any) -> Work:
         (tensor,) = tensors
-        op, dtype = _operation(opts.reduceOp, tensor.dtype, "reduce")
-        array = _array(tensor)
+        op, dtype = operation_of(opts.reduceOp, tensor.dtype, "reduce")
+        array = array_of(tensor)
         is_root = self._rank == opts.rootRank
         target = array.data if is_root else np.empty_like(array.data)
         what = self._what(f"reduce to {opts.rootRank}", tensors, op.name)
@@ -939,9 +313,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
 
         return self._run("reduce", opts, tensors, exchange, [array] if is_root else [])
 
-    def broadcast(self, tensors: Any, opts: Any) -> _Work:
+    def broadcast(self, tensors: Any, opts: Any) -> Work:
         is_root = self._rank == opts.rootRank
-        arrays = [_array(tensor, read=is_root) for tensor in tensors]
+        arrays = [array_of(tensor, read=is_root) for tensor in tensors]
         what = self._what("broadcast", tensors)
 
         def exchange(timeout: float) -> None:
@@ -955,14 +329,16 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         outputs: Sequence[torch.Tensor],
         inputs: Sequence[torch.Tensor],
         options: Any,
-    ) -> _Work:
+    ) -> Work:
         """Every output gets all members' inputs of its place, one after the other."""
         for output, own in zip(outputs, inputs, strict=True):
             if output.dtype != own.dtype or output.numel() != own.numel() * self._size:
-                sentence = f"{_names([output])} does not hold {self._size} times {_names([own])}"
+                sentence = (
+                    f"{names_of([output])} does not hold {self._size} times {names_of([own])}"
+                )
                 raise ValueError(f"{func}: {sentence}")
         pairs = [
-            (_array(own), _array(output, read=False))
+            (array_of(own), array_of(output, read=False))
             for output, own in zip(outputs, inputs, strict=True)
         ]
         what = self._what(func, inputs)
@@ -970,16 +346,18 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         def exchange(timeout: float) -> None:
             self._exchange.all_gather([(s.data, r.data) for s, r in pairs], what, timeout)
 
-        return self._run(func, options, outputs, exchange, [recv for _, recv in pairs])
+        return self._run(
+            func, options, outputs, exchange, [recv for _, recv in pairs], inputs=inputs
+        )
 
-    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> _Work:
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         return self._gather_all(
             "all_gather_single", [output], [input], opts or dist.AllgatherOptions()
         )
 
     _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         options = opts or dist.AllgatherOptions()
         return self._gather_all("all_gather_single_coalesced", outputs, inputs, options)
 
@@ -987,9 +365,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
 
     def _gather_lists(
         self, func: str, lists: Sequence[Any], inputs: Sequence[torch.Tensor], options: Any
-    ) -> _Work:
+    ) -> Work:
         """As `_gather_all`, to a list of tensors for each input, or none where nobody asks."""
-        arrays = [_array(own) for own in inputs]
+        arrays = [array_of(own) for own in inputs]
         wholes = [np.empty(self._size * array.data.size, np.uint8) for array in arrays]
         what = self._what(func, inputs)
         for outputs, own in zip(lists, inputs, strict=True):
@@ -997,7 +375,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
                 raise ValueError(f"{func}: {len(outputs)} outputs for {self._size} ranks")
             if any(o.dtype != own.dtype or o.numel() != own.numel() for o in outputs):
                 raise ValueError(
-                    f"{func}: {_names(outputs)} cannot take {_names([own])} of each rank"
+                    f"{func}: {names_of(outputs)} cannot take {names_of([own])} of each rank"
                 )
 
         def exchange(timeout: float) -> None:
@@ -1007,39 +385,46 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         def finish() -> None:
             for outputs, whole in zip(lists, wholes, strict=True):
                 for output, part in zip(outputs, np.split(whole, self._size), strict=False):
-                    _write(output, part)
+                    write(output, part)
 
         flat = [output for outputs in lists for output in outputs]
-        return self._run(func, options, flat, exchange, finish=finish)
+        return self._run(func, options, flat, exchange, finish=finish, inputs=inputs)
 
-    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> _Work:
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
         options = opts or dist.AllgatherOptions()
         return self._gather_lists("allgather", output_tensors, input_tensors, options)
 
-    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> _Work:
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Work:
+        # By rank, unlike those of all others: outputs[rank][tensor].
+        if len(output_lists) != self._size or any(
+            len(outputs) != len(input_list) for outputs in output_lists
+        ):
+            sentence = f"outputs must be {self._size} lists of {len(input_list)} tensors"
+            raise ValueError(f"allgather_coalesced: {sentence}")
+        by_tensor = [list(outputs) for outputs in zip(*output_lists, strict=True)]
         options = opts or dist.AllgatherOptions()
-        return self._gather_lists("allgather_coalesced", output_lists, input_list, options)
+        return self._gather_lists("allgather_coalesced", by_tensor, input_list, options)
 
-    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> _Work:
+    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         lists = output_tensors if self._rank == opts.rootRank else [[] for _ in input_tensors]
         return self._gather_lists(f"gather to {opts.rootRank}", lists, input_tensors, opts)
 
-    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> _Work:
+    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
         (output,) = output_tensors
         size = output.numel() * output.element_size()
         whole = np.zeros(self._size * size, np.uint8)
         if self._rank == opts.rootRank:
             (parts,) = input_tensors
             if any(p.dtype != output.dtype or p.numel() != output.numel() for p in parts):
-                raise ValueError(f"scatter: {_names(parts)} do not fit {_names([output])}")
-            whole = np.concatenate([_array(part).data for part in parts])
+                raise ValueError(f"scatter: {names_of(parts)} do not fit {names_of([output])}")
+            whole = np.concatenate([array_of(part).data for part in parts])
         what = self._what("scatter", output_tensors)
 
         def exchange(timeout: float) -> None:
             self._exchange.broadcast([whole], opts.rootRank, what, timeout)
 
         def finish() -> None:
-            _write(output, np.split(whole, self._size)[self._rank])
+            write(output, np.split(whole, self._size)[self._rank])
 
         return self._run("scatter", opts, output_tensors, exchange, finish=finish)
 
@@ -1050,18 +435,18 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         sends: Sequence[Bytes],
         dtypes_in: Sequence[torch.dtype],
         options: Any,
-    ) -> _Work:
+    ) -> Work:
         """Every output gets this rank's part of the reduced bytes of its place."""
         for output, given in zip(outputs, dtypes_in, strict=True):
             if output.dtype != given:
-                raise ValueError(f"{func}: {given} cannot be reduced into {_names([output])}")
-        op, _ = _operation(options.reduceOp, outputs[0].dtype, func)
-        dtypes = [_operation(options.reduceOp, output.dtype, func)[1] for output in outputs]
-        arrays = [_array(output, read=False) for output in outputs]
+                raise ValueError(f"{func}: {given} cannot be reduced into {names_of([output])}")
+        op, _ = operation_of(options.reduceOp, outputs[0].dtype, func)
+        dtypes = [operation_of(options.reduceOp, output.dtype, func)[1] for output in outputs]
+        arrays = [array_of(output, read=False) for output in outputs]
         for output, array, send in zip(outputs, arrays, sends, strict=True):
             if send.size != array.data.size * self._size:
                 elements = send.size // output.element_size()
-                sentence = f"{elements} elements are not {self._size} times {_names([output])}"
+                sentence = f"{elements} elements are not {self._size} times {names_of([output])}"
                 raise ValueError(f"{func}: {sentence}")
         what = self._what(func, outputs, op.name)
 
@@ -1074,36 +459,71 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
 
         return self._run(func, options, outputs, exchange, arrays)
 
-    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> _Work:
+    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
         options = opts or dist.ReduceScatterOptions()
-        sends = [np.concatenate([_array(part).data for part in parts]) for parts in input_tensors]
+        sends = [np.concatenate([array_of(part).data for part in parts]) for parts in input_tensors]
         dtypes = [
             next((part.dtype for part in parts if part.dtype != output.dtype), output.dtype)
             for parts, output in zip(input_tensors, output_tensors, strict=True)
         ]
+        if any(len({part.numel() for part in parts}) > 1 for parts in input_tensors):
+            return self._scatter_unevenly(output_tensors, input_tensors, sends, dtypes, options)
         return self._scatter_reduced("reduce_scatter", output_tensors, sends, dtypes, options)
 
-    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> _Work:
+    def _scatter_unevenly(
+        self,
+        outputs: Sequence[torch.Tensor],
+        lists: Sequence[Sequence[torch.Tensor]],
+        sends: Sequence[Bytes],
+        dtypes_in: Sequence[torch.dtype],
+        options: Any,
+    ) -> Work:
+        """A reduce-scatter to parts of several sizes, as an all-reduce of which each rank keeps its part."""
+        func = "reduce_scatter"
+        for output, parts, given in zip(outputs, lists, dtypes_in, strict=True):
+            if len(parts) != self._size or given != output.dtype:
+                raise ValueError(f"{func}: {names_of(parts)} for {self._size} ranks")
+            if parts[self._rank].numel() != output.numel():
+                sentence = f"{names_of([output])} cannot take {names_of([parts[self._rank]])}"
+                raise ValueError(f"{func}: {sentence}")
+        op, _ = operation_of(options.reduceOp, outputs[0].dtype, func)
+        dtypes = [operation_of(options.reduceOp, output.dtype, func)[1] for output in outputs]
+        whole = [np.empty_like(send) for send in sends]
+        what = "; ".join(f"{func} of " + ",".join(str(p.numel()) for p in ps) for ps in lists)
+
+        def exchange(timeout: float) -> None:
+            triples = list(zip(sends, whole, dtypes, strict=True))
+            self._exchange.all_reduce(triples, op, f"{what}, {op.name}", timeout)
+
+        def finish() -> None:
+            for output, parts, data in zip(outputs, lists, whole, strict=True):
+                size = output.element_size()
+                first = size * sum(part.numel() for part in parts[: self._rank])
+                write(output, data[first : first + size * output.numel()])
+
+        return self._run(func, options, outputs, exchange, finish=finish)
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         return self._scatter_reduced(
             "reduce_scatter_single",
             [output],
-            [_array(input).data],
+            [array_of(input).data],
             [input.dtype],
             opts or dist.ReduceScatterOptions(),
         )
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> _Work:
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
         options = opts or dist.ReduceScatterOptions()
-        sends = [_array(tensor).data for tensor in inputs]
+        sends = [array_of(tensor).data for tensor in inputs]
         dtypes = [tensor.dtype for tensor in inputs]
         func = "reduce_scatter_single_coalesced"
         return self._scatter_reduced(func, outputs, sends, dtypes, options)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def barrier(self, opts: Any = None) -> _Work:
+    def barrier(self, opts: Any = None) -> Work:
         token = np.zeros(1, np.uint8)
 
         def exchange(timeout: float) -> None:
@@ -1115,64 +535,136 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
 
     # Messages.
 
-    def _channel(self, other: int) -> _Channel:
-        if other not in self._channels:
-            lower, higher = sorted((self._rank, other))
-            # Of its own connection: one that waits for a key keeps others from using it.
-            store = dist.PrefixStore(f"{lower}-{higher}/", self._store.clone())
-            members = [self._members[lower], self._members[higher]]
-            own = 0 if self._rank == lower else 1
-            self._channels[other] = _Channel(
-                lambda: self._make_member(store, f" {lower}-{higher}", members, own),
-                own == 0,
-                f"pccl {self._name} {lower}-{higher}",
-            )
-        return self._channels[other]
-
-    def _message(self, func: str, tensors: Any, other: int, tag: int) -> _Work:
+    def _message(self, func: str, tensors: Any, other: int | None, tag: int) -> Work:
         self._check_open(func)
         if other == self._rank:
             raise ValueError(f"{func}: rank {other} is this rank")
         (tensor,) = tensors
-        work = _Work(tensors)
-        sends = func == "send"
-        timeout = self._timeout.total_seconds()
-        self._channel(other).run(
-            work, _array(tensor, read=sends), sends=sends, tag=tag, timeout=timeout
-        )
+        work = Receipt(tensors)
+        # A message may be shorter than the tensor that receives it, whose other elements stay.
+        array = array_of(tensor)
+
+        def done(error: Exception | None) -> None:
+            if error is None and func == "recv":
+                try:
+                    with torch.no_grad():
+                        array.write_back()
+                except Exception as failure:  # of the tensor, which is not the channel's matter
+                    error = failure
+            work.finish(error)
+
+        letter = Letter(array.data, USER, tag, done, self._timeout.total_seconds(), other)
+        work.letter = letter
+        profile(work, func, tensors)
+        try:
+            if func == "send":
+                self._messages.send(letter)
+            else:
+                self._messages.receive(letter)
+        except PCCLError as error:
+            work.finish(error)
+            raise as_torch_error(error) from None
         return work
 
-    def send(self, tensors: Any, dst_rank: int, tag: int = 0) -> _Work:
+    def send(self, tensors: Any, dst_rank: int, tag: int = 0) -> Work:
         return self._message("send", tensors, dst_rank, tag)
 
-    def recv(self, tensors: Any, src_rank: int, tag: int = 0) -> _Work:
+    def recv(self, tensors: Any, src_rank: int, tag: int = 0) -> Work:
         return self._message("recv", tensors, src_rank, tag)
 
-    # What it does not do.
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        return self._message("recv", tensors, None, tag)
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> _Work:
-        raise NotSupported.because("recv", "backend pccl receives from a given rank only: pass src")
+    def _to_all(
+        self,
+        func: str,
+        results: Sequence[torch.Tensor],
+        inputs: Sequence[torch.Tensor],
+        sends: Sequence[Bytes],
+        receives: Sequence[Bytes],
+        arrays: Sequence[Array],
+        options: Any,
+    ) -> Work:
+        """Every rank gets its part of every rank's `sends`."""
+        tensor = results[0]
+        what = f"{func} of {str(tensor.dtype).removeprefix('torch.')}"
+        number = self._sequence
 
-    def all_to_all_single(self, *_: Any, **__: Any) -> _Work:
-        raise NotSupported.because("all_to_all_single", "backend pccl has no all_to_all_single")
+        def exchange(timeout: float) -> None:
+            collectives.AllToAll(
+                self._exchange,
+                self._messages,
+                self._rank,
+                number,
+                sends,
+                receives,
+                tensor.element_size(),
+            ).run(func, what, timeout)
+
+        return self._run(func, options, results, exchange, arrays, inputs=inputs)
+
+    def all_to_all_single(
+        self,
+        output: Any,
+        input: Any,
+        output_split_sizes: Any = (),
+        input_split_sizes: Any = (),
+        opts: Any = None,
+    ) -> Work:
+        if output.dtype != input.dtype:
+            sentence = f"{names_of([output])} cannot take {names_of([input])}"
+            raise ValueError(f"all_to_all_single: {sentence}")
+        source, target = array_of(input), array_of(output, read=False)
+        return self._to_all(
+            "all_to_all_single",
+            [output],
+            [input],
+            self._split(source, input_split_sizes, "input"),
+            self._split(target, output_split_sizes, "output"),
+            [target],
+            opts or dist.AllToAllOptions(),
+        )
 
     alltoall_base = all_to_all_single
 
-    def alltoall(self, *_: Any, **__: Any) -> _Work:
-        raise NotSupported.because("all_to_all", "backend pccl has no all_to_all")
+    def _split(self, array: Array, splits: Any, name: str) -> list[Bytes]:
+        rows = array.tensor.shape[0] if array.tensor.dim() else 1
+        try:
+            return collectives.split(array.data, list(splits), rows, self._size, name)
+        except PCCLError as error:
+            raise as_torch_error(error) from None
 
-    def monitored_barrier(self, *_: Any, **__: Any) -> None:
-        raise NotSupported.because("monitored_barrier", "backend pccl has no monitored_barrier")
+    def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
+        if len(output_tensors) != self._size or len(input_tensors) != self._size:
+            counts = f"{len(input_tensors)} inputs and {len(output_tensors)} outputs"
+            raise ValueError(f"all_to_all: {counts} for {self._size} ranks")
+        if len({tensor.dtype for tensor in [*output_tensors, *input_tensors]}) > 1:
+            raise ValueError("all_to_all: tensors of several dtypes")
+        sources = [array_of(tensor) for tensor in input_tensors]
+        targets = [array_of(tensor, read=False) for tensor in output_tensors]
+        return self._to_all(
+            "all_to_all",
+            output_tensors,
+            input_tensors,
+            [array.data for array in sources],
+            [array.data for array in targets],
+            targets,
+            opts or dist.AllToAllOptions(),
+        )
+
+    # What it does not do.
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        self._check_open("monitored_barrier")
+        number, self._monitored = self._monitored, self._monitored + 1
+        if self._member is not None:
+            limit = (timeout or self._timeout).total_seconds()
+            monitored_barrier(self._member, self._rank, number, limit, wait_all_ranks)
 
     def split_group(self, *_: Any, **__: Any) -> None:
         raise NotSupported.because("split_group", "backend pccl has no split_group; use new_group")
 
     def merge_remote_group(self, *_: Any, **__: Any) -> None:
         raise NotSupported.because("merge_remote_group", "backend pccl has no merge_remote_group")
-
-
-def _write(tensor: torch.Tensor, data: Bytes) -> None:
-    """Gives a tensor of any layout and device these elements, in logical order."""
-    array = _array(tensor, read=False)
-    array.data[:] = data
-    array.write_back()

@@ -81,7 +81,7 @@ def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[t
     possible (`MasterLost`, `Evicted` ...), `backward()` raises, and gradients are to be thrown away.
 
     The module's process group must be this process alone; newcomers enter where the program calls
-    `pccl.sync`, between steps.
+    `pccl.admit` or `pccl.sync`, between steps.
 
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         model = DistributedDataParallel(model)

@@ -79,10 +79,11 @@ class _Outer:
 class DiLoCo:
     """Trains a module together with all members of the run, by DiLoCo (arXiv 2311.08105, 2501.18512).
 
-        model, inner = make_model(), torch.optim.AdamW(model.parameters())
+        model = make_model()
+        inner = torch.optim.AdamW(model.parameters())
         diloco = DiLoCo(model, inner, sync_every=50)
-        for batch in data:
-            loss_of(model, batch).backward()
+        while diloco.outer_step < rounds:  # of the run; a newcomer begins where the others are
+            loss_of(model, next(batches)).backward()
             inner.step()
             inner.zero_grad()
             diloco.step()

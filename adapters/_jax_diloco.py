@@ -104,8 +104,8 @@ def diloco(
         outer = pccl.adapters.jax.diloco(sync_every=50)
         state = outer.init(params)
         params = state.params  # the run's
-        for batch in data:
-            params, moments = train_step(params, moments, batch)  # jitted; optax's, say
+        while state.core.outer_step < rounds:  # of the run, not of this process
+            params, moments = train_step(params, moments, next(batches))  # jitted; optax's, say
             params, state = outer.update(params, state)
 
     `init` is a collective call, after `pccl.init`: it waits to be let in. `update` counts an inner

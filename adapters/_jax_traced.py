@@ -38,6 +38,8 @@ _ERROR = re.compile(r"\[pccl error (\d+)\]")
 _EXACT = quantization.Codes(0, False, False, Quantize.block)
 # Where a call has its weight, as the custom call numbers them.
 _NOWHERE, _CONSTANT, _ARGUMENT = 0, 1, 2
+# Each call has one more result, which is the next call's argument: so they run in order.
+_BYTE = jax.core.ShapedArray((), np.dtype(np.uint8))
 # Weights' dtypes that the custom call reads; others become float32.
 _READABLE = "int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32 float64".split()
 
@@ -56,6 +58,7 @@ class Call(NamedTuple):
         communicator: Its number; 0 for the process's.
         timeout: Seconds; None for no limit.
         quantize: How it travels; None: exact.
+        nones: Where None stands in the tree.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Call(NamedTuple):
     communicator: int
     timeout: float | None
     quantize: Quantize | None = None
+    nones: tuple[str, ...] = ()
 
     def backward(self) -> Call:
         """The call that combines the gradients of this one's results, exactly."""
@@ -129,13 +133,14 @@ def allreduce(
     if weight is not None:
         _weighted.check_op(op, _FUNC)
     _register()
-    flat = trees.flatten(tree, _FUNC)
+    flat = trees.flatten_operands(tree, _FUNC)
     leaves = [
         _as_operand(leaf, f"tree{path}", mean=op is ReduceOp.AVG)
         for path, leaf in zip(flat.paths, flat.leaves, strict=True)
     ]
     name = _name([*flat.leaves, weight], tag)
-    call = Call(name, _tag(name) if tag is None else tag, op, communicator, timeout, quantize)
+    number = _tag(name) if tag is None else tag
+    call = Call(name, number, op, communicator, timeout, quantize, tuple(flat.nones))
     if weight is None:
         return flat.unflatten(_differentiable(call, flat.paths)(*leaves))
     if not isinstance(weight, jax.core.Tracer):
@@ -310,8 +315,8 @@ def _bind(
         *arrays,
         *([weight] if where == _ARGUMENT else []),
         name=call.name,
-        arrays=kind + trees.describe(paths, buffers) + travels,
-        structure=kind + travels + trees.structure(paths, buffers).decode(),
+        arrays=kind + trees.describe(paths, buffers, call.nones) + travels,
+        structure=kind + travels + trees.structure(paths, buffers, call.nones).decode(),
         tag=np.uint64(call.tag).astype(np.int64),
         op=np.int64(call.op),
         communicator=np.int64(call.communicator),
@@ -322,11 +327,72 @@ def _bind(
         zero_exact=np.int64(codes.zero_exact),
         stochastic=np.int64(codes.stochastic),
         block=np.int64(codes.block),
+        gathered=np.int64(0),
     )
     return made
 
 
-def _lower(context: Any, *operands: Any, weighted: np.int64, **attributes: Any) -> Any:
+def _lower(context: Any, *operands: Any, gathered: np.int64, **attributes: Any) -> Any:
+    """A custom call on one device, on each of a `shard_map`, or once for all that share a program.
+
+    In the third case XLA divides the program among `gathered` devices, and a call with side effects
+    that is neither in a `shard_map` nor on one device has no place there. So a `shard_map` over all
+    devices is put around it: it gathers the operands, every device calls with all of them, and the
+    engine makes one call of these.
+    """
+    if gathered:
+        return _custom_call(context, operands, (), gathered=gathered, **attributes)
+    axes = context.module_context.axis_context
+    manual = getattr(axes, "manual_axes", None)
+    if manual is not None and manual != frozenset(axes.mesh.axis_names):
+        free = ", ".join(str(name) for name in axes.mesh.axis_names if name not in manual)
+        sentence = (
+            f"{attributes['name']}: a shard_map over some axes of its mesh only, not over {free}; "
+            "give shard_map all axes"
+        )
+        raise NotSupported.because(_FUNC, sentence)
+    devices = getattr(axes, "num_devices", 1)
+    before = _latest_ticket()
+    if manual is not None or devices == 1:
+        return _custom_call(context, operands, before, gathered=gathered, **attributes)[:-1]
+    if jax.process_count() > 1:
+        sentence = f"{attributes['name']}: arrays sharded over devices of several processes"
+        raise NotSupported.because(_FUNC, sentence)
+
+    def call(*given: jax.Array) -> Any:
+        ticket = given[len(operands) :] or (jnp.zeros((), np.uint8),)
+        return tuple(
+            _primitive.bind(
+                *given[: len(operands)], *ticket, gathered=np.int64(devices), **attributes
+            )
+        )
+
+    everywhere = jax.sharding.PartitionSpec()
+    mesh = jax.sharding.AbstractMesh((devices,), ("pccl",))
+    mapped = jax.shard_map(
+        call, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False
+    )
+    # Without the shardings of explicit axes: those are of another mesh.
+    inside = context.replace(
+        avals_in=[*map(_plain, context.avals_in), *[_BYTE] * len(before)],
+        avals_out=[*map(_plain, context.avals_out), _BYTE],
+    )
+    return mlir.lower_fun(mapped, multiple_results=True)(inside, *operands, *before)[:-1]
+
+
+def _plain(aval: Any) -> Any:
+    return jax.core.ShapedArray(aval.shape, aval.dtype)
+
+
+def _custom_call(
+    context: Any,
+    operands: Sequence[Any],
+    before: Sequence[Any],
+    *,
+    weighted: np.int64,
+    gathered: np.int64,
+    **attributes: Any,
+) -> list[Any]:
     """A custom call that XLA neither drops nor repeats, and whose results take its arguments' memory.
 
     Not those of a weighted mean: the engine makes the products where the results will be, and a
@@ -335,29 +401,43 @@ def _lower(context: Any, *operands: Any, weighted: np.int64, **attributes: Any) 
     One more result, a byte, is the last argument of the next call: so calls run in the order of
     their trace, which members share, also where XLA runs one thing at a time.
     """
-    before = _latest_ticket()
-    byte = jax.core.ShapedArray((), np.dtype(np.uint8))
+    if not gathered:  # else the byte is an argument and a result already
+        context = context.replace(
+            avals_in=[*context.avals_in, *[_BYTE] * len(before)],
+            avals_out=[*context.avals_out, _BYTE],
+        )
     rule = jax.ffi.ffi_lowering(
         _TARGET,
         has_side_effect=True,
         operand_output_aliases={i: i for i in range(0 if weighted else len(operands))},
     )
-    extended = context.replace(
-        avals_in=[*context.avals_in, *[byte] * len(before)],
-        avals_out=[*context.avals_out, byte],
-    )
-    return list(rule(extended, *operands, *before, weighted=weighted, **attributes))[:-1]
+    given = {"weighted": weighted, "gathered": gathered, **attributes}
+    return list(rule(context, *operands, *before, **given))
 
 
 def _latest_ticket() -> list[Any]:
     """The last result of the block's latest call, if there is one."""
     for operation in reversed(list(ir.InsertionPoint.current.block.operations)):
-        target = operation.operation.attributes
-        if operation.operation.name == "stablehlo.custom_call" and (
-            ir.StringAttr(target["call_target_name"]).value == _TARGET
-        ):
+        if _is_call(operation.operation) or _surrounds_call(operation.operation):
             return [list(operation.operation.results)[-1]]
     return []
+
+
+def _is_call(operation: Any) -> bool:
+    return operation.name == "stablehlo.custom_call" and bool(
+        ir.StringAttr(operation.attributes["call_target_name"]).value == _TARGET
+    )
+
+
+def _surrounds_call(operation: Any) -> bool:
+    """Whether it is what `_lower` puts around a call, not a `shard_map` of the user's with a call."""
+    return operation.name == "sdy.manual_computation" and any(
+        _is_call(inner.operation)
+        and ir.IntegerAttr(
+            ir.DictAttr(inner.operation.attributes["mhlo.backend_config"])["gathered"]
+        ).value
+        for inner in operation.regions[0].blocks[0].operations
+    )
 
 
 def _refuse_device(context: Any, *operands: Any, name: str, **attributes: Any) -> Any:
@@ -370,7 +450,11 @@ def _refuse_vmap(operands: object, axes: object, *, name: str, **attributes: obj
     raise NotSupported.because(_FUNC, sentence)
 
 
-def _results(*avals: Any, weighted: np.int64, **attributes: Any) -> list[Any]:
+def _results(*avals: Any, weighted: np.int64, gathered: np.int64, **attributes: Any) -> list[Any]:
+    if gathered:
+        *operands, ticket = avals
+        made = _results(*operands, weighted=weighted, gathered=np.int64(0), **attributes)
+        return [*made, ticket]
     arrays = [aval.strip_weak_type() for aval in avals]
     if weighted == _NOWHERE:
         return arrays

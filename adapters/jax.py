@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 import pccl
 from pccl import tree as trees
-from pccl.adapters import Buffer, Node, Shared, as_array
+from pccl.adapters import Buffer, Node, Shared, as_array, place_of
 from pccl.adapters._jax_diloco import diloco
 from pccl.adapters._jax_traced import allreduce as allreduce_traced
 from pccl.adapters._jax_traced import typed_errors
@@ -182,7 +182,7 @@ def share(leaf: jax.Array) -> Shared:
         raise NotSupported.because("", sentence)
     with typed_errors():
         data = np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8)
-    return Shared(leaf.dtype.name, leaf.shape, data, False, "jax")
+    return Shared(leaf.dtype.name, leaf.shape, data, False, "jax", place_of(data, written=False))
 
 
 def adopt(

@@ -9,6 +9,7 @@ Importing this module registers the backend: `torch.distributed.init_process_gro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from pccl.adapters import Buffer, Device, Node, Shared, Staged, overlaps
+from pccl.adapters import Buffer, Device, Node, Place, Shared, Staged, overlaps
 from pccl.adapters._diloco import DiLoCo
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
@@ -73,6 +74,8 @@ def _check_dense(leaf: torch.Tensor) -> None:
 
 def _check_cpu(leaf: torch.Tensor) -> None:
     _check_dense(leaf)
+    if leaf.is_meta:
+        raise NotSupported.because("", "a tensor on the device meta has no elements")
     if leaf.device.type != "cpu":
         raise NotSupported.because("", f"a tensor on {leaf.device} is not supported; use .cpu()")
 
@@ -207,7 +210,11 @@ def share(leaf: torch.Tensor) -> Shared:
     except (RuntimeError, TypeError) as error:
         raise NotSupported.because("", f"torch gives no NumPy view: {error}") from error
     kind = str(leaf.dtype).removeprefix("torch.")
-    return Shared(kind, tuple(leaf.shape), data, own, "torch")
+    size = leaf.element_size()
+    strides = tuple(size * stride for stride in leaf.stride())
+    reading = "conjugated" * leaf.is_conj() + "negated" * leaf.is_neg()
+    place = Place(leaf.data_ptr(), size, tuple(leaf.shape), strides, reading, written=True)
+    return Shared(kind, tuple(leaf.shape), data, own, "torch", place)
 
 
 def adopt(
@@ -281,5 +288,24 @@ def _create_group(options: Any, backend_options: Any) -> Any:
     return _c10d.create(options, backend_options)
 
 
+def _with_monitored_barrier(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def monitored_barrier(
+        group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
+    ) -> None:
+        if dist.distributed_c10d._rank_not_in_group(group) or dist.get_backend(group) != "pccl":
+            original(group, timeout, wait_all_ranks)
+        else:
+            (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    return monitored_barrier
+
+
 if dist.is_available():
-    dist.Backend.register_backend("pccl", _create_group, extended_api=True, devices=["cpu", "cuda"])
+    # torch's own refuses all backends but Gloo, by their name.
+    dist.monitored_barrier = _with_monitored_barrier(dist.monitored_barrier)
+    dist.distributed_c10d.monitored_barrier = dist.monitored_barrier
+    # torch puts tensors of its own on the last device. `device_count` does not start CUDA: a child
+    # that is forked later may still use it.
+    _devices = ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
+    dist.Backend.register_backend("pccl", _create_group, extended_api=True, devices=_devices)

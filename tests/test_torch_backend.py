@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workers import Worker, running
+from workers import Worker, complaints, running
 
 torch = pytest.importorskip("torch")
 
@@ -109,7 +109,7 @@ class Job:
         answers = [worker.expect("done", 90) for worker in workers]
         for worker in workers:
             assert worker.ends() == 0, worker.stderr()
-            assert worker.stderr() == ""
+            assert complaints(worker.stderr()) == ""
         return answers
 
 
@@ -289,11 +289,7 @@ def test_functional_collectives_and_coalescing(job: Job) -> None:
     if objects != [{"rank": 0}, {"rank": 1}] or sent != ["from 1", 1] or got != ["ab"[rank]]:
         wrong.append("objects")
     lacks = {
-        "all_to_all_single": failure(dist.all_to_all_single, torch.empty(2), torch.ones(2)),
-        "all_to_all": failure(dist.all_to_all, [torch.empty(1)] * 2, [torch.ones(1)] * 2),
-        "monitored_barrier": failure(lambda: group.monitored_barrier(timedelta(1))),
-        "recv": failure(dist.recv, torch.empty(1)),
-        "BXOR": failure(dist.all_reduce, torch.ones(1, dtype=torch.int32), dist.ReduceOp.BXOR),
+        "BXOR": failure(dist.all_reduce, torch.ones(1), dist.ReduceOp.BXOR),
     }
     for name, error in lacks.items():
         if error is None or not error.startswith("NotSupported") or name not in error:

@@ -1,0 +1,129 @@
+"""Tensors of torch as arrays of the engine, and c10d's reductions as the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from pccl.adapters._c10d_collectives import BITWISE, Bitwise
+from pccl.errors import NotSupported
+from pccl.types import DataType, ReduceOp
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Array(NamedTuple):
+    """A tensor's elements in CPU memory, contiguous.
+
+    Attributes:
+        data: Their bytes: the tensor's own memory where it is contiguous there, else a copy.
+        tensor: The tensor.
+        copy: The copy; None where there is none.
+    """
+
+    data: Bytes
+    tensor: torch.Tensor
+    copy: torch.Tensor | None
+
+    def write_back(self) -> None:
+        """After `data` was written: the tensor has the new elements, too."""
+        if self.copy is not None:
+            self.tensor.copy_(self.copy)
+
+
+class _Memory:
+    """A tensor's memory for NumPy. `Tensor.numpy()` would keep its storage from being resized for good."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor  # owns it
+        self.__array_interface__ = {
+            "shape": (tensor.numel() * tensor.element_size(),),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def bytes_of(tensor: torch.Tensor) -> Bytes:
+    """The bytes of a contiguous tensor in CPU memory, where they are."""
+    if tensor.numel() == 0:
+        return np.empty(0, np.uint8)
+    return np.asarray(_Memory(tensor))
+
+
+def array_of(tensor: torch.Tensor, *, read: bool = True) -> Array:
+    """A tensor for the engine. `read`: its elements matter; else they are only written."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise NotSupported.because("", "backend pccl takes dense tensors only")
+    plain = tensor.detach()
+    own = plain.device.type == "cpu" and plain.is_contiguous()
+    if own and not plain.is_neg() and not plain.is_conj():
+        return Array(bytes_of(plain), plain, None)
+    copy = torch.empty(plain.shape, dtype=plain.dtype)
+    if read:
+        copy.copy_(plain)
+    return Array(bytes_of(copy), plain, copy)
+
+
+def names_of(tensors: Sequence[torch.Tensor]) -> str:
+    """Tensors in a few words, for error sentences."""
+    shown = [
+        f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
+        for tensor in tensors[:3]
+    ]
+    return ", ".join(shown) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
+
+
+_OPS = {
+    dist.ReduceOp.SUM: ReduceOp.SUM,
+    dist.ReduceOp.AVG: ReduceOp.AVG,
+    dist.ReduceOp.PRODUCT: ReduceOp.PROD,
+    dist.ReduceOp.MIN: ReduceOp.MIN,
+    dist.ReduceOp.MAX: ReduceOp.MAX,
+}
+# Of truth values, as bytes of 0 and 1.
+_BOOL_OPS = {
+    dist.ReduceOp.SUM: ReduceOp.MAX,
+    dist.ReduceOp.MAX: ReduceOp.MAX,
+    dist.ReduceOp.BOR: ReduceOp.MAX,
+    dist.ReduceOp.PRODUCT: ReduceOp.MIN,
+    dist.ReduceOp.MIN: ReduceOp.MIN,
+    dist.ReduceOp.BAND: ReduceOp.MIN,
+}
+
+
+# Of complex numbers, as pairs.
+_COMPLEX_OPS = {
+    dist.ReduceOp.SUM: ReduceOp.SUM,
+    dist.ReduceOp.AVG: ReduceOp.AVG,
+}
+
+
+def operation_of(op: Any, dtype: torch.dtype, func: str) -> tuple[ReduceOp | Bitwise, DataType]:
+    """What the engine does for a reduction of c10d."""
+    table: dict[Any, ReduceOp | Bitwise] = {**_OPS}
+    if dtype == torch.bool:
+        table = {**_BOOL_OPS, dist.ReduceOp.BXOR: Bitwise.BXOR}
+    elif dtype.is_complex:
+        table = {**_COMPLEX_OPS}
+    elif not dtype.is_floating_point:
+        table |= BITWISE
+    found = next((ours for theirs, ours in table.items() if op == theirs), None)
+    if found is None:
+        name = getattr(op, "op", op)
+        raise NotSupported.because(func, f"backend pccl has no {name} of {dtype}")
+    if dtype == torch.bool:
+        return found, DataType.UINT8
+    return found, DataType.from_torch_dtype(dtype.to_real() if dtype.is_complex else dtype)
+
+
+def write(tensor: torch.Tensor, data: Bytes) -> None:
+    """Gives a tensor of any layout and device these elements, in logical order."""
+    array = array_of(tensor, read=False)
+    array.data[:] = data
+    array.write_back()

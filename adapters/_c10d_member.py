@@ -1,0 +1,308 @@
+"""How the ranks of a c10d group find each other and form a pccl group, and what a loss means for it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from pccl import _settings
+from pccl.adapters._c10d_works import DESTROYED, JOINING
+from pccl.communicator import Communicator, MasterNode
+from pccl.errors import (
+    Evicted,
+    InvalidUsage,
+    MasterLost,
+    PCCLError,
+    PeerLost,
+    Result,
+    Timeout,
+    TooFewPeers,
+    Unreachable,
+)
+
+_FAREWELL = timedelta(
+    seconds=10
+)  # how long a member that runs the master waits for the others to leave
+
+
+# The master that this process runs for the groups whose first rank it is, when PCCL_MASTER is not set. Its
+# end ends them, as does the end of any member.
+class _Master:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._node: MasterNode | None = None
+        self._groups = 0
+
+    def acquire(self, host: str) -> str:
+        with self._lock:
+            if self._node is None:
+                node = MasterNode(f"{host}:0")
+                node.run()
+                self._node = node
+            self._groups += 1
+            return self._node.address
+
+    def release(self) -> None:
+        with self._lock:
+            self._groups -= 1
+            if self._groups == 0 and self._node is not None:
+                node, self._node = self._node, None
+                node.interrupt()
+
+
+_master = _Master()
+
+
+def _own_host(first_of_job: bool) -> str:
+    """An address of this host that the group's other members reach."""
+    name = _settings.text("PCCL_BIND")
+    if name is None and first_of_job:
+        name = _settings.text("MASTER_ADDR")  # of the job's first rank, by torch's convention
+    family, _, _, _, address = socket.getaddrinfo(
+        name or socket.gethostname(), 0, type=socket.SOCK_STREAM
+    )[0]
+    return f"[{address[0]}]" if family == socket.AF_INET6 else str(address[0])
+
+
+class Member:
+    """This process as one of the fixed members of a pccl group, found through the c10d store. *any thread*
+
+    Keys in the store: "group" (the pccl group's number, and the master's address if a member runs it); with
+    that number before them, for each rank "here/<rank>" (a word of its own), "peer/<rank>" (its peer id) and
+    "left/<rank>", and "all" (the words that rank 0 has read). Whatever an earlier life of the job has left in
+    the store is told from these: torchrun may start the ranks again with the store that they had.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        name: str,
+        members: str,
+        rank: int,
+        size: int,
+        timeout: float,
+        first_of_job: bool,
+        word: str,
+    ) -> None:
+        self.size = size
+        self._store = store
+        self._name = f"{name}|{members}|"
+        self._number = -1  # of the pccl group; none yet
+        self._rank = rank
+        self._timeout = timeout
+        self._first_of_job = first_of_job
+        self._word = word
+        self._master_inside = False
+        self._serves = False
+        self._comm: Communicator | None = None
+        self._peers: list[str] = []  # ids, by rank
+        self.order: list[int] = []  # pccl's ranks, by rank; empty until `join` is over
+        self._present: list[int] = []  # ranks that were members when this one left
+        self._left = threading.Event()
+        self._lock = threading.Lock()  # guards _serves, _comm and the setting of _left
+
+    @property
+    def comm(self) -> Communicator:
+        assert self._comm is not None, "join first"
+        return self._comm
+
+    def join(self) -> None:
+        """Founds the group, or joins it; returns when all are there. Ends with an error when this member leaves."""
+        if self.order:
+            return
+        deadline = _settings.Deadline(self._timeout)
+        try:
+            address = self._meet(deadline)
+            with self._lock:
+                self._check_not_left()
+                self._comm = Communicator(address, peer_group=self._number)
+            self._comm._join(
+                JOINING,
+                min_peers=self.size,
+                attempts=30,
+                timeout=deadline.left(),
+                enter=False,
+            )
+            engine = self._comm._joined(JOINING)
+            self._store.set(self._key("peer", self._rank), engine.peer_id())
+            self._peers = [self._read("peer", other, deadline) for other in range(self.size)]
+            present = engine.membership()[3]
+            if set(present) != set(self._peers):
+                sentence = f"peers that are not of this job are in pccl group {self._number}"
+                raise InvalidUsage.because(JOINING, sentence)
+            self.order = [present.index(peer) for peer in self._peers]
+        except BaseException:
+            self.close()
+            raise
+
+    def _meet(self, deadline: _settings.Deadline) -> str:
+        """Agrees with the other ranks on the group's number; returns its master's address."""
+        address = _settings.text("PCCL_MASTER")
+        if self._rank == 0:
+            where = f"outside {address}" if address else f"inside {self._serve()}"
+            # Random: one master may serve many jobs, and jobs have the same names for their groups.
+            key = self._name.encode() + os.urandom(16)
+            self._number = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big")
+            self._store.set("group", f"{self._number} {where}")
+            words = [self._read("here", other, deadline) for other in range(1, self.size)]
+            self._store.set(self._key("all"), " ".join(words))
+        else:
+            where = self._find(deadline)
+        where, given = where.split(" ")
+        self._master_inside = where == "inside"
+        return given if self._master_inside or not address else address
+
+    def _find(self, deadline: _settings.Deadline) -> str:
+        """Where the master is of the group that rank 0 founds now: the one in which it answers this one's word."""
+        where = ""
+
+        def answered() -> bool:
+            nonlocal where
+            group = self._get("group")
+            if group is None:
+                return False
+            number, where = group.split(" ", 1)
+            if int(number) != self._number:  # the first, or what follows one of an earlier life
+                self._number = int(number)
+                self._store.set(self._key("here", self._rank), self._word)
+            return self._word in (self._get(self._key("all")) or "").split(" ")
+
+        self.poll(answered, deadline)
+        return where
+
+    def _key(self, what: str, rank: int | None = None) -> str:
+        return f"{self._number}/{what}" if rank is None else f"{self._number}/{what}/{rank}"
+
+    def _get(self, key: str) -> str | None:
+        if not self._store.check([key]):
+            return None
+        value: bytes = self._store.get(key)
+        return value.decode()
+
+    def _read(self, what: str, rank: int, deadline: _settings.Deadline) -> str:
+        """What a rank has set."""
+        key = self._key(what, rank)
+        self.poll(lambda: bool(self._store.check([key])), deadline)
+        value: bytes = self._store.get(key)
+        return value.decode()
+
+    def poll(self, is_there: Callable[[], bool], deadline: _settings.Deadline) -> None:
+        """The store's own waiting could not be interrupted."""
+        pause = 0.001
+        while not is_there():
+            self._check_not_left()
+            if deadline.left() == 0:
+                sentence = f"the group's other ranks did not all come within {self._timeout:g} s"
+                raise Timeout.because(JOINING, sentence)
+            self._left.wait(pause)
+            pause = min(2 * pause, 0.1)
+
+    def _check_not_left(self) -> None:
+        if self._left.is_set():
+            raise InvalidUsage.because(JOINING, DESTROYED)
+
+    def _serve(self) -> str:
+        try:
+            address = _master.acquire(_own_host(self._first_of_job))
+        except (OSError, PCCLError) as error:
+            sentence = (
+                f"could not start a master for this group: {error}; set PCCL_BIND to an address of this "
+                "host that the others reach, or start `pccl master` and set PCCL_MASTER"
+            )
+            raise InvalidUsage.because("init_process_group", sentence) from error
+        with self._lock:
+            self._serves = True
+        return address
+
+    def loss(self, error: PCCLError) -> PCCLError | None:
+        """What ends this group for good, if `error` means that: to be raised by every later call."""
+        func = error.func_name
+        if isinstance(error, MasterLost) and self._master_inside:
+            sentence = "rank 0, which ran the group's master, is gone"
+            return self._lost(func, sentence, 0)
+        if isinstance(error, MasterLost | Evicted | Unreachable):
+            return error
+        if not isinstance(error, PeerLost | TooFewPeers):
+            return None
+        # As of the call that failed: a member that has met the same loss may have left since.
+        try:
+            gone = self._absent(self.comm._joined(func).membership()[3])
+        except PCCLError:  # another thread has closed it
+            return None
+        if not gone:
+            return None
+        named = "rank " + str(gone[0]) if len(gone) == 1 else f"ranks {gone}"
+        sentence = f"{named} of {self.size} {'is' if len(gone) == 1 else 'are'} gone"
+        return self._lost(func, sentence, gone[0])
+
+    def gone(self) -> list[int]:
+        """The ranks that are not in the group any more, as far as this member knows."""
+        try:
+            return self._absent(self.comm._joined("membership").present())
+        except PCCLError:  # another thread has closed it
+            return []
+
+    def _absent(self, present: Sequence[str]) -> list[int]:
+        return [rank for rank, peer in enumerate(self._peers) if peer not in present]
+
+    def say(self, what: str) -> None:
+        """This rank has come to `what`."""
+        self._store.set(self._key(what, self._rank), "1")
+
+    def said(self, what: str, rank: int) -> bool:
+        return bool(self._store.check([self._key(what, rank)]))
+
+    def departed(self, rank: int, func: str) -> PCCLError | None:
+        """The error that says that a rank has left this group or was lost, as far as this member knows."""
+        if not self.order or self._left.is_set():
+            return None
+        if rank in self.gone():
+            return self._lost(func, f"rank {rank} of {self.size} is gone", rank)
+        with suppress(PCCLError):
+            if self.comm._joined(func).is_open():
+                return None
+        # The engine has ended.
+        if rank == 0 and self._master_inside:
+            return self._lost(func, "rank 0, which ran the group's master, is gone", 0)
+        return None
+
+    @property
+    def master_inside(self) -> bool:
+        """Whether a member runs the master."""
+        return self._master_inside
+
+    def _lost(self, func: str, sentence: str, rank: int) -> PeerLost:
+        advice = "a c10d group has a fixed world: make new groups, or restart the job"
+        code = Result.RANK_CONNECTION_LOST
+        return PeerLost(code, func, f"{sentence}; {advice}", peer=self._peers[rank])
+
+    def leave(self) -> None:
+        """The others see a departure. May be called again."""
+        with self._lock:
+            if self._left.is_set():
+                return
+            self._left.set()
+            comm = self._comm
+        if comm is not None:
+            with suppress(PCCLError):
+                present = comm._joined("shutdown").membership()[3]
+                self._present = [r for r, peer in enumerate(self._peers) if peer in present]
+            comm.close()
+        with suppress(Exception):  # the store's process may be gone
+            self._store.set(self._key("left", self._rank), "1")
+
+    def close(self) -> None:
+        """Leaves; and who runs the master waits a while until the others have left."""
+        self.leave()
+        with self._lock:
+            serves, self._serves = self._serves, False
+        if serves:
+            with suppress(Exception):  # who does not leave in time is cut off
+                self._store.wait([self._key("left", rank) for rank in self._present], _FAREWELL)
+            _master.release()

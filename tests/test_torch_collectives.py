@@ -1,0 +1,214 @@
+"""Messages, all-to-all and other collectives of the torch backend, beside Gloo and after losses."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workers import Worker
+
+pytest.importorskip("torch")
+import torch_p2p_programs as p2p
+
+HERE = str(Path(__file__).resolve().parent)
+CODE = f"""
+sys.path.insert(0, {HERE!r})
+import torch_p2p_programs as programs
+"""
+COMMON = [name for name, made in p2p.programs.items() if made not in p2p.GLOO_LACKS]
+
+Answers = list[dict[str, Any]]
+
+
+class Job:
+    """Ranks of one torch job, each a process, gone at the end of the test."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self.workers: list[Worker] = []
+
+    def start(self, size: int, code: str, **env: str) -> list[Worker]:
+        self.workers = [
+            Worker(
+                CODE + code,
+                RANK=str(rank),
+                SIZE=str(size),
+                STORE=str(self._store),
+                GLOO_SOCKET_IFNAME="lo",
+                PYTHONWARNINGS="ignore",
+                **env,
+            )
+            for rank in range(size)
+        ]
+        return self.workers
+
+    def run(self, size: int, backend: str, names: list[str]) -> Answers:
+        """What each rank answers to each program; all end well."""
+        code = "programs.main(say)"
+        workers = self.start(size, code, BACKEND=backend, PROGRAMS=",".join(names))
+        answers = [{name: w.expect(name, 90)["answer"] for name in names} for w in workers]
+        for worker in workers:
+            worker.expect("done", 60)
+            assert worker.ends() == 0, worker.stderr()
+        return answers
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path / "store")
+    yield made
+    for worker in made.workers:
+        worker.destroy()
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Every program's answers on Gloo and on pccl."""
+    size = request.param
+    made = []
+    for backend in ("gloo", "pccl"):
+        job = Job(tmp_path_factory.mktemp(backend) / "store")
+        try:
+            made.append(job.run(size, backend, COMMON))
+        finally:
+            for worker in job.workers:
+                worker.destroy()
+    return made
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_a_program_has_the_results_that_it_has_on_gloo(both: list[Answers], name: str) -> None:
+    gloo, pccl = ([answers[name] for answers in ranks] for ranks in both)
+    assert not any(isinstance(answer, str) for answer in gloo), gloo  # an error
+    assert pccl == gloo
+
+
+def test_what_gloo_lacks(job: Job) -> None:
+    size = 3
+    names = [name for name in p2p.programs if name not in COMMON]
+    for rank, answers in enumerate(job.run(size, "pccl", names)):
+        uneven = [rank + 1 + i for i in range(rank + 1)]
+        start = rank * (rank + 1) // 2
+        total = [float(3 * (start + i) + 300) for i in range(rank + 1)]
+        bits = rank ^ (rank + 1) ^ (rank + 2)
+        assert answers["reduce_scatter_uneven"] == [
+            ["torch.float32", total],
+            ["torch.int32", [bits]],
+        ], uneven
+        pairs = [[float(3 * n + 300), -float(3 * n + 300)] for n in (2 * rank, 2 * rank + 1)]
+        assert answers["reduce_scatter_of_complex"] == [["torch.float32", pairs]] * 2
+        for sender, (_, part) in enumerate(answers["all_to_all_lists_uneven"]):
+            sent, _ = p2p.uneven_splits(sender, size)
+            first = 100 * sender + sum(sent[:rank])
+            assert part == [float(first + i) for i in range(sent[rank])]
+
+
+def rank_of(worker: Worker, job: Job) -> int:
+    return job.workers.index(worker)
+
+
+def survivors(job: Job, lost: int) -> list[Worker]:
+    return [worker for rank, worker in enumerate(job.workers) if rank != lost]
+
+
+def end(workers: list[Worker]) -> None:
+    for worker in workers:
+        worker.tell("end")
+    for worker in workers:
+        assert worker.ends() == 0
+
+
+def test_a_dead_rank_ends_the_first_send_and_receive_at_once(job: Job) -> None:
+    workers = job.start(3, "programs.lost_before_the_first_message(say, hear)")
+    for worker in workers:
+        worker.expect("ready", 60)
+    workers[2].signal(signal.SIGKILL)
+    begin = time.monotonic()
+    for worker in survivors(job, 2):
+        send, receive, all_to_all = worker.expect("done", 60)["failures"]
+        assert re.match("PeerLost: send .*rank 2 of 3 is gone", send), send
+        assert re.match("PeerLost: recv .*rank 2 of 3 is gone", receive), receive
+        assert re.match("PeerLost: all_to_all_single .*rank 2 of 3 is gone", all_to_all)
+    assert time.monotonic() - begin < 30  # the group's timeout is 600 s
+    end(survivors(job, 2))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_rank_that_dies_ends_a_receive_that_waits_for_it(job: Job, first: bool) -> None:
+    # Rank 1 also runs the master of the channel to rank 2.
+    workers = job.start(
+        3, "programs.lost_while_waiting(say, hear)", LOST="1", FIRST=str(int(first))
+    )
+    for worker in workers:
+        worker.expect("ready", 60)
+    workers[1].signal(signal.SIGKILL)
+    begin = time.monotonic()
+    (error,) = workers[2].expect("done", 60)["failures"]
+    assert re.match("PeerLost: recv .*rank 1 of 3 is gone", error), error
+    assert time.monotonic() - begin < 8  # PCCL_RECONNECT_TIMEOUT is 10 s
+    assert workers[2].ends() == 0
+    workers[0].expect("done", 60)
+    workers[0].tell("end")
+    assert workers[0].ends() == 0
+
+
+def test_a_rank_that_dies_in_an_all_to_all_ends_it_on_all_ranks(job: Job) -> None:
+    job.start(3, "programs.lost_within_all_to_all(say, hear)")
+    for worker in survivors(job, 1):
+        worker.expect("ready", 60)
+        for error in worker.expect("done", 60)["failures"]:
+            assert re.match("PeerLost: .*rank 1 of 3 is gone", error), error
+    end(survivors(job, 1))
+
+
+def test_calls_that_do_not_fit_are_errors_and_break_nothing(job: Job) -> None:
+    size = 3
+    for worker in job.start(size, "programs.mismatches(say, hear)"):
+        answer = worker.expect("done", 60)
+        splits, rows, dtypes, lists, *messages = answer["failures"]
+        assert re.match(
+            "MismatchedCall: .*rank 0 sends 2 elements to rank 2, which expects 1", splits
+        )
+        assert re.match("InvalidArgument: .*4 rows of input do not divide by the 3 ranks", rows)
+        assert re.match("MismatchedCall: .*all_to_all_single of int", dtypes), dtypes
+        assert re.match("ValueError: .*3 lists of 1 tensors", lists)
+        assert len(messages) == (2 if rank_of(worker, job) == 1 else 0)
+        for message, count in zip(messages, (16, 8000), strict=False):
+            sentence = f"InvalidArgument: .*rank 0 has {count} bytes, the tensor 12"
+            assert re.match(sentence, message), message
+        assert answer["total"] == [1.0] * size
+        assert worker.ends() == 0
+
+
+def test_a_message_without_a_thread_fails_and_blocks_no_other(job: Job) -> None:
+    for worker in job.start(2, "programs.no_thread_can_be_started(say, hear)"):
+        answer = worker.expect("done", 60)
+        for error in answer["failures"]:
+            assert re.match("InvalidUsage: .*no thread for messages", error), error
+        assert answer["got"] == [float(1 - rank_of(worker, job))] * 2
+        assert answer["total"] == [0.0, 1.0]
+        assert worker.ends() == 0
+
+
+def test_messages_wait_for_each_other_until_the_timeout(job: Job) -> None:
+    workers = job.start(2, "programs.messages_that_nobody_receives(say, hear)")
+    for worker in workers:
+        worker.expect("waits", 60)
+    time.sleep(2.5)  # the claim: they may wait this long, on both sides
+    for worker in workers:
+        worker.tell("go")
+    for worker in workers:
+        answer = worker.expect("done", 60)
+        assert answer["got"] == [1.0, 1.0]
+        other = 1 - rank_of(worker, job)
+        send, receive, from_any = answer["failures"]
+        assert re.match(f"Timeout: Timed out: .*no message .*to rank {other} with tag 9", send)
+        assert re.match(f"Timeout: Timed out: .*no message .*from rank {other}", receive)
+        assert re.match("Timeout: Timed out: .*no message .*from any rank", from_any)
+        assert worker.ends() == 0, worker.stderr()
+        assert worker.stderr() == ""
