@@ -8,13 +8,14 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reports import listed, rejoin, seal, text, u32, u64, verdict
+from reports import listed, log_part, rejoin, seal, text, u32, u64, verdict
 
 from pccl import _testing
 
 JOIN, REJOIN, REQUEST_ADMISSION, PREPARED, ENTER_ROUND, OP_REPORT, ABORT = range(7)
 LINK_REPORT, BLOCKED, LEAVE, HEARTBEAT = range(7, 11)
 WITHDRAW, NEIGHBOURHOOD, MEASURED, INQUIRY, TRIED, WANT_RELAY = 17, 18, 19, 20, 23, 24
+LOG_PART = 29
 BROKEN, UNREACHABLE, SILENT, MENDED, RELAYED = range(5)
 BARRIER = 2
 TIMEOUT, ENTERED = 0, 0
@@ -54,7 +55,12 @@ def gone(play: _testing.MasterPlay) -> dict[int, str]:
 
 # What a member may say once, and not without end: (message, payload, limit, words of the reason).
 TOO_OFTEN = {
-    "calls given up": (ABORT, lambda i: b"\x00" + op_key(i) + b"\x0e", "aborts", "gives up"),
+    "calls given up": (
+        ABORT,
+        lambda i: b"\x00" + op_key(i) + b"\x0e" + bytes(16),
+        "aborts",
+        "gives up",
+    ),
     "links to nobody": (LINK_REPORT, lambda i: link_report(99, 1), "strays", "links to nobody"),
     "links to itself": (LINK_REPORT, lambda i: link_report(2, 1), "strays", "links to nobody"),
     "operations of another admission": (
@@ -80,7 +86,7 @@ TOO_OFTEN = {
     "links that work": (LINK_REPORT, lambda i: link_report(1, 1, MENDED), "talk", "floods"),
     "calls given up that were none": (
         ABORT,
-        lambda i: b"\x00" + op_key(1) + b"\x0e",
+        lambda i: b"\x00" + op_key(1) + b"\x0e" + bytes(16),
         "talk",
         "floods",
     ),
@@ -190,7 +196,7 @@ def test_a_member_that_claims_what_was_never_decided_is_evicted() -> None:
 def test_a_member_that_never_says_what_it_has_applied_is_evicted() -> None:
     play = _testing.MasterPlay(3, {"max_behind": 50})
     for tag in range(60):
-        play.says(1, ABORT, b"\x00" + op_key(tag) + b"\x0e")
+        play.says(1, ABORT, b"\x00" + op_key(tag) + b"\x0e" + bytes(16))
         play.says(3, HEARTBEAT, b"")
     play.passes(1, mute=[2])
     assert "follow" in gone(play)[2]
@@ -472,7 +478,7 @@ def test_who_comes_back_in_the_name_of_another_keeps_it_not_out(first: bool) -> 
     """To a master that was restarted, and knows nobody: its record says which ticket is the right one."""
     play = _testing.MasterPlay(2)
     play.connect(9, "192.0.2.9")
-    honest = rejoin(peer(5), 7, others=[peer(6)], log=[verdict(1), verdict(2)], applied=2)
+    honest = rejoin(peer(5), 7, others=[peer(6)], applied=2)
     forged = rejoin(peer(5), 7, ticket=peer(9), others=[peer(6)])
     for connection in (5, 6):
         play.connect(connection, "192.0.2.1")
@@ -481,7 +487,90 @@ def test_who_comes_back_in_the_name_of_another_keeps_it_not_out(first: bool) -> 
         play.says(connection, REJOIN, what)
     assert not play.told()
     play.says(6, REJOIN, rejoin(peer(6), 7, others=[peer(5)], applied=0))
+    assert [(to, what) for to, what, *_ in play.told()] == [(5, "request_log")]
+    play.says(5, LOG_PART, log_part([verdict(1)], last=False))
+    assert not play.told()
+    play.says(5, LOG_PART, log_part([verdict(2)], last=True))
     assert gone(play) == {9: "the run went on without this peer"}
+
+
+BAD_LOGS = {
+    "a gap": ([[verdict(1), verdict(3)]], "does not hold together"),
+    "less than it has applied": ([[verdict(1)]], "does not hold together"),
+    "more than it has applied": ([[verdict(n) for n in range(1, 8)]], "does not hold together"),
+    "nothing, again": ([[], []], "does not hold together"),
+    "no end": ([[verdict(1)]] * 40, "too long"),
+}
+
+
+@pytest.mark.parametrize("parts, why", BAD_LOGS.values(), ids=BAD_LOGS)
+def test_a_log_that_makes_no_sense_is_refused(parts: list[list[bytes]], why: str) -> None:
+    play = _testing.MasterPlay(2, {"max_behind": 30})
+    play.connect(9, "192.0.2.9")
+    play.says(9, REJOIN, rejoin(peer(5), 7, applied=3))
+    assert [(to, what) for to, what, *_ in play.told()] == [(9, "request_log")]
+    for number, part in enumerate(parts):
+        play.says(9, LOG_PART, log_part(part, last=number + 1 == len(parts) < 40))
+    assert why in gone(play)[9]
+    assert play.members() == [1, 2]
+
+
+def three_come_back(play: _testing.MasterPlay) -> None:
+    """5 and 6 to a restarted master, which asks 5 for its log; then 7, which knows more."""
+    members = {5: 2, 6: 1, 7: 3}
+    for member, applied in members.items():
+        others = [peer(other) for other in members if other != member]
+        play.connect(member, "192.0.2.1")
+        if member == 7:
+            play.passes(1.5)
+            assert [(to, what) for to, what, *_ in play.told()] == [(5, "request_log")]
+        play.says(member, REJOIN, rejoin(peer(member), 7, others=others, applied=applied))
+    assert [(to, what) for to, what, *_ in play.told()] == [(7, "request_log")]
+
+
+def test_a_log_that_comes_too_late_to_matter_costs_nobody_the_membership() -> None:
+    play = _testing.MasterPlay(2)
+    three_come_back(play)
+    play.says(7, LOG_PART, log_part([verdict(n) for n in (1, 2, 3)], last=True))
+    assert play.has_group(7)
+    play.says(5, LOG_PART, log_part([verdict(1), verdict(2)], last=True))
+    assert not gone(play)
+
+
+@pytest.mark.parametrize("how", ["slowly", "again"])
+def test_a_member_that_does_not_say_its_log_holds_nobody_up(how: str) -> None:
+    play = _testing.MasterPlay(2)
+    three_come_back(play)
+    play.says(5, LOG_PART, log_part([verdict(1), verdict(2)], last=True))
+    assert not play.has_group(7)
+    out: dict[int, str] = {}
+    for second in range(6):
+        play.passes(1)
+        if how == "slowly":
+            play.says(7, LOG_PART, log_part([verdict(second + 1)], last=False))
+        else:
+            others = [peer(5), peer(6)]
+            play.connect(20 + second, "192.0.2.1")
+            play.says(20 + second, REJOIN, rejoin(peer(7), 7, others=others, applied=3))
+        out |= gone(play)
+    assert "did not come within" in list(out.values())[-1]
+    # Then what the next one knows counts.
+    play.passes(1)
+    assert play.has_group(7)
+
+
+def test_a_newcomer_that_has_not_heard_of_its_admission_joins_again() -> None:
+    """Its control connection broke just then. Before, its id was in use, and it was refused for good."""
+    play = _testing.MasterPlay(2)
+    play.disconnect(2)
+    play.connect(9, "192.0.2.2")
+    play.says(9, JOIN, join(2), 0)
+    assert play.members() == [1, 2] and 9 not in gone(play)
+    play.says(9, HEARTBEAT, b"")  # it has applied all that there is
+    play.disconnect(9)
+    play.connect(10, "192.0.2.2")
+    play.says(10, JOIN, join(2), 0)
+    assert "is in use" in gone(play)[10]
 
 
 def test_coming_back_without_end_is_a_flood() -> None:
@@ -496,7 +585,7 @@ def test_coming_back_without_end_is_a_flood() -> None:
 def test_to_be_sent_a_long_log_over_and_over_is_a_flood() -> None:
     play = _testing.MasterPlay(2, {"talk": 10_000})
     for i in range(4000):
-        play.says(1, ABORT, b"\x00" + op_key(i) + b"\x0e", 0)
+        play.says(1, ABORT, b"\x00" + op_key(i) + b"\x0e" + bytes(16), 0)
     for connection in range(9, 20):
         play.connect(connection, "192.0.2.9")
         play.says(connection, REJOIN, rejoin(peer(1), 0, applied=0))
@@ -700,3 +789,53 @@ def test_an_allowance_is_never_exceeded(gaps: list[float]) -> None:
     count = _testing.allowed(5, 2, times)
     assert count <= 5 + 2 * (times[-1] - times[0]) + 1
     assert count >= min(5, len(times))
+
+
+# Members that do not come to a call that others wait in.
+
+
+def barrier(number: int) -> bytes:
+    return bytes([BARRIER]) + u64(1, number) + b"\x00"
+
+
+def test_those_who_wait_are_told_for_whom_after_ten_seconds_and_each_minute() -> None:
+    play = _testing.MasterPlay(3)
+    play.told()
+    for member in (1, 3):
+        play.says(member, ENTER_ROUND, barrier(0))
+    told = []
+    for second in range(140):
+        play.passes(1)
+        told += [(second + 1, to, text) for to, what, _, text in play.told() if what == "notice"]
+    assert [(when, to) for when, to, _ in told] == [
+        (when, to) for when in (10, 70, 130) for to in (1, 3)
+    ]
+    waits = f"waiting for 1 peer in barrier #0 for 70 s: rank 1 ({peer(2).hex()[:8]})"
+    assert told[2][2] == waits
+
+
+def test_a_member_that_never_calls_is_out_after_half_an_hour() -> None:
+    play = _testing.MasterPlay(3)
+    for member in (1, 3):
+        play.says(member, ENTER_ROUND, barrier(0))
+    play.passes(1799)
+    assert play.members() == [1, 2, 3]
+    play.told()
+    play.passes(2)
+    assert play.members() == [1, 3]
+    assert "waited too long for it in barrier #0" in gone(play)[2]
+
+
+def test_a_call_that_most_members_never_make_ends_after_half_an_hour() -> None:
+    play = _testing.MasterPlay(3)
+    play.says(2, ENTER_ROUND, barrier(0))
+    play.told()
+    play.passes(1801)
+    told = play.told()
+    assert play.members() == [1, 2, 3]
+    ends = [(to, text) for to, what, _, text in told if what == "outcome"]
+    assert [to for to, _ in ends] == [1, 2, 3]
+    names = f"rank 0 ({peer(1).hex()[:8]}), rank 2 ({peer(3).hex()[:8]})"
+    assert all("more than half" in text and names in text for _, text in ends)
+    play.passes(1801)
+    assert not [what for _, what, *_ in play.told() if what in ("notice", "outcome")]

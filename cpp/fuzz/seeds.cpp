@@ -52,23 +52,24 @@ wire::Join join(std::uint8_t id) {
 wire::Rejoin rejoin(std::uint8_t id) {
   wire::Rejoin rejoin;
   rejoin.id = rejoin.ticket = peer(id);
-  rejoin.report.record = record();
-  rejoin.report.applied = 9;
-  rejoin.report.log = {{8, record()},
-                       {9, wire::Verdict{{1, false, 0, 3}, 1, Code::ok, false, {}, {}, {}}}};
-  rejoin.report.operations = {
-      {{1, false, 0, 4}, 1, wire::OpPhase::done, true, {5, "4 float32, sum"}}};
-  rejoin.report.rounds = {{{wire::RoundKind::barrier, 1, 0}, wire::Nothing{}}};
+  rejoin.record = record();
+  rejoin.applied = 9;
   return rejoin;
+}
+
+wire::LogPart log_part() {
+  return {{{8, record()}, {9, wire::Verdict{{1, false, 0, 3}, 1, Code::ok, false, {}, {}, {}}}},
+          true};
 }
 
 // What a member may say, one of each.
 std::vector<wire::Message> messages() {
   const wire::OpKey operation{1, true, 7, 2};
   wire::SyncDetail detail;
-  detail.entries = {{"w", "float32", {2, 3}, "", 24, false, {1, 2}}};
+  detail.entries = {{"w", "float32", {2, 3}, "", 24, false, "", {1, 2}}};
   std::vector<wire::Message> all = {join(4),
                                     rejoin(1),
+                                    log_part(),
                                     wire::RequestAdmission{},
                                     wire::Prepared{1, {}},
                                     wire::Heartbeat{},
@@ -86,7 +87,7 @@ std::vector<wire::Message> messages() {
   }
   all.push_back(wire::OpReport{{{operation, 1, wire::OpPhase::entered, true, {5, "4 float32, sum"}},
                                 {operation, 1, wire::OpPhase::done, true, {5, "4 float32, sum"}}}});
-  all.push_back(wire::AbortRequest{wire::CallKey(operation), Code::timeout});
+  all.push_back(wire::AbortRequest{wire::CallKey(operation), Code::timeout, {}});
   for (const auto state :
        {wire::LinkState::broken, wire::LinkState::unreachable, wire::LinkState::silent,
         wire::LinkState::mended, wire::LinkState::relayed})
@@ -134,7 +135,9 @@ void control() {
   restarted.byte(1);
   for (std::uint8_t from = 1; from <= 3; ++from) say(restarted, from, rejoin(from));
   restarted.byte(1).byte(0).byte(255);
-  say(restarted, 1, wire::OpReport{rejoin(1).report.operations});
+  say(restarted, 1, log_part());
+  say(restarted, 1,
+      wire::OpReport{{{{1, false, 0, 4}, 1, wire::OpPhase::done, true, {5, "4 float32, sum"}}}});
   seed("control", "restarted", restarted.bytes());
 }
 

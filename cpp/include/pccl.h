@@ -271,8 +271,9 @@ PCCL_EXPORT pcclResult_t pcclUpdateTopology(pcclComm_t* comm);
  * pcclInvalidUsage: any failure. */
 PCCL_EXPORT pcclResult_t pcclArePeersPending(const pcclComm_t* comm, bool* pending_out);
 
-/* Collective: to reorder the members by what their links carry. Not there yet: the order stays as
- * it is, and the call succeeds when all members have made it. Blocks.
+/* Collective: measures the network between the members for three seconds, and has the master choose
+ * their order, who combines how much, and which schedules serve. Members that share memory measure
+ * nothing among each other. Alone it returns at once. Blocks.
  *
  * pcclPendingAsyncOps: a reduction is unfinished. pcclInvalidUsage: not connected.
  * pcclTopologyOptimizationFailed: this peer is out of the run. */
@@ -289,6 +290,8 @@ PCCL_EXPORT pcclResult_t pcclOptimizeTopology(const pcclComm_t* comm);
  *
  * Members' calls are matched by tag. A tag is taken until its reduction has ended, an asynchronous
  * one until it was awaited; reductions with different tags may run at once, in any order.
+ * Reductions with tag 0, the default, come from one thread: another one gets pcclInvalidUsage for
+ * as long as the first one lives, since nothing tells the members in which order two threads call.
  *
  * pcclInvalidArgument: an argument, the tag is taken, or members disagree about count, type or op
  * (all of them get it). pcclTooFewPeers: this peer is alone. pcclRankConnectionLost: a member was
@@ -363,9 +366,10 @@ typedef struct pcclSharedStateSyncInfo_t {
  * members, or nothing was written on any. The entries must not be written meanwhile. info_out is
  * optional.
  *
- * pcclPendingAsyncOps: a reduction is unfinished. pcclInvalidArgument: an entry cannot be shared.
- * pcclRankConnectionLost: a member gave up in this call; call again. pcclInvalidUsage: anything
- * else. */
+ * pcclPendingAsyncOps: a reduction is unfinished. pcclInvalidArgument: an entry cannot be shared,
+ * or entries of some member overlap, which all get; two entries may be the same array where they
+ * are on all members. pcclRankConnectionLost: a member gave up in this call; call again.
+ * pcclInvalidUsage: anything else. */
 PCCL_EXPORT pcclResult_t pcclSynchronizeSharedState(
     const pcclComm_t* comm, pcclSharedState_t* shared_state, pcclSharedStateSyncStrategy_t strategy,
     pcclSharedStateSyncInfo_t* PCCL_NULLABLE info_out);

@@ -45,7 +45,7 @@ inline constexpr std::uint8_t kReduceOpCount = 5;
 }
 
 // The type partial results have while they travel: float32 for the 16-bit floats, 64-bit integers
-// under avg, else the element type itself.
+// under avg (where elements have 64 bits themselves: accumulation_size), else the element type.
 [[nodiscard]] constexpr DataType accumulation_type(DataType type, ReduceOp op) {
   switch (type) {
     case DataType::float16:
@@ -62,6 +62,13 @@ inline constexpr std::uint8_t kReduceOpCount = 5;
     default:
       return op == ReduceOp::avg ? DataType::int64 : type;
   }
+}
+
+// Bytes of one element of a partial result. Under avg a sum of 64-bit integers is an integer of 128
+// bits: it is between its inputs only after the division.
+[[nodiscard]] constexpr std::size_t accumulation_size(DataType type, ReduceOp op) {
+  const bool widest = type == DataType::int64 || type == DataType::uint64;
+  return widest && op == ReduceOp::avg ? 16 : element_size(accumulation_type(type, op));
 }
 
 [[nodiscard]] const char* name(DataType type);  // "float32"

@@ -25,13 +25,17 @@ char upper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + '
 
 }  // namespace
 
-LogLevel parse_log_level(std::string_view text) {
+std::optional<LogLevel> find_log_level(std::string_view text) {
   std::string wanted(text);
   std::transform(wanted.begin(), wanted.end(), wanted.begin(), upper);
   for (std::size_t i = 0; i < kNames.size(); ++i) {
     if (kNames[i] == wanted) return static_cast<LogLevel>(i);
   }
-  return LogLevel::warn;
+  return std::nullopt;
+}
+
+LogLevel parse_log_level(std::string_view text) {
+  return find_log_level(text).value_or(LogLevel::warn);
 }
 
 LogLevel log_level() {

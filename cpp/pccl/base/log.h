@@ -1,8 +1,9 @@
-// Lines for the person who runs the program, on stderr. A healthy run prints nothing at the default
-// level.
+// Lines for the person who runs the program, on stderr. At the default level a healthy run
+// prints only what a peer waits for when it starts.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "pccl/base/ids.h"
@@ -14,7 +15,9 @@ namespace pccl {
 // level: logging never ends the process.
 enum class LogLevel : std::uint8_t { trace = 0, debug, info, warn, err, fatal, none };
 
-// PCCL_LOG_LEVEL's text; any case. Unknown text is `warn`, so that a misspelling hides nothing.
+// PCCL_LOG_LEVEL's text; any case. Nothing for unknown text.
+[[nodiscard]] std::optional<LogLevel> find_log_level(std::string_view text);
+// Unknown text is `warn`, so that a misspelling hides nothing.
 [[nodiscard]] LogLevel parse_log_level(std::string_view text);
 
 // The least level that is printed, for the whole process. Read from PCCL_LOG_LEVEL at its first

@@ -1,13 +1,45 @@
 #include "pccl/base/settings.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+#include <mutex>
+#include <numeric>
+#include <set>
 #include <string_view>
+#include <utility>
 
 namespace pccl {
 
 namespace {
+
+// Variables that other layers read: the Python one, capi/environment.h and net/secret.h.
+constexpr std::array<std::string_view, 6> kReadElsewhere = {"PCCL_MASTER", "PCCL_MIN_PEERS",
+                                                            "PCCL_PORT",   "PCCL_ADVERTISE",
+                                                            "PCCL_SECRET", "PCCL_SECRET_FILE"};
+// What those of tests, tools and builds begin with.
+constexpr std::array<std::string_view, 6> kForDevelopment = {
+    "PCCL_SIM_", "PCCL_STRESS_", "PCCL_C_", "PCCL_SOAK", "PCCL_KILLS", "PCCL_LEAK_"};
+constexpr std::size_t kLikelyMeant = 3;  // letters to change, at most
+
+// Letters to insert, remove or replace to make one of the other (Levenshtein).
+std::size_t distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i + 1);
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      const std::size_t replaced = diagonal + (a[i] == b[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
 
 constexpr double kMaxSeconds = 1e8;  // three years; keeps every sum of durations far from overflow
 
@@ -80,6 +112,14 @@ class Reader {
     }
   }
 
+  void level(const char* name, LogLevel& value) {
+    const auto given = find(name);
+    if (!given) return;
+    const auto level = find_log_level(*given);
+    if (!level) return fail(name, *given, "TRACE, DEBUG, INFO, WARN, ERR, FATAL or NONE");
+    value = *level;
+  }
+
   void flag(const char* name, bool& value) {
     const auto given = find(name);
     if (!given) return;
@@ -118,10 +158,8 @@ class Reader {
 
 Result<Settings> Settings::from(const Lookup& lookup) {
   Settings settings;
-  std::string level;
   Reader read(lookup);
-  read.text("PCCL_LOG_LEVEL", level);
-  if (!level.empty()) settings.log_level = parse_log_level(level);
+  read.level("PCCL_LOG_LEVEL", settings.log_level);
   read.text("PCCL_BIND", settings.bind_address);
   read.seconds("PCCL_HEARTBEAT_INTERVAL", settings.heartbeat_interval);
   read.seconds("PCCL_HEARTBEAT_TIMEOUT", settings.heartbeat_timeout);
@@ -154,7 +192,36 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   return settings;
 }
 
+std::vector<std::string> Settings::unknown(const std::vector<std::string>& names) {
+  std::set<std::string, std::less<>> known(kReadElsewhere.begin(), kReadElsewhere.end());
+  (void)from([&](const char* name) -> const char* {
+    known.insert(name);
+    return nullptr;
+  });
+  std::vector<std::string> sentences;
+  for (const std::string& name : names) {
+    const auto begins = [&](std::string_view prefix) { return name.starts_with(prefix); };
+    if (!begins("PCCL_") || known.contains(name) || std::ranges::any_of(kForDevelopment, begins))
+      continue;
+    std::string sentence = "there is no setting " + name + ": it is ignored";
+    const auto near = std::ranges::min_element(
+        known, {}, [&](const std::string& other) { return distance(name, other); });
+    if (distance(name, *near) <= kLikelyMeant) sentence += "; did you mean " + *near + "?";
+    sentences.push_back(std::move(sentence));
+  }
+  return sentences;
+}
+
 Result<Settings> Settings::from_environment() {
+  static std::once_flag told;
+  std::call_once(told, [] {
+    std::vector<std::string> names;
+    for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+      const std::string_view text = *entry;
+      names.emplace_back(text.substr(0, text.find('=')));
+    }
+    for (const std::string& sentence : unknown(names)) log(LogLevel::warn, "", sentence);
+  });
   return from([](const char* name) { return std::getenv(name); });
 }
 

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "pccl/base/error.h"
 #include "pccl/base/ids.h"
@@ -26,8 +27,7 @@ enum class Checksum : std::uint8_t {
 // simulator fill in their own. Durations are float seconds in the environment; an empty variable
 // counts as unset.
 struct Settings {
-  // PCCL_LOG_LEVEL: least level printed: TRACE DEBUG INFO WARN ERR FATAL NONE; unknown text means
-  // WARN.
+  // PCCL_LOG_LEVEL: least level printed: TRACE DEBUG INFO WARN ERR FATAL NONE, in any case.
   LogLevel log_level = LogLevel::warn;
 
   // PCCL_BIND: local address (literal or host name, no port) a peer listens on. Empty: all
@@ -51,8 +51,8 @@ struct Settings {
   Duration link_timeout = std::chrono::seconds(3);
 
   // PCCL_STRAGGLER_TIMEOUT: a master evicts members that most of the others have waited for this
-  // long in one call. Unset: never.
-  std::optional<Duration> straggler_timeout;
+  // long in one call, and ends calls to which most have not come by then. "none": never.
+  std::optional<Duration> straggler_timeout = std::chrono::minutes(30);
 
   // PCCL_REPLAN_INTERVAL: a master makes a new plan for what transfers have shown at most so often.
   Duration replan_interval = std::chrono::seconds(30);
@@ -103,9 +103,12 @@ struct Settings {
   // they are full; AES-GCM stands for six times as much (RFC 8446, 5.5).
   std::uint64_t key_update_records = std::uint64_t{1} << 22;
 
-  // Reads the process's environment. Text that does not parse or is out of range is
-  // invalid_argument and names the variable. Not to be called while another thread changes the
-  // environment.
+  // A sentence for each of these variables' names that begins as ours do and that nobody reads.
+  [[nodiscard]] static std::vector<std::string> unknown(const std::vector<std::string>& names);
+
+  // Reads the process's environment; the first time it also warns of unknown variables. Text that
+  // does not parse or is out of range is invalid_argument and names the variable. Not to be called
+  // while another thread changes the environment.
   [[nodiscard]] static Result<Settings> from_environment();
 
   // The same from any source: `lookup(name)` returns the text, or nullptr when unset.

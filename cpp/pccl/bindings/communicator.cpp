@@ -55,6 +55,27 @@ wire::Address parse(const std::string& text, std::uint16_t default_port, const c
   return *address;
 }
 
+// Which of the program's threads calls, as pccl._threads knows them. Never freed: the interpreter
+// may be gone before static objects are.
+struct Threads {
+  nb::object current = nb::module_::import_("pccl._threads").attr("current");
+  nb::object ended = nb::module_::import_("pccl._threads").attr("ended");
+};
+
+void know_threads(peer::CommunicatorOptions& options) {
+  static const Threads* threads = nullptr;  // guarded by the GIL
+  if (threads == nullptr) threads = new Threads;
+  const Threads& known = *threads;
+  options.thread = [&known] {
+    const GilAcquire gil;
+    return nb::cast<std::uint64_t>(known.current());
+  };
+  options.ended = [&known](std::uint64_t thread) {
+    const GilAcquire gil;
+    return nb::cast<bool>(known.ended(thread));
+  };
+}
+
 std::shared_ptr<Comm> make(const std::string& master, std::uint32_t peer_group, unsigned stripes,
                            std::uint16_t port, const std::vector<std::string>& advertise,
                            const std::string& replica, std::uint32_t ranks_per_replica,
@@ -68,6 +89,7 @@ std::shared_ptr<Comm> make(const std::string& master, std::uint32_t peer_group, 
   options.ranks_per_replica = ranks_per_replica;
   if (secret != nullptr) options.secret = *secret;
   options.port = port;
+  know_threads(options);
   if (stripes > 255) {
     raise({Code::invalid_argument, "at most 255 connections per link", {}, {}},
           CallKind::collective, function);
@@ -109,6 +131,15 @@ membership(const Comm& comm) {
     if (!member.replica.empty()) replicas.push_back(member.replica);
   }
   return {view->record->epoch, rank, peers.size(), peers, comm.engine->group(), replicas};
+}
+
+std::vector<std::string> present(const Comm& comm) {
+  const Result<peer::Record> record = comm.engine->newest();
+  if (!record) raise(record.error(), CallKind::question, "present");
+  std::vector<std::string> peers;
+  if (*record == nullptr) return peers;
+  for (const wire::Member& member : (*record)->members) peers.push_back(member.id.hex());
+  return peers;
 }
 
 using Classes = std::vector<std::tuple<std::uint64_t, int, std::vector<std::uint32_t>>>;
@@ -220,13 +251,14 @@ void bind_communicator(nb::module_& m) {
       .def("start", &start_operation, "arrays"_a, nb::kw_only(), "op"_a, nb::arg("tag").none(),
            "level"_a, "rerun"_a, "structure"_a, "description"_a, nb::arg("timeout").none(),
            "kind"_a = 0, "root"_a = 0, "parts"_a = 0, nb::arg("quantize").none() = nb::none(),
-           "residuals"_a = nb::tuple())
+           "residuals"_a = nb::tuple(), "any_thread"_a = false)
       .def("reduce_tree", &reduce_tree, "tree"_a, nb::arg("out").none(), "op"_a,
            nb::arg("tag").none(), nb::arg("timeout").none())
       .def("start_tree", &start_tree, "tree"_a, nb::arg("out").none(), "op"_a,
            nb::arg("tag").none(), nb::arg("timeout").none())
       .def("topology", &topology_of)
       .def("membership", &membership)
+      .def("present", &present)
       .def("attribute", &attribute, "which"_a)
       .def("unfinished", [](const Comm& comm) { return comm.engine->unfinished(); })
       .def("peer_id", [](const Comm& comm) { return comm.engine->id().hex(); })

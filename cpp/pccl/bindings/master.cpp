@@ -15,11 +15,13 @@ constexpr Duration kSlice = std::chrono::milliseconds(100);  // between two look
 
 class Node {
  public:
-  Node(const std::string& listen, const net::Secret* secret) : generation_(net::fork_generation()) {
+  Node(const std::string& listen, const net::Secret* secret, std::uint32_t min_peers)
+      : generation_(net::fork_generation()) {
     const auto address = net::parse_address(listen, net::kDefaultPort);
     if (!address) raise(address.error(), CallKind::collective, "MasterNode");
-    server_ = std::make_unique<master::Server>(*address, read_settings("MasterNode"),
-                                               secret == nullptr ? net::Secret() : *secret);
+    server_ =
+        std::make_unique<master::Server>(*address, read_settings("MasterNode"),
+                                         secret == nullptr ? net::Secret() : *secret, min_peers);
   }
   ~Node() {
     if (inert()) {
@@ -87,7 +89,7 @@ class Node {
 int run_master(const std::string& listen) {
   const auto secret = net::Secret::from_environment();
   if (!secret) raise(secret.error(), CallKind::collective, "run_master");
-  Node node(listen, &*secret);
+  Node node(listen, &*secret, 1);
   node.run();
   (void)node.wait(std::nullopt);
   return 0;
@@ -97,8 +99,8 @@ int run_master(const std::string& listen) {
 
 void bind_master(nb::module_& m) {
   nb::class_<Node>(m, "Master")
-      .def(nb::init<const std::string&, const net::Secret*>(), "listen"_a,
-           nb::arg("secret").none() = nb::none())
+      .def(nb::init<const std::string&, const net::Secret*, std::uint32_t>(), "listen"_a,
+           nb::arg("secret").none() = nb::none(), "min_peers"_a = 1)
       .def("run", &Node::run)
       .def("address", &Node::address)
       .def("interrupt", &Node::interrupt)

@@ -63,11 +63,14 @@ Operation::~Operation() {
   comm->keep(std::move(call), std::move(arrays));
 }
 
-std::shared_ptr<Operation> start_operation(
-    const std::shared_ptr<Comm>& comm, const nb::iterable& arrays, int op,
-    std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
-    const std::string& description, Seconds timeout, int kind, std::uint32_t root,
-    std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals) {
+std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
+                                           const nb::iterable& arrays, int op,
+                                           std::optional<std::uint64_t> tag, int level, bool rerun,
+                                           const nb::bytes& structure,
+                                           const std::string& description, Seconds timeout,
+                                           int kind, std::uint32_t root, std::uint32_t parts,
+                                           const std::optional<Quantized>& quantize,
+                                           const nb::iterable& residuals, bool any_thread) {
   peer::OperationRequest request;
   request.kind = static_cast<collective::Kind>(kind);
   const char* function = function_of(level, request.kind);
@@ -125,6 +128,7 @@ std::shared_ptr<Operation> start_operation(
   request.tag = tag;
   request.rerun = rerun;
   request.alone_is_error = level == 1;
+  request.any_thread = any_thread;
   request.structure = XXH3_64bits(structure.c_str(), structure.size());
   request.description = description;
   return launch(comm, std::move(request), std::move(in_use), function, timeout);

@@ -52,7 +52,8 @@ using Quantized = std::tuple<unsigned, bool, bool, std::uint32_t>;
     const std::shared_ptr<Comm>& comm, const nb::iterable& arrays, int op,
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout, int kind, std::uint32_t root,
-    std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals);
+    std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals,
+    bool any_thread);
 
 // Starts it. A newcomer is let in first.
 [[nodiscard]] std::shared_ptr<Operation> launch(const std::shared_ptr<Comm>& comm,

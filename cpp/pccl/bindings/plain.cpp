@@ -138,7 +138,7 @@ class Walk {
   // The result's part for `node`: `out`, or a new one where that is null. Invalid: not plain.
   nb::object visit(nb::handle node, nb::handle out, int depth = 0) {
     if (depth > kMaxDepth) return {};
-    if (node.is_none()) return out.is_valid() && !out.is_none() ? nb::object() : nb::none();
+    if (node.is_none()) return none(out);
     if (node.type().is(python().ndarray)) return leaf(node, out);
     if (out.is_valid() && !out.type().is(node.type())) return {};
     if (PyDict_CheckExact(node.ptr()) != 0) return dict(node, out, depth);
@@ -150,17 +150,30 @@ class Walk {
   std::optional<Plain> finish(nb::object result) {
     if (!result.is_valid() || plain_.request.arrays.empty() || !apart(plain_.request.arrays))
       return std::nullopt;
+    structure_ += nones_;
     plain_.request.structure = XXH3_64bits(structure_.data(), structure_.size());
     const std::size_t count = plain_.request.arrays.size();
     if (count > kDescribed) {
       plain_.request.description += ", " + std::to_string(count - kDescribed) + " more arrays, " +
                                     std::to_string(elements_) + " elements in all";
     }
+    plain_.request.description += named_nones_;
+    if (none_count_ > kDescribed)
+      plain_.request.description += ", " + std::to_string(none_count_ - kDescribed) + " more None";
     plain_.result = std::move(result);
     return std::move(plain_);
   }
 
  private:
+  // No array, but a part of the structure.
+  nb::object none(nb::handle out) {
+    if (out.is_valid() && !out.is_none()) return {};
+    nones_ += '\n' + path_ + ":None";
+    if (none_count_++ < kDescribed)
+      named_nones_ += (none_count_ == 1 ? ", None at " : ", ") + path_;
+    return nb::none();
+  }
+
   nb::object leaf(nb::handle node, nb::handle out) {
     Input from;
     Output to;
@@ -245,6 +258,9 @@ class Walk {
   Plain plain_;
   std::string path_;
   std::string structure_;
+  std::string nones_;  // of the structure
+  std::string named_nones_;
+  std::size_t none_count_ = 0;
   std::uint64_t elements_ = 0;
 };
 

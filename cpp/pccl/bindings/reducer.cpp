@@ -109,7 +109,8 @@ Args:
     op: How elements are combined.
     tag: Members' calls with equal tags meet, in the order of each member's calls.
     operand_descriptor: Default: the arrays' own dtype. Another dtype is refused.
-    quantization_options: Members must ask for the same. So far arrays travel exact in any case.
+    quantization_options: Members must ask for the same. Between hosts,
+        floating-point arrays of 64 elements and more travel in these fewer bits.
     timeout: Seconds for the whole call. None waits as long as members make progress.
 
 Raises:

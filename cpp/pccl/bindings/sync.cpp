@@ -1,7 +1,15 @@
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -28,13 +36,28 @@ struct Synced {
   std::shared_ptr<peer::Communicator> engine;
 };
 
-// Entries: (name, kind, shape, containers, loose, bytes, writable). `kept` keeps their memory.
+// (address, bytes of an element, shape, strides in bytes, reading, written)
+using Place = std::tuple<std::uint64_t, std::uint64_t, std::vector<std::uint64_t>,
+                         std::vector<std::int64_t>, std::string, bool>;
+
+state::Memory memory_at(const Place& place) {
+  const auto& [address, item, shape, strides, reading, written] = place;
+  if (shape.size() != strides.size()) throw nb::value_error("as many strides as dimensions");
+  state::Memory memory{address, item, {}, reading, written};
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+    if (shape[axis] > 1) memory.axes.emplace_back(shape[axis], strides[axis]);
+  }
+  return memory;
+}
+
+// Entries: (name, kind, shape, containers, loose, bytes, writable, place). `kept` keeps their
+// memory.
 std::vector<state::LocalEntry> take_entries(const nb::iterable& given,
                                             std::vector<nb::object>& kept) {
   std::vector<state::LocalEntry> entries;
   for (const nb::handle item : given) {
     const auto fields = nb::cast<nb::tuple>(item);
-    if (fields.size() != 7) throw nb::value_error("an entry has seven fields");
+    if (fields.size() != 8) throw nb::value_error("an entry has eight fields");
     state::LocalEntry entry;
     entry.what.name = nb::cast<std::string>(fields[0]);
     entry.what.kind = nb::cast<std::string>(fields[1]);
@@ -53,6 +76,7 @@ std::vector<state::LocalEntry> take_entries(const nb::iterable& given,
       throw nb::value_error("the bytes of an entry must be flat and C-contiguous");
     entry.data = bytes.data();
     entry.what.bytes = bytes.size();
+    if (!fields[7].is_none()) entry.memory = memory_at(nb::cast<Place>(fields[7]));
     kept.emplace_back(nb::borrow(fields[5]));
     entries.push_back(std::move(entry));
   }
@@ -133,6 +157,21 @@ std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int le
   return result;
 }
 
+// Names of entries and what they are the same memory as; and why these cannot be shared, if so.
+std::pair<std::vector<std::pair<std::string, std::string>>, std::optional<std::string>> find_ties(
+    const nb::iterable& given) {
+  std::vector<nb::object> kept;
+  std::vector<state::LocalEntry> entries = take_entries(given, kept);
+  std::sort(entries.begin(), entries.end(),
+            [](const auto& a, const auto& b) { return a.what.name < b.what.name; });
+  std::string flaw = state::find_ties(entries);
+  std::vector<std::pair<std::string, std::string>> ties;
+  for (const state::LocalEntry& entry : entries) {
+    if (!entry.what.tie.empty()) ties.emplace_back(entry.what.name, entry.what.tie);
+  }
+  return {std::move(ties), flaw.empty() ? std::nullopt : std::optional(std::move(flaw))};
+}
+
 }  // namespace
 
 void bind_sync(nb::module_& m, nb::class_<Comm>& communicator) {
@@ -151,6 +190,7 @@ void bind_sync(nb::module_& m, nb::class_<Comm>& communicator) {
         synced.interrupt.rethrow();
         synced.engine->took_over();
       });
+  m.def("find_ties", &find_ties, "entries"_a);
   communicator.def("sync", &sync, "entries"_a, nb::kw_only(), "level"_a, nb::arg("revision").none(),
                    "strategy"_a, nb::arg("progress").none(), nb::arg("check").none(),
                    nb::arg("timeout").none());

@@ -3,17 +3,21 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cfenv>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <thread>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "pccl/bindings/weighted.h"
 #include "pccl/bindings/xla_ffi.h"
@@ -231,9 +235,15 @@ class Reader {
   std::string missing_;
 };
 
+// A local device that waits for a call, and where it wants the results.
+struct Waiting {
+  xla::Future* future = nullptr;
+  std::vector<std::span<std::uint8_t>> results;
+};
+
 struct Job {
   const xla::Api* api = nullptr;
-  xla::Future* future = nullptr;
+  std::vector<Waiting> devices;  // the first one's memory is reduced, the others get copies
   Engine engine;
   peer::OperationRequest request;
   std::uint64_t tag = 0;
@@ -246,8 +256,39 @@ struct Job {
 // Where a call has its weight, by the numbers that adapters/_jax_traced.py writes.
 enum class WeightIn : std::int64_t { none = 0, attribute = 1, argument = 2 };
 
-// Each local device is a member of operations of its own: its tag is the call's, but for the first
-// device's, which may meet calls that name the tag themselves.
+// The calls of devices that have one program and the same operands: one operation, which begins
+// when the last of them has come. *any thread*
+class Lobby {
+ public:
+  // One of `count` devices has come with `job`. Returns the operation once all are here.
+  std::optional<Job> gather(std::int64_t run, std::int64_t count, Job job) {
+    const std::lock_guard lock(mutex_);
+    const Key key{job.engine.get(), job.tag, run};
+    const auto [it, first] = here_.try_emplace(key);
+    if (first) {
+      it->second = std::move(job);
+    } else {
+      it->second.devices.push_back(std::move(job.devices.front()));
+    }
+    if (static_cast<std::int64_t>(it->second.devices.size()) < count) return std::nullopt;
+    Job whole = std::move(it->second);
+    here_.erase(it);
+    return whole;
+  }
+
+ private:
+  using Key = std::tuple<const void*, std::uint64_t, std::int64_t>;
+  std::mutex mutex_;
+  std::map<Key, Job> here_;
+};
+
+Lobby& lobby() {
+  static Lobby& all = *new Lobby;  // as the desk
+  return all;
+}
+
+// Each device of a shard_map is a member of operations of its own: its tag is the call's, but for
+// the first device's, which may meet calls that name the tag themselves.
 std::uint64_t tag_on(std::uint64_t tag, std::int32_t device) {
   if (device == 0) return tag;
   return XXH3_64bits_withSeed(&tag, sizeof tag, static_cast<XXH64_hash_t>(device));
@@ -261,6 +302,13 @@ const xla::Buffer& buffer(const xla::Values& values, std::int64_t i) {
 template <class T>
 std::optional<double> number_as(const void* data) {
   return static_cast<double>(*static_cast<const T*>(data));
+}
+
+std::uint64_t elements(const xla::Buffer& array) {
+  std::uint64_t count = 1;
+  for (std::int64_t axis = 0; axis < array.rank; ++axis)
+    count *= static_cast<std::uint64_t>(array.extents[axis]);
+  return count;
 }
 
 std::optional<double> number(const xla::Buffer& scalar) {
@@ -310,6 +358,8 @@ std::optional<Error> read_arrays(const xla::CallFrame& frame, WeightIn where, do
     job.mean = std::make_shared<WeightedMean>(weight);
     const xla::Buffer& mean_weight = buffer(frame.results, arrays);
     job.mean_weight = mean_weight.data;
+    job.devices.front().results.emplace_back(static_cast<std::uint8_t*>(mean_weight.data),
+                                             mean_weight.type == xla::Type::f64 ? 8U : 4U);
     job.mean_weight_wide = mean_weight.type == xla::Type::f64;
   }
   for (std::int64_t i = 0; i < arrays; ++i) {
@@ -317,9 +367,9 @@ std::optional<Error> read_arrays(const xla::CallFrame& frame, WeightIn where, do
     const xla::Buffer& to = buffer(frame.results, i);
     const std::optional<DataType> type = data_type(from.type);
     if (!type || to.type != from.type) return wrong("an argument of an unknown type");
-    std::uint64_t count = 1;
-    for (std::int64_t axis = 0; axis < from.rank; ++axis)
-      count *= static_cast<std::uint64_t>(from.extents[axis]);
+    const std::uint64_t count = elements(from);
+    job.devices.front().results.emplace_back(static_cast<std::uint8_t*>(to.data),
+                                             count * element_size(*type));
     if (job.mean == nullptr) {
       job.request.arrays.push_back({from.data, to.data, count, *type});
     } else {
@@ -329,7 +379,15 @@ std::optional<Error> read_arrays(const xla::CallFrame& frame, WeightIn where, do
   return std::nullopt;
 }
 
-Result<Job> read(const xla::CallFrame& frame) {
+// What a call frame says, read.
+struct Call {
+  Job job;
+  std::string name;
+  std::int64_t run = 0;       // of XLA's executions
+  std::int64_t gathered = 0;  // so many devices make it together; 0: this one alone
+};
+
+Result<Call> read(const xla::CallFrame& frame) {
   const xla::Api* api = frame.api;
   if (api->header.struct_size < sizeof(xla::Api))
     return Error{Code::not_supported, "this jaxlib is too old for pccl inside jit", {}, {}};
@@ -339,13 +397,19 @@ Result<Job> read(const xla::CallFrame& frame) {
   drop(api, api->get_run(&run));
 
   Reader attributes(frame.attributes);
-  Job job;
+  Call call;
+  Job& job = call.job;
   job.api = api;
+  job.devices.resize(1);
+  call.run = run.run;
   const std::int64_t communicator = attributes.integer("communicator");
   const std::int64_t op = attributes.integer("op");
-  job.tag = tag_on(static_cast<std::uint64_t>(attributes.integer("tag")), device.ordinal);
+  call.gathered = attributes.integer("gathered");
+  const auto tag = static_cast<std::uint64_t>(attributes.integer("tag"));
+  job.tag = call.gathered > 0 ? tag : tag_on(tag, device.ordinal);
   const std::string structure = attributes.text("structure");
-  const std::string name = attributes.text("name") + ", device " + std::to_string(device.ordinal);
+  call.name = attributes.text("name");
+  if (call.gathered == 0) call.name += ", device " + std::to_string(device.ordinal);
   const double timeout = attributes.real("timeout");
   const auto where = static_cast<WeightIn>(attributes.integer("weighted"));
   const double weight = attributes.real("weight");
@@ -353,7 +417,7 @@ Result<Job> read(const xla::CallFrame& frame) {
                               attributes.integer("zero_exact") != 0,
                               attributes.integer("stochastic") != 0,
                               static_cast<std::uint32_t>(attributes.integer("block"))};
-  job.request.description = name + ": " + attributes.text("arrays");
+  job.request.description = call.name + ": " + attributes.text("arrays");
   if (!attributes.missing().empty()) return wrong("no attribute " + attributes.missing());
   if (op < 0 || op >= kReduceOpCount) return wrong("no such op");
   if (timeout >= 0) job.timeout = timeout;
@@ -364,12 +428,7 @@ Result<Job> read(const xla::CallFrame& frame) {
   if (auto error = read_arrays(frame, where, weight, job)) return *error;
   job.engine = desk().find(communicator);
   if (job.engine == nullptr) return Error{Code::not_initialized, kNotJoined, {}, {}};
-  if (const Status status =
-          desk().begin(job.engine, job.tag, run.run, frame.attributes.values, name);
-      !status) {
-    return status.error();
-  }
-  return job;
+  return call;
 }
 
 Status finish_mean(const Job& job) {
@@ -394,6 +453,31 @@ Status reduce(Job& job) {
   }
 }
 
+void answer(const xla::Api* api, xla::Future* future, const Status& status) {
+  if (status) {
+    xla::SetAvailable available{header<xla::SetAvailable>(), future};
+    drop(api, api->set_available(&available));
+  } else {
+    xla::SetError failed{header<xla::SetError>(), future, to_xla(api, status.error())};
+    drop(api, api->set_error(&failed));
+  }
+}
+
+// All that wait. Each on a thread of its own: XLA may go on with the device's program on it, and
+// block there until the other devices come.
+void answer_all(const Job& job, const Status& status) {
+  for (std::size_t i = 1; i < job.devices.size(); ++i) {
+    try {
+      std::thread([api = job.api, future = job.devices[i].future, status] {
+        answer(api, future, status);
+      }).detach();
+    } catch (const std::exception&) {  // no memory, no thread
+      answer(job.api, job.devices[i].future, status);
+    }
+  }
+  answer(job.api, job.devices[0].future, status);
+}
+
 // On a thread of its own: XLA's are needed for the program's other work, and be it another
 // all-reduce that the others begin with. XLA may go on with the program on it, and block. It ends
 // with the call, so that a thread that does nothing never counts as one that may still call.
@@ -407,12 +491,13 @@ void run(Job job) {
   desk().end(job.engine, job.tag);
   job.engine.reset();
   if (status) {
-    xla::SetAvailable available{header<xla::SetAvailable>(), job.future};
-    drop(job.api, job.api->set_available(&available));
-  } else {
-    xla::SetError failed{header<xla::SetError>(), job.future, to_xla(job.api, status.error())};
-    drop(job.api, job.api->set_error(&failed));
+    // First all copies: with its future the first device's memory is XLA's again.
+    for (std::size_t i = 1; i < job.devices.size(); ++i) {
+      for (std::size_t j = 0; j < job.devices[i].results.size(); ++j)
+        std::ranges::copy(job.devices[0].results[j], job.devices[i].results[j].begin());
+    }
   }
+  answer_all(job, status);
 }
 
 // XLA asks which version of its interface the handler has.
@@ -426,24 +511,38 @@ bool answer_metadata(const xla::CallFrame& frame) {
   return true;
 }
 
+// The operation begins; its devices wait for their futures.
+void start(Job job, const Call& call, const void* place) {
+  Status status = desk().begin(job.engine, job.tag, call.run, place, call.name);
+  if (status) {
+    try {
+      std::thread(run, job).detach();
+      return;
+    } catch (const std::exception& error) {  // no memory, no thread
+      desk().end(job.engine, job.tag);
+      status = wrong(error.what());
+    }
+  }
+  answer_all(job, status);
+}
+
 xla::Error* handle(xla::CallFrame* frame) {
   if (answer_metadata(*frame) || frame->stage != xla::Stage::execute) return nullptr;
-  Result<Job> job = wrong("");
   try {
-    job = read(*frame);
-    if (!job) return to_xla(frame->api, job.error());
+    Result<Call> call = read(*frame);
+    if (!call) return to_xla(frame->api, call.error());
     xla::CreateFuture create{header<xla::CreateFuture>(), nullptr};
-    xla::Error* const refused = frame->api->create_future(&create);
-    if (refused == nullptr) {
-      job->future = create.future;
-      std::thread(run, *job).detach();
-      frame->future = create.future;
-      return nullptr;
+    if (xla::Error* const refused = frame->api->create_future(&create)) return refused;
+    call->job.devices.front().future = create.future;
+    if (call->gathered == 0) {
+      start(std::move(call->job), *call, frame->attributes.values);
+    } else if (std::optional<Job> whole =
+                   lobby().gather(call->run, call->gathered, std::move(call->job))) {
+      start(std::move(*whole), *call, frame->attributes.values);
     }
-    desk().end(job->engine, job->tag);
-    return refused;
-  } catch (const std::exception& error) {  // no memory, no thread
-    if (job) desk().end(job->engine, job->tag);
+    frame->future = create.future;
+    return nullptr;
+  } catch (const std::exception& error) {  // no memory
     return to_xla(frame->api, wrong(error.what()));
   }
 }

@@ -166,8 +166,7 @@ void Executor::prepare(Operation& operation) {
     const std::size_t element = element_size(array.dtype);
     shapes.push_back({array.count, array.dtype});
     bytes += array.count * element * (parts ? world.members.size() : 1);
-    widens = widens ||
-             (reduces(kind) && element_size(accumulation_type(array.dtype, spec.op)) > element);
+    widens = widens || (reduces(kind) && accumulation_size(array.dtype, spec.op) > element);
     if (in_place && array.send == array.recv)
       scratch_bytes += (array.count * element + 63) / 64 * 64;
   }
@@ -336,7 +335,7 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
     const Piece& piece = operation.layout.pieces[segment.first_piece + p];
     const ArrayRef& array = spec.arrays[piece.array];
     const std::size_t element = element_size(array.dtype);
-    const std::size_t wide = element_size(accumulation_type(array.dtype, spec.op));
+    const std::size_t wide = accumulation_size(array.dtype, spec.op);
     for (std::size_t i = 0; i < contributions.size(); ++i) {
       contributions[i] = {state.held[i].buffer.data() + (is_wide[i] ? wide_at : raw_at),
                           is_wide[i]};

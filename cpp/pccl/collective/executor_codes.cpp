@@ -76,7 +76,8 @@ void Executor::prepare_codes(Operation& operation) {
       const std::size_t codes =
           whole ? 0 : reduce::coded_size(spec.quantization, work, piece.count);
       const std::size_t raw = whole ? piece.count * element_size(array.dtype) : codes;
-      const std::size_t wide = whole ? piece.count * element_size(work) : codes;
+      const std::size_t wide =
+          whole ? piece.count * accumulation_size(array.dtype, spec.op) : codes;
       bytes.raw += static_cast<std::uint32_t>(raw);
       bytes.accumulated += static_cast<std::uint32_t>(wide);
       bytes.result += static_cast<std::uint32_t>(raw);
@@ -87,7 +88,7 @@ void Executor::prepare_codes(Operation& operation) {
   for (const ArrayRef& array : spec.arrays) {
     operation.residuals.emplace_back();
     if (array.residual == nullptr || exact(array) || array.count == 0) continue;
-    const std::size_t bytes = array.count * element_size(accumulation_type(array.dtype, spec.op));
+    const std::size_t bytes = array.count * accumulation_size(array.dtype, spec.op);
     operation.residuals.back() = pool_->take(bytes);
     copy(operation.residuals.back().data(), array.residual, bytes);
   }
@@ -108,7 +109,7 @@ Buffer Executor::encode_contribution(Operation& operation, std::uint32_t index, 
     const ArrayRef& array = spec.arrays[piece.array];
     const DataType work = accumulation_type(array.dtype, spec.op);
     const std::size_t element = element_size(array.dtype);
-    const std::size_t wide = element_size(work);
+    const std::size_t wide = accumulation_size(array.dtype, spec.op);
     const std::uint8_t* own = own_at(operation, segment.chunk, piece);
     const std::uint8_t* partial = !accumulated ? nullptr
                                   : apart(operation, segment)
@@ -159,7 +160,7 @@ Buffer Executor::decode_contribution(const Operation& operation, std::uint32_t i
     const Piece& piece = operation.layout.pieces[segment.first_piece + p];
     const ArrayRef& array = spec.arrays[piece.array];
     const DataType work = accumulation_type(array.dtype, spec.op);
-    const std::size_t wide = element_size(work);
+    const std::size_t wide = accumulation_size(array.dtype, spec.op);
     if (!exact(array)) {
       const std::size_t step = step_of(spec.quantization);
       for (std::size_t first = 0; first < piece.count; first += step) {
@@ -206,7 +207,7 @@ void Executor::combine_coded(Operation& operation, std::uint32_t index) {
     const ArrayRef& array = spec.arrays[piece.array];
     const DataType work = accumulation_type(array.dtype, spec.op);
     const std::size_t element = element_size(array.dtype);
-    const std::size_t wide = element_size(work);
+    const std::size_t wide = accumulation_size(array.dtype, spec.op);
     const std::uint8_t* own = own_at(operation, segment.chunk, piece);
     std::uint8_t* result = result_at(operation, segment.chunk, piece);
     const std::size_t codes =

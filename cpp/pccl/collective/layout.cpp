@@ -60,8 +60,8 @@ class Cutter {
         const std::uint64_t size = element_size(array.dtype);
         const std::uint64_t elements = piece / size;
         layout_.pieces.push_back({array_, offset_ / size, elements});
-        segment.accumulated_bytes += static_cast<std::uint32_t>(
-            elements * element_size(accumulation_type(array.dtype, op_)));
+        segment.accumulated_bytes +=
+            static_cast<std::uint32_t>(elements * accumulation_size(array.dtype, op_));
         taken += piece;
         offset_ += piece;
       }

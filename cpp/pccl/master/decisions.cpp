@@ -7,6 +7,14 @@
 
 namespace pccl::master {
 
+namespace {
+
+std::string named(const Claim& claim) {
+  return "rank " + std::to_string(claim.rank) + " (" + claim.peer.brief() + ")";
+}
+
+}  // namespace
+
 std::optional<Mismatch> judge_mismatch(const std::string& call, const std::vector<Claim>& claims,
                                        std::size_t members, bool waited_enough) {
   std::map<std::uint64_t, std::size_t> votes;
@@ -21,9 +29,9 @@ std::optional<Mismatch> judge_mismatch(const std::string& call, const std::vecto
   const auto odd = std::find_if(claims.begin(), claims.end(), [&](const Claim& claim) {
     return claim.signature.hash != meant->signature.hash;
   });
-  return Mismatch{odd->peer, "members disagree on " + call + ": peer " + odd->peer.brief() +
-                                 " called it with (" + odd->signature.text + "), peer " +
-                                 meant->peer.brief() + " with (" + meant->signature.text + ")"};
+  return Mismatch{odd->peer, "members disagree on " + call + ": " + named(*odd) +
+                                 " called it with (" + odd->signature.text + "), " + named(*meant) +
+                                 " with (" + meant->signature.text + ")"};
 }
 
 std::optional<PeerId> judge_links(const std::vector<PeerId>& members,
@@ -44,7 +52,8 @@ std::optional<PeerId> judge_links(const std::vector<PeerId>& members,
   return worst;
 }
 
-std::string describe_waiting(const std::vector<Waiting>& members, const std::string& between) {
+std::string describe_waiting(const std::vector<Waiting>& members, const std::string& between,
+                             const std::function<std::string(const wire::CallKey&)>& name) {
   std::string text;
   for (std::size_t rank = 0; rank < members.size(); ++rank) {
     if (rank > 0) text += between;
@@ -52,7 +61,7 @@ std::string describe_waiting(const std::vector<Waiting>& members, const std::str
     const auto& waits = members[rank].blocked.waits;
     for (std::size_t i = 0; i < waits.size() && i < 4; ++i) {
       if (i > 0) text += ", ";
-      text += wire::describe(waits[i]);
+      text += name(waits[i]);
     }
     if (waits.size() > 4) text += " and " + std::to_string(waits.size() - 4) + " more";
   }

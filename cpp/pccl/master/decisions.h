@@ -1,6 +1,7 @@
 // The master's judgements, each a pure function that also says why.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@ namespace pccl::master {
 struct Claim {
   PeerId peer;
   wire::Signature signature;
+  std::size_t rank = 0;
 };
 
 // Who is the odd one out, and the sentence for everybody.
@@ -72,8 +74,10 @@ template <class Meets>
   return several_threads ? Stuckness::suspicious : Stuckness::stuck;
 }
 
-// "rank 0 (1a2b3c4d) waits in allreduce #3", and so on for each member.
-[[nodiscard]] std::string describe_waiting(const std::vector<Waiting>& members,
-                                           const std::string& between);
+// "rank 0 (1a2b3c4d) waits in barrier #3", and so on for each member. `name`: what a call is
+// called.
+[[nodiscard]] std::string describe_waiting(
+    const std::vector<Waiting>& members, const std::string& between,
+    const std::function<std::string(const wire::CallKey&)>& name);
 
 }  // namespace pccl::master

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pccl/base/text.h"
 #include "pccl/net/ticket.h"
 #include "pccl/state/election.h"
 #include "pccl/topology/choose.h"
@@ -49,7 +50,7 @@ std::uint64_t bytes_of(const wire::RoundPayload& payload) {
   std::uint64_t bytes = 0;
   for (const wire::StateEntry& entry : detail->entries) {
     bytes += sizeof entry + entry.name.size() + entry.kind.size() + entry.containers.size() +
-             8 * entry.shape.size();
+             entry.tie.size() + 8 * entry.shape.size();
   }
   return bytes;
 }
@@ -86,9 +87,12 @@ std::string advice(const Options& options) {
   return std::string(kOpenAPort) + (options.relays ? "" : "; or let the master relay (PCCL_RELAY)");
 }
 
-std::string plural(std::size_t count, const std::string& noun, const char* ending = "s") {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : ending);
-}
+constexpr std::size_t kShownOfSignature = 100;
+// Peers that come within this time of each other were perhaps to start together.
+constexpr Duration kTogether = std::chrono::seconds(10);
+constexpr const char* kHowTogether =
+    "Peers that are to start together wait for each other with min_peers (PCCL_MIN_PEERS, or `pccl "
+    "master --min-peers N`)";
 
 }  // namespace
 
@@ -217,6 +221,15 @@ std::string Group::summary() const {
     for (const auto& [id, payload] : round.entered) text += " " + id.brief();
   }
   return text;
+}
+
+std::vector<std::pair<wire::CallKey, PeerId>> Group::open_entries() const {
+  std::vector<std::pair<wire::CallKey, PeerId>> open;
+  for (const auto& [key, operation] : operations_)
+    for (const auto& [id, entry] : operation.entries) open.emplace_back(key, id);
+  for (const auto& [key, round] : rounds_)
+    for (const auto& [id, payload] : round.entered) open.emplace_back(key, id);
+  return open;
 }
 
 // ---- the log
@@ -463,11 +476,12 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
     around_.send(connection, 0, wire::Refused{Code::refused, reason});
     around_.close(connection);
   };
+  const PeerId seal = net::seal_of(join.ticket);
+  if (let_in_again(connection, join, seal, now)) return;
   if (members_.size() + candidates_.size() >= options_.max_peers) {
     return refuse("group " + std::to_string(id_) + " is full (" +
                   plural(options_.max_peers, "peer") + ")");
   }
-  const PeerId seal = net::seal_of(join.ticket);
   const bool taken = std::any_of(candidates_.begin(), candidates_.end(), [&](const Peer& other) {
     return other.member.id == join.id && other.member.seal != seal;
   });
@@ -504,15 +518,80 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
       wire::Welcome{candidates_.back().member.joined, started, started ? 0 : missing(), seen});
   if (!members_.empty()) {
     tell_newcomers();
+    tell_lone_founder(now);
   } else {
     start_if_ready(now);
   }
+  tell_namesake(connection);
+}
+
+// Two replicas of one name are mistaken for one that was restarted.
+void Group::tell_namesake(ConnectionId connection) {
+  const Peer* peer = by_connection(connection);
+  if (peer == nullptr || peer->member.replica.empty()) return;
+  const auto has_name = [&](const Peer& other) {
+    return other.member.replica == peer->member.replica && other.member.id != peer->member.id;
+  };
+  if (std::none_of(members_.begin(), members_.end(), has_name) &&
+      std::none_of(candidates_.begin(), candidates_.end(), has_name))
+    return;
+  around_.send(connection, 0,
+               wire::Notice{"another peer is rank " + std::to_string(id_) +
+                            " of a replica named \"" + peer->member.replica +
+                            "\" already: this one waits until that one has gone; two replicas "
+                            "need two names"});
+}
+
+// A peer that was to start together with others has started alone, since it does not wait for them.
+void Group::tell_lone_founder(Instant now) {
+  if (!alone_since_ || members_.size() != 1 || now - *alone_since_ >= kTogether) return;
+  alone_since_.reset();
+  around_.send(
+      members_.front().connection, collected_,
+      wire::Notice{
+          "this peer has started group " + std::to_string(id_) +
+          " alone, and another one has come since: it is let in at pccl.admit() or pccl.sync(). " +
+          kHowTogether});
+}
+
+// A newcomer's connection broke as it was let in: it has not heard of its admission, and joins once
+// more. Its log begins there.
+bool Group::let_in_again(ConnectionId connection, const wire::Join& join, const PeerId& seal,
+                         Instant now) {
+  Peer* peer = member(join.id);
+  if (peer == nullptr || peer->member.seal != seal) return false;
+  const auto admission = std::find_if(log_.begin(), log_.end(), [&](const wire::LogEntry& entry) {
+    const auto* record = std::get_if<wire::EpochRecord>(&entry.what);
+    return record != nullptr && record->cause == wire::Cause::admission &&
+           std::any_of(record->members.begin(), record->members.end(),
+                       [&](const wire::Member& known) { return known.id == join.id; });
+  });
+  if (admission == log_.end() || admission->ordinal <= peer->applied) return false;
+  if (peer->connection != 0) around_.close(peer->connection);
+  peer->connection = connection;
+  peer->returned = true;
+  peer->heard = now;
+  if (floods(*peer, kComingBack, now)) return true;
+  around_.send(connection, 0, wire::Welcome{peer->member.joined, true, 0, peer->seen});
+  send_log(*peer, admission->ordinal - 1);
+  around_.send(connection, collected_, expected());
+  return true;
+}
+
+// The entries that it has missed.
+void Group::send_log(const Peer& to, std::uint64_t after) {
+  std::vector<wire::LogEntry> missing;
+  for (const wire::LogEntry& entry : log_) {
+    if (entry.ordinal > after) missing.push_back(entry);
+  }
+  for (auto& part : wire::in_parts(std::move(missing)))
+    around_.send(to.connection, collected_, wire::Log{std::move(part)});
 }
 
 // Peers that are still to come before the group can start; of replicas: those.
 std::uint32_t Group::missing() const {
   if (ranks_ > 0) return around_.replicas_missing();
-  std::uint32_t wanted = 0;
+  std::uint32_t wanted = options_.min_peers;
   std::uint32_t present = 0;
   for (const Peer& candidate : candidates_) {
     if (!candidate.waiting) continue;
@@ -531,7 +610,7 @@ Group::Peer Group::take_candidate(std::size_t at) {
 
 // Until a group has members, those who wait form it as soon as the largest min_peers among them is
 // reached.
-void Group::start_if_ready(Instant) {
+void Group::start_if_ready(Instant now) {
   if (ranks_ > 0) return around_.replicas_changed();
   const bool somebody = std::any_of(candidates_.begin(), candidates_.end(),
                                     [](const Peer& candidate) { return candidate.waiting; });
@@ -547,6 +626,13 @@ void Group::start_if_ready(Instant) {
   std::stable_sort(founders.begin(), founders.end(),
                    [](const Peer& a, const Peer& b) { return a.order < b.order; });
   start(std::move(founders));
+  // Level 1's founders always start so, and let each other in.
+  if (members_.size() != 1 || !members_.front().start_only) return alone_since_.reset();
+  alone_since_ = now;
+  if (!others_at_ || now - *others_at_ >= kTogether) return;
+  around_.send(members_.front().connection, collected_,
+               wire::Notice{"this peer has started group " + std::to_string(id_) +
+                            " alone, and another one was there just before. " + kHowTogether});
 }
 
 void Group::start(std::vector<Peer> founders) {
@@ -623,17 +709,15 @@ void Group::tell_newcomers() {
 // A member may hold decisions of the master before us that none of the others had reported when the
 // group was brought back. They stand, as long as we have decided nothing else since. False when
 // they cannot.
-bool Group::adopt(const wire::Report& report) {
-  if (report.applied <= last_ordinal_) return true;
-  if (last_ordinal_ != rebuilt_at_ || report.record.epoch != record_.epoch) return false;
+bool Group::adopt(const std::vector<wire::LogEntry>& log, std::uint64_t applied) {
   std::uint64_t next = last_ordinal_ + 1;
-  for (const wire::LogEntry& entry : report.log) {
+  for (const wire::LogEntry& entry : log) {
     if (entry.ordinal < next) continue;
     if (entry.ordinal != next++ || std::holds_alternative<wire::EpochRecord>(entry.what))
       return false;
   }
-  if (next != report.applied + 1) return false;
-  for (const wire::LogEntry& entry : report.log) {
+  if (next != applied + 1) return false;
+  for (const wire::LogEntry& entry : log) {
     if (entry.ordinal <= last_ordinal_) continue;
     append(entry.what);
     std::visit(Overloaded{[](const wire::EpochRecord&) {},
@@ -652,46 +736,41 @@ bool Group::adopt(const wire::Report& report) {
   return true;
 }
 
-bool Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant now) {
+Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
+                            const std::vector<wire::LogEntry>* log, Instant now) {
   Peer* peer = member(rejoin.id);
   // Who only knows its id takes nobody's place.
-  if (peer == nullptr || peer->member.seal != net::seal_of(rejoin.ticket)) return false;
-  if (!adopt(rejoin.report)) return false;
+  if (peer == nullptr || peer->member.seal != net::seal_of(rejoin.ticket)) return Return::out;
+  // The entries that it has missed are kept no more.
+  if (rejoin.applied < collected_) return Return::out;
+  if (rejoin.applied > last_ordinal_) {
+    if (last_ordinal_ != rebuilt_at_ || rejoin.record.epoch != record_.epoch) return Return::out;
+    if (log == nullptr) return Return::needs_log;
+    if (!adopt(*log, rejoin.applied)) return Return::out;
+  }
   if (peer->connection != 0) around_.close(peer->connection);
   peer->connection = connection;
   peer->returned = true;
   peer->heard = now;
   peer->blocked = {};
-  // What it had seen is what it says now; a lost message of ours is sent again, a lost one of its
-  // is in the report.
-  const std::uint64_t applied = std::min(rejoin.report.applied, last_ordinal_);
-  peer->applied = std::max(peer->applied, applied);
-  wire::Log missing;
-  for (const wire::LogEntry& entry : log_) {
-    if (entry.ordinal > applied) missing.entries.push_back(entry);
-  }
-  if (floods(*peer, kComingBack + kMissedEntry * missing.entries.size(), now)) return true;
+  // What it had seen is what it says now; a lost message of ours is sent again, and it says its
+  // open calls again.
+  peer->applied = std::max(peer->applied, rejoin.applied);
+  if (floods(*peer, kComingBack + kMissedEntry * (last_ordinal_ - rejoin.applied), now))
+    return Return::in;
   around_.send(connection, collected_, wire::Welcome{peer->member.joined, true, 0, {}});
-  if (!missing.entries.empty()) around_.send(connection, collected_, missing);
+  send_log(*peer, rejoin.applied);
   // They may have come, or gone, meanwhile.
   around_.send(connection, collected_, expected());
-  const PeerId id = rejoin.id;
-  for (const wire::OpState& state : rejoin.report.operations) {
-    Peer* sender = member(id);  // a verdict may have changed the members
-    if (sender == nullptr) return true;
-    on_operation(*sender, state, applied, now);
-  }
-  for (const wire::RoundEntry& entry : rejoin.report.rounds) on_round(id, entry, applied, now);
-  return true;
+  return Return::in;
 }
 
 Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& around,
-                     const std::vector<Returned>& reports, Instant now) {
+                     const std::vector<Returned>& reports, const std::vector<wire::LogEntry>& log,
+                     Instant now) {
   Group group(id, options, around);
-  const Returned& best =
-      *std::max_element(reports.begin(), reports.end(),
-                        [](const Returned& a, const Returned& b) { return a.at() < b.at(); });
-  group.record_ = best.rejoin().report.record;
+  const Returned& best = newest(reports);
+  group.record_ = best.rejoin().record;
   group.ranks_ = group.record_.ranks_per_replica;
   const std::size_t n = group.record_.members.size();
   const wire::RateTable& told = group.record_.rates;
@@ -700,25 +779,17 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
   const std::uint64_t last = best.at().second;
   group.last_ordinal_ = last;
   group.rebuilt_at_ = last;
-  std::map<std::uint64_t, wire::LogEntry> log;
-  for (const Returned& one : reports) {
-    wire::Rejoin rejoin = one.rejoin();
-    for (wire::LogEntry& entry : rejoin.report.log) {
-      // Who is further behind is evicted all the same.
-      if (entry.ordinal <= last && last - entry.ordinal <= options.max_behind)
-        log.try_emplace(entry.ordinal, std::move(entry));
-    }
-  }
-  group.collected_ = last;
-  for (auto& [ordinal, entry] : log) {
-    group.collected_ = std::min(group.collected_, ordinal - 1);
+  // All that any member misses is in there: what is not was applied by all.
+  group.collected_ = last - log.size();
+  for (const wire::LogEntry& entry : log) {
     std::visit(
-        Overloaded{[&, at = ordinal](const wire::EpochRecord& record) {
-                     for (const wire::OpKey& key : record.aborted) group.decided_[key] = at;
+        Overloaded{[&](const wire::EpochRecord& record) {
+                     for (const wire::OpKey& key : record.aborted)
+                       group.decided_[key] = entry.ordinal;
                    },
-                   [&, at = ordinal](const auto& decision) { group.decided_[decision.key] = at; }},
+                   [&](const auto& decision) { group.decided_[decision.key] = entry.ordinal; }},
         entry.what);
-    group.log_.push_back(std::move(entry));
+    group.log_.push_back(entry);
   }
   for (const wire::Member& member : group.record_.members) {
     Peer peer;
@@ -739,7 +810,7 @@ Group Group::rebuild(std::uint32_t id, const Options& options, Surroundings& aro
   }
   group.unusable_ = group.relayed_pairs();
   for (const Returned& one : reports) {
-    if (group.rejoin(one.connection(), one.rejoin(), now)) continue;
+    if (group.rejoin(one.connection(), one.rejoin(), nullptr, now) == Return::in) continue;
     around.send(one.connection(), 0,
                 wire::Refused{Code::evicted, "the run went on without this peer"});
     around.close(one.connection());
@@ -832,6 +903,7 @@ void Group::evict(ConnectionId connection, Code code, const std::string& reason,
     remove({{peer->member.id, code, reason}}, now);
     return;
   }
+  others_at_ = now;
   around_.send(connection, 0, wire::Refused{code, reason});
   around_.close(connection);
   const wire::Member gone = peer->member;
@@ -847,7 +919,8 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
     Peer* peer = member(gone.id);
     if (peer == nullptr) continue;
     around_.log("group " + std::to_string(id_) + ": peer " + gone.id.brief() +
-                " is out: " + gone.reason);
+                " is out: " + gone.reason + "; " + plural(members_.size() - 1, "member") +
+                (members_.size() == 2 ? " goes on" : " go on"));
     if (peer->connection != 0) {
       around_.send(peer->connection, collected_, wire::Refused{gone.code, gone.reason});
       around_.close(peer->connection);
@@ -870,6 +943,7 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
     std::erase_if(members_, [&](const Peer& other) { return other.member.id == gone.id; });
   }
   if (departures.empty()) return;
+  others_at_ = now;
   while (!members_.empty() && !plan_epoch()) {
     // Without the departed no ring avoids the unusable links: try those links again rather than
     // evict for them.
@@ -939,6 +1013,8 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
   std::visit(
       Overloaded{
           [&](const wire::Heartbeat&) {},
+          // It was asked for it, and then another member that knows more was.
+          [&](const wire::LogPart&) {},
           [&](const wire::Tried&) {},  // an answer to the master, not to the group
           [&](const wire::RequestAdmission&) {
             if (is_member || peer->waiting) return;
@@ -1025,10 +1101,14 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
             }
             if (!peer->aborts.take(options_.aborts, now))
               return misuse("it gives up too many calls");
-            const std::string who = "peer " + id.brief();
+            const std::string who = named(id);
             if (request.code == Code::peer_lost) {
-              decide(request.key, Code::peer_lost, {},
-                     "a member was lost in " + wire::describe(request.key), {});
+              const bool gone = !request.lost.empty() && member(request.lost) == nullptr;
+              const PeerId lost = gone ? request.lost : PeerId{};
+              const std::string whom = gone ? named(lost) : "a member";
+              decide(request.key, Code::peer_lost, lost,
+                     whom + " was lost before " + wire::describe(request.key) + " was complete",
+                     {});
             } else if (request.code == Code::interrupted) {
               decide(request.key, Code::peer_lost, id,
                      who + " was interrupted in " + wire::describe(request.key), {});
@@ -1205,7 +1285,8 @@ void Group::check_operation(const wire::OpKey& key, Instant now) {
     // Plans differ between attempts, and with them signatures: only those of the present attempts
     // are compared.
     if (entry->second.attempt >= record_.abort_floor)
-      claims.push_back({peer.member.id, entry->second.signature});
+      claims.push_back({peer.member.id, entry->second.signature,
+                        static_cast<std::size_t>(&peer - members_.data())});
   }
   if (claims.size() > 1) {
     const bool waited =
@@ -1595,6 +1676,24 @@ void Group::check_links(Instant now) {
   start_over(wire::Cause::loss, {{PeerId{}, reason}}, aborted);
 }
 
+// "rank 2 (1a2b3c4d)", or "peer 1a2b3c4d" of one that is no member.
+std::string Group::named(const PeerId& id) const {
+  const std::size_t rank = rank_of(id);
+  if (rank >= members_.size()) return "peer " + id.brief();
+  return "rank " + std::to_string(rank) + " (" + id.brief() + ")";
+}
+
+// "collective #3 (all_gather of float32[8])", as far as its members have said what it is.
+std::string Group::called(const wire::CallKey& key) const {
+  std::string text = wire::describe(key);
+  const auto* operation = std::get_if<wire::OpKey>(&key);
+  const auto found = operation == nullptr ? operations_.end() : operations_.find(*operation);
+  if (found == operations_.end() || found->second.entries.empty()) return text;
+  std::string what = found->second.entries.begin()->second.signature.text;
+  if (what.size() > kShownOfSignature) what = what.substr(0, kShownOfSignature) + "...";
+  return text + " (" + what + ")";
+}
+
 void Group::check_stuck(Instant now) {
   std::vector<Waiting> waiting;
   for (const Peer& peer : members_) {
@@ -1611,8 +1710,9 @@ void Group::check_stuck(Instant now) {
   if (!stuck_since_) stuck_since_ = now;
   if (verdict == Stuckness::suspicious && now - *stuck_since_ < options_.several_threads_grace)
     return;
-  const std::string text = describe_waiting(waiting, "; ");
-  const std::string lines = describe_waiting(waiting, "\n");
+  const auto name = [this](const wire::CallKey& key) { return called(key); };
+  const std::string text = describe_waiting(waiting, "; ", name);
+  const std::string lines = describe_waiting(waiting, "\n", name);
   std::set<wire::CallKey> calls;
   for (const Waiting& member : waiting)
     calls.insert(member.blocked.waits.begin(), member.blocked.waits.end());
@@ -1627,45 +1727,56 @@ void Group::check_stuck(Instant now) {
 }
 
 void Group::notice_stragglers(Instant now) {
-  const auto notice = [&](const wire::CallKey& key, auto has_entered) {
+  const auto notice = [&](const wire::CallKey& key, Instant opened, unsigned& notices,
+                          auto has_entered) {
+    const Duration waited = now - opened;
+    if (waited < options_.straggler_notice + notices * options_.straggler_repeat) return;
+    ++notices;
     std::string missing;
     std::size_t count = 0;
     for (const Peer& peer : members_) {
       if (has_entered(peer.member.id)) continue;
-      if (++count <= 4) missing += " " + peer.member.id.brief();
+      if (++count <= 4) missing += (count > 1 ? ", " : " ") + named(peer.member.id);
     }
     if (count == 0) return;
-    const wire::Notice line{"waiting for " + plural(count, "peer") + " in " + wire::describe(key) +
-                            ":" + missing};
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(waited).count();
+    const std::string line = "waiting for " + plural(count, "peer") + " in " + called(key) +
+                             " for " + std::to_string(seconds) + " s:" + missing +
+                             (count > 4 ? " ..." : "");
     for (const Peer& peer : members_) {
       if (peer.connection != 0 && has_entered(peer.member.id))
-        around_.send(peer.connection, collected_, line);
+        around_.send(peer.connection, collected_, wire::Notice{line});
     }
   };
   for (auto& [key, operation] : operations_) {
-    if (operation.noticed || now - operation.opened < options_.straggler_notice) continue;
-    operation.noticed = true;
-    notice(key, [&](const PeerId& id) { return operation.entries.contains(id); });
+    notice(key, operation.opened, operation.notices,
+           [&](const PeerId& id) { return operation.entries.contains(id); });
   }
   for (auto& [key, round] : rounds_) {
-    if (round.noticed || now - round.opened < options_.straggler_notice) continue;
-    round.noticed = true;
-    notice(key, [&](const PeerId& id) { return round.entered.contains(id); });
+    notice(key, round.opened, round.notices,
+           [&](const PeerId& id) { return round.entered.contains(id); });
   }
 }
 
-// Members that half of the group or more has waited for too long, if the operator wants that.
-void Group::evict_stragglers(Instant now) {
+// Nobody waits for ever. Members that half of the group or more has waited for too long are
+// evicted. If more than half are missing, it is the call that ends.
+void Group::end_overdue(Instant now) {
   if (!options_.straggler_timeout) return;
   std::vector<Departed> gone;
+  std::vector<std::pair<wire::CallKey, std::string>> over;
   const auto judge = [&](const wire::CallKey& key, Instant opened, auto has_entered) {
     if (now - opened < *options_.straggler_timeout || !gone.empty()) return;
+    std::string names;
     for (const Peer& peer : members_) {
       if (has_entered(peer.member.id)) continue;
+      names += (names.empty() ? " " : ", ") + named(peer.member.id);
       gone.push_back({peer.member.id, Code::evicted,
-                      "the others have waited too long for it in " + wire::describe(key)});
+                      "the others have waited too long for it in " + called(key)});
     }
-    if (gone.size() * 2 > members_.size()) gone.clear();
+    if (gone.size() * 2 <= members_.size()) return;
+    gone.clear();
+    over.emplace_back(key, "more than half of the members have not called " + called(key) +
+                               " within the straggler timeout:" + names);
   };
   for (const auto& [key, operation] : operations_) {
     judge(key, operation.opened, [&](const PeerId& id) { return operation.entries.contains(id); });
@@ -1675,6 +1786,7 @@ void Group::evict_stragglers(Instant now) {
     if (key.kind == wire::RoundKind::sync_end || key.kind == wire::RoundKind::optimize) continue;
     judge(key, round.opened, [&](const PeerId& id) { return round.entered.contains(id); });
   }
+  for (const auto& [key, reason] : over) decide(key, Code::timeout, {}, reason, {});
   if (!gone.empty()) remove(gone, now);
 }
 
@@ -1715,7 +1827,7 @@ void Group::on_time(Instant now) {
   check_calls(now);
   check_stuck(now);
   notice_stragglers(now);
-  evict_stragglers(now);
+  end_overdue(now);
 }
 
 }  // namespace pccl::master

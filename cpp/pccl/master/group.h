@@ -47,6 +47,7 @@
 namespace pccl::master {
 
 struct Options {
+  std::uint32_t min_peers = 1;  // a group starts with so many at least, whatever its peers ask for
   Duration heartbeat_interval = std::chrono::seconds(1);
   Duration heartbeat_timeout = std::chrono::seconds(6);
   Duration reconnect_timeout = std::chrono::seconds(10);
@@ -58,7 +59,9 @@ struct Options {
   Duration several_threads_grace =
       std::chrono::seconds(10);  // stuck, but a member has several threads
   Duration straggler_notice = std::chrono::seconds(10);
-  std::optional<Duration> straggler_timeout;            // of members that most others wait for
+  Duration straggler_repeat = std::chrono::minutes(1);  // of the notice
+  // Of members that most others wait for, and of calls that most have not come to. Nothing: never.
+  std::optional<Duration> straggler_timeout = std::chrono::minutes(30);
   Duration replan_interval = std::chrono::seconds(30);  // for what transfers have shown
   Duration measure_after = std::chrono::seconds(1);     // of an operation; zero: never
   std::uint32_t segment_bytes = 512 << 10;
@@ -156,14 +159,21 @@ class Group {
   Group(std::uint32_t id, const Options& options, Surroundings& around)
       : id_(id), options_(options), around_(around) {}
 
-  // The group as its members know it. REQUIRES: reports is not empty.
+  // The group as its members know it. `log`: of newest(reports). REQUIRES: reports is not empty.
   static Group rebuild(std::uint32_t id, const Options& options, Surroundings& around,
-                       const std::vector<Returned>& reports, Instant now);
+                       const std::vector<Returned>& reports, const std::vector<wire::LogEntry>& log,
+                       Instant now);
 
   void add_candidate(ConnectionId connection, const wire::Join& join, const std::string& seen,
                      Instant now);
-  // A member's new control connection. False when it is a member no more.
-  bool rejoin(ConnectionId connection, const wire::Rejoin& rejoin, Instant now);
+  // A member's new control connection. `log`: what it answered to RequestLog, or null.
+  enum class Return : std::uint8_t {
+    in,
+    out,        // it is no member any more
+    needs_log,  // it knows decisions that we do not: ask for its log, and call this again with it
+  };
+  Return rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
+                const std::vector<wire::LogEntry>* log, Instant now);
   void on_message(ConnectionId from, const wire::Frame& frame, Instant now);
   void on_disconnect(ConnectionId connection, Instant now);
   void on_time(Instant now);
@@ -200,6 +210,8 @@ class Group {
   [[nodiscard]] bool hurried() const;
   // Open operations with who entered and who is done: for the tests of rebuild.
   [[nodiscard]] std::string summary() const;
+  // Every member that has entered a call which is still open: for tests.
+  [[nodiscard]] std::vector<std::pair<wire::CallKey, PeerId>> open_entries() const;
 
  private:
   struct Peer {
@@ -248,13 +260,13 @@ class Group {
     Instant opened{};
     std::optional<Instant> met;  // all members have entered
     std::optional<Instant> mismatch_since;
-    bool noticed = false;
+    unsigned notices = 0;
   };
   struct OpenRound {
     std::map<PeerId, wire::RoundPayload> entered;
     std::uint64_t bytes = 0;  // of all lists of entries that came
     Instant opened{};
-    bool noticed = false;
+    unsigned notices = 0;
   };
   struct LinkTrouble {
     wire::LinkState state = wire::LinkState::broken;
@@ -277,7 +289,7 @@ class Group {
   void decide(const wire::CallKey& key, Code code, const PeerId& culprit, const std::string& reason,
               const std::string& waiting, const wire::SyncDecision& sync = {});
   void advance_collected();
-  bool adopt(const wire::Report& report);
+  bool adopt(const std::vector<wire::LogEntry>& log, std::uint64_t applied);
 
   // -- membership
   void replan_hosts(Instant now);
@@ -291,6 +303,9 @@ class Group {
   [[nodiscard]] std::uint32_t missing() const;
   [[nodiscard]] wire::Expect expected() const;
   void tell_newcomers();
+  bool let_in_again(ConnectionId connection, const wire::Join& join, const PeerId& seal,
+                    Instant now);
+  void send_log(const Peer& to, std::uint64_t after);
   [[nodiscard]] bool newcomer_ready(const Peer& candidate) const;
   [[nodiscard]] bool fits(const Peer& candidate) const;
   [[nodiscard]] std::set<topology::Edge> ranks_of(
@@ -332,13 +347,17 @@ class Group {
   void evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue, Instant now);
   [[nodiscard]] std::vector<BadLink> worn_links(Instant now);
   void notice_stragglers(Instant now);
-  void evict_stragglers(Instant now);
+  void end_overdue(Instant now);
   [[nodiscard]] bool decided_beyond(const wire::CallKey& key, std::uint64_t applied) const;
   [[nodiscard]] bool entered_by_all(const wire::CallKey& key) const;
   [[nodiscard]] bool too_much(const PeerId& from, const wire::RoundEntry& entry) const;
   [[nodiscard]] PeerId busiest() const;
   void evict_busiest(Instant now);
   void evict_laggards(Instant now);
+  void tell_namesake(ConnectionId connection);
+  void tell_lone_founder(Instant now);
+  [[nodiscard]] std::string named(const PeerId& id) const;
+  [[nodiscard]] std::string called(const wire::CallKey& key) const;
   bool stray(Peer& from, const char* what, Instant now);
   bool floods(Peer& from, std::size_t items, Instant now);
 
@@ -373,6 +392,8 @@ class Group {
   bool slow_ = false;                   // an operation took long
   std::uint64_t asked_to_measure_ = 0;  // the admission after which members were
   std::optional<Instant> stuck_since_;
+  std::optional<Instant> alone_since_;  // one peer started the group, and has not been told of this
+  std::optional<Instant> others_at_;    // when a peer went
   Instant last_tick_{};
 };
 

@@ -47,33 +47,38 @@ bool plausible(const wire::EpochRecord& record, const Options& options) {
          record.points <= kMaxCount && topology::valid(record.plan, ids.size());
 }
 
+Status wrong_report(const PeerId& id, const std::string& what) {
+  return Status(Code::evicted,
+                "what peer " + id.brief() + " reports does not hold together" + what);
+}
+
 // What a member says that it knows holds together; whether it is true, nobody can tell. A master
 // without memory passes it on to the others.
 Status check(const wire::Rejoin& rejoin, const Options& options) {
-  const wire::Report& report = rejoin.report;
-  const auto& members = report.record.members;
-  const auto wrong = [&](const std::string& what) {
-    return Status(Code::evicted,
-                  "what peer " + rejoin.id.brief() + " reports does not hold together" + what);
-  };
+  const auto& members = rejoin.record.members;
   const PeerId seal = net::seal_of(rejoin.ticket);
   const bool member = std::any_of(members.begin(), members.end(), [&](const auto& known) {
     return known.id == rejoin.id && known.seal == seal;
   });
-  if (!member || !plausible(report.record, options) || report.applied > kMaxCount ||
-      report.log.size() > report.applied || report.operations.size() > options.max_open_calls ||
-      report.rounds.size() > options.max_open_calls)
-    return wrong("");
-  if (const Status relays = wire::check_relays(report.record); !relays)
-    return wrong(": " + relays.error().reason);
-  std::uint64_t ordinal = report.applied - report.log.size();
-  for (const wire::LogEntry& entry : report.log) {
+  if (!member || !plausible(rejoin.record, options) || rejoin.applied > kMaxCount)
+    return wrong_report(rejoin.id, "");
+  if (const Status relays = wire::check_relays(rejoin.record); !relays)
+    return wrong_report(rejoin.id, ": " + relays.error().reason);
+  return {};
+}
+
+// Its log, once all of it has come: entries one after the other, up to the last one it has applied.
+Status check_log(const wire::Rejoin& rejoin, const std::vector<wire::LogEntry>& log,
+                 const Options& options) {
+  if (log.size() > rejoin.applied) return wrong_report(rejoin.id, "");
+  std::uint64_t ordinal = rejoin.applied - log.size();
+  for (const wire::LogEntry& entry : log) {
     const auto* record = std::get_if<wire::EpochRecord>(&entry.what);
     if (entry.ordinal != ++ordinal || (record != nullptr && !plausible(*record, options)))
-      return wrong("");
+      return wrong_report(rejoin.id, "");
     if (record == nullptr) continue;
     if (const Status relays = wire::check_relays(*record); !relays)
-      return wrong(": " + relays.error().reason);
+      return wrong_report(rejoin.id, ": " + relays.error().reason);
   }
   return {};
 }
@@ -164,7 +169,9 @@ std::optional<std::pair<PeerId, PeerId>> Master::expect_relay(const PeerId& one,
 }
 
 void Master::on_connect(ConnectionId connection, const std::string& address, Instant now) {
-  connections_[connection] = {address, now, std::nullopt, false, false};
+  Connection& made = connections_[connection];
+  made.address = address;
+  made.since = now;
 }
 
 void Master::on_disconnect(ConnectionId id, Instant now) {
@@ -173,10 +180,7 @@ void Master::on_disconnect(ConnectionId id, Instant now) {
   const std::optional<std::uint32_t> group = it->second.group;
   questions_.erase(it->second.question);
   connections_.erase(it);
-  for (auto& [group_id, recovery] : recoveries_) {
-    std::erase_if(recovery.reports, [&](const Returned& one) { return one.connection() == id; });
-  }
-  std::erase_if(recoveries_, [](const auto& item) { return item.second.reports.empty(); });
+  forget_report(id);
   if (!group) return;
   const auto found = groups_.find(*group);
   if (found != groups_.end()) found->second->on_disconnect(id, now);
@@ -230,6 +234,10 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
   }
   if (std::holds_alternative<wire::Rejoin>(frame.message)) {
     rejoin(id, connection, frame, now);
+    return settle_replicas(now);
+  }
+  if (const auto* part = std::get_if<wire::LogPart>(&frame.message); part && connection.asked) {
+    log_part(id, connection, *part, now);
     return settle_replicas(now);
   }
   if (const auto* inquiry = std::get_if<wire::Inquiry>(&frame.message))
@@ -355,24 +363,86 @@ void Master::join(ConnectionId id, Connection& connection, const wire::Join& joi
   group_for(join.group).add_candidate(id, seen, connection.address, now);
 }
 
+// To a group that is there.
+void Master::return_to(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
+                       const std::vector<wire::LogEntry>* log, Instant now) {
+  connection.group = rejoin.group;
+  switch (groups_.at(rejoin.group)->rejoin(id, rejoin, log, now)) {
+    case Group::Return::in:
+      return;
+    case Group::Return::needs_log:
+      connection.group.reset();
+      return ask_for_log(id, connection, rejoin, now);
+    case Group::Return::out:
+      connection.group.reset();
+      return refuse(id, Code::evicted, "the run went on without this peer");
+  }
+}
+
+// A member has one deadline for its log, however often it comes back: the others wait for it.
+void Master::ask_for_log(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
+                         Instant now) {
+  Returned report(id, rejoin);
+  const auto recovery = recoveries_.find(rejoin.group);
+  const Instant since = recovery == recoveries_.end()
+                            ? now
+                            : recovery->second.asked.try_emplace(report.seat(), now).first->second;
+  for (const auto& [other, earlier] : connections_) {
+    if (other != id && earlier.asked && earlier.asked->report.seat() == report.seat()) close(other);
+  }
+  connection.recovers = true;
+  connection.asked = AskedLog{std::move(report), rejoin.group, {}, 0, false, since};
+  send(id, 0, wire::RequestLog{});
+}
+
+void Master::log_part(ConnectionId id, Connection& connection, const wire::LogPart& part,
+                      Instant now) {
+  AskedLog& asked = *connection.asked;
+  const std::uint32_t group = asked.group;
+  const auto refused = [&](const Status& why) {
+    refuse(id, why.error().code, why.error().reason);
+    forget_report(id);
+    recover_if_ready(group, now);
+  };
+  const PeerId& who = asked.report.seat().first;
+  if (asked.complete || (part.entries.empty() && !part.last)) return refused(wrong_report(who, ""));
+  if (asked.entries.size() + part.entries.size() > options_.max_behind + 1)
+    return refused(wrong_report(who, ": its log is too long"));
+  const std::size_t bytes = wire::encoded_bytes(part);
+  if (reported_bytes({}) + bytes > kMaxReported) {
+    if (const auto line = rare_.line("too many members come back at the same time", now))
+      log(*line);
+    return close(id);  // it tries again
+  }
+  asked.bytes += bytes;
+  asked.entries.insert(asked.entries.end(), part.entries.begin(), part.entries.end());
+  if (!part.last) return;
+  asked.complete = true;
+  const wire::Rejoin rejoin = asked.report.rejoin();
+  if (const Status sound = check_log(rejoin, asked.entries, options_); !sound)
+    return refused(sound);
+  if (recoveries_.contains(group)) return recover_if_ready(group, now);
+  const std::vector<wire::LogEntry> entries = std::move(asked.entries);
+  connection.asked.reset();
+  connection.recovers = false;
+  if (groups_.contains(group)) return return_to(id, connection, rejoin, &entries, now);
+  close(id);  // the group has ended meanwhile; it comes again
+}
+
 void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame,
                     Instant now) {
   const auto& rejoin = std::get<wire::Rejoin>(frame.message);
+  if (connection.recovers)
+    return on_garbage(id, {Code::refused, "it has come back already", {}, {}}, now);
   if (const Status sound = check(rejoin, options_); !sound)
     return refuse(id, sound.error().code, sound.error().reason);
-  if (frame.envelope.run == run_ && frame.envelope.term == term_) {
-    const auto it = groups_.find(rejoin.group);
-    if (it != groups_.end()) {
-      connection.group = rejoin.group;
-      if (it->second->rejoin(id, rejoin, now)) return;
-      connection.group.reset();
-      return refuse(id, Code::evicted, "the run went on without this peer");
-    }
-    // A group that has followed this term already, with a master that another one replaced.
-  }
+  // (One of an earlier term, too, which a master that another one replaced has led since.)
+  const bool same_run = frame.envelope.run == run_;
+  const bool known = groups_.contains(rejoin.group);
+  if (same_run && frame.envelope.term == term_ && known)
+    return return_to(id, connection, rejoin, nullptr, now);
   // Another master's member. It is welcome if this one has no run of its own yet and follows that
   // term.
-  const bool same_run = frame.envelope.run == run_;
   if (!same_run && !groups_.empty()) {
     return refuse(id, Code::evicted, "this master serves another run");
   }
@@ -382,18 +452,13 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
                       std::to_string(frame.envelope.term) + ", and this one has term " +
                       std::to_string(term_));
   }
-  if (groups_.contains(rejoin.group)) {
-    connection.group = rejoin.group;
-    if (groups_[rejoin.group]->rejoin(id, rejoin, now)) return;
-    connection.group.reset();
-    return refuse(id, Code::evicted, "the run went on without this peer");
-  }
+  if (known) return return_to(id, connection, rejoin, nullptr, now);
   if (const std::string why_not = replicas_.objection(rejoin); !why_not.empty())
     return refuse(id, Code::evicted, why_not);
   Returned returned(id, rejoin);
-  const auto known = recoveries_.find(rejoin.group);
-  if (known != recoveries_.end()) {
-    for (const Returned& other : known->second.reports)
+  const auto open = recoveries_.find(rejoin.group);
+  if (open != recoveries_.end()) {
+    for (const Returned& other : open->second.reports)
       if (returned.share(other)) break;
   }
   if (!room_for(returned)) {
@@ -406,42 +471,63 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
     run_ = frame.envelope.run;
   }
   term_ = std::max(term_, frame.envelope.term + 1);
-  replicas_.recover(rejoin.report.record.ranks_per_replica, now);
+  replicas_.recover(rejoin.record.ranks_per_replica, now);
   Recovery& recovery = recoveries_[rejoin.group];
   if (recovery.reports.empty()) recovery.since = now;
+  const auto asked = recovery.asked.find(returned.seat());
+  if (asked != recovery.asked.end() && now - asked->second >= options_.handshake_timeout)
+    return refuse(id, Code::evicted, "its log did not come within the handshake timeout");
   // It has come again before we noticed that it was gone. (Another one of that id may be an
   // impostor, or this one is: who has the right ticket is seen when the group is brought back.)
   for (const Returned& before : recovery.reports)
-    if (before.seat() == returned.seat() && before.connection() != id) close(before.connection());
+    if (before.seat() == returned.seat()) close(before.connection());
   std::erase_if(recovery.reports,
                 [&](const Returned& before) { return before.seat() == returned.seat(); });
   recovery.reports.push_back(std::move(returned));
   connection.recovers = true;
-  joins_ = std::max(joins_, [&] {
-    std::uint64_t highest = 0;
-    for (const wire::Member& member : rejoin.report.record.members)
-      highest = std::max(highest, member.joined);
-    return highest;
-  }());
+  for (const wire::Member& member : rejoin.record.members) joins_ = std::max(joins_, member.joined);
   recover_if_ready(rejoin.group, now);
+}
+
+// Bytes held for reports of groups that are not back yet, except those of `without`.
+std::size_t Master::reported_bytes(const Seat& without) const {
+  std::size_t bytes = 0;
+  std::set<const void*> records;
+  for (const auto& [group, recovery] : recoveries_) {
+    for (const Returned& one : recovery.reports) {
+      if (one.seat() == without) continue;
+      if (records.insert(one.record()).second) bytes += one.record_bytes();
+    }
+  }
+  for (const auto& [id, connection] : connections_)
+    if (connection.asked)
+      bytes += connection.asked->bytes + connection.asked->report.record_bytes();
+  return bytes;
 }
 
 bool Master::room_for(const Returned& more) const {
   std::size_t count = 1;
-  std::size_t bytes = more.other_bytes() + more.record_bytes();
-  std::set<const void*> records{more.record()};
+  bool shared = false;
   for (const auto& [group, recovery] : recoveries_) {
     for (const Returned& one : recovery.reports) {
       if (one.seat() == more.seat()) continue;  // it takes that one's place
       ++count;
-      bytes += one.other_bytes();
-      if (records.insert(one.record()).second) bytes += one.record_bytes();
+      shared = shared || one.record() == more.record();
     }
   }
-  return count <= kMaxRecovering && bytes <= kMaxReported;
+  const std::size_t bytes = shared ? 0 : more.record_bytes();
+  return count <= kMaxRecovering && reported_bytes(more.seat()) + bytes <= kMaxReported;
 }
 
-// A group is rebuilt when a majority of its last epoch is back, at once when all are.
+void Master::forget_report(ConnectionId id) {
+  for (auto& [group_id, recovery] : recoveries_) {
+    std::erase_if(recovery.reports, [&](const Returned& one) { return one.connection() == id; });
+  }
+  std::erase_if(recoveries_, [](const auto& item) { return item.second.reports.empty(); });
+}
+
+// A group is rebuilt when a majority of its last epoch is back, at once when all are; and when the
+// one that knows most has said its log.
 void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
   const auto it = recoveries_.find(group_id);
   if (it == recoveries_.end()) return;
@@ -470,23 +556,43 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
     return;
   }
   if (back * 2 <= all || (back < all && now - recovery.since < kRecoveryGrace)) return;
+  const Returned& best = newest(recovery.reports);
+  Connection& source = connections_.at(best.connection());
+  if (!source.asked) return ask_for_log(best.connection(), source, best.rejoin(), now);
+  if (!source.asked->complete) return;
+  const std::vector<wire::LogEntry> entries = std::move(source.asked->entries);
   const std::vector<Returned> reports = std::move(recovery.reports);
   recoveries_.erase(it);
-  for (const Returned& one : reports) connections_[one.connection()].group = group_id;
+  for (const Returned& one : reports) {
+    Connection& connection = connections_.at(one.connection());
+    connection.group = group_id;
+    connection.recovers = false;
+    connection.asked.reset();
+  }
   log("group " + std::to_string(group_id) + ": brought back from the reports of " +
       std::to_string(back) + " of " + std::to_string(all) + " members");
   // Only then in the list: while it is made, it asks us for the census.
-  auto group = std::make_unique<Group>(Group::rebuild(group_id, options_, *this, reports, now));
+  auto group =
+      std::make_unique<Group>(Group::rebuild(group_id, options_, *this, reports, entries, now));
   groups_[group_id] = std::move(group);
 }
 
 void Master::on_time(Instant now) {
   std::vector<ConnectionId> mute;
+  std::vector<ConnectionId> silent;
   for (const auto& [id, connection] : connections_) {
     if (!connection.group && !connection.closing && !connection.recovers &&
         now - connection.since >= options_.handshake_timeout) {
       mute.push_back(id);
     }
+    if (connection.asked && !connection.asked->complete && !connection.closing &&
+        now - connection.asked->since >= options_.handshake_timeout) {
+      silent.push_back(id);
+    }
+  }
+  for (const ConnectionId id : silent) {
+    refuse(id, Code::evicted, "its log did not come within the handshake timeout");
+    forget_report(id);
   }
   for (const ConnectionId id : mute) {
     refuse(id, Code::refused, "no Join within the handshake timeout");

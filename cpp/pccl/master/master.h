@@ -76,11 +76,21 @@ class Master final : private Surroundings {
   [[nodiscard]] bool member(ConnectionId connection) const;
 
  private:
+  // A member that came back was asked for its log. What has come of it so far.
+  struct AskedLog {
+    Returned report;
+    std::uint32_t group = 0;
+    std::vector<wire::LogEntry> entries;
+    std::size_t bytes = 0;  // on the wire
+    bool complete = false;
+    Instant since{};  // the first question to this member
+  };
   struct Connection {
     std::string address;
     Instant since{};
     std::optional<std::uint32_t> group;
     bool recovers = false;  // a member that came back, of a group that is not back yet
+    std::optional<AskedLog> asked;
     bool closing = false;
     std::uint64_t question = 0;  // that was asked on it; 0: none
     unsigned inquiries = 0;      // with and without one
@@ -95,11 +105,20 @@ class Master final : private Surroundings {
   struct Recovery {
     Instant since{};
     std::vector<Returned> reports;
+    std::map<Seat, Instant> asked;  // for their logs, since when
   };
 
   void join(ConnectionId id, Connection& connection, const wire::Join& join, Instant now);
   void rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
+  void return_to(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
+                 const std::vector<wire::LogEntry>* log, Instant now);
+  void ask_for_log(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
+                   Instant now);
+  void log_part(ConnectionId id, Connection& connection, const wire::LogPart& part, Instant now);
+  // For what members report before their group is back.
   [[nodiscard]] bool room_for(const Returned& more) const;
+  [[nodiscard]] std::size_t reported_bytes(const Seat& without) const;
+  void forget_report(ConnectionId id);
   void recover_if_ready(std::uint32_t group, Instant now);
   void refuse(ConnectionId connection, Code code, const std::string& reason);
   Group& group_for(std::uint32_t id);

@@ -42,7 +42,7 @@ std::string Replicas::objection(const wire::Join& join) const {
 }
 
 std::string Replicas::objection(const wire::Rejoin& rejoin) const {
-  const wire::EpochRecord& record = rejoin.report.record;
+  const wire::EpochRecord& record = rejoin.record;
   const std::uint32_t ranks = record.ranks_per_replica;
   const auto fits = [&](const wire::Member& member) {
     return ranks == 0 ? member.replica.empty()
@@ -125,7 +125,7 @@ bool Replicas::started() const {
 }
 
 std::vector<std::string> Replicas::founders(std::uint32_t& wanted) const {
-  wanted = 1;
+  wanted = options_.min_peers;
   const std::uint32_t ranks = this->ranks();
   for (const auto& [id, group] : groups_) {
     if (id >= ranks) break;

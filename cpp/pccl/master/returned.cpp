@@ -1,53 +1,36 @@
 #include "pccl/master/returned.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string_view>
-#include <variant>
 
 #include "pccl/net/ticket.h"
 
 namespace pccl::master {
-namespace {
-
-wire::Bytes pack(const wire::Rejoin& rejoin) {
-  wire::Bytes bytes = wire::encode({}, rejoin);
-  bytes.shrink_to_fit();
-  return bytes;
-}
-
-wire::Rejoin unpack(const wire::Bytes& bytes) {
-  wire::FrameReader reader;
-  reader.feed(bytes);
-  wire::Frame frame;
-  const auto whole = reader.next(frame);
-  if (!whole || !*whole) throw std::logic_error("what was packed cannot be unpacked");
-  return std::get<wire::Rejoin>(std::move(frame.message));
-}
-
-}  // namespace
 
 Returned::Returned(ConnectionId connection, const wire::Rejoin& rejoin)
     : connection_(connection),
       seat_(rejoin.id, net::seal_of(rejoin.ticket)),
-      at_(rejoin.report.record.epoch, rejoin.report.applied) {
-  wire::Rejoin part;
-  part.report.record = rejoin.report.record;
+      at_(rejoin.record.epoch, rejoin.applied),
+      group_(rejoin.group),
+      ticket_(rejoin.ticket) {
   auto record = std::make_shared<Record>();
-  for (const wire::Member& member : part.report.record.members)
+  for (const wire::Member& member : rejoin.record.members)
     record->members.emplace_back(member.id, member.seal);
-  record->bytes = pack(part);
+  wire::Writer writer(record->bytes);
+  writer(rejoin.record);
+  record->bytes.shrink_to_fit();
   record->hash = std::hash<std::string_view>{}(
       {reinterpret_cast<const char*>(record->bytes.data()), record->bytes.size()});
   record_ = std::move(record);
-  part = rejoin;
-  part.report.record = {};
-  rest_ = pack(part);
 }
 
 wire::Rejoin Returned::rejoin() const {
-  wire::Rejoin whole = unpack(rest_);
-  whole.report.record = unpack(record_->bytes).report.record;
-  return whole;
+  wire::Rejoin rejoin{seat_.first, group_, {}, at_.second, ticket_};
+  wire::Reader reader(record_->bytes);
+  reader(rejoin.record);
+  if (!reader.complete()) throw std::logic_error("what was packed cannot be unpacked");
+  return rejoin;
 }
 
 bool Returned::share(const Returned& other) {
@@ -58,6 +41,11 @@ bool Returned::share(const Returned& other) {
 
 std::size_t Returned::record_bytes() const {
   return record_->bytes.capacity() + record_->members.capacity() * sizeof(Seat);
+}
+
+const Returned& newest(const std::vector<Returned>& reports) {
+  return *std::max_element(reports.begin(), reports.end(),
+                           [](const Returned& a, const Returned& b) { return a.at() < b.at(); });
 }
 
 }  // namespace pccl::master

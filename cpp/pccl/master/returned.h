@@ -15,8 +15,8 @@ using ConnectionId = std::uint64_t;  // given by the server; 0 is none
 // A member's id and seal: whoever shows the ticket for it is that member.
 using Seat = std::pair<PeerId, PeerId>;
 
-// What it reports is kept as bytes, since decoded it would take several times as much; and its
-// record but once for all that report the same, as honest members do.
+// Its record is kept as bytes, since decoded it would take several times as much, and but once for
+// all that report the same, as honest members do.
 class Returned {
  public:
   Returned(ConnectionId connection, const wire::Rejoin& rejoin);
@@ -32,7 +32,6 @@ class Returned {
   // False if `other` reports another record. Else both have one in common from now on.
   bool share(const Returned& other);
   [[nodiscard]] std::size_t record_bytes() const;
-  [[nodiscard]] std::size_t other_bytes() const { return rest_.capacity(); }
   // One for all that share it.
   [[nodiscard]] const void* record() const { return record_.get(); }
 
@@ -47,7 +46,11 @@ class Returned {
   Seat seat_;
   std::pair<std::uint64_t, std::uint64_t> at_;
   std::shared_ptr<const Record> record_;
-  wire::Bytes rest_;
+  std::uint32_t group_;
+  PeerId ticket_;
 };
+
+// The one that knows most. REQUIRES: reports is not empty.
+[[nodiscard]] const Returned& newest(const std::vector<Returned>& reports);
 
 }  // namespace pccl::master

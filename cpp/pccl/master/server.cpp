@@ -29,8 +29,9 @@ constexpr Duration kAcceptPause = std::chrono::milliseconds(100);  // when descr
 
 Instant clock_now() { return std::chrono::steady_clock::now(); }
 
-Options options_from(const Settings& settings) {
+Options options_from(const Settings& settings, std::uint32_t min_peers) {
   Options options;
+  options.min_peers = min_peers;
   options.heartbeat_interval = settings.heartbeat_interval;
   options.heartbeat_timeout = settings.heartbeat_timeout;
   options.reconnect_timeout = settings.reconnect_timeout;
@@ -66,9 +67,10 @@ wire::Bytes ask_for_secret() {
 
 }  // namespace
 
-Server::Server(wire::Address listen, const Settings& settings, net::Secret secret)
+Server::Server(wire::Address listen, const Settings& settings, net::Secret secret,
+               std::uint32_t min_peers)
     : listen_(std::move(listen)),
-      options_(options_from(settings)),
+      options_(options_from(settings, min_peers)),
       secret_(std::move(secret)),
       key_update_records_(settings.key_update_records),
       master_(options_, random_run(), 1),

@@ -33,8 +33,10 @@ namespace pccl::master {
 class Server {
  public:
   // `listen`: "host:port"; port 0 takes a free one; an empty host is all interfaces.
-  // `secret`: what peers must know; none: nobody is asked, and nothing is encrypted.
-  Server(wire::Address listen, const Settings& settings, net::Secret secret = {});
+  // `min_peers`: Options::min_peers. `secret`: what peers must know; none: nobody is asked, and
+  // nothing is encrypted.
+  Server(wire::Address listen, const Settings& settings, net::Secret secret = {},
+         std::uint32_t min_peers = 1);
   ~Server();  // interrupts
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;

@@ -47,6 +47,9 @@ Result<wire::Address> parse_address(std::string_view text, std::uint16_t default
       host.find('\0') != std::string_view::npos) {
     return fail("the host cannot be a name or an address");
   }
+  // The system's resolver would take "5" for 0.0.0.5.
+  if (!host.empty() && host.find_first_not_of("0123456789") == std::string_view::npos)
+    return fail("a number alone is no host; a port comes after one, as in \"0.0.0.0:48148\"");
   wire::Address address{std::string(host), default_port};
   if (has_port) {
     unsigned number = 0;

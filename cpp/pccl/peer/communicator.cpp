@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "pccl/base/log.h"
+#include "pccl/base/text.h"
 #include "pccl/net/address.h"
 #include "pccl/net/fork.h"
 
@@ -22,9 +23,10 @@ constexpr Duration kVerdictGrace =
 // More than links are ever measured for (see prober.h). Who has less time says no.
 constexpr Duration kMeasuringTakes = std::chrono::seconds(6);
 constexpr Duration kLeaveGrace = std::chrono::seconds(1);
-constexpr Duration kRemindNewcomer = std::chrono::seconds(1);
+constexpr Duration kRemind = std::chrono::seconds(1);  // then a peer says what it waits for
+constexpr const char* kWaitingForAdmission =
+    "waiting to be let in by the members, at their next pccl.admit() or pccl.sync()";
 constexpr unsigned kMaxHashThreads = 8;
-constexpr Duration kRemindGroup = std::chrono::seconds(10);
 
 Instant clock_now() { return std::chrono::steady_clock::now(); }
 
@@ -35,6 +37,10 @@ std::optional<Instant> deadline_of(const Limit& limit) {
 
 bool passed(const std::optional<Instant>& deadline) { return deadline && clock_now() >= *deadline; }
 
+std::string no_master(const std::string& master, const std::string& failure) {
+  return "no master at " + failure_at(master, failure);
+}
+
 Status closed_error() { return Status(Code::invalid_usage, "this communicator is closed"); }
 
 // Tells every runtime that the thread has used when it ends.
@@ -43,10 +49,11 @@ class ThreadTrace {
   ~ThreadTrace() {
     if (net::fork_generation() != generation_) return;
     for (const auto& used : used_) {
-      if (const auto runtime = used.lock()) Runtime::thread_ended(runtime, number_);
+      if (const auto runtime = used.lock()) Runtime::thread_ended(runtime, *life_);
     }
   }
-  std::uint64_t number() const { return number_; }
+  std::uint64_t number() const { return *life_; }
+  const std::shared_ptr<const std::uint64_t>& life() const { return life_; }
   void uses(const std::shared_ptr<Runtime>& runtime) {
     bool known = false;
     std::erase_if(used_, [&](const std::weak_ptr<Runtime>& used) {
@@ -61,7 +68,8 @@ class ThreadTrace {
     static std::atomic<std::uint64_t> last{0};
     return ++last;
   }
-  const std::uint64_t number_ = next_number();
+  const std::shared_ptr<const std::uint64_t> life_ =
+      std::make_shared<const std::uint64_t>(next_number());
   const std::uint64_t generation_ = net::fork_generation();
   std::vector<std::weak_ptr<Runtime>> used_;
 };
@@ -164,6 +172,39 @@ void Communicator::see(const Record& record) {
   view_.census = record->census;
 }
 
+// ---- the order of calls
+// ---------------------------------------------------------------------------------------------
+
+// A call without a tag (level 1: with the default one) meets the others' by its order. One thread
+// makes such calls: nobody knows the order in which the program means several to make theirs. A
+// thread that has ended has handed over.
+Status Communicator::claim_order(const OperationRequest& request) {
+  const bool level_1 = request.alone_is_error;
+  if (request.any_thread || (request.tag && !(level_1 && *request.tag == 0))) return {};
+  const std::uint64_t thread = this_thread().number();
+  std::unique_lock lock(mutex_);
+  if (owner_.thread == thread) return {};
+  lock.unlock();
+  const std::uint64_t caller = options_.thread ? options_.thread() : 0;
+  lock.lock();
+  while (!owner_.life.expired()) {
+    const Owner owner = owner_;
+    lock.unlock();
+    const bool ended = options_.ended && options_.ended(owner.caller);
+    lock.lock();
+    if (owner_.thread != owner.thread) continue;  // another one has taken over meanwhile
+    if (ended) break;
+    const std::string reason =
+        level_1 ? "another thread makes the reductions with tag 0, the default, and these meet by "
+                  "the order of one thread's calls; pass other tags here, or call from that thread"
+                : "another thread makes the calls without a tag, and these meet by the order of "
+                  "one thread's calls; pass tag= here, or call from that thread";
+    return Status(Code::invalid_usage, reason);
+  }
+  owner_ = {thread, this_thread().life(), caller};
+  return {};
+}
+
 // ---- waiting
 // ------------------------------------------------------------------------------------------------------
 
@@ -238,7 +279,7 @@ Status Communicator::become_member(Visit& visit, const Deadline& deadline, const
   if (engine.standing() != Standing::out && engine.standing() != Standing::member) {
     engine.request_admission(clock_now());
     runtime.act();
-    std::optional<Instant> remind = clock_now() + kRemindNewcomer;
+    std::optional<Instant> remind = clock_now() + kRemind;
     const Status status = await_standing(
         visit,
         [&] {
@@ -248,7 +289,7 @@ Status Communicator::become_member(Visit& visit, const Deadline& deadline, const
         [&] {
           if (!passed(remind)) return;
           remind.reset();
-          log(LogLevel::warn, id_, "waiting to be let in by the members");
+          log(LogLevel::warn, id_, kWaitingForAdmission);
         });
     if (!status) {
       engine.withdraw_admission(clock_now());
@@ -256,9 +297,16 @@ Status Communicator::become_member(Visit& visit, const Deadline& deadline, const
       if (status.error().code != Code::timeout) return status;
       return Status(Code::timeout, "the members did not let this peer in within the timeout");
     }
-    if (engine.standing() == Standing::member) look(engine, engine.record());
+    // Only if it has said that it waits.
+    if (engine.standing() == Standing::member && !remind)
+      log(LogLevel::warn, id_, "let in: " + plural(engine.record()->members.size(), "member"));
   }
   if (engine.standing() == Standing::out) return engine.end();
+  const std::lock_guard lock(mutex_);
+  if (view_.record == nullptr) {
+    see(engine.admitted());
+    view_.census = engine.census();
+  }
   return {};
 }
 
@@ -347,7 +395,8 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   Visit visit(runtime);
   Engine& engine = visit.engine();
   const std::string master = net::to_string(options_.master);
-  std::optional<Instant> remind = clock_now() + kRemindGroup;
+  const Instant remind = clock_now() + kRemind;
+  std::string said;
   const Status status = await_standing(
       visit,
       [&] {
@@ -356,31 +405,30 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
       },
       deadline, limit,
       [&] {
-        if (!passed(remind)) return;
-        remind.reset();
+        if (clock_now() < remind) return;
+        std::string line = kWaitingForAdmission;
         if (engine.waiting_for() > 0) {
-          log(LogLevel::warn, id_,
-              "waiting for " + std::to_string(engine.waiting_for()) + " more peers");
+          line = "waiting for " + plural(engine.waiting_for(), "more peer");
         } else if (runtime->join_failures() > 0) {
-          log(LogLevel::warn, id_,
-              "waiting for a master at " + master + ": " + runtime->dial_failure());
-        } else {
-          log(LogLevel::warn, id_, "waiting to be let in by the members");
+          line = no_master(master, runtime->dial_failure()) + "; trying again";
         }
+        if (line == said) return;
+        said = line;
+        log(LogLevel::warn, id_, line);
       });
   if (!status && status.error().code == Code::interrupted) return status;
   if (engine.standing() == Standing::out) return engine.end();
   if (engine.standing() == Standing::joining) {
     if (runtime->join_failures() > 0) {
-      return Status(Code::unreachable, "no master at " + master + ": " + runtime->dial_failure());
+      return Status(Code::unreachable, no_master(master, runtime->dial_failure()));
     }
     if (engine.waiting_for() > 0) {
       return Status(Code::timeout,
-                    std::to_string(engine.waiting_for()) + " more peers did not come in time");
+                    plural(engine.waiting_for(), "more peer") + " did not come in time");
     }
     return Status(Code::timeout, "not let in within the timeout");
   }
-  look(engine, engine.record());
+  look(engine, engine.admitted());
   joined_ = true;
   return {};
 }
@@ -547,6 +595,7 @@ Result<CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries, wire:
   }
 
   vote.whole = whole_;
+  vote.flaw = (*state)->flaw;
   CallPtr call;
   Status status;
   {
@@ -605,10 +654,12 @@ Result<CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries, wire:
 Result<CallPtr> Communicator::begin(Visit& visit, OperationRequest request,
                                     const Deadline& deadline, const Limit& limit) {
   Engine& engine = visit.engine();
-  if (engine.standing() != Standing::member) {
-    if (const Status status = become_member(visit, deadline, limit); !status) return status.error();
-  }
+  if (const Status status = become_member(visit, deadline, limit); !status) return status.error();
   engine.use_fresh();
+  {
+    const std::lock_guard lock(mutex_);
+    request.view = view_.record;
+  }
   const CallPtr call = engine.start_operation(std::move(request), clock_now());
   visit.runtime().act();
   // Alone from the start: told here. What ends an operation later is told to who waits for it.
@@ -627,6 +678,7 @@ Result<CallPtr> Communicator::start(OperationRequest request, const Limit& limit
   const auto found = runtime();
   if (!found) return found.error();
   const Deadline deadline = deadline_of(limit);
+  if (const Status claimed = claim_order(request); !claimed) return claimed.error();
   Visit visit(*found);
   return begin(visit, std::move(request), deadline, limit);
 }
@@ -636,6 +688,7 @@ Status Communicator::reduce(OperationRequest request, const Limit& limit,
   const auto found = runtime();
   if (!found) return found.error();
   const Deadline deadline = deadline_of(limit);
+  if (const Status claimed = claim_order(request); !claimed) return claimed.error();
   Visit visit(*found);
   const Result<CallPtr> call = begin(visit, std::move(request), deadline, limit);
   if (!call) return call.error();
@@ -666,6 +719,12 @@ Result<View> Communicator::view() {
   if (const auto found = runtime(); !found) return found.error();
   const std::lock_guard lock(mutex_);
   return view_;
+}
+
+Result<Record> Communicator::newest() {
+  const auto found = runtime();
+  if (!found) return found.error();
+  return (*found)->newest();
 }
 
 std::size_t Communicator::unfinished() {

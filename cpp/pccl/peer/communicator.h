@@ -25,6 +25,10 @@ struct CommunicatorOptions {
   std::string replica;  // with its other peers, one in each group, it comes and goes; empty: none
   std::uint32_t ranks_per_replica = 0;
   net::Secret secret;  // the run's; none: nothing is encrypted
+  // The calling thread, as the caller's language numbers it, and whether such a thread has ended.
+  // Called from the calling thread, without any lock. Empty: threads are those of the system.
+  std::function<std::uint64_t()> thread;
+  std::function<bool(std::uint64_t thread)> ended;
 };
 
 // What ends a call before its work does.
@@ -89,7 +93,7 @@ class Communicator {
   // something takes part in the next sync as a newcomer.
   void took_over() { whole_ = true; }
   // Blocks only a newcomer, until it is let in. The request's arrays must stay valid until the call
-  // is done.
+  // is done. invalid_usage: another thread makes the calls without a tag.
   [[nodiscard]] Result<CallPtr> start(OperationRequest request, const Limit& limit);
   // The verdict. May be called again.
   Status wait(const CallPtr& call, const Limit& limit);
@@ -106,6 +110,8 @@ class Communicator {
 
   // -- calls that do not block
   [[nodiscard]] Result<View> view();
+  // The newest epoch that is known here, which no call may have seen yet; null: no member yet.
+  [[nodiscard]] Result<Record> newest();
   [[nodiscard]] std::size_t unfinished();
   // Joined, and neither closed, evicted nor cut off.
   [[nodiscard]] bool is_open();
@@ -134,6 +140,13 @@ class Communicator {
                                                 const std::function<void(Code)>& gave_up = {});
   [[nodiscard]] Result<CallPtr> begin(Visit& visit, OperationRequest request,
                                       const Deadline& deadline, const Limit& limit);
+  // The thread whose calls meet by their order.
+  struct Owner {
+    std::uint64_t thread = 0;                 // 0: none yet
+    std::weak_ptr<const std::uint64_t> life;  // ends with the thread
+    std::uint64_t caller = 0;                 // CommunicatorOptions::thread
+  };
+  [[nodiscard]] Status claim_order(const OperationRequest& request);
   void look(Engine& engine, const Record& record);
   void see(const Record& record);  // REQUIRES: mutex_
 
@@ -147,6 +160,7 @@ class Communicator {
   std::shared_ptr<Runtime> runtime_;
   View view_;
   std::vector<CallPtr> started_;  // operations; done ones are dropped now and then
+  Owner owner_;
 };
 
 }  // namespace pccl::peer

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pccl/base/text.h"
 #include "pccl/topology/plan.h"
 
 namespace pccl::peer {
@@ -20,13 +21,19 @@ constexpr Duration kJoinRetry = std::chrono::seconds(1);   // dialling a master 
 constexpr Duration kAbortGrace = std::chrono::seconds(1);  // for a verdict after giving up
 constexpr Duration kBlockedAfter = std::chrono::seconds(1);
 constexpr std::uint32_t kMaxSyncTries = 8;
+constexpr std::size_t kNamed = 4;        // of those that joined, in a line
 constexpr std::size_t kMaxWaits = 1024;  // calls that threads wait in: the master hears of no more
 
-// For errors: "float32[3], sum", "all_gather of float32[3]".
+constexpr std::string_view kAllReduce = "allreduce";
+
+// For errors: "allreduce of float32[3], sum", "all_gather of float32[3]".
 std::string described(const OperationRequest& request) {
   std::string text = request.description;
-  if (request.kind != collective::Kind::all_reduce)
+  if (request.kind != collective::Kind::all_reduce) {
     text = std::string(collective::name(request.kind)) + " of " + text;
+  } else if (!text.starts_with(kAllReduce)) {  // as that of a call in a compiled program does
+    text = std::string(kAllReduce) + " of " + text;
+  }
   if (request.kind == collective::Kind::broadcast)
     text += ", from rank " + std::to_string(request.root);
   if (collective::reduces(request.kind)) text += std::string(", ") + name(request.op);
@@ -220,8 +227,8 @@ void Engine::die(Error error) {
   for (const wire::OpKey& key : operations) end_operation(key, end_, session_.record());
   for (auto& [key, round] : rounds_) end_call(*round.call, end_, session_.record());
   rounds_.clear();
-  if (sync_) end_sync(end_);
-  if (optimizing_) end_optimize(end_);
+  if (sync_) end_sync(end_, session_.record());
+  if (optimizing_) end_optimize(end_, session_.record());
   std::vector<std::uint64_t> ids;
   for (const auto& [id, state] : stripes_) ids.push_back(id);
   for (const std::uint64_t id : ids) close_stripe(id);
@@ -231,6 +238,40 @@ void Engine::die(Error error) {
   session_.stop();
   actions_.close_control = true;
   actions_.calls_ended = true;
+}
+
+// What became of the members, for the user. A loss is told when a call is under way or begins: at
+// the end of a run all go, and nobody has to know in which order.
+void Engine::note_change(const Record& record) {
+  const std::string now_are = plural(record->members.size(), "member");
+  std::vector<PeerId> members;
+  std::vector<std::string> came;
+  for (std::size_t rank = 0; rank < record->members.size(); ++rank) {
+    const PeerId& peer = record->members[rank].id;
+    members.push_back(peer);
+    if (std::ranges::find(members_before_, peer) == members_before_.end())
+      came.push_back("rank " + std::to_string(rank) + " (" + peer.brief() + ")");
+  }
+  if (!members_before_.empty() && !came.empty()) {
+    std::string names;
+    for (std::size_t i = 0; i < came.size() && i < kNamed; ++i) names += (i ? ", " : "") + came[i];
+    if (came.size() > kNamed) names += " and " + std::to_string(came.size() - kNamed) + " more";
+    changes_.push_back(plural(came.size(), "peer") + " joined: " + names + "; " + now_are + " now");
+  }
+  for (const wire::Departure& gone : record->departures) {
+    const auto found = std::ranges::find(members_before_, gone.id);
+    if (found == members_before_.end()) continue;
+    changes_.push_back("lost rank " + std::to_string(found - members_before_.begin()) + " (" +
+                       gone.id.brief() + "): " + gone.reason + "; " + now_are +
+                       (record->members.size() == 1 ? " goes on" : " go on"));
+  }
+  members_before_ = std::move(members);
+  if (!operations_.empty() || !rounds_.empty() || sync_ || optimizing_) tell_changes();
+}
+
+void Engine::tell_changes() {
+  if (changes_.empty()) return;
+  for (std::string& line : std::exchange(changes_, {})) log(LogLevel::warn, std::move(line));
 }
 
 // ---- epochs
@@ -246,6 +287,7 @@ void Engine::on_epoch(const Record& record) {
                 {}});
   }
   census_ = record->census;
+  note_change(record);
   const bool admission = record->cause == wire::Cause::admission;
   if (admission) {
     const bool new_here = !was_member_;
@@ -260,6 +302,7 @@ void Engine::on_epoch(const Record& record) {
     newcomers_wait_.reset();
     if (new_here) fresh_ = true;
     if (new_here) member_since_ = record->epoch;
+    if (new_here) admitted_ = record;
     owes_sync_ = new_here && record->syncing;
     // Everybody stood in the admit round. A call of another thread that was under way has lost its
     // number.
@@ -274,34 +317,41 @@ void Engine::on_epoch(const Record& record) {
       end_call(*round.call, admitting ? Error{Code::ok, {}, {}, {}} : late, record);
     }
     rounds_.clear();
-    if (sync_) end_sync(late);
-    if (optimizing_) end_optimize(late);
+    if (sync_) end_sync(late, record);
+    if (optimizing_) end_optimize(late, record);
     transfer_.forget_before(record->admission);
   }
   transfer_.set_members(record->members);
   prober_.keep(record->members);
   std::vector<wire::OpKey> again;
-  std::vector<wire::OpKey> lost;
+  std::vector<std::pair<wire::OpKey, Error>> lost;
   if (!admission) {
     std::vector<wire::OpKey> keys;
     for (const auto& [key, operation] : operations_) keys.push_back(key);
     for (const wire::OpKey& key : keys) {
       Operation& operation = operations_.at(key);
       if (std::find(record->aborted.begin(), record->aborted.end(), key) != record->aborted.end()) {
-        const auto error = session_.take_covering(key);
-        end_operation(key, error ? *error : Error{Code::peer_lost, "a member was lost", {}, {}},
-                      record);
+        const auto covering = session_.take_covering(key);
+        end_operation(key, covering ? covering->error : loss_error(*record), record);
       } else if (operation.failed) {
         // Its verdict is still to come.
       } else if (record->members.size() == 1 && operation.request.alone_is_error) {
+        // Said before this epoch was heard of: the master may have taken it for a new call.
+        if (session_.has_reported(key)) session_.request_abort(key, Code::peer_lost);
         end_operation(key, {Code::too_few_peers, "all other members are gone", {}, {}}, record);
       } else {
         const collective::Traffic moved = executor_.traffic(key);
         operation.call->traffic.tx_bytes += moved.tx_bytes;
         operation.call->traffic.rx_bytes += moved.rx_bytes;
         executor_.cancel(key);
-        const bool ends = record->cause == wire::Cause::loss && !operation.request.rerun;
-        (ends ? lost : again).push_back(key);
+        const bool loss = record->cause == wire::Cause::loss;
+        if (const auto misfit = misfit_of(operation)) {
+          lost.emplace_back(key, *misfit);
+        } else if (loss && !operation.request.rerun) {
+          lost.emplace_back(key, loss_error(*record));
+        } else {
+          again.push_back(key);
+        }
       }
     }
     for (const wire::OpKey& key : record->aborted) {
@@ -324,7 +374,7 @@ void Engine::on_epoch(const Record& record) {
   }
   for (const wire::OpKey& key : again) run_attempt(operations_.at(key));
   // Called before the loss, but the master had not heard of it.
-  for (const wire::OpKey& key : lost) fail_for_all(key, loss_error(*record));
+  for (const auto& [key, error] : lost) fail_for_all(key, error);
   actions_.calls_ended = true;  // somebody may wait to be let in
 }
 
@@ -343,10 +393,11 @@ CallPtr Engine::enter(wire::RoundKind kind, Instant now, wire::RoundPayload payl
     return call;
   }
   fresh_ = false;
+  tell_changes();
   const wire::RoundKey key{kind, record()->admission, round_counts_[kind]++};
   call->key = key;
   if (const auto covering = session_.take_covering(key)) {
-    end_call(*call, *covering, record());
+    end_call(*call, covering->error, covering->record);
     return call;
   }
   rounds_[key] = {call};
@@ -375,6 +426,7 @@ CallPtr Engine::start_sync(SyncRequest request, Instant now) {
     return call;
   }
   fresh_ = false;
+  tell_changes();
   owes_sync_ = false;
   const std::vector<wire::StateEntry>& entries = request.state->manifest.entries;
   request.vote.structure = state::structure_of(entries);
@@ -409,39 +461,38 @@ void Engine::enter_sync(wire::RoundKind kind, wire::RoundPayload payload) {
 
 // The sync waits for its next round now. False when that is over already, and with it the sync.
 bool Engine::move_sync_to(wire::RoundKind kind) {
-  std::optional<Error> covering;
-  if (move_round_to(*sync_->call, {kind, sync_->id.admission, sync_->id.sequence}, covering))
-    return true;
-  end_sync(*covering);
-  return false;
+  const auto covering =
+      move_round_to(*sync_->call, {kind, sync_->id.admission, sync_->id.sequence});
+  if (covering) end_sync(covering->error, covering->record);
+  return !covering;
 }
 
-// The call waits for that round now. False, and why, when that is over already.
-bool Engine::move_round_to(Call& call, const wire::RoundKey& next, std::optional<Error>& covering) {
+// The call waits for that round now; unless that is over already: how it ended.
+std::optional<Covering> Engine::move_round_to(Call& call, const wire::RoundKey& next) {
   const wire::CallKey key = next;
   const wire::CallKey before = std::exchange(call.key, key);
-  covering = session_.take_covering(key);
-  if (covering) return false;
+  if (auto covering = session_.take_covering(key)) return covering;
   // The caller gave up while the round before was decided.
   const auto aborting = aborting_.find(before);
-  if (aborting == aborting_.end() || before == key) return true;
+  if (aborting == aborting_.end() || before == key) return std::nullopt;
   const auto until = aborting->second;
   aborting_.erase(aborting);
   aborting_[key] = until;
   session_.request_abort(key, until.second);
-  return true;
+  return std::nullopt;
 }
 
 void Engine::on_sync_outcome(const wire::Outcome& outcome) {
   if (outcome.code != Code::ok) {
     const auto covering = session_.take_covering(outcome.key);
-    return end_sync(covering ? *covering : Error{outcome.code, outcome.reason, {}, {}});
+    return end_sync(covering ? covering->error : Error{outcome.code, outcome.reason, {}, {}},
+                    record());
   }
   Sync& sync = *sync_;
   switch (outcome.sync.step) {
     case wire::SyncStep::none:
-      return end_sync(
-          {Code::internal_error, "the master closed a sync without a decision", {}, {}});
+      return end_sync({Code::internal_error, "the master closed a sync without a decision", {}, {}},
+                      record());
     case wire::SyncStep::detail:
       return enter_sync(wire::RoundKind::sync_detail,
                         wire::SyncDetail{sync.request.vote, sync.request.state->manifest.entries});
@@ -471,7 +522,7 @@ void Engine::on_sync_outcome(const wire::Outcome& outcome) {
       update->tx_bytes += sync.tx_bytes;
       update->rx_bytes += sync.rx_bytes;
       sync.call->update = std::move(update);
-      return end_sync({Code::ok, {}, {}, {}});
+      return end_sync({Code::ok, {}, {}, {}}, record());
     }
   }
 }
@@ -523,11 +574,11 @@ void Engine::transfer_over(Code code, const std::string& reason) {
   enter_sync(wire::RoundKind::sync_end, std::move(end));
 }
 
-void Engine::end_sync(Error error) {
+void Engine::end_sync(Error error, const Record& record) {
   const CallPtr call = sync_->call;
   sync_.reset();
   if (transfer_.active()) (void)transfer_.end();
-  end_call(*call, std::move(error), session_.record());
+  end_call(*call, std::move(error), record);
 }
 
 // ---- measuring
@@ -548,6 +599,7 @@ CallPtr Engine::start_optimize(Instant now) {
     return call;
   }
   fresh_ = false;
+  tell_changes();
   // Two rounds: in the first one members meet, to the second they bring what they have measured.
   std::uint64_t& next = round_counts_[wire::RoundKind::optimize];
   const wire::RoundKey key{wire::RoundKind::optimize, record()->admission, next};
@@ -560,25 +612,26 @@ CallPtr Engine::start_optimize(Instant now) {
 }
 
 void Engine::enter_optimize(const wire::RoundKey& key, wire::RoundPayload payload) {
-  std::optional<Error> covering;
-  if (!move_round_to(*optimizing_->call, key, covering)) return end_optimize(*covering);
+  if (const auto covering = move_round_to(*optimizing_->call, key))
+    return end_optimize(covering->error, covering->record);
   session_.enter(key, std::move(payload));
 }
 
 void Engine::on_optimize_outcome(const wire::Outcome& outcome) {
   if (outcome.code != Code::ok) {
     const auto covering = session_.take_covering(outcome.key);
-    return end_optimize(covering ? *covering : Error{outcome.code, outcome.reason, {}, {}});
+    return end_optimize(covering ? covering->error : Error{outcome.code, outcome.reason, {}, {}},
+                        record());
   }
   if (optimizing_->phase == Optimizing::Phase::meeting) return begin_measuring();
-  end_optimize({Code::ok, {}, {}, {}});
+  end_optimize({Code::ok, {}, {}, {}}, record());
 }
 
 void Engine::begin_measuring() {
   wire::RoundKey key = optimizing_->key();
   ++key.sequence;
-  std::optional<Error> covering;
-  if (!move_round_to(*optimizing_->call, key, covering)) return end_optimize(*covering);
+  if (const auto covering = move_round_to(*optimizing_->call, key))
+    return end_optimize(covering->error, covering->record);
   optimizing_->phase = Optimizing::Phase::measuring;
   // Memory is faster than any wire. A large group has no time to measure all pairs.
   constexpr std::size_t kMostProbed = 32;
@@ -611,12 +664,12 @@ void Engine::tell_measurements() {
   enter_optimize(optimizing_->key(), std::move(row));
 }
 
-void Engine::end_optimize(Error error) {
+void Engine::end_optimize(Error error, const Record& record) {
   const CallPtr call = optimizing_->call;
   const bool probed = !optimizing_->probed.empty();
   optimizing_.reset();
   prober_.end();
-  end_call(*call, std::move(error), session_.record());
+  end_call(*call, std::move(error), record);
   if (probed && !out_) choose_links();
 }
 
@@ -629,6 +682,7 @@ CallPtr Engine::give_up(wire::RoundKind kind, Code code, Instant now) {
     return call;
   }
   fresh_ = false;
+  tell_changes();
   const std::uint64_t sequence = round_counts_[kind]++;
   if (kind == wire::RoundKind::optimize) ++round_counts_[kind];  // see start_optimize
   if (kind == wire::RoundKind::sync) {
@@ -639,7 +693,7 @@ CallPtr Engine::give_up(wire::RoundKind kind, Code code, Instant now) {
   const wire::RoundKey key{kind, record()->admission, sequence};
   call->key = key;
   if (const auto covering = session_.take_covering(key)) {
-    end_call(*call, *covering, record());
+    end_call(*call, covering->error, covering->record);
     return call;
   }
   rounds_[key] = {call};
@@ -670,24 +724,31 @@ bool Engine::state_checked(const PeerId& peer) const {
   return it != links_.end() && it->second.checked;
 }
 
-// Why the present members cannot do it.
-std::optional<Error> Engine::misfit_of(const OperationRequest& request) const {
-  const std::size_t members = record()->members.size();
-  const auto has = [&] { return "the group has " + std::to_string(members) + " members"; };
-  if (request.parts != 0 && request.parts != members) {
-    return Error{
-        Code::peer_lost,
-        "the arrays are for " + std::to_string(request.parts) + " members; " + has() + " now",
-        {},
-        {}};
+// Why the present members cannot do it, and without whom.
+std::optional<Error> Engine::misfit_of(const Operation& operation) const {
+  const OperationRequest& request = operation.request;
+  const std::vector<wire::Member>& members = record()->members;
+  const auto present = [&](const PeerId& id) {
+    return std::any_of(members.begin(), members.end(),
+                       [&](const wire::Member& member) { return member.id == id; });
+  };
+  if (request.kind == collective::Kind::broadcast && !present(operation.root)) {
+    return Error{Code::peer_lost, "the root was lost", operation.root, {}};
   }
-  if (request.kind == collective::Kind::broadcast && request.root >= members) {
-    return Error{Code::invalid_argument,
-                 "root " + std::to_string(request.root) + " is no rank: " + has(),
-                 {},
-                 {}};
-  }
-  return std::nullopt;
+  // The results of fewer members fit in an all-gather's arrays.
+  const bool fits =
+      request.rerun ? members.size() <= request.parts : members.size() == request.parts;
+  if (request.parts == 0 || fits) return std::nullopt;
+  Error error{Code::peer_lost,
+              "the arrays are for " + std::to_string(request.parts) + " members; the group has " +
+                  std::to_string(members.size()) + " members now",
+              {},
+              {}};
+  const std::vector<wire::Member>& meant = request.view->members;
+  const auto lost = std::find_if(meant.begin(), meant.end(),
+                                 [&](const wire::Member& member) { return !present(member.id); });
+  if (lost != meant.end()) error.peer = lost->id;
+  return error;
 }
 
 CallPtr Engine::start_operation(OperationRequest request, Instant now) {
@@ -702,8 +763,10 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
     return call;
   }
   fresh_ = false;
-  // Arrays are for so many members, or the root may be lost.
-  if (request.kind != collective::Kind::all_reduce) request.rerun = false;
+  tell_changes();
+  if (request.view == nullptr) request.view = record();
+  // A member's part of a reduction depends on how many there are.
+  if (request.kind == collective::Kind::reduce_scatter) request.rerun = false;
   const bool alone = record()->members.size() == 1;
   if (alone && request.alone_is_error) {
     end_call(*call, {Code::too_few_peers, "this peer is alone in its group", {}, {}}, record());
@@ -713,32 +776,41 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
   std::uint64_t& next = request.tag ? tagged_[*request.tag] : untagged_;
   key.sequence = next;
   const auto covering = session_.take_covering(key);
-  const auto misfit = covering ? std::nullopt : misfit_of(request);
-  if (misfit && misfit->code != Code::peer_lost) {
+  const std::vector<wire::Member>& meant = request.view->members;
+  const bool as_meant = request.parts == 0 || request.parts == meant.size();
+  if (!covering && request.kind == collective::Kind::broadcast && as_meant &&
+      request.root >= meant.size()) {
     // Not a call that the others could meet.
-    end_call(*call, *misfit, record());
+    const std::string members = std::to_string(meant.size());
+    end_call(*call,
+             {Code::invalid_argument,
+              "root " + std::to_string(request.root) + " is no rank: the group has " + members +
+                  " members",
+              {},
+              {}},
+             record());
     return call;
   }
   ++next;
   call->key = key;
   if (covering) {
     executor_.forget(key);
-    end_call(*call, *covering, record());
+    end_call(*call, covering->error, covering->record);
     return call;
   }
   Operation& operation = operations_[key];
   operation.call = call;
-  if (misfit) {
+  if (request.kind == collective::Kind::broadcast && request.root < meant.size())
+    operation.root = meant[request.root].id;
+  operation.request = std::move(request);
+  if (const auto misfit = misfit_of(operation)) {
     // Made before its caller knew of a loss. Others may have called it before that, too, and have
     // it ended by the loss: it fails once for all.
     fail_for_all(key, *misfit);
     return call;
   }
-  if (request.kind == collective::Kind::broadcast)
-    operation.root = record()->members[request.root].id;
-  operation.request = std::move(request);
   run_attempt(operation);
-  if (alone) {
+  if (alone && !operation.failed) {
     // Nobody else to agree with.
     executor_.commit(key);
     end_operation(key, {Code::ok, {}, {}, {}}, record());
@@ -754,6 +826,9 @@ void Engine::run_attempt(Operation& operation) {
   operation.world = world;
   operation.entered = false;
   operation.finished = false;
+  for (std::uint32_t rank = 0; rank < world->members.size(); ++rank) {
+    if (world->members[rank].id == operation.root) operation.request.root = rank;
+  }
   operation.signature = {signature_hash(operation.request, operation.root, plan_hash_),
                          described(operation.request)};
   ++operation.call->attempts;
@@ -766,8 +841,9 @@ void Engine::run_attempt(Operation& operation) {
     // The master must know it when a member is lost, so that it ends for all.
     entering_.emplace_back(now_ + kEnterDelay, key);
   }
-  locality_.group().submit(
-      {key, operation.signature.hash, operation.request.op, operation.request.arrays});
+  // The master may have heard of an earlier attempt. Then it waits for the end of this one.
+  locality_.group().submit({key, operation.signature.hash, operation.request.op,
+                            operation.request.arrays, session_.has_reported(key)});
 }
 
 void Engine::run_on_network(Operation& operation) {
@@ -788,23 +864,19 @@ void Engine::run_on_network(Operation& operation) {
   for (std::uint32_t rank = 0; rank < world->members.size(); ++rank) {
     if (world->members[rank].id == id()) spec.rank = rank;
   }
-  const Status started = executor_.start(std::move(spec));
-  if (!started) abandon(key, started.error(), Code::interrupted);
+  if (const Status started = executor_.start(std::move(spec)); !started)
+    fail_for_all(key, started.error());
 }
 
-// It ends for all members, whoever has called it and whoever will; here, too, as the master says,
-// which may have heard of another reason first.
+// Ends it for all members, those that call it later included. The master decides: it may have heard
+// of another reason first, and all members are told the same. `error` with another code than
+// peer_lost is this peer's own failure; the others are told that it was interrupted.
 void Engine::fail_for_all(const wire::OpKey& key, const Error& error) {
   Operation& operation = operations_.at(key);
   operation.failed = error;
   operation.finished = operation.local = false;
-  session_.request_abort(key, error.code);
-}
-
-// Ends it here, and by the master for all members, whoever has called it and whoever will.
-void Engine::abandon(const wire::OpKey& key, const Error& error, Code code) {
-  session_.request_abort(key, code);
-  end_operation(key, error, record());
+  const bool lost = error.code == Code::peer_lost;
+  session_.request_abort(key, lost ? error.code : Code::interrupted, lost ? error.peer : PeerId{});
 }
 
 void Engine::finished(const wire::OpKey& key) {
@@ -899,13 +971,14 @@ void Engine::on_verdict(const wire::Verdict& verdict) {
     executor_.forget(verdict.key);
     return;
   }
-  auto error = session_.take_covering(verdict.key);
-  const auto& failed = it->second.failed;
-  if (failed && failed->code == verdict.code) error = failed;  // which says more
+  const auto covering = session_.take_covering(verdict.key);
   // Too late when it is committed in memory: all members see that, and none this verdict.
   if (it->second.local && !locality_.group().withdraw(verdict.key)) return;
-  end_operation(verdict.key, error ? *error : Error{verdict.code, verdict.reason, {}, {}},
-                record());
+  Error error = covering ? covering->error : Error{verdict.code, verdict.reason, {}, {}};
+  // The peer whose own failure it was knows more than the others are told.
+  const auto& failed = it->second.failed;
+  if (failed && failed->code != Code::peer_lost && verdict.culprit == id()) error = *failed;
+  end_operation(verdict.key, std::move(error), record());
 }
 
 // ---- in memory
@@ -992,7 +1065,7 @@ void Engine::on_outcome(const wire::Outcome& outcome) {
   Error error{Code::ok, {}, {}, {}};
   if (outcome.code != Code::ok) {
     const auto covering = session_.take_covering(outcome.key);
-    error = covering ? *covering : Error{outcome.code, outcome.reason, {}, {}};
+    error = covering ? covering->error : Error{outcome.code, outcome.reason, {}, {}};
   }
   end_call(*call, std::move(error), record());
 }

@@ -49,14 +49,24 @@ using CallPtr = std::shared_ptr<Call>;
 struct OperationRequest {
   std::vector<collective::ArrayRef> arrays;
   collective::Kind kind = collective::Kind::all_reduce;
-  std::uint32_t root = 0;            // of a broadcast: its rank at the call
+  // The members by whom the caller counts `root` and `parts`: as of its latest call that ended.
+  // Members that make the same calls have the same view at each, however late they make it; the
+  // present members may be others by then. Null: the present ones.
+  Record view;
+  std::uint32_t root = 0;            // of a broadcast: a rank in `view`
   std::uint32_t parts = 0;           // members that the arrays are made for; 0: any number
   ReduceOp op = ReduceOp::sum;       // sum where nothing is combined
   std::optional<std::uint64_t> tag;  // nothing: matched by order
-  bool rerun = false;                // on_loss = rerun (else abort)
-  bool alone_is_error = false;       // level 1: too_few_peers in a world of one
-  std::uint64_t structure = 0;       // hash of what else must agree: key paths, shapes
-  std::string description;           // for errors: "1000 float32"
+  // Without a tag (level 1: with tag 0, the default) one thread makes all calls, unless the caller
+  // sees to the order of its threads' calls.
+  bool any_thread = false;
+  // on_loss = rerun (else abort). A broadcast fails all the same when its root is lost, and a
+  // reduce-scatter at any loss. An all-gather's results are those of fewer members then, and take
+  // the first part of its arrays.
+  bool rerun = false;
+  bool alone_is_error = false;  // level 1: too_few_peers in a world of one
+  std::uint64_t structure = 0;  // hash of what else must agree: key paths, shapes
+  std::string description;      // for errors: "1000 float32"
   // How elements travel between hosts; a group on one host has nothing to save by it, and reduces
   // exactly.
   reduce::Quantization quantization;
@@ -222,6 +232,9 @@ class Engine final : private SessionHost,
   [[nodiscard]] Standing standing() const;
   [[nodiscard]] const Error& end() const { return end_; }  // REQUIRES: standing() == out
   [[nodiscard]] const Record& record() const { return session_.record(); }
+  // The epoch that let this peer in: what its callers know first, as all others know it after the
+  // admission point. REQUIRES: this peer is, or was, a member.
+  [[nodiscard]] const Record& admitted() const { return admitted_; }
   [[nodiscard]] const PeerId& id() const { return session_.id(); }
   [[nodiscard]] std::uint32_t waiting_for() const { return waiting_for_; }
   // Attempts to reach the master for the first time that failed, and why the last one did.
@@ -231,6 +244,13 @@ class Engine final : private SessionHost,
   // Sizes over all groups, as of the latest epoch or outcome.
   [[nodiscard]] const wire::Census& census() const { return census_; }
   [[nodiscard]] std::size_t unfinished() const { return operations_.size(); }
+  // Its end is still to come, or to be confirmed by the master.
+  [[nodiscard]] bool awaits(const wire::CallKey& call) const {
+    if (const auto* key = std::get_if<wire::OpKey>(&call))
+      return operations_.contains(*key) || told_.contains(*key);
+    return rounds_.contains(std::get<wire::RoundKey>(call)) ||
+           (sync_ && sync_->call->key == call) || (optimizing_ && optimizing_->call->key == call);
+  }
   // Connections that ended and others of their link stood in for; frames that went again for it.
   [[nodiscard]] std::uint64_t stand_ins() const { return stand_ins_; }
   [[nodiscard]] std::uint64_t sent_again() const { return sent_again_; }
@@ -240,7 +260,7 @@ class Engine final : private SessionHost,
   struct Operation {
     CallPtr call;
     OperationRequest request;
-    PeerId root;  // of a broadcast
+    PeerId root;  // of a broadcast; its rank in `world` is request.root
     std::uint64_t attempt = 0;
     wire::Signature signature;
     bool entered = false;   // the master knows of this attempt
@@ -470,8 +490,8 @@ class Engine final : private SessionHost,
   bool move_sync_to(wire::RoundKind kind);
   void begin_sync();
   void on_sync_outcome(const wire::Outcome& outcome);
-  void end_sync(Error error);
-  bool move_round_to(Call& call, const wire::RoundKey& next, std::optional<Error>& covering);
+  void end_sync(Error error, const Record& record);
+  std::optional<Covering> move_round_to(Call& call, const wire::RoundKey& next);
   void enter_optimize(const wire::RoundKey& key, wire::RoundPayload payload);
   void on_optimize_outcome(const wire::Outcome& outcome);
   void begin_measuring();
@@ -479,9 +499,8 @@ class Engine final : private SessionHost,
     return optimizing_ && optimizing_->phase == Optimizing::Phase::measuring;
   }
   void tell_measurements();
-  void end_optimize(Error error);
-  [[nodiscard]] std::optional<Error> misfit_of(const OperationRequest& request) const;
-  void abandon(const wire::OpKey& key, const Error& error, Code code);
+  void end_optimize(Error error, const Record& record);
+  [[nodiscard]] std::optional<Error> misfit_of(const Operation& operation) const;
   void run_attempt(Operation& operation);
   void run_on_network(Operation& operation);
   void report_entered(Instant now, bool all);
@@ -492,6 +511,8 @@ class Engine final : private SessionHost,
   // Whether it runs in memory and the master has not been told of it.
   [[nodiscard]] bool in_memory_alone(const wire::CallKey& key) const;
   void report_blocked(Instant now);
+  void note_change(const Record& record);
+  void tell_changes();
   void log(LogLevel level, std::string text) { actions_.log.emplace_back(level, std::move(text)); }
 
   EngineOptions options_;
@@ -531,6 +552,7 @@ class Engine final : private SessionHost,
   std::uint64_t next_generation_ = 1;
   std::uint64_t joined_ = 0;        // our join ordinal
   std::uint64_t member_since_ = 0;  // epoch that let this peer in
+  Record admitted_;                 // that epoch's record
   std::uint64_t worked_since_ = 0;  // admission of its first committed operation; 0: none yet
   std::optional<wire::Prepare> prepare_;
   std::uint64_t prepared_epoch_ = 0;
@@ -569,6 +591,9 @@ class Engine final : private SessionHost,
   bool newcomers_ready_ = false;  // as the master said last
   bool fresh_ = false;
   bool was_member_ = false;
+  // Who was a member in the epoch before, in rank order; and what its user is to know of changes.
+  std::vector<PeerId> members_before_;
+  std::vector<std::string> changes_;
   std::map<std::uint64_t, ThreadState> threads_;
   std::uint64_t plan_hash_ = 0;  // of this epoch
   bool blocked_reported_ = false;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pccl/base/text.h"
 #include "pccl/net/address.h"
 #include "pccl/peer/engine.h"
 #include "pccl/topology/plan.h"
@@ -56,7 +57,7 @@ wire::Bytes sealed(link::FrameHeader& header, wire::Bytes payload) {
 // `address`: none if the other end dialled.
 std::string failure_at(const wire::Address& address, const std::string& reason) {
   if (address.host.empty()) return reason;
-  return net::to_string(address) + ": " + reason;
+  return pccl::failure_at(net::to_string(address), reason);
 }
 
 void push_greeting(link::Stripe& stripe, link::FrameType type, const link::Hello& hello) {

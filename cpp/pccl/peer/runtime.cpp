@@ -294,6 +294,10 @@ void Runtime::act() {
   standing_.store(engine_.standing(), std::memory_order_release);
   unfinished_.store(engine_.unfinished(), std::memory_order_release);
   join_failures_.store(engine_.join_failures(), std::memory_order_release);
+  if (engine_.record() != newest_) {
+    const std::lock_guard lock(newest_mutex_);
+    newest_ = engine_.record();
+  }
   control_flushed_.store(control_.socket == nullptr || control_.out.empty(),
                          std::memory_order_release);
   if (ended) driver_.notify();

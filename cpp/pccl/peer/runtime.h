@@ -8,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <vector>
@@ -51,6 +52,11 @@ class Runtime {
   }
   [[nodiscard]] std::uint32_t join_failures() const {
     return join_failures_.load(std::memory_order_acquire);
+  }
+  // The newest epoch that the engine knows of; null before the admission.
+  [[nodiscard]] Record newest() const {
+    const std::lock_guard lock(newest_mutex_);
+    return newest_;
   }
   // A thread that has used the engine is gone. Does not block.
   static void thread_ended(const std::shared_ptr<Runtime>& runtime, std::uint64_t thread);
@@ -181,6 +187,8 @@ class Runtime {
   std::atomic<std::size_t> unfinished_{0};
   std::atomic<std::uint32_t> join_failures_{0};
   std::atomic<bool> control_flushed_{true};
+  mutable std::mutex newest_mutex_;  // held for a copy, by writers that hold the loop
+  Record newest_;
 };
 
 }  // namespace pccl::peer

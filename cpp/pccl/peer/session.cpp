@@ -15,9 +15,6 @@ struct Overloaded : Fs... {
 template <class... Fs>
 Overloaded(Fs...) -> Overloaded<Fs...>;
 
-// Round entries that are longer are left out of a Rejoin, which must not exceed kMaxFirstPayload.
-constexpr std::size_t kMaxReportedEntry = 64 << 10;
-
 }  // namespace
 
 Error loss_error(const wire::EpochRecord& record) {
@@ -37,8 +34,9 @@ Error loss_error(const wire::EpochRecord& record) {
 // Between Rejoin and Welcome nothing else is said: a restarted master does not know us yet. What
 // changes meanwhile is said again on Welcome.
 void Session::say(const wire::Message& message) {
-  const bool first =
-      std::holds_alternative<wire::Join>(message) || std::holds_alternative<wire::Rejoin>(message);
+  const bool first = std::holds_alternative<wire::Join>(message) ||
+                     std::holds_alternative<wire::Rejoin>(message) ||
+                     std::holds_alternative<wire::LogPart>(message);
   if (!open_ || (!welcomed_ && !first)) return;
   output_.push_back(wire::encode({run_, term_, applied_}, message));
 }
@@ -49,7 +47,7 @@ void Session::on_open() {
   broken_ = {};
   reader_ = wire::FrameReader();
   if (member()) {
-    say(wire::Rejoin{options_.id, options_.group, make_report(), options_.ticket});
+    say(rejoin());
   } else {
     say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting,
                    options_.start_only, options_.addresses, options_.software, options_.order,
@@ -66,11 +64,8 @@ void Session::on_lost() {
 void Session::say_again() {
   // Asked for between the Join of this connection and its answer.
   if (!member() && options_.waiting && !options_.start_only) say(wire::RequestAdmission{});
-  wire::OpReport report;
-  for (const auto& [key, state] : operations_) report.states.push_back(state);
-  if (!report.states.empty()) say(report);
-  for (const auto& [key, payload] : rounds_) say(wire::EnterRound{{key, payload}});
-  for (const auto& [key, code] : aborts_) say(wire::AbortRequest{key, code});
+  for (const wire::Message& message : open_calls()) say(message);
+  for (const auto& [key, request] : aborts_) say(request);
   // Also that there is nobody any more.
   if (neighbourhood_) say(*neighbourhood_);
 }
@@ -121,6 +116,13 @@ void Session::on_frame(const wire::Frame& frame) {
               if (!broken_) return;
             }
           },
+          [&](const wire::RequestLog&) {
+            if (!member() || welcomed_) {
+              broken_ = Status(Code::refused, "the master asks for a log that is not due");
+              return;
+            }
+            for (const wire::LogPart& part : log_parts()) say(part);
+          },
           [&](const wire::Prepare& prepare) { host_.on_prepare(prepare); },
           [&](const wire::Expect& expect) { host_.on_expect(expect); },
           [&](const wire::Notice& notice) { host_.on_notice(notice.text); },
@@ -166,7 +168,7 @@ Status Session::apply(const wire::LogEntry& entry) {
                    for (const wire::OpKey& key : epoch.aborted) {
                      operations_.erase(key);
                      aborts_.erase(key);
-                     covering_[key] = loss_error(epoch);
+                     covering_[key] = {loss_error(epoch), record_};
                    }
                    host_.on_epoch(record_);
                  },
@@ -174,22 +176,22 @@ Status Session::apply(const wire::LogEntry& entry) {
                    operations_.erase(verdict.key);
                    aborts_.erase(verdict.key);
                    if (verdict.code != Code::ok) {
-                     covering_[verdict.key] = {verdict.code, verdict.reason, verdict.culprit,
-                                               verdict.waiting};
+                     covering_[verdict.key] = {
+                         {verdict.code, verdict.reason, verdict.culprit, verdict.waiting}, record_};
                    }
                    host_.on_verdict(verdict);
                  },
                  [&](const wire::Outcome& outcome) {
                    rounds_.erase(outcome.key);
                    aborts_.erase(outcome.key);
-                   if (outcome.code != Code::ok) {
-                     covering_[outcome.key] = {outcome.code, outcome.reason, outcome.culprit,
-                                               outcome.waiting};
-                   }
                    if (wire::changes_record(outcome, *record_)) {
                      auto record = std::make_shared<wire::EpochRecord>(*record_);
                      wire::apply(outcome, *record);
                      record_ = std::move(record);
+                   }
+                   if (outcome.code != Code::ok) {
+                     covering_[outcome.key] = {
+                         {outcome.code, outcome.reason, outcome.culprit, outcome.waiting}, record_};
                    }
                    host_.on_outcome(outcome);
                  },
@@ -198,28 +200,40 @@ Status Session::apply(const wire::LogEntry& entry) {
   return {};
 }
 
-std::optional<Error> Session::take_covering(const wire::CallKey& key) {
+std::optional<Covering> Session::take_covering(const wire::CallKey& key) {
   const auto it = covering_.find(key);
   if (it == covering_.end()) return std::nullopt;
-  Error error = std::move(it->second);
+  Covering covering = std::move(it->second);
   covering_.erase(it);
-  return error;
+  return covering;
 }
 
-wire::Report Session::make_report() const {
-  wire::Report report;
-  if (record_) report.record = *record_;
-  report.applied = applied_;
-  report.log.assign(log_.begin(), log_.end());
-  for (const auto& [key, state] : operations_) report.operations.push_back(state);
-  for (const auto& [key, payload] : rounds_) {
-    // A long one comes by itself, after the welcome.
-    wire::Bytes bytes;
-    wire::Writer writer(bytes);
-    writer(payload);
-    if (bytes.size() <= kMaxReportedEntry) report.rounds.push_back({key, payload});
-  }
-  return report;
+wire::Rejoin Session::rejoin() const {
+  wire::Rejoin rejoin{options_.id, options_.group, *record_, applied_, options_.ticket};
+  // The log has these, too, and there may be very many of them.
+  rejoin.record.aborted.clear();
+  rejoin.record.departures.clear();
+  return rejoin;
+}
+
+std::vector<wire::LogPart> Session::log_parts() const {
+  std::vector<wire::LogPart> parts;
+  for (auto& entries : wire::in_parts(std::vector<wire::LogEntry>(log_.begin(), log_.end())))
+    parts.push_back({std::move(entries), false});
+  if (parts.empty()) parts.emplace_back();
+  parts.back().last = true;
+  return parts;
+}
+
+std::vector<wire::Message> Session::open_calls() const {
+  std::vector<wire::OpState> states;
+  for (const auto& [key, state] : operations_) states.push_back(state);
+  std::vector<wire::Message> messages;
+  for (auto& part : wire::in_parts(std::move(states)))
+    messages.emplace_back(wire::OpReport{std::move(part)});
+  for (const auto& [key, payload] : rounds_)
+    messages.emplace_back(wire::EnterRound{{key, payload}});
+  return messages;
 }
 
 void Session::request_admission() {
@@ -245,12 +259,14 @@ void Session::enter(const wire::RoundKey& key, wire::RoundPayload payload) {
 void Session::report(const std::vector<wire::OpState>& states) {
   if (states.empty()) return;
   for (const wire::OpState& state : states) operations_[state.key] = state;
-  say(wire::OpReport{states});
+  if (!welcomed_) return;
+  for (auto& part : wire::in_parts(states)) say(wire::OpReport{std::move(part)});
 }
 
-void Session::request_abort(const wire::CallKey& key, Code code) {
-  aborts_[key] = code;
-  say(wire::AbortRequest{key, code});
+void Session::request_abort(const wire::CallKey& key, Code code, const PeerId& lost) {
+  const wire::AbortRequest request{key, code, lost};
+  aborts_[key] = request;
+  say(request);
 }
 
 void Session::report_link(const PeerId& peer, wire::LinkState state, const std::string& reason) {

@@ -38,6 +38,13 @@ struct JoinOptions {
 // What members find that call an operation a loss ended before they came to it.
 Error loss_error(const wire::EpochRecord& record);
 
+// How a call ended, and the epoch in which that was decided: what a member that makes the call
+// later must be told, exactly as those that were in it.
+struct Covering {
+  Error error;
+  Record record;
+};
+
 // What a session tells. Called from inside its methods.
 class SessionHost {
  public:
@@ -68,13 +75,15 @@ class Session {
   [[nodiscard]] std::vector<wire::Bytes> take_output() { return std::exchange(output_, {}); }
   [[nodiscard]] bool welcomed() const { return welcomed_; }
 
-  // -- what the peer says. Dropped while the connection is down, for Rejoin carries the state.
+  // -- what the peer says. Dropped while the connection is down; on Welcome all that still matters
+  // is said again.
   void request_admission();
   void withdraw_admission();
   void prepared(std::uint64_t epoch, const std::vector<PeerId>& without);
   void enter(const wire::RoundKey& key, wire::RoundPayload payload = wire::Nothing{});
   void report(const std::vector<wire::OpState>& states);
-  void request_abort(const wire::CallKey& key, Code code);
+  // `lost`: wire::AbortRequest::lost.
+  void request_abort(const wire::CallKey& key, Code code, const PeerId& lost = {});
   void measured(const wire::Measurements& row);
   void report_link(const PeerId& peer, wire::LinkState state, const std::string& reason);
   void blocked(const wire::Blocked& blocked);
@@ -93,10 +102,18 @@ class Session {
   [[nodiscard]] std::uint32_t term() const { return term_; }
   [[nodiscard]] const Record& record() const { return record_; }  // null before the admission
   [[nodiscard]] bool member() const { return record_ != nullptr; }
-  [[nodiscard]] wire::Report make_report() const;
+  // What it says when it comes back: first, on RequestLog, and after the Welcome. REQUIRES:
+  // member().
+  [[nodiscard]] wire::Rejoin rejoin() const;
+  [[nodiscard]] std::vector<wire::LogPart> log_parts() const;
+  [[nodiscard]] std::vector<wire::Message> open_calls() const;
   // The verdict a call that is entered only now has got already; each is given once.
-  [[nodiscard]] std::optional<Error> take_covering(const wire::CallKey& key);
+  [[nodiscard]] std::optional<Covering> take_covering(const wire::CallKey& key);
   [[nodiscard]] std::uint64_t applied() const { return applied_; }
+  // The master was told of this operation, in this attempt or one before, and has not decided it.
+  [[nodiscard]] bool has_reported(const wire::OpKey& key) const {
+    return operations_.contains(key);
+  }
 
  private:
   void say(const wire::Message& message);
@@ -119,9 +136,9 @@ class Session {
   std::deque<wire::LogEntry> log_;                   // not known to be collected by all
   std::map<wire::OpKey, wire::OpState> operations_;  // reported, without a verdict
   std::map<wire::RoundKey, wire::RoundPayload> rounds_;
-  std::map<wire::CallKey, Code> aborts_;
+  std::map<wire::CallKey, wire::AbortRequest> aborts_;
   std::optional<wire::Neighbourhood> neighbourhood_;
-  std::map<wire::CallKey, Error> covering_;
+  std::map<wire::CallKey, Covering> covering_;
   Status broken_;
 };
 

@@ -48,15 +48,23 @@ constexpr bool kFloating<float> = true;
 template <>
 constexpr bool kFloating<double> = true;
 
+// Sums of 64-bit integers that are to be divided.
+__extension__ typedef __int128 Int128;
+__extension__ typedef unsigned __int128 Uint128;
+
 // Where integers are added and multiplied: unsigned, so that they wrap, and wide enough not to be
 // promoted to int.
-template <class T, bool kWide = (sizeof(T) > 4)>
+template <class T, size_t kSize = sizeof(T)>
 struct Wrapping {
   using type = uint32_t;
 };
 template <class T>
-struct Wrapping<T, true> {
+struct Wrapping<T, 8> {
   using type = uint64_t;
+};
+template <class T>
+struct Wrapping<T, 16> {
+  using type = Uint128;
 };
 
 template <class T>
@@ -156,6 +164,21 @@ struct Divide {
     return canonical(static_cast<Value>(value / divisor));
   }
 };
+
+// Most sums fit in 64 bits, and a processor divides these in a fraction of the time.
+template <class Wide, class Narrow>
+struct DivideWide {
+  Wide divisor;
+  Wide operator()(Wide value) const {
+    const auto narrow = static_cast<Narrow>(value);
+    return narrow == value ? static_cast<Wide>(narrow / static_cast<Narrow>(divisor))
+                           : value / divisor;
+  }
+};
+template <>
+struct Divide<Int128> : DivideWide<Int128, int64_t> {};
+template <>
+struct Divide<Uint128> : DivideWide<Uint128, uint64_t> {};
 
 // --- conversions between an element type and its accumulation type
 // -------------------------------------------------
@@ -501,8 +524,8 @@ const KernelTable PCCL_KERNEL_TABLE = {
         PCCL_KERNEL_ROW(uint16_t, uint16_t, uint64_t),
         PCCL_KERNEL_ROW(uint32_t, uint32_t, uint64_t),
         PCCL_KERNEL_ROW(int32_t, int32_t, int64_t),
-        PCCL_KERNEL_ROW(uint64_t, uint64_t, uint64_t),
-        PCCL_KERNEL_ROW(int64_t, int64_t, int64_t),
+        PCCL_KERNEL_ROW(uint64_t, uint64_t, Uint128),
+        PCCL_KERNEL_ROW(int64_t, int64_t, Int128),
         PCCL_KERNEL_ROW(Float16, float, float),
         PCCL_KERNEL_ROW(Bfloat16, float, float),
         PCCL_KERNEL_ROW(float, float, float),

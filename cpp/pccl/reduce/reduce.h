@@ -12,7 +12,8 @@ namespace pccl::reduce {
 // accumulation type.
 struct Contribution {
   const void* data = nullptr;
-  bool accumulated = false;  // true: elements of accumulation_type(dtype, op)
+  bool accumulated =
+      false;  // true: elements of accumulation_type(dtype, op), accumulation_size long
 };
 
 // out[i] = own[i] op contributions[0][i] op contributions[1][i] ... , in exactly that order, in the
@@ -25,9 +26,10 @@ struct Contribution {
 // NumPy's. min/max propagate NaN like NumPy's minimum/maximum. No pointer needs alignment. `out`
 // may equal `own` or a contribution's data when their element sizes are equal, and overlaps nothing
 // otherwise. Same bytes whichever instruction set runs (x86-64: baseline, AVX2, AVX-512), under the
-// default floating-point environment. A NaN result is always the positive quiet one without
-// payload; only a final result of no contributions and no division keeps the bits of own, as does a
-// partial one that needs no conversion.
+// default floating-point environment. The accumulation type of 64-bit integers under avg is an
+// integer of 128 bits, so a mean is never outside its inputs. A NaN result is always the positive
+// quiet one without payload; only a final result of no contributions and no division keeps the bits
+// of own, as does a partial one that needs no conversion.
 void reduce(DataType dtype, ReduceOp op, const void* own,
             std::span<const Contribution> contributions, unsigned divisor, void* out,
             std::size_t count);

@@ -200,7 +200,7 @@ void LocalGroup::find_places(Operation& operation) {
 bool LocalGroup::tell(const wire::OpKey& key) {
   const auto it = operations_.find(key);
   if (it == operations_.end()) return true;
-  it->second.reported = true;
+  it->second.request.reported = true;
   if (!current_ || current_->key != key) return true;
   std::uint64_t bits = word().load(std::memory_order_acquire);
   for (;;) {
@@ -466,7 +466,8 @@ void LocalGroup::arrive(wire::OpKey key) {
   arrival.tag.store(key.tag, std::memory_order_relaxed);
   arrival.sequence.store(key.sequence, std::memory_order_relaxed);
   arrival.signature.store(operation.request.signature, std::memory_order_relaxed);
-  arrival.flags.store((operation.reported ? kReported : 0U) | (operation.in_place ? kInPlace : 0U) |
+  arrival.flags.store((operation.request.reported ? kReported : 0U) |
+                          (operation.in_place ? kInPlace : 0U) |
                           (operation.sends.empty() ? 0U : kSharedSends) |
                           (operation.recvs.empty() ? 0U : kSharedRecvs),
                       std::memory_order_relaxed);
@@ -791,7 +792,7 @@ bool LocalGroup::try_commit() {
   if (!all_here()) return false;
   const std::uint64_t here = position(epoch_, index_);
   const Current& current = *current_;
-  bool told = operations_.at(current.key).reported;
+  bool told = operations_.at(current.key).request.reported;
   for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
     if (!current.small && board(rank).done.load(std::memory_order_acquire) != here) return false;
     told = told || (others_[rank].flags & kReported) != 0;

@@ -32,6 +32,7 @@ struct LocalRequest {
   std::uint64_t signature = 0;
   ReduceOp op = ReduceOp::sum;
   std::vector<collective::ArrayRef> arrays;
+  bool reported = false;  // the master knows that we are in it, and must hear of its end
 };
 
 // What a local group needs around it. Called from inside its methods, which it must not call back.
@@ -118,7 +119,6 @@ class LocalGroup {
   };
   struct Operation {
     LocalRequest request;
-    bool reported = false;
     std::uint64_t bytes = 0;
     bool in_place = false;
     std::vector<Place> sends;  // by array, when all are where others can read them; else nothing

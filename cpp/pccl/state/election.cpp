@@ -35,6 +35,8 @@ class Election {
   const Ballot* elect(Judgement& judgement) {
     check_strategies(judgement);
     if (!judgement.removals.empty()) return nullptr;
+    check_flaws(judgement);
+    if (!judgement.removals.empty() || judgement.code != Code::ok) return nullptr;
     std::optional<std::uint64_t> highest;
     for (const Ballot& ballot : ballots_) {
       if (candidate(ballot) && (!highest || offer(ballot) > *highest)) highest = offer(ballot);
@@ -163,6 +165,22 @@ class Election {
     }
   }
 
+  void check_flaws(Judgement& judgement) const {
+    for (const Ballot& ballot : ballots_) {
+      if (ballot.vote.flaw.empty()) continue;
+      std::string reason =
+          "the state of peer " + ballot.peer.brief() + " cannot be shared: " + ballot.vote.flaw;
+      if (standing(ballot)) {
+        judgement.removals.clear();
+        judgement.code = Code::invalid_argument;
+        judgement.culprit = ballot.peer;
+        judgement.reason = std::move(reason);
+        return;
+      }
+      judgement.removals.push_back({ballot.peer, Code::invalid_argument, std::move(reason)});
+    }
+  }
+
   const std::vector<Ballot>& ballots_;
   const wire::StateRecord& state_;
   bool lost_ = state_.exists;  // none of its holders is here
@@ -176,8 +194,10 @@ std::string difference(const Ballot& odd, const wire::StateEntry* mine, const Ba
                        const wire::StateEntry* theirs) {
   const auto has = [](const Ballot& ballot, const wire::StateEntry* entry) {
     return "peer " + ballot.peer.brief() + " has " +
-           (entry == nullptr ? std::string("none")
-                             : describe(*entry) + (entry->loose ? ", allowed to differ" : ""));
+           (entry == nullptr
+                ? std::string("none")
+                : describe(*entry) + (entry->loose ? ", allowed to differ" : "") +
+                      (entry->tie.empty() ? "" : ", the same memory as " + entry->tie));
   };
   const std::string& name = mine != nullptr ? mine->name : theirs->name;
   return "the states differ in " + (name.empty() ? std::string("the array") : name) + ": " +
@@ -185,7 +205,7 @@ std::string difference(const Ballot& odd, const wire::StateEntry* mine, const Ba
 }
 
 bool same_form(const wire::StateEntry& a, const wire::StateEntry& b) {
-  return a.kind == b.kind && a.shape == b.shape && a.loose == b.loose;
+  return a.kind == b.kind && a.shape == b.shape && a.loose == b.loose && a.tie == b.tie;
 }
 
 // The first difference that matters, as a sentence.
@@ -198,7 +218,8 @@ std::optional<std::string> first_difference(const Ballot& ballot, const Ballot& 
                        (mine != ballot.entries->end() && mine->name < theirs->name);
     if (extra) return difference(ballot, &*mine, elected, nullptr);
     if (mine == ballot.entries->end() || theirs->name < mine->name) {
-      if (!may_lack) return difference(ballot, nullptr, elected, &*theirs);
+      // Made apart, it would no longer be the same memory as the other one.
+      if (!may_lack || !theirs->tie.empty()) return difference(ballot, nullptr, elected, &*theirs);
       ++theirs;
       continue;
     }

@@ -34,6 +34,8 @@ struct Judgement {
 
 // The rules, in their order:
 // - If some enforce the popular state and some do not, those that do not are removed.
+// - A state that cannot be shared ends the sync for all where a standing member has it; any other
+//   member that has one is removed.
 // - Standing members are those that took part in the sync before, and took its state over. If they
 //   are all gone, those that bring a checkpoint's revision are; without one the state is lost.
 // - In a run's first sync they are the oldest of those that offer their state: that did the run's

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <system_error>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 namespace pccl::state {
@@ -58,7 +60,7 @@ wire::Digest structure_of(const std::vector<wire::StateEntry>& entries) {
   wire::Bytes bytes;
   wire::Writer writer(bytes);
   for (const wire::StateEntry& entry : entries)
-    writer(entry.name, entry.kind, entry.shape, entry.loose);
+    writer(entry.name, entry.kind, entry.shape, entry.loose, entry.tie);
   return digest_of(bytes);
 }
 
@@ -83,8 +85,10 @@ bool valid(const Manifest& manifest, const wire::Digest& content,
     while (mine != own.end() && mine->what.name < entry.name) ++mine;
     if (mine != own.end() && mine->what.name == entry.name) {
       const wire::StateEntry& known = mine->what;
-      if (known.kind != entry.kind || known.shape != entry.shape || known.loose != entry.loose)
+      if (known.kind != entry.kind || known.shape != entry.shape || known.loose != entry.loose ||
+          known.tie != entry.tie) {
         return false;
+      }
       if (mine->writable != nullptr && known.bytes != entry.bytes) return false;
     }
     const std::uint64_t chunks = chunk_count(entry.bytes);
@@ -106,6 +110,43 @@ std::string describe(const wire::StateEntry& entry) {
   return text + "]";
 }
 
+std::string find_ties(std::vector<LocalEntry>& entries) {
+  // By memory and what it is read as: the first by name stands for all that are the same.
+  std::map<std::tuple<const Memory&, const std::string&, bool>, const LocalEntry*> known;
+  std::vector<const LocalEntry*> apart;
+  for (LocalEntry& entry : entries) {
+    if (entry.what.bytes == 0) continue;
+    if (entry.writable != nullptr && entry.memory.item == 0)
+      entry.memory = contiguous(entry.writable, entry.what.bytes);
+    if (entry.memory.item == 0) continue;
+    const auto [at, added] =
+        known.try_emplace({entry.memory, entry.what.kind, entry.what.loose}, &entry);
+    if (added) {
+      apart.push_back(&entry);
+    } else if (entry.memory.written) {
+      entry.what.tie = at->second->what.name;
+    }
+  }
+  const auto begin = [](const LocalEntry* entry) { return span_of(entry->memory).first; };
+  std::sort(apart.begin(), apart.end(),
+            [&](const LocalEntry* a, const LocalEntry* b) { return begin(a) < begin(b); });
+  std::vector<const LocalEntry*> open;  // those that may reach into the next ones
+  for (const LocalEntry* entry : apart) {
+    std::erase_if(open, [&](const LocalEntry* before) {
+      return span_of(before->memory).second <= begin(entry);
+    });
+    for (const LocalEntry* before : open) {
+      if (!before->memory.written && !entry->memory.written) continue;
+      if (!overlap(before->memory, entry->memory)) continue;
+      const auto& [first, second] = std::minmax(before->what.name, entry->what.name);
+      return first + " and " + second +
+             " share memory, so that writing one changes the other; pass a copy of one";
+    }
+    open.push_back(entry);
+  }
+  return {};
+}
+
 Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsigned threads,
                                          const std::function<bool()>& stop) {
   const auto refuse = [](std::string reason) {
@@ -123,10 +164,13 @@ Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsign
     described += name.size() + what.kind.size() + what.containers.size() + 8 * what.shape.size();
     described += kEntryOverhead;
   }
-  if (described > kMaxDescription)
-    return refuse("so many entries, or entries with such long names");
   auto state = std::make_shared<LocalState>();
   state->entries = std::move(entries);
+  state->flaw = find_ties(state->entries);
+  if (!state->flaw.empty()) return state;
+  for (const LocalEntry& entry : state->entries) described += entry.what.tie.size();
+  if (described > kMaxDescription)
+    return refuse("so many entries, or entries with such long names");
   Manifest& manifest = state->manifest;
   for (const LocalEntry& entry : state->entries) manifest.entries.push_back(entry.what);
   const ChunkIndex index(manifest.entries);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pccl/base/error.h"
+#include "pccl/state/memory.h"
 #include "pccl/wire/records.h"
 
 namespace pccl::state {
@@ -23,9 +24,11 @@ inline constexpr std::size_t kMaxName = 1024;
 
 // One entry of a member's own state.
 struct LocalEntry {
-  wire::StateEntry what;  // `content` is filled by hash()
+  wire::StateEntry what;  // `content` and `tie` are filled by hash()
   const std::uint8_t* data = nullptr;
   std::uint8_t* writable = nullptr;  // where new bytes go after the sync; null: handed back instead
+  Memory memory;  // where the caller's elements lie; REQUIRES: set where it is neither `writable`
+                  // nor of nobody else
 };
 
 // All entries of a state with the hashes of their chunks, entry after entry.
@@ -43,6 +46,7 @@ struct Manifest {
 struct LocalState {
   std::vector<LocalEntry> entries;  // as in the manifest
   Manifest manifest;
+  std::string flaw;  // why these entries cannot be shared; then nothing is hashed
 };
 
 [[nodiscard]] constexpr std::uint64_t chunk_count(std::uint64_t bytes) {
@@ -73,10 +77,16 @@ class ChunkIndex {
 };
 
 // Sorts the entries and hashes their memory with up to `threads` threads. `stop` is asked now and
-// then from the calling thread; true: interrupted. An error names what cannot be shared.
+// then from the calling thread; true: interrupted. An error is about this call's arguments alone;
+// entries that overlap are a flaw, which the member tells the others.
 [[nodiscard]] Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries,
                                                        unsigned threads,
                                                        const std::function<bool()>& stop);
+
+// Fills the ties of entries that are the same memory. Returns why the state cannot be shared: two
+// entries overlap otherwise, and one of them is written; empty: it can.
+// REQUIRES: sorted by name.
+[[nodiscard]] std::string find_ties(std::vector<LocalEntry>& entries);
 
 // Of entries whose `content` is set.
 [[nodiscard]] wire::Digest structure_of(const std::vector<wire::StateEntry>& entries);

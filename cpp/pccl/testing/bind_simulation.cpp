@@ -43,8 +43,8 @@ void each_number(simulation::Options& options, Visit&& visit) {
 constexpr const char* kProgramNames[simulation::kPrograms] = {"level1",   "level2", "threads",
                                                               "mismatch", "stuck",  "sync"};
 constexpr const char* kBugNames[simulation::kBugs] = {
-    "none",         "flip_result", "other_verdict", "touch_input",  "lose_report",
-    "forget_entry", "stale_state", "commit_alone",  "lose_left_out"};
+    "none",         "flip_result", "other_verdict", "touch_input",   "lose_report",
+    "forget_entry", "stale_state", "commit_alone",  "lose_left_out", "skip_call"};
 
 template <class Enum, std::size_t N>
 Enum by_name(const char* const (&names)[N], const std::string& name) {

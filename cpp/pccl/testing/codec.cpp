@@ -212,6 +212,13 @@ nb::bytes control_sample(const std::string& name) {
          wire::Measurements{{{id, {false, 62'500, 100'000}}, {id, {true, 0, 0}}}, {125'000, 3}}}};
   } else if (name == "verdict") {
     message = wire::Log{{{9, wire::Verdict{{7, true, 5, 1}, 8, pccl::Code::ok, true, {}, {}, {}}}}};
+  } else if (name == "abort_request") {
+    message = wire::AbortRequest{wire::OpKey{7, false, 0, 3}, pccl::Code::peer_lost, id};
+  } else if (name == "log_part") {
+    message = wire::LogPart{
+        {{9, wire::Verdict{{7, true, 5, 1}, 8, pccl::Code::ok, true, {}, {}, {}}}}, true};
+  } else if (name == "request_log") {
+    message = wire::RequestLog{};
   } else if (name == "link_report") {
     message = wire::LinkReport{id, wire::LinkState::silent, 8, "why"};
   } else {

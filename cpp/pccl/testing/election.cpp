@@ -2,6 +2,7 @@
 #include "pccl/state/election.h"
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -26,7 +28,8 @@ namespace wire = pccl::wire;
 
 namespace {
 
-using Entries = std::vector<std::pair<std::string, std::string>>;  // (name, kind)
+using Entries =
+    std::vector<std::tuple<std::string, std::string, std::string>>;  // (name, kind, tie)
 // (peer, revision, strategy, content, entries, member since, worked since, whole)
 using Vote = std::tuple<std::uint8_t, std::optional<std::uint64_t>, unsigned, std::uint64_t,
                         Entries, std::uint64_t, std::uint64_t, bool>;
@@ -67,7 +70,8 @@ nb::dict to_python(const state::Judgement& judgement) {
 
 // `holders`: of the state before, with its revision; nothing: there was none.
 nb::dict judge(const std::vector<Vote>& votes, std::optional<std::uint64_t> revision,
-               const std::vector<std::uint8_t>& holders, bool owned, bool details) {
+               const std::vector<std::uint8_t>& holders, bool owned, bool details,
+               const std::map<std::uint8_t, std::string>& flaws) {
   wire::StateRecord record;
   record.exists = revision.has_value();
   record.revision = revision.value_or(0);
@@ -78,10 +82,11 @@ nb::dict judge(const std::vector<Vote>& votes, std::optional<std::uint64_t> revi
   for (const auto& [number, own, strategy, content, names, member_since, worked_since, whole] :
        votes) {
     entries.emplace_back();
-    for (const auto& [name, kind] : names) {
+    for (const auto& [name, kind, tie] : names) {
       wire::StateEntry entry;
       entry.name = name;
       entry.kind = kind;
+      entry.tie = tie;
       entry.content = {content, 0};
       entries.back().push_back(std::move(entry));
     }
@@ -95,6 +100,7 @@ nb::dict judge(const std::vector<Vote>& votes, std::optional<std::uint64_t> revi
     ballot.vote.member_since = member_since;
     ballot.vote.worked_since = worked_since;
     ballot.vote.whole = whole;
+    if (const auto flaw = flaws.find(number); flaw != flaws.end()) ballot.vote.flaw = flaw->second;
     ballot.vote.structure = state::structure_of(entries.back());
     ballot.entries = &entries.back();
     ballots.push_back(ballot);
@@ -186,7 +192,7 @@ bool manifest_fits(const std::vector<Form>& theirs, const std::vector<Form>& own
   std::uint8_t memory = 0;
   std::vector<state::LocalEntry> mine;
   for (const Form& form : own)
-    mine.push_back({entry_of(form), &memory, std::get<4>(form) ? &memory : nullptr});
+    mine.push_back({entry_of(form), &memory, std::get<4>(form) ? &memory : nullptr, {}});
   return state::valid(manifest, state::content_of(manifest.entries, false), mine);
 }
 
@@ -204,13 +210,25 @@ std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>> chunk_place
   return places;
 }
 
+// (address, bytes of an element, (count, stride in bytes) by axis)
+using Array =
+    std::tuple<std::uint64_t, std::uint64_t, std::vector<std::pair<std::uint64_t, std::int64_t>>>;
+
+bool overlap(const Array& a, const Array& b) {
+  const auto memory = [](const Array& array) {
+    return state::Memory{std::get<0>(array), std::get<1>(array), std::get<2>(array), {}, true};
+  };
+  return state::overlap(memory(a), memory(b));
+}
+
 }  // namespace
 
 void bind_election(nb::module_& m) {
   m.def("judge_state", &judge, "votes"_a, nb::arg("revision").none(), "holders"_a, nb::kw_only(),
-        "owned"_a, "details"_a);
+        "owned"_a, "details"_a, "flaws"_a);
   m.def("judge_ends", &judge_ends, "ends"_a);
   m.def("enter_rounds", &enter_rounds, "rounds"_a, "max_open_bytes"_a);
   m.def("manifest_fits", &manifest_fits, "theirs"_a, "own"_a);
+  m.def("overlap", &overlap, "a"_a, "b"_a);
   m.def("chunk_places", &chunk_places, "sizes"_a);
 }

@@ -75,15 +75,21 @@ class Play {
     master_.emplace(options_, run + 1, 1);
     for (const wire::Member& member : record.members) {
       const std::uint8_t id = member.id.bytes[0];
-      wire::Rejoin rejoin{member.id, 0, {}, member.id};
-      rejoin.report.record = record;
-      rejoin.report.applied = applied;
+      wire::Rejoin rejoin{member.id, 0, record, applied, member.id};
       if (const auto other = relayed.find(id); other != relayed.end()) {
-        rejoin.report.record.relayed.clear();
-        for (const auto& [a, b] : other->second) rejoin.report.record.relayed.push_back({a, b});
+        rejoin.record.relayed.clear();
+        for (const auto& [a, b] : other->second) rejoin.record.relayed.push_back({a, b});
       }
       connect(id, "192.0.2." + std::to_string(id));
       master_->on_frame(id, {{run, 1, applied}, rejoin}, now_);
+    }
+    // One of them is asked for its log. All have collected it.
+    kept_ = master_->take_actions();
+    for (const master::Action& action : kept_) {
+      const auto* send = std::get_if<master::Send>(&action);
+      if (send == nullptr || !std::holds_alternative<wire::RequestLog>(read(send->bytes).message))
+        continue;
+      master_->on_frame(send->to, {{run, 1, applied}, wire::LogPart{{}, true}}, now_);
     }
   }
   // What the master itself found out where that connection comes from.
@@ -127,7 +133,9 @@ class Play {
   // What was sent since: (connection, what, code, text).
   std::vector<std::tuple<master::ConnectionId, std::string, int, std::string>> told() {
     std::vector<std::tuple<master::ConnectionId, std::string, int, std::string>> all;
-    for (const master::Action& action : master_->take_actions()) {
+    std::vector<master::Action> actions = std::exchange(kept_, {});
+    for (master::Action& action : master_->take_actions()) actions.push_back(std::move(action));
+    for (const master::Action& action : actions) {
       if (const auto* close = std::get_if<master::Close>(&action)) {
         all.emplace_back(close->connection, "close", 0, "");
         master_->on_disconnect(close->connection, now_);
@@ -136,11 +144,7 @@ class Play {
         all.emplace_back(attempt->for_whom, "tries", 0, pccl::net::to_string(attempt->address));
       const auto* send = std::get_if<master::Send>(&action);
       if (send == nullptr) continue;
-      wire::FrameReader reader;
-      reader.feed(send->bytes);
-      wire::Frame frame;
-      if (const auto next = reader.next(frame); !next || !*next)
-        throw std::runtime_error("the master said what cannot be read");
+      const wire::Frame frame = read(send->bytes);
       if (const auto* refused = std::get_if<wire::Refused>(&frame.message))
         all.emplace_back(send->to, "refused", static_cast<int>(refused->code), refused->reason);
       if (const auto* question = std::get_if<wire::Try>(&frame.message))
@@ -149,6 +153,10 @@ class Play {
         all.emplace_back(send->to, "findings", static_cast<int>(findings->attempt.reached), "");
       if (const auto* relay = std::get_if<wire::Relay>(&frame.message))
         all.emplace_back(send->to, "relay", relay->peer.bytes[0], "");
+      if (const auto* notice = std::get_if<wire::Notice>(&frame.message))
+        all.emplace_back(send->to, "notice", 0, notice->text);
+      if (std::holds_alternative<wire::RequestLog>(frame.message))
+        all.emplace_back(send->to, "request_log", 0, "");
       const auto* log = std::get_if<wire::Log>(&frame.message);
       if (log == nullptr) continue;
       for (const wire::LogEntry& entry : log->entries) {
@@ -209,8 +217,18 @@ class Play {
     return options;
   }
 
+  static wire::Frame read(const wire::Bytes& bytes) {
+    wire::FrameReader reader;
+    reader.feed(bytes);
+    wire::Frame frame;
+    if (const auto next = reader.next(frame); !next || !*next)
+      throw std::runtime_error("the master said what cannot be read");
+    return frame;
+  }
+
   master::Options options_;
   std::optional<master::Master> master_;
+  std::vector<master::Action> kept_;  // to be told yet
   pccl::Instant now_{std::chrono::seconds(1000)};
 };
 

@@ -19,8 +19,8 @@ namespace {
 using Input = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-void expect_bytes(std::size_t have, std::size_t count, pccl::DataType dtype) {
-  if (have != count * pccl::element_size(dtype)) throw nb::value_error("array of the wrong size");
+void expect_bytes(std::size_t have, std::size_t count, std::size_t element) {
+  if (have != count * element) throw nb::value_error("array of the wrong size");
 }
 
 void reduce(unsigned dtype, unsigned op, const Input& own,
@@ -30,12 +30,13 @@ void reduce(unsigned dtype, unsigned op, const Input& own,
   if (op >= pccl::kReduceOpCount) throw nb::value_error("no such op");
   const auto raw = static_cast<pccl::DataType>(dtype);
   const auto reduce_op = static_cast<pccl::ReduceOp>(op);
-  const pccl::DataType accumulated = pccl::accumulation_type(raw, reduce_op);
-  expect_bytes(own.size(), count, raw);
-  expect_bytes(out.size(), count, divisor == 0 ? accumulated : raw);
+  const std::size_t element = pccl::element_size(raw);
+  const std::size_t accumulated = pccl::accumulation_size(raw, reduce_op);
+  expect_bytes(own.size(), count, element);
+  expect_bytes(out.size(), count, divisor == 0 ? accumulated : element);
   std::vector<pccl::reduce::Contribution> inputs;
   for (const auto& [array, is_accumulated] : contributions) {
-    expect_bytes(array.size(), count, is_accumulated ? accumulated : raw);
+    expect_bytes(array.size(), count, is_accumulated ? accumulated : element);
     inputs.push_back({array.data(), is_accumulated});
   }
   const nb::gil_scoped_release release;

@@ -74,6 +74,7 @@ void Checks::started(const Host& host, const Reduction& reduction) {
   if (key == nullptr || key->admission == 0) return;  // it never began
   Contribution contribution;
   contribution.shape = reduction.shape;
+  contribution.place = reduction.place;
   contribution.op = reduction.op;
   for (const ArrayData& array : reduction.arrays) {
     contribution.arrays.emplace_back(array.dtype, array.values);
@@ -81,6 +82,7 @@ void Checks::started(const Host& host, const Reduction& reduction) {
   }
   if (world_.bug_due(Bug::commit_alone))
     ++contribution.shape;  // as if it had been called differently
+  if (world_.bug_due(Bug::skip_call)) ++contribution.place;
   contributions_[{reduction.run, *key}][host.engine().id()] = std::move(contribution);
 }
 
@@ -144,6 +146,12 @@ void Checks::ended(Host& host, Reduction& reduction) {
   if (key != nullptr && key->admission != 0) {
     const OpId id{reduction.run, *key};
     if (commit) {
+      // The results of those that are left take the first part of a gather's arrays.
+      const std::size_t left = call.record->members.size();
+      for (ArrayData& array : reduction.arrays) {
+        if (reduction.kind == collective::Kind::all_gather && left < reduction.members)
+          array.recv.resize(array.count * left * element_size(array.dtype));
+      }
       if (world_.bug_due(Bug::flip_result)) {
         ArrayData& array = reduction.arrays.back();
         wire::Bytes& bytes = array.in_place ? array.send : array.recv;
@@ -152,6 +160,7 @@ void Checks::ended(Host& host, Reduction& reduction) {
       if (!reduction.rerun && call.record->members.size() != reduction.members)
         return fail("I1", what + " is committed on " + host.name() + " in spite of a loss");
       mismatch_is_for_all(host, id, reduction);
+      same_place(host, id, reduction);
       right_result(host, id, reduction);
       if (reduction.quantization) nothing_lost(host, id, reduction);
     }
@@ -284,7 +293,12 @@ void Checks::one_verdict(const std::string& what, const std::vector<Ending>& bef
                                 what + " ended with " + code_name(other.code) + " on " +
                                     other.host + " and with " + code_name(now.code) + " on " +
                                     now.host});
-    } else if (now.code == Code::ok && other.members != now.members) {
+    } else if (other.culprit != now.culprit) {
+      disagreements_.push_back({other.peer, now.peer,
+                                what + " failed for peer " + other.culprit.brief() + " on " +
+                                    other.host + " and for peer " + now.culprit.brief() + " on " +
+                                    now.host});
+    } else if (other.members != now.members) {
       disagreements_.push_back(
           {other.peer, now.peer,
            what + " was decided for different members on " + other.host + " and " + now.host});
@@ -354,7 +368,7 @@ bool Checks::ran_by_regions(const Reduction& reduction) {
   for (const ArrayData& array : reduction.arrays) {
     const std::size_t element = element_size(array.dtype);
     bytes += array.count * element;
-    widens = widens || element_size(accumulation_type(array.dtype, reduction.op)) > element;
+    widens = widens || accumulation_size(array.dtype, reduction.op) > element;
   }
   const wire::SizeClass& size = topology::size_class(reduction.call->record->plan, bytes, widens,
                                                      static_cast<bool>(reduction.quantization));
@@ -552,6 +566,18 @@ void Checks::mismatch_is_for_all(const Host& host, const OpId& id, const Reducti
   }
 }
 
+// A call meets the calls that the others' programs make at the same place: also after calls that
+// failed or ran again, some members have not made more calls than others.
+void Checks::same_place(const Host& host, const OpId& id, const Reduction& reduction) {
+  const auto& contributions = contributions_[id];
+  for (const PeerId& member : ids(reduction.call->record)) {
+    const auto it = contributions.find(member);
+    if (it == contributions.end() || it->second.place == reduction.place) continue;
+    return fail("I5", wire::describe(id.second) + " of " + host.name() +
+                          " met another call of member " + member.brief());
+  }
+}
+
 // ---- I7: the master can be rebuilt -------------------------------------------------------------
 
 // At a moment when nothing is under way between the members and the master: a master made from
@@ -564,27 +590,47 @@ void Checks::rebuild_now() {
     return;
   }
   std::vector<master::Returned> reports;
+  std::vector<const peer::Session*> returned;  // by connection, from 1
   for (const wire::Member& member : group->record().members) {
     Host* host = world_.host_of(member.id);
     if (host == nullptr || !host->alive() || host->frozen() || !host->control_quiet()) return;
     const peer::Session& session = host->engine().session();
     if (!session.member() || !session.welcomed()) return;
-    wire::Rejoin rejoin{member.id, 0, session.make_report(), member.id};
-    if (world_.bug_due(Bug::forget_entry)) {
-      rejoin.report.operations.clear();
-      rejoin.report.rounds.clear();
-    }
-    reports.emplace_back(reports.size() + 1, rejoin);
+    reports.emplace_back(reports.size() + 1, session.rejoin());
+    returned.push_back(&session);
+  }
+  // The master waits for no call that its member has finished: it would wait for ever.
+  for (const auto& [key, id] : group->open_entries()) {
+    if (world_.host_of(id)->engine().awaits(key)) continue;
+    return fail("I4", wire::describe(key) + " is open at the master for " +
+                          world_.host_of(id)->name() + ", where it is over");
   }
   // In any order.
   for (std::size_t i = reports.size(); i > 1; --i) {
     std::swap(reports[i - 1], reports[world_.random.below(i)]);
   }
   Nobody nobody;
-  const master::Group again =
-      master::Group::rebuild(of, world_.master_options, nobody, reports, world_.now());
+  const auto session_on = [&](master::ConnectionId connection) -> const peer::Session& {
+    return *returned[connection - 1];
+  };
+  std::vector<wire::LogEntry> log;
+  for (const wire::LogPart& part : session_on(master::newest(reports).connection()).log_parts())
+    log.insert(log.end(), part.entries.begin(), part.entries.end());
+  master::Group again =
+      master::Group::rebuild(of, world_.master_options, nobody, reports, log, world_.now());
+  for (const master::Returned& one : reports) {
+    const peer::Session& session = session_on(one.connection());
+    const std::vector<wire::Message> calls = session.open_calls();
+    if (!calls.empty() && world_.bug_due(Bug::forget_entry)) continue;
+    const wire::Envelope envelope{session.run(), session.term(), session.applied()};
+    for (const wire::Message& message : calls)
+      again.on_message(one.connection(), {envelope, message}, world_.now());
+  }
   ++world_.report.rebuilds;
-  if (again.record() != group->record()) {
+  wire::EpochRecord record = group->record();
+  record.aborted.clear();  // the log has these
+  record.departures.clear();
+  if (again.record() != record) {
     fail("I7", "a rebuilt master has another record");
   } else if (again.last_ordinal() != group->last_ordinal()) {
     fail("I7", "a rebuilt master has ordinal " + std::to_string(again.last_ordinal()) + ", not " +

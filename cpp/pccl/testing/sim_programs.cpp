@@ -145,6 +145,7 @@ Task<Error> UserProgram::wait(Thread thread, peer::CallPtr call) {
   Host::Until ready = host_.until([call] { return call->done.load(); });
   co_await ready;
   engine.thread_continues(thread);
+  see(call->record);
   co_return call->error;
 }
 
@@ -195,6 +196,7 @@ UserProgram::Shape UserProgram::draw_shape(Random& script) const {
                                         DataType::float16, DataType::int8};
   const Options& options = host_.world().options;
   Shape shape;
+  shape.place = Random(script).next();
   const std::size_t arrays = script.chance(0.3) ? script.between(2, 4) : 1;
   bool narrow = false;
   for (std::size_t i = 0; i < arrays; ++i) {
@@ -237,11 +239,14 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
   auto reduction = std::make_shared<Reduction>();
   reduction->op = shape.op;
   peer::OperationRequest request;
-  const peer::Record& record = host_.engine().record();
+  // A rank, and how many parts there are, by the view of the caller; the engine may know better.
+  const peer::Record& present = host_.engine().record();
+  const peer::Record record = view_ ? view_ : present;
   const std::uint64_t members = record == nullptr ? 1 : record->members.size();
-  const bool whole = shape.kind == collective::Kind::all_reduce;
+  const bool scatters = shape.kind == collective::Kind::reduce_scatter;
   const bool gathers = shape.kind == collective::Kind::all_gather;
-  const bool parts = gathers || shape.kind == collective::Kind::reduce_scatter;
+  const bool parts = gathers || scatters;
+  const bool into_given = gathers && shape.structure == 0;
   request.kind = shape.kind;
   request.quantization = reduction->quantization = shape.quantization;
   request.root = static_cast<std::uint32_t>(shape.root % members);
@@ -250,8 +255,10 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
   if (record != nullptr) reduction->root = record->members[request.root].id;
   request.op = shape.op;
   request.tag = tag;
-  request.rerun = reduction->rerun = rerun && whole;
-  reduction->members = members;
+  request.view = record;
+  request.rerun = reduction->rerun = rerun && !scatters && !into_given;
+  reduction->members = parts || present == nullptr ? members : present->members.size();
+  reduction->place = shape.place;
   request.alone_is_error = world.options.program == Program::level1;
   request.structure = shape.structure;
   reduction->shape = (shape.structure * 31 + static_cast<std::uint64_t>(shape.op)) * 31 +
@@ -382,6 +389,7 @@ Task<> UserProgram::become_member(Thread thread) {
     host_.settle();
     co_await compute(thread, seconds(1));
   }
+  see(engine.record());
 }
 
 // pccl.sync: lets newcomers in, and makes the state equal.
@@ -527,6 +535,7 @@ Task<> UserProgram::level2() {
   Host::Until connected =
       host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await connected;
+  see(engine.record());
   engine.thread_inside(kMain);
   // A slow start-up stalls nobody.
   co_await compute(kMain, world.random.chance(0.3) ? seconds(2) : milliseconds(1));
@@ -564,6 +573,7 @@ Task<> UserProgram::sync_loop() {
   Host::Until connected =
       host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await connected;
+  see(engine.record());
   engine.thread_inside(kMain);
   const bool founder = engine.record() != nullptr && engine.record()->admission == 1;
   co_await compute(kMain, world.random.chance(0.3) ? seconds(2) : milliseconds(1));
@@ -615,6 +625,7 @@ Task<> UserProgram::level1() {
   Host::Until member =
       host_.until([this, &engine] { return engine.standing() == peer::Standing::member || out(); });
   co_await member;
+  see(engine.record());
   int alone = 0;
   while (step_ < world.options.steps && !out()) {
     const bool updated = co_await update_topology(kMain);
@@ -672,6 +683,7 @@ Task<> UserProgram::threads_main() {
   Host::Until started =
       host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await started;
+  see(engine.record());
   engine.thread_inside(kMain);
   while (step_ < world.options.steps && !out()) {
     const bool added = co_await admit(kMain);

@@ -106,11 +106,12 @@ struct Reduction {
   ReduceOp op = ReduceOp::sum;
   reduce::Quantization quantization;
   std::uint64_t shape = 0;  // what members must agree on
+  std::uint64_t place = 0;  // in the program of the user; the engine does not know it
   std::vector<ArrayData> arrays;
   std::vector<std::int64_t> result;  // of the first array, after a commit
   std::uint64_t run = 0;
   bool rerun = false;
-  std::size_t members = 0;  // when it was called
+  std::size_t members = 0;  // for whom its arrays are, or when it was called
   Instant since{};
   bool ended = false;
 };
@@ -286,6 +287,7 @@ class UserProgram {
     std::uint64_t root = 0;  // of a broadcast, before it is a rank
     ReduceOp op = ReduceOp::sum;
     std::uint64_t structure = 0;
+    std::uint64_t place = 0;  // in the program: only calls of the same place may meet
     reduce::Quantization quantization;
     bool feedback = false;  // what rounding leaves out is kept
   };
@@ -321,7 +323,13 @@ class UserProgram {
 
   Host& host_;
   std::vector<Task<>> tasks_;
+  // The members as of the latest call that ended, as peer::Communicator keeps them.
+  void see(const peer::Record& record) {
+    if (record && (!view_ || record->epoch > view_->epoch)) view_ = record;
+  }
+
   std::uint64_t step_ = 0;
+  peer::Record view_;
   bool aligned_ = false;
   UserState state_;
   bool synced_ = false;
@@ -354,6 +362,7 @@ class Checks {
   using RoundId = std::pair<std::uint64_t, wire::RoundKey>;
   struct Contribution {
     std::uint64_t shape = 0;
+    std::uint64_t place = 0;
     ReduceOp op = ReduceOp::sum;
     std::vector<std::pair<DataType, std::vector<std::int32_t>>> arrays;
     std::vector<std::vector<float>> left_before;  // by array
@@ -403,6 +412,7 @@ class Checks {
   void replicas_were_the_same();
   // I5
   void mismatch_is_for_all(const Host& host, const OpId& id, const Reduction& reduction);
+  void same_place(const Host& host, const OpId& id, const Reduction& reduction);
 
   World& world_;
   std::string violation_;

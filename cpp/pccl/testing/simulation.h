@@ -32,8 +32,9 @@ enum class Bug : std::uint8_t {
   stale_state,    // a receiver keeps its old state though the sync has succeeded
   commit_alone,   // a member counts as having called differently, and the commit comes all the same
   lose_left_out,  // a member forgets what rounding left out of one element
+  skip_call,      // a member counts as being one call behind, and the commit comes all the same
 };
-inline constexpr unsigned kBugs = 9;
+inline constexpr unsigned kBugs = 10;
 
 struct Options {
   Program program = Program::level2;

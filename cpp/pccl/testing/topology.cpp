@@ -199,12 +199,10 @@ class Planner {
   void rebuild() {
     std::vector<master::Returned> reports;
     for (const wire::Member& member : group_->record().members) {
-      wire::Report report;
-      report.record = group_->record();
-      report.applied = group_->last_ordinal();
-      reports.emplace_back(member.id.bytes[0], wire::Rejoin{member.id, 0, report, member.id});
+      reports.emplace_back(member.id.bytes[0], wire::Rejoin{member.id, 0, group_->record(),
+                                                            group_->last_ordinal(), member.id});
     }
-    group_.emplace(master::Group::rebuild(0, {}, around_, reports, now_));
+    group_.emplace(master::Group::rebuild(0, {}, around_, reports, {}, now_));
   }
 
   // (epoch, cause, plan, table, who is a member, outcomes told)

@@ -19,7 +19,7 @@
 namespace pccl::wire {
 
 // Of the control protocol and of the links; a peer of another version is refused with a sentence.
-inline constexpr std::uint8_t kProtocolVersion = 1;
+inline constexpr std::uint8_t kProtocolVersion = 2;
 
 using Bytes = std::vector<std::uint8_t>;
 

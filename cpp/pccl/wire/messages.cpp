@@ -50,9 +50,8 @@ const char* name(RoundKind kind) {
 }
 
 std::string describe(const OpKey& key) {
-  std::string text = "allreduce";
-  if (key.tagged) text += " tag " + std::to_string(key.tag);
-  return text + " #" + std::to_string(key.sequence);
+  const std::string text = "collective #" + std::to_string(key.sequence);
+  return key.tagged ? text + " of tag " + std::to_string(key.tag) : text;
 }
 
 std::string describe(const RoundKey& key) {

@@ -40,16 +40,30 @@ struct Join {
 };
 
 // First message on a re-dialled control connection of a member. Answered by Welcome and the log's
-// missing entries, or Refused when the peer is a member no more.
+// missing entries, by RequestLog from a master that knows less than this member, or by Refused when
+// the peer is no member any more. After the Welcome the member says its open calls again.
 struct Rejoin {
   PeerId id;
   std::uint32_t group = 0;
-  Report report;
-  PeerId ticket{};  // the Join's
+  EpochRecord record;         // of the last epoch that it knows
+  std::uint64_t applied = 0;  // ordinal of the last log entry applied
+  PeerId ticket{};            // the Join's
   bool operator==(const Rejoin&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.id, self.group, self.report, self.ticket);
+    visit(self.id, self.group, self.record, self.applied, self.ticket);
+  }
+};
+
+// Answers RequestLog: entries that are not known to be collected by all, up to Rejoin::applied, in
+// order; as many messages as it takes (kPartBytes). Answered by Welcome after the last one.
+struct LogPart {
+  std::vector<LogEntry> entries;
+  bool last = false;
+  bool operator==(const LogPart&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self& self, Visitor& visit) {
+    visit(self.entries, self.last);
   }
 };
 
@@ -105,11 +119,13 @@ struct OpReport {
 // be commit.
 struct AbortRequest {
   CallKey key;
-  Code code = Code::timeout;  // timeout, interrupted, or peer_lost: not to be done by who is left
+  // timeout, interrupted, or peer_lost: the members that are left cannot complete it
+  Code code = Code::timeout;
+  PeerId lost{};  // peer_lost: the member that it cannot do without, where there is one
   bool operator==(const AbortRequest&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.key, self.code);
+    visit(self.key, self.code, self.lost);
   }
 };
 
@@ -207,6 +223,14 @@ struct Welcome {
   }
 };
 
+// To a member that came back and has applied more of the log than this master has. Answered by
+// LogPart.
+struct RequestLog {
+  bool operator==(const RequestLog&) const = default;
+  template <class Self, class Visitor>
+  static void fields(Self&, Visitor&) {}
+};
+
 // The peer is not let in, or is removed; the connection ends.
 struct Refused {
   Code code = Code::refused;  // refused or evicted
@@ -251,7 +275,7 @@ struct Expect {
   }
 };
 
-// A line for the log of a user who waits ("peer 1a2b3c4d has not called allreduce #7 for 10 s").
+// A line for the log of a user who waits ("peer 1a2b3c4d has not called collective #7 for 10 s").
 struct Notice {
   std::string text;
   bool operator==(const Notice&) const = default;
@@ -390,7 +414,7 @@ using Message =
     std::variant<Join, Rejoin, RequestAdmission, Prepared, EnterRound, OpReport, AbortRequest,
                  LinkReport, Blocked, Leave, Heartbeat, Welcome, Refused, Log, Prepare, Expect,
                  Notice, WithdrawAdmission, Neighbourhood, Measured, Inquiry, Findings, Try, Tried,
-                 WantRelay, Relay, OpenRelay, Relayed>;
+                 WantRelay, Relay, OpenRelay, Relayed, RequestLog, LogPart>;
 
 // What every control frame starts with.
 struct Envelope {
@@ -406,6 +430,8 @@ inline constexpr std::size_t kHeaderBytes =
     32;  // magic 4, version 1, type 1, zero 2, length 4, term 4, run 8, ordinal 8
 inline constexpr std::size_t kMaxFirstPayload = 1U << 20;  // until the peer is known
 inline constexpr std::size_t kMaxPayload = 1U << 24;
+// Lists that may be long go in messages of about this size: below any reader's limit.
+inline constexpr std::size_t kPartBytes = 1U << 18;
 // A buffer that was needed for more than this once is not kept for the next time.
 inline constexpr std::size_t kKeptBuffer = 1U << 18;
 
@@ -416,6 +442,32 @@ struct Frame {
 };
 
 [[nodiscard]] Bytes encode(const Envelope& envelope, const Message& message);
+
+// What a record takes on the wire.
+template <class T>
+[[nodiscard]] std::size_t encoded_bytes(const T& value) {
+  Bytes bytes;
+  Writer writer(bytes);
+  writer(value);
+  return bytes.size();
+}
+
+// Cuts a list into runs of at most kPartBytes each on the wire; an item that is longer is alone.
+template <class T>
+[[nodiscard]] std::vector<std::vector<T>> in_parts(std::vector<T> items) {
+  std::vector<std::vector<T>> parts;
+  std::size_t used = 0;
+  for (T& item : items) {
+    const std::size_t bytes = encoded_bytes(item);
+    if (parts.empty() || used + bytes > kPartBytes) {
+      parts.emplace_back();
+      used = 0;
+    }
+    used += bytes;
+    parts.back().push_back(std::move(item));
+  }
+  return parts;
+}
 
 // Cuts a byte stream into frames. Feed bytes as they come; `next` yields a frame, nothing yet, or
 // why the stream is not one of ours (then the connection is of no more use).

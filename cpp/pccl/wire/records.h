@@ -72,7 +72,8 @@ struct RoundKey {
 };
 
 using CallKey = std::variant<OpKey, RoundKey>;
-[[nodiscard]] std::string describe(const OpKey& key);     // "allreduce #3", "allreduce tag 7 #0"
+// "collective #3", "collective #0 of tag 7": whether it reduces or gathers is in its signature.
+[[nodiscard]] std::string describe(const OpKey& key);
 [[nodiscard]] std::string describe(const RoundKey& key);  // "barrier #2"
 [[nodiscard]] std::string describe(const CallKey& key);
 
@@ -105,11 +106,12 @@ struct SyncVote {
   std::uint64_t member_since = 0;  // the admission that let it in
   std::uint64_t worked_since = 0;  // the admission of its first committed operation; 0: none yet
   bool whole = true;  // it took over the state of the sync before; else it counts as a newcomer
+  std::string flaw;   // why its state cannot be shared; empty: it can. Else there are no digests
   bool operator==(const SyncVote&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.owned, self.has_revision, self.revision, self.strategy, self.structure, self.content,
-          self.loose, self.member_since, self.worked_since, self.whole);
+          self.loose, self.member_since, self.worked_since, self.whole, self.flaw);
   }
 };
 
@@ -121,11 +123,13 @@ struct StateEntry {
   std::string containers;   // how to build the containers around it where they are missing
   std::uint64_t bytes = 0;  // of values, part of the content; of arrays it follows from the shape
   bool loose = false;       // members may differ; newcomers receive it
+  std::string tie;  // the first entry by name that is the same memory; empty: none before it
   Digest content;
   bool operator==(const StateEntry&) const = default;
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
-    visit(self.name, self.kind, self.shape, self.containers, self.bytes, self.loose, self.content);
+    visit(self.name, self.kind, self.shape, self.containers, self.bytes, self.loose, self.tie,
+          self.content);
   }
 };
 
@@ -507,20 +511,6 @@ struct LogEntry {
   template <class Self, class Visitor>
   static void fields(Self& self, Visitor& visit) {
     visit(self.ordinal, self.what);
-  }
-};
-
-// All a member knows that a master without memory needs.
-struct Report {
-  EpochRecord record;
-  std::uint64_t applied = 0;        // ordinal of the last entry applied
-  std::vector<LogEntry> log;        // entries not known to be collected by all, up to `applied`
-  std::vector<OpState> operations;  // entered or done, without a verdict
-  std::vector<RoundEntry> rounds;   // entered, without an outcome
-  bool operator==(const Report&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.record, self.applied, self.log, self.operations, self.rounds);
   }
 };
 

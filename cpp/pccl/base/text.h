@@ -1,0 +1,20 @@
+// Pieces of sentences for people.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace pccl {
+
+// "1 peer", "2 peers".
+[[nodiscard]] inline std::string plural(std::size_t count, const std::string& noun,
+                                        const char* ending = "s") {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : ending);
+}
+
+// "where: why", also when `why` begins with that place already, as the system's failures do.
+[[nodiscard]] inline std::string failure_at(const std::string& where, const std::string& why) {
+  return why.starts_with(where + ": ") ? why : where + ": " + why;
+}
+
+}  // namespace pccl
