@@ -18,6 +18,9 @@ except ModuleNotFoundError as error:
         "Run `pip install .` and start Python elsewhere (or `python -P -m ...`)"
     ) from error
 
+import importlib
+from typing import Any
+
 from pccl import cuda
 from pccl._shared import empty, from_array, full, zeros
 from pccl.api import (
@@ -149,3 +152,12 @@ __all__ = [
     "world_size",
     "zeros",
 ]
+
+# Modules that are loaded when they are first used: some need torch, JAX or safetensors.
+_LAZY = ("adapters", "checkpoint", "data", "diloco")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"pccl.{name}")
+    raise AttributeError(f"module 'pccl' has no attribute {name!r}")

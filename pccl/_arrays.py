@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from pccl import _memory
 from pccl.errors import InvalidArgument, NotSupported
-from pccl.types import DataType
+from pccl.types import DataType, ReduceOp
 
 if TYPE_CHECKING:
     from pccl._device import Staged
@@ -39,6 +39,26 @@ class Buffer(NamedTuple):
     dtype: DataType
 
 
+class Place(NamedTuple):
+    """Where an array's own elements lie, also if `Shared.data` is a copy of them.
+
+    Attributes:
+        address: Of the first element.
+        item: Bytes of an element.
+        shape: The array's shape.
+        strides: Bytes from one element to the next, for each axis.
+        reading: How elements are read, beside their dtype: byte order, lazy conjugation.
+        written: A sync writes new bytes there.
+    """
+
+    address: int
+    item: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    reading: str
+    written: bool
+
+
 class Shared(NamedTuple):
     """An array's bytes for the shared state.
 
@@ -48,6 +68,7 @@ class Shared(NamedTuple):
         data: Its bytes in C order, flat uint8: its own memory, or a copy.
         writable: Bytes written to `data` are the array's new ones.
         origin: The framework: first part of its module's name; "" for NumPy.
+        place: Its elements' memory. None: that of `data` if it is writable, else nobody else's.
     """
 
     kind: str
@@ -55,6 +76,7 @@ class Shared(NamedTuple):
     data: Array
     writable: bool
     origin: str
+    place: Place | None = None
 
 
 class Node(NamedTuple):
@@ -242,36 +264,42 @@ def _named(error: InvalidArgument | NotSupported, func: str, where: str) -> Exce
     return type(error).because(func, f"{where}: {error.reason}")
 
 
-def read(leaf: object, func: str, where: str, *, mean: bool = False) -> Leaf:
+def read(leaf: object, func: str, where: str, *, op: ReduceOp | None = None) -> Leaf:
     """The memory of an input leaf: array, NumPy scalar, or Python int or float.
 
     Args:
         leaf: The array or number.
         func: The user's call, for errors.
         where: Names the leaf in errors.
-        mean: The op is avg: a Python int becomes a float, since its mean is one.
+        op: How it will be reduced. Under avg a Python int becomes a float, since its mean is one.
+            Under sum and prod a float travels beside it, which tells whether the result fits.
 
     Raises:
         InvalidArgument: Not an array or number that can be reduced.
         NotSupported: Not yet.
     """
     try:
-        return _read(leaf, mean=mean)
+        return _read(leaf, op, f"{func}: {where}")
     except (InvalidArgument, NotSupported) as error:
         raise _named(error, func, where) from error.__cause__
 
 
-def _read(leaf: object, *, mean: bool) -> Leaf:
+def _read(leaf: object, op: ReduceOp | None, name: str) -> Leaf:
     if isinstance(leaf, np.ndarray):
         return Leaf([_numpy_buffer(leaf)], lambda results: results[0])
     if isinstance(leaf, np.generic):
-        return Leaf([_numpy_buffer(np.asarray(leaf))], lambda results: results[0][()])
+        scalar = np.asarray(leaf)
+        if scalar.dtype == np.int64 and op in _GROWING:  # meets other members' Python ints
+            return Leaf(_with_float(scalar), lambda results: results[0][()])
+        return Leaf([_numpy_buffer(scalar)], lambda results: results[0][()])
     if isinstance(leaf, int | float) and not isinstance(leaf, bool):
-        as_float = mean or isinstance(leaf, float)
+        as_float = op is ReduceOp.AVG or isinstance(leaf, float)
         try:
             number = np.array(leaf, np.float64 if as_float else np.int64)
         except OverflowError:
             raise InvalidArgument.because("", "the int does not fit in 64 bits") from None
+        if not as_float and op in _GROWING:
+            return Leaf(_with_float(number), lambda results: _checked(results, name))
         dtype = DataType.DOUBLE if as_float else DataType.INT64
         return Leaf([Buffer(number, dtype)], lambda results: results[0].item())
     adapter = _any_adapter(leaf)
@@ -285,6 +313,29 @@ def _read(leaf: object, *, mean: bool) -> Leaf:
         return adapter.from_buffers(leaf, made)
 
     return Leaf(buffers, restore)
+
+
+_GROWING = (ReduceOp.SUM, ReduceOp.PROD)  # what results need more bits than their inputs for
+
+
+def _with_float(number: Array) -> list[Buffer]:
+    """An int64, and a float of about the same value, which does not wrap."""
+    return [Buffer(number, DataType.INT64), Buffer(number.astype(np.float64), DataType.DOUBLE)]
+
+
+def _checked(results: Sequence[Array], name: str) -> int:
+    """The result for a Python int, from those of `_with_float`: the same on all members.
+
+    Raises:
+        OverflowError: It does not fit in 64 bits.
+    """
+    exact: int = results[0].item()
+    rounded: float = results[1].item()
+    # An int that has wrapped is off by 2**64 at least; rounding, by much less than half of that.
+    # A NaN is infinity times zero, and the product is zero.
+    if abs(rounded - exact) >= 2.0**63:
+        raise OverflowError(f"{name}: the result for these ints does not fit in 64 bits")
+    return exact
 
 
 def write(leaf: object, func: str, where: str) -> Sequence[Buffer]:
@@ -344,7 +395,7 @@ def share(leaf: object) -> Shared:
             raise InvalidArgument.because("", f"an array of {array.dtype} cannot be shared")
         writable = own and native is array and array.flags.c_contiguous
         data = _flat(np.ascontiguousarray(native))
-        return Shared(kind, array.shape, data, writable, "")
+        return Shared(kind, array.shape, data, writable, "", place_of(array, written=own))
     adapter = _any_adapter(leaf)
     if adapter is None:
         kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
@@ -353,6 +404,13 @@ def share(leaf: object) -> Shared:
     if not hasattr(adapter, "share"):
         raise NotSupported.because("", f"the adapter of {type(leaf).__name__} cannot share arrays")
     return adapter.share(leaf)
+
+
+def place_of(array: Array, *, written: bool) -> Place:
+    """The memory of a NumPy array."""
+    reading = "" if array.dtype.isnative else "swapped"
+    address = array.__array_interface__["data"][0]
+    return Place(address, array.itemsize, array.shape, array.strides, reading, written)
 
 
 def is_spread(leaf: object) -> bool:

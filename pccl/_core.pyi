@@ -17,6 +17,12 @@ def is_set(variable: str) -> bool:
 def shared_memory(size: int) -> npt.NDArray[np.uint8] | None:
     """Bytes that peers of the host may read where they are; None where the system refuses them."""
 
+_Place = tuple[int, int, Sequence[int], Sequence[int], str, bool]
+_Entry = tuple[str, str, Sequence[int], str, bool, Any, bool, _Place | None]
+
+def find_ties(entries: Sequence[_Entry]) -> tuple[list[tuple[str, str]], str | None]:
+    """Entries that are the same memory as one before them by name; and why these cannot be shared."""
+
 WEIGHTS: str
 """What a weight may be, for errors."""
 
@@ -109,7 +115,7 @@ class Communicator:
     def barrier(self, timeout: float | None) -> None: ...
     def sync(
         self,
-        entries: Sequence[tuple[str, str, Sequence[int], str, bool, Any, bool]],
+        entries: Sequence[_Entry],
         *,
         level: int,
         revision: int | None,
@@ -120,9 +126,10 @@ class Communicator:
     ) -> Synced:
         """Makes a state equal on all members; `level=2` first lets newcomers in.
 
-        `entries`: (name, kind, shape, hint, loose, bytes, writable) each; bytes are a flat
+        `entries`: (name, kind, shape, hint, loose, bytes, writable, place) each; bytes are a flat
         C-contiguous uint8 view, which receives new ones if `writable`. `hint` travels with an entry
-        to members that lack it. `loose`: members may differ, newcomers receive it.
+        to members that lack it. `loose`: members may differ, newcomers receive it. `place`: where
+        the caller's own elements lie; None: at the bytes, if these are writable.
         `strategy`: `pccl.types.SharedStateSyncStrategy`. `progress(done, wanted)` is called about
         ten times a second while bytes are to be received. `check(entries)` is asked whether what would
         be in `replaced` (with sizes in bytes) can be taken over; a sentence puts this peer out of the run.
@@ -144,6 +151,7 @@ class Communicator:
         parts: int = 0,
         quantize: tuple[int, bool, bool, int] | None = None,
         residuals: Sequence[Any] = (),
+        any_thread: bool = False,
     ) -> Operation:
         """Starts one collective operation over a list of arrays.
 
@@ -152,12 +160,16 @@ class Communicator:
         by the Operation. `tag=None` matches by order. `level=1` raises TooFewPeers alone; `level=2` waits to be
         admitted first (a newcomer's first collective call; up to `timeout`) and works alone.
         `kind`: 0 all-reduce; 1 reduce-scatter: send has `parts` times the elements of recv; 2 all-gather: recv
-        has `parts` times those of send; 3 broadcast from rank `root`. With `parts` other than 0 or the number of
-        members it fails as PeerLost does. Only all-reduces run again.
-        `rerun`: run again among the survivors when a member is lost. `structure`: hash input for what must be
+        has `parts` times those of send; 3 broadcast from rank `root`. Ranks and `parts` are those of
+        `membership()`. With `parts` other than 0 or the number of members it fails as PeerLost does.
+        `rerun`: run again among the survivors when a member is lost. A broadcast fails all the same when its
+        root is lost, and a reduce-scatter at any loss; an all-gather's results, of fewer members, take the
+        first part of recv. `structure`: hash input for what must be
         equal on all members beyond sizes and dtypes (key paths, shapes); `description`: for error sentences.
         `quantize`: how floating-point arrays travel, `pccl.quantize.Codes`. `residuals`: by array, its error
         feedback: flat writable bytes, a float32 (of float64: float64) for each element; or None.
+        `any_thread`: the caller orders its threads' calls; else one thread makes all calls without a tag
+        (level 1: with tag 0), and InvalidUsage is raised in a second one while the first one lives.
         """
 
     def reduce_tree(
@@ -179,6 +191,9 @@ class Communicator:
     def membership(self) -> tuple[int, int, int, list[str], int, list[str]]:
         """(epoch, rank, world_size, peer ids in rank order, peer_group, their replicas' names or none), as of the last
         call; rank -1 if no member."""
+
+    def present(self) -> list[str]:
+        """Ids of the members, in rank order, as of now: also of losses that no call has met yet."""
 
     def attribute(self, which: int) -> int: ...
     def unfinished(self) -> int:
@@ -223,7 +238,8 @@ class Reducer:
             op: How elements are combined.
             tag: Members' calls with equal tags meet, in the order of each member's calls.
             operand_descriptor: Default: the arrays' own dtype. Another dtype is refused.
-            quantization_options: Members must ask for the same. So far arrays travel exact in any case.
+            quantization_options: Members must ask for the same. Between hosts,
+                floating-point arrays of 64 elements and more travel in these fewer bits.
             timeout: Seconds for the whole call. None waits as long as members make progress.
 
         Raises:
@@ -262,7 +278,7 @@ class ReduceInfo:
     rx_bytes: int
 
 class Master:
-    def __init__(self, listen: str, secret: Secret | None = None) -> None: ...
+    def __init__(self, listen: str, secret: Secret | None = None, min_peers: int = 1) -> None: ...
     def run(self) -> None:
         """Binds and serves on a thread of its own; returns at once."""
 

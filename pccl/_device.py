@@ -212,7 +212,7 @@ def allreduce(
     timeout: float | None,
 ) -> tuple[Any, ReduceInfo] | None:
     """`pccl.allreduce` of a tree that has arrays on a device; None, and nothing was done, if it has none."""
-    flat = trees.flatten(tree, func)
+    flat = trees.flatten_operands(tree, func)
     if not any(map(_arrays.on_device, flat.leaves)):
         return None
     comm._joined(func)
@@ -228,13 +228,13 @@ def allreduce(
     travels = "" if coding is None else quantization.words(coding)
     deadline = _settings.Deadline(timeout)
     inputs = [
-        _stage(leaf, func, f"tree{path}", mean=how is ReduceOp.AVG)
+        _stage(leaf, func, f"tree{path}", op=how)
         for path, leaf in zip(flat.paths, flat.leaves, strict=True)
     ]
     outputs = None if out is None else _outputs(func, flat.paths, inputs, out)
     buffers = [[_outline(staged) for staged in parts] for parts, _ in inputs]
-    structure = (kind + travels).encode() + trees.structure(flat.paths, buffers)
-    description = kind + trees.describe(flat.paths, buffers) + travels
+    structure = (kind + travels).encode() + trees.structure(flat.paths, buffers, flat.nones)
+    description = kind + trees.describe(flat.paths, buffers, flat.nones) + travels
     staged = [part for parts, _ in inputs for part in parts]
     pieces = cut([_size(part) for part in staged], PIECE_BYTES)
     names = [
@@ -338,12 +338,12 @@ def _total(infos: Sequence[ReduceInfo]) -> ReduceInfo:
 _Restore = Callable[[Sequence[Any]], object]
 
 
-def _stage(leaf: object, func: str, where: str, *, mean: bool) -> tuple[list[Staged], _Restore]:
+def _stage(leaf: object, func: str, where: str, *, op: ReduceOp) -> tuple[list[Staged], _Restore]:
     """An input on its device or in CPU memory, and what makes a result of its kind."""
     staged = _arrays.stage(leaf, func, where)
     if staged is not None:
         return [staged], lambda results: staged.restore(results[0])
-    found: Leaf = _arrays.read(leaf, func, where, mean=mean)
+    found: Leaf = _arrays.read(leaf, func, where, op=op)
     parts = [_on_host(buffer) for buffer in found.buffers]
 
     def restore(results: Sequence[Any]) -> object:

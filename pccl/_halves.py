@@ -1,8 +1,9 @@
 """Broadcast, all-gather and reduce-scatter: each is half an all-reduce.
 
 What only travels, travels as bytes: arrays of any dtype without Python objects. After a loss the
-engine gives such an operation up for all members, since its arrays are made for so many members, or
-its root may be gone. Level 2 calls again where that makes sense, on all members alike.
+engine runs level 2's broadcasts and all-gathers again under the same number, where the root is left
+and the results of fewer members fit. All others fail on all members. Nothing here decides that: a
+member that comes late knows other members than those that came in time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from pccl import _arrays, _memory, _settings
 from pccl import tree as trees
 from pccl._arrays import Array, Buffer, Shared, Staging
-from pccl.errors import InvalidArgument, NotSupported, PeerLost
+from pccl.errors import InvalidArgument, NotSupported
 from pccl.tree import Entry
 from pccl.types import DataType, ReduceInfo, ReduceOp
 
@@ -60,22 +61,25 @@ def _run(
     level: int,
     tag: int | None,
     deadline: _settings.Deadline,
+    rerun: bool = False,
     op: ReduceOp = ReduceOp.SUM,
     root: int = 0,
     parts: int = 0,
+    nones: Sequence[str] = (),
 ) -> _core.ReduceInfo:
+    given = kind is Kind.ALL_GATHER and level == 2 and not rerun
     operation = comm._start(
         func,
         staging,
         op=op,
         tag=tag,
         level=level,
-        rerun=False,
+        rerun=rerun,
         # Level 1 takes any shapes; what travels as bytes must still be the same elements.
         structure=trees.structure_of(
-            entries if level == 2 else [Entry("", entry.kind, ()) for entry in entries]
+            entries if level == 2 else [Entry("", entry.kind, ()) for entry in entries], nones
         ),
-        description=trees.describe_all(entries),
+        description=trees.describe_all(entries, nones) + (" to `out`" if given else ""),
         timeout=deadline.left(),
         kind=int(kind),
         root=root,
@@ -96,37 +100,24 @@ def broadcast(
     """`pccl.broadcast`."""
     func = "broadcast"
     deadline = _settings.Deadline(timeout)
-    flat = trees.flatten(tree, func)
+    flat = trees.flatten_operands(tree, func)
     shared = _shared(flat, func)
     targets = None if out is None else _targets(flat.paths, shared, out, func)
-    wanted: str | None = None  # the root's id: its rank changes when another member is lost
-    while True:
-        group = _group(comm, func, deadline)
-        if wanted is None:
-            rank = _settings.integer(root, "root", func, 0, len(group.peers) - 1)
-            wanted = group.peers[rank]
-        if wanted not in group.peers:
-            raise PeerLost.because(func, "the root was lost")
-        try:
-            received = _bytes_for(shared, targets)
-            _run(
-                comm,
-                func,
-                Staging(_bytes_of(shared), received),
-                _entries(flat.paths, shared),
-                kind=Kind.BROADCAST,
-                level=2,
-                tag=tag,
-                deadline=deadline,
-                root=group.peers.index(wanted),
-                parts=len(group.peers),
-            )
-            break
-        except PeerLost as error:
-            present = _group(comm, func, deadline).peers
-            # Interrupted by one who is still there: that one has left the call.
-            if wanted not in present or error.peer in present:
-                raise
+    group = _group(comm, func, deadline)
+    received = _bytes_for(shared, targets)
+    _run(
+        comm,
+        func,
+        Staging(_bytes_of(shared), received),
+        _entries(flat.paths, shared),
+        kind=Kind.BROADCAST,
+        level=2,
+        tag=tag,
+        deadline=deadline,
+        rerun=True,
+        root=_settings.integer(root, "root", func, 0, len(group.peers) - 1),
+        nones=flat.nones,
+    )
     if targets is not None:
         for target, data in zip(targets, received, strict=True):
             target.fill(data)
@@ -145,35 +136,32 @@ def allgather(
     """`pccl.allgather`."""
     func = "allgather"
     deadline = _settings.Deadline(timeout)
-    flat = trees.flatten(tree, func)
+    flat = trees.flatten_operands(tree, func)
     shared = _shared(flat, func)
-    while True:
-        parts = len(_group(comm, func, deadline).peers)
-        targets = None if out is None else _targets(flat.paths, shared, out, func, parts)
-        try:
-            received = _bytes_for(shared, targets, parts)
-            _run(
-                comm,
-                func,
-                Staging(_bytes_of(shared), received),
-                _entries(flat.paths, shared),
-                kind=Kind.ALL_GATHER,
-                level=2,
-                tag=tag,
-                deadline=deadline,
-                parts=parts,
-            )
-            break
-        except PeerLost as error:
-            if out is not None or error.peer in _group(comm, func, deadline).peers:
-                raise
+    parts = len(_group(comm, func, deadline).peers)
+    targets = None if out is None else _targets(flat.paths, shared, out, func, parts)
+    received = _bytes_for(shared, targets, parts)
+    info = _run(
+        comm,
+        func,
+        Staging(_bytes_of(shared), received),
+        _entries(flat.paths, shared),
+        kind=Kind.ALL_GATHER,
+        level=2,
+        tag=tag,
+        deadline=deadline,
+        rerun=out is None,  # arrays of the caller's are for so many members
+        parts=parts,
+        nones=flat.nones,
+    )
     if targets is not None:
         for target, data in zip(targets, received, strict=True):
             target.fill(data)
         return out
+    world = info.world_size  # fewer than `parts` after a loss
     return flat.unflatten(
         [
-            _arrays.adopt(s.origin, s.kind, (parts, *s.shape), data)
+            _arrays.adopt(s.origin, s.kind, (world, *s.shape), _first(data, world * s.data.size))
             for s, data in zip(shared, received, strict=True)
         ]
     )
@@ -191,7 +179,7 @@ def reduce_scatter(
     func = "reduce_scatter"
     deadline = _settings.Deadline(timeout)
     how = ReduceOp.parse(op, func)
-    flat = trees.flatten(tree, func)
+    flat = trees.flatten_operands(tree, func)
     leaves = [
         _arrays.read(leaf, func, f"tree{path}")
         for path, leaf in zip(flat.paths, flat.leaves, strict=True)
@@ -230,6 +218,7 @@ def reduce_scatter(
         deadline=deadline,
         op=how,
         parts=parts,
+        nones=flat.nones,
     )
     if out is not None:
         return out
@@ -313,6 +302,10 @@ def _bytes_for(
     if targets is not None:
         return [target.memory() for target in targets]
     return [_memory.empty((parts * s.data.size,), np.dtype(np.uint8)) for s in shared]
+
+
+def _first(data: Array, count: int) -> Array:
+    return data if data.size == count else data[:count].copy()  # lets the rest go
 
 
 def _restored(leaf: object, shared: Shared, shape: tuple[int, ...], data: Array) -> object:

@@ -17,7 +17,7 @@ import numpy as np
 
 from pccl import _arrays
 from pccl import tree as trees
-from pccl._arrays import Array, Node, Shared
+from pccl._arrays import Array, Node, Place, Shared
 from pccl.errors import InvalidArgument, NotSupported
 
 _MAX_HINT = 2000  # bytes; entries deeper than that cannot be built where they are missing
@@ -25,7 +25,7 @@ PYTHON = "Python "  # begins the kinds of values
 
 _KINDS = {"None", "bool", "int", "float", "str"}  # of values
 
-Entry = tuple[str, str, tuple[int, ...], str, bool, Array, bool]
+Entry = tuple[str, str, tuple[int, ...], str, bool, Array, bool, Place | None]
 Offered = tuple[str, str, Sequence[int], str, int]
 Replaced = tuple[str, str, Sequence[int], str, Array]
 
@@ -115,7 +115,7 @@ class State:
     """A flattened state.
 
     Attributes:
-        entries: For the engine: (name, kind, shape, hint, loose, bytes, writable).
+        entries: For the engine: (name, kind, shape, hint, loose, bytes, writable, place).
     """
 
     def __init__(self, state: object, func: str) -> None:
@@ -204,8 +204,8 @@ class State:
         hint = json.dumps([shared.origin, *way], separators=(",", ":"))
         if len(hint.encode()) > _MAX_HINT:
             hint = json.dumps([shared.origin])
-        entry = (path, shared.kind, shared.shape, hint, False, shared.data, shared.writable)
-        self.entries.append(entry)
+        memory = (shared.data, shared.writable, shared.place)
+        self.entries.append((path, shared.kind, shared.shape, hint, False, *memory))
         self._leaves[path] = leaf
 
     def _attach(self, way: Sequence[_Step], leaf: _Leaf) -> None:

@@ -204,14 +204,15 @@ class Planner:
     def lines(self) -> list[str]: ...
 
 def judge_state(
-    votes: list[tuple[int, int | None, int, int, list[tuple[str, str]], int, int, bool]],
+    votes: list[tuple[int, int | None, int, int, list[tuple[str, str, str]], int, int, bool]],
     revision: int | None,
     holders: list[int],
     *,
     owned: bool,
     details: bool,
+    flaws: dict[int, str],
 ) -> dict[str, Any]:
-    """What a sync decides. `votes`: (peer, revision, strategy, content, [(name, kind)],
+    """What a sync decides. `votes`: (peer, revision, strategy, content, [(name, kind, tie)],
     member since, worked since, whole) in rank order.
 
     `revision` and `holders`: the state before; None: there was none. Keys of the result: removals
@@ -230,6 +231,11 @@ def manifest_fits(
     own: list[tuple[str, str, list[int], int, bool]],
 ) -> bool:
     """Whether a holder's list of entries (name, kind, shape, bytes, writable) is taken by who has `own`."""
+
+def overlap(
+    a: tuple[int, int, list[tuple[int, int]]], b: tuple[int, int, list[tuple[int, int]]]
+) -> bool:
+    """Whether arrays share a byte: (address, bytes of an element, [(count, stride) by axis]) each."""
 
 def chunk_places(sizes: list[int]) -> list[tuple[int, int, int]]:
     """(entry, offset, bytes) of every chunk of entries of these sizes."""

@@ -296,10 +296,11 @@ def sync(
         with them their containers.
 
     Raises:
-        InvalidArgument: A leaf cannot be shared; names its path.
-        MismatchedCall: States have other names, shapes or dtypes, or a newcomer cannot make what it
-            lacks; names peer and entry. The newcomer is put out with that sentence, and the members
-            go on.
+        InvalidArgument: A leaf cannot be shared; names its path. Also, on all members: two entries
+            of somebody's state overlap and are not the same array; names peer and entries.
+        MismatchedCall: States have other names, shapes or dtypes, or entries that are one array here
+            and two there, or a newcomer cannot make what it lacks; names peer and entry. The
+            newcomer is put out with that sentence, and the members go on.
         RevisionMismatch: This newcomer's `revision` is ahead of the run's.
         StateUnavailable: All that had the state are gone.
         PeerLost: Another member was interrupted in this call; call again.
@@ -485,7 +486,8 @@ def allreduce(
             bfloat16. Also Python ints (combined as int64) and floats (float64). All of it
             is one operation: either all leaves are combined over the same members, or none is.
         op: "sum", "avg" or "mean" (divides by the members that contributed; integer arrays round
-            toward zero, a Python int gives a float), "prod", "min", "max", or a `ReduceOp`.
+            toward zero, a Python int gives a float), "prod", "min", "max", or a `ReduceOp`. Sums and
+            products of integer arrays wrap as NumPy's do; means are never outside their inputs.
         out: Writable arrays of the same structure, dtypes and shapes to write the results to; may
             be `tree` itself.
             Default: new arrays.
@@ -502,7 +504,8 @@ def allreduce(
             so does everything in a group whose members share one host, where nothing would be saved. Elements that are
             not finite stay what they are, and cost their neighbours three of the block's steps. All
             members pass the same. Not with "prod".
-        tag: Members' calls with equal tags meet, whatever the order. Default: calls meet by order.
+        tag: Members' calls with equal tags meet, whatever the order. Default: calls meet by order,
+            and come from one thread.
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT; without either, waits as long as
             members make progress.
         comm: Default: the process's communicator.
@@ -515,6 +518,8 @@ def allreduce(
     Raises:
         InvalidArgument: A leaf cannot be reduced or written; names its path. Also, on all members:
             the weights add up to 0, or somebody's is negative, infinite, NaN or out of range.
+        InvalidUsage: Another thread makes the calls without a tag.
+        OverflowError: On all members: the sum or product of Python ints does not fit in 64 bits.
         MismatchedCall: Members disagree on structure, shape, dtype, op, or on whether there are
             weights; names the odd one out.
         PeerLost: Another member was interrupted in this call; call again.
@@ -650,9 +655,9 @@ def _start(
     coding = None if quantize is None else quantization.parse(quantize, func)
     if coding is not None:
         quantization.check_op(coding, how, func)
-    flat = trees.flatten(tree, func)
+    flat = trees.flatten_operands(tree, func)
     leaves = [
-        _arrays.read(leaf, func, f"tree{path}", mean=how is ReduceOp.AVG)
+        _arrays.read(leaf, func, f"tree{path}", op=how)
         for path, leaf in zip(flat.paths, flat.leaves, strict=True)
     ]
     buffers = [leaf.buffers for leaf in leaves]
@@ -674,8 +679,8 @@ def _start(
         tag=None if tag is None else _settings.tag(tag, func),
         level=2,
         rerun=True,
-        structure=(kind + travels).encode() + trees.structure(flat.paths, buffers),
-        description=kind + trees.describe(flat.paths, buffers) + travels,
+        structure=(kind + travels).encode() + trees.structure(flat.paths, buffers, flat.nones),
+        description=kind + trees.describe(flat.paths, buffers, flat.nones) + travels,
         timeout=timeout,
         quantize=coding,
         names=names,
@@ -743,7 +748,8 @@ def broadcast(
         `out` if it was given; else the same structure and kinds of arrays as `tree`.
 
     Raises:
-        PeerLost: The root was lost. Inputs are as before.
+        PeerLost: The root was lost, or another member was interrupted in this call. Inputs are as
+            before.
         InvalidArgument: There is no such rank, or an array cannot be sent or written.
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
@@ -763,14 +769,15 @@ def allgather(
 ) -> Any:
     """Every member's `tree`, stacked: the members are a new first axis of each array, in rank order.
 
-    When a member is lost it runs again among the others; with `out` it is then for so many members,
-    and the call raises PeerLost.
+    When a member is lost it runs again among the others. With `out`, which is for so many members,
+    it raises PeerLost instead.
 
     Args:
         tree: Arrays and numbers in nested containers, as in `allreduce`, of any dtype without
             Python objects; the same structure, shapes and dtypes on all members.
         out: Writable arrays of the same structure and dtypes to write to; one is of shape
-            (members, ...) where the tree's is of shape (...). Default: new arrays.
+            (members, ...) where the tree's is of shape (...). All members pass it, or none does.
+            Default: new arrays.
         tag: As in `allreduce`.
         timeout: As in `allreduce`.
         comm: Default: the process's communicator.
@@ -780,7 +787,8 @@ def allgather(
         numbers.
 
     Raises:
-        PeerLost: A member was lost, and `out` was given; it may have been written to.
+        PeerLost: A member was lost, and `out` was given; it may have been written to. Or another
+            member was interrupted in this call.
         InvalidArgument: An array cannot be sent or written.
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
@@ -814,7 +822,8 @@ def reduce_scatter(
         `out` if it was given; else the same structure and kinds of arrays as `tree`.
 
     Raises:
-        PeerLost: A member was lost. Inputs are as before; `out` may have been written to.
+        PeerLost: A member was lost, or interrupted in this call. Inputs are as before; `out` may
+            have been written to.
         InvalidArgument: An array cannot be reduced, written or divided.
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """

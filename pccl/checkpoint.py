@@ -1,11 +1,11 @@
 """A run's state in a file: what `pccl.sync` shares, with its revision, as safetensors.
 
-    state, info = pccl.sync(state, return_info=True)
+    state, _ = checkpoint.resume("run", state)  # as it is, if there is no checkpoint yet
+    state = pccl.sync(state, revision=state["step"])
+    ...
     if pccl.rank() == 0:
-        checkpoint.save(f"run/{info.revision}.safetensors", state, revision=info.revision, keep=3)
-
-    state, revision = checkpoint.resume("run", state)  # None: there is no checkpoint yet
-    state = pccl.sync(state, revision=revision)
+        name = f"run/{state['step']}.safetensors"
+        checkpoint.save(name, state, revision=state["step"], keep=3)
 
 Arrays are tensors of the file, named by their key paths; any reader of safetensors can read them. Numbers, text, None,
 and how to make what the reader's state lacks, are in its metadata.
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from pccl import _core
 from pccl._arrays import Array
 from pccl._state import PYTHON, State, decode, encode
 from pccl.errors import InvalidArgument, NotSupported
@@ -93,7 +94,7 @@ def save(
         raise InvalidArgument.because(func, f"keep must be positive, not {keep!r}")
     entries, tensors = [], {}
     memory: list[Array] = []  # what the tensors point to
-    for name, kind, shape, hint, _, data, _ in State(state, func).entries:
+    for name, kind, shape, hint, _, data, _, _ in State(state, func).entries:
         if kind.startswith(PYTHON):
             entries.append(_Entry(name, kind, [], hint, _to_json(decode(kind, data))))
             continue
@@ -138,7 +139,8 @@ def load(path: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int]:
 
     Raises:
         CheckpointError: The file is damaged or of another state; names what differs. Nothing was changed.
-        InvalidArgument: A leaf of `state` cannot be shared; names its path.
+        InvalidArgument: A leaf of `state` cannot be shared, or two of its arrays overlap; names
+            their paths.
         NotSupported: safetensors is not installed, or a dtype is not known here.
         OSError: The file cannot be read.
         Exception: What an object's `load_state_dict` raises passes through.
@@ -171,9 +173,15 @@ def _load(
     if misfit is not None:
         sentence = misfit.replace(" of the run cannot", " of the checkpoint cannot")
         raise CheckpointError.because(func, f"{os.fspath(path)}: {sentence}")
-    replaced = [
-        (e.name, e.kind, e.shape, e.hint, bytes_) for e, bytes_ in zip(entries, data, strict=True)
-    ]
+    ties, flaw = _core.find_ties(shared.entries)
+    if flaw is not None:
+        raise InvalidArgument.because(func, f"the state cannot be loaded: {flaw}")
+    saved = {e.name: bytes_ for e, bytes_ in zip(entries, data, strict=True)}
+    for name, other in ties:
+        if not np.array_equal(saved[name], saved[other]):
+            sentence = f"{name} and {other} are the same memory here, and differ there"
+            raise CheckpointError.because(func, f"{os.fspath(path)}: {sentence}")
+    replaced = [(e.name, e.kind, e.shape, e.hint, saved[e.name]) for e in entries]
     result: _Tree = shared.finish([], replaced)
     return result
 

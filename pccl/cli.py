@@ -50,6 +50,13 @@ def _parser() -> argparse.ArgumentParser:
         help="evict members that most others have waited for this long in one call (default: never)",
     )
     serve.add_argument(
+        "--min-peers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="start a group when N peers are there, whatever they ask for (default: %(default)s)",
+    )
+    serve.add_argument(
         "--no-relay",
         action="store_true",
         help="relay nothing between peers that cannot connect to each other (as PCCL_RELAY=0)",
@@ -76,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         "run",
         help="run a program as several peers on this machine",
         description="Runs a program as several peers on this machine, with a master of their own.",
-        usage="pccl run [-h] -n N [--elastic] -- COMMAND [ARG ...]",
+        usage="pccl run [-h] -n N [--elastic] [--show-join] -- COMMAND [ARG ...]",
         epilog=_RUN_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -85,6 +92,11 @@ def _parser() -> argparse.ArgumentParser:
         "--elastic",
         action="store_true",
         help="go on without ranks that fail, while at least one lives",
+    )
+    run.add_argument(
+        "--show-join",
+        action="store_true",
+        help="print the whole line to join with from another terminal of this machine, the secret too",
     )
     run.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="e.g. python train.py"
@@ -128,12 +140,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(given)
     if options.command == "master":
+        if options.min_peers < 1:
+            parser.error("--min-peers must be at least 1")
         if not options.insecure:
             return master.serve_with_secret(
                 options.listen,
                 secret_file=options.secret_file,
                 straggler_timeout=options.straggler_timeout,
                 relay=False if options.no_relay else None,
+                min_peers=options.min_peers,
             )
         for variable in ("PCCL_SECRET", "PCCL_SECRET_FILE"):
             if variable in os.environ:
@@ -142,6 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.listen,
             straggler_timeout=options.straggler_timeout,
             relay=False if options.no_relay else None,
+            min_peers=options.min_peers,
         )
     if options.command == "doctor":
         return doctor.run(options)
@@ -156,7 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not command:
         parser.error("no program to run; e.g. pccl run -n 4 -- python train.py")
     try:
-        return launch.launch(command, options.nproc, elastic=options.elastic)
+        return launch.launch(
+            command, options.nproc, elastic=options.elastic, show_join=options.show_join
+        )
     except PCCLError as error:
         print(f"pccl run: {error.reason or error}", file=sys.stderr)
         return 1

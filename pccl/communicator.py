@@ -52,6 +52,7 @@ __all__ = ["AsyncReduceHandle", "Communicator", "MasterNode"]
 
 _MAX_GROUP = 2**32 - 1
 _MAX_STRIPES = 255
+_MAX_PEERS = 2**31 - 1
 _MAX_REPLICA_NAME = 256
 _MAX_RANKS = 4096
 _MAX_IN_FLIGHT = 2**31 - 1
@@ -102,8 +103,9 @@ class _Residual(NamedTuple):
 class Communicator(_core.Reducer):
     """One peer's part in a run.
 
-    Any thread may call it; calls without a tag come from one thread. Use as a context manager to
-    connect and close.
+    Any thread may call it; calls without a tag, or with tag 0, the default, come from one thread: in
+    another one they raise InvalidUsage while the first one lives. Use as a context manager to connect
+    and close.
 
     Args:
         address: The master's "host:port"; host names, IPv4 and "[IPv6]:port".
@@ -421,8 +423,10 @@ class Communicator(_core.Reducer):
 
         Raises:
             PendingOperations: Handles of this communicator are not finished.
-            MismatchedCall: Members' entries have other names, counts or dtypes; names peer and
-                entry. Of a newcomer: it is put out, and the members go on.
+            InvalidArgument: An entry cannot be shared. Also, on all members: two entries of
+                somebody's state overlap and are not the same array; names peer and entries.
+            MismatchedCall: Members' entries have other names, counts or dtypes, or are one array
+                here and two there; names peer and entry. Of a newcomer: it is put out, and the members go on.
             RevisionMismatch: This newcomer's revision is ahead of the run's.
             StateUnavailable: All that had the state are gone, or nobody offers one.
             PeerLost: Another member was interrupted in this call; call again.
@@ -441,7 +445,7 @@ class Communicator(_core.Reducer):
             info._check_sharable(func, receives=how is not SharedStateSyncStrategy.SEND_ONLY)
             data = _arrays.memory_at(info.data_ptr, info.numel, info.dtype).array
             kind, loose = info.dtype.label, info.allow_content_inequality
-            entries.append((info.name, kind, (info.numel,), "", loose, data, True))
+            entries.append((info.name, kind, (info.numel,), "", loose, data, True, None))
         revision = shared_state.revision
         synced = engine.sync(
             entries,
@@ -913,18 +917,25 @@ class MasterNode:
         listen_address: "host:port" to listen on; port 0 takes a free one, see `address`.
         secret: The run's secret, as of `Communicator`. Without one anybody who reaches it may join:
             there is a warning when that is more than this machine.
+        min_peers: A group starts when so many peers are there, whatever they ask for themselves;
+            of replicas, so many of those.
 
     Raises:
         InvalidArgument: The address or the secret makes no sense.
     """
 
     def __init__(
-        self, listen_address: str, *, secret: str | bytes | _core.Secret | None = None
+        self,
+        listen_address: str,
+        *,
+        secret: str | bytes | _core.Secret | None = None,
+        min_peers: int = 1,
     ) -> None:
         if not isinstance(listen_address, str) or not listen_address:
             sentence = f"listen_address must be 'host:port', not {listen_address!r}"
             raise InvalidArgument.because("MasterNode", sentence)
         self._secret = _settings.secret(secret, "MasterNode")
+        self._min_peers = _settings.integer(min_peers, "min_peers", "MasterNode", 1, _MAX_PEERS)
         self._listen_address = listen_address
         self._address = listen_address
         self._engine: _core.Master | None = None
@@ -943,7 +954,7 @@ class MasterNode:
         """
         if self in _masters:
             raise InvalidUsage.because("MasterNode.run", "this master runs already")
-        engine = _core.Master(self._listen_address, self._secret)
+        engine = _core.Master(self._listen_address, self._secret, self._min_peers)
         engine.run()
         self._engine = engine
         self._address = engine.address()

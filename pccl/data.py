@@ -7,8 +7,11 @@ and is the first to be taken again.
 
     sampler = ElasticSampler(len(examples), batch_size=32)
     state = {"weights": weights, "sampler": sampler}
-    while sampler.epoch < 3:
-        state = pccl.sync(state)
+    while True:
+        if pccl.admit():
+            state = pccl.sync(state)
+        if sampler.epoch == 3:
+            break
         batch = examples[sampler.take()]
         mean, info = pccl.allreduce(gradients(batch), "avg", return_info=True)
         sampler.commit(info)

@@ -241,7 +241,8 @@ class DiLoCo:
     """The algorithm, around any model that `Inner` describes. All members make one, with the same arguments.
 
         diloco = DiLoCo({"w": w, "b": b}, sync_every=50)
-        for batch in data:
+        while diloco.outer_step < rounds:  # of the run; a newcomer begins where the others are
+            batch = next(batches)
             train(w, b, batch)  # in place
             diloco.step(tokens=len(batch))
 

@@ -111,8 +111,9 @@ def _resolved(master: str) -> Check:
 
 def _of_the_master(master: str, found: dict[str, Any]) -> Iterator[Check]:
     if found["failure"]:
-        where = found["address"] or master
-        yield Check("master", "fail", f"{where}: {found['failure']}")
+        where, failure = found["address"] or master, found["failure"]
+        told = failure.startswith(where)  # what the system said begins with the address
+        yield Check("master", "fail", failure if told else f"{where}: {failure}")
         return
     yield Check("master", "ok", f"{found['address']} answers")
     encryption = "TLS 1.3, with the run's secret" if found["encrypted"] else "none"

@@ -49,6 +49,24 @@ class Result(IntEnum):
     TOPOLOGY_OPTIMIZATION_FAILED = 12
 
 
+# Calls whose errors name the result code in their sentence.
+_LEVEL_1 = frozenset(
+    (
+        "all_gather",
+        "all_reduce",
+        "all_reduce_async",
+        "all_reduce_multiple_with_retry",
+        "are_peers_pending",
+        "connect",
+        "get_attribute",
+        "optimize_topology",
+        "sync_shared_state",
+        "update_topology",
+        "wait",
+    )
+)
+
+
 class PCCLError(Exception):
     """Base of everything pccl raises on purpose.
 
@@ -86,7 +104,10 @@ class PCCLError(Exception):
             raise PCCLError(Result(result), func_name)
 
     def __str__(self) -> str:
-        text = f"{self.func_name} failed with {self.result.name}"
+        text = f"{self.func_name} failed"
+        # Only to level 1's callers it is a word they know: in a Deadlock of `allreduce` it misleads.
+        if not self.reason or self.func_name in _LEVEL_1:
+            text += f" with {self.result.name}"
         if self.reason:
             text += f": {self.reason}"
         if self.peer and self.peer[:8] not in self.reason:

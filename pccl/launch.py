@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -28,6 +29,7 @@ def launch(
     ranks: int,
     *,
     elastic: bool = False,
+    show_join: bool = False,
     grace: float = _GRACE_SECONDS,
     environment: Mapping[str, str] | None = None,
 ) -> int:
@@ -39,6 +41,8 @@ def launch(
         ranks: Number of processes.
         elastic: Go on without ranks that fail, while at least one lives. Otherwise the first
             failure stops all.
+        show_join: Print the line to join with from another terminal, the run's secret in it.
+            Otherwise only where the master is, and how to get that line.
         grace: Seconds between SIGINT, SIGTERM and SIGKILL when ranks are stopped.
         environment: Variables of the processes. Default: this process's.
 
@@ -63,6 +67,12 @@ def launch(
             "PCCL_BIND": "127.0.0.1",
             "PYTHONUNBUFFERED": "1",
         }
+        join = f"to join: PCCL_MASTER={master.address} "
+        if show_join:
+            join += f"PCCL_SECRET={secret} {shlex.join(command)}"
+        else:
+            join += "and the secret (pccl run --show-join prints it)"
+        _Launch._say(join)
         return asyncio.run(_Launch(_resolve(command), ranks, base, elastic, grace).run())
 
 

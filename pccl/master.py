@@ -34,6 +34,7 @@ def serve_with_secret(
     secret_file: str | None = None,
     straggler_timeout: str | None = None,
     relay: bool | None = None,
+    min_peers: int = 1,
 ) -> int:
     """As `serve`, of a master that has a secret; also prints the line to join with.
 
@@ -44,6 +45,7 @@ def serve_with_secret(
             and printed.
         straggler_timeout: Seconds, instead of PCCL_STRAGGLER_TIMEOUT.
         relay: Whether to relay between peers that cannot connect, instead of PCCL_RELAY.
+        min_peers: As of `MasterNode`.
     """
     join = "PCCL_SECRET=..."
     secret: str | _core.Secret | None = None
@@ -58,7 +60,14 @@ def serve_with_secret(
             join = f"PCCL_SECRET={secret}"
     except PCCLError as error:
         return _failed(error)
-    return serve(listen, straggler_timeout=straggler_timeout, relay=relay, secret=secret, join=join)
+    return serve(
+        listen,
+        straggler_timeout=straggler_timeout,
+        relay=relay,
+        secret=secret,
+        join=join,
+        min_peers=min_peers,
+    )
 
 
 def _secret_in(path: str) -> _core.Secret:
@@ -103,13 +112,17 @@ def serve(
     relay: bool | None = None,
     secret: str | _core.Secret | None = None,
     join: str | None = None,
+    min_peers: int = 1,
 ) -> int:
     """Prints `listening on HOST:PORT` and serves until SIGINT or SIGTERM.
+
+    Without PCCL_LOG_LEVEL it logs at INFO: who joins, and who is out, why, and how many go on.
 
     Args:
         listen: "host:port" to listen on.
         straggler_timeout: Seconds, instead of PCCL_STRAGGLER_TIMEOUT.
         relay: Whether to relay between peers that cannot connect, instead of PCCL_RELAY.
+        min_peers: As of `MasterNode`.
         secret: The run's secret. Default: the environment's, if there is one.
         join: How others are told of it, to be printed in the line to join with.
 
@@ -118,6 +131,8 @@ def serve(
     """
     if straggler_timeout is not None:
         os.environ["PCCL_STRAGGLER_TIMEOUT"] = straggler_timeout
+    if not _settings.text("PCCL_LOG_LEVEL"):
+        os.environ["PCCL_LOG_LEVEL"] = "INFO"
     if relay is not None:
         os.environ["PCCL_RELAY"] = str(int(relay))
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -125,7 +140,7 @@ def serve(
     try:
         # Of connections there may be more than the usual limit, which is for programs with select().
         resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
-        with MasterNode(listen, secret=secret) as master:
+        with MasterNode(listen, secret=secret, min_peers=min_peers) as master:
             print(f"listening on {master.address}", flush=True)
             if join is not None:
                 where = _as_others_see(master.address)

@@ -30,11 +30,13 @@ class Tree(NamedTuple):
         paths: Where each leaf is, e.g. "['layers'][0].bias"; "" when the tree is itself a leaf.
         leaves: The leaves, in the order that all members share.
         build: Makes the same structure around other leaves, taken from an iterator.
+        nones: Where None stands: no leaf, but a part of the structure.
     """
 
     paths: list[str]
     leaves: list[object]
     build: _Build
+    nones: list[str]
 
     def unflatten(self, leaves: Sequence[object]) -> Any:
         """The same structure with these leaves."""
@@ -61,7 +63,7 @@ def flatten(tree: object, func: str, name: str = "tree") -> Tree:
         InvalidArgument: Dict keys are not all strings or all ints, or containers contain
             themselves.
     """
-    flat = Tree([], [], lambda leaves: None)
+    flat = Tree([], [], lambda leaves: None, [])
     try:
         return flat._replace(build=_walk(tree, "", flat, func, name))
     except RecursionError:
@@ -69,8 +71,26 @@ def flatten(tree: object, func: str, name: str = "tree") -> Tree:
         raise InvalidArgument.because(func, sentence) from None
 
 
+def flatten_operands(tree: object, func: str) -> Tree:
+    """Flattens what a collective call is given.
+
+    Raises:
+        InvalidArgument: As `flatten`, or there is nothing to send.
+    """
+    flat = flatten(tree, func)
+    if not flat.leaves:
+        sentence = "tree has no array in it"
+        if flat.nones:
+            sentence += (
+                f", only None (at tree{flat.nones[0]}); a gradient is None before backward()"
+            )
+        raise InvalidArgument.because(func, sentence)
+    return flat
+
+
 def _walk(node: object, path: str, flat: Tree, func: str, name: str) -> _Build:
     if node is None:
+        flat.nones.append(path)
         return lambda leaves: None
     found = parts(node, path, func, name)
     if found is None:
@@ -164,14 +184,18 @@ def _dataclass_parts(node: Any) -> Node:
     return Node([f".{name}" for name in names], [getattr(node, name) for name in names], rebuild)
 
 
-def structure(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> bytes:
-    """What must be equal on all members: key paths, dtypes and shapes. For a hash."""
-    return structure_of(_entries(paths, buffers))
+def structure(
+    paths: Sequence[str], buffers: Sequence[Sequence[Buffer]], nones: Sequence[str] = ()
+) -> bytes:
+    """What must be equal on all members: key paths, dtypes, shapes, places of None. For a hash."""
+    return structure_of(_entries(paths, buffers), nones)
 
 
-def describe(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> str:
-    """The arrays in a few words, for error sentences: "['b'] float32[4], ['w'] float32[3,4]"."""
-    return describe_all(_entries(paths, buffers))
+def describe(
+    paths: Sequence[str], buffers: Sequence[Sequence[Buffer]], nones: Sequence[str] = ()
+) -> str:
+    """The tree in a few words, for error sentences: "['b'] float32[4], ['w'] float32[3,4]"."""
+    return describe_all(_entries(paths, buffers), nones)
 
 
 def _entries(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> list[Entry]:
@@ -182,18 +206,23 @@ def _entries(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> list[
     ]
 
 
-def structure_of(entries: Sequence[Entry]) -> bytes:
+def structure_of(entries: Sequence[Entry], nones: Sequence[str] = ()) -> bytes:
     """As `structure`, of arrays of any dtypes."""
-    return "\n".join(f"{path}:{kind}:{shape}" for path, kind, shape in entries).encode()
+    arrays = [f"{path}:{kind}:{shape}" for path, kind, shape in entries]
+    return "\n".join([*arrays, *(f"{path}:None" for path in nones)]).encode()
 
 
-def describe_all(entries: Sequence[Entry]) -> str:
+def describe_all(entries: Sequence[Entry], nones: Sequence[str] = ()) -> str:
     """As `describe`, of arrays of any dtypes."""
     named = [f"{path} {_words(kind, shape)}".lstrip() for path, kind, shape in entries]
     if len(named) > _DESCRIBED:
         elements = sum(math.prod(shape) for _, _, shape in entries)
         more = f"{len(named) - _DESCRIBED} more arrays, {elements} elements in all"
         named = [*named[:_DESCRIBED], more]
+    if nones:
+        named.append("None at " + ", ".join(nones[:_DESCRIBED]))
+    if len(nones) > _DESCRIBED:
+        named.append(f"{len(nones) - _DESCRIBED} more None")
     return ", ".join(named) or "no arrays"
 
 
