@@ -42,7 +42,6 @@ VICTIM = 1  # whom the launcher kills
 NEWCOMER = 4  # who joins later
 KILL_AT = 0.5  # of all steps
 JOIN_AT = 0.7
-SYNC_EVERY = 5  # steps
 BATCH = 128  # digits per step, over all peers
 HIDDEN = 512
 WANTED_ACCURACY = 0.95
@@ -120,13 +119,16 @@ def work(number: int, steps: int, weights_file: Path) -> None:
     momentum = {name: np.zeros_like(value) for name, value in weights.items()}
     state: dict[str, Any] = {"step": 0, "weights": weights, "momentum": momentum}
     score = 0.0
-    while state["step"] < steps:
+    while True:
         began = time.perf_counter()
         received = 0
-        if state["step"] % SYNC_EVERY == 0:
-            # Newcomers, who are at step 0, come in here and receive what the members hold.
+        # Newcomers come in here. It costs nothing while nobody waits.
+        if pccl.admit():
+            # They receive what the members hold.
             state, synced = pccl.sync(state, return_info=True)
             received = synced.rx_bytes
+        if state["step"] == steps:
+            break
         weights, momentum, step = state["weights"], state["momentum"], state["step"] + 1
 
         # Everybody draws the same batch and takes the share of its rank.

@@ -2,7 +2,7 @@
 
 Every process has four devices, here simulated on the CPU. XLA averages gradients over the devices
 of a process, the first link of the optimizer's chain over the processes. Kill a process and the
-others go on; start one more and it comes in with the next sync. Give a folder to have the weights
+others go on; start one more and it comes in at the next step. Give a folder to have the weights
 saved there.
 """
 
@@ -58,8 +58,11 @@ def new_weights():
 pccl.init()
 weights = new_weights()
 state = {"weights": weights, "optimizer": optimizer.init(weights), "step": 0}
-while state["step"] < STEPS:
-    state = pccl.sync(state)
+while True:
+    if pccl.admit():
+        state = pccl.sync(state)
+    if state["step"] == STEPS:
+        break
     loss, gradients = local_gradients(state["weights"], *batch_of(state["step"]))
     loss = pccl.allreduce(loss, "avg")  # over all processes, as the gradients in the next line
     updates, moments = optimizer.update(gradients, state["optimizer"])

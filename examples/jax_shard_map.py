@@ -2,7 +2,7 @@
 
 Every process has four devices, here simulated on the CPU. The whole step is one compiled program:
 XLA adds gradients up inside a process, pccl between processes. Kill a process and the others go on;
-start one more and it comes in with the next sync. Give a folder to have the weights saved there.
+start one more and it comes in at the next step. Give a folder to have the weights saved there.
 """
 
 import os
@@ -79,8 +79,11 @@ def new_model():
 
 pccl.init()
 state = {"model": new_model(), "step": 0}
-while state["step"] < STEPS:
-    state = pccl.sync(state)
+while True:
+    if pccl.admit():
+        state = pccl.sync(state)
+    if state["step"] == STEPS:
+        break
     with typed_errors():
         model, loss = train_step(state["model"], *batch_of(state["step"]))
         loss = float(loss)  # waits for the step, so that its errors are raised here

@@ -23,15 +23,23 @@ mean = np.empty_like(gradient)
 
 # The first peer of a group is let in at once, later ones by the members' next update_topology().
 with Communicator(os.environ["PCCL_MASTER"]) as comm:
-    while state.revision < STEPS:
-        # Waiting peers come in. One place in the loop: a newcomer's first call returns at once, so
-        # that its next call is the members' next one.
-        comm.update_topology()
+    joining = True
+    while True:
+        # Members ask whether anybody waits; all get the same answer.
+        if joining or comm.are_peers_pending():
+            # Waiting peers come in. One place in the loop: a newcomer's first call returns at once,
+            # so that its next call is the members' next one.
+            comm.update_topology()
 
-        # Newcomers receive weights and revision; members that are in step move no byte.
-        synced = comm.sync_shared_state(state)
-        if synced.rx_bytes:
-            print(f"peer {number} received {synced.rx_bytes} bytes", flush=True)
+            # Newcomers receive weights and revision; members that are in step move no byte.
+            synced = comm.sync_shared_state(state)
+            if synced.rx_bytes:
+                print(f"peer {number} received {synced.rx_bytes} bytes", flush=True)
+            joining = False
+
+        # Here, not in the loop's head: a peer that comes during the last step gets the result.
+        if state.revision == STEPS:
+            break
 
         # Now revision and size are the same on all members, so all of them take the same branch.
         if state.revision == 0 and comm.get_attribute(Attribute.LOCAL_WORLD_SIZE) < wanted:

@@ -79,16 +79,23 @@ int main(int argc, char** argv) {
       .datatype = pcclFloat,
   }};
   pcclSharedState_t state = {.revision = 0, .count = 1, .infos = entries};
-  while (state.revision < STEPS) {
-    /* Waiting peers come in. One place in the loop: a newcomer's first call returns at once, so
-     * that its next call is the members' next one. */
-    check(pcclUpdateTopology(comm));
+  for (bool joining = true;; joining = false) {
+    /* Members ask whether anybody waits; all get the same answer. */
+    bool pending = false;
+    if (!joining) check(pcclArePeersPending(comm, &pending));
+    if (joining || pending) {
+      /* Waiting peers come in. One place in the loop: a newcomer's first call returns at once, so
+       * that its next call is the members' next one. */
+      check(pcclUpdateTopology(comm));
 
-    /* Newcomers receive weights and revision; members that are in step move no byte. */
-    pcclSharedStateSyncInfo_t synced;
-    check(pcclSynchronizeSharedState(comm, &state, PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR,
-                                     &synced));
-    if (synced.rx_bytes > 0) printf("peer %d received %d bytes\n", number, (int)synced.rx_bytes);
+      /* Newcomers receive weights and revision; members that are in step move no byte. */
+      pcclSharedStateSyncInfo_t synced;
+      check(pcclSynchronizeSharedState(
+          comm, &state, PCCL_SHARED_STATE_SYNC_STRATEGY_ENFORCE_POPULAR, &synced));
+      if (synced.rx_bytes > 0) printf("peer %d received %d bytes\n", number, (int)synced.rx_bytes);
+    }
+    /* Here, not in the loop's head: a peer that comes during the last step gets the result. */
+    if (state.revision == STEPS) break;
 
     /* Now revision and size are the same on all members, so all of them take the same branch. */
     if (state.revision == 0 && world_size(comm) < wanted) {

@@ -36,6 +36,11 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   void connect() { check(pcclConnect(comm_)); }
+  bool are_peers_pending() const {
+    bool pending = false;
+    check(pcclArePeersPending(comm_, &pending));
+    return pending;
+  }
   void update_topology() { check(pcclUpdateTopology(comm_)); }
   int world_size() const {
     int size = 0;
@@ -85,9 +90,12 @@ void train(const char* master, int wanted, int number) {
   std::vector<double> offset{0.0};
   std::vector<pcclTensorInfo_t> entries{entry("slope", slope), entry("offset", offset)};
   pcclSharedState_t state{0, entries.size(), entries.data()};
-  while (state.revision < kSteps) {
-    comm.update_topology();
-    comm.sync(state);
+  for (bool joining = true;; joining = false) {
+    if (joining || comm.are_peers_pending()) {  // the same answer on all members
+      comm.update_topology();                   // a newcomer's first one returns at once
+      comm.sync(state);
+    }
+    if (state.revision == kSteps) break;
     if (state.revision == 0 && comm.world_size() < wanted) {
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       continue;
