@@ -38,19 +38,21 @@ def rejoin(
     *,
     ticket: bytes | None = None,
     others: Sequence[bytes] = (),
-    log: Sequence[bytes] = (),
     applied: int = 1,
     replicas: int = 0,
+    hosts: Sequence[str] = (),
 ) -> bytes:
     """Of `peer` in epoch 1, whose members are it and `others`.
 
     Tickets are what ids are; `ticket`: that of `peer`, also in the record. `replicas`: ranks of each.
+    `hosts`: addresses that each member has.
     """
     ids = [peer, *others]
     tickets = [ticket or peer, *others]
     n = len(ids)
+    addresses = listed([text(host) + bytes(2) for host in hosts])
     members = [
-        who + u64(5) + listed([]) + bytes(16) + text(who.hex() if replicas else "") + seal(known)
+        who + u64(5) + addresses + bytes(16) + text(who.hex() if replicas else "") + seal(known)
         for who, known in zip(ids, tickets, strict=True)
     ]
     plan = u32(65536) + listed([u32(rank) for rank in range(n)])
@@ -58,4 +60,9 @@ def rejoin(
     record = u64(1) + b"\0" + u64(1, 0) + listed(members) + plan
     record += u32(0, 0, 0) + listed([]) * 2 + bytes(2) + u64(0) + bytes(16) + listed([])
     record += u32(0, 0) + u32(replicas) + u64(0) + b"\0" + listed([])
-    return peer + u32(group) + record + u64(applied) + listed(log) + listed([]) * 2 + tickets[0]
+    return peer + u32(group) + record + u64(applied) + tickets[0]
+
+
+def log_part(log: Sequence[bytes], *, last: bool) -> bytes:
+    """What answers RequestLog."""
+    return listed(log) + (b"\1" if last else b"\0")

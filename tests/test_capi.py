@@ -554,6 +554,12 @@ def test_a_shared_state_reaches_newcomers_and_moves_nothing_in_step(run: Run) ->
     assert (weights == 3).all()
     with fails("InvalidUsage", "weights"):
         peer.sync(State(7, weights=np.zeros(10 + ahead, np.float32)))
+    memory = np.zeros(9, np.float32)
+    with fails("InvalidArgument", "v and w share memory"):
+        peer.sync(State(7, v=memory[:5], w=memory[5 - ahead:]))
+    with fails("InvalidUsage", "w: ", "the same memory as v"):
+        peer.sync(State(7, v=memory, w=memory if ahead else memory.copy()))
+    peer.sync(State(7, v=memory, w=memory))
     peer.sync(state)
     say(event="ok")
     """

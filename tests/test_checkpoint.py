@@ -183,6 +183,21 @@ def test_what_differs_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     assert not b.any()
 
 
+def test_arrays_that_share_memory_are_loaded_only_where_that_makes_them_what_was_saved(
+    tmp_path: Path,
+) -> None:
+    w = np.zeros(6)
+    apart = checkpoint.save(tmp_path / "a", {"a": np.ones(6), "b": np.full(6, 2.0)}, revision=1)
+    tied = checkpoint.save(tmp_path / "b", {"a": np.ones(6), "b": np.ones(6)}, revision=1)
+    with pytest.raises(CheckpointError, match=r"\['b'\] and \['a'\] are the same memory here"):
+        checkpoint.load(apart, {"a": w, "b": w})
+    with pytest.raises(pccl.InvalidArgument, match=r"\['a'\] and \['b'\] share memory"):
+        checkpoint.load(tied, {"a": w, "b": w[::-1]})
+    assert not w.any()
+    checkpoint.load(tied, {"a": w, "b": w})
+    assert (w == 1).all()
+
+
 def test_missing_entries_are_made_where_that_can_be(tmp_path: Path) -> None:
     saved = {"w": np.ones(3), "moments": {"m": [np.ones(2), np.ones(2)]}}
     path = checkpoint.save(tmp_path / "x.safetensors", saved, revision=1)

@@ -111,7 +111,7 @@ def test_a_count_that_lies_takes_no_memory(count: int) -> None:
 def test_another_version_is_refused_with_both_numbers() -> None:
     header = bytearray(_testing.control_sample("heartbeat"))
     header[4] = 200
-    assert decode(bytes(header))[1] == "protocol version 200 does not match version 1"
+    assert decode(bytes(header))[1] == "protocol version 200 does not match version 2"
 
 
 ENVELOPE = "03000000 8877665544332211 2a00000000000000"
@@ -137,6 +137,20 @@ ENVELOPE = "03000000 8877665544332211 2a00000000000000"
             "0800000000000000 00 01 00000000000000000000000000000000 00000000 00000000",
         ),
         (
+            "abort_request",
+            6,
+            "00 0700000000000000 00 0000000000000000 0300000000000000"
+            "09 0102030405060708090a0b0c0d0e0f10",
+        ),
+        (
+            "log_part",
+            29,
+            "01000000 0900000000000000 01"
+            "0700000000000000 01 0500000000000000 0100000000000000"
+            "0800000000000000 00 01 00000000000000000000000000000000 00000000 00000000 01",
+        ),
+        ("request_log", 28, ""),
+        (
             "link_report",
             7,
             "0102030405060708090a0b0c0d0e0f10 02 0800000000000000 03000000 776879",
@@ -145,7 +159,7 @@ ENVELOPE = "03000000 8877665544332211 2a00000000000000"
 )
 def test_control_frames_have_these_bytes(name: str, kind: int, payload: str) -> None:
     body = bytes.fromhex(payload)
-    header = b"PCCL" + bytes([1, kind, 0, 0]) + len(body).to_bytes(4, "little")
+    header = b"PCCL" + bytes([2, kind, 0, 0]) + len(body).to_bytes(4, "little")
     assert _testing.control_sample(name) == header + bytes.fromhex(ENVELOPE) + body
 
 
@@ -154,10 +168,10 @@ def test_control_frames_have_these_bytes(name: str, kind: int, payload: str) -> 
 
 def test_link_frame_headers_have_these_bytes() -> None:
     assert _testing.link_sample() == bytes.fromhex(
-        "50434631 04 01 00 01 00100000 efbeadde"
+        "50434631 04 01 00 02 00100000 efbeadde"
         "0700000000000000 01 0500000000000000 0100000000000000"
         "0800000000000000 03000000 00000000 0807060504030201"
-        "00 0000 6517a069"
+        "00 0000 04fe7f1a"
     )
 
 

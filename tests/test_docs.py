@@ -102,6 +102,26 @@ def test_every_exception_has_its_row_with_its_advice() -> None:
             assert by_name.get(name) == cls.advice, name
 
 
+def test_every_page_is_in_the_navigation_once() -> None:
+    _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
+    named = re.findall(r"^ +- [^:\n]+: (\S+\.md)$", navigation, re.MULTILINE)
+    pages = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
+    assert sorted(named) == sorted(pages)
+
+
+def test_every_header_that_a_comment_names_is_there() -> None:
+    sources = [
+        path
+        for path in (ROOT / "cpp").rglob("*")
+        if path.suffix in (".h", ".cpp", ".inl") and path.is_file()
+    ]
+    known = {path.name for path in sources}
+    for path in sources:
+        comments = re.findall(r"//.*|/\*.*?\*/", path.read_text())
+        named = set(re.findall(r"(?<![/<\w])(\w+\.(?:h|inl))\b", "\n".join(comments)))
+        assert named <= known, f"{path}: {named - known}"
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     assert set(pccl.__all__) <= words_of(page("api.md"))
 

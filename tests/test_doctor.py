@@ -180,10 +180,12 @@ def test_it_says_cannot_join_only_where_nothing_is_left_to_hope_for(
 def test_a_master_that_is_not_there_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and does not listen
-        status, checks = doctor(f"127.0.0.1:{taken.getsockname()[1]}")
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        status, checks = doctor(address)
     assert status == 1
     assert checks["master"]["verdict"] == "fail"
     assert "refused" in checks["master"]["text"]
+    assert checks["master"]["text"].count(address) == 1
 
 
 def test_a_name_that_nobody_has_is_named() -> None:

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
-from hypothesis import given
+import numpy as np
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pccl import _testing
 
 POPULAR, RECEIVE_ONLY, SEND_ONLY = range(3)
 DETAIL, TRANSFER, AGAIN, DONE = 1, 2, 3, 4
-OK, MISMATCHED, EVICTED, AHEAD, UNAVAILABLE = 0, 6, 15, 16, 17
+OK, INVALID, MISMATCHED, EVICTED, AHEAD, UNAVAILABLE = 0, 1, 6, 15, 16, 17
 CHUNK = 1 << 20
 
 ONE = [("w", "float32")]
 
 
-def judge(votes, revision=None, holders=(), *, owned=True, details=True):
-    return _testing.judge_state(votes, revision, list(holders), owned=owned, details=details)
+def judge(votes, revision=None, holders=(), *, owned=True, details=True, flaws=()):
+    return _testing.judge_state(
+        votes, revision, list(holders), owned=owned, details=details, flaws=dict(flaws)
+    )
 
 
 def vote(
     peer, content, revision=None, strategy=POPULAR, entries=ONE, since=1, worked=0, whole=True
 ):
-    return (peer, revision, strategy, content, list(entries), since, worked, whole)
+    named = [(*entry, "")[:3] for entry in entries]  # (name, kind, tie)
+    return (peer, revision, strategy, content, named, since, worked, whole)
 
 
 contents = st.lists(st.integers(1, 3), min_size=1, max_size=8)
@@ -241,6 +246,34 @@ def test_only_a_newcomer_may_lack_entries_and_only_where_the_library_counts() ->
     assert judge([vote(0, 1), vote(1, 2, entries=both)], 3, [0])["removals"] == [(1, MISMATCHED)]
 
 
+def test_entries_that_are_one_memory_are_so_on_all_members() -> None:
+    apart = [("a", "float32"), ("b", "float32")]
+    tied = [("a", "float32"), ("b", "float32", "a")]
+    for states in ((tied, apart), (apart, tied)):
+        votes = [vote(peer, 1, entries=entries) for peer, entries in enumerate(states)]
+        assert judge(votes, 3, [0, 1], details=False)["step"] == DETAIL  # though bytes are equal
+        found = judge(votes, 3, [0, 1])
+        assert found["code"] == MISMATCHED and found["culprit"] == 1
+        assert " b: peer " in found["reason"] and "float32, the same memory as a" in found["reason"]
+        assert judge(votes, 3, [0])["removals"] == [(1, MISMATCHED)]
+    both = [vote(0, 1, entries=tied), vote(1, 1, entries=tied)]
+    assert judge(both, 3, [0], details=False)["step"] == DONE
+    # A newcomer that lacks one of them would make it apart.
+    half = [vote(0, 1, entries=tied), vote(1, 2, entries=apart[:1])]
+    assert judge(half, 3, [0])["removals"] == [(1, MISMATCHED)]
+
+
+def test_a_state_that_cannot_be_shared_ends_the_sync_for_all_or_puts_a_newcomer_out() -> None:
+    votes = [vote(0, 1), vote(1, 2), vote(2, 1)]
+    found = judge(votes, 3, [0, 1], details=False, flaws={1: "a and b share memory"})
+    assert (found["code"], found["culprit"], found["removals"]) == (INVALID, 1, [])
+    assert found["reason"].endswith("cannot be shared: a and b share memory")
+    found = judge(votes, 3, [0, 1], details=False, flaws={2: "a and b share memory"})
+    assert (found["code"], found["removals"]) == (OK, [(2, INVALID)])
+    both = judge(votes, 3, [0, 1], details=False, flaws={0: "one", 2: "two"})
+    assert (both["code"], both["culprit"], both["removals"]) == (INVALID, 0, [])
+
+
 def test_a_holders_list_must_fit_to_what_this_member_has() -> None:
     mine = ("b", "float32", [3], 12, True)
     assert _testing.manifest_fits([mine], [mine])
@@ -264,3 +297,40 @@ def test_chunks_tile_every_entry(sizes: list[int]) -> None:
         assert 0 < count <= CHUNK
         covered[entry] += count
     assert covered == sizes
+
+
+@st.composite
+def views(draw: st.DrawFn) -> np.ndarray[Any, Any]:
+    """A view of some of 200 bytes at a fixed place: any strides, and elements apart or not."""
+    item = draw(st.sampled_from([1, 2, 4, 8]))
+    shape = draw(st.lists(st.integers(1, 4), max_size=3))
+    steps = [draw(st.integers(-24, 24)) for _ in shape]
+    low = sum(min(0, (n - 1) * step) for n, step in zip(shape, steps, strict=True))
+    high = sum(max(0, (n - 1) * step) for n, step in zip(shape, steps, strict=True)) + item
+    assume(high - low <= 200)
+    start = draw(st.integers(-low, 200 - high))
+    return np.ndarray(shape, f"V{item}", MEMORY, start, steps)
+
+
+MEMORY = np.zeros(200, np.uint8)
+
+
+@given(views(), views())
+def test_arrays_overlap_exactly_when_they_share_a_byte(
+    a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]
+) -> None:
+    def place(array: np.ndarray[Any, Any]) -> tuple[int, int, list[tuple[int, int]]]:
+        axes = list(zip(array.shape, array.strides, strict=True))
+        return array.__array_interface__["data"][0], array.itemsize, axes
+
+    assert _testing.overlap(place(a), place(b)) == np.shares_memory(a, b)
+
+
+def test_a_comparison_of_huge_arrays_ends_soon() -> None:
+    columns = [(0x1000 + 8 * at, 8, [(1 << 30, 4096), (10, 16)]) for at in (0, 1)]
+    assert not _testing.overlap(*columns)
+    assert _testing.overlap(columns[0], (0x1000 + 4096 * 1000, 4, [(1 << 20, 12)]))
+    # They are apart, but that takes too long to find out.
+    pairs = (0x1000 + 500, 1, [(1 << 24, 1000), (2, 3)])
+    assert _testing.overlap((0x1000, 1, [(1 << 24, 1000)]), pairs)
+    assert not _testing.overlap((0x1000, 1, [(1 << 10, 1000)]), pairs)

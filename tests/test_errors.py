@@ -21,10 +21,16 @@ def make(cls, **extra):
 @pytest.mark.parametrize("cls", CLASSES)
 def test_every_class_says_what_failed_and_how(cls):
     text = str(make(cls))
-    assert "allreduce" in text
-    assert "RANK_CONNECTION_LOST" in text
-    assert "it broke" in text
+    assert "allreduce failed: it broke" in text
     assert "abababab" in text
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_the_result_code_is_in_the_sentence_of_level_1_calls_only(cls):
+    code = pccl.Result.RANK_CONNECTION_LOST
+    assert "all_reduce failed with RANK_CONNECTION_LOST: why" in str(cls(code, "all_reduce", "why"))
+    assert code.name not in str(cls(code, "allreduce", "why"))
+    assert code.name in str(cls(code, "allreduce"))  # else it would say nothing
 
 
 @pytest.mark.parametrize("cls", CLASSES)

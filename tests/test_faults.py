@@ -219,7 +219,7 @@ def _strangers(address: tuple[str, int], rng: random.Random) -> list[socket.sock
         b"\x00" * 64,
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"PCCL",
-        b"PCCL\x01\x00\x00\x00\xff\xff\xff\xff" + b"\x00" * 20,
+        b"PCCL\x02\x00\x00\x00\xff\xff\xff\xff" + b"\x00" * 20,
         b"PCCL\x63" + b"\x00" * 40,
         b"PCF1" + b"\x04" + b"\x00" * 80,
         b"PCF1" + rng.randbytes(200),
@@ -365,7 +365,7 @@ def test_a_straggler_is_evicted_when_the_operator_wants_that() -> None:
             assert peer.expect("reduced")["size"] == 2
         late.tell("go")
         told = late.expect("evicted")
-        assert "waited too long for it in allreduce #0" in told["text"]
+        assert "waited too long for it in collective #0" in told["text"]
         assert told["advice"] == "rejoin"
         late.expect("in again")
 

@@ -29,6 +29,8 @@ def run(tmp_path):
     def run(code, *options, ranks=2, **extra):
         process = start(code, *options, ranks=ranks, cwd=tmp_path, **extra)
         out, err = process.communicate(timeout=200)
+        join, _, err = err.partition("\n")
+        assert join.startswith("pccl run: to join: PCCL_MASTER=127.0.0.1:")
         return process.returncode, out.splitlines(), err
 
     return run
@@ -64,6 +66,41 @@ def test_the_master_listens_while_the_ranks_run(run):
         "socket.create_connection((host, int(port)), 10).close()"
     )
     assert run(code)[0] == 0
+
+
+def test_how_to_join_is_told_at_the_start_and_the_secret_only_when_asked(tmp_path):
+    code = "import os; print(os.environ['PCCL_MASTER'], os.environ['PCCL_SECRET'])"
+    for options in ((), ("--show-join",)):
+        process = start(code, *options, ranks=1, cwd=tmp_path)
+        out, err = process.communicate(timeout=200)
+        master, secret = out.removeprefix("[0] ").split()
+        line = err.splitlines()[0]
+        assert line.startswith(f"pccl run: to join: PCCL_MASTER={master} ")
+        assert (secret in line) == bool(options)
+        assert ("--show-join" in line) == (not options)
+
+
+def test_another_process_joins_by_the_line_that_is_shown(tmp_path):
+    program = tmp_path / "grow.py"
+    program.write_text(
+        "import pccl\n"
+        "with pccl.init():\n"
+        "    while pccl.world_size() < 2:\n"
+        "        pccl.admit()\n"
+        "    print('together', pccl.allreduce(1), flush=True)\n"
+    )
+    command = [sys.executable, "-m", "pccl", "run", "-n", "1", "--show-join", "--"]
+    process = subprocess.Popen(
+        [*command, sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    line = process.stderr.readline().removeprefix("pccl run: to join: ")
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=200)
+    assert done.stdout == "together 2\n", done.stderr
+    assert process.communicate(timeout=200)[0] == "[0] together 2\n"
 
 
 def test_settings_that_only_one_process_can_have_are_not_passed_on(run):

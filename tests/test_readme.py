@@ -15,7 +15,8 @@ RESULTS = {
     "train.py": ("state['w'], state['b']", "numpy"),
     "torch_train.py": ("*[p.detach() for p in model.parameters()]", "torch"),
     "diloco.py": ("*[p.detach() for p in model.parameters()]", "torch"),
-    "jax_train.py": ("*params.values()", "jax"),
+    "jax_train.py": ("*state['params'].values()", "jax"),
+    "jax_jit.py": ("state['w']", "jax"),
     "samples.py": ("mean", "numpy"),
 }
 

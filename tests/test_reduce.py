@@ -53,10 +53,17 @@ def available_sets() -> list[str]:
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind not in "iu"
+    return dtype.kind not in "iu" and dtype.names is None
+
+
+# 128-bit integers, as sums of 64-bit integers under avg travel.
+INT128 = np.dtype([("low", "<u8"), ("high", "<i8")])
+UINT128 = np.dtype([("low", "<u8"), ("high", "<u8")])
 
 
 def accumulation_dtype(dtype: np.dtype[Any], op: str) -> np.dtype[Any]:
+    if op == "avg" and dtype.itemsize == 8 and not is_floating(dtype):
+        return INT128 if dtype.kind == "i" else UINT128
     if is_floating(dtype):
         return np.dtype("f4") if dtype.itemsize == 2 else dtype
     return np.dtype(dtype.kind + "8") if op == "avg" else dtype
@@ -93,10 +100,36 @@ def divide_toward_zero(values: Array, divisor: int) -> Array:
     return rounded
 
 
+def whole_numbers(values: Array) -> Any:
+    """As Python ints."""
+    if values.dtype.names is None:
+        return values.astype(object)
+    return (values["high"].astype(object) << 64) + values["low"].astype(object)
+
+
+def to_128_bits(numbers: Any, wide: np.dtype[Any]) -> Array:
+    made = np.empty(numbers.size, wide)
+    made["low"] = (numbers % 2**64).astype(np.uint64)
+    made["high"] = (numbers // 2**64 % 2**64).astype(np.uint64).view(wide["high"])
+    return made
+
+
+def wide_mean(dtype: np.dtype[Any], own: Array, others: list[Array], divisor: int) -> Array:
+    wide = accumulation_dtype(dtype, "avg")
+    total = sum(map(whole_numbers, others), whole_numbers(own))
+    if divisor == 0:
+        return to_128_bits(total, wide)
+    total = whole_numbers(to_128_bits(total, wide))
+    quotient = abs(total) // divisor * np.where(total < 0, -1, 1).astype(object)
+    return to_128_bits(quotient, wide)["low"].view(dtype)
+
+
 def reference(
     dtype: np.dtype[Any], op: str, own: Array, others: list[Array], divisor: int
 ) -> Array:
     wide = accumulation_dtype(dtype, op)
+    if wide in (INT128, UINT128):
+        return wide_mean(dtype, own, others, divisor)
     with np.errstate(all="ignore"):
         result = own.astype(wide)
         for other in others:
@@ -255,6 +288,22 @@ def test_integer_averages_round_toward_zero_and_do_not_overflow_the_element_type
     other = np.array([-128, 127, 0, -1, 0], np.int8)
     got = reduced(1, 1, own, [(other, False)], 2)
     assert got.tolist() == [-128, 127, 0, -1, 2]
+
+
+@pytest.mark.parametrize("name", available_sets())
+@pytest.mark.parametrize("dtype", range(8), ids=lambda code: DTYPES[code].name)
+def test_an_integer_mean_is_never_outside_its_inputs(name: str, dtype: int) -> None:
+    assert _testing.force_instruction_set(name)
+    limits = np.iinfo(DTYPES[dtype])
+    own = np.array([limits.max, limits.min, limits.max, limits.min], DTYPES[dtype])
+    others = np.array([limits.max, limits.min, limits.max - 3, limits.min + 3], DTYPES[dtype])
+    for count in (1, 2, 7):
+        got = reduced(dtype, 1, own, [(others, False)] * count, count + 1)
+        # On a ring: partial sums travel.
+        partial = reduced(dtype, 1, others, [(others, False)] * (count - 1), 0)
+        assert got.tobytes() == reduced(dtype, 1, own, [(partial, True)], count + 1).tobytes()
+        for mean, a, b in zip(got.tolist(), own.tolist(), others.tolist(), strict=True):
+            assert min(a, b) <= mean <= max(a, b)
 
 
 def test_an_unknown_instruction_set_is_refused() -> None:

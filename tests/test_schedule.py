@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WORLD_SIZES = range(1, 34)
 ELEMENT_SIZES = [1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8]  # by DataType
-AVERAGE_SIZES = [8] * 8 + [4, 4, 4, 8]  # of the accumulation type under avg
+AVERAGE_SIZES = [8] * 6 + [16] * 2 + [4, 4, 4, 8]  # of partial sums under avg
 SUM_SIZES = [1, 1, 2, 2, 4, 4, 8, 8, 4, 4, 4, 8]
 SUM, AVG = 0, 1
 

@@ -60,10 +60,10 @@ def deliver(sender: object, receiver: object) -> Any:
     own = {entry[0]: entry for entry in target.entries}
     written: dict[str, tuple[Any, Any]] = {}
     replaced: list[Replaced] = []
-    for name, kind, shape, hint, _, data, _ in source.entries:
+    for name, kind, shape, hint, _, data, _, _ in source.entries:
         assert data.dtype == np.uint8 and data.ndim == 1
         if name in own:
-            _, old_kind, old_shape, _, _, old, writable = own.pop(name)
+            _, old_kind, old_shape, _, _, old, writable, _ = own.pop(name)
             assert (kind, shape) == (old_kind, old_shape), name
             if old.tobytes() == data.tobytes():
                 continue
@@ -162,7 +162,7 @@ def test_an_object_is_named_as_what_its_state_dict_says() -> None:
 def test_kinds_and_shapes_say_what_must_be_equal(
     leaf: object, kind: str, shape: tuple[int, ...], size: int
 ) -> None:
-    ((_, found, found_shape, _, loose, data, _),) = share(leaf).entries
+    ((_, found, found_shape, _, loose, data, _, _),) = share(leaf).entries
     assert (found, found_shape, data.size, loose) == (kind, shape, size, False)
 
 
@@ -188,7 +188,7 @@ def frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def test_only_writable_contiguous_native_arrays_are_shared_as_they_lie(
     leaf: Any, own: bool
 ) -> None:
-    ((*_, data, writable),) = share(leaf).entries
+    ((*_, data, writable, _),) = share(leaf).entries
     assert writable is own
     if isinstance(leaf, np.ndarray):
         assert data.tobytes() == leaf.astype(leaf.dtype.newbyteorder("=")).tobytes()

@@ -782,6 +782,113 @@ def test_a_newcomer_whose_state_does_not_fit_is_refused_and_may_come_again() -> 
         assert moved(agreed(peers + late)) == [0, 0, 25]
 
 
+SHARING = """
+w = np.arange(8.)
+given = {
+    "apart": {"a": w.copy(), "b": w.copy()},
+    "tied": {"a": w, "b": w},
+    "tied views": {"a": w[::2], "b": w[::2]},
+    "overlapping": {"a": w[:5], "b": w[4:]},
+    "reversed": {"a": w, "b": w[::-1]},
+    "reshaped": {"a": w.reshape(2, 4), "b": w.reshape(4, 2)},
+    "interleaved": {"a": w[::2], "b": w[1::2]},
+    "beside a read-only view": {"a": w, "b": np.frombuffer(memoryview(w).toreadonly())},
+}
+"""
+
+
+def test_a_state_whose_entries_overlap_is_refused_on_all_members_alike() -> None:
+    with running() as run:
+        peers = members(run, 3)
+        tell(peers, SHARING)
+
+        def refused(rank: int | None, form: str, other: str) -> None:
+            for at, peer in enumerate(peers):
+                own = form if rank in (None, at) else other
+                tell([peer], f"state = sync(given[{own!r}])")
+            told = [failed(peer.next(), "InvalidArgument", "INVALID_ARGUMENT") for peer in peers]
+            assert len({answer["text"] for answer in told}) == 1
+            assert {answer["peer"] for answer in told} == {peers.ids[rank or 0]}
+            assert "['a'] and ['b'] share memory" in told[0]["text"]
+            assert peers.ids[rank or 0][:8] in told[0]["text"]
+
+        for form in ("overlapping", "reversed", "reshaped", "beside a read-only view"):
+            refused(None, form, form)
+        for rank in range(3):
+            refused(rank, "reversed", "tied")
+        for form in ("interleaved", "tied", "tied views"):
+            assert moved(synced(peers, f"state = sync(given[{form!r}])")) == [0, 0, 0], form
+
+
+def test_entries_are_one_memory_on_all_members_or_on_none() -> None:
+    with running() as run:
+        peers = members(run, 3)
+        tell(peers, SHARING)
+        for odd, usual in (("tied", "apart"), ("apart", "tied")):
+            for rank, peer in enumerate(peers):
+                tell([peer], f"state = sync(given[{odd if rank == 1 else usual!r}])")
+            told = [failed(peer.next(), "MismatchedCall") for peer in peers]
+            assert {answer["peer"] for answer in told} == {peers.ids[1]}
+            assert "['b']" in told[0]["text"]
+            assert "the same memory as ['a']" in told[0]["text"]
+        assert moved(synced(peers, "state = sync(given['tied'])")) == [0, 0, 0]
+        tell(peers, "state['a'] += pccl.rank() == 2")  # both of them
+        answers = synced(peers, "state = sync(state)")
+        assert moved(answers) == [0, 0, 128]
+        assert answers[2]["received"] == ["['a']", "['b']"]
+
+
+def test_a_newcomer_whose_entries_overlap_is_put_out_and_the_members_go_on() -> None:
+    with running() as run:
+        peers = members(run, 2)
+        tell(peers, SHARING)
+        synced(peers, "state = sync(given['tied'])")
+        late = newcomer(run)
+        tell(late, SHARING)
+        for form, kind, result in (
+            ("overlapping", "InvalidArgument", "INVALID_ARGUMENT"),
+            ("apart", "MismatchedCall", "INVALID_USAGE"),
+        ):
+            tell(late, f"state = sync(given[{form!r}])")
+            told = failed(meanwhile(late[0], peers), kind, result)
+            assert "memory" in told["text"] and late.ids[0][:8] in told["text"]
+            tell(late, "pccl.shutdown(); join()")
+            late = Peers(late)
+        # One that lacks a half would make it apart.
+        tell(late, "state = sync({'a': np.zeros(8)})")
+        assert "['b']" in failed(meanwhile(late[0], peers), "MismatchedCall")["text"]
+        tell(late, "pccl.shutdown(); join(); w[:] = 9; state = sync(given['tied'])")
+        late = Peers(late)
+        tell(peers, "state = sync(state, until=3)")
+        assert moved(agreed(peers + late)) == [0, 0, 128]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+def test_tied_weights_of_a_torch_model_arrive_once_for_both() -> None:
+    make = """
+    import torch
+    class Tied(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = torch.nn.Embedding(5, 3)
+            self.head = torch.nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embed.weight
+    torch.manual_seed(pccl.rank())
+    model = Tied()
+    """
+    with running() as run:
+        peers = members(run, 2)
+        tell(peers, make)
+        synced(peers, "state = sync({'model': model})")
+        assert (
+            do(peers, "say(tied=model.head.weight is model.embed.weight)") == [{"tied": True}] * 2
+        )
+        overlapping = "model.embed.weight[:3]", "model.embed.weight.data.T"
+        for view in overlapping:
+            for answer in do(peers, f"sync({{'model': model, 'view': {view}}})"):
+                failed(answer, "InvalidArgument", "INVALID_ARGUMENT")
+
+
 # (the run's state, a newcomer's, what the error says)
 UNFIT = [
     ("{'m': np.ones(5), 'z': 1}", "{'m': {}, 'z': 0}", "['m']"),
@@ -1426,7 +1533,8 @@ def test_level_1_takes_every_data_type_any_size_and_any_alignment() -> None:
             def place(dtype, count, offset):
                 memory = bytearray(count * dtype.itemsize + offset)
                 array = np.ndarray(count, dtype, memory, offset)
-                array.view(np.uint8)[...] = noise(value(comm._engine.peer_id()) + count, count * dtype.itemsize)
+                # Every byte is another one on each member.
+                array.view(np.uint8)[...] = noise(count, count * dtype.itemsize) + np.uint8(pccl.rank(comm))
                 return array
 
             arrays = {}
@@ -1492,6 +1600,26 @@ def test_level_1_entries_that_differ_are_named() -> None:
         told = failed(late[0].next(), "MismatchedCall")
         assert late.ids[0][:8] in told["text"] and " v:" in told["text"]
         assert agreed(peers)[0]["size"] == 3
+
+
+def test_level_1_entries_overlap_on_no_member_and_are_one_memory_on_all_or_none() -> None:
+    memory = "m = np.zeros(9); "
+    tied, apart = memory + "share(v=m, w=m)", memory + "share(v=m, w=m.copy())"
+    overlapping = memory + "share(v=m[:5], w=m[4:])"
+    with running() as run:
+        peers = members_1(run, 3)
+        for odd, usual, kind, result in (
+            (overlapping, overlapping.replace("4:", "5:"), "InvalidArgument", "INVALID_ARGUMENT"),
+            (tied, apart, "MismatchedCall", "INVALID_USAGE"),
+            (apart, tied, "MismatchedCall", "INVALID_USAGE"),
+        ):
+            tell(peers[:1], odd + "; sync()")
+            tell(peers[1:], usual + "; sync()")
+            told = [failed(peer.next(), kind, result) for peer in peers]
+            assert len({answer["text"] for answer in told}) == 1
+            assert {answer["peer"] for answer in told} == {peers.ids[0]}
+            assert " w" in told[0]["text"] and "memory" in told[0]["text"]
+        assert moved(synced(peers, tied + "; sync()")) == [0, 0, 0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")

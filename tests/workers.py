@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -157,6 +158,41 @@ class Run:
     def peers(self, count: int, code: str, **env: str) -> list[Worker]:
         """`count` peers that start together."""
         return [self.peer(code, PCCL_MIN_PEERS=str(count), **env) for _ in range(count)]
+
+
+# What a healthy run may print, too: what a peer waits for at the start, and how to join.
+_ONLY_TOLD = re.compile(
+    r"(\[\d+\] )?(pccl run: to join: .*"
+    r"|pccl\[\w+\] WARN: (waiting for \d+ more peers?|no master at .*; trying again))\n"
+)
+
+
+# What members print when others come and go.
+_NEWS = re.compile(r"(\[\d+\] )?pccl\[\w+\] WARN: (\d+ peers? joined: |lost rank ).*\n")
+
+
+def complaints(text: str, *, news: bool = True) -> str:
+    """The lines of an error stream that a healthy run does not have.
+
+    `news`: members that come or go are among them.
+    """
+    lines = text.splitlines(keepends=True)
+    return "".join(
+        line
+        for line in lines
+        if not _ONLY_TOLD.fullmatch(line) and (news or not _NEWS.fullmatch(line))
+    )
+
+
+def wait_for_line(worker: Worker, pattern: str) -> str:
+    """Returns the line of its error stream with that pattern, as soon as there is one."""
+    deadline = time.monotonic() + 60
+    while True:
+        for line in worker.stderr().splitlines():
+            if re.search(pattern, line):
+                return line
+        assert time.monotonic() < deadline, f"no {pattern!r}:\n{worker.stderr()}"
+        time.sleep(0.02)
 
 
 def wait_until_asleep(worker: Worker) -> None:

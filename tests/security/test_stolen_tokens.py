@@ -31,8 +31,8 @@ SETTINGS = {
     "PCCL_HEARTBEAT_TIMEOUT": "60",  # nobody is put out while tokens are stolen
     "PCCL_LINK_TIMEOUT": "1.5",
 }
-OPEN_RELAY = struct.pack("<4sBB", b"PCCL", 1, 26)
-PUT_THROUGH = struct.pack("<4sBBHIIQQ", b"PCCL", 1, 27, 0, 0, 0, 0, 0)
+OPEN_RELAY = struct.pack("<4sBB", b"PCCL", 2, 26)
+PUT_THROUGH = struct.pack("<4sBBHIIQQ", b"PCCL", 2, 27, 0, 0, 0, 0, 0)
 ALERT, HANDSHAKE, APPLICATION_DATA = 21, 22, 23
 
 # Reduces arrays of so many elements as it is told.
