@@ -485,6 +485,7 @@ std::optional<Covering> Engine::move_round_to(Call& call, const wire::RoundKey& 
 void Engine::on_sync_outcome(const wire::Outcome& outcome) {
   if (outcome.code != Code::ok) {
     const auto covering = session_.take_covering(outcome.key);
+    (void)end_transfer();
     return end_sync(covering ? covering->error : Error{outcome.code, outcome.reason, {}, {}},
                     record());
   }
@@ -505,7 +506,7 @@ void Engine::on_sync_outcome(const wire::Outcome& outcome) {
       return;
     }
     case wire::SyncStep::again: {
-      const std::unique_ptr<state::Update> update = transfer_.end();
+      const std::unique_ptr<state::Update> update = end_transfer();
       if (update) {
         sync.tx_bytes += update->tx_bytes;
         sync.rx_bytes += update->rx_bytes;
@@ -513,7 +514,7 @@ void Engine::on_sync_outcome(const wire::Outcome& outcome) {
       return begin_sync();
     }
     case wire::SyncStep::done: {
-      std::unique_ptr<state::Update> update = transfer_.end();
+      std::unique_ptr<state::Update> update = end_transfer();
       if (!update) {
         update = std::make_unique<state::Update>();
         update->decision = outcome.sync;
@@ -574,10 +575,17 @@ void Engine::transfer_over(Code code, const std::string& reason) {
   enter_sync(wire::RoundKind::sync_end, std::move(end));
 }
 
+// Null: there was none. The links that only it needed may go.
+std::unique_ptr<state::Update> Engine::end_transfer() {
+  std::unique_ptr<state::Update> update = transfer_.end();
+  if (update) choose_links();
+  return update;
+}
+
 void Engine::end_sync(Error error, const Record& record) {
   const CallPtr call = sync_->call;
   sync_.reset();
-  if (transfer_.active()) (void)transfer_.end();
+  (void)transfer_.end();
   end_call(*call, std::move(error), record);
 }
 

@@ -490,6 +490,7 @@ class Engine final : private SessionHost,
   bool move_sync_to(wire::RoundKind kind);
   void begin_sync();
   void on_sync_outcome(const wire::Outcome& outcome);
+  std::unique_ptr<state::Update> end_transfer();
   void end_sync(Error error, const Record& record);
   std::optional<Covering> move_round_to(Call& call, const wire::RoundKey& next);
   void enter_optimize(const wire::RoundKey& key, wire::RoundPayload payload);

@@ -1254,20 +1254,21 @@ void Engine::watch_links() {
         record() != nullptr && std::any_of(record()->members.begin(), record()->members.end(),
                                            [&](const auto& m) { return m.id == link.peer.id; });
     if (!link.up) {
-      if (link.wanted && !link.reported &&
-          now_ - link.down_since >= options_.settings.link_timeout && (member || prepare_)) {
+      const bool overdue = link.wanted &&
+                           now_ - link.down_since >= options_.settings.link_timeout &&
+                           (member || prepare_);
+      if (!overdue) continue;
+      if (link.last_failure.empty()) link.last_failure = "no connection came about";
+      if (!link.planned) {
+        hopeless.push_back(peer);
+      } else if (!link.reported) {
+        session_.report_link(peer, wire::LinkState::unreachable, link.last_failure);
         link.reported = true;
-        if (link.last_failure.empty()) link.last_failure = "no connection came about";
-        if (link.planned) {
-          session_.report_link(peer, wire::LinkState::unreachable, link.last_failure);
-          if (prepare_) {
-            // The master may know that the member is silent, and wait: say it again.
-            link.reported = false;
-            link.down_since = now_;
-            link.in_vain = repeated = true;
-          }
-        } else {
-          hopeless.push_back(peer);
+        if (prepare_) {
+          // The master may know that the member is silent, and wait: say it again.
+          link.reported = false;
+          link.down_since = now_;
+          link.in_vain = repeated = true;
         }
       }
       continue;

@@ -115,6 +115,7 @@ std::unique_ptr<Update> Transfer::end() {
   mine_.reset();
   my_index_.reset();
   decision_ = {};
+  partners_.clear();
   sources_.clear();
   order_.clear();
   manifest_asked_ = manifest_placed_ = false;

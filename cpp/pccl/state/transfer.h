@@ -90,7 +90,7 @@ class Transfer {
     return active_ && (phase_ == Phase::manifest || phase_ == Phase::chunks) && !over_;
   }
   [[nodiscard]] const wire::SyncDecision& decision() const { return decision_; }
-  // Peers to have a link to while it runs.
+  // Peers to have a link to while it runs; none when it does not.
   [[nodiscard]] const std::vector<PeerId>& partners() const { return partners_; }
   [[nodiscard]] std::uint64_t bytes_done() const { return bytes_done_; }
   [[nodiscard]] std::uint64_t bytes_wanted() const { return bytes_wanted_; }
