@@ -152,8 +152,9 @@ class Communicator:
         quantize: tuple[int, bool, bool, int] | None = None,
         residuals: Sequence[Any] = (),
         any_thread: bool = False,
+        wait: bool = False,
     ) -> Operation:
-        """Starts one collective operation over a list of arrays.
+        """Starts one collective operation over a list of arrays; `wait`: returns, or raises, when it is over.
 
         `arrays`: (send, recv, dtype code) each; send and recv are flat C-contiguous uint8 views of equal size
         (send may be read-only and may be the same memory as recv: then it is in place). They are kept alive

@@ -271,9 +271,9 @@ def allreduce(
             timeout=deadline.left(),
             quantize=coding,
             names=list(map(feedback, parts)),
+            wait=True,
         )
-        info = operation.wait(deadline.left())
-        comm._forget(operation)
+        info = operation.wait(None)
         if mean is not None:
             mean.finish(sums.results, [part.array for part in elements])
         return ReduceInfo(

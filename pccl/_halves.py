@@ -81,14 +81,13 @@ def _run(
         ),
         description=trees.describe_all(entries, nones) + (" to `out`" if given else ""),
         timeout=deadline.left(),
+        wait=True,
         kind=int(kind),
         root=root,
         parts=parts,
     )
-    info = operation.wait(deadline.left())
-    comm._forget(operation)
     staging.finish()
-    return info
+    return operation.wait(None)
 
 
 # Level 2.

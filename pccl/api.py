@@ -542,9 +542,8 @@ def allreduce(
     if tracing is not None:
         special = {"out": out, "info": return_info or None}
         return _trace(tracing, func, tree, op, weight, quantize, tag, limit, comm, special)
-    deadline = _settings.Deadline(limit)
-    work = _start(func, tree, op, out, weight, quantize, tag, comm, deadline.left())
-    result = work._wait(deadline.left())
+    work = _start(func, tree, op, out, weight, quantize, tag, comm, limit, wait=True)
+    result = work._wait(None)
     return (result, work.info) if return_info else result
 
 
@@ -648,7 +647,10 @@ def _start(
     tag: int | None,
     comm: Communicator | None,
     timeout: float | None,
+    *,
+    wait: bool = False,
 ) -> Work[Any]:
+    deadline = _settings.Deadline(timeout)
     used = _use(comm, func)
     used._joined(func)
     how = ReduceOp.parse(op, func)
@@ -681,9 +683,10 @@ def _start(
         rerun=True,
         structure=(kind + travels).encode() + trees.structure(flat.paths, buffers, flat.nones),
         description=kind + trees.describe(flat.paths, buffers, flat.nones) + travels,
-        timeout=timeout,
+        timeout=deadline.left(),
         quantize=coding,
         names=names,
+        wait=wait,
     )
 
     def finish() -> Any:

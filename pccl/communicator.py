@@ -476,7 +476,15 @@ class Communicator(_core.Reducer):
         func = "all_reduce"
         deadline = _settings.Deadline(_settings.seconds(timeout, func))
         handle = self._launch(
-            func, send, recv, op, tag, operand_descriptor, quantization_options, deadline.left()
+            func,
+            send,
+            recv,
+            op,
+            tag,
+            operand_descriptor,
+            quantization_options,
+            deadline.left(),
+            wait=True,
         )
         return handle._finish(deadline.left())
 
@@ -546,6 +554,8 @@ class Communicator(_core.Reducer):
         operand_descriptor: ReduceOperandDescriptor | None,
         quantization_options: QuantizationOptions | None,
         timeout: float | None,
+        *,
+        wait: bool = False,
     ) -> AsyncReduceHandle:
         self._joined(func)
         how = ReduceOp.parse(op, func)
@@ -574,6 +584,7 @@ class Communicator(_core.Reducer):
             description=tree.describe_buffer(sent) + travels,
             timeout=timeout,
             quantize=coding,
+            wait=wait,
         )
         return AsyncReduceHandle(self, operation, staging)
 
@@ -592,10 +603,13 @@ class Communicator(_core.Reducer):
         kept: object = None,
         quantize: Quantize | None = None,
         names: Sequence[tuple[str, str]] = (),
+        wait: bool = False,
         **collective: int,
     ) -> _core.Operation:
         """Starts an operation; keeps it, its arrays and `kept` until it is finished, even if nobody waits.
 
+        `wait`: returns, or raises, when it is finished. Who waits at once says so here: Ctrl-C between
+        a start and a wait of its own would leave the other members in the operation.
         `names`: of the arrays and what they are, for error feedback. `collective`: of another kind than an
         all-reduce, `kind`, `root` and `parts`.
         """
@@ -606,6 +620,10 @@ class Communicator(_core.Reducer):
             if quantize.error_feedback:
                 residuals = self._residuals_of(staging.arrays, tag, names)
                 coding["residuals"] = [kept and kept.values for kept in residuals]
+                with self._lock:
+                    self._residuals.update(
+                        {left.key: left for left in residuals if left is not None}
+                    )
         operation = self._joined(func).start(
             staging.arrays,
             op=int(op),
@@ -615,14 +633,16 @@ class Communicator(_core.Reducer):
             structure=structure,
             description=description,
             timeout=timeout,
+            wait=wait,
             **{**collective, **coding},
         )
+        if wait:
+            return operation
         with self._lock:
             finished = [key for key, (old, _) in self._operations.items() if old.done()]
             for key in finished:
                 del self._operations[key]
             self._operations[id(operation)] = operation, kept
-            self._residuals.update({left.key: left for left in residuals if left is not None})
         return operation
 
     def broadcast(

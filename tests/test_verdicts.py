@@ -35,12 +35,20 @@ for line in sys.stdin:
             made = pccl.barrier()
         elif call == "admit":
             made = pccl.admit()
+        elif call == "begin":
+            made = pccl.allreduce_async(x, "max")
+        elif call == "admit soon":
+            made = pccl.admit(timeout=0.3)
+        elif call == "sync soon":
+            made = pccl.sync({"step": np.zeros(3)}, timeout=0.3)
         else:
             made = pccl.sync({"step": np.zeros(3)})["step"]
         steps = np.unique(made).tolist() if isinstance(made, np.ndarray) else []
         how = dict(event="done", steps=steps)
     except pccl.PeerLost as error:
         how = dict(event="lost", lost=error.peer)
+    except pccl.Timeout:
+        how = dict(event="timeout")
     except KeyboardInterrupt:
         how = dict(event="interrupted")
     say(**how, epoch=pccl.membership().epoch, members=pccl.world_size())
@@ -108,6 +116,33 @@ def test_a_late_member_fails_with_those_that_were_interrupted(call: str, stays: 
         for peer in (b, *others):
             assert peer.expect("done", 60)["steps"] == [2]
         for answer in everyone([b, *others], "allreduce", 3):
+            assert answer["steps"] == [3]
+
+
+@pytest.mark.parametrize("how", ["timeout", "interrupted"])
+@pytest.mark.parametrize("call", ["admit", "sync"])
+def test_a_member_that_gives_up_before_its_operations_are_over_gives_up_for_all(
+    call: str, how: str
+) -> None:
+    with running() as run:
+        (a, b), ids = started(run, 2)
+        a.tell(["begin", 1])
+        assert a.next(60)["event"] == "done"
+        a.tell([call if how == "interrupted" else f"{call} soon", 2])
+        if how == "interrupted":
+            wait_until_asleep(a)
+            a.signal(signal.SIGINT)
+        assert a.next(60)["event"] == how
+        # The other one meets neither the operation nor the call, and both meet in the next one.
+        b.tell(["begin", 1])
+        assert b.next(60)["event"] == "done"
+        b.tell([call, 2])
+        answer = b.next(60)
+        if how == "interrupted":
+            assert (answer["event"], answer["lost"]) == ("lost", ids[0])
+        else:
+            assert answer["event"] == "timeout"
+        for answer in everyone([a, b], "allreduce", 3):
             assert answer["steps"] == [3]
 
 

@@ -23,7 +23,7 @@ using Output = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
   raise({Code::invalid_argument, reason, {}, {}}, CallKind::collective, function);
 }
 
-Info wait(Operation& operation, Seconds timeout) {
+Info await(Operation& operation, Seconds timeout) {
   Signals signals;
   const peer::Limit limit{duration(timeout), signals.hook()};
   const std::shared_ptr<peer::Communicator> engine = operation.comm->engine;
@@ -63,14 +63,12 @@ Operation::~Operation() {
   comm->keep(std::move(call), std::move(arrays));
 }
 
-std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
-                                           const nb::iterable& arrays, int op,
-                                           std::optional<std::uint64_t> tag, int level, bool rerun,
-                                           const nb::bytes& structure,
-                                           const std::string& description, Seconds timeout,
-                                           int kind, std::uint32_t root, std::uint32_t parts,
-                                           const std::optional<Quantized>& quantize,
-                                           const nb::iterable& residuals, bool any_thread) {
+std::shared_ptr<Operation> start_operation(
+    const std::shared_ptr<Comm>& comm, const nb::iterable& arrays, int op,
+    std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
+    const std::string& description, Seconds timeout, int kind, std::uint32_t root,
+    std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals,
+    bool any_thread, bool wait) {
   peer::OperationRequest request;
   request.kind = static_cast<collective::Kind>(kind);
   const char* function = function_of(level, request.kind);
@@ -131,6 +129,12 @@ std::shared_ptr<Operation> start_operation(const std::shared_ptr<Comm>& comm,
   request.any_thread = any_thread;
   request.structure = XXH3_64bits(structure.c_str(), structure.size());
   request.description = description;
+  if (wait) {
+    comm->drop_finished();
+    auto operation = std::make_shared<Operation>(comm, nullptr, std::move(in_use), function);
+    (void)carry_out(*operation, std::move(request), timeout);
+    return operation;
+  }
   return launch(comm, std::move(request), std::move(in_use), function, timeout);
 }
 
@@ -149,6 +153,21 @@ std::shared_ptr<Operation> launch(const std::shared_ptr<Comm>& comm, peer::Opera
     raise(call.error(), CallKind::collective, function);
   }
   return std::make_shared<Operation>(comm, *call, std::move(in_use), function);
+}
+
+Info carry_out(Operation& operation, peer::OperationRequest request, const Seconds& timeout) {
+  Signals signals;
+  const peer::Limit limit{duration(timeout), signals.hook()};
+  const std::shared_ptr<peer::Communicator> engine = operation.comm->engine;
+  const Status status = [&] {
+    const GilRelease release;
+    return engine->reduce(std::move(request), limit,
+                          [&](const peer::CallPtr& call) { operation.call = call; });
+  }();
+  if (operation.done()) operation.arrays.clear();
+  signals.rethrow();
+  if (!status) raise(status.error(), CallKind::collective, operation.function);
+  return Info(*operation.call);
 }
 
 nb::tuple contributors(const peer::Record& record) {
@@ -171,7 +190,7 @@ void bind_operation(nb::module_& m) {
       .def_ro("tx_bytes", &Info::tx_bytes)
       .def_ro("rx_bytes", &Info::rx_bytes);
   nb::class_<Operation>(m, "Operation")
-      .def("wait", &wait, nb::arg("timeout").none())
+      .def("wait", &await, nb::arg("timeout").none())
       .def("done", &Operation::done);
 }
 

@@ -53,12 +53,17 @@ using Quantized = std::tuple<unsigned, bool, bool, std::uint32_t>;
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout, int kind, std::uint32_t root,
     std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals,
-    bool any_thread);
+    bool any_thread, bool wait);
 
 // Starts it. A newcomer is let in first.
 [[nodiscard]] std::shared_ptr<Operation> launch(const std::shared_ptr<Comm>& comm,
                                                 peer::OperationRequest request, Arrays in_use,
                                                 const char* function, const Seconds& timeout);
+
+// Starts it and waits until it is over. Nothing comes between the two: an interruption after the
+// start ends the operation for all members. REQUIRES: `operation` has no call yet.
+[[nodiscard]] Info carry_out(Operation& operation, peer::OperationRequest request,
+                             const Seconds& timeout);
 
 // The public name of the call.
 [[nodiscard]] const char* function_of(int level,

@@ -86,17 +86,7 @@ Info run(const std::shared_ptr<Comm>& comm, Plain plain, const Seconds& timeout)
   const int level = plain.request.rerun ? 2 : 1;
   // Keeps the arrays, should the wait end before the operation.
   Operation operation(comm, nullptr, std::move(plain.in_use), function_of(level));
-  Signals signals;
-  const peer::Limit limit{duration(timeout), signals.hook()};
-  const std::shared_ptr<peer::Communicator> engine = comm->engine;
-  const Status status = [&] {
-    const GilRelease release;
-    return engine->reduce(std::move(plain.request), limit,
-                          [&](const peer::CallPtr& call) { operation.call = call; });
-  }();
-  signals.rethrow();
-  if (!status) raise(status.error(), CallKind::collective, operation.function);
-  return Info(*operation.call);
+  return carry_out(operation, std::move(plain.request), timeout);
 }
 
 constexpr const char* kAllReduce = R"(Reduces `send` over all members into `recv`, and waits.

@@ -450,19 +450,27 @@ void Communicator::close(const std::string& failure) {
   runtime->shut();
 }
 
-// Waits for the operations that this peer has started.
+// Waits for the operations that this peer has started. How each ends is told to who waits for it.
+// A deadline or Ctrl-C ends those that are left, for all members: this peer goes on without them.
 Status Communicator::finish_own(Visit& visit, const Deadline& deadline, const Limit& limit) {
-  std::vector<CallPtr> unfinished;
+  std::vector<CallPtr> own;
   {
     const std::lock_guard lock(mutex_);
-    unfinished = started_;
+    own = started_;
   }
-  for (const CallPtr& call : unfinished) {
-    // How it ends is told to who waits for it.
+  Status stopped;
+  for (const CallPtr& call : own) {
     const Status status = await_call(visit, call, deadline, limit, false);
-    if (!call->done || (!status && status.error().code == Code::interrupted)) return status;
+    const bool interrupted = !status && status.error().code == Code::interrupted;
+    if (call->done && !interrupted) continue;
+    stopped = status;
+    break;
   }
-  return {};
+  if (stopped) return {};
+  for (const CallPtr& call : own) visit.engine().abort(call, stopped.error().code, clock_now());
+  visit.runtime().act();
+  for (const CallPtr& call : own) (void)await_call(visit, call, {}, {}, true);
+  return stopped;
 }
 
 // ---- collective calls
@@ -480,7 +488,16 @@ Result<bool> Communicator::admit(const Limit& limit) {
     engine.pass_admission_point();
     return true;
   }
-  if (const Status status = finish_own(visit, deadline, limit); !status) return status.error();
+  const Status finished = finish_own(visit, deadline, limit);
+  if (!finished && engine.standing() == Standing::member && engine.record()->members.size() > 1) {
+    // The others wait in this round, or will; or they have passed the point without one.
+    if (engine.admission_round_needed()) {
+      give_up(visit, wire::RoundKind::admit, finished.error().code);
+    } else {
+      engine.pass_admission_point();
+    }
+  }
+  if (!finished) return finished.error();
   if (engine.standing() == Standing::out) return engine.end();
   if (!engine.admission_round_needed() && engine.record()->members.size() > 1) {
     engine.pass_admission_point();
@@ -564,31 +581,36 @@ Result<CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries, wire:
   const auto found = runtime();
   if (!found) return found.error();
   const Deadline deadline = deadline_of(limit);
-  {
-    // What runs may write what is to be hashed.
-    Visit visit(*found);
-    if (!vote.owned && visit.engine().unfinished() > 0) return unfinished_error(visit.engine());
-    if (const Status status = finish_own(visit, deadline, limit); !status) return status.error();
-  }
   const auto admits = [&](Engine& engine) {
     return vote.owned && !engine.owes_sync() &&
            (engine.admission_round_needed() || engine.record()->members.size() == 1);
   };
+  // Before this peer votes. The others wait for it, or will.
+  const auto give_up_early = [&](Visit& visit, Code code) {
+    Engine& engine = visit.engine();
+    if (engine.standing() != Standing::member || engine.record()->members.size() == 1) return;
+    const bool admission = admits(engine);
+    if (!admission && vote.owned) engine.pass_admission_point();
+    give_up(visit, admission ? wire::RoundKind::sync_admit : wire::RoundKind::sync, code);
+  };
+  {
+    // What runs may write what is to be hashed.
+    Visit visit(*found);
+    if (!vote.owned && visit.engine().unfinished() > 0) return unfinished_error(visit.engine());
+    if (const Status status = finish_own(visit, deadline, limit); !status) {
+      give_up_early(visit, status.error().code);
+      return status.error();
+    }
+  }
   // Without the turn: others may work meanwhile, and the loop goes on.
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
   const auto stop = [&] { return passed(deadline) || (limit.interrupted && limit.interrupted()); };
   auto state = state::hash(std::move(entries), std::min(cores, kMaxHashThreads), stop);
   if (!state) {
     if (state.error().code != Code::interrupted) return state.error();
-    // The others wait for it, or will.
     Visit visit(*found);
-    Engine& engine = visit.engine();
     const Code code = passed(deadline) ? Code::timeout : Code::interrupted;
-    if (engine.standing() == Standing::member && engine.record()->members.size() > 1) {
-      const bool admission = admits(engine);
-      if (!admission && vote.owned) engine.pass_admission_point();
-      give_up(visit, admission ? wire::RoundKind::sync_admit : wire::RoundKind::sync, code);
-    }
+    give_up_early(visit, code);
     if (code == Code::timeout)
       return Error{code, "the deadline passed while the state was hashed", {}, {}};
     return state.error();
