@@ -253,10 +253,13 @@ class Leaf(NamedTuple):
     Attributes:
         buffers: Its memory.
         restore: Makes the result's kind from result arrays, one per buffer.
+        guards: How many of the buffers, the last ones, only tell `restore` whether the result is
+            right. An array that the result is written to has no place for them.
     """
 
     buffers: Sequence[Buffer]
     restore: Callable[[Sequence[Array]], object]
+    guards: int = 0
 
 
 def _named(error: InvalidArgument | NotSupported, func: str, where: str) -> Exception:
@@ -290,7 +293,7 @@ def _read(leaf: object, op: ReduceOp | None, name: str) -> Leaf:
     if isinstance(leaf, np.generic):
         scalar = np.asarray(leaf)
         if scalar.dtype == np.int64 and op in _GROWING:  # meets other members' Python ints
-            return Leaf(_with_float(scalar), lambda results: results[0][()])
+            return Leaf(_with_float(scalar), lambda results: results[0][()], guards=1)
         return Leaf([_numpy_buffer(scalar)], lambda results: results[0][()])
     if isinstance(leaf, int | float) and not isinstance(leaf, bool):
         as_float = op is ReduceOp.AVG or isinstance(leaf, float)
@@ -299,7 +302,7 @@ def _read(leaf: object, op: ReduceOp | None, name: str) -> Leaf:
         except OverflowError:
             raise InvalidArgument.because("", "the int does not fit in 64 bits") from None
         if not as_float and op in _GROWING:
-            return Leaf(_with_float(number), lambda results: _checked(results, name))
+            return Leaf(_with_float(number), lambda results: _checked(results, name), guards=1)
         dtype = DataType.DOUBLE if as_float else DataType.INT64
         return Leaf([Buffer(number, dtype)], lambda results: results[0].item())
     adapter = _any_adapter(leaf)
@@ -315,7 +318,8 @@ def _read(leaf: object, op: ReduceOp | None, name: str) -> Leaf:
     return Leaf(buffers, restore)
 
 
-_GROWING = (ReduceOp.SUM, ReduceOp.PROD)  # what results need more bits than their inputs for
+# Results of these ops may need more bits than their inputs.
+_GROWING = (ReduceOp.SUM, ReduceOp.PROD)
 
 
 def _with_float(number: Array) -> list[Buffer]:

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, SupportsFloat, TypeVar, overload
 
+import numpy as np
+
 from pccl import _arrays, _core, _device, _halves, _settings, communicator
 from pccl import quantize as quantization
 from pccl import tree as trees
@@ -692,7 +694,12 @@ def _start(
     def finish() -> Any:
         staging.finish()
         results = staging.results if mean is None else mean.finish(staging.results, recvs)
-        return flat.unflatten(_restore(leaves, results)) if out is None else out
+        if out is None:
+            return flat.unflatten(_restore(leaves, results))
+        for leaf, result in zip(leaves, _by_leaf(leaves, results), strict=True):
+            if leaf.guards:
+                leaf.restore(result)  # raises what is wrong with it
+        return out
 
     return Work(used, operation, finish)
 
@@ -709,19 +716,29 @@ def _outputs(func: str, paths: Sequence[str], leaves: Sequence[Leaf], out: Any) 
     arrays = []
     for path, leaf, target in zip(paths, leaves, flat.leaves, strict=True):
         targets = _arrays.write(target, func, f"out{path}")
-        wanted = [(buffer.dtype, buffer.array.shape) for buffer in leaf.buffers]
+        shown = leaf.buffers[: len(leaf.buffers) - leaf.guards]
+        wanted = [(buffer.dtype, buffer.array.shape) for buffer in shown]
         if wanted != [(buffer.dtype, buffer.array.shape) for buffer in targets]:
             have = ", ".join(map(trees.describe_buffer, targets))
-            want = ", ".join(map(trees.describe_buffer, leaf.buffers))
+            want = ", ".join(map(trees.describe_buffer, shown))
             raise InvalidArgument.because(func, f"out{path} is {have}, but tree{path} is {want}")
         arrays += [buffer.array for buffer in targets]
+        arrays += [np.empty_like(guard.array) for guard in leaf.buffers[len(shown) :]]
     return arrays
 
 
 def _restore(leaves: Sequence[Leaf], results: Sequence[Array]) -> list[object]:
     """The results as the kinds of arrays and numbers that came in."""
+    return [
+        leaf.restore(result)
+        for leaf, result in zip(leaves, _by_leaf(leaves, results), strict=True)
+    ]
+
+
+def _by_leaf(leaves: Sequence[Leaf], results: Sequence[Array]) -> list[list[Array]]:
+    """The results, one per buffer, of each leaf."""
     following = iter(results)
-    return [leaf.restore([next(following) for _ in leaf.buffers]) for leaf in leaves]
+    return [[next(following) for _ in leaf.buffers] for leaf in leaves]
 
 
 def broadcast(
@@ -880,7 +897,6 @@ class Work(Generic[_Result]):
                     self._result = self._make()
                     self._info = communicator.reduce_info(info)
                     self._make = self._operation = None  # lets the inputs go
-            self._comm._forget(operation)
         result: _Result = self._result
         return result
 

@@ -158,11 +158,9 @@ class Communicator(_core.Reducer):
         self._candidate: _core.Communicator | None = None  # while it joins
         self._closed = False
         self._fork = _forks
-        # Unfinished operations, so that they keep their arrays even if nobody waits for them.
-        self._operations: dict[int, tuple[_core.Operation, object]] = {}
         # By tag and path: what rounding left out of an array the last time.
         self._residuals: dict[tuple[int | None, str], _Residual] = {}
-        # Guards _operations, _joining and _engine; never held in a blocking call.
+        # Guards _residuals, _joining and _engine; never held in a blocking call.
         self._lock = threading.Lock()
 
     def _check_replica(self, name: str | None, ranks: int | None) -> tuple[str, int]:
@@ -260,7 +258,6 @@ class Communicator(_core.Reducer):
             if engine is not None:
                 engine.close(failure)
         with self._lock:
-            self._operations.clear()
             self._residuals.clear()
 
     def _leave_at_exit(self) -> None:
@@ -606,7 +603,7 @@ class Communicator(_core.Reducer):
         wait: bool = False,
         **collective: int,
     ) -> _core.Operation:
-        """Starts an operation; keeps it, its arrays and `kept` until it is finished, even if nobody waits.
+        """Starts an operation, which keeps its arrays and `kept` until it is finished, even if nobody waits.
 
         `wait`: returns, or raises, when it is finished. Who waits at once says so here: Ctrl-C between
         a start and a wait of its own would leave the other members in the operation.
@@ -624,7 +621,7 @@ class Communicator(_core.Reducer):
                     self._residuals.update(
                         {left.key: left for left in residuals if left is not None}
                     )
-        operation = self._joined(func).start(
+        return self._joined(func).start(
             staging.arrays,
             op=int(op),
             tag=tag,
@@ -634,16 +631,9 @@ class Communicator(_core.Reducer):
             description=description,
             timeout=timeout,
             wait=wait,
+            kept=kept,
             **{**collective, **coding},
         )
-        if wait:
-            return operation
-        with self._lock:
-            finished = [key for key, (old, _) in self._operations.items() if old.done()]
-            for key in finished:
-                del self._operations[key]
-            self._operations[id(operation)] = operation, kept
-        return operation
 
     def broadcast(
         self, array: Any, *, root: int = 0, tag: int = 0, timeout: float | None = None
@@ -707,11 +697,6 @@ class Communicator(_core.Reducer):
             TooFewPeers, PeerLost, MismatchedCall, InvalidArgument: As in `all_reduce`.
         """
         return halves.reduce_into(self, send, recv, op, tag, timeout)
-
-    def _forget(self, operation: _core.Operation) -> None:
-        """Lets a finished operation's arrays go."""
-        with self._lock:
-            self._operations.pop(id(operation), None)
 
     def _residuals_of(
         self,
@@ -891,7 +876,6 @@ class AsyncReduceHandle:
                 staging.finish()
                 self._info = info
                 self._running = None  # lets the arrays go
-            self._comm._forget(operation)
         assert self._info is not None
         return self._info
 

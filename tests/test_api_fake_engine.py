@@ -376,19 +376,6 @@ def test_work_can_be_awaited(fake):
     assert asyncio.run(main()) == [0, 4, 8]
 
 
-def test_a_dropped_work_keeps_its_arrays_until_it_is_finished(fake):
-    array = np.ones(3)
-    alive = weakref.ref(array)
-    pccl.allreduce_async(array)
-    del array
-    gc.collect()
-    assert alive() is not None
-    fake.operations[0]().wait(None)
-    pccl.allreduce(1)
-    gc.collect()
-    assert alive() is None
-
-
 def test_a_finished_work_lets_its_inputs_go(fake):
     array = np.ones(3)
     alive = weakref.ref(array)

@@ -814,6 +814,28 @@ def test_those_who_wait_are_told_for_whom_after_ten_seconds_and_each_minute() ->
     assert told[2][2] == waits
 
 
+def test_one_line_tells_of_all_calls_that_wait_for_the_same_members() -> None:
+    play = _testing.MasterPlay(3)
+    play.told()
+    told = []
+    for second in range(110):
+        if second in (0, 5, 30):
+            for member in (1, 3):
+                play.says(member, ENTER_ROUND, barrier((0, 5, 30).index(second)))
+        play.passes(1)
+        told += [
+            (second + 1, text)
+            for to, what, _, text in play.told()
+            if what == "notice" and to == 1
+        ]
+    name = f"rank 1 ({peer(2).hex()[:8]})"
+    assert told == [
+        (10, f"waiting for 1 peer in barrier #0 for 10 s: {name}; and in 1 more call"),
+        (40, f"waiting for 1 peer in barrier #0 for 40 s: {name}; and in 2 more calls"),
+        (100, f"waiting for 1 peer in barrier #0 for 100 s: {name}; and in 2 more calls"),
+    ]
+
+
 def test_a_member_that_never_calls_is_out_after_half_an_hour() -> None:
     play = _testing.MasterPlay(3)
     for member in (1, 3):

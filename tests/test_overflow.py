@@ -121,3 +121,17 @@ def test_numpys_integers_meet_pythons_and_wrap(three: list[pccl.Communicator]) -
             return "does not fit"
 
     assert each(three, call) == [0, "does not fit", "does not fit"]
+
+
+def test_a_python_int_is_summed_into_an_array(three: list[pccl.Communicator]) -> None:
+    """Members with `out` meet those without, and the int has to fit all the same."""
+
+    def call(rank: int, comm: pccl.Communicator, number: int) -> Any:
+        out = None if rank == 0 else np.zeros((), np.int64)
+        try:
+            return int(pccl.allreduce(number, out=out, comm=comm))
+        except OverflowError:
+            return "does not fit"
+
+    assert each(three, lambda r, c: call(r, c, r + 1)) == [6] * 3
+    assert each(three, lambda r, c: call(r, c, 2**62)) == ["does not fit"] * 3

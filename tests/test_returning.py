@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 from workers import running
 
+import pccl
+
 CALLS = 9000
 FAST = {
     "PCCL_HEARTBEAT_INTERVAL": "0.2",
@@ -141,3 +143,42 @@ def test_a_call_that_started_over_in_memory_is_over_for_the_master_too() -> None
             for peer in peers:
                 peer.expect(event)
         assert all("waiting for 1 peer in" not in peer.stderr() for peer in peers)
+
+
+def test_a_loss_that_ended_very_many_calls_is_told_to_a_restarted_master() -> None:
+    """The log that the master asks for has it as one entry, longer than a first message may be."""
+    count = 43_000
+    code = f"""
+    comm = start()
+    say(event="in")
+    hear()
+    x, made = np.ones(1, np.int64), np.zeros(({count}, 1), np.int64)
+    handles = [comm.all_reduce_async(x, one, op="sum") for one in made]
+    say(event="called", open=comm._engine.unfinished())
+    say(event="ended", ends=sorted({{handle.wait()[1] for handle in handles}}))
+    hear()
+    comm.all_reduce(x, made[0], op="sum")
+    say(event="done", made=int(made[0][0]))
+    """
+    with running(**FAST, PCCL_SHM="0") as run:
+        *callers, lost = run.peers(3, code)
+        for peer in (*callers, lost):
+            peer.expect("in")
+        for peer in callers:
+            peer.tell("go")
+            assert peer.expect("called", 120)["open"] == count
+        told, late = callers
+        late.signal(signal.SIGSTOP)  # so that the entry stays in the other one's log
+        lost.signal(signal.SIGKILL)
+        lost.ends()
+        failed = [int(pccl.Result.RANK_CONNECTION_LOST)]
+        assert told.expect("ended", 120)["ends"] == failed
+        run.master.signal(signal.SIGKILL)
+        run.master.ends()
+        run.restart_master()
+        late.signal(signal.SIGCONT)
+        assert late.expect("ended", 120)["ends"] == failed
+        for peer in callers:
+            peer.tell("go")
+        for peer in callers:
+            assert peer.expect("done", 60)["made"] == 2

@@ -362,18 +362,33 @@ def test_a_peer_that_met_the_master_on_loopback_reduces_with_one_on_another_host
 
 
 def test_a_dropped_work_runs_to_its_end() -> None:
+    """And keeps its arrays until then, whether the engine takes them as they are or not."""
     code = """
-    import gc
+    import gc, weakref
     start()
+    hear()
     out = np.zeros(200_000, np.int64)
-    pccl.allreduce_async(x(200_000), out=out)
+    held = x(200_000)
+    strided = np.ones(400_000, np.int64)[::2]
+    alive = weakref.ref(held)
+    pccl.allreduce_async(held, out=out)
+    pccl.allreduce_async([strided, 1])
+    del held
     gc.collect()
+    say(event="called", held=alive() is not None)
     pccl.barrier()
     total, info = pccl.allreduce(x(10), return_info=True)
-    say(event="done", ok=bool((out == expected(info)).all()))
+    gc.collect()
+    say(event="done", ok=bool((out == expected(info)).all()), held=alive() is not None)
     """
     with running() as run:
-        assert all(peer.expect("done")["ok"] for peer in run.peers(2, code))
+        first, second = run.peers(2, code)
+        first.tell("go")
+        assert first.expect("called")["held"]  # the other member has not come to it
+        second.tell("go")
+        second.expect("called")
+        for peer in (first, second):
+            assert peer.expect("done") == {"event": "done", "ok": True, "held": False}
 
 
 @pytest.mark.parametrize("kind", ["torch", "jax"])

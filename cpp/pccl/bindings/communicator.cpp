@@ -40,7 +40,14 @@ void Comm::keep(peer::CallPtr call, Arrays arrays) {
 }
 
 void Comm::drop_finished() {
-  kept.remove_if([](const auto& item) { return item.first->done.load(std::memory_order_acquire); });
+  const auto done = [](const auto& item) {
+    return item.first->done.load(std::memory_order_acquire);
+  };
+  while (!kept.empty() && done(kept.front())) kept.pop_front();
+  // Most end in the order in which they began. The others are looked for when they may be half.
+  if (kept.size() < look_again) return;
+  kept.remove_if(done);
+  look_again = 2 * kept.size() + 16;
 }
 
 namespace {
@@ -251,7 +258,8 @@ void bind_communicator(nb::module_& m) {
       .def("start", &start_operation, "arrays"_a, nb::kw_only(), "op"_a, nb::arg("tag").none(),
            "level"_a, "rerun"_a, "structure"_a, "description"_a, nb::arg("timeout").none(),
            "kind"_a = 0, "root"_a = 0, "parts"_a = 0, nb::arg("quantize").none() = nb::none(),
-           "residuals"_a = nb::tuple(), "any_thread"_a = false, "wait"_a = false)
+           "residuals"_a = nb::tuple(), "any_thread"_a = false, "wait"_a = false,
+           "kept"_a = nb::none())
       .def("reduce_tree", &reduce_tree, "tree"_a, nb::arg("out").none(), "op"_a,
            nb::arg("tag").none(), nb::arg("timeout").none())
       .def("start_tree", &start_tree, "tree"_a, nb::arg("out").none(), "op"_a,

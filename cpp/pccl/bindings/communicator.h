@@ -2,6 +2,7 @@
 // gone.
 #pragma once
 
+#include <cstddef>
 #include <list>
 #include <memory>
 #include <utility>
@@ -28,6 +29,7 @@ struct Comm {
 
   std::shared_ptr<peer::Communicator> engine;
   std::list<std::pair<peer::CallPtr, Arrays>> kept;
+  std::size_t look_again = 0;  // for finished ones behind others, when so many are kept
   // Of the latest plain reduction: the tuple is made once for a membership.
   peer::Record contributors_of;
   nb::object contributors;

@@ -68,7 +68,7 @@ std::shared_ptr<Operation> start_operation(
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout, int kind, std::uint32_t root,
     std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals,
-    bool any_thread, bool wait) {
+    bool any_thread, bool wait, const nb::object& kept) {
   peer::OperationRequest request;
   request.kind = static_cast<collective::Kind>(kind);
   const char* function = function_of(level, request.kind);
@@ -120,6 +120,7 @@ std::shared_ptr<Operation> start_operation(
     array.residual = residual.data();
     in_use.emplace_back(nb::borrow(item));
   }
+  if (!kept.is_none()) in_use.push_back(kept);
   request.root = root;
   request.parts = parts;
   request.op = static_cast<ReduceOp>(op);

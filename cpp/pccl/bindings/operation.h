@@ -53,7 +53,7 @@ using Quantized = std::tuple<unsigned, bool, bool, std::uint32_t>;
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout, int kind, std::uint32_t root,
     std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals,
-    bool any_thread, bool wait);
+    bool any_thread, bool wait, const nb::object& kept);
 
 // Starts it. A newcomer is let in first.
 [[nodiscard]] std::shared_ptr<Operation> launch(const std::shared_ptr<Comm>& comm,

@@ -1726,35 +1726,57 @@ void Group::check_stuck(Instant now) {
   }
 }
 
+// Tells members whom they wait for: one line for all calls that the same peers are missing in.
 void Group::notice_stragglers(Instant now) {
-  const auto notice = [&](const wire::CallKey& key, Instant opened, unsigned& notices,
-                          auto has_entered) {
-    const Duration waited = now - opened;
-    if (waited < options_.straggler_notice + notices * options_.straggler_repeat) return;
-    ++notices;
-    std::string missing;
-    std::size_t count = 0;
-    for (const Peer& peer : members_) {
-      if (has_entered(peer.member.id)) continue;
-      if (++count <= 4) missing += (count > 1 ? ", " : " ") + named(peer.member.id);
+  struct Wait {
+    wire::CallKey oldest;
+    Instant opened{};
+    bool due = false;
+    std::vector<std::optional<Instant>*> noticed;  // of all its calls
+  };
+  const auto is_due = [&](Instant opened, const std::optional<Instant>& noticed) {
+    return noticed ? now - *noticed >= options_.straggler_repeat
+                   : now - opened >= options_.straggler_notice;
+  };
+  const auto any_due = [&](const auto& calls) {
+    return std::any_of(calls.begin(), calls.end(), [&](const auto& item) {
+      return is_due(item.second.opened, item.second.noticed);
+    });
+  };
+  if (!any_due(operations_) && !any_due(rounds_)) return;
+  std::map<std::vector<PeerId>, Wait> waits;  // by who is missing
+  const auto count = [&](const wire::CallKey& key, auto& call, const auto& entered) {
+    std::vector<PeerId> missing;
+    for (const Peer& peer : members_)
+      if (!entered.contains(peer.member.id)) missing.push_back(peer.member.id);
+    if (missing.empty()) return;
+    Wait& wait = waits[missing];
+    if (wait.noticed.empty() || call.opened < wait.opened) {
+      wait.oldest = key;
+      wait.opened = call.opened;
     }
-    if (count == 0) return;
-    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(waited).count();
-    const std::string line = "waiting for " + plural(count, "peer") + " in " + called(key) +
-                             " for " + std::to_string(seconds) + " s:" + missing +
-                             (count > 4 ? " ..." : "");
+    wait.due = wait.due || is_due(call.opened, call.noticed);
+    wait.noticed.push_back(&call.noticed);
+  };
+  for (auto& [key, operation] : operations_) count(key, operation, operation.entries);
+  for (auto& [key, round] : rounds_) count(key, round, round.entered);
+  for (const auto& [missing, wait] : waits) {
+    if (!wait.due) continue;
+    for (std::optional<Instant>* noticed : wait.noticed) *noticed = now;
+    std::string names;
+    for (std::size_t i = 0; i < std::min<std::size_t>(missing.size(), 4); ++i)
+      names += (i > 0 ? ", " : " ") + named(missing[i]);
+    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - wait.opened);
+    std::string line = "waiting for " + plural(missing.size(), "peer") + " in " +
+                       called(wait.oldest) + " for " + std::to_string(waited.count()) +
+                       " s:" + names + (missing.size() > 4 ? " ..." : "");
+    if (wait.noticed.size() > 1) line += "; and in " + plural(wait.noticed.size() - 1, "more call");
     for (const Peer& peer : members_) {
-      if (peer.connection != 0 && has_entered(peer.member.id))
+      const bool waits_too =
+          std::find(missing.begin(), missing.end(), peer.member.id) == missing.end();
+      if (peer.connection != 0 && waits_too)
         around_.send(peer.connection, collected_, wire::Notice{line});
     }
-  };
-  for (auto& [key, operation] : operations_) {
-    notice(key, operation.opened, operation.notices,
-           [&](const PeerId& id) { return operation.entries.contains(id); });
-  }
-  for (auto& [key, round] : rounds_) {
-    notice(key, round.opened, round.notices,
-           [&](const PeerId& id) { return round.entered.contains(id); });
   }
 }
 

@@ -260,13 +260,13 @@ class Group {
     Instant opened{};
     std::optional<Instant> met;  // all members have entered
     std::optional<Instant> mismatch_since;
-    unsigned notices = 0;
+    std::optional<Instant> noticed;  // its members were told whom they wait for
   };
   struct OpenRound {
     std::map<PeerId, wire::RoundPayload> entered;
     std::uint64_t bytes = 0;  // of all lists of entries that came
     Instant opened{};
-    unsigned notices = 0;
+    std::optional<Instant> noticed;  // its members were told whom they wait for
   };
   struct LinkTrouble {
     wire::LinkState state = wire::LinkState::broken;

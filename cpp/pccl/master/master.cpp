@@ -1,7 +1,9 @@
 #include "pccl/master/master.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
+#include <utility>
 
 #include "pccl/net/address.h"
 #include "pccl/net/ticket.h"
@@ -106,6 +108,11 @@ bool Master::member(ConnectionId connection) const {
   if (it == connections_.end() || !it->second.group) return false;
   const Group* known = group(*it->second.group);
   return known != nullptr && !known->member_on(connection).empty();
+}
+
+bool Master::may_be_long(ConnectionId connection) const {
+  const auto it = connections_.find(connection);
+  return (it != connections_.end() && it->second.asked) || member(connection);
 }
 
 // Nobody was ever let in: there is nothing to remember of it.
@@ -391,7 +398,7 @@ void Master::ask_for_log(ConnectionId id, Connection& connection, const wire::Re
     if (other != id && earlier.asked && earlier.asked->report.seat() == report.seat()) close(other);
   }
   connection.recovers = true;
-  connection.asked = AskedLog{std::move(report), rejoin.group, {}, 0, false, since};
+  connection.asked = AskedLog{std::move(report), rejoin.group, since, {}, 0, 0, false};
   send(id, 0, wire::RequestLog{});
 }
 
@@ -406,27 +413,41 @@ void Master::log_part(ConnectionId id, Connection& connection, const wire::LogPa
   };
   const PeerId& who = asked.report.seat().first;
   if (asked.complete || (part.entries.empty() && !part.last)) return refused(wrong_report(who, ""));
-  if (asked.entries.size() + part.entries.size() > options_.max_behind + 1)
+  if (asked.entries + part.entries.size() > options_.max_behind + 1)
     return refused(wrong_report(who, ": its log is too long"));
-  const std::size_t bytes = wire::encoded_bytes(part);
-  if (reported_bytes({}) + bytes > kMaxReported) {
+  wire::Bytes bytes;
+  wire::Writer writer(bytes);
+  writer(part);
+  if (reported_bytes({}) + bytes.size() > kMaxReported) {
     if (const auto line = rare_.line("too many members come back at the same time", now))
       log(*line);
     return close(id);  // it tries again
   }
-  asked.bytes += bytes;
-  asked.entries.insert(asked.entries.end(), part.entries.begin(), part.entries.end());
+  asked.bytes += bytes.size();
+  asked.entries += part.entries.size();
+  asked.parts.push_back(std::move(bytes));
   if (!part.last) return;
   asked.complete = true;
   const wire::Rejoin rejoin = asked.report.rejoin();
-  if (const Status sound = check_log(rejoin, asked.entries, options_); !sound)
-    return refused(sound);
+  const std::vector<wire::LogEntry> entries = asked.log();
+  if (const Status sound = check_log(rejoin, entries, options_); !sound) return refused(sound);
   if (recoveries_.contains(group)) return recover_if_ready(group, now);
-  const std::vector<wire::LogEntry> entries = std::move(asked.entries);
   connection.asked.reset();
   connection.recovers = false;
   if (groups_.contains(group)) return return_to(id, connection, rejoin, &entries, now);
   close(id);  // the group has ended meanwhile; it comes again
+}
+
+std::vector<wire::LogEntry> Master::AskedLog::log() const {
+  std::vector<wire::LogEntry> whole;
+  whole.reserve(entries);
+  for (const wire::Bytes& encoded : parts) {
+    wire::Reader reader(encoded);
+    wire::LogPart part;
+    reader(part);
+    std::move(part.entries.begin(), part.entries.end(), std::back_inserter(whole));
+  }
+  return whole;
 }
 
 void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame,
@@ -560,7 +581,7 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
   Connection& source = connections_.at(best.connection());
   if (!source.asked) return ask_for_log(best.connection(), source, best.rejoin(), now);
   if (!source.asked->complete) return;
-  const std::vector<wire::LogEntry> entries = std::move(source.asked->entries);
+  const std::vector<wire::LogEntry> entries = source.asked->log();
   const std::vector<Returned> reports = std::move(recovery.reports);
   recoveries_.erase(it);
   for (const Returned& one : reports) {

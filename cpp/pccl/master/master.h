@@ -74,16 +74,20 @@ class Master final : private Surroundings {
   [[nodiscard]] bool anonymous(ConnectionId connection) const;
   // The peer on it is in an epoch: until then it has nothing long to say.
   [[nodiscard]] bool member(ConnectionId connection) const;
+  // It is a member's, or a member that came back was asked for its log on it.
+  [[nodiscard]] bool may_be_long(ConnectionId connection) const;
 
  private:
   // A member that came back was asked for its log. What has come of it so far.
   struct AskedLog {
     Returned report;
     std::uint32_t group = 0;
-    std::vector<wire::LogEntry> entries;
-    std::size_t bytes = 0;  // on the wire
+    Instant since{};                 // the first question to this member
+    std::vector<wire::Bytes> parts;  // as they came: in memory, entries are several times as long
+    std::size_t bytes = 0;           // of all parts
+    std::size_t entries = 0;         // of all parts
     bool complete = false;
-    Instant since{};  // the first question to this member
+    [[nodiscard]] std::vector<wire::LogEntry> log() const;
   };
   struct Connection {
     std::string address;

@@ -302,7 +302,8 @@ void Server::read(ConnectionId id) {
   act();
 }
 
-// Who has joined may take its time, and who is a member may send long messages.
+// Who has joined may take its time, and who is a member may send long messages, or was one and is
+// asked what it has seen.
 void Server::promote(ConnectionId id, Connection& connection) {
   if (!connection.known && !master_.anonymous(id)) {
     connection.known = true;
@@ -312,8 +313,8 @@ void Server::promote(ConnectionId id, Connection& connection) {
   if (connection.known && !connection.member && master_.member(id)) {
     connection.member = true;
     newcomers_.leave(id);
-    connection.reader.limit(wire::kMaxPayload);
   }
+  if (connection.known && master_.may_be_long(id)) connection.reader.limit(wire::kMaxPayload);
 }
 
 void Server::count_held(ConnectionId id, Connection& connection) {

@@ -690,8 +690,11 @@ Result<CallPtr> Communicator::begin(Visit& visit, OperationRequest request,
     return call->error;
   }
   const std::lock_guard lock(mutex_);
-  std::erase_if(started_,
-                [](const CallPtr& old) { return old->done.load(std::memory_order_acquire); });
+  if (started_.size() >= started_limit_) {
+    std::erase_if(started_,
+                  [](const CallPtr& old) { return old->done.load(std::memory_order_acquire); });
+    started_limit_ = 2 * started_.size() + 16;
+  }
   started_.push_back(call);
   return call;
 }

@@ -56,7 +56,7 @@ void MasterHost::pump(master::ConnectionId id) {
   const ConnectionPtr connection = peer.connection;
   const auto bytes = connection->readable(1);
   if (!bytes.empty()) {
-    peer.reader.limit(master_->member(id) ? wire::kMaxPayload : wire::kMaxFirstPayload);
+    peer.reader.limit(master_->may_be_long(id) ? wire::kMaxPayload : wire::kMaxFirstPayload);
     peer.reader.feed(bytes);
     connection->consume(1, bytes.size());
     wire::Frame frame;
