@@ -159,7 +159,8 @@ class Communicator:
 
         `arrays`: (send, recv, dtype code) each; send and recv are flat C-contiguous uint8 views of equal size
         (send may be read-only and may be the same memory as recv: then it is in place). They and `kept`
-        stay alive until the operation is over, also if nobody holds the Operation. `tag=None` matches by order. `level=1` raises TooFewPeers alone; `level=2` waits to be
+        stay alive until the operation is over, also if nobody holds the Operation.
+        `tag=None` matches by order. `level=1` raises TooFewPeers alone; `level=2` waits to be
         admitted first (a newcomer's first collective call; up to `timeout`) and works alone.
         `kind`: 0 all-reduce; 1 reduce-scatter: send has `parts` times the elements of recv; 2 all-gather: recv
         has `parts` times those of send; 3 broadcast from rank `root`. Ranks and `parts` are those of

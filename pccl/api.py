@@ -730,8 +730,7 @@ def _outputs(func: str, paths: Sequence[str], leaves: Sequence[Leaf], out: Any) 
 def _restore(leaves: Sequence[Leaf], results: Sequence[Array]) -> list[object]:
     """The results as the kinds of arrays and numbers that came in."""
     return [
-        leaf.restore(result)
-        for leaf, result in zip(leaves, _by_leaf(leaves, results), strict=True)
+        leaf.restore(result) for leaf, result in zip(leaves, _by_leaf(leaves, results), strict=True)
     ]
 
 

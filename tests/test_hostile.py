@@ -824,9 +824,7 @@ def test_one_line_tells_of_all_calls_that_wait_for_the_same_members() -> None:
                 play.says(member, ENTER_ROUND, barrier((0, 5, 30).index(second)))
         play.passes(1)
         told += [
-            (second + 1, text)
-            for to, what, _, text in play.told()
-            if what == "notice" and to == 1
+            (second + 1, text) for to, what, _, text in play.told() if what == "notice" and to == 1
         ]
     name = f"rank 1 ({peer(2).hex()[:8]})"
     assert told == [

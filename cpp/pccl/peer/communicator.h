@@ -159,7 +159,7 @@ class Communicator {
   std::mutex mutex_;  // guards what follows; never held in a blocking call
   std::shared_ptr<Runtime> runtime_;
   View view_;
-  std::vector<CallPtr> started_;    // operations; done ones are dropped now and then:
+  std::vector<CallPtr> started_;   // operations; done ones are dropped now and then:
   std::size_t started_limit_ = 0;  // when there are so many
   Owner owner_;
 };
