@@ -113,7 +113,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
     def _make_pair(self, other: int, timeout: float) -> Member:
         """This process in the pccl group of it and another rank."""
         lower, higher = sorted((self._rank, other))
-        # Of its own connection: one that waits for a key keeps others from using it.
+        # It has a connection of its own: waiting for a key blocks the connection for others.
         store = dist.PrefixStore(f"{lower}-{higher}/", self._store.clone())
         members = [self._members[lower], self._members[higher]]
         own = 0 if self._rank == lower else 1
@@ -652,7 +652,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
             opts or dist.AllToAllOptions(),
         )
 
-    # What it does not do.
+    # Other calls.
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False

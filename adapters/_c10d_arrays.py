@@ -86,7 +86,7 @@ _OPS = {
     dist.ReduceOp.MIN: ReduceOp.MIN,
     dist.ReduceOp.MAX: ReduceOp.MAX,
 }
-# Of truth values, as bytes of 0 and 1.
+# Ops for bool tensors, which travel as bytes of 0 and 1.
 _BOOL_OPS = {
     dist.ReduceOp.SUM: ReduceOp.MAX,
     dist.ReduceOp.MAX: ReduceOp.MAX,
@@ -97,7 +97,7 @@ _BOOL_OPS = {
 }
 
 
-# Of complex numbers, as pairs.
+# Ops for complex tensors, which travel as pairs of floats.
 _COMPLEX_OPS = {
     dist.ReduceOp.SUM: ReduceOp.SUM,
     dist.ReduceOp.AVG: ReduceOp.AVG,

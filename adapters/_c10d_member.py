@@ -75,8 +75,8 @@ class Member:
 
     Keys in the store: "group" (the pccl group's number, and the master's address if a member runs it); with
     that number before them, for each rank "here/<rank>" (a word of its own), "peer/<rank>" (its peer id) and
-    "left/<rank>", and "all" (the words that rank 0 has read). Whatever an earlier life of the job has left in
-    the store is told from these: torchrun may start the ranks again with the store that they had.
+    "left/<rank>", and "all" (the words that rank 0 has read). Keys of an
+    earlier start of the job differ from these: torchrun may restart the ranks with the same store.
     """
 
     def __init__(

@@ -423,7 +423,8 @@ class Communicator(_core.Reducer):
             InvalidArgument: An entry cannot be shared. Also, on all members: two entries of
                 somebody's state overlap and are not the same array; names peer and entries.
             MismatchedCall: Members' entries have other names, counts or dtypes, or are one array
-                here and two there; names peer and entry. Of a newcomer: it is put out, and the members go on.
+                here and two there; names peer and entry. A newcomer that does this is put out, and the
+                members go on.
             RevisionMismatch: This newcomer's revision is ahead of the run's.
             StateUnavailable: All that had the state are gone, or nobody offers one.
             PeerLost: Another member was interrupted in this call; call again.
@@ -605,8 +606,8 @@ class Communicator(_core.Reducer):
     ) -> _core.Operation:
         """Starts an operation, which keeps its arrays and `kept` until it is finished, even if nobody waits.
 
-        `wait`: returns, or raises, when it is finished. Who waits at once says so here: Ctrl-C between
-        a start and a wait of its own would leave the other members in the operation.
+        `wait`: return, or raise, when it is finished. Calls that block pass it: Ctrl-C between the start
+        and a wait of its own would leave the other members in the operation.
         `names`: of the arrays and what they are, for error feedback. `collective`: of another kind than an
         all-reduce, `kind`, `root` and `parts`.
         """

@@ -386,7 +386,7 @@ def reduce_scatter_uneven(rank: int, size: int) -> Any:
 GLOO_LACKS = {all_to_all_lists_uneven, reduce_scatter_of_complex, reduce_scatter_uneven}
 
 
-# What ends with an error. Each says its steps with `say` and goes on when `hear` returns.
+# Programs that end with an error. Each says its steps with `say`, goes on when `hear` returns.
 
 
 def lost_before_the_first_message(say: Callable[..., None], hear: Callable[[], Any]) -> None:

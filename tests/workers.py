@@ -160,14 +160,14 @@ class Run:
         return [self.peer(code, PCCL_MIN_PEERS=str(count), **env) for _ in range(count)]
 
 
-# What a healthy run may print, too: what a peer waits for at the start, and how to join.
+# Lines that a healthy run prints, too: whom a peer waits for at the start, and how to join.
 _ONLY_TOLD = re.compile(
     r"(\[\d+\] )?(pccl run: to join: .*"
     r"|pccl\[\w+\] WARN: (waiting for \d+ more peers?|no master at .*; trying again))\n"
 )
 
 
-# What members print when others come and go.
+# Lines that members print when others come and go.
 _NEWS = re.compile(r"(\[\d+\] )?pccl\[\w+\] WARN: (\d+ peers? joined: |lost rank ).*\n")
 
 

@@ -21,7 +21,7 @@ namespace {
 constexpr std::array<std::string_view, 6> kReadElsewhere = {"PCCL_MASTER", "PCCL_MIN_PEERS",
                                                             "PCCL_PORT",   "PCCL_ADVERTISE",
                                                             "PCCL_SECRET", "PCCL_SECRET_FILE"};
-// What those of tests, tools and builds begin with.
+// Variables of tests, tools and builds begin with these.
 constexpr std::array<std::string_view, 6> kForDevelopment = {
     "PCCL_SIM_", "PCCL_STRESS_", "PCCL_C_", "PCCL_SOAK", "PCCL_KILLS", "PCCL_LEAK_"};
 constexpr std::size_t kLikelyMeant = 3;  // letters to change, at most

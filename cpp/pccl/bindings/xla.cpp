@@ -379,7 +379,7 @@ std::optional<Error> read_arrays(const xla::CallFrame& frame, WeightIn where, do
   return std::nullopt;
 }
 
-// What a call frame says, read.
+// A decoded call frame.
 struct Call {
   Job job;
   std::string name;

@@ -753,8 +753,8 @@ Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
   peer->returned = true;
   peer->heard = now;
   peer->blocked = {};
-  // What it had seen is what it says now; a lost message of ours is sent again, and it says its
-  // open calls again.
+  // Its report replaces what we knew: messages that it has not applied are sent again, and it
+  // repeats its open calls.
   peer->applied = std::max(peer->applied, rejoin.applied);
   if (floods(*peer, kComingBack + kMissedEntry * (last_ordinal_ - rejoin.applied), now))
     return Return::in;

@@ -60,7 +60,8 @@ struct Options {
       std::chrono::seconds(10);  // stuck, but a member has several threads
   Duration straggler_notice = std::chrono::seconds(10);
   Duration straggler_repeat = std::chrono::minutes(1);  // of the notice
-  // Of members that most others wait for, and of calls that most have not come to. Nothing: never.
+  // A member that most others have waited for so long is evicted; a call that most members have not
+  // made ends. None: never.
   std::optional<Duration> straggler_timeout = std::chrono::minutes(30);
   Duration replan_interval = std::chrono::seconds(30);  // for what transfers have shown
   Duration measure_after = std::chrono::seconds(1);     // of an operation; zero: never

@@ -78,7 +78,7 @@ class Master final : private Surroundings {
   [[nodiscard]] bool may_be_long(ConnectionId connection) const;
 
  private:
-  // A member that came back was asked for its log. What has come of it so far.
+  // The log of a member that came back, as far as it has come. The member was asked for it.
   struct AskedLog {
     Returned report;
     std::uint32_t group = 0;

@@ -302,8 +302,8 @@ void Server::read(ConnectionId id) {
   act();
 }
 
-// Who has joined may take its time, and who is a member may send long messages, or was one and is
-// asked what it has seen.
+// A peer that has joined may take its time. A member may send long messages, and so may one that
+// came back and was asked for its log.
 void Server::promote(ConnectionId id, Connection& connection) {
   if (!connection.known && !master_.anonymous(id)) {
     connection.known = true;

@@ -240,8 +240,8 @@ void Engine::die(Error error) {
   actions_.calls_ended = true;
 }
 
-// What became of the members, for the user. A loss is told when a call is under way or begins: at
-// the end of a run all go, and nobody has to know in which order.
+// Tells the user who joined and who was lost. A loss is told while a call is under way or when the
+// next one begins: at the end of a run all members leave, and their order does not matter.
 void Engine::note_change(const Record& record) {
   const std::string now_are = plural(record->members.size(), "member");
   std::vector<PeerId> members;

@@ -592,7 +592,8 @@ class Engine final : private SessionHost,
   bool newcomers_ready_ = false;  // as the master said last
   bool fresh_ = false;
   bool was_member_ = false;
-  // Who was a member in the epoch before, in rank order; and what its user is to know of changes.
+  // Members of the epoch before, in rank order; and lines about changes that the user is still to
+  // be told.
   std::vector<PeerId> members_before_;
   std::vector<std::string> changes_;
   std::map<std::uint64_t, ThreadState> threads_;

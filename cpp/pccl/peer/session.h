@@ -102,8 +102,8 @@ class Session {
   [[nodiscard]] std::uint32_t term() const { return term_; }
   [[nodiscard]] const Record& record() const { return record_; }  // null before the admission
   [[nodiscard]] bool member() const { return record_ != nullptr; }
-  // What it says when it comes back: first, on RequestLog, and after the Welcome. REQUIRES:
-  // member().
+  // The messages of a member that comes back: the first one, the answer to RequestLog, and what
+  // follows the Welcome. REQUIRES: member().
   [[nodiscard]] wire::Rejoin rejoin() const;
   [[nodiscard]] std::vector<wire::LogPart> log_parts() const;
   [[nodiscard]] std::vector<wire::Message> open_calls() const;

@@ -443,7 +443,7 @@ struct Frame {
 
 [[nodiscard]] Bytes encode(const Envelope& envelope, const Message& message);
 
-// What a record takes on the wire.
+// Bytes of a value on the wire.
 template <class T>
 [[nodiscard]] std::size_t encoded_bytes(const T& value) {
   Bytes bytes;
