@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend
+from torch._C import _distributed_c10d as _c10d
 
 from pccl.adapters import _c10d_collectives as collectives
 from pccl.adapters._c10d_arrays import Array, Bytes, array_of, names_of, operation_of, write
-from pccl.adapters._c10d_errors import as_torch_error, fresh
+from pccl.adapters._c10d_errors import as_torch_error, fresh, refused
 from pccl.adapters._c10d_exchange import Alone, Exchange, Gone
+from pccl.adapters._c10d_forms import short_form
 from pccl.adapters._c10d_member import Member
 from pccl.adapters._c10d_monitored import monitored_barrier
 from pccl.adapters._c10d_p2p import USER, Letter, Messages, Receipt
@@ -77,7 +78,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         super().__init__(rank, size)
         self._rank, self._size = rank, size
         self._store = options.store
-        self._options = Backend.Options("pccl", options.timeout)
+        self._options = _c10d.Backend.Options("pccl", options.timeout)
         self._name = str(options.group_id)
         self._desc = "undefined"
         self._members = list(options.global_ranks_in_group) or list(range(size))
@@ -134,6 +135,11 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
     def _timeout(self) -> timedelta:
         timeout: timedelta = self._options._timeout
         return timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._options._timeout = timeout
+
+    _set_default_timeout = set_timeout
 
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
@@ -272,13 +278,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
 
         return self._run(func, options, tensors, exchange, arrays)
 
+    @short_form(_c10d.AllreduceOptions, 1, "op", "timeout")
     def allreduce(self, tensors: Any, opts: Any = None) -> Any:
-        options = opts or dist.AllreduceOptions()
+        options = opts or _c10d.AllreduceOptions()
         if tensors[0].layout == torch.sparse_coo:
             return self._reduce_sparse(tensors, options)
         work = self._reduce_all("allreduce", tensors, options)
         # DDP's built-in fp16 hook, in C++, takes the value of the work's future for a C++ list.
-        calls = sys._getframe(1).f_code.co_names
+        calls = sys._getframe(2).f_code.co_names
         in_cpp = tensors[0].dtype == torch.float16 and "allreduce" not in calls
         return typed_work(work) if in_cpp else work
 
@@ -295,13 +302,15 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         return self._run("allreduce", options, tensors, exchange)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
-        options = opts or dist.AllreduceCoalescedOptions()
+        options = opts or _c10d.AllreduceCoalescedOptions()
         if len({tensor.dtype == torch.bool for tensor in tensors}) > 1:
             raise NotSupported.because("allreduce_coalesced", "bool and other dtypes in one call")
         return self._reduce_all("allreduce_coalesced", tensors, options)
 
-    def reduce(self, tensors: Any, opts: Any) -> Work:
+    @short_form(_c10d.ReduceOptions, 1, "root", "op", "timeout")
+    def reduce(self, tensors: Any, opts: Any = None) -> Work:
         (tensor,) = tensors
+        opts = opts or _c10d.ReduceOptions()
         op, dtype = operation_of(opts.reduceOp, tensor.dtype, "reduce")
         array = array_of(tensor)
         is_root = self._rank == opts.rootRank
@@ -313,7 +322,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
 
         return self._run("reduce", opts, tensors, exchange, [array] if is_root else [])
 
-    def broadcast(self, tensors: Any, opts: Any) -> Work:
+    @short_form(_c10d.BroadcastOptions, 1, "root", "timeout")
+    def broadcast(self, tensors: Any, opts: Any = None) -> Work:
+        opts = opts or _c10d.BroadcastOptions()
         is_root = self._rank == opts.rootRank
         arrays = [array_of(tensor, read=is_root) for tensor in tensors]
         what = self._what("broadcast", tensors)
@@ -336,7 +347,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
                 sentence = (
                     f"{names_of([output])} does not hold {self._size} times {names_of([own])}"
                 )
-                raise ValueError(f"{func}: {sentence}")
+                raise refused(func, sentence)
         pairs = [
             (array_of(own), array_of(output, read=False))
             for output, own in zip(outputs, inputs, strict=True)
@@ -352,13 +363,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         return self._gather_all(
-            "all_gather_single", [output], [input], opts or dist.AllgatherOptions()
+            "all_gather_single", [output], [input], opts or _c10d.AllgatherOptions()
         )
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        options = opts or dist.AllgatherOptions()
+        options = opts or _c10d.AllgatherOptions()
         return self._gather_all("all_gather_single_coalesced", outputs, inputs, options)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -372,10 +383,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         what = self._what(func, inputs)
         for outputs, own in zip(lists, inputs, strict=True):
             if len(outputs) not in (0, self._size):
-                raise ValueError(f"{func}: {len(outputs)} outputs for {self._size} ranks")
+                raise refused(func, f"{len(outputs)} outputs for {self._size} ranks")
             if any(o.dtype != own.dtype or o.numel() != own.numel() for o in outputs):
-                raise ValueError(
-                    f"{func}: {names_of(outputs)} cannot take {names_of([own])} of each rank"
+                raise refused(
+                    func, f"{names_of(outputs)} cannot take {names_of([own])} of each rank"
                 )
 
         def exchange(timeout: float) -> None:
@@ -390,8 +401,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         flat = [output for outputs in lists for output in outputs]
         return self._run(func, options, flat, exchange, finish=finish, inputs=inputs)
 
+    @short_form(_c10d.AllgatherOptions, 2, "timeout")
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
-        options = opts or dist.AllgatherOptions()
+        options = opts or _c10d.AllgatherOptions()
         return self._gather_lists("allgather", output_tensors, input_tensors, options)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Work:
@@ -400,23 +412,27 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
             len(outputs) != len(input_list) for outputs in output_lists
         ):
             sentence = f"outputs must be {self._size} lists of {len(input_list)} tensors"
-            raise ValueError(f"allgather_coalesced: {sentence}")
+            raise refused("allgather_coalesced", sentence)
         by_tensor = [list(outputs) for outputs in zip(*output_lists, strict=True)]
-        options = opts or dist.AllgatherOptions()
+        options = opts or _c10d.AllgatherOptions()
         return self._gather_lists("allgather_coalesced", by_tensor, input_list, options)
 
-    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
+    @short_form(_c10d.GatherOptions, 2, "root", "timeout")
+    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
+        opts = opts or _c10d.GatherOptions()
         lists = output_tensors if self._rank == opts.rootRank else [[] for _ in input_tensors]
         return self._gather_lists(f"gather to {opts.rootRank}", lists, input_tensors, opts)
 
-    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any) -> Work:
+    @short_form(_c10d.ScatterOptions, 2, "root", "timeout")
+    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
+        opts = opts or _c10d.ScatterOptions()
         (output,) = output_tensors
         size = output.numel() * output.element_size()
         whole = np.zeros(self._size * size, np.uint8)
         if self._rank == opts.rootRank:
             (parts,) = input_tensors
             if any(p.dtype != output.dtype or p.numel() != output.numel() for p in parts):
-                raise ValueError(f"scatter: {names_of(parts)} do not fit {names_of([output])}")
+                raise refused("scatter", f"{names_of(parts)} do not fit {names_of([output])}")
             whole = np.concatenate([array_of(part).data for part in parts])
         what = self._what("scatter", output_tensors)
 
@@ -439,7 +455,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         """Every output gets this rank's part of the reduced bytes of its place."""
         for output, given in zip(outputs, dtypes_in, strict=True):
             if output.dtype != given:
-                raise ValueError(f"{func}: {given} cannot be reduced into {names_of([output])}")
+                raise refused(func, f"{given} cannot be reduced into {names_of([output])}")
         op, _ = operation_of(options.reduceOp, outputs[0].dtype, func)
         dtypes = [operation_of(options.reduceOp, output.dtype, func)[1] for output in outputs]
         arrays = [array_of(output, read=False) for output in outputs]
@@ -447,7 +463,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
             if send.size != array.data.size * self._size:
                 elements = send.size // output.element_size()
                 sentence = f"{elements} elements are not {self._size} times {names_of([output])}"
-                raise ValueError(f"{func}: {sentence}")
+                raise refused(func, sentence)
         what = self._what(func, outputs, op.name)
 
         def exchange(timeout: float) -> None:
@@ -459,8 +475,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
 
         return self._run(func, options, outputs, exchange, arrays)
 
+    @short_form(_c10d.ReduceScatterOptions, 2, "op", "timeout")
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
-        options = opts or dist.ReduceScatterOptions()
+        options = opts or _c10d.ReduceScatterOptions()
         sends = [np.concatenate([array_of(part).data for part in parts]) for parts in input_tensors]
         dtypes = [
             next((part.dtype for part in parts if part.dtype != output.dtype), output.dtype)
@@ -482,10 +499,10 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         func = "reduce_scatter"
         for output, parts, given in zip(outputs, lists, dtypes_in, strict=True):
             if len(parts) != self._size or given != output.dtype:
-                raise ValueError(f"{func}: {names_of(parts)} for {self._size} ranks")
+                raise refused(func, f"{names_of(parts)} for {self._size} ranks")
             if parts[self._rank].numel() != output.numel():
                 sentence = f"{names_of([output])} cannot take {names_of([parts[self._rank]])}"
-                raise ValueError(f"{func}: {sentence}")
+                raise refused(func, sentence)
         op, _ = operation_of(options.reduceOp, outputs[0].dtype, func)
         dtypes = [operation_of(options.reduceOp, output.dtype, func)[1] for output in outputs]
         whole = [np.empty_like(send) for send in sends]
@@ -509,13 +526,13 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
             [output],
             [array_of(input).data],
             [input.dtype],
-            opts or dist.ReduceScatterOptions(),
+            opts or _c10d.ReduceScatterOptions(),
         )
 
     _reduce_scatter_base = reduce_scatter_single
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        options = opts or dist.ReduceScatterOptions()
+        options = opts or _c10d.ReduceScatterOptions()
         sends = [array_of(tensor).data for tensor in inputs]
         dtypes = [tensor.dtype for tensor in inputs]
         func = "reduce_scatter_single_coalesced"
@@ -523,6 +540,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    @short_form(_c10d.BarrierOptions, 0, "timeout")
     def barrier(self, opts: Any = None) -> Work:
         token = np.zeros(1, np.uint8)
 
@@ -531,14 +549,14 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
                 [(token, token, DataType.UINT8)], ReduceOp.SUM, "barrier", timeout
             )
 
-        return self._run("barrier", opts or dist.BarrierOptions(), [], exchange)
+        return self._run("barrier", opts or _c10d.BarrierOptions(), [], exchange)
 
     # Messages.
 
     def _message(self, func: str, tensors: Any, other: int | None, tag: int) -> Work:
         self._check_open(func)
         if other == self._rank:
-            raise ValueError(f"{func}: rank {other} is this rank")
+            raise refused(func, f"rank {other} is this rank")
         (tensor,) = tensors
         work = Receipt(tensors)
         # A message may be shorter than the tensor that receives it, whose other elements stay.
@@ -554,7 +572,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
             work.finish(error)
 
         letter = Letter(array.data, USER, tag, done, self._timeout.total_seconds(), other)
-        work.letter = letter
+        work.source = letter if func == "recv" else None
         profile(work, func, tensors)
         try:
             if func == "send":
@@ -613,7 +631,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
     ) -> Work:
         if output.dtype != input.dtype:
             sentence = f"{names_of([output])} cannot take {names_of([input])}"
-            raise ValueError(f"all_to_all_single: {sentence}")
+            raise refused("all_to_all_single", sentence)
         source, target = array_of(input), array_of(output, read=False)
         return self._to_all(
             "all_to_all_single",
@@ -622,7 +640,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
             self._split(source, input_split_sizes, "input"),
             self._split(target, output_split_sizes, "output"),
             [target],
-            opts or dist.AllToAllOptions(),
+            opts or _c10d.AllToAllOptions(),
         )
 
     alltoall_base = all_to_all_single
@@ -637,9 +655,9 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
     def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
         if len(output_tensors) != self._size or len(input_tensors) != self._size:
             counts = f"{len(input_tensors)} inputs and {len(output_tensors)} outputs"
-            raise ValueError(f"all_to_all: {counts} for {self._size} ranks")
+            raise refused("all_to_all", f"{counts} for {self._size} ranks")
         if len({tensor.dtype for tensor in [*output_tensors, *input_tensors]}) > 1:
-            raise ValueError("all_to_all: tensors of several dtypes")
+            raise refused("all_to_all", "tensors of several dtypes")
         sources = [array_of(tensor) for tensor in input_tensors]
         targets = [array_of(tensor, read=False) for tensor in output_tensors]
         return self._to_all(
@@ -649,7 +667,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
             [array.data for array in sources],
             [array.data for array in targets],
             targets,
-            opts or dist.AllToAllOptions(),
+            opts or _c10d.AllToAllOptions(),
         )
 
     # Other calls.

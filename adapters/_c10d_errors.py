@@ -39,6 +39,11 @@ def as_torch_error(error: Exception) -> Exception:
     return made
 
 
+def refused(func: str, sentence: str) -> Exception:
+    """An argument is wrong: a ValueError, and the RuntimeError that c10d's own backends raise."""
+    return as_torch_error(errors.InvalidArgument.because(func, sentence))
+
+
 def fresh(error: Exception) -> Exception:
     """The same error without a traceback, to be raised.
 

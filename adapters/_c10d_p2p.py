@@ -31,6 +31,7 @@ import torch
 from pccl import _settings
 from pccl._halves import Kind
 from pccl.adapters._c10d_arrays import Bytes
+from pccl.adapters._c10d_errors import as_torch_error
 from pccl.adapters._c10d_member import Member
 from pccl.adapters._c10d_works import DESTROYED, Work, await_end
 from pccl.errors import (
@@ -61,12 +62,16 @@ class Receipt(Work):
 
     def __init__(self, results: Sequence[torch.Tensor]) -> None:
         super().__init__(results)
-        self.letter: Letter | None = None
+        self.source: Letter | None = None  # that is received
 
-    def _source_rank(self) -> int:
-        if self.letter is None or self.letter.peer is None:
-            raise InvalidUsage.because("recv", "no message has come")
-        return self.letter.peer
+    def source_rank(self) -> int:
+        """The rank that sent what was received."""
+        if self.source is None or self.source.peer is None:
+            sentence = "no message has come" if self.source else "nothing is received here"
+            raise as_torch_error(InvalidUsage.because("source_rank", sentence))
+        return self.source.peer
+
+    _source_rank = source_rank
 
 
 @dataclass(eq=False)

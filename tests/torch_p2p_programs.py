@@ -259,7 +259,65 @@ def objects_by_message(rank: int, size: int) -> Any:
     return None
 
 
+@program
+def ranks_that_sent(rank: int, size: int) -> Any:
+    got = torch.zeros(3)
+    receipt = dist.irecv(got, (rank - 1) % size)
+    sent = dist.isend(numbers(rank, 3), (rank + 1) % size)
+    assert receipt is not None and sent is not None
+    for work in (receipt, sent):
+        work.wait()
+    try:
+        sent.source_rank()
+    except RuntimeError:
+        return [plain(got), receipt.source_rank(), "nothing received"]
+    return "the sender has a source"
+
+
 # Other collectives.
+
+
+@program
+def short_forms(rank: int, size: int) -> Any:
+    """The group's own methods, with tensors, ranks and ops."""
+    group: Any = dist.group.WORLD
+    most, root, total, own = (numbers(rank, 4) for _ in range(4))
+    lists = [[torch.zeros(4) for _ in range(size)] for _ in range(2)]
+    scattered, reduced = torch.zeros(4), torch.zeros(4)
+    parts = [numbers(rank + part, 4) for part in range(size)]
+    works = [
+        group.allreduce(most, dist.ReduceOp.MAX),
+        group.allreduce([own]),
+        group.broadcast(root, 1),
+        group.broadcast(root, root=0, timeout=timedelta(seconds=50)),
+        group.reduce(total, 1, dist.ReduceOp.SUM),
+        group.allgather(lists[0], numbers(rank, 4)),
+        group.gather(lists[1] if rank == 1 else [], numbers(rank, 4), 1),
+        group.scatter(scattered, parts if rank == 1 else [], 1),
+        group.reduce_scatter(reduced, parts, op=dist.ReduceOp.MAX),
+        group.barrier(timedelta(seconds=50)),
+    ]
+    for work in works:
+        work.wait()
+    tensors = [most, own, root, scattered, reduced, *lists[0], *lists[1]]
+    return [plain(tensor) for tensor in (tensors if rank != 1 else [*tensors, total])]
+
+
+@program
+def wrong_arguments(rank: int, size: int) -> Any:
+    """Refused before anything is sent. `except RuntimeError` is what Gloo's users write."""
+    one = torch.zeros(2)
+    found = []
+    for call in (
+        lambda: dist.all_gather([torch.zeros(3)] * size, one),
+        lambda: dist.all_to_all([one] * (size - 1), [one] * size),
+        lambda: dist.all_to_all_single(torch.zeros(size), torch.zeros(size + 1)),
+    ):
+        try:
+            call()
+        except RuntimeError:
+            found.append("refused")
+    return found
 
 
 @program
