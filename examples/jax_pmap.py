@@ -73,4 +73,5 @@ while True:
 weights = {name: np.asarray(value) for name, value in state["weights"].items()}
 print(f"ends with weights {zlib.crc32(b''.join(w.tobytes() for w in weights.values())):08x}")
 if len(sys.argv) > 1:
-    np.savez(f"{sys.argv[1]}/weights{pccl.rank()}.npz", **weights)
+    # By process: another one may have left by now, and ranks have moved.
+    np.savez(f"{sys.argv[1]}/weights-{os.getpid()}.npz", **weights)
