@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,10 @@ FILE = Path(__file__).with_name("torch_programs.py")
 LIMIT = 180  # seconds; a program that hangs is no program that is slow
 
 
-def run(name: str, backend: str, size: int, folder: Path) -> list[Any]:
-    """What every rank returns. All ranks exit, and exit well."""
+def ends(
+    name: str, backend: str, size: int, folder: Path, dies: int | None = None
+) -> list[tuple[int, bytes, bytes]]:
+    """How every rank exits, and what it prints. The last one dies in its call of that number."""
     store = folder / f"store-{backend}"
     ranks = [
         subprocess.Popen(
@@ -36,6 +39,7 @@ def run(name: str, backend: str, size: int, folder: Path) -> list[Any]:
                 "STORE": str(store),
                 "GLOO_SOCKET_IFNAME": "lo",
                 "PCCL_BIND": "127.0.0.1",
+                **({"DIES_IN_CALL": str(dies)} if dies and rank == size - 1 else {}),
             },
             cwd=tempfile.gettempdir(),
         )
@@ -43,13 +47,19 @@ def run(name: str, backend: str, size: int, folder: Path) -> list[Any]:
     ]
     try:
         said = [rank.communicate(timeout=LIMIT) for rank in ranks]
+        return [(rank.returncode, *words) for rank, words in zip(ranks, said, strict=True)]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    for rank, (_, error) in zip(ranks, said, strict=True):
-        assert rank.returncode == 0, error.decode()
-    return [json.loads(output) for output, _ in said]
+
+
+def run(name: str, backend: str, size: int, folder: Path) -> list[Any]:
+    """What every rank returns. All ranks exit, and exit well."""
+    found = ends(name, backend, size, folder)
+    for code, _, error in found:
+        assert code == 0, error.decode()
+    return [json.loads(output) for _, output, _ in found]
 
 
 PROGRAMS = [
@@ -77,6 +87,28 @@ def test_a_program_gives_on_pccl_what_it_gives_on_gloo(
 ) -> None:
     gloo, ours = (run(name, backend, size, tmp_path) for backend in ("gloo", "pccl"))
     assert ours == gloo
+
+
+# The last rank makes a second collective there.
+LOSING = [
+    "power_sgd",
+    "python_hooks",
+    "builtin_hooks",
+    "join",
+    "fsdp1",
+    "callback_starts_a_collective",
+    "compiled_ddp",
+    "compiled_collectives",
+]
+
+
+@pytest.mark.parametrize("name", LOSING)
+def test_every_rank_of_a_program_ends_when_one_is_killed(name: str, tmp_path: Path) -> None:
+    *others, (code, _, _) = ends(name, "pccl", 3, tmp_path, dies=2)
+    assert code == -signal.SIGKILL
+    for code, output, error in others:
+        assert (code, output) == (1, b""), error.decode()
+        assert b"PeerLost" in error, error.decode()
 
 
 @pytest.mark.parametrize("cls", [errors.PeerLost, errors.Timeout, errors.MismatchedCall])

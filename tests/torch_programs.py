@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -261,6 +262,23 @@ def compiled_collectives() -> Any:
     return numbers([torch.compile(body, backend="eager")(torch.full((2,), rank + 1.0))])
 
 
+def die_in_call(number: int) -> None:
+    """Kills this process when it makes its collective of that number, counted over all groups."""
+    from pccl.adapters import _c10d
+
+    made = 0
+    run = _c10d.ProcessGroup._run
+
+    def dying(self: Any, *given: Any, **named: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return run(self, *given, **named)
+
+    _c10d.ProcessGroup._run = dying  # type: ignore[method-assign]
+
+
 def main() -> None:
     name, backend = sys.argv[1:]
     if backend == "pccl":
@@ -273,6 +291,8 @@ def main() -> None:
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60)
     )
+    if "DIES_IN_CALL" in os.environ:
+        die_in_call(int(os.environ["DIES_IN_CALL"]))
     print(json.dumps(PROGRAMS[name]()), flush=True)
     if "stay" not in sys.argv:
         dist.destroy_process_group()
