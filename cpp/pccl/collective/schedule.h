@@ -63,7 +63,7 @@ struct ChunkFlow {
 };
 
 // One rank's part of an operation: a flow per chunk. `shares[c]` is chunk c's weight in the cut
-// (see cut_chunks).
+// (see `cut`).
 struct Schedule {
   std::vector<ChunkFlow> chunks;
   std::vector<std::uint32_t> shares;

@@ -60,9 +60,9 @@ struct OperationRequest {
   // Without a tag (level 1: with tag 0, the default) one thread makes all calls, unless the caller
   // sees to the order of its threads' calls.
   bool any_thread = false;
-  // on_loss = rerun (else abort). A broadcast fails all the same when its root is lost, and a
-  // reduce-scatter at any loss. An all-gather's results are those of fewer members then, and take
-  // the first part of its arrays.
+  // Runs again when a member is lost; else it fails. A broadcast fails all the same when its root
+  // is lost, and a reduce-scatter at any loss. An all-gather's results are those of fewer members
+  // then, and take the first part of its arrays.
   bool rerun = false;
   bool alone_is_error = false;  // level 1: too_few_peers in a world of one
   std::uint64_t structure = 0;  // hash of what else must agree: key paths, shapes

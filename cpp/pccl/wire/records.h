@@ -324,7 +324,7 @@ struct OpState {
   OpKey key;
   std::uint64_t attempt = 0;  // epoch in which it runs
   OpPhase phase = OpPhase::entered;
-  bool rerun = false;  // on_loss = rerun (else abort)
+  bool rerun = false;  // runs again when a member is lost; else it fails
   Signature signature;
   bool operator==(const OpState&) const = default;
   template <class Self, class Visitor>
