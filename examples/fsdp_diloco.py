@@ -99,10 +99,10 @@ while diloco.outer_step < args.rounds:
 with torch.no_grad():
     correct = (model(held_out[0]).argmax(1) == held_out[1]).float().mean().item()
 shards = b"".join(p.detach().to_local().numpy().tobytes() for p in model.parameters())
+dist.barrier()
+pccl.shutdown()
 print(
     f"replica {args.replica} rank {rank}: accuracy {correct:.3f}, shards {zlib.crc32(shards):08x}",
     flush=True,
 )
-dist.barrier()
-pccl.shutdown()
 dist.destroy_process_group()

@@ -224,7 +224,11 @@ def test_fsdp_replicas_learn_hold_the_same_shards_and_go_on_at_one_round(tmp_pat
             finally:
                 for replica in replicas:
                     replica.terminate()  # ends its ranks, too
-        assert not any(replica.returncode for replica in replicas), shown
+        # A thread of Gloo may abort the interpreter's exit. A rank prints its accuracy when pccl
+        # has shut down, and torchrun ends the other rank of that replica.
+        done = shown.count(": accuracy ") == 2 * len(names)
+        aborted = "terminate called" in shown and done
+        assert aborted or not any(replica.returncode for replica in replicas), shown
         return shown
 
     shown = train("ab", 10)

@@ -54,7 +54,9 @@ class Job:
         answers = [{name: w.expect(name, 90)["answer"] for name in names} for w in workers]
         for worker in workers:
             worker.expect("done", 60)
-            assert worker.ends() == 0, worker.stderr()
+            code = worker.ends()
+            # A thread of Gloo may abort the interpreter's exit, after everything was said.
+            assert code == 0 or (backend == "gloo" and code == -signal.SIGABRT), worker.stderr()
         return answers
 
 

@@ -281,7 +281,8 @@ def ranks_that_sent(rank: int, size: int) -> Any:
 def short_forms(rank: int, size: int) -> Any:
     """The group's own methods, with tensors, ranks and ops."""
     group: Any = dist.group.WORLD
-    most, root, total, own = (numbers(rank, 4) for _ in range(4))
+    # One tensor for each call: Gloo runs two calls at once.
+    most, root, other_root, total, own = (numbers(rank, 4) for _ in range(5))
     lists = [[torch.zeros(4) for _ in range(size)] for _ in range(2)]
     scattered, reduced = torch.zeros(4), torch.zeros(4)
     parts = [numbers(rank + part, 4) for part in range(size)]
@@ -289,7 +290,7 @@ def short_forms(rank: int, size: int) -> Any:
         group.allreduce(most, dist.ReduceOp.MAX),
         group.allreduce([own]),
         group.broadcast(root, 1),
-        group.broadcast(root, root=0, timeout=timedelta(seconds=50)),
+        group.broadcast(other_root, root=0, timeout=timedelta(seconds=50)),
         group.reduce(total, 1, dist.ReduceOp.SUM),
         group.allgather(lists[0], numbers(rank, 4)),
         group.gather(lists[1] if rank == 1 else [], numbers(rank, 4), 1),
@@ -299,7 +300,7 @@ def short_forms(rank: int, size: int) -> Any:
     ]
     for work in works:
         work.wait()
-    tensors = [most, own, root, scattered, reduced, *lists[0], *lists[1]]
+    tensors = [most, own, root, other_root, scattered, reduced, *lists[0], *lists[1]]
     return [plain(tensor) for tensor in (tensors if rank != 1 else [*tensors, total])]
 
 
@@ -585,7 +586,7 @@ def no_thread_can_be_started(say: Callable[..., None], hear: Callable[[], Any]) 
 
 def messages_that_nobody_receives(say: Callable[..., None], hear: Callable[[], Any]) -> None:
     """Both ranks wait longer than the engine lets two members wait for each other, then to the end."""
-    rank, size = begin("pccl", timeout=5)
+    rank, size = begin("pccl")
     peer = 1 - rank
     got = torch.zeros(2)
     work = dist.irecv(got, peer)  # on both sides
@@ -594,11 +595,18 @@ def messages_that_nobody_receives(say: Callable[..., None], hear: Callable[[], A
     hear()
     dist.send(torch.ones(2), peer)
     work.wait()
-    failures = [failure(lambda: dist.send(torch.ones(2), peer, tag=9))]
     dist.barrier()
-    failures += [failure(lambda: dist.recv(torch.ones(2), peer, tag=8))]
-    dist.barrier()
-    failures += [failure(lambda: dist.recv(torch.ones(2), tag=8))]
+    group: Any = dist.group.WORLD
+    failures = []
+    for call in (
+        lambda: dist.send(torch.ones(2), peer, tag=9),
+        lambda: dist.recv(torch.ones(2), peer, tag=8),
+        lambda: dist.recv(torch.ones(2), tag=8),
+    ):
+        group.set_timeout(timedelta(seconds=3))
+        failures.append(failure(call))
+        group.set_timeout(timedelta(seconds=60))
+        dist.barrier()
     dist.destroy_process_group()
     say(event="done", failures=failures, got=got.tolist())
 
