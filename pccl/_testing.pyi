@@ -77,7 +77,7 @@ def cut(
     arrays: list[tuple[int, int]], op: int, shares: list[int], segment_bytes: int
 ) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int, int, int]]]: ...
 
-# Measuring (cpp/pccl/testing/prober.cpp).
+# Measuring (cpp/tests/testing/prober.cpp).
 def probed_row(
     ways: list[tuple[int, int, int, int, int]],
 ) -> _Row: ...
@@ -89,7 +89,7 @@ class RateWatcher:
     def wait(self, seconds: float) -> None: ...
     def know(self, up: int, down: int, links: dict[int, tuple[int, int]]) -> None: ...
 
-# Stripes that end (cpp/pccl/testing/stand_in.cpp).
+# Stripes that end (cpp/tests/testing/stand_in.cpp).
 def stand_in(
     sizes: list[int],
     written: int,
@@ -104,7 +104,7 @@ def tune_stripes(
 ) -> list[int]: ...
 def settle_stripes(first: int, least: int, most: int, rates: list[float], windows: int) -> int: ...
 
-# Codec (cpp/pccl/testing/codec.cpp).
+# Codec (cpp/tests/testing/codec.cpp).
 def pipe_play(data: bytes, writes: list[int], reads: list[int], pieces: int) -> bytes: ...
 def pipe_race(bytes: int, largest: int, seed: int) -> int: ...
 def proof(word: bytes, about: list[int]) -> bytes: ...
@@ -125,7 +125,7 @@ def link_read(
     data: bytes, pieces: list[int], choices: bytes, release_after: int = -1
 ) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]], int, str]: ...
 
-# Simulated runs (cpp/pccl/testing/simulation.h has the options; those not given are drawn from the seed).
+# Simulated runs (cpp/tests/simulation/simulation.h has the options; those not given are drawn from the seed).
 def simulate(
     seed: int,
     *,
@@ -149,7 +149,7 @@ def simulate(
     master_stalls: int = ...,
 ) -> SimulationReport: ...
 
-# The master's judgements (cpp/pccl/testing/decisions.cpp); peers are small numbers.
+# The master's judgements (cpp/tests/testing/decisions.cpp); peers are small numbers.
 def judge_mismatch(
     claims: list[tuple[int, int]], members: int, waited_enough: bool
 ) -> int | None: ...
@@ -171,7 +171,7 @@ def plannable(
     world: int, unusable: set[tuple[int, int]], never: set[tuple[int, int]], most: int
 ) -> bool: ...
 
-# Plans chosen from measurements (cpp/pccl/testing/topology.cpp).
+# Plans chosen from measurements (cpp/tests/testing/topology.cpp).
 # ([(up, down)] by rank, [(unreachable, kilobytes per s, rtt in us)] by from * n + to)
 _Table = tuple[list[tuple[int, int]], list[tuple[bool, int, int]]]
 # (order, [(max_bytes, kind, shares)], hosts)
@@ -241,7 +241,7 @@ def chunk_places(sizes: list[int]) -> list[tuple[int, int, int]]:
     """(entry, offset, bytes) of every chunk of entries of these sizes."""
 
 class Receiver:
-    """One receiver's transfer of a state (cpp/pccl/testing/transfer.cpp): arrays of bytes, from holders 1, 2, ..."""
+    """One receiver's transfer of a state (cpp/tests/testing/transfer.cpp): arrays of bytes, from holders 1, 2, ..."""
 
     def __init__(
         self, old: list[bytes], new: list[bytes], holders: int, writable: bool
@@ -262,7 +262,7 @@ def rejoin_sizes(entries: int, name_bytes: int) -> tuple[int, list[int]]:
     """Bytes of a member's first message when it comes back in a sync, and of the later ones."""
 
 class MasterPlay:
-    """A master and members 1, 2, ..., on connections of these numbers (cpp/pccl/testing/hostile.cpp)."""
+    """A master and members 1, 2, ..., on connections of these numbers (cpp/tests/testing/hostile.cpp)."""
 
     def __init__(
         self, members: int, limits: dict[str, int] = {}, addresses: list[str] = []
@@ -309,7 +309,7 @@ class RelayDesk:
     def run(self, seconds: float) -> None: ...
 
 class SumsPlay:
-    """Rank 0 of three that sum arrays, and what the others' links bring (cpp/pccl/testing/hostile.cpp)."""
+    """Rank 0 of three that sum arrays, and what the others' links bring (cpp/tests/testing/hostile.cpp)."""
 
     def __init__(self, elements: int) -> None: ...
     def start(self, sequence: int) -> None: ...

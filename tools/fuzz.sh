@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # fuzz.sh [SECONDS [TARGET...]]: builds the fuzz targets with clang, libFuzzer, ASan and UBSan in build/fuzz, and runs
 # each of them (control, link, manifest, neighbours) for so long (30 s), as many at a time as there are cores, from
-# cpp/fuzz/corpus/ and from seeds made of real messages. What was found is kept in build/fuzz/corpus/ for the next time;
+# cpp/tests/fuzz/corpus/ and from seeds made of real messages. What was found is kept in build/fuzz/corpus/ for the next time;
 # bytes that fail are kept in build/fuzz/crashes/ and printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -37,7 +37,7 @@ run() {
   local corpus=$folder/corpus/$target crashes=$folder/crashes/$target status=0
   mkdir -p "$corpus" "$crashes"
   local from=("$corpus" "$folder/seeds/$target")
-  [ ! -d "cpp/fuzz/corpus/$target" ] || from+=("cpp/fuzz/corpus/$target")
+  [ ! -d "cpp/tests/fuzz/corpus/$target" ] || from+=("cpp/tests/fuzz/corpus/$target")
   "$folder/pccl_fuzz_$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -max_len=4096 -len_control=20 \
     -artifact_prefix="$crashes/" -print_final_stats=1 "${from[@]}" >"$folder/$target.log" 2>&1 || status=$?
   if [ "$status" -ne 0 ]; then

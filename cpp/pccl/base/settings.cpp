@@ -17,7 +17,7 @@ namespace pccl {
 
 namespace {
 
-// Variables that other layers read: the Python one, capi/environment.h and net/secret.h.
+// Variables that other layers read: the Python one, capi/environment.h and io/secret.h.
 constexpr std::array<std::string_view, 6> kReadElsewhere = {"PCCL_MASTER", "PCCL_MIN_PEERS",
                                                             "PCCL_PORT",   "PCCL_ADVERTISE",
                                                             "PCCL_SECRET", "PCCL_SECRET_FILE"};

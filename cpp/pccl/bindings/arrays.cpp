@@ -1,5 +1,5 @@
 // Memory for arrays that peers of the host may read where they are.
-#include "pccl/shm/arrays.h"
+#include "pccl/memory/arrays.h"
 
 #include <nanobind/ndarray.h>
 
@@ -13,12 +13,12 @@ void bind_arrays(nb::module_& m) {
   m.def(
       "shared_memory",
       [](std::size_t size) -> std::optional<nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>> {
-        auto made = shm::make_array(size);
+        auto made = memory::make_array(size);
         if (!made) return std::nullopt;
-        auto place = std::make_unique<shm::Place>(std::move(*made));
+        auto place = std::make_unique<memory::Place>(std::move(*made));
         std::uint8_t* const data = place->chunk->region->data() + place->offset;
         const nb::capsule owner(place.get(), [](void* held) noexcept {
-          delete static_cast<shm::Place*>(held);  // NOLINT
+          delete static_cast<memory::Place*>(held);  // NOLINT
         });
         (void)place.release();
         return nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>(data, {size}, owner);

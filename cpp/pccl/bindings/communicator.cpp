@@ -16,7 +16,7 @@
 
 #include "pccl/bindings/operation.h"
 #include "pccl/bindings/reducer.h"
-#include "pccl/net/address.h"
+#include "pccl/io/address.h"
 #include "pccl/topology/plan.h"
 
 namespace pccl::bindings {
@@ -53,7 +53,7 @@ void Comm::drop_finished() {
 namespace {
 
 wire::Address parse(const std::string& text, std::uint16_t default_port, const char* function) {
-  auto address = net::parse_address(text, default_port);
+  auto address = wire::parse_address(text, default_port);
   if (!address) raise(address.error(), CallKind::collective, function);
   if (address->host.empty()) {
     raise({Code::invalid_argument, "\"" + text + "\" names no host", {}, {}}, CallKind::collective,
@@ -69,7 +69,7 @@ struct Threads {
   nb::object ended = nb::module_::import_("pccl._threads").attr("ended");
 };
 
-void know_threads(peer::CommunicatorOptions& options) {
+void know_threads(node::CommunicatorOptions& options) {
   static const Threads* threads = nullptr;  // guarded by the GIL
   if (threads == nullptr) threads = new Threads;
   const Threads& known = *threads;
@@ -86,11 +86,11 @@ void know_threads(peer::CommunicatorOptions& options) {
 std::shared_ptr<Comm> make(const std::string& master, std::uint32_t peer_group, unsigned stripes,
                            std::uint16_t port, const std::vector<std::string>& advertise,
                            const std::string& replica, std::uint32_t ranks_per_replica,
-                           const net::Secret* secret) {
+                           const io::Secret* secret) {
   const char* function = "Communicator";
-  peer::CommunicatorOptions options;
+  node::CommunicatorOptions options;
   options.settings = read_settings(function);
-  options.master = parse(master, net::kDefaultPort, function);
+  options.master = parse(master, wire::kDefaultPort, function);
   options.group = peer_group;
   options.replica = replica;
   options.ranks_per_replica = ranks_per_replica;
@@ -112,8 +112,8 @@ template <class Call>
 auto block(const Comm& comm, const Seconds& timeout, CallKind kind, const char* function,
            const Call& call) {
   Signals signals;
-  const peer::Limit limit{duration(timeout), signals.hook()};
-  const std::shared_ptr<peer::Communicator> engine = comm.engine;
+  const node::Limit limit{duration(timeout), signals.hook()};
+  const std::shared_ptr<node::Communicator> engine = comm.engine;
   auto result = [&] {
     const GilRelease release;
     return call(*engine, limit);
@@ -126,7 +126,7 @@ auto block(const Comm& comm, const Seconds& timeout, CallKind kind, const char* 
 std::tuple<std::uint64_t, int, std::size_t, std::vector<std::string>, std::uint32_t,
            std::vector<std::string>>
 membership(const Comm& comm) {
-  const Result<peer::View> view = comm.engine->view();
+  const Result<node::View> view = comm.engine->view();
   if (!view) raise(view.error(), CallKind::question, "membership");
   std::vector<std::string> peers;
   std::vector<std::string> replicas;
@@ -160,7 +160,7 @@ using Hosts = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
 std::tuple<std::vector<std::string>, Hosts, Links, std::vector<std::uint32_t>, Classes,
            std::vector<std::uint32_t>, std::vector<std::uint32_t>, std::vector<topology::Edge>>
 topology_of(const Comm& comm) {
-  const Result<peer::View> view = comm.engine->view();
+  const Result<node::View> view = comm.engine->view();
   if (!view) raise(view.error(), CallKind::question, "topology");
   if (view->record == nullptr) return {};
   const wire::EpochRecord& record = *view->record;
@@ -185,7 +185,7 @@ topology_of(const Comm& comm) {
 
 std::uint64_t attribute(const Comm& comm, int which) {
   const char* function = "get_attribute";
-  const Result<peer::View> view = comm.engine->view();
+  const Result<node::View> view = comm.engine->view();
   if (!view) raise(view.error(), CallKind::question, function);
   switch (which) {  // pccl.types.Attribute
     case 1:
@@ -274,7 +274,7 @@ void bind_communicator(nb::module_& m) {
       .def(
           "close",
           [](Comm& comm, const std::string& failure) {
-            const std::shared_ptr<peer::Communicator> engine = comm.engine;
+            const std::shared_ptr<node::Communicator> engine = comm.engine;
             {
               const GilRelease release;
               engine->close(failure);

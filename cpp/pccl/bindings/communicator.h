@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "pccl/bindings/common.h"
-#include "pccl/peer/communicator.h"
+#include "pccl/node/communicator.h"
 
 namespace pccl::bindings {
 
@@ -17,8 +17,8 @@ using Arrays = std::vector<nb::object>;
 
 // All methods: REQUIRES the GIL.
 struct Comm {
-  explicit Comm(peer::CommunicatorOptions options)
-      : engine(std::make_shared<peer::Communicator>(std::move(options))) {}
+  explicit Comm(node::CommunicatorOptions options)
+      : engine(std::make_shared<node::Communicator>(std::move(options))) {}
   ~Comm();
   Comm(const Comm&) = delete;
   Comm& operator=(const Comm&) = delete;
@@ -27,7 +27,7 @@ struct Comm {
   void keep(peer::CallPtr call, Arrays arrays);
   void drop_finished();
 
-  std::shared_ptr<peer::Communicator> engine;
+  std::shared_ptr<node::Communicator> engine;
   std::list<std::pair<peer::CallPtr, Arrays>> kept;
   std::size_t look_again = 0;  // for finished ones behind others, when so many are kept
   // Of the latest plain reduction: the tuple is made once for a membership.

@@ -1,4 +1,4 @@
-#include "pccl/peer/doctor.h"
+#include "pccl/node/doctor.h"
 
 #include <nanobind/stl/vector.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "pccl/bindings/common.h"
-#include "pccl/net/address.h"
+#include "pccl/io/address.h"
 
 namespace pccl::bindings {
 namespace {
@@ -34,25 +34,25 @@ nb::tuple told(const wire::Attempt& attempt) {
 nb::dict diagnose(const std::string& master, std::uint32_t group, std::uint16_t port,
                   const std::vector<std::string>& advertise) {
   const auto parse = [](const std::string& text, std::uint16_t default_port) {
-    auto parsed = net::parse_address(text, default_port);
+    auto parsed = wire::parse_address(text, default_port);
     if (!parsed) raise(parsed.error(), CallKind::connect, "doctor");
     return std::move(*parsed);
   };
-  const wire::Address address = parse(master, net::kDefaultPort);
+  const wire::Address address = parse(master, wire::kDefaultPort);
   std::vector<wire::Address> advertised;
   for (const std::string& text : advertise) advertised.push_back(parse(text, 0));
   const Settings settings = read_settings("doctor");
-  const Result<net::Secret> secret = net::Secret::from_environment();
+  const Result<io::Secret> secret = io::Secret::from_environment();
   if (!secret) raise(secret.error(), CallKind::connect, "doctor");
-  peer::Diagnosis found;
+  node::Diagnosis found;
   {
     const GilRelease release;
-    found = peer::diagnose(address, group, port, advertised, settings, *secret);
+    found = node::diagnose(address, group, port, advertised, settings, *secret);
   }
   nb::list attempts;
   for (const wire::Attempt& attempt : found.findings.attempts) attempts.append(told(attempt));
   nb::list contacts;
-  for (const peer::Contact& contact : found.contacts)
+  for (const node::Contact& contact : found.contacts)
     contacts.append(nb::make_tuple(contact.peer.hex(), contact.address, contact.reason));
   nb::dict result;
   result["failure"] = found.failure;

@@ -3,10 +3,10 @@
 #include <optional>
 #include <string>
 
+#include "pccl/base/fork.h"
 #include "pccl/bindings/common.h"
-#include "pccl/master/server.h"
-#include "pccl/net/address.h"
-#include "pccl/net/fork.h"
+#include "pccl/io/address.h"
+#include "pccl/server/server.h"
 
 namespace pccl::bindings {
 namespace {
@@ -15,13 +15,13 @@ constexpr Duration kSlice = std::chrono::milliseconds(100);  // between two look
 
 class Node {
  public:
-  Node(const std::string& listen, const net::Secret* secret, std::uint32_t min_peers)
-      : generation_(net::fork_generation()) {
-    const auto address = net::parse_address(listen, net::kDefaultPort);
+  Node(const std::string& listen, const io::Secret* secret, std::uint32_t min_peers)
+      : generation_(fork_generation()) {
+    const auto address = wire::parse_address(listen, wire::kDefaultPort);
     if (!address) raise(address.error(), CallKind::collective, "MasterNode");
     server_ =
-        std::make_unique<master::Server>(*address, read_settings("MasterNode"),
-                                         secret == nullptr ? net::Secret() : *secret, min_peers);
+        std::make_unique<server::Server>(*address, read_settings("MasterNode"),
+                                         secret == nullptr ? io::Secret() : *secret, min_peers);
   }
   ~Node() {
     if (inert()) {
@@ -74,7 +74,7 @@ class Node {
   }
 
  private:
-  [[nodiscard]] bool inert() const { return net::fork_generation() != generation_; }
+  [[nodiscard]] bool inert() const { return fork_generation() != generation_; }
   void check(const char* function) const {
     if (!inert()) return;
     raise({Code::invalid_usage, "this process was forked; its copy is no master", {}, {}},
@@ -83,11 +83,11 @@ class Node {
 
   std::uint64_t generation_;
   bool ran_ = false;
-  std::unique_ptr<master::Server> server_;
+  std::unique_ptr<server::Server> server_;
 };
 
 int run_master(const std::string& listen) {
-  const auto secret = net::Secret::from_environment();
+  const auto secret = io::Secret::from_environment();
   if (!secret) raise(secret.error(), CallKind::collective, "run_master");
   Node node(listen, &*secret, 1);
   node.run();
@@ -99,7 +99,7 @@ int run_master(const std::string& listen) {
 
 void bind_master(nb::module_& m) {
   nb::class_<Node>(m, "Master")
-      .def(nb::init<const std::string&, const net::Secret*, std::uint32_t>(), "listen"_a,
+      .def(nb::init<const std::string&, const io::Secret*, std::uint32_t>(), "listen"_a,
            nb::arg("secret").none() = nb::none(), "min_peers"_a = 1)
       .def("run", &Node::run)
       .def("address", &Node::address)

@@ -25,8 +25,8 @@ using Output = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::
 
 Info await(Operation& operation, Seconds timeout) {
   Signals signals;
-  const peer::Limit limit{duration(timeout), signals.hook()};
-  const std::shared_ptr<peer::Communicator> engine = operation.comm->engine;
+  const node::Limit limit{duration(timeout), signals.hook()};
+  const std::shared_ptr<node::Communicator> engine = operation.comm->engine;
   const peer::CallPtr call = operation.call;
   const char* function = operation.function;
   const Status status = [&] {
@@ -143,8 +143,8 @@ std::shared_ptr<Operation> launch(const std::shared_ptr<Comm>& comm, peer::Opera
                                   Arrays in_use, const char* function, const Seconds& timeout) {
   comm->drop_finished();
   Signals signals;
-  const peer::Limit limit{duration(timeout), signals.hook()};
-  const std::shared_ptr<peer::Communicator> engine = comm->engine;
+  const node::Limit limit{duration(timeout), signals.hook()};
+  const std::shared_ptr<node::Communicator> engine = comm->engine;
   const Result<peer::CallPtr> call = [&] {
     const GilRelease release;
     return engine->start(std::move(request), limit);
@@ -158,8 +158,8 @@ std::shared_ptr<Operation> launch(const std::shared_ptr<Comm>& comm, peer::Opera
 
 Info carry_out(Operation& operation, peer::OperationRequest request, const Seconds& timeout) {
   Signals signals;
-  const peer::Limit limit{duration(timeout), signals.hook()};
-  const std::shared_ptr<peer::Communicator> engine = operation.comm->engine;
+  const node::Limit limit{duration(timeout), signals.hook()};
+  const std::shared_ptr<node::Communicator> engine = operation.comm->engine;
   const Status status = [&] {
     const GilRelease release;
     return engine->reduce(std::move(request), limit,

@@ -33,7 +33,7 @@ struct Synced {
   nb::list replaced;                 // (name, kind, shape, containers, bytes)
   nb::list diverged;                 // (peer, names)
   Signals interrupt;                 // what came when it was too late to stop
-  std::shared_ptr<peer::Communicator> engine;
+  std::shared_ptr<node::Communicator> engine;
 };
 
 // (address, bytes of an element, shape, strides in bytes, reading, written)
@@ -105,11 +105,11 @@ std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int le
   if (strategy < 0 || strategy > 2) throw nb::value_error("no such strategy");
   vote.strategy = static_cast<wire::SyncStrategy>(strategy);
   Signals signals;
-  const peer::Limit limit{duration(timeout), signals.hook()};
-  const peer::Progress tell = [&](std::uint64_t done, std::uint64_t wanted) {
+  const node::Limit limit{duration(timeout), signals.hook()};
+  const node::Progress tell = [&](std::uint64_t done, std::uint64_t wanted) {
     signals.run([&] { progress(done, wanted); });
   };
-  const peer::StateCheck can_adopt = [&](const std::vector<wire::StateEntry>& offered) {
+  const node::StateCheck can_adopt = [&](const std::vector<wire::StateEntry>& offered) {
     std::optional<Error> answer;
     signals.run([&] {
       nb::list listed;
@@ -124,11 +124,11 @@ std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int le
     });
     return answer;
   };
-  const std::shared_ptr<peer::Communicator> engine = comm.engine;
+  const std::shared_ptr<node::Communicator> engine = comm.engine;
   auto call = [&] {
     const GilRelease release;
-    return engine->sync(std::move(entries), vote, progress.is_none() ? peer::Progress() : tell,
-                        check.is_none() ? peer::StateCheck() : can_adopt, limit);
+    return engine->sync(std::move(entries), vote, progress.is_none() ? node::Progress() : tell,
+                        check.is_none() ? node::StateCheck() : can_adopt, limit);
   }();
   if (!call) {
     signals.rethrow();

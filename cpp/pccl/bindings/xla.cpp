@@ -29,7 +29,7 @@ constexpr const char* kFunction = "allreduce";
 constexpr std::size_t kErrorsKept = 256;
 constexpr const char* kNotJoined = "no communicator: pccl.init() before the compiled call";
 
-using Engine = std::shared_ptr<peer::Communicator>;
+using Engine = std::shared_ptr<node::Communicator>;
 
 // What compiled calls share, by number or by tag. *any thread*
 class Desk {
@@ -109,7 +109,7 @@ class Desk {
   std::mutex mutex_;
   std::int64_t last_ = 0;
   std::int64_t default_ = 0;
-  std::map<std::int64_t, std::weak_ptr<peer::Communicator>> engines_;
+  std::map<std::int64_t, std::weak_ptr<node::Communicator>> engines_;
   std::map<std::pair<const void*, std::uint64_t>, Use> uses_;
   std::deque<std::pair<std::uint64_t, Error>> errors_;
   std::uint64_t errors_made_ = 0;
@@ -551,7 +551,7 @@ xla::Error* handle(xla::CallFrame* frame) {
 
 std::int64_t next_communicator() { return desk().next(); }
 
-void enlist_communicator(std::int64_t number, const std::shared_ptr<peer::Communicator>& engine) {
+void enlist_communicator(std::int64_t number, const std::shared_ptr<node::Communicator>& engine) {
   desk().enlist(number, engine);
 }
 

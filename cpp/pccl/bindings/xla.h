@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "pccl/bindings/common.h"
-#include "pccl/peer/communicator.h"
+#include "pccl/node/communicator.h"
 
 namespace pccl::bindings {
 
@@ -16,6 +16,6 @@ namespace pccl::bindings {
 // A number that no other communicator of this process has.
 [[nodiscard]] std::int64_t next_communicator();
 // Null: it is closed.
-void enlist_communicator(std::int64_t number, const std::shared_ptr<peer::Communicator>& engine);
+void enlist_communicator(std::int64_t number, const std::shared_ptr<node::Communicator>& engine);
 
 }  // namespace pccl::bindings

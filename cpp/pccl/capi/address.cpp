@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "pccl/net/address.h"
+#include "pccl/io/address.h"
 
 namespace pccl::capi {
 namespace {
@@ -44,7 +44,7 @@ Result<wire::Address> from_c(const ccoip_socket_address_t& address) {
 }
 
 Result<ccoip_socket_address_t> to_c(const wire::Address& address) {
-  if (const auto numeric = net::numeric_endpoint(address)) return to_c(*numeric);
+  if (const auto numeric = io::numeric_endpoint(address)) return to_c(*numeric);
   asio::io_context context;
   asio::ip::tcp::resolver resolver(context);
   asio::error_code error;

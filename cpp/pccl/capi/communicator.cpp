@@ -19,9 +19,9 @@ Status forked() {
                 "this process was forked; its copy of the communicator cannot be used");
 }
 
-Result<peer::CommunicatorOptions> options_from(const pcclCommCreateParams_t& params) {
-  peer::CommunicatorOptions options;
-  const Result<net::Secret> secret = net::Secret::from_environment();
+Result<node::CommunicatorOptions> options_from(const pcclCommCreateParams_t& params) {
+  node::CommunicatorOptions options;
+  const Result<io::Secret> secret = io::Secret::from_environment();
   if (!secret) return secret.error();
   options.secret = *secret;
   const Result<Settings> settings = Settings::from_environment();
@@ -45,7 +45,7 @@ Result<peer::CommunicatorOptions> options_from(const pcclCommCreateParams_t& par
   return options;
 }
 
-Result<std::uint64_t> read(const peer::View& view, pcclAttribute_t attribute) {
+Result<std::uint64_t> read(const node::View& view, pcclAttribute_t attribute) {
   switch (attribute) {
     case PCCL_ATTRIBUTE_GLOBAL_WORLD_SIZE:
       return view.census.members;
@@ -198,10 +198,10 @@ pcclResult_t pcclConnect(pcclComm_t* comm) {
 
 pcclResult_t pcclGetAttribute(const pcclComm_t* comm, pcclAttribute_t attribute, int* value_out) {
   return connected(__func__, CallKind::question, comm,
-                   [&](Connection& connection, const peer::Limit&) -> Status {
+                   [&](Connection& connection, const node::Limit&) -> Status {
                      if (value_out == nullptr) return refuse("value_out is NULL");
                      if (!connection.peer.is_open()) return Status(Code::invalid_usage, kOut);
-                     const Result<peer::View> view = connection.peer.view();
+                     const Result<node::View> view = connection.peer.view();
                      if (!view) return view.error();
                      const Result<std::uint64_t> value = read(*view, attribute);
                      if (!value) return value.error();
@@ -212,14 +212,14 @@ pcclResult_t pcclGetAttribute(const pcclComm_t* comm, pcclAttribute_t attribute,
 
 pcclResult_t pcclUpdateTopology(pcclComm_t* comm) {
   return connected(__func__, CallKind::topology, comm,
-                   [](Connection& connection, const peer::Limit& limit) {
+                   [](Connection& connection, const node::Limit& limit) {
                      return connection.peer.update_topology(limit);
                    });
 }
 
 pcclResult_t pcclArePeersPending(const pcclComm_t* comm, bool* pending_out) {
   return connected(__func__, CallKind::question, comm,
-                   [&](Connection& connection, const peer::Limit& limit) -> Status {
+                   [&](Connection& connection, const node::Limit& limit) -> Status {
                      if (pending_out == nullptr) return refuse("pending_out is NULL");
                      const Result<bool> pending = connection.peer.peers_pending(limit);
                      if (!pending) return pending.error();
@@ -230,7 +230,7 @@ pcclResult_t pcclArePeersPending(const pcclComm_t* comm, bool* pending_out) {
 
 pcclResult_t pcclOptimizeTopology(const pcclComm_t* comm) {
   return connected(__func__, CallKind::optimize, comm,
-                   [](Connection& connection, const peer::Limit& limit) -> Status {
+                   [](Connection& connection, const node::Limit& limit) -> Status {
                      if (!connection.peer.is_open()) return Status(Code::evicted, kOut);
                      return connection.peer.optimize(limit);
                    });

@@ -10,17 +10,17 @@
 #include <utility>
 
 #include "pccl.h"
+#include "pccl/base/fork.h"
 #include "pccl/capi/call.h"
 #include "pccl/capi/exit.h"
-#include "pccl/net/fork.h"
-#include "pccl/peer/communicator.h"
+#include "pccl/node/communicator.h"
 
 namespace pccl::capi {
 
 // What one connect has made: a peer, and its reductions. *any thread*
 class Connection {
  public:
-  explicit Connection(const peer::CommunicatorOptions& options) : peer(options) {}
+  explicit Connection(const node::CommunicatorOptions& options) : peer(options) {}
 
   // Takes all of the tags, or none: invalid_argument.
   Status take(std::span<const std::uint64_t> tags);
@@ -31,7 +31,7 @@ class Connection {
   // Releases the tag, unless another thread did so first.
   void awaited(std::uint64_t tag, const peer::CallPtr& call);
 
-  peer::Communicator peer;
+  node::Communicator peer;
 
  private:
   std::mutex mutex_;
@@ -63,7 +63,7 @@ class Tags {
 // *any thread*
 class Comm final : public ClosedAtExit {
  public:
-  explicit Comm(peer::CommunicatorOptions options) : options_(std::move(options)) { opened(); }
+  explicit Comm(node::CommunicatorOptions options) : options_(std::move(options)) { opened(); }
   ~Comm() { gone(); }
 
   Status connect();
@@ -71,12 +71,12 @@ class Comm final : public ClosedAtExit {
   [[nodiscard]] Result<ConnectionPtr> connection();
   void close() override;
   // A copy that a fork made.
-  [[nodiscard]] bool inert() const { return net::fork_generation() != generation_; }
-  [[nodiscard]] peer::Limit limit() const { return {options_.settings.timeout, {}}; }
+  [[nodiscard]] bool inert() const { return fork_generation() != generation_; }
+  [[nodiscard]] node::Limit limit() const { return {options_.settings.timeout, {}}; }
 
  private:
-  const peer::CommunicatorOptions options_;
-  const std::uint64_t generation_ = net::fork_generation();
+  const node::CommunicatorOptions options_;
+  const std::uint64_t generation_ = fork_generation();
   std::mutex mutex_;  // guards what follows; never held in a blocking call
   ConnectionPtr connection_;
   ConnectionPtr joining_;

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "pccl/net/address.h"
+#include "pccl/io/address.h"
 
 namespace pccl::capi {
 namespace {
@@ -46,7 +46,7 @@ Result<std::vector<wire::Address>> advertised() {
     const std::string_view part = trim(rest.substr(0, comma));
     rest.remove_prefix(comma == std::string_view::npos ? rest.size() : comma + 1);
     if (part.empty()) continue;
-    auto address = net::parse_address(part, 0);
+    auto address = wire::parse_address(part, 0);
     if (!address) return address.error();
     if (address->host.empty()) {
       return Error{Code::invalid_argument,

@@ -10,12 +10,12 @@
 #include <string>
 #include <thread>
 
+#include "pccl/base/fork.h"
 #include "pccl/capi/address.h"
 #include "pccl/capi/call.h"
 #include "pccl/capi/exit.h"
-#include "pccl/master/server.h"
-#include "pccl/net/address.h"
-#include "pccl/net/fork.h"
+#include "pccl/io/address.h"
+#include "pccl/server/server.h"
 
 namespace pccl::capi {
 namespace {
@@ -25,7 +25,7 @@ constexpr Duration kSlice = std::chrono::hours(1);  // of a wait without end
 // *any thread*, but for the destructor
 class Master final : public ClosedAtExit {
  public:
-  Master(const wire::Address& listen, const Settings& settings, const net::Secret& secret)
+  Master(const wire::Address& listen, const Settings& settings, const io::Secret& secret)
       : server_(listen, settings, secret) {
     sem_init(&stop_, 0, 0);
     opened();
@@ -43,13 +43,13 @@ class Master final : public ClosedAtExit {
   [[nodiscard]] Result<wire::Address> address() const;
   void close() override;
   // A copy that a fork made: neither used nor destroyed.
-  [[nodiscard]] bool inert() const { return net::fork_generation() != generation_; }
+  [[nodiscard]] bool inert() const { return fork_generation() != generation_; }
 
  private:
   [[nodiscard]] Status check_ran() const;
 
-  const std::uint64_t generation_ = net::fork_generation();
-  master::Server server_;
+  const std::uint64_t generation_ = fork_generation();
+  server::Server server_;
   std::mutex mutex_;  // guards what is done once: run, and the end of the thread
   std::atomic<bool> ran_{false};
   // A signal handler may do no more than post it; the thread then does the work.
@@ -105,7 +105,7 @@ Status Master::wait() {
 
 Result<wire::Address> Master::address() const {
   if (const Status status = check_ran(); !status) return status.error();
-  return net::parse_address(server_.address(), 0);
+  return wire::parse_address(server_.address(), 0);
 }
 
 void Master::close() {
@@ -131,7 +131,7 @@ pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address,
                               pcclMasterInstance_t** master_out) {
   return call(__func__, CallKind::collective, [&]() -> Status {
     if (master_out == nullptr) return refuse("master_out is NULL");
-    const Result<net::Secret> secret = net::Secret::from_environment();
+    const Result<io::Secret> secret = io::Secret::from_environment();
     if (!secret) return secret.error();
     const Result<wire::Address> listen = from_c(listen_address);
     if (!listen) return listen.error();
@@ -186,7 +186,7 @@ pcclResult_t pcclResolveAddress(const char* text, ccoip_socket_address_t* addres
   return call(__func__, CallKind::collective, [&]() -> Status {
     if (text == nullptr) return refuse("text is NULL");
     if (address_out == nullptr) return refuse("address_out is NULL");
-    const Result<wire::Address> parsed = net::parse_address(text, net::kDefaultPort);
+    const Result<wire::Address> parsed = wire::parse_address(text, wire::kDefaultPort);
     if (!parsed) return parsed.error();
     if (parsed->host.empty()) return refuse("\"" + std::string(text) + "\" names no host");
     const Result<ccoip_socket_address_t> address = to_c(*parsed);

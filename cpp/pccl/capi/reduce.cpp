@@ -112,7 +112,7 @@ pcclReduceInfo_t info_of(const peer::Call& call) {
 // Reductions of one call, at most `limit` of them in flight.
 class Batch {
  public:
-  Batch(Connection& connection, const peer::Limit& limit, std::size_t most)
+  Batch(Connection& connection, const node::Limit& limit, std::size_t most)
       : connection_(connection), limit_(limit), most_(most) {}
   // The callers' memory is in use until they have ended, however this does.
   ~Batch() {
@@ -159,14 +159,14 @@ class Batch {
   }
 
   Connection& connection_;
-  const peer::Limit& limit_;
+  const node::Limit& limit_;
   const std::size_t most_;
   std::deque<peer::CallPtr> running_;
   Status status_;
   pcclReduceInfo_t info_{};
 };
 
-Status reduce_all(Connection& connection, const peer::Limit& limit,
+Status reduce_all(Connection& connection, const node::Limit& limit,
                   std::span<const pcclReduceOpDescriptor_t> descriptors, std::size_t most,
                   pcclReduceInfo_t* info_out) {
   std::vector<peer::OperationRequest> requests;
@@ -190,7 +190,7 @@ Status reduce_all(Connection& connection, const peer::Limit& limit,
   Result<pcclReduceInfo_t> info = batch.end();
   if (!info) return info.error();
   if (requests.empty()) {
-    const Result<peer::View> view = connection.peer.view();
+    const Result<node::View> view = connection.peer.view();
     if (!view) return view.error();
     if (view->record != nullptr)
       info->local_world_size = static_cast<std::uint32_t>(view->record->members.size());
@@ -211,7 +211,7 @@ pcclResult_t pcclAllReduce(const void* sendbuf, void* recvbuf,
                            const pcclReduceDescriptor_t* descriptor, const pcclComm_t* comm,
                            pcclReduceInfo_t* info_out) {
   return connected(__func__, CallKind::collective, comm,
-                   [&](Connection& connection, const peer::Limit& limit) -> Status {
+                   [&](Connection& connection, const node::Limit& limit) -> Status {
                      if (descriptor == nullptr) return refuse("descriptor is NULL");
                      auto request = request_from(sendbuf, recvbuf, *descriptor, false);
                      if (!request) return request.error();
@@ -231,7 +231,7 @@ pcclResult_t pcclAllReduceAsync(const void* sendbuf, void* recvbuf,
                                 const pcclReduceDescriptor_t* descriptor, const pcclComm_t* comm,
                                 pcclAsyncReduceOp_t* op_out) {
   return connected(__func__, CallKind::collective, comm,
-                   [&](Connection& connection, const peer::Limit& limit) -> Status {
+                   [&](Connection& connection, const node::Limit& limit) -> Status {
                      if (descriptor == nullptr) return refuse("descriptor is NULL");
                      if (op_out == nullptr) return refuse("op_out is NULL");
                      auto request = request_from(sendbuf, recvbuf, *descriptor, false);
@@ -252,7 +252,7 @@ pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t* desc
                                             size_t count, const pcclComm_t* comm,
                                             pcclReduceInfo_t* info_out, int max_in_flight) {
   return connected(__func__, CallKind::collective, comm,
-                   [&](Connection& connection, const peer::Limit& limit) -> Status {
+                   [&](Connection& connection, const node::Limit& limit) -> Status {
                      if (descriptors == nullptr && count != 0) return refuse("descriptors is NULL");
                      if (max_in_flight < 1) return refuse("max_in_flight is less than 1");
                      return reduce_all(connection, limit, {descriptors, count},
@@ -262,7 +262,7 @@ pcclResult_t pcclAllReduceMultipleWithRetry(const pcclReduceOpDescriptor_t* desc
 
 pcclResult_t pcclAwaitAsyncReduce(const pcclAsyncReduceOp_t* op, pcclReduceInfo_t* info_out) {
   return connected(__func__, CallKind::collective, op == nullptr ? nullptr : op->comm,
-                   [&](Connection& connection, const peer::Limit& limit) -> Status {
+                   [&](Connection& connection, const node::Limit& limit) -> Status {
                      const auto launched = connection.find(op->tag);
                      if (!launched) return launched.error();
                      const Status status = connection.peer.wait(*launched, limit);

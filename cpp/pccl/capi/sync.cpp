@@ -40,7 +40,7 @@ Result<state::LocalEntry> entry_from(const pcclTensorInfo_t& info) {
   return entry;
 }
 
-Status synchronize(Connection& connection, const peer::Limit& limit, pcclSharedState_t& shared,
+Status synchronize(Connection& connection, const node::Limit& limit, pcclSharedState_t& shared,
                    pcclSharedStateSyncStrategy_t strategy, pcclSharedStateSyncInfo_t* info_out) {
   if (shared.count == 0) return refuse("a shared state has at least one entry");
   if (shared.infos == nullptr) return refuse("shared_state->infos is NULL");
@@ -75,7 +75,7 @@ pcclResult_t pcclSynchronizeSharedState(const pcclComm_t* comm, pcclSharedState_
   using namespace pccl;        // NOLINT: this file implements a C header
   using namespace pccl::capi;  // NOLINT
   return connected(__func__, CallKind::sync_shared_state, comm,
-                   [&](Connection& connection, const peer::Limit& limit) -> Status {
+                   [&](Connection& connection, const node::Limit& limit) -> Status {
                      if (shared_state == nullptr) return refuse("shared_state is NULL");
                      return synchronize(connection, limit, *shared_state, strategy, info_out);
                    });

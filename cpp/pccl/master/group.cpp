@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "pccl/base/text.h"
-#include "pccl/net/ticket.h"
+#include "pccl/digest/ticket.h"
 #include "pccl/state/election.h"
 #include "pccl/topology/choose.h"
 #include "pccl/topology/plan.h"
@@ -476,7 +476,7 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
     around_.send(connection, 0, wire::Refused{Code::refused, reason});
     around_.close(connection);
   };
-  const PeerId seal = net::seal_of(join.ticket);
+  const PeerId seal = digest::seal_of(join.ticket);
   if (let_in_again(connection, join, seal, now)) return;
   if (members_.size() + candidates_.size() >= options_.max_peers) {
     return refuse("group " + std::to_string(id_) + " is full (" +
@@ -740,7 +740,7 @@ Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
                             const std::vector<wire::LogEntry>* log, Instant now) {
   Peer* peer = member(rejoin.id);
   // Who only knows its id takes nobody's place.
-  if (peer == nullptr || peer->member.seal != net::seal_of(rejoin.ticket)) return Return::out;
+  if (peer == nullptr || peer->member.seal != digest::seal_of(rejoin.ticket)) return Return::out;
   // The entries that it has missed are kept no more.
   if (rejoin.applied < collected_) return Return::out;
   if (rejoin.applied > last_ordinal_) {

@@ -5,9 +5,9 @@
 #include <set>
 #include <utility>
 
-#include "pccl/net/address.h"
-#include "pccl/net/ticket.h"
+#include "pccl/digest/ticket.h"
 #include "pccl/topology/plan.h"
+#include "pccl/wire/address.h"
 
 #ifndef PCCL_VERSION
 #define PCCL_VERSION "unknown"
@@ -58,7 +58,7 @@ Status wrong_report(const PeerId& id, const std::string& what) {
 // without memory passes it on to the others.
 Status check(const wire::Rejoin& rejoin, const Options& options) {
   const auto& members = rejoin.record.members;
-  const PeerId seal = net::seal_of(rejoin.ticket);
+  const PeerId seal = digest::seal_of(rejoin.ticket);
   const bool member = std::any_of(members.begin(), members.end(), [&](const auto& known) {
     return known.id == rejoin.id && known.seal == seal;
   });
@@ -257,15 +257,15 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
 bool Master::may_try(ConnectionId member, const std::string& address) const {
   const auto it = connections_.find(member);
   if (it == connections_.end()) return false;
-  const net::Reach theirs = net::reach_of(it->second.address);
-  switch (net::reach_of(address)) {
-    case net::Reach::nobody:
+  const wire::Reach theirs = wire::reach_of(it->second.address);
+  switch (wire::reach_of(address)) {
+    case wire::Reach::nobody:
       return false;
-    case net::Reach::host:
-      return theirs == net::Reach::host;
-    case net::Reach::network:
-      return theirs == net::Reach::host || theirs == net::Reach::network;
-    case net::Reach::everybody:
+    case wire::Reach::host:
+      return theirs == wire::Reach::host;
+    case wire::Reach::network:
+      return theirs == wire::Reach::host || theirs == wire::Reach::network;
+    case wire::Reach::everybody:
       return true;
   }
   return false;

@@ -4,13 +4,13 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "pccl/net/ticket.h"
+#include "pccl/digest/ticket.h"
 
 namespace pccl::master {
 
 Returned::Returned(ConnectionId connection, const wire::Rejoin& rejoin)
     : connection_(connection),
-      seat_(rejoin.id, net::seal_of(rejoin.ticket)),
+      seat_(rejoin.id, digest::seal_of(rejoin.ticket)),
       at_(rejoin.record.epoch, rejoin.applied),
       group_(rejoin.group),
       ticket_(rejoin.ticket) {

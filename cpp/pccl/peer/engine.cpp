@@ -1003,8 +1003,8 @@ void Engine::on_neighbour_down(const PeerId& peer, const std::string& reason, In
   if (!out_) locality_.on_down(peer, reason, now);
 }
 
-void Engine::on_neighbour_offer(const PeerId& peer, shm::Offer what, std::uint64_t number,
-                                const shm::RegionPtr& region, Instant now) {
+void Engine::on_neighbour_offer(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                                const memory::RegionPtr& region, Instant now) {
   if (!out_) locality_.on_offered(peer, what, number, region, now);
 }
 

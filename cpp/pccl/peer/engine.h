@@ -18,9 +18,9 @@
 #include "pccl/collective/executor.h"
 #include "pccl/link/stripe.h"
 #include "pccl/link/stripe_tuner.h"
-#include "pccl/peer/live_rates.h"
+#include "pccl/measured/live_rates.h"
+#include "pccl/measured/prober.h"
 #include "pccl/peer/locality.h"
-#include "pccl/peer/prober.h"
 #include "pccl/peer/session.h"
 #include "pccl/reduce/quantize.h"
 #include "pccl/state/transfer.h"
@@ -161,12 +161,12 @@ class Engine final : private SessionHost,
   void on_stripe_failed(std::uint64_t stripe, const std::string& reason, Instant now);
   // What Stripe::received or resume said: as above, or the other end misbehaves, and the link ends.
   void on_stripe_failed(std::uint64_t stripe, const Error& error, Instant now);
-  // Neighbours, peers of this host: shm::NeighbourEvents. on_offered also from inside
+  // Neighbours, peers of this host: node::NeighbourEvents. on_offered also from inside
   // LocalityOptions::poll.
   void on_neighbour_up(const PeerId& peer, Instant now);
   void on_neighbour_down(const PeerId& peer, const std::string& reason, Instant now);
-  void on_neighbour_offer(const PeerId& peer, shm::Offer what, std::uint64_t number,
-                          const shm::RegionPtr& region, Instant now);
+  void on_neighbour_offer(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                          const memory::RegionPtr& region, Instant now);
   // The collective in memory moves on; whoever drives the loop calls it again as it says.
   [[nodiscard]] Pace step(Instant now);
   [[nodiscard]] bool shares_memory() const { return locality_.group().is_open(); }
@@ -581,8 +581,8 @@ class Engine final : private SessionHost,
   std::map<wire::RoundKind, std::uint64_t> round_counts_;
   std::optional<Sync> sync_;
   std::optional<Optimizing> optimizing_;
-  Prober prober_;
-  LiveRates live_rates_;
+  measured::Prober prober_;
+  measured::LiveRates live_rates_;
   Instant rates_looked_{};
   Instant next_pings_{};
   bool rates_busy_ = false;

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "pccl/base/text.h"
-#include "pccl/net/address.h"
 #include "pccl/peer/engine.h"
 #include "pccl/topology/plan.h"
 #include "pccl/topology/rates.h"
+#include "pccl/wire/address.h"
 
 namespace pccl::peer {
 namespace {
@@ -22,7 +22,7 @@ constexpr Duration kLateHello = std::chrono::seconds(1);
 constexpr std::size_t kMaxParked = 64;
 constexpr std::size_t kMaxTries = 8;
 // Connections that were accepted and have not said who they are. (Which of them go when there are
-// too many, the shell knows: net/anteroom.h. Here are also offers and pipes.)
+// too many, the shell knows: io/anteroom.h. Here are also offers and pipes.)
 constexpr std::size_t kMaxHandshakes = 2048;
 // After one that came to nothing, and after a new epoch: often the next plan has all of them in
 // memory.
@@ -57,7 +57,7 @@ wire::Bytes sealed(link::FrameHeader& header, wire::Bytes payload) {
 // `address`: none if the other end dialled.
 std::string failure_at(const wire::Address& address, const std::string& reason) {
   if (address.host.empty()) return reason;
-  return pccl::failure_at(net::to_string(address), reason);
+  return pccl::failure_at(wire::to_string(address), reason);
 }
 
 void push_greeting(link::Stripe& stripe, link::FrameType type, const link::Hello& hello) {
@@ -922,11 +922,11 @@ void Engine::watch_rates() {
   // One that came late may have been a pause of this whole process.
   const bool in_time = span <= options_.settings.heartbeat_interval / 2;
   const bool counts = std::exchange(rates_busy_, busy) && busy && in_time && !prober_.active();
-  std::vector<LiveRates::Way> ways;
+  std::vector<measured::LiveRates::Way> ways;
   const bool pings = !busy && !prober_.active() && now_ >= next_pings_;
   if (pings) next_pings_ = now_ + kPingEvery;
   for (auto& [peer, link] : links_) {
-    LiveRates::Way way{peer, 0, 0, false};
+    measured::LiveRates::Way way{peer, 0, 0, false};
     bool local = false;
     std::size_t waiting = 0;
     for (const std::uint64_t id : link.stripes) {

@@ -96,18 +96,18 @@ void Locality::on_down(const PeerId& peer, const std::string& reason, Instant no
   claim();
 }
 
-void Locality::on_offered(const PeerId& peer, shm::Offer what, std::uint64_t number,
-                          const shm::RegionPtr& region, Instant) {
+void Locality::on_offered(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                          const memory::RegionPtr& region, Instant) {
   const auto it = neighbours_.find(peer);
   if (it == neighbours_.end()) return;
   Neighbour& neighbour = it->second;
-  if (what == shm::Offer::scratch) {
+  if (what == memory::Offer::scratch) {
     // May come in the midst of an operation: nothing else happens here.
     neighbour.scratch[number] = region;
     if (neighbour.scratch.size() > kKept) neighbour.scratch.erase(neighbour.scratch.begin());
     return;
   }
-  if (what == shm::Offer::array) {
+  if (what == memory::Offer::array) {
     if (region == nullptr) {
       neighbour.arrays.erase(number);
     } else if (neighbour.arrays.size() < kMaxArrays) {
@@ -115,7 +115,7 @@ void Locality::on_offered(const PeerId& peer, shm::Offer what, std::uint64_t num
     }
     return;
   }
-  if (what == shm::Offer::board) {
+  if (what == memory::Offer::board) {
     neighbour.board = region;
     neighbour.board_number = number;
     neighbour.pending = false;
@@ -188,7 +188,7 @@ void Locality::fail(const std::string& what) {
 
 bool Locality::make_board() {
   if (board_ != nullptr) return true;
-  auto made = options_.make_region(shm::kBoardBytes, shm::Access::read);
+  auto made = options_.make_region(memory::kBoardBytes, memory::Access::read);
   if (!made) {
     fail(made.error().reason);
     return false;
@@ -218,16 +218,16 @@ void Locality::give(const PeerId& peer, Neighbour& neighbour) {
   if (failed_ || !neighbour.connected || neighbour.word.empty() || !make_board()) return;
   if (neighbour.given_board != board_number_) {
     neighbour.given_board = board_number_;
-    actions_.offers.push_back({peer, shm::Offer::board, board_number_, board_});
+    actions_.offers.push_back({peer, memory::Offer::board, board_number_, board_});
   }
   if (!is_member(peer)) return;
   if (scratch_ != nullptr && neighbour.given_scratch != scratch_number_) {
     neighbour.given_scratch = scratch_number_;
-    actions_.offers.push_back({peer, shm::Offer::scratch, scratch_number_, scratch_});
+    actions_.offers.push_back({peer, memory::Offer::scratch, scratch_number_, scratch_});
   }
   if (active_ && rank_ == 0 && page_ != nullptr && neighbour.given_page != epoch_) {
     neighbour.given_page = epoch_;
-    actions_.offers.push_back({peer, shm::Offer::page, epoch_, page_});
+    actions_.offers.push_back({peer, memory::Offer::page, epoch_, page_});
   }
 }
 
@@ -237,7 +237,7 @@ void Locality::give_members() {
   }
 }
 
-Result<std::pair<shm::RegionPtr, std::uint64_t>> Locality::take_scratch(std::size_t bytes) {
+Result<std::pair<memory::RegionPtr, std::uint64_t>> Locality::take_scratch(std::size_t bytes) {
   if (scratch_ != nullptr) {
     scratch_wanted_ = std::max(scratch_wanted_, bytes);
     if (scratch_->size() / kFarTooLarge <= std::max(bytes, kMiB)) {
@@ -250,7 +250,7 @@ Result<std::pair<shm::RegionPtr, std::uint64_t>> Locality::take_scratch(std::siz
     // Somewhat more, so that arrays that grow do not ask again and again.
     const std::size_t most = far_too_large ? scratch_wanted_ : bytes;
     const std::size_t size = (most + most / 4 + kMiB - 1) / kMiB * kMiB;
-    auto made = options_.make_region(size, shm::Access::read);
+    auto made = options_.make_region(size, memory::Access::read);
     if (!made) {
       host_.local_log(LogLevel::warn, "no shared memory for results (" + made.error().reason +
                                           "): this operation goes over TCP");
@@ -265,8 +265,8 @@ Result<std::pair<shm::RegionPtr, std::uint64_t>> Locality::take_scratch(std::siz
   return std::pair(scratch_, scratch_number_);
 }
 
-shm::RegionPtr Locality::scratch_of(std::uint32_t rank, std::uint64_t number) {
-  const auto look = [&]() -> shm::RegionPtr {
+memory::RegionPtr Locality::scratch_of(std::uint32_t rank, std::uint64_t number) {
+  const auto look = [&]() -> memory::RegionPtr {
     const auto neighbour = neighbours_.find(ranks_[rank]);
     if (neighbour == neighbours_.end()) return nullptr;
     auto& scratch = neighbour->second.scratch;
@@ -276,21 +276,21 @@ shm::RegionPtr Locality::scratch_of(std::uint32_t rank, std::uint64_t number) {
     scratch.erase(scratch.begin(), found);
     return found->second;
   };
-  if (shm::RegionPtr found = look()) return found;
+  if (memory::RegionPtr found = look()) return found;
   if (options_.poll) options_.poll();
   return look();
 }
 
-std::optional<shm::Place> Locality::place_of(const void* data, std::size_t bytes) {
+std::optional<memory::Place> Locality::place_of(const void* data, std::size_t bytes) {
   if (!options_.find_array) return std::nullopt;
   return options_.find_array(data, bytes);
 }
 
 // Others keep only so many, and a channel holds only so many on their way.
-bool Locality::may_share(const std::vector<shm::ChunkPtr>& chunks) {
-  std::map<std::uint64_t, shm::ChunkPtr> unknown;
+bool Locality::may_share(const std::vector<memory::ChunkPtr>& chunks) {
+  std::map<std::uint64_t, memory::ChunkPtr> unknown;
   std::size_t fresh = 0;
-  for (const shm::ChunkPtr& chunk : chunks) {
+  for (const memory::ChunkPtr& chunk : chunks) {
     const auto it = shared_.find(chunk->number);
     if (it != shared_.end() && it->second.given == gifts_) continue;
     if (unknown.emplace(chunk->number, chunk).second && it == shared_.end()) ++fresh;
@@ -305,7 +305,7 @@ bool Locality::may_share(const std::vector<shm::ChunkPtr>& chunks) {
   return false;
 }
 
-bool Locality::share(const shm::ChunkPtr& chunk) {
+bool Locality::share(const memory::ChunkPtr& chunk) {
   Shared& shared = shared_[chunk->number];
   if (shared.given == gifts_) return false;
   shared = {chunk, gifts_};
@@ -313,20 +313,20 @@ bool Locality::share(const shm::ChunkPtr& chunk) {
   for (auto& [peer, neighbour] : neighbours_) {
     if (!neighbour.connected || !is_member(peer)) continue;
     if (!neighbour.given_arrays.insert(chunk->number).second) continue;
-    actions_.offers.push_back({peer, shm::Offer::array, chunk->number, chunk->region});
+    actions_.offers.push_back({peer, memory::Offer::array, chunk->number, chunk->region});
     sent = true;
   }
   return sent;
 }
 
-shm::RegionPtr Locality::array_of(std::uint32_t rank, std::uint64_t number) {
-  const auto look = [&]() -> shm::RegionPtr {
+memory::RegionPtr Locality::array_of(std::uint32_t rank, std::uint64_t number) {
+  const auto look = [&]() -> memory::RegionPtr {
     const auto neighbour = neighbours_.find(ranks_[rank]);
     if (neighbour == neighbours_.end()) return nullptr;
     const auto found = neighbour->second.arrays.find(number);
     return found == neighbour->second.arrays.end() ? nullptr : found->second;
   };
-  if (shm::RegionPtr found = look()) return found;
+  if (memory::RegionPtr found = look()) return found;
   if (options_.poll) options_.poll();
   return look();
 }
@@ -342,7 +342,7 @@ void Locality::forget_arrays() {
     --left;
     for (auto& [peer, neighbour] : neighbours_) {
       if (neighbour.given_arrays.erase(it->first) > 0 && neighbour.connected)
-        actions_.offers.push_back({peer, shm::Offer::array, it->first, nullptr});
+        actions_.offers.push_back({peer, memory::Offer::array, it->first, nullptr});
     }
     it = shared_.erase(it);
   }
@@ -388,7 +388,7 @@ void Locality::begin_epoch(const Record& record) {
   hosts_ = record->plan.hosts;
   active_ = topology::on_one_host(record->plan);
   if (active_ && rank_ == 0 && !failed_) {
-    auto made = options_.make_region(shm::kPageBytes, shm::Access::write);
+    auto made = options_.make_region(memory::kPageBytes, memory::Access::write);
     if (made) {
       page_ = std::move(*made);
     } else {
@@ -402,7 +402,7 @@ void Locality::begin_epoch(const Record& record) {
 // The collective begins when all boards and the page are here.
 void Locality::try_open() {
   if (!active_ || failed_ || group_.is_open() || board_ == nullptr) return;
-  std::vector<shm::RegionPtr> boards;
+  std::vector<memory::RegionPtr> boards;
   for (const PeerId& peer : ranks_) {
     if (peer == self_) {
       boards.push_back(board_);

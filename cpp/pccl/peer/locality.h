@@ -12,29 +12,29 @@
 #include <vector>
 
 #include "pccl/base/log.h"
+#include "pccl/memory/local_group.h"
+#include "pccl/memory/offer.h"
 #include "pccl/peer/session.h"
-#include "pccl/shm/local_group.h"
-#include "pccl/shm/neighbours.h"
 #include "pccl/wire/messages.h"
 
 namespace pccl::peer {
 
 struct LocalityOptions {
-  shm::RegionMaker make_region;  // empty: nothing is shared
+  memory::RegionMaker make_region;  // empty: nothing is shared
   // Of arrays that others may read where they are; empty: there are none.
-  std::function<std::optional<shm::Place>(const void*, std::size_t)> find_array;
+  std::function<std::optional<memory::Place>(const void*, std::size_t)> find_array;
   std::function<void()> poll;  // brings what neighbours have sent; may call on_offered
   Duration patience = std::chrono::seconds(3);  // for a neighbour to answer
-  shm::LocalOptions group;
+  memory::LocalOptions group;
 };
 
 // What the shell has to do.
 struct LocalityActions {
   struct Offering {
     PeerId to;
-    shm::Offer what;
+    memory::Offer what;
     std::uint64_t number;
-    shm::RegionPtr region;  // null: of no use any more
+    memory::RegionPtr region;  // null: of no use any more
   };
   std::vector<std::pair<PeerId, PeerId>> connects;  // peer and its word
   std::vector<PeerId> drops;
@@ -59,7 +59,7 @@ class LocalityHost {
 };
 
 // *one thread: the engine's*
-class Locality final : private shm::LocalHost {
+class Locality final : private memory::LocalHost {
  public:
   Locality(LocalityOptions options, const PeerId& self, LocalityHost& host)
       : options_(std::move(options)), self_(self), host_(host), group_(options_.group, *this) {}
@@ -68,8 +68,8 @@ class Locality final : private shm::LocalHost {
   void choose(const std::vector<wire::Member>& peers, std::uint64_t joined, Instant now);
   void on_up(const PeerId& peer, Instant now);
   void on_down(const PeerId& peer, const std::string& reason, Instant now);
-  void on_offered(const PeerId& peer, shm::Offer what, std::uint64_t number,
-                  const shm::RegionPtr& region, Instant now);
+  void on_offered(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                  const memory::RegionPtr& region, Instant now);
   void on_time(Instant now);
   [[nodiscard]] std::optional<Instant> next_deadline() const;
 
@@ -81,8 +81,8 @@ class Locality final : private shm::LocalHost {
   [[nodiscard]] bool shares_with(const PeerId& peer) const;
   // Operations of this epoch go here first.
   [[nodiscard]] bool active() const { return active_; }
-  [[nodiscard]] shm::LocalGroup& group() { return group_; }
-  [[nodiscard]] const shm::LocalGroup& group() const { return group_; }
+  [[nodiscard]] memory::LocalGroup& group() { return group_; }
+  [[nodiscard]] const memory::LocalGroup& group() const { return group_; }
   [[nodiscard]] Pace step(Instant now) {
     now_ = now;
     return group_.step(now);
@@ -104,17 +104,18 @@ class Locality final : private shm::LocalHost {
     std::optional<std::uint64_t> given_board;
     std::uint64_t given_scratch = 0;
     std::set<std::uint64_t> given_arrays;
-    std::map<std::uint64_t, shm::RegionPtr> arrays;  // by number, until it says that they are gone
+    std::map<std::uint64_t, memory::RegionPtr>
+        arrays;  // by number, until it says that they are gone
     std::uint64_t given_page = 0;
     // What we have of it.
-    shm::RegionPtr board;
+    memory::RegionPtr board;
     std::uint64_t board_number = 0;
-    std::uint64_t board_needed = 0;                 // older ones may be written by nobody any more
-    std::map<std::uint64_t, shm::RegionPtr> pages;  // by epoch, the newest few
-    std::map<std::uint64_t, shm::RegionPtr> scratch;  // by number, from the one used last
+    std::uint64_t board_needed = 0;  // older ones may be written by nobody any more
+    std::map<std::uint64_t, memory::RegionPtr> pages;    // by epoch, the newest few
+    std::map<std::uint64_t, memory::RegionPtr> scratch;  // by number, from the one used last
   };
 
-  // shm::LocalHost
+  // memory::LocalHost
   void local_committed(const wire::OpKey& key, const collective::Traffic& traffic,
                        bool newcomers_wait, bool told) override {
     host_.local_committed(key, traffic, newcomers_wait, told);
@@ -122,13 +123,13 @@ class Locality final : private shm::LocalHost {
   void local_escalated(const wire::OpKey& key) override { host_.local_escalated(key); }
   void ring(std::uint32_t rank) override { actions_.rings.push_back(ranks_[rank]); }
   [[nodiscard]] bool newcomers_wait() const override { return host_.newcomers_wait(); }
-  [[nodiscard]] Result<std::pair<shm::RegionPtr, std::uint64_t>> take_scratch(
+  [[nodiscard]] Result<std::pair<memory::RegionPtr, std::uint64_t>> take_scratch(
       std::size_t bytes) override;
-  [[nodiscard]] shm::RegionPtr scratch_of(std::uint32_t rank, std::uint64_t number) override;
-  [[nodiscard]] std::optional<shm::Place> place_of(const void* data, std::size_t bytes) override;
-  [[nodiscard]] bool may_share(const std::vector<shm::ChunkPtr>& chunks) override;
-  bool share(const shm::ChunkPtr& chunk) override;
-  [[nodiscard]] shm::RegionPtr array_of(std::uint32_t rank, std::uint64_t number) override;
+  [[nodiscard]] memory::RegionPtr scratch_of(std::uint32_t rank, std::uint64_t number) override;
+  [[nodiscard]] std::optional<memory::Place> place_of(const void* data, std::size_t bytes) override;
+  [[nodiscard]] bool may_share(const std::vector<memory::ChunkPtr>& chunks) override;
+  bool share(const memory::ChunkPtr& chunk) override;
+  [[nodiscard]] memory::RegionPtr array_of(std::uint32_t rank, std::uint64_t number) override;
 
   bool make_board();
   [[nodiscard]] bool is_member(const PeerId& peer) const;
@@ -143,26 +144,26 @@ class Locality final : private shm::LocalHost {
   LocalityOptions options_;
   PeerId self_;
   LocalityHost& host_;
-  shm::LocalGroup group_;
+  memory::LocalGroup group_;
   LocalityActions actions_;
   std::map<PeerId, Neighbour> neighbours_;
   wire::Neighbourhood claimed_;
   bool failed_ = false;  // there was no memory: over TCP from now on
-  shm::RegionPtr board_;
+  memory::RegionPtr board_;
   std::uint64_t board_number_ = 0;
-  shm::RegionPtr scratch_;
+  memory::RegionPtr scratch_;
   std::uint64_t scratch_number_ = 0;
   std::size_t scratch_wanted_ = 0;  // the most, since
   // Arrays that others were given, and since which of our `gifts_` all of them have it.
   struct Shared {
-    std::weak_ptr<const shm::Chunk> chunk;
+    std::weak_ptr<const memory::Chunk> chunk;
     std::uint64_t given = 0;
   };
   std::map<std::uint64_t, Shared> shared_;
   std::uint64_t gifts_ = 1;  // grows when there is somebody who may have to be given something
   Instant scratch_since_{};  // it was made, or much of it was used
   Instant now_{};            // of the latest step
-  shm::RegionPtr page_;
+  memory::RegionPtr page_;
   bool active_ = false;
   std::uint64_t epoch_ = 0;
   std::uint32_t rank_ = 0;

@@ -1,0 +1,65 @@
+#include "pccl/io/address.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+namespace pccl::io {
+
+std::string to_string(const asio::ip::tcp::endpoint& endpoint) {
+  return wire::to_string({plain(endpoint.address()).to_string(), endpoint.port()});
+}
+
+std::optional<asio::ip::tcp::endpoint> numeric_endpoint(const wire::Address& address) {
+  asio::error_code error;
+  const asio::ip::address host = asio::ip::make_address(address.host, error);
+  if (error) return std::nullopt;
+  return asio::ip::tcp::endpoint(host, address.port);
+}
+
+asio::ip::address plain(const asio::ip::address& address) {
+  if (!address.is_v6() || !address.to_v6().is_v4_mapped()) return address;
+  return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
+}
+
+bool same_host(const asio::ip::tcp::endpoint& local, const asio::ip::tcp::endpoint& remote) {
+  return plain(remote.address()).is_loopback() || plain(local.address()) == plain(remote.address());
+}
+
+std::vector<std::string> interface_addresses() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {"127.0.0.1"};
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
+  std::vector<std::string> found;
+  std::vector<std::string> loopback;
+  for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
+    if (item->ifa_addr == nullptr || (item->ifa_flags & IFF_UP) == 0) continue;
+    asio::ip::address address;
+    if (item->ifa_addr->sa_family == AF_INET) {
+      sockaddr_in raw{};
+      std::memcpy(&raw, item->ifa_addr, sizeof raw);
+      address = asio::ip::address_v4(ntohl(raw.sin_addr.s_addr));
+    } else if (item->ifa_addr->sa_family == AF_INET6) {
+      sockaddr_in6 raw{};
+      std::memcpy(&raw, item->ifa_addr, sizeof raw);
+      asio::ip::address_v6::bytes_type bytes;
+      std::memcpy(bytes.data(), &raw.sin6_addr, bytes.size());
+      const asio::ip::address_v6 v6(bytes);
+      if (v6.is_link_local()) continue;
+      address = v6;
+    } else {
+      continue;
+    }
+    auto& where = address.is_loopback() ? loopback : found;
+    const std::string text = address.to_string();
+    if (std::find(where.begin(), where.end(), text) == where.end()) where.push_back(text);
+  }
+  found.insert(found.end(), loopback.begin(), loopback.end());
+  return found;
+}
+
+}  // namespace pccl::io

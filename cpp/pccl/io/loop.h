@@ -1,0 +1,106 @@
+// Who drives an event loop. Everything that lives on the loop is touched only by the thread that
+// has the *turn*. A background thread takes it when nobody else wants it; a calling thread takes it
+// over, works on the loop's objects directly, and drives the loop itself while it waits, so that
+// what it waits for costs no hand-off between threads.
+#pragma once
+
+#include <asio/executor_work_guard.hpp>
+#include <asio/io_context.hpp>
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "pccl/base/ids.h"
+#include "pccl/base/pace.h"
+
+namespace pccl::io {
+
+// *any thread*, as said for each call. No method calls back under a lock, except `done` of wait().
+class LoopDriver {
+ public:
+  LoopDriver();
+  ~LoopDriver();  // REQUIRES: stop() has returned, or start() was never called; nobody has the turn
+  LoopDriver(const LoopDriver&) = delete;
+  LoopDriver& operator=(const LoopDriver&) = delete;
+
+  // Handlers are run by whoever has the turn. Posting to it is for any thread.
+  [[nodiscard]] asio::io_context& context() { return context_; }
+
+  // What is told, with the turn, when a handler throws. Call before start().
+  void on_failure(std::function<void(const char*)> failed) { failed_ = std::move(failed); }
+
+  // What is called, with the turn, before the loop waits for events: work that makes no events. As
+  // long as it is not idle the loop only looks for events now and then. Call before start().
+  void on_idle(std::function<Pace()> work) { work_between_ = std::move(work); }
+
+  // Starts and ends the background thread. Waiting callers go on driving after stop(). Call each
+  // once; stop() not with the turn, and not from a handler.
+  void start();
+  void stop();
+
+  // Blocks until the calling thread has the turn; a driver steps aside for it at once. Not
+  // recursive.
+  void acquire();
+  // Gives the turn back. The background thread takes over a moment later, so that a caller that
+  // comes back soon finds the turn free.
+  void release();
+  // There is work that no caller waits for: the background thread is not to sleep on while many
+  // callers come and go. REQUIRES: the turn.
+  void attend();
+
+  // Until `done()`, or `until` has passed: drives the loop, or sleeps while another caller drives
+  // it. Returns done(). REQUIRES: the turn, before; it is there afterwards too, but others may have
+  // had it meanwhile. `done` reads only what any thread may read at any time, and is quick: it is
+  // also called under the driver's lock.
+  bool wait(const std::function<bool()>& done, Instant until);
+  // Callers that sleep look at their `done` again. REQUIRES: the turn.
+  void notify();
+
+ private:
+  void take(std::unique_lock<std::mutex>& lock);
+  void give(std::unique_lock<std::mutex>& lock);
+  template <class Work>
+  void drive(const Work& work);
+  void background();
+  [[nodiscard]] Pace between();
+
+  asio::io_context context_;
+  asio::executor_work_guard<asio::io_context::executor_type> work_;
+  std::thread thread_;
+
+  std::mutex mutex_;
+  std::condition_variable turn_free_;   // threads in take()
+  std::condition_variable changed_;     // callers that sleep in wait()
+  std::condition_variable background_;  // the background thread
+  bool held_ = false;                   // somebody has the turn
+  bool polling_ = false;                // ... and is inside the loop
+  bool woken_ = false;                  // ... and was told to come out
+  bool parked_ = false;                 // the background thread sleeps until told
+  bool dozing_ = false;                 // ... sleeps for long, as callers come and go
+  bool stopping_ = false;
+  unsigned visits_ = 0;              // since the background thread last looked
+  std::atomic<unsigned> wanted_{0};  // threads in take(); changed under the lock
+  unsigned sleepers_ = 0;            // callers in wait() that do not drive
+  Instant linger_until_{};
+  Instant polled_at_{};  // when the loop was last driven
+  std::function<void(const char*)> failed_;
+  std::function<Pace()> work_between_;
+  unsigned rounds_ = 0;  // of work since the last look for events
+};
+
+// The turn, for a scope.
+class Turn {
+ public:
+  explicit Turn(LoopDriver& driver) : driver_(driver) { driver_.acquire(); }
+  ~Turn() { driver_.release(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  LoopDriver& driver_;
+};
+
+}  // namespace pccl::io

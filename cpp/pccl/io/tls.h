@@ -1,0 +1,138 @@
+// TLS 1.3 with a key that both ends have (an external PSK), over a descriptor that never blocks.
+// OpenSSL does the cryptography; reading and writing is ours, several records in a system call.
+// docs/security.md says what is set how, and why.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pccl/base/error.h"
+#include "pccl/io/secret.h"
+
+// OpenSSL's, whose headers are for tls.cpp alone.
+struct bio_method_st;
+struct ssl_ctx_st;
+struct ssl_session_st;
+struct ssl_st;
+
+namespace pccl::io {
+
+class Tls;
+
+// Reads along what is said in the clear at the beginning of a TLS connection. OpenSSL makes room
+// for a message as soon as its length is announced, 128 KiB for a ClientHello: of strangers.
+class PlainMessages {
+ public:
+  // False: a message is announced that is longer than any of ours.
+  [[nodiscard]] bool admit(std::span<const std::uint8_t> bytes);
+
+ private:
+  std::array<std::uint8_t, 5> record_{};  // its header
+  std::size_t record_filled_ = 0;
+  std::size_t record_left_ = 0;
+  std::array<std::uint8_t, 4> message_{};  // its header
+  std::size_t message_filled_ = 0;
+  std::size_t message_left_ = 0;
+};
+
+// What a connection is for. Keys and names of one kind are of no use for the other.
+enum class TlsRole : std::uint8_t { control, link };
+
+// What the connections of one owner share. *one thread at a time: whoever drives the loop*
+class TlsContext : public std::enable_shared_from_this<TlsContext> {
+ public:
+  // `key_update_records`: after so many a sender changes its key.
+  [[nodiscard]] static Result<std::shared_ptr<TlsContext>> make(std::uint64_t key_update_records);
+  ~TlsContext();
+  TlsContext(const TlsContext&) = delete;
+  TlsContext& operator=(const TlsContext&) = delete;
+
+  // The end that has connected, and the one that has accepted.
+  [[nodiscard]] std::unique_ptr<Tls> client(TlsRole role, const Key& key);
+  [[nodiscard]] std::unique_ptr<Tls> server(TlsRole role, const Key& key);
+
+ private:
+  friend class Tls;
+  friend struct TlsCallbacks;
+  explicit TlsContext(std::uint64_t key_update_records) : key_update_records_(key_update_records) {}
+  [[nodiscard]] std::unique_ptr<Tls> make_end(TlsRole role, const Key& key, bool client);
+
+  ssl_ctx_st* context_ = nullptr;
+  bio_method_st* method_ = nullptr;
+  const std::uint64_t key_update_records_;
+  // Ciphertext on its way in or out in the current call: the same memory for all, which stays in
+  // the processor's cache.
+  std::vector<std::uint8_t> input_;
+  std::vector<std::uint8_t> output_;
+  std::vector<std::uint8_t> gathered_;
+};
+
+// One end of one connection. *one thread at a time: whoever drives the loop*
+class Tls {
+ public:
+  ~Tls();
+  Tls(const Tls&) = delete;
+  Tls& operator=(const Tls&) = delete;
+
+  // The handshake, as far as it goes now. authentication_failed: the other end does not know the
+  // key, or does not speak TLS; unreachable: the connection has ended. The reason is what the other
+  // end did, as in "it refuses the secret" without the "it".
+  Status shake(int descriptor);
+  [[nodiscard]] bool established() const { return established_; }
+  // After a failure: its first bytes were a control message in the clear.
+  [[nodiscard]] bool met_plain_peer() const { return met_plain_peer_; }
+
+  // -- REQUIRES: established. As Socket::read and Socket::write; -EBADMSG: the other end, or
+  // somebody between, sent what is none of ours. What write returned may still be `unsent`.
+  [[nodiscard]] ssize_t read(int descriptor, std::span<const iovec> into);
+  [[nodiscard]] ssize_t write(int descriptor, std::span<const iovec> from);
+
+  // There is something to read although nothing may come any more.
+  [[nodiscard]] bool buffered() const;
+  // The descriptor took less than there was: write, be it nothing, when it is writable.
+  [[nodiscard]] bool unsent() const { return unsent_at_ < unsent_.size(); }
+
+ private:
+  friend class TlsContext;
+  friend struct TlsCallbacks;
+  Tls(std::shared_ptr<TlsContext> context, TlsRole role, const Key& key, bool client);
+
+  [[nodiscard]] ssize_t fill(int descriptor, std::size_t wanted);
+  void keep_rest();
+  [[nodiscard]] ssize_t flush(int descriptor);
+  [[nodiscard]] bool encrypt(const void* data, std::size_t size);
+  [[nodiscard]] Status failure(int error);
+  [[nodiscard]] Status check_peer();
+  [[nodiscard]] ssl_session_st* session() const;
+  [[nodiscard]] std::string identity() const;
+
+  std::shared_ptr<TlsContext> context_;
+  ssl_st* ssl_ = nullptr;
+  const TlsRole role_;
+  const bool client_;
+  std::unique_ptr<Key> key_;  // until it is established
+  const std::string identity_;
+  bool established_ = false;
+  bool met_plain_peer_ = false;
+  std::array<std::uint8_t, 4> first_{};  // that came
+  std::size_t first_filled_ = 0;
+  PlainMessages plain_messages_;
+
+  std::span<const std::uint8_t> in_;  // ciphertext: of the context's input, or of `rest_`
+  std::vector<std::uint8_t> rest_;    // of it, what was not asked for yet
+  std::vector<std::uint8_t> unsent_;  // ciphertext
+  std::size_t unsent_at_ = 0;
+  std::uint64_t records_ = 0;  // sent under the present key
+  bool ended_ = false;         // by the other end
+  int broken_ = 0;             // what read returns from now on
+};
+
+}  // namespace pccl::io

@@ -1,0 +1,175 @@
+#include "pccl/measured/live_rates.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace pccl::measured {
+namespace {
+
+// Less than this part of all that was sent counts as not used: control frames, the end of a chunk.
+constexpr double kUsed = 0.05;
+// A new rate is news if it is so much higher, or lower, than the one known.
+constexpr double kHigher = 1.15;
+constexpr double kLower = 0.7;
+// A way is called slow only if it carries less than this part of what its ends can.
+constexpr double kMuchLess = 0.4;
+constexpr unsigned kRoundTrips = 3;
+constexpr std::uint32_t kRoundTripNews = 1000;  // microseconds
+
+double seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+bool higher(std::uint32_t found, std::uint32_t known) {
+  return found > 0 && (known == 0 || found > kHigher * known);
+}
+
+}  // namespace
+
+std::uint32_t LiveRates::Count::rate() const {
+  if (time <= Duration::zero()) return 0;
+  constexpr auto kMost = static_cast<double>(std::numeric_limits<std::uint32_t>::max());
+  return static_cast<std::uint32_t>(
+      std::min(static_cast<double>(bytes) / 1000 / seconds(time), kMost));
+}
+
+std::uint32_t LiveRates::Lower::confirmed(std::uint32_t rate, bool lower) {
+  const std::uint32_t last = std::exchange(before, lower ? rate : 0);
+  return lower && last > 0 ? std::max(last, rate) : 0;
+}
+
+void LiveRates::look(std::span<const Way> ways, Duration span) {
+  std::uint64_t out = 0;
+  std::uint64_t in = 0;
+  for (const Way& way : ways) {
+    out += way.sent;
+    in += way.received;
+  }
+  out_.add(span, out);
+  in_.add(span, in);
+  std::size_t used = 0;
+  std::size_t used_full = 0;
+  std::map<PeerId, bool> are_full;
+  const auto was_full = [&](const Way& way) {
+    const auto before = were_full_.find(way.peer);
+    return way.full && before != were_full_.end() && before->second;
+  };
+  const auto is_used = [&](const Way& way) {
+    return static_cast<double>(way.sent) > kUsed * static_cast<double>(out);
+  };
+  for (const Way& way : ways) {
+    are_full[way.peer] = way.full;
+    if (!is_used(way)) continue;
+    ++used;
+    used_full += was_full(way) ? 1 : 0;
+  }
+  for (const Way& way : ways) {
+    if (was_full(way) && way.sent == 0) {
+      Counts& counts = ways_[way.peer];
+      for (Count* count : {&counts.beside, &counts.alone, &counts.only, &all_full_})
+        count->stalled();
+    }
+    if (!is_used(way) || !was_full(way)) continue;
+    Counts& counts = ways_[way.peer];
+    Count& count = used == 1 ? counts.only : used_full == 1 ? counts.alone : counts.beside;
+    count.add(span, way.sent);
+  }
+  if (used > 0 && used_full == used && (used > 1 || ways.size() == 1)) all_full_.add(span, out);
+  were_full_ = std::move(are_full);
+}
+
+void LiveRates::on_round_trip(const PeerId& peer, Duration rtt) {
+  Counts& counts = ways_[peer];
+  if (!counts.rtt || rtt < *counts.rtt) counts.rtt = rtt;
+  ++counts.round_trips;
+}
+
+void LiveRates::forget() {
+  were_full_.clear();
+  ways_.clear();
+  all_full_ = out_ = in_ = {};
+  lower_ = {};
+  said_ = {};
+  said_of_.clear();
+}
+
+wire::Measurements LiveRates::news(const Known& known, Instant now) {
+  wire::Measurements row;
+  wire::HostRate host = known.host;
+  if (now - said_.at < kSayAgain) {
+    const wire::HostRate& said = said_.value;
+    if (said.up_kilobytes_per_s > 0) host.up_kilobytes_per_s = said.up_kilobytes_per_s;
+    if (said.down_kilobytes_per_s > 0) host.down_kilobytes_per_s = said.down_kilobytes_per_s;
+  }
+  const auto say_up = [&](std::uint32_t rate) {
+    row.total.up_kilobytes_per_s = host.up_kilobytes_per_s = rate;
+  };
+  if (all_full_.enough()) {
+    const std::uint32_t rate = all_full_.rate();
+    const bool less = rate < kLower * host.up_kilobytes_per_s;
+    const std::uint32_t sure = lower_.confirmed(rate, less);
+    if (higher(rate, host.up_kilobytes_per_s)) say_up(rate);
+    if (sure > 0) say_up(sure);
+    all_full_ = {};
+  }
+  if (out_.enough()) {
+    // It may have been held up by others. Only that it is no slower is known, and nothing where
+    // nothing was.
+    const std::uint32_t out = out_.rate();
+    const std::uint32_t in = in_.rate();
+    if (host.up_kilobytes_per_s > 0 && out > kHigher * host.up_kilobytes_per_s) say_up(out);
+    if (host.down_kilobytes_per_s > 0 && in > kHigher * host.down_kilobytes_per_s)
+      row.total.down_kilobytes_per_s = host.down_kilobytes_per_s = in;
+    out_ = in_ = {};
+  }
+  for (auto& [peer, counts] : ways_) {
+    wire::LinkRate link = known.link(peer);
+    const auto said = said_of_.find(peer);
+    if (said != said_of_.end() && now - said->second.at < kSayAgain) link = said->second.value;
+    wire::LinkRate told = link;
+    told.unreachable = false;
+    const std::uint32_t own = link.kilobytes_per_s;
+    const std::uint32_t up = host.up_kilobytes_per_s;
+    // Slower than what is known of it, or much slower than the ends' links.
+    const auto slower = [&](std::uint32_t rate) {
+      return own > 0 ? rate < kLower * own : up == 0 || rate < kMuchLess * up;
+    };
+    if (counts.alone.enough()) {
+      const std::uint32_t rate = counts.alone.rate();
+      const std::uint32_t sure = counts.lower.confirmed(rate, slower(rate));
+      if (sure > 0) told.kilobytes_per_s = sure;
+      if (own > 0 && higher(rate, own)) told.kilobytes_per_s = rate;
+      counts.alone = {};
+    }
+    if (counts.only.enough()) {
+      // The only one of several, as around a ring: the up-link, as far as is known.
+      const std::uint32_t rate = counts.only.rate();
+      if (higher(rate, up)) {
+        say_up(rate);
+      } else {
+        const std::uint32_t sure = counts.lower.confirmed(rate, slower(rate));
+        if (sure > 0) told.kilobytes_per_s = sure;
+        if (own > 0 && higher(rate, own)) told.kilobytes_per_s = rate;
+      }
+      counts.only = {};
+    }
+    if (counts.beside.enough()) {
+      if (own > 0 && higher(counts.beside.rate(), own)) told.kilobytes_per_s = counts.beside.rate();
+      counts.beside = {};
+    }
+    if (counts.round_trips >= kRoundTrips) {
+      const auto rtt = static_cast<std::uint32_t>(std::clamp(seconds(*counts.rtt) * 1e6, 1.0, 4e9));
+      // Below a millisecond it is who runs when.
+      const std::uint32_t off = std::max(rtt, link.rtt_us) - std::min(rtt, link.rtt_us);
+      if (link.rtt_us == 0 || (off > kRoundTripNews && off > link.rtt_us / 4)) told.rtt_us = rtt;
+      counts.rtt.reset();
+      counts.round_trips = 0;
+    }
+    if (told == link || (told.rtt_us == 0 && told.kilobytes_per_s == 0)) continue;
+    row.links.push_back({peer, told});
+    said_of_[peer] = {told, now};
+  }
+  if (row.total != wire::HostRate{}) said_ = {host, now};
+  return row;
+}
+
+}  // namespace pccl::measured

@@ -1,0 +1,129 @@
+#include "pccl/memory/arrays.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "pccl/base/fork.h"
+
+namespace pccl::memory {
+namespace {
+
+constexpr std::size_t kAlignment = 64;
+// Small arrays share a chunk: descriptors and mappings are scarce.
+constexpr std::size_t kSmall = std::size_t{256} << 10;
+constexpr std::size_t kChunk = std::size_t{4} << 20;
+
+// All chunks, by address.
+class Registry {
+ public:
+  Result<Place> make(std::size_t size) {
+    const std::size_t room = (std::max<std::size_t>(size, 1) + kAlignment - 1) / kAlignment;
+    const std::lock_guard lock(*mutex_);
+    if (size > kSmall) {
+      auto made = add(room * kAlignment);
+      if (!made) return made.error();
+      return Place{*made, 0};
+    }
+    ChunkPtr chunk = open_.lock();
+    // After a fork both sides would go on where it was.
+    if (chunk == nullptr || !ours(*chunk) || chunk->region->size() - used_ < room * kAlignment) {
+      auto made = add(kChunk);
+      if (!made) return made.error();
+      chunk = *made;
+      open_ = chunk;
+      used_ = 0;
+    }
+    Place place{chunk, used_};
+    used_ += room * kAlignment;
+    return place;
+  }
+
+  std::optional<Place> find(const void* data, std::size_t size) {
+    if (count_.load(std::memory_order_relaxed) == 0) return std::nullopt;
+    const auto at = reinterpret_cast<std::uintptr_t>(data);
+    const std::lock_guard lock(*mutex_);
+    auto it = chunks_.upper_bound(at);
+    if (it == chunks_.begin()) return std::nullopt;
+    --it;
+    ChunkPtr chunk = it->second.lock();
+    if (chunk == nullptr || !ours(*chunk)) return std::nullopt;
+    const std::uint64_t offset = at - it->first;
+    if (offset > chunk->region->size() || size > chunk->region->size() - offset)
+      return std::nullopt;
+    return Place{std::move(chunk), offset};
+  }
+
+  // Around a fork: the child's copy is as it was between two calls.
+  void lock() { mutex_->lock(); }
+  void unlock() { mutex_->unlock(); }
+  // The child's thread is not the one that has locked it, so it is left as it is.
+  void renew() {
+    (void)mutex_.release();
+    mutex_ = std::make_unique<std::recursive_mutex>();
+  }
+
+ private:
+  // It can be passed on: not what a child has from before a fork.
+  static bool ours(const Chunk& chunk) { return chunk.region->descriptor() >= 0; }
+
+  Result<ChunkPtr> add(std::size_t size) {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) == 0 && chunks_.size() >= limit.rlim_cur / 4)
+      return Error{Code::internal_error, "too many descriptors for arrays", {}, {}};
+    auto made = make_region(size, Access::read);
+    if (!made) return made.error();
+    // The user's own memory, which forked children go on seeing as any other.
+    (void)::madvise((*made)->data(), (*made)->size(), MADV_DOFORK);
+    const auto at = reinterpret_cast<std::uintptr_t>((*made)->data());
+    // Its addresses may be used again as soon as it is unmapped, so it is forgotten before.
+    ChunkPtr chunk(new Chunk{std::move(*made), ++numbers_}, [this, at](const Chunk* dropped) {
+      {
+        const std::lock_guard lock(*mutex_);
+        chunks_.erase(at);
+        count_.store(chunks_.size(), std::memory_order_relaxed);
+      }
+      delete dropped;
+    });
+    chunks_[at] = chunk;
+    count_.store(chunks_.size(), std::memory_order_relaxed);
+    return chunk;
+  }
+
+  // Recursive: the last holder of a chunk may be somebody who looks for one.
+  std::unique_ptr<std::recursive_mutex> mutex_ = std::make_unique<std::recursive_mutex>();
+  std::map<std::uintptr_t, std::weak_ptr<const Chunk>> chunks_;
+  std::atomic<std::size_t> count_ = 0;
+  std::uint64_t numbers_ = 0;
+  std::weak_ptr<const Chunk> open_;  // with room for small ones
+  std::size_t used_ = 0;
+};
+
+// Never destroyed: arrays may outlive everything else.
+Registry& registry() {
+  static Registry& all = *[] {
+    // Its own watch over forks comes first, so that at a fork the registry is locked before it.
+    (void)fork_generation();
+    auto* const made = new Registry;
+    pthread_atfork([] { registry().lock(); }, [] { registry().unlock(); },
+                   [] { registry().renew(); });
+    return made;
+  }();
+  return all;
+}
+
+}  // namespace
+
+Result<Place> make_array(std::size_t size) { return registry().make(size); }
+
+std::optional<Place> find_array(const void* data, std::size_t size) {
+  return registry().find(data, size);
+}
+
+}  // namespace pccl::memory

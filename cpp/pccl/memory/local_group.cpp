@@ -1,0 +1,878 @@
+#include "pccl/memory/local_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "pccl/base/copy.h"
+
+namespace pccl::memory {
+namespace {
+
+constexpr std::uint64_t kCountBits = 24;
+constexpr std::uint64_t kMaxDepth = 4;
+// Before others are let on this core.
+constexpr Duration kSpinAlone = std::chrono::microseconds(20);
+// A ring may be lost with its connection.
+constexpr Duration kSafety = std::chrono::milliseconds(50);
+// For the others' memory to arrive here, once they have it.
+constexpr Duration kArrival = std::chrono::milliseconds(50);
+// Copied at a time: between two of these, whoever drives the loop looks at everything else.
+constexpr std::uint64_t kCopiedBytes = std::uint64_t{1} << 20;
+
+constexpr std::uint64_t counted(std::uint64_t index, std::uint64_t count) {
+  return index << kCountBits | count;
+}
+
+std::uint64_t bytes_of(const LocalRequest& request) {
+  std::uint64_t bytes = 0;
+  for (const collective::ArrayRef& array : request.arrays)
+    bytes += array.count * element_size(array.dtype);
+  return bytes;
+}
+
+}  // namespace
+
+// ---- boards and the page
+// ------------------------------------------------------------------------------------------
+
+Board& LocalGroup::own() const { return *reinterpret_cast<Board*>(boards_[rank_]->data()); }
+
+const Board& LocalGroup::board(std::uint32_t rank) const {
+  return *reinterpret_cast<const Board*>(boards_[rank]->data());
+}
+
+std::atomic<std::uint64_t>& LocalGroup::word() const {
+  return reinterpret_cast<Page*>(page_->data())->word;
+}
+
+// That rank's arrival at the present index, if it is there.
+std::optional<LocalGroup::Seen> LocalGroup::seen(std::uint32_t rank) const {
+  const std::uint64_t here = position(epoch_, index_);
+  const Board& from = board(rank);
+  for (std::size_t turn = 0; turn < 2; ++turn) {
+    const Arrival& arrival = from.arrivals[turn];
+    const std::uint64_t stamp = arrival.stamp.load(std::memory_order_acquire);
+    if (stamp % 2 != 0 || arrival.position.load(std::memory_order_relaxed) != here) continue;
+    Seen found;
+    found.key.admission = arrival.admission.load(std::memory_order_relaxed);
+    found.key.tagged = arrival.tagged.load(std::memory_order_relaxed) != 0;
+    found.key.tag = arrival.tag.load(std::memory_order_relaxed);
+    found.key.sequence = arrival.sequence.load(std::memory_order_relaxed);
+    found.signature = arrival.signature.load(std::memory_order_relaxed);
+    found.flags = arrival.flags.load(std::memory_order_relaxed);
+    found.inlined = from.inlined[turn];
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (arrival.stamp.load(std::memory_order_relaxed) == stamp) return found;
+  }
+  return std::nullopt;
+}
+
+// REQUIRES: that rank's arrival was seen, so the counter is of the present index or older.
+std::uint64_t LocalGroup::count_of(const std::atomic<std::uint64_t>& counter) const {
+  const std::uint64_t value = counter.load(std::memory_order_acquire);
+  constexpr std::uint64_t kIndexMask = ~std::uint64_t{0} >> kCountBits;
+  if (value >> kCountBits != (index_ & kIndexMask)) return 0;
+  return value & ((1U << kCountBits) - 1);
+}
+
+// How far the slowest of the others is.
+std::uint64_t LocalGroup::least(std::atomic<std::uint64_t> Board::*counter) const {
+  std::uint64_t count = ~std::uint64_t{0};
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    if (rank != rank_) count = std::min(count, count_of(board(rank).*counter));
+  }
+  return count;
+}
+
+void LocalGroup::publish(std::atomic<std::uint64_t> Board::*counter, std::uint64_t count) {
+  (own().*counter).store(counted(index_, count), std::memory_order_release);
+}
+
+void LocalGroup::ring_all() {
+  // What was published before is seen by whoever falls asleep after this, and who slept is seen
+  // here.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    if (rank == rank_) continue;
+    const std::uint64_t sleep = board(rank).sleeping.load(std::memory_order_relaxed);
+    if (sleep % 2 == 0 || rung_[rank] == sleep) continue;
+    rung_[rank] = sleep;
+    host_.ring(rank);
+  }
+}
+
+// ---- opening and closing
+// ------------------------------------------------------------------------------------------
+
+void LocalGroup::open(std::uint64_t epoch, std::uint32_t rank, std::vector<RegionPtr> boards,
+                      RegionPtr page) {
+  epoch_ = epoch;
+  rank_ = rank;
+  boards_ = std::move(boards);
+  page_ = std::move(page);
+  index_ = 1;
+  rung_.assign(boards_.size(), 0);
+  others_.clear();
+  waits_since_.reset();
+  still_since_.reset();
+  missing_since_.reset();
+  broken_ = false;
+  all_open_ = false;
+  own().done.store(0, std::memory_order_relaxed);
+  own().collected.store(position(epoch_, 0), std::memory_order_release);
+  ring_all();
+}
+
+void LocalGroup::replace_board(std::uint32_t rank, RegionPtr board) {
+  if (rank >= boards_.size() || rank == rank_) return;
+  boards_[rank] = std::move(board);
+  rung_[rank] = 0;
+  others_.clear();  // they point into the old one
+  all_open_ = false;
+  still_since_.reset();
+}
+
+bool LocalGroup::close() {
+  bool complete = true;
+  if (page_ != nullptr) {
+    std::uint64_t bits = word().load(std::memory_order_acquire);
+    for (;;) {
+      const Word now = Word::unpack(bits);
+      if (now.index == index_ && now.committed) {
+        // Whatever the others do now: it is committed for all that are left. The results are in
+        // memory that outlives their owners.
+        if (collect(now)) continue;
+        complete = false;
+        break;
+      }
+      if (now.closed) break;
+      Word closed = now;
+      closed.closed = true;
+      if (word().compare_exchange_strong(bits, closed.pack())) break;
+    }
+  }
+  operations_.clear();
+  order_.clear();
+  current_.reset();
+  others_.clear();
+  escalated_.clear();
+  boards_.clear();
+  page_.reset();
+  return complete;
+}
+
+// ---- calls
+// --------------------------------------------------------------------------------------------------------
+
+void LocalGroup::submit(LocalRequest request) {
+  const wire::OpKey key = request.key;
+  Operation& operation = operations_[key];
+  operation.bytes = bytes_of(request);
+  for (const collective::ArrayRef& array : request.arrays)
+    operation.in_place = operation.in_place || (array.count > 0 && array.send == array.recv);
+  operation.request = std::move(request);
+  find_places(operation);
+  order_.push_back(key);
+  still_since_.reset();
+}
+
+// Whether others can read the arrays where they are.
+void LocalGroup::find_places(Operation& operation) {
+  const std::vector<collective::ArrayRef>& arrays = operation.request.arrays;
+  if (is_small(operation.bytes) || arrays.size() > kInlineBytes / sizeof(Spot)) return;
+  const auto find = [&](auto address, std::vector<Place>& places) {
+    for (const collective::ArrayRef& array : arrays) {
+      if (array.count == 0) {
+        places.emplace_back();
+        continue;
+      }
+      std::optional<Place> place =
+          host_.place_of(address(array), array.count * element_size(array.dtype));
+      if (!place) return places.clear();
+      places.push_back(std::move(*place));
+    }
+  };
+  find([](const collective::ArrayRef& array) { return array.send; }, operation.sends);
+  find([](const collective::ArrayRef& array) { return array.recv; }, operation.recvs);
+}
+
+bool LocalGroup::tell(const wire::OpKey& key) {
+  const auto it = operations_.find(key);
+  if (it == operations_.end()) return true;
+  it->second.request.reported = true;
+  if (!current_ || current_->key != key) return true;
+  std::uint64_t bits = word().load(std::memory_order_acquire);
+  for (;;) {
+    Word next = Word::unpack(bits);
+    if (next.index == index_) return !next.committed;
+    if (next.asked || next.closed) return true;
+    next.asked = true;
+    if (word().compare_exchange_weak(bits, next.pack())) return true;
+  }
+}
+
+bool LocalGroup::withdraw(const wire::OpKey& key) {
+  if (!operations_.contains(key)) return true;
+  if (current_ && current_->key == key) {
+    if (const Word now = Word::unpack(word().load(std::memory_order_acquire));
+        now.index == index_ && now.committed) {
+      return false;
+    }
+    spoil();
+    const Word now = Word::unpack(word().load(std::memory_order_acquire));
+    if (now.index == index_ && now.committed) return false;
+    current_.reset();
+  } else {
+    std::erase(order_, key);
+  }
+  operations_.erase(key);
+  return true;
+}
+
+// The operation at the present index is not committed here, whatever it is.
+void LocalGroup::spoil() {
+  missing_since_.reset();
+  std::uint64_t bits = word().load(std::memory_order_acquire);
+  for (;;) {
+    Word next = Word::unpack(bits);
+    if (next.index == index_ || next.spoilt || next.closed) return;
+    next.spoilt = true;
+    if (word().compare_exchange_weak(bits, next.pack())) break;
+  }
+  ring_all();
+}
+
+// ---- steps
+// --------------------------------------------------------------------------------------------------------
+
+Pace LocalGroup::step(Instant now) {
+  if (page_ == nullptr) return Pace::idle;
+  std::atomic<std::uint64_t>& sleeping = own().sleeping;
+  const std::uint64_t sleep = sleeping.load(std::memory_order_relaxed);
+  if (sleep % 2 != 0) sleeping.store(sleep + 1, std::memory_order_relaxed);
+  bool moved = false;
+  offered_ = false;
+  for (int i = 0; i < options_.moves && !offered_ && page_ != nullptr && move(now); ++i)
+    moved = true;
+  if (moved) {
+    still_since_.reset();
+    return Pace::working;
+  }
+  if (!busy()) return Pace::idle;
+  if (!still_since_ || now - *still_since_ >= kSafety) still_since_ = now;
+  const Duration waited = now - *still_since_;
+  if (waited >= options_.spin) return Pace::idle;
+  // Whoever we wait for may need this core: then spinning only keeps it from its work.
+  const bool crowded = boards_.size() > options_.cores || waited >= kSpinAlone;
+  return crowded ? Pace::yielding : Pace::spinning;
+}
+
+bool LocalGroup::fall_asleep(Instant now) {
+  if (page_ == nullptr) return true;
+  std::atomic<std::uint64_t>& sleeping = own().sleeping;
+  const std::uint64_t sleep = sleeping.load(std::memory_order_relaxed);
+  if (sleep % 2 == 0) sleeping.store(sleep + 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // Whoever moved a moment ago did not ring.
+  if (!move(now)) return true;
+  still_since_.reset();
+  return false;
+}
+
+std::optional<Instant> LocalGroup::next_deadline() const {
+  if (page_ == nullptr || !busy()) return std::nullopt;
+  std::optional<Instant> next;
+  if (still_since_) next = *still_since_ + kSafety;
+  if (waits_since_)
+    next = std::min(next.value_or(Instant::max()), *waits_since_ + options_.patience);
+  return next;
+}
+
+// Does one thing, the most urgent one.
+bool LocalGroup::move(Instant now) {
+  if (broken_) return false;
+  const Word last = Word::unpack(word().load(std::memory_order_acquire));
+  if (last.index == index_) return collect(last);
+  if (last.index + 1 != index_) {
+    broken_ = true;
+    return false;
+  }
+  if (last.closed || last.spoilt) waits_since_.reset();
+  if (last.closed) return false;
+  if (last.spoilt) {
+    if (advance()) return true;
+    return choose(now,
+                  true);  // rank 0's call is still to come: it names what goes over the network
+  }
+  if (choose(now, false)) return true;
+  if (!current_) return false;
+  if (current_->phase == Phase::meeting) {
+    if (meet()) return true;
+    // The others need these blocks, whenever they come.
+    return !current_->small && operations_.at(current_->key).sends.empty() &&
+           current_->staged < current_->depth && stage_block();
+  }
+  if (current_->phase == Phase::combining) return combine(now);
+  return try_commit();
+}
+
+// The present index was decided.
+bool LocalGroup::collect(const Word& now) {
+  if (now.committed) {
+    // Nobody commits without us.
+    if (!current_ || (!current_->small && current_->phase != Phase::finished)) {
+      broken_ = true;
+      return false;
+    }
+    bool complete = false;
+    if (!finish(complete)) return false;
+    if (!complete) return true;
+    const wire::OpKey key = current_->key;
+    const collective::Traffic traffic = current_->traffic;
+    operations_.erase(key);
+    current_.reset();
+    own().collected.store(position(epoch_, index_), std::memory_order_release);
+    ++index_;
+    turn_ ^= 1U;
+    others_.clear();
+    host_.local_committed(key, traffic, now.newcomers_wait, now.told);
+    ring_all();
+    return true;
+  }
+  const std::optional<Seen> first = seen(0);
+  // Rank 0 does not move on before we have collected this, so its arrival is there.
+  if (!first) return false;
+  const wire::OpKey key = first->key;
+  if (current_) {
+    if (current_->key != key) order_.push_front(current_->key);
+    current_.reset();
+  }
+  std::erase(order_, key);
+  escalated_.insert(key);
+  const bool called = operations_.erase(key) > 0;
+  own().collected.store(position(epoch_, index_), std::memory_order_release);
+  ++index_;
+  turn_ ^= 1U;
+  others_.clear();
+  waits_since_.reset();
+  if (called) host_.local_escalated(key);
+  ring_all();
+  return true;
+}
+
+// Which of our calls is next: rank 0 says.
+bool LocalGroup::choose(Instant now, bool spoilt) {
+  if (!all_open()) return false;
+  if (rank_ == 0) {
+    if (current_ || order_.empty() || seen(0)) return false;
+    arrive(order_.front());
+    return true;
+  }
+  const std::optional<Seen> first = seen(0);
+  if (!first) {
+    waits_since_.reset();
+    if (current_ || order_.empty()) return false;
+    arrive(order_.front());  // most likely the one
+    return true;
+  }
+  if (current_ && current_->key == first->key) return false;
+  if (operations_.contains(first->key)) {
+    take_back();
+    arrive(first->key);
+    return true;
+  }
+  if (spoilt || !busy()) return false;
+  // A call that we have not made. What we wait for may come before it in our program.
+  if (!waits_since_) waits_since_ = now;
+  if (now - *waits_since_ < options_.patience) return false;
+  waits_since_.reset();
+  spoil();
+  return true;
+}
+
+// Whether every board here is the one its owner uses in this epoch. Before that we are in nothing:
+// the others could commit with us, and we not see it.
+bool LocalGroup::all_open() {
+  for (std::uint32_t rank = 0; !all_open_ && rank < boards_.size(); ++rank) {
+    if (board(rank).collected.load(std::memory_order_acquire) < position(epoch_, 0)) return false;
+  }
+  all_open_ = true;
+  return true;
+}
+
+// What we said before we knew rank 0's choice.
+void LocalGroup::take_back() {
+  if (!current_) return;
+  order_.push_front(current_->key);
+  current_.reset();
+}
+
+void LocalGroup::arrive(wire::OpKey key) {
+  std::erase(order_, key);
+  waits_since_.reset();
+  missing_since_.reset();
+  Operation& operation = operations_.at(key);
+  if (!operation.sends.empty() || !operation.recvs.empty()) {
+    std::vector<ChunkPtr> chunks;
+    for (const auto* places : {&operation.sends, &operation.recvs}) {
+      for (const Place& place : *places)
+        if (place.chunk != nullptr) chunks.push_back(place.chunk);
+    }
+    if (!host_.may_share(chunks)) {
+      operation.sends.clear();
+      operation.recvs.clear();
+    }
+  }
+  Current& current = current_.emplace(Current{});
+  current.key = key;
+  current.small = is_small(operation.bytes);
+  Board& mine = own();
+  mine.staged.store(counted(index_, 0), std::memory_order_relaxed);
+  mine.reduced.store(counted(index_, 0), std::memory_order_relaxed);
+  mine.gathered.store(counted(index_, 0), std::memory_order_relaxed);
+  if (!current.small) plan_blocks();
+
+  Arrival& arrival = mine.arrivals[turn_];
+  const std::uint64_t stamp = arrival.stamp.load(std::memory_order_relaxed);
+  arrival.stamp.store(stamp + 1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  if (current.small) {
+    std::uint8_t* to = mine.inlined[turn_];
+    for (const collective::ArrayRef& array : operation.request.arrays) {
+      const std::size_t bytes = array.count * element_size(array.dtype);
+      if (bytes > 0) std::memcpy(to, array.send, bytes);
+      to += bytes;
+    }
+  } else if (!operation.sends.empty() || !operation.recvs.empty()) {
+    for (std::size_t i = 0; i < operation.request.arrays.size(); ++i) {
+      Spot spot{};
+      const auto say = [&](const std::vector<Place>& places, std::uint64_t& chunk,
+                           std::uint64_t& offset) {
+        if (places.empty() || places[i].chunk == nullptr) return;
+        chunk = places[i].chunk->number;
+        offset = places[i].offset;
+        // It goes out before anything else happens here: others wait for it.
+        offered_ = host_.share(places[i].chunk) || offered_;
+      };
+      say(operation.sends, spot.send_chunk, spot.send_offset);
+      say(operation.recvs, spot.recv_chunk, spot.recv_offset);
+      std::memcpy(mine.inlined[turn_] + i * sizeof spot, &spot, sizeof spot);
+    }
+  }
+  arrival.position.store(position(epoch_, index_), std::memory_order_relaxed);
+  arrival.admission.store(key.admission, std::memory_order_relaxed);
+  arrival.tagged.store(key.tagged ? 1 : 0, std::memory_order_relaxed);
+  arrival.tag.store(key.tag, std::memory_order_relaxed);
+  arrival.sequence.store(key.sequence, std::memory_order_relaxed);
+  arrival.signature.store(operation.request.signature, std::memory_order_relaxed);
+  arrival.flags.store((operation.request.reported ? kReported : 0U) |
+                          (operation.in_place ? kInPlace : 0U) |
+                          (operation.sends.empty() ? 0U : kSharedSends) |
+                          (operation.recvs.empty() ? 0U : kSharedRecvs),
+                      std::memory_order_relaxed);
+  arrival.stamp.store(stamp + 2, std::memory_order_release);
+  ring_all();
+}
+
+// Whether all have called the operation at hand; then `others_` is filled.
+bool LocalGroup::all_here() {
+  if (!others_.empty()) return true;
+  std::vector<Seen> here;
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    const std::optional<Seen> there = seen(rank);
+    if (!there || there->key != current_->key) return false;
+    here.push_back(*there);
+  }
+  others_ = std::move(here);
+  return true;
+}
+
+// All are here, in the same operation.
+bool LocalGroup::meet() {
+  Current& current = *current_;
+  if (!all_here()) return false;
+  const Operation& operation = operations_.at(current.key);
+  bool keep = false;
+  bool sends = true;
+  bool recvs = true;
+  for (const Seen& there : others_) {
+    if (there.signature != operation.request.signature) {
+      spoil();  // the master finds out who is the odd one
+      return true;
+    }
+    keep = keep || (there.flags & kInPlace) != 0;
+    sends = sends && (there.flags & kSharedSends) != 0;
+    recvs = recvs && (there.flags & kSharedRecvs) != 0;
+  }
+  if (current.small) {
+    current.phase = Phase::finished;
+    return try_commit();
+  }
+  current.keep = keep;
+  current.direct_sends = sends;
+  current.direct_recvs = recvs && !keep;
+  if (current.direct_sends || current.direct_recvs) {
+    // Looking for that memory may bring another board in place of the one this is on.
+    for (const Seen& there : others_) {
+      std::vector<Spot>& spots = current.spots.emplace_back(operation.request.arrays.size());
+      std::memcpy(spots.data(), there.inlined, spots.size() * sizeof(Spot));
+    }
+  }
+  if (keep) {
+    const auto scratch = host_.take_scratch(current.rounds * current.stride);
+    if (!scratch) {
+      spoil();
+      return true;
+    }
+    current.results.resize(boards_.size());
+    current.results[rank_] = scratch->first;
+    // As above.
+    if (own().scratch.exchange(scratch->second, std::memory_order_relaxed) != scratch->second)
+      offered_ = true;
+  }
+  current.phase = Phase::combining;
+  return true;
+}
+
+// ---- blocks
+// -------------------------------------------------------------------------------------------------------
+//
+// The arrays, end to end, are cut into segments that the ranks own in turn. In every round each
+// rank lays what the others own into its staging area, combines its own segment from theirs, and
+// copies the others' results; a few rounds are under way at a time, all of it in cache. Small
+// arrays take one round.
+
+void LocalGroup::plan_blocks() {
+  Current& current = *current_;
+  const Operation& operation = operations_.at(current.key);
+  const std::uint64_t ranks = boards_.size();
+  const std::uint64_t fits =
+      std::min<std::uint64_t>(kStageBytes / (2 * (ranks - 1)), kResultBytes / 2);
+  // Of small arrays one block each: to meet once more takes longer than overlap saves. Of larger
+  // ones a few rounds, so that copying and combining overlap.
+  const std::uint64_t share = (operation.bytes + ranks - 1) / ranks;
+  const std::uint64_t wanted =
+      share <= options_.least_segment_bytes
+          ? (share + 63) / 64 * 64
+          : std::clamp<std::uint64_t>(operation.bytes / (ranks * kMaxDepth),
+                                      options_.least_segment_bytes, options_.segment_bytes);
+  const auto segment = static_cast<std::uint32_t>(std::min(wanted, fits) / 64 * 64);
+  std::vector<collective::ArrayShape> shapes;
+  for (const collective::ArrayRef& array : operation.request.arrays)
+    shapes.push_back({array.count, array.dtype});
+  constexpr std::uint32_t kWhole = 1;
+  current.layout = collective::cut(shapes, operation.request.op, std::span(&kWhole, 1), segment);
+  current.stride = (segment + 63) / 64 * 64;
+  current.rounds = (current.layout.segments.size() + ranks - 1) / ranks;
+  current.depth = std::min(
+      {kMaxDepth, kStageBytes / ((ranks - 1) * current.stride), kResultBytes / current.stride});
+}
+
+// Whether everybody's arrays are mapped here, where they are to be read.
+bool LocalGroup::arrays_here() {
+  Current& current = *current_;
+  if (current.mapped || (!current.direct_sends && !current.direct_recvs)) return true;
+  const std::vector<collective::ArrayRef>& arrays = operations_.at(current.key).request.arrays;
+  current.sends.resize(boards_.size());
+  current.recvs.resize(boards_.size());
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    if (rank == rank_ || !current.sends[rank].empty()) continue;
+    std::vector<const std::uint8_t*> sends;
+    std::vector<const std::uint8_t*> recvs;
+    const auto find = [&](std::uint64_t chunk, std::uint64_t offset, std::uint64_t bytes,
+                          std::vector<const std::uint8_t*>& found) {
+      const RegionPtr region = host_.array_of(rank, chunk);
+      if (region == nullptr || offset > region->size() || bytes > region->size() - offset)
+        return false;
+      found.push_back(region->data() + offset);
+      if (current.held.empty() || current.held.back() != region) current.held.push_back(region);
+      return true;
+    };
+    for (std::size_t i = 0; i < arrays.size(); ++i) {
+      const std::uint64_t bytes = arrays[i].count * element_size(arrays[i].dtype);
+      const Spot& spot = current.spots[rank][i];
+      if (bytes == 0 || !current.direct_sends) {
+        sends.push_back(nullptr);
+      } else if (!find(spot.send_chunk, spot.send_offset, bytes, sends)) {
+        return false;
+      }
+      if (bytes == 0 || !current.direct_recvs) {
+        recvs.push_back(nullptr);
+      } else if (!find(spot.recv_chunk, spot.recv_offset, bytes, recvs)) {
+        return false;
+      }
+    }
+    current.sends[rank] = std::move(sends);
+    current.recvs[rank] = std::move(recvs);
+    missing_since_.reset();  // the next one's have their own time
+  }
+  current.mapped = true;
+  return true;
+}
+
+// Memory of another rank is not here. It was sent, or will be at once; whose does not arrive may be
+// gone.
+bool LocalGroup::missing(Instant now) {
+  if (!missing_since_) missing_since_ = now;
+  if (now - *missing_since_ < kArrival) return false;
+  spoil();
+  return true;
+}
+
+bool LocalGroup::combine(Instant now) {
+  if (!arrays_here()) return missing(now);
+  if (gather_block() || reduce_block() || stage_block()) return true;
+  Current& current = *current_;
+  if (current.reduced < current.rounds || (!current.keep && current.gathered < current.rounds))
+    return false;
+  if (current.keep && !results_here()) {
+    // All have their results, or not all say so yet.
+    if (least(&Board::reduced) < current.rounds) return false;
+    return missing(now);
+  }
+  current.phase = Phase::finished;
+  own().done.store(position(epoch_, index_), std::memory_order_release);
+  ring_all();
+  return true;
+}
+
+// Whether the memory of all that holds the results is mapped here: what is committed after that can
+// be had, whoever is killed.
+bool LocalGroup::results_here() {
+  Current& current = *current_;
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    RegionPtr& there = current.results[rank];
+    if (there != nullptr) continue;
+    // Its number is there before its last result.
+    if (count_of(board(rank).reduced) < current.rounds) return false;
+    there = host_.scratch_of(rank, board(rank).scratch.load(std::memory_order_relaxed));
+    if (there != nullptr && there->size() < current.rounds * current.stride) there = nullptr;
+    if (there == nullptr) return false;
+  }
+  return true;
+}
+
+bool LocalGroup::stage_block() {
+  Current& current = *current_;
+  if (current.direct_sends || current.staged == current.rounds) return false;
+  if (current.staged >= current.depth &&
+      least(&Board::reduced) < current.staged - current.depth + 1)
+    return false;
+  const Operation& operation = operations_.at(current.key);
+  const std::uint64_t others = boards_.size() - 1;
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    const std::uint64_t index = segment_of(current.staged, rank);
+    if (rank == rank_ || index >= current.layout.segments.size()) continue;
+    const std::uint64_t slot =
+        current.staged % current.depth * others + (rank < rank_ ? rank : rank - 1);
+    std::uint8_t* to = own().staging + slot * current.stride;
+    const collective::Segment& segment = current.layout.segments[index];
+    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+      const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+      const collective::ArrayRef& array = operation.request.arrays[piece.array];
+      const std::size_t element = element_size(array.dtype);
+      copy(to, static_cast<const std::uint8_t*>(array.send) + piece.first * element,
+           piece.count * element);
+      to += piece.count * element;
+    }
+    current.traffic.tx_bytes += segment.raw_bytes;
+    moved_ += segment.raw_bytes;
+  }
+  publish(&Board::staged, ++current.staged);
+  ring_all();
+  return true;
+}
+
+bool LocalGroup::reduce_block() {
+  Current& current = *current_;
+  if (current.reduced == current.rounds) return false;
+  if (!current.direct_sends &&
+      (current.staged <= current.reduced || least(&Board::staged) <= current.reduced)) {
+    return false;
+  }
+  if (!current.keep && !current.direct_recvs && current.reduced >= current.depth &&
+      least(&Board::gathered) < current.reduced - current.depth + 1) {
+    return false;
+  }
+  const std::uint64_t round = current.reduced;
+  const std::uint64_t index = segment_of(round, rank_);
+  if (current.direct_sends) {
+    for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+      const std::uint64_t theirs = segment_of(round, rank);
+      if (rank != rank_ && theirs < current.layout.segments.size())
+        current.traffic.tx_bytes += current.layout.segments[theirs].raw_bytes;
+    }
+  }
+  if (index < current.layout.segments.size()) {
+    const Operation& operation = operations_.at(current.key);
+    const collective::Segment& segment = current.layout.segments[index];
+    const std::uint64_t others = boards_.size() - 1;
+    std::uint8_t* const result = current.keep
+                                     ? current.results[rank_]->data() + round * current.stride
+                                     : own().results + round % current.depth * current.stride;
+    std::size_t at = 0;
+    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+      const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+      const collective::ArrayRef& array = operation.request.arrays[piece.array];
+      const std::size_t element = element_size(array.dtype);
+      contributions_.clear();
+      for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+        if (rank == rank_) continue;
+        const std::uint64_t slot =
+            round % current.depth * others + (rank_ < rank ? rank_ : rank_ - 1);
+        contributions_.push_back({current.direct_sends
+                                      ? current.sends[rank][piece.array] + piece.first * element
+                                      : board(rank).staging + slot * current.stride + at,
+                                  false});
+      }
+      reduce::reduce(array.dtype, operation.request.op,
+                     static_cast<const std::uint8_t*>(array.send) + piece.first * element,
+                     contributions_, static_cast<unsigned>(boards_.size()),
+                     current.direct_recvs
+                         ? static_cast<std::uint8_t*>(array.recv) + piece.first * element
+                         : result + at,
+                     piece.count);
+      at += piece.count * element;
+    }
+    publish(&Board::reduced, ++current.reduced);
+    if (!current.keep && !current.direct_recvs) copy_out(index, result, rank_);
+    moved_ += segment.raw_bytes;
+  } else {
+    publish(&Board::reduced, ++current.reduced);
+  }
+  ring_all();
+  return true;
+}
+
+bool LocalGroup::gather_block() {
+  Current& current = *current_;
+  if (current.keep || current.gathered == current.rounds) return false;
+  if (current.reduced <= current.gathered || least(&Board::reduced) <= current.gathered)
+    return false;
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    const std::uint64_t index = segment_of(current.gathered, rank);
+    if (rank == rank_ || index >= current.layout.segments.size()) continue;
+    copy_out(index, board(rank).results + current.gathered % current.depth * current.stride, rank);
+    current.traffic.rx_bytes += current.layout.segments[index].raw_bytes;
+    moved_ += current.layout.segments[index].raw_bytes;
+  }
+  publish(&Board::gathered, ++current.gathered);
+  ring_all();
+  return true;
+}
+
+// A segment's result goes where the caller wants it: from there, or from the arrays of the rank
+// that has it.
+void LocalGroup::copy_out(std::uint64_t index, const std::uint8_t* from, std::uint32_t rank) {
+  const Current& current = *current_;
+  const Operation& operation = operations_.at(current.key);
+  const collective::Segment& segment = current.layout.segments[index];
+  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
+    const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
+    const collective::ArrayRef& array = operation.request.arrays[piece.array];
+    const std::size_t element = element_size(array.dtype);
+    const std::size_t bytes = piece.count * element;
+    std::uint8_t* const to = static_cast<std::uint8_t*>(array.recv) + piece.first * element;
+    const std::uint8_t* const source =
+        current.direct_recvs ? current.recvs[rank][piece.array] + piece.first * element : from;
+    if (operation.bytes >= kPastCacheFrom) {
+      copy_past_cache(to, source, bytes);
+    } else {
+      copy(to, source, bytes);
+    }
+    from += bytes;
+  }
+}
+
+// ---- the verdict
+// --------------------------------------------------------------------------------------------------
+
+bool LocalGroup::try_commit() {
+  if (!all_here()) return false;
+  const std::uint64_t here = position(epoch_, index_);
+  const Current& current = *current_;
+  bool told = operations_.at(current.key).request.reported;
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    if (!current.small && board(rank).done.load(std::memory_order_acquire) != here) return false;
+    told = told || (others_[rank].flags & kReported) != 0;
+  }
+  std::uint64_t bits = word().load(std::memory_order_acquire);
+  for (;;) {
+    const Word now = Word::unpack(bits);
+    if (now.index == index_ || now.spoilt || now.closed) return now.index == index_;
+    Word next;
+    next.index = index_;
+    next.committed = true;
+    next.newcomers_wait = host_.newcomers_wait();
+    next.told = told || now.asked;
+    if (word().compare_exchange_weak(bits, next.pack())) break;
+  }
+  ring_all();
+  return true;
+}
+
+// Committed: the results reach the caller's arrays, a part at a time. False when there is nothing
+// to do.
+bool LocalGroup::finish(bool& complete) {
+  Current& current = *current_;
+  const Operation& operation = operations_.at(current.key);
+  if (current.small) {
+    // Another rank may have seen all of us before we did. What it saw stays until we collect.
+    if (!all_here()) return false;
+    // All combine in the same order, so all get the same bytes.
+    std::size_t at = 0;
+    contributions_.clear();
+    for (std::uint32_t rank = 1; rank < boards_.size(); ++rank)
+      contributions_.push_back({others_[rank].inlined, false});
+    for (const collective::ArrayRef& array : operation.request.arrays) {
+      const std::size_t bytes = array.count * element_size(array.dtype);
+      if (bytes == 0) continue;
+      reduce::reduce(array.dtype, operation.request.op, others_[0].inlined + at, contributions_,
+                     static_cast<unsigned>(boards_.size()), array.recv, array.count);
+      for (reduce::Contribution& contribution : contributions_)
+        contribution.data = static_cast<const std::uint8_t*>(contribution.data) + bytes;
+      at += bytes;
+    }
+    current.traffic.tx_bytes = at;
+    current.traffic.rx_bytes = at * (boards_.size() - 1);
+    moved_ += at;
+    complete = true;
+    return true;
+  }
+  complete = !current.keep;
+  if (complete) return true;
+  std::uint64_t copied = 0;
+  while (current.copied < current.layout.segments.size() && copied < kCopiedBytes) {
+    const std::uint64_t index = current.copied++;
+    const std::uint64_t bytes = current.layout.segments[index].raw_bytes;
+    const std::uint32_t from = owner(index);
+    copy_out(index, current.results[from]->data() + index / boards_.size() * current.stride, from);
+    copied += bytes;
+    moved_ += bytes;
+    if (from != rank_) current.traffic.rx_bytes += bytes;
+  }
+  complete = current.copied == current.layout.segments.size();
+  return true;
+}
+
+// Past an operation that is not committed here, as soon as all have seen how the one before ended.
+bool LocalGroup::advance() {
+  const std::uint64_t before = position(epoch_, index_ - 1);
+  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
+    if (board(rank).collected.load(std::memory_order_acquire) < before) return false;
+  }
+  if (!seen(0)) return false;
+  std::uint64_t bits = word().load(std::memory_order_acquire);
+  for (;;) {
+    const Word now = Word::unpack(bits);
+    if (now.index == index_ || now.closed) return now.index == index_;
+    Word next;
+    next.index = index_;
+    if (word().compare_exchange_weak(bits, next.pack())) break;
+  }
+  ring_all();
+  return true;
+}
+
+}  // namespace pccl::memory

@@ -1,0 +1,505 @@
+#include "pccl/node/neighbours.h"
+
+#include <sys/socket.h>
+#include <sys/sysinfo.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "pccl/base/fork.h"
+#include "pccl/digest/proof.h"
+#include "pccl/memory/board.h"
+#include "pccl/memory/pipe.h"
+
+namespace pccl::node {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint32_t kMagic = 0x4c4c4350;  // "PCLL"
+constexpr std::uint16_t kVersion = 4;
+constexpr int kBacklog = 256;
+constexpr int kReads = 64;                               // in one turn
+constexpr std::size_t kMaxUnknown = 64;                  // channels without a hello
+constexpr std::size_t kMaxOutgoing = 256;                // offers that a neighbour does not take
+constexpr Duration kGreeting = std::chrono::seconds(5);  // until both ends have proven themselves
+constexpr Duration kTick = std::chrono::milliseconds(100);
+constexpr Duration kAcceptPause = std::chrono::milliseconds(100);  // when descriptors have run out
+
+enum class Kind : std::uint16_t { hello, welcome, offer, ring, forget, challenge };
+
+// Where a peer listens.
+std::pair<sockaddr_un, socklen_t> address_of(const PeerId& peer) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string name = "pccl-" + peer.hex();
+  std::memcpy(address.sun_path + 1, name.data(), name.size());  // a leading zero: abstract
+  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
+}
+
+int open_channel() {
+  return open_descriptor(
+      [] { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
+}
+
+memory::Access access_of(memory::Offer offer) {
+  return offer == memory::Offer::page ? memory::Access::write : memory::Access::read;
+}
+
+bool right_size(memory::Offer offer, std::uint64_t size) {
+  if (offer == memory::Offer::board) return size == memory::kBoardBytes;
+  if (offer == memory::Offer::page) return size == memory::kPageBytes;
+  if (offer == memory::Offer::pipe || offer == memory::Offer::pipe_answer)
+    return size == memory::kPipeEndBytes;
+  // More than the host has was never made.
+  struct sysinfo host {};
+  if (::sysinfo(&host) != 0) return false;
+  return size > 0 && size <= (std::uint64_t{host.totalram} + host.totalswap) * host.mem_unit;
+}
+
+// The other end runs as the same user: as whoever called listen or connect there.
+bool same_user(int descriptor) {
+  ucred other{};
+  socklen_t size = sizeof other;
+  return ::getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &other, &size) == 0 &&
+         other.uid == ::geteuid();
+}
+
+// Did not work, but may: memory or descriptors under way have run out.
+bool passes(int error) { return error == ETOOMANYREFS || error == ENOBUFS || error == ENOMEM; }
+
+// A descriptor that came with a packet. Whoever maps it leaves it here.
+class Passed {
+ public:
+  explicit Passed(int descriptor) : descriptor_(descriptor) {}
+  ~Passed() {
+    if (descriptor_ >= 0) close_descriptor(descriptor_);
+  }
+  Passed(const Passed&) = delete;
+  Passed& operator=(const Passed&) = delete;
+  [[nodiscard]] int get() const { return descriptor_; }
+
+ private:
+  int descriptor_;
+};
+
+// Every descriptor that came with `message` is ours: the first is returned, -1 if there is none,
+// the others are closed.
+int first_descriptor(msghdr& message) {
+  int first = -1;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t k = 0; k < count; ++k) {
+      int one = -1;
+      std::memcpy(&one, CMSG_DATA(header) + k * sizeof(int), sizeof one);
+      if (first < 0) {
+        first = one;
+      } else {
+        ::close(one);
+      }
+    }
+  }
+  return first;
+}
+
+}  // namespace
+
+// All that is ever said, as it lies in memory: both ends are one host.
+struct Neighbours::Packet {
+  std::uint32_t magic = kMagic;
+  std::uint16_t version = kVersion;
+  Kind kind = Kind::ring;
+  std::uint64_t host = 0;
+  std::uint64_t number = 0;
+  std::uint64_t size = 0;
+  std::uint64_t offer = 0;
+  PeerId from;
+  PeerId to;
+  PeerId proof;
+
+  // What a hello or a welcome proves the listener's word with.
+  [[nodiscard]] PeerId proven(const PeerId& word, const PeerId& challenge) const {
+    std::array<std::uint64_t, 9> about{static_cast<std::uint64_t>(kind), host, number};
+    std::memcpy(&about[3], from.bytes.data(), sizeof from.bytes);
+    std::memcpy(&about[5], to.bytes.data(), sizeof to.bytes);
+    std::memcpy(&about[7], challenge.bytes.data(), sizeof challenge.bytes);
+    return digest::proof(word, about);
+  }
+};
+
+Neighbours::Neighbours(asio::io_context& context, const PeerId& self, const PeerId& word,
+                       std::uint64_t host, NeighbourEvents events)
+    : context_(context),
+      self_(self),
+      word_(word),
+      host_(host),
+      events_(std::move(events)),
+      timer_(context),
+      accept_again_(context) {
+  static_assert(sizeof(Packet) == sizeof(Outgoing::bytes));
+}
+
+Neighbours::~Neighbours() = default;
+
+Status Neighbours::listen() {
+  const int descriptor = open_channel();
+  if (descriptor < 0) return Status(Code::not_supported, io::error_text(errno));
+  const auto [address, size] = address_of(self_);
+  if (::bind(descriptor, reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
+      ::listen(descriptor, kBacklog) != 0) {
+    const int number = errno;
+    close_descriptor(descriptor);
+    return Status(Code::not_supported, io::error_text(number));
+  }
+  listener_ = std::make_unique<io::Socket>(context_, descriptor);
+  accept();
+  return {};
+}
+
+void Neighbours::accept() {
+  listener_->wait_readable([this, here = std::weak_ptr(here_)](const asio::error_code& error) {
+    if (error || here.expired()) return;
+    int number = 0;
+    for (int i = 0; i < kReads; ++i) {
+      const int descriptor = open_descriptor([&] {
+        return ::accept4(listener_->raw(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+      });
+      number = descriptor < 0 ? errno : 0;
+      if (number == EINTR || number == ECONNABORTED) continue;
+      if (number != 0) break;
+      greet(descriptor);
+    }
+    if (number == 0 || number == EAGAIN || number == EINTR || number == ECONNABORTED) {
+      accept();
+    } else {
+      accept_again_.expires_after(kAcceptPause);
+      accept_again_.async_wait([this, here](const asio::error_code& cancelled) {
+        if (!cancelled && !here.expired()) accept();
+      });
+    }
+    events_.read();
+  });
+}
+
+// Somebody connected.
+void Neighbours::greet(int descriptor) {
+  if (!same_user(descriptor)) return close_descriptor(descriptor);
+  const std::uint64_t id = open(descriptor);
+  Packet challenge;
+  challenge.kind = Kind::challenge;
+  challenge.proof = channels_.at(id).challenge = PeerId::random();
+  push(id, challenge, nullptr);
+  if (!channels_.contains(id)) return;
+  await(id);
+  std::vector<std::uint64_t> unknown;
+  for (const auto& [other, channel] : channels_) {
+    if (channel.peer.empty()) unknown.push_back(other);
+  }
+  // The oldest goes: who says nothing is not to keep those out who would.
+  if (unknown.size() > kMaxUnknown) channels_.erase(unknown.front());
+}
+
+std::uint64_t Neighbours::open(int descriptor) {
+  const std::uint64_t id = next_++;
+  Channel& channel = channels_[id];
+  channel.socket = std::make_unique<io::Socket>(context_, descriptor);
+  channel.since = Clock::now();
+  arm();
+  return id;
+}
+
+void Neighbours::connect(const PeerId& peer, const PeerId& word) {
+  drop(peer);
+  const int descriptor = open_channel();
+  if (descriptor < 0) return events_.down(peer, io::error_text(errno));
+  const auto [address, size] = address_of(peer);
+  if (::connect(descriptor, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+    const int number = errno;
+    close_descriptor(descriptor);
+    return events_.down(peer, io::error_text(number));
+  }
+  if (!same_user(descriptor)) {
+    close_descriptor(descriptor);
+    return events_.down(peer, "another user's");
+  }
+  const std::uint64_t id = open(descriptor);
+  Channel& channel = channels_.at(id);
+  channel.peer = peer;
+  channel.word = word;
+  channel.dialled = true;
+  by_peer_[peer] = id;
+  await(id);
+}
+
+// The answer to a challenge.
+void Neighbours::say_hello(std::uint64_t id) {
+  Channel& channel = channels_.at(id);
+  Packet hello;
+  hello.kind = Kind::hello;
+  hello.host = host_;
+  const PeerId once = PeerId::random();
+  std::memcpy(&hello.number, once.bytes.data(), sizeof hello.number);
+  hello.from = self_;
+  hello.to = channel.peer;
+  hello.proof = hello.proven(channel.word, channel.challenge);
+  Packet welcome = hello;
+  welcome.kind = Kind::welcome;
+  channel.welcome = welcome.proven(channel.word, channel.challenge);
+  push(id, hello, nullptr);
+}
+
+void Neighbours::drop(const PeerId& peer) {
+  const auto it = by_peer_.find(peer);
+  if (it == by_peer_.end()) return;
+  channels_.erase(it->second);
+  by_peer_.erase(it);
+}
+
+std::uint64_t Neighbours::channel_of(const PeerId& peer) const {
+  const auto it = by_peer_.find(peer);
+  return it == by_peer_.end() ? 0 : it->second;
+}
+
+void Neighbours::offer(const PeerId& peer, memory::Offer what, std::uint64_t number,
+                       const memory::RegionPtr& region) {
+  const std::uint64_t id = channel_of(peer);
+  if (id == 0) return;
+  Packet packet;
+  packet.kind = region == nullptr ? Kind::forget : Kind::offer;
+  packet.offer = static_cast<std::uint64_t>(what);
+  packet.number = number;
+  packet.size = region == nullptr ? 0 : region->size();
+  push(id, packet, region);
+}
+
+void Neighbours::ring(const PeerId& peer) {
+  const auto it = channels_.find(channel_of(peer));
+  if (it == channels_.end() || !it->second.up) return;
+  const Packet packet;
+  const iovec part{const_cast<Packet*>(&packet), sizeof packet};
+  // When its queue is full it has enough to wake up for.
+  (void)it->second.socket->write({&part, 1});
+}
+
+void Neighbours::push(std::uint64_t id, const Packet& packet, memory::RegionPtr region) {
+  const auto it = channels_.find(id);
+  if (it == channels_.end() || it->second.ended) return;
+  if (it->second.out.size() >= kMaxOutgoing) return lose(id, "it takes nothing any more");
+  Outgoing& out = it->second.out.emplace_back();
+  std::memcpy(out.bytes.data(), &packet, sizeof packet);
+  out.region = std::move(region);
+  write(id);
+}
+
+void Neighbours::write(std::uint64_t id) {
+  const auto it = channels_.find(id);
+  if (it == channels_.end() || it->second.writing) return;
+  Channel& channel = it->second;
+  while (!channel.out.empty()) {
+    Outgoing& out = channel.out.front();
+    iovec part{out.bytes.data(), out.bytes.size()};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (out.region != nullptr) {
+      message.msg_control = control.data();
+      message.msg_controllen = control.size();
+      cmsghdr* header = CMSG_FIRSTHDR(&message);
+      header->cmsg_level = SOL_SOCKET;
+      header->cmsg_type = SCM_RIGHTS;
+      header->cmsg_len = CMSG_LEN(sizeof(int));
+      const int descriptor = out.region->descriptor();
+      std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
+    }
+    if (::sendmsg(channel.socket->raw(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) {
+      channel.out.pop_front();
+      continue;
+    }
+    const int number = errno;
+    if (number == EINTR) continue;
+    if (number == EAGAIN) {
+      channel.writing = true;
+      channel.socket->wait_writable(
+          [this, id, here = std::weak_ptr(here_)](const asio::error_code& error) {
+            if (error || here.expired()) return;
+            const auto found = channels_.find(id);
+            if (found == channels_.end()) return;
+            found->second.writing = false;
+            write(id);
+          });
+    } else if (passes(number)) {
+      arm();  // the socket is writable all the while: only time helps
+    } else if (number == EPIPE || number == ECONNRESET) {
+      // What it sent before its end is still to be read: reading finds the end.
+      channel.ended = true;
+      channel.out.clear();
+    } else {
+      lose(id, io::error_text(number));
+    }
+    return;
+  }
+}
+
+// A tick from now: somebody has not greeted yet, or something is to be written again.
+void Neighbours::arm() {
+  if (armed_) return;
+  armed_ = true;
+  timer_.expires_after(kTick);
+  timer_.async_wait([this, here = std::weak_ptr(here_)](const asio::error_code& error) {
+    if (error || here.expired()) return;
+    armed_ = false;
+    tick();
+    events_.read();
+  });
+}
+
+void Neighbours::tick() {
+  const auto now = Clock::now();
+  for (const std::uint64_t id : ids()) {
+    auto it = channels_.find(id);
+    if (it != channels_.end() && !it->second.up && now - it->second.since >= kGreeting) {
+      read(id);  // perhaps it is we who were late
+      it = channels_.find(id);
+      if (it != channels_.end() && !it->second.up) lose(id, "no greeting came");
+    }
+    write(id);
+  }
+  const bool again = std::any_of(channels_.begin(), channels_.end(), [](const auto& item) {
+    return !item.second.up || (!item.second.out.empty() && !item.second.writing);
+  });
+  if (again) arm();
+}
+
+void Neighbours::await(std::uint64_t id) {
+  channels_.at(id).socket->wait_readable(
+      [this, id, here = std::weak_ptr(here_)](const asio::error_code& error) {
+        if (error || here.expired()) return;
+        read(id);
+        if (channels_.contains(id)) await(id);
+        events_.read();
+      });
+}
+
+void Neighbours::poll() {
+  for (const std::uint64_t id : ids()) read(id);
+}
+
+std::vector<std::uint64_t> Neighbours::ids() const {
+  std::vector<std::uint64_t> all;
+  for (const auto& [id, channel] : channels_) all.push_back(id);
+  return all;
+}
+
+void Neighbours::read(std::uint64_t id) {
+  for (int i = 0; i < kReads; ++i) {
+    const auto it = channels_.find(id);
+    if (it == channels_.end()) return;
+    Packet packet;
+    iovec part{&packet, sizeof packet};
+    alignas(cmsghdr) std::array<char, CMSG_SPACE(4 * sizeof(int))> control{};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    ssize_t got = 0;
+    int error = 0;
+    // As one step: a fork in between would leave the child with descriptors that nobody knows of.
+    const Passed passed(open_descriptor([&]() -> int {
+      got = ::recvmsg(it->second.socket->raw(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+      error = errno;
+      return got < 0 ? -1 : first_descriptor(message);  // an empty packet may carry some too
+    }));
+    if (got < 0 && error == EINTR) continue;
+    if (got < 0 && error == EAGAIN) return;
+    if (got <= 0) return lose(id, got == 0 ? "closed by the other end" : io::error_text(error));
+    if (static_cast<std::size_t>(got) != sizeof packet || packet.magic != kMagic ||
+        packet.version != kVersion) {
+      return lose(id, "a malformed packet");
+    }
+    if (!take(id, packet, passed.get())) return;
+  }
+}
+
+bool Neighbours::take(std::uint64_t id, const Packet& packet, int descriptor) {
+  Channel& channel = channels_.at(id);
+  const auto fail = [&](const std::string& reason) {
+    lose(id, reason);
+    return false;
+  };
+  if (packet.kind == Kind::challenge) {
+    if (!channel.dialled || !channel.challenge.empty() || packet.proof.empty())
+      return fail("a challenge out of turn");
+    channel.challenge = packet.proof;
+    say_hello(id);
+    return channels_.contains(id);
+  }
+  if (packet.kind == Kind::hello) {
+    if (!channel.peer.empty() || packet.to != self_ || packet.from.empty())
+      return fail("a greeting out of turn");
+    if (packet.proof != packet.proven(word_, channel.challenge)) return fail("a stranger");
+    if (packet.host != host_) return fail("it is to count as another host (PCCL_HOST_ID)");
+    if (const std::uint64_t before = channel_of(packet.from); before != 0) channels_.erase(before);
+    by_peer_[packet.from] = id;
+    channel.peer = packet.from;
+    channel.up = true;
+    Packet welcome = packet;
+    welcome.kind = Kind::welcome;
+    welcome.proof = welcome.proven(word_, channel.challenge);
+    push(id, welcome, nullptr);
+    if (!channels_.contains(id)) return false;
+    events_.up(packet.from);
+    return channels_.contains(id);
+  }
+  if (packet.kind == Kind::welcome) {
+    if (!channel.dialled || channel.up || channel.challenge.empty())
+      return fail("a welcome out of turn");
+    if (packet.proof != channel.welcome) return fail("somebody else answers in its place");
+    channel.up = true;
+    events_.up(channel.peer);
+    return channels_.contains(id);
+  }
+  if (!channel.up) return fail("it did not greet");
+  if (packet.kind == Kind::ring) return true;
+  if (packet.kind == Kind::forget) {
+    const auto what = static_cast<memory::Offer>(packet.offer);
+    if (what != memory::Offer::array && what != memory::Offer::pipe &&
+        what != memory::Offer::pipe_answer)
+      return fail("it takes back what is in use");
+    events_.offered(channel.peer, what, packet.number, nullptr);
+    return channels_.contains(id);
+  }
+  if (packet.kind != Kind::offer || descriptor < 0 ||
+      packet.offer > static_cast<std::uint64_t>(memory::Offer::pipe_answer)) {
+    return fail("an offer of nothing");  // or no descriptor was left to take it with
+  }
+  const auto what = static_cast<memory::Offer>(packet.offer);
+  if (!right_size(what, packet.size)) return fail("memory of the wrong size");
+  const auto region = memory::map_region(descriptor, packet.size, access_of(what));
+  if (!region) return fail("cannot map its memory: " + region.error().reason);
+  events_.offered(channel.peer, what, packet.number, *region);
+  return channels_.contains(id);
+}
+
+void Neighbours::lose(std::uint64_t id, const std::string& reason) {
+  const auto it = channels_.find(id);
+  if (it == channels_.end()) return;
+  const PeerId peer = it->second.peer;
+  channels_.erase(it);
+  const auto known = by_peer_.find(peer);
+  if (known == by_peer_.end() || known->second != id) return;
+  by_peer_.erase(known);
+  events_.down(peer, reason);
+}
+
+}  // namespace pccl::node

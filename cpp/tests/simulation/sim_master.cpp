@@ -1,0 +1,261 @@
+// The master's process in a simulated run.
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "tests/simulation/sim_world.h"
+
+namespace pccl::simulation {
+
+void MasterHost::start() {
+  ++life_;
+  master_ = std::make_unique<master::Master>(world_.master_options, world_.random.next() | 1, 1);
+  timer_ = Instant::max();
+  world_.network.listen(kMasterNode,
+                        [this](const ConnectionPtr& connection) { accept(connection); });
+  arm();
+}
+
+void MasterHost::stop() {
+  ++life_;
+  master_.reset();
+  meetings_.clear();
+  relayed_.clear();
+  peers_.clear();
+  stalled_until_ = {};
+  world_.network.kill(kMasterNode);
+}
+
+void MasterHost::stall(Instant until) {
+  stalled_until_ = until;
+  world_.timeline.at(until, [this, life = life_] {
+    if (life != life_) return;
+    std::vector<master::ConnectionId> ids;
+    for (const auto& [id, peer] : peers_) ids.push_back(id);
+    for (const master::ConnectionId id : ids) pump(id);
+    arm();
+  });
+}
+
+void MasterHost::accept(const ConnectionPtr& connection) {
+  const master::ConnectionId id = next_connection_++;
+  peers_[id].connection = connection;
+  connection->on_ready(1, [this, id, life = life_] {
+    if (life == life_) pump(id);
+  });
+  master_->on_connect(id, "h" + std::to_string(connection->node(0)), world_.now());
+  settle();
+  pump(id);
+}
+
+void MasterHost::pump(master::ConnectionId id) {
+  if (world_.now() < stalled_until_) return;
+  const auto it = peers_.find(id);
+  if (it == peers_.end()) return;
+  Peer& peer = it->second;
+  const ConnectionPtr connection = peer.connection;
+  const auto bytes = connection->readable(1);
+  if (!bytes.empty()) {
+    peer.reader.limit(master_->may_be_long(id) ? wire::kMaxPayload : wire::kMaxFirstPayload);
+    peer.reader.feed(bytes);
+    connection->consume(1, bytes.size());
+    wire::Frame frame;
+    while (true) {
+      const Result<bool> got = peer.reader.next(frame);
+      if (!got) {
+        master_->on_garbage(id, got.error(), world_.now());
+        break;
+      }
+      if (!*got) break;
+      const auto from = static_cast<std::size_t>(connection->node(0));
+      if (from >= 1 && from <= world_.hosts.size()) {
+        // What is judged here: a message of this kind, while its sender does that by now.
+        world_.report.reached.emplace("message " + std::to_string(frame.message.index()),
+                                      world_.hosts[from - 1]->state());
+      }
+      if (world_.tracing() && !std::holds_alternative<wire::Heartbeat>(frame.message)) {
+        world_.log("master", "hears message type " + std::to_string(frame.message.index()) +
+                                 " from h" + std::to_string(connection->node(0)));
+      }
+      if (from >= 1 && from <= world_.hosts.size()) measure(*world_.hosts[from - 1], frame.message);
+      master_->on_frame(id, frame, world_.now());
+    }
+  }
+  if (connection->ended(1)) {
+    connection->close(1);
+    peers_.erase(id);
+    master_->on_disconnect(id, world_.now());
+  }
+  settle();
+}
+
+void MasterHost::settle() {
+  for (master::Action& action : master_->take_actions()) {
+    if (auto* send = std::get_if<master::Send>(&action)) {
+      const auto it = peers_.find(send->to);
+      if (it != peers_.end()) {
+        it->second.connection->write(1, tamper(send->to, std::move(send->bytes)));
+      }
+    } else if (const auto* close = std::get_if<master::Close>(&action)) {
+      const auto it = peers_.find(close->connection);
+      if (it == peers_.end()) continue;
+      if (world_.tracing()) {
+        world_.log("master",
+                   "closes the connection of h" + std::to_string(it->second.connection->node(0)));
+      }
+      it->second.connection->close(1);
+      peers_.erase(it);
+      master_->on_disconnect(close->connection, world_.now());
+    } else if (const auto* expected = std::get_if<master::ExpectRelay>(&action)) {
+      expect_relay(*expected);
+    } else if (const auto* end = std::get_if<master::EndRelay>(&action)) {
+      end_relay(*end);
+    } else if (const auto* line = std::get_if<master::LogLine>(&action)) {
+      if (world_.tracing()) world_.log("master", line->text);
+    }
+  }
+  arm();
+}
+
+// ---- what it relays ----------------------------------------------------------------------------
+
+void MasterHost::expect_relay(const master::ExpectRelay& expected) {
+  meetings_.push_back({expected, {}, {}});
+  world_.timeline.after(std::chrono::seconds(5), [this, token = expected.token_of_one] {
+    std::erase_if(meetings_,
+                  [&](const Meeting& meeting) { return meeting.expected.token_of_one == token; });
+  });
+}
+
+// Somebody dials, and says that token.
+void MasterHost::open_relay(NodeId from, const PeerId& token, Through done) {
+  const Duration delay =
+      world_.random.duration(world_.network.slowness, 4 * world_.network.slowness);
+  const Instant free = std::max({world_.now(), world_.network.blocked_until(from, kMasterNode),
+                                 world_.network.blocked_until(kMasterNode, from)});
+  if (free > world_.now() + std::chrono::seconds(3)) return done(nullptr, 0);
+  const auto once = [done = std::move(done), over = std::make_shared<bool>(false)](
+                        const ConnectionPtr& connection, int side) {
+    if (!std::exchange(*over, true)) return done(connection, side);
+    if (connection) connection->close(side);
+  };
+  world_.timeline.at(free + delay, [this, from, token, once] { put_through(from, token, once); });
+  // Who waits in vain gives up some day.
+  world_.timeline.at(free + delay + std::chrono::seconds(3), [once] { once(nullptr, 0); });
+}
+
+void MasterHost::put_through(NodeId from, const PeerId& token, Through done) {
+  const auto it = std::find_if(meetings_.begin(), meetings_.end(), [&](const Meeting& meeting) {
+    return meeting.expected.token_of_one == token || meeting.expected.token_of_other == token;
+  });
+  if (it == meetings_.end()) return done(nullptr, 0);
+  const std::size_t side = it->expected.token_of_one == token ? 0 : 1;
+  it->nodes[side] = from;
+  it->ends[side] = std::move(done);
+  if (!it->ends[1 - side]) return;
+  const Meeting meeting = std::move(*it);
+  meetings_.erase(it);
+  const auto connection = world_.network.relay(meeting.nodes[0], meeting.nodes[1], world_.capacity);
+  relayed_.emplace_back(std::set{meeting.expected.one, meeting.expected.other}, connection);
+  ++world_.report.relayed;
+  for (const int end : {0, 1}) {
+    world_.timeline.after(world_.random.duration(Duration(0), 2 * world_.network.slowness),
+                          [connection, end, told = meeting.ends[static_cast<std::size_t>(end)]] {
+                            told(connection, end);
+                          });
+  }
+}
+
+void MasterHost::end_relay(const master::EndRelay& end) {
+  for (const auto& [pair, weak] : relayed_) {
+    const ConnectionPtr connection = weak.lock();
+    if (connection && pair == std::set{end.one, end.other}) connection->cut();
+  }
+}
+
+void MasterHost::arm() {
+  const Instant due = world_.now() + master_->tick();
+  if (timer_ <= due && timer_ > world_.now()) return;
+  timer_ = due;
+  world_.timeline.at(due, [this, due, life = life_] {
+    if (life != life_ || due != timer_) return;
+    if (world_.now() < stalled_until_) return;  // the end of the stall arms it again
+    timer_ = Instant::max();
+    master_->on_time(world_.now());
+    settle();
+  });
+}
+
+bool MasterHost::quiet() const {
+  if (world_.now() < stalled_until_) return false;
+  for (const auto& [id, peer] : peers_) {
+    if (!peer.connection->quiet()) return false;
+  }
+  return true;
+}
+
+// What members might have measured, were this network as real ones are: links so slow, and so
+// different, that shares of plans matter for the few bytes of a simulated operation, and some that
+// are said not to work.
+void MasterHost::measure(Host& by, wire::Message& message) {
+  Random& random = world_.random;
+  const std::uint32_t of = by.group();
+  auto* enter = std::get_if<wire::EnterRound>(&message);
+  const bool asked = enter != nullptr && enter->entry.key.kind == wire::RoundKind::optimize &&
+                     !std::holds_alternative<wire::SyncVote>(enter->entry.payload);
+  // A new plan takes the time back for which members were blocked.
+  const bool unasked =
+      std::holds_alternative<wire::Heartbeat>(message) && world_.options.program != Program::stuck;
+  const double often = world_.two_sites ? 1 : 0.8;
+  if (group(of) == nullptr || !random.chance(asked ? often : unasked ? 0.1 : 0)) return;
+  const auto rate = [&] {
+    const std::uint32_t rates[] = {0, 1, 1, 2, 5, 20, 1000};
+    return rates[random.below(std::size(rates))];
+  };
+  wire::Measurements row;
+  row.total = {rate(), rate()};
+  // Every other member is on the other of two sites; in some worlds all goes well on these, and the
+  // line between them is slow.
+  const auto site = [](const PeerId& id) { return id.bytes.back() % 2; };
+  const bool sites = world_.two_sites;
+  if (sites) row.total = {1000, 1000};
+  for (const wire::Member& member : group(of)->record().members) {
+    const bool near = site(member.id) == site(by.engine().id());
+    const std::uint32_t rtt = near ? 1'000 : 100'000;
+    if (sites) {
+      row.links.push_back({member.id, {false, 0, rtt, near ? 200U : 1U}});
+    } else if (random.chance(0.05)) {
+      row.links.push_back({member.id, {true, 0, 0}});
+    } else if (random.chance(0.8)) {
+      row.links.push_back({member.id, {false, rate(), random.chance(0.5) ? 0 : rtt}});
+    }
+  }
+  if (asked) {
+    enter->entry.payload = std::move(row);
+  } else {
+    message = wire::Measured{std::move(row)};
+  }
+}
+
+// Bugs made on purpose: what one member hears is not what was decided.
+wire::Bytes MasterHost::tamper(master::ConnectionId, wire::Bytes bytes) {
+  if (world_.options.bug != Bug::other_verdict) return bytes;
+  wire::FrameReader reader;
+  reader.feed(bytes);
+  wire::Frame frame;
+  const Result<bool> got = reader.next(frame);
+  if (!got || !*got) return bytes;
+  auto* log = std::get_if<wire::Log>(&frame.message);
+  if (log == nullptr) return bytes;
+  for (wire::LogEntry& entry : log->entries) {
+    auto* verdict = std::get_if<wire::Verdict>(&entry.what);
+    if (verdict == nullptr || verdict->code != Code::ok || !world_.bug_due(Bug::other_verdict)) {
+      continue;
+    }
+    verdict->code = Code::peer_lost;
+    verdict->reason = "a lie";
+  }
+  return wire::encode(frame.envelope, frame.message);
+}
+
+}  // namespace pccl::simulation

@@ -1,0 +1,508 @@
+// The world of a simulated run: time, faults, the end.
+#include "tests/simulation/sim_world.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+namespace pccl::simulation {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+namespace {
+constexpr std::size_t kTraceLines = 120;
+constexpr std::uint64_t kMaxEvents = 20'000'000;
+}  // namespace
+
+Options Options::draw(std::uint64_t seed) {
+  Random random(seed ^ 0x5eed);
+  Options options;
+  static constexpr Program kDrawn[] = {Program::level1, Program::level2, Program::sync};
+  options.program = kDrawn[random.below(3)];
+  options.peers =
+      static_cast<std::uint32_t>(random.chance(0.1) ? random.between(5, 8) : random.between(1, 4));
+  options.joins = static_cast<std::uint32_t>(random.below(4));
+  if (options.peers + options.joins > 8) options.joins = 8 - options.peers;
+  options.steps = static_cast<std::uint32_t>(random.between(2, 6));
+  options.max_elements =
+      static_cast<std::uint32_t>(random.chance(0.1) ? 1500 : random.between(1, 200));
+  options.everything_small = random.chance(0.8);
+  const auto some = [&](double often, std::uint64_t most) {
+    return static_cast<std::uint32_t>(random.chance(often) ? random.between(1, most) : 0);
+  };
+  options.kills = some(0.4, 2);
+  options.freezes = some(0.2, 2);
+  options.partitions = some(0.2, 2);
+  options.cuts = some(0.4, 4);
+  options.stalls = some(0.3, 4);
+  options.corruptions = some(0.3, 2);
+  options.leaves = some(0.2, 1);
+  options.aborts = some(0.3, 3);
+  options.restarts = some(0.25, 2);
+  options.master_stalls = some(0.15, 2);
+  options.machines =
+      static_cast<std::uint32_t>(random.chance(0.5) ? 1 : (random.chance(0.3) ? 2 : 0));
+  if (random.chance(0.15)) {
+    options.ranks = static_cast<std::uint32_t>(random.between(1, 3));
+    options.peers = static_cast<std::uint32_t>(random.between(1, 3));
+    options.joins = static_cast<std::uint32_t>(random.below(3));
+  }
+  if (random.chance(0.15)) options.hidden = 25 * static_cast<std::uint32_t>(random.between(1, 4));
+  if (options.hidden > 0 && random.chance(0.5)) options.relays = 1;
+  return options;
+}
+
+std::string Options::describe() const {
+  std::ostringstream text;
+  text << "program " << static_cast<int>(program) << " peers " << peers << " joins " << joins
+       << " steps " << steps << " elements " << max_elements << " kills " << kills << " freezes "
+       << freezes << " partitions " << partitions << " cuts " << cuts << " stalls " << stalls
+       << " corruptions " << corruptions << " leaves " << leaves << " aborts " << aborts
+       << " restarts " << restarts << " master stalls " << master_stalls << " machines " << machines
+       << " ranks " << ranks << " hidden " << hidden << " relays " << relays;
+  return text.str();
+}
+
+World::World(std::uint64_t seed, const Options& given)
+    : options(given), random(seed), network(timeline, random), seed_(seed) {
+  // How this run's machines and network are.
+  const Duration paces[] = {microseconds(20), microseconds(200), milliseconds(2), milliseconds(20)};
+  network.slowness = paces[random.below(4)];
+  network.chatter = random.chance(0.5) ? 0.02 : 0.5;
+  think =
+      random.chance(0.5) ? milliseconds(1) : (random.chance(0.8) ? milliseconds(50) : seconds(3));
+  capacity = random.chance(0.5) ? random.between(64, 600) : 16384;
+  // Slow, but not so slow that waiting looks like hanging.
+  if (network.slowness > milliseconds(2)) capacity = 16384;
+  settings.stripes = static_cast<unsigned>(random.below(4));
+  settings.checksum =
+      options.corruptions > 0 || random.chance(0.5) ? Checksum::always : Checksum::automatic;
+  master_options.relays = options.relays > 0;
+  master_options.replan_interval = random.duration(milliseconds(1), seconds(4));
+  Random measuring(~seed);  // what was found by a seed before stays where it is
+  if (measuring.chance(0.3)) {
+    master_options.measure_after = Duration::zero();
+  } else {
+    master_options.measure_after =
+        measuring.duration(milliseconds(1), measuring.chance(0.5) ? milliseconds(20) : seconds(1));
+  }
+  two_sites = measuring.chance(0.3);
+  if (options.everything_small) {
+    const std::uint32_t segments[] = {64, 128, 256, 1024};
+    master_options.segment_bytes = segments[random.below(4)];
+    // One owner of all may let each of the others send one segment at a time.
+    if (network.slowness > milliseconds(2))
+      master_options.segment_bytes = std::max(master_options.segment_bytes, 256U);
+    master_options.thresholds.single_owner_bytes = 64;
+    master_options.thresholds.direct_bytes = random.chance(0.5) ? 128 : 512;
+    settings.segment_bytes = master_options.segment_bytes;
+    settings.buffer_bytes = master_options.segment_bytes * random.between(4, 64);
+    const std::uint32_t eager[] = {0, 200, 64 << 10};
+    eager_bytes = eager[random.below(3)];
+    eager_room = random.chance(0.5) ? 1024 : std::uint64_t{1} << 20;
+  }
+  const auto add = [&](Fault fault, std::uint32_t count) {
+    for (std::uint32_t i = 0; i < count; ++i) {
+      faults_.insert(
+          faults_.begin() + static_cast<std::ptrdiff_t>(random.below(faults_.size() + 1)), fault);
+    }
+  };
+  add(Fault::join, options.joins);
+  add(Fault::kill, options.kills);
+  add(Fault::freeze, options.freezes);
+  add(Fault::partition, options.partitions);
+  add(Fault::cut, options.cuts);
+  add(Fault::stall, options.stalls);
+  add(Fault::corrupt, options.corruptions);
+  add(Fault::leave, options.leaves);
+  add(Fault::abort, options.aborts);
+  add(Fault::restart, options.restarts);
+  add(Fault::master_stall, options.master_stalls);
+  block_bytes = 64U << random.below(3);
+  if (options.machines > 0 && random.chance(0.6)) arrays_shared = random.chance(0.6) ? 1 : 0.9;
+  if (options.machines > 0 && random.chance(0.1)) memory_refused = random.chance(0.5) ? 0.05 : 0.5;
+  const std::uint64_t gaps[] = {20, 100, 400, 1500};
+  fault_gap_ = gaps[random.below(4)];
+  next_fault_ = random.between(1, fault_gap_ * 2);
+}
+
+// ---- who is there ------------------------------------------------------------------------------
+
+PeerId World::new_id() {
+  PeerId id;
+  for (std::uint8_t& byte : id.bytes) byte = static_cast<std::uint8_t>(random.next());
+  return id;
+}
+
+void World::add_peer() {
+  if (options.ranks > 0) {
+    add_replica("r" + std::to_string(lives.size()));
+  } else {
+    add_host({});
+  }
+}
+
+// Its ranks start together, more or less.
+void World::add_replica(const std::string& name) {
+  const std::size_t life = lives.size();
+  lives.push_back({name, {}, false, false, false});
+  const Duration spread = random.chance(0.7) ? milliseconds(20) : seconds(12);
+  for (std::uint32_t group = 0; group < options.ranks; ++group) {
+    const Duration delay = random.chance(0.4) ? Duration(0) : random.duration(Duration(0), spread);
+    disturb_until(now() + delay);
+    timeline.after(delay, [this, group, name, life] {
+      if (!lives[life].over) add_host({group, name, life});
+    });
+  }
+}
+
+// Whoever started the ranks of a replica ends those that wait for the ones that have ended; of
+// those that are members the master has to tell the end.
+void World::rank_ended(const Host& host) {
+  if (options.ranks == 0 || host.ended_well() || lives[host.place().life].over) return;
+  const std::size_t life = host.place().life;
+  lives[life].over = true;
+  const Duration delay = random.duration(Duration(0), seconds(random.chance(0.5) ? 1 : 15));
+  disturb_until(now() + delay);
+  timeline.after(delay, [this, life] {
+    for (Host* other : lives[life].hosts) {
+      if (other->program_over() || other->engine().standing() == peer::Standing::member) continue;
+      log(other->name(), "is ended by who started it");
+      other->kill();
+    }
+    // Under the same name only now: the ranks of two lives must not be taken for one replica.
+    if (lives[life].comes_back) add_replica(std::string(lives[life].name));
+  });
+}
+
+Host& World::add_host(const Place& place) {
+  const auto node = static_cast<NodeId>(hosts.size() + 1);
+  hosts.push_back(std::make_unique<Host>(*this, node, place));
+  if (options.ranks > 0) lives[place.life].hosts.push_back(hosts.back().get());
+  Host& host = *hosts.back();
+  log(host.name(), "starts");
+  host.start();
+  return host;
+}
+
+std::optional<NodeId> World::node_at(const wire::Address& address) const {
+  if (address.host.size() < 2 || address.host[0] != 'h') return std::nullopt;
+  return static_cast<NodeId>(std::stoul(address.host.substr(1)));
+}
+
+Host* World::host_of(const PeerId& id) {
+  for (const auto& host : hosts) {
+    if (host->engine().id() == id) return host.get();
+  }
+  return nullptr;
+}
+
+Host* World::host_at(NodeId node) {
+  for (const auto& host : hosts) {
+    if (host->node() == node) return host.get();
+  }
+  return nullptr;
+}
+
+// Put out for links that do not work, in a world in which links work but to who is hidden.
+void World::judge_unreachable(const Host& host) {
+  const std::uint32_t others = options.partitions + options.cuts + options.stalls +
+                               options.corruptions + options.freezes + options.master_stalls +
+                               options.restarts;
+  if (others > 0 || options.ranks > 0 || host.engine().end().code != Code::unreachable) return;
+  // The one holder of the state may be one that a newcomer cannot reach; next time there are more.
+  if (host.engine().end().reason.find("holders") != std::string::npos) return;
+  const peer::Record& group = host.engine().record();
+  const auto suffices = [&](const wire::Member& member) {
+    const Host* const other = host_of(member.id);
+    return other != nullptr && other->alive() && network.nat_of(other->node()) == 0;
+  };
+  const bool needless =
+      options.relays > 0 || network.nat_of(host.node()) == 0 ||
+      (group != nullptr && std::any_of(group->members.begin(), group->members.end(), suffices));
+  if (needless)
+    checks.fail("I4", host.name() +
+                          " is put out for links that nobody needs: " + host.engine().end().reason);
+}
+
+void World::came_back_as_newcomer(const Host& host) {
+  ++report.evictions;
+  judge_unreachable(host);
+  if (comebacks_ == 0) return;
+  const Duration delay = random.duration(Duration(0), seconds(1));
+  if (options.ranks == 0) {
+    --comebacks_;
+    timeline.after(delay, [this] { add_peer(); });
+    return;
+  }
+  Life& life = lives[host.place().life];
+  if (life.replaced) return;
+  life.replaced = true;
+  --comebacks_;
+  life.comes_back = random.chance(0.7);
+  if (!life.comes_back) timeline.after(delay, [this] { add_peer(); });
+}
+
+bool World::bug_due(Bug bug) {
+  // Not the very first chance: an ordinary moment.
+  if (options.bug != bug || bug_done_ || random.chance(0.7)) return false;
+  bug_done_ = true;
+  log("bug", "strikes now");
+  return true;
+}
+
+void World::log(const std::string& who, const std::string& what) {
+  if (!options.trace) return;
+  std::ostringstream line;
+  line.precision(6);
+  line << std::fixed << std::chrono::duration<double>(now() - Instant(seconds(1000))).count()
+       << " #" << timeline.events() << " " << who << ": " << what;
+  trace_.push_back(line.str());
+}
+
+// ---- faults ------------------------------------------------------------------------------------
+
+Host* World::pick_host() {
+  std::vector<Host*> able;
+  for (const auto& host : hosts) {
+    if (host->alive() && !host->frozen() && !host->program_over()) able.push_back(host.get());
+  }
+  return able.empty() ? nullptr : able[random.below(able.size())];
+}
+
+ConnectionPtr World::pick_connection(Host& host) {
+  std::vector<ConnectionPtr> own;
+  for (const ConnectionPtr& connection : network.connections()) {
+    if (connection->node(0) == host.node() || connection->node(1) == host.node()) {
+      own.push_back(connection);
+    }
+  }
+  return own.empty() ? nullptr : own[random.below(own.size())];
+}
+
+void World::note(const char* fault, const Host* host) {
+  ++report.faults;
+  const std::string state = host == nullptr ? "master" : host->state();
+  report.reached.emplace(fault, state);
+  log("fault",
+      std::string(fault) + (host == nullptr ? "" : " of " + host->name()) + " [" + state + "]");
+  disturb_until(now());
+}
+
+namespace {
+
+Duration some_time(Random& random) {
+  const Duration times[] = {milliseconds(20), milliseconds(500), seconds(4), seconds(9),
+                            seconds(25)};
+  return random.duration(Duration(0), times[random.below(5)]);
+}
+
+}  // namespace
+
+// A kill or a freeze.
+void World::stop(Fault fault, Host& host) {
+  if (!host.alive() || host.frozen() || host.program_over()) return;
+  if (fault == Fault::kill) {
+    note("kill", &host);
+    ++report.kills;
+    return host.kill();
+  }
+  note("freeze", &host);
+  host.freeze();
+  if (random.chance(0.3)) return;  // until the end
+  const Instant until = now() + some_time(random);
+  disturb_until(until);
+  timeline.at(until, [&host] {
+    if (host.alive()) host.resume();
+  });
+}
+
+void World::inject() {
+  if (faults_.empty() || timeline.events() < next_fault_) return;
+  next_fault_ = timeline.events() + random.between(1, fault_gap_ * 2);
+  const Fault fault = faults_.back();
+  faults_.pop_back();
+  strike(fault);
+}
+
+void World::strike(Fault fault) {
+  if (fault == Fault::join) {
+    ++report.joins;
+    add_peer();
+    return;
+  }
+  if (fault == Fault::restart) {
+    if (!master.running()) return;
+    note("restart", nullptr);
+    ++report.restarts;
+    master.stop();
+    const Duration away =
+        random.chance(0.9) ? random.duration(Duration(0), seconds(6)) : seconds(14);
+    disturb_until(now() + away);
+    timeline.after(away, [this] {
+      log("master", "a new one starts");
+      master.start();
+    });
+    return;
+  }
+  if (fault == Fault::master_stall) {
+    if (!master.running()) return;
+    note("master stall", nullptr);
+    const Instant until = now() + random.duration(Duration(0), seconds(5));
+    disturb_until(until);
+    master.stall(until);
+    return;
+  }
+  Host* host = pick_host();
+  if (host == nullptr) return;
+  switch (fault) {
+    case Fault::kill:
+    case Fault::freeze:
+      // Some between what is done in memory and what is sent for it.
+      if (host->engine().shares_memory() && random.chance(0.5)) {
+        host->memory().strike_at_step([this, fault, host] { stop(fault, *host); });
+      } else {
+        stop(fault, *host);
+      }
+      break;
+    case Fault::partition: {
+      note("partition", host);
+      NodeId other = kMasterNode;
+      Host* const second = pick_host();
+      if (random.chance(0.7) && second != nullptr && second != host) other = second->node();
+      const Instant until = now() + some_time(random);
+      disturb_until(until);
+      const bool both = random.chance(0.5);
+      network.block(host->node(), other, until);
+      if (both) network.block(other, host->node(), until);
+      log("fault", "between h" + std::to_string(host->node()) + " and h" + std::to_string(other) +
+                       (both ? ", both ways" : ", one way"));
+      break;
+    }
+    case Fault::cut: {
+      note("cut", host);
+      const ConnectionPtr connection = pick_connection(*host);
+      if (connection == nullptr) break;
+      log("fault", "cuts h" + std::to_string(connection->node(0)) + " - h" +
+                       std::to_string(connection->node(1)));
+      connection->cut(random.chance(0.2) ? static_cast<int>(random.below(2)) : -1);
+      break;
+    }
+    case Fault::stall: {
+      note("stall", host);
+      const ConnectionPtr connection = pick_connection(*host);
+      if (connection == nullptr) break;
+      const Instant until = now() + some_time(random);
+      disturb_until(until);
+      connection->stall(static_cast<int>(random.below(2)), until);
+      break;
+    }
+    case Fault::corrupt:
+      note("corrupt", host);
+      host->corrupt_next();
+      break;
+    case Fault::leave:
+      note("leave", host);
+      host->engine().leave("", now());
+      host->settle();
+      break;
+    case Fault::abort: {
+      note("abort", host);
+      std::vector<peer::CallPtr> open;
+      for (const ReductionPtr& reduction : host->reductions()) {
+        if (!reduction->call->done) open.push_back(reduction->call);
+      }
+      for (const RoundEntry& round : host->rounds()) {
+        if (!round.call->done) open.push_back(round.call);
+      }
+      if (host->syncing() && !host->syncing()->call->done) open.push_back(host->syncing()->call);
+      if (open.empty()) break;
+      const Code code = random.chance(0.5) ? Code::timeout : Code::interrupted;
+      host->engine().abort(open[random.below(open.size())], code, now());
+      host->settle();
+      break;
+    }
+    default:
+      break;
+  }
+}
+
+// ---- from the start to the end -----------------------------------------------------------------
+
+// A newcomer whose replica is not complete before that one goes on.
+bool World::waits_for_frozen(const Host& host) const {
+  if (options.ranks == 0 || host.engine().standing() == peer::Standing::member) return false;
+  const std::vector<Host*>& ranks = lives[host.place().life].hosts;
+  return std::any_of(ranks.begin(), ranks.end(), [](const Host* rank) { return rank->frozen(); });
+}
+
+bool World::over() {
+  bool all = true;
+  bool frozen = false;
+  for (const auto& host : hosts) {
+    if (host->program_over()) continue;
+    if (host->frozen() || waits_for_frozen(*host)) {
+      frozen = true;
+    } else {
+      all = false;
+    }
+  }
+  if (!all) return false;
+  if (!frozen) return true;
+  // Those that were frozen for good wake up when all is over: nobody must be harmed.
+  disturb_until(now());
+  for (const auto& host : hosts) host->resume();
+  return false;
+}
+
+Report World::run() {
+  master.start();
+  for (std::uint32_t i = 0; i < options.peers; ++i) {
+    if (i == 0 || random.chance(0.5)) {
+      add_peer();
+    } else {
+      timeline.after(random.duration(Duration(0), milliseconds(500)), [this] { add_peer(); });
+    }
+  }
+  disturb_until(now() + milliseconds(500));
+  const Instant begin = now();
+  while (!checks.failed()) {
+    if (timeline.events() > kMaxEvents) checks.fail("I4", "the run does not come to its end");
+    if (!timeline.step()) {
+      checks.fail("I4", "nothing is planned any more, and somebody still waits");
+      break;
+    }
+    inject();
+    if (timeline.events() >= next_rebuild_) {
+      next_rebuild_ = timeline.events() + random.between(1, 400);
+      checks.rebuild_now();
+    }
+    if (now() >= next_second_) {
+      next_second_ = now() + seconds(1);
+      checks.every_second();
+    }
+    if (timeline.events() % 8 == 0 && now() - begin > milliseconds(600) && over()) break;
+  }
+  checks.at_the_end();
+  for (const auto& host : hosts) {
+    report.stand_ins += host->engine().stand_ins();
+    report.sent_again += host->engine().sent_again();
+    if (host->engine().record()) {
+      report.epochs = std::max(report.epochs, host->engine().record()->epoch);
+    }
+  }
+  report.events = timeline.events();
+  report.seconds = std::chrono::duration<double>(now() - begin).count();
+  report.violation = checks.violation();
+  report.trace.assign(trace_.begin(), trace_.end());
+  return std::move(report);
+}
+
+Report simulate(std::uint64_t seed, const Options& options) {
+  World world(seed, options);
+  return world.run();
+}
+
+}  // namespace pccl::simulation

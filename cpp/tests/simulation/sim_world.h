@@ -1,0 +1,520 @@
+// The parts of a simulated run: the master's process, the peers' processes, the user programs in
+// them, the checks, and the world that holds them together and breaks things.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "pccl/link/frame.h"
+#include "pccl/master/master.h"
+#include "pccl/peer/engine.h"
+#include "tests/simulation/sim_memory.h"
+#include "tests/simulation/sim_network.h"
+#include "tests/simulation/sim_task.h"
+#include "tests/simulation/simulation.h"
+
+namespace pccl::simulation {
+
+class World;
+class Host;
+
+// ---- the master's process ----------------------------------------------------------------------
+
+// One thread's worth of master: connections, frames, ticks. The master itself may be replaced.
+class MasterHost {
+ public:
+  explicit MasterHost(World& world) : world_(world) {}
+  void start();
+  void stop();                // the process ends; its memory is gone
+  void stall(Instant until);  // the process does not run until then
+  [[nodiscard]] bool running() const { return master_ != nullptr; }
+  [[nodiscard]] const master::Group* group(std::uint32_t id) const {
+    return master_ ? master_->group(id) : nullptr;
+  }
+  [[nodiscard]] bool quiet() const;  // no byte is under way, to or from the master
+  // `done` gets the connection and this end of it, or null.
+  using Through = std::function<void(const ConnectionPtr&, int)>;
+  void open_relay(NodeId from, const PeerId& token, Through done);
+
+ private:
+  struct Meeting {
+    master::ExpectRelay expected;
+    std::array<NodeId, 2> nodes{};
+    std::array<Through, 2> ends;
+  };
+  void expect_relay(const master::ExpectRelay& expected);
+  void put_through(NodeId from, const PeerId& token, Through done);
+  void end_relay(const master::EndRelay& end);
+  struct Peer {
+    ConnectionPtr connection;
+    wire::FrameReader reader{wire::kMaxFirstPayload};
+  };
+  void accept(const ConnectionPtr& connection);
+  void pump(master::ConnectionId id);
+  void settle();
+  void arm();
+  [[nodiscard]] wire::Bytes tamper(master::ConnectionId to, wire::Bytes bytes);
+  void measure(Host& by, wire::Message& message);
+
+  World& world_;
+  std::unique_ptr<master::Master> master_;
+  std::map<master::ConnectionId, Peer> peers_;
+  master::ConnectionId next_connection_ = 1;
+  std::uint64_t life_ = 0;
+  Instant stalled_until_{};
+  Instant timer_{};
+  std::list<Meeting> meetings_;
+  std::vector<std::pair<std::set<PeerId>, std::weak_ptr<Connection>>> relayed_;
+};
+
+// ---- a peer's process --------------------------------------------------------------------------
+
+// One array of an operation, with what it was before.
+struct ArrayData {
+  DataType dtype = DataType::int64;
+  std::uint64_t count = 0;           // as collective::ArrayRef
+  std::vector<std::int32_t> values;  // the input
+  wire::Bytes input;                 // the same as bytes
+  wire::Bytes send;
+  wire::Bytes recv;  // unused in place
+  // What rounding has left out of each element, and the same before; empty: that is not kept.
+  std::vector<float> left_out;
+  std::vector<float> left_before;
+  bool in_place = false;
+  [[nodiscard]] const wire::Bytes& result() const { return in_place ? send : recv; }
+};
+
+// Whole numbers as elements of that type.
+[[nodiscard]] wire::Bytes to_bytes(DataType dtype, const std::vector<std::int64_t>& values);
+// REQUIRES: float32 or float16.
+[[nodiscard]] std::vector<double> to_numbers(DataType dtype, const wire::Bytes& bytes);
+
+// An operation as the user's process sees it.
+struct Reduction {
+  peer::CallPtr call;
+  collective::Kind kind = collective::Kind::all_reduce;
+  PeerId root;  // of a broadcast
+  ReduceOp op = ReduceOp::sum;
+  reduce::Quantization quantization;
+  std::uint64_t shape = 0;  // what members must agree on
+  std::uint64_t place = 0;  // in the program of the user; the engine does not know it
+  std::vector<ArrayData> arrays;
+  std::vector<std::int64_t> result;  // of the first array, after a commit
+  std::uint64_t run = 0;
+  bool rerun = false;
+  std::size_t members = 0;  // for whom its arrays are, or when it was called
+  Instant since{};
+  bool ended = false;
+};
+using ReductionPtr = std::shared_ptr<Reduction>;
+
+// The state that a user shares: some values, and the step of the loop that made them.
+using UserState = std::map<std::string, wire::Bytes>;
+
+// A sync as the user's process sees it.
+struct Syncing {
+  peer::CallPtr call;
+  bool standing = false;  // took part in one before, in this run
+  UserState before;
+  UserState* live = nullptr;
+  std::uint64_t run = 0;
+  Instant since{};
+  bool ended = false;
+};
+using SyncingPtr = std::shared_ptr<Syncing>;
+
+// A round as the user's process sees it.
+struct RoundEntry {
+  peer::CallPtr call;
+  std::uint64_t run = 0;
+  Instant since{};
+  bool ended = false;
+};
+
+class UserProgram;
+
+// Which rank of which replica a peer is.
+struct Place {
+  std::uint32_t group = 0;
+  std::string replica;   // as it says
+  std::size_t life = 0;  // index in World::lives: a replica that comes back has another one
+};
+
+class Host {
+ public:
+  Host(World& world, NodeId node, const Place& place);
+  ~Host();
+  Host(const Host&) = delete;
+  Host& operator=(const Host&) = delete;
+
+  void start();
+  void kill();
+  void freeze();
+  void resume();
+  void corrupt_next() { corrupt_ = true; }
+
+  [[nodiscard]] NodeId node() const { return node_; }
+  [[nodiscard]] std::uint32_t group() const { return place_.group; }
+  [[nodiscard]] const Place& place() const { return place_; }
+  [[nodiscard]] bool ended_well() const { return ended_well_; }  // its program came to its end
+  [[nodiscard]] Instant ended_at() const { return ended_at_; }
+  // How often its program has met those of the other ranks of its replica.
+  std::uint64_t meetings = 0;
+  [[nodiscard]] bool alive() const { return alive_; }
+  [[nodiscard]] bool frozen() const { return frozen_; }
+  [[nodiscard]] bool program_over() const { return !alive_ || program_over_; }
+  [[nodiscard]] peer::Engine& engine() { return *engine_; }
+  [[nodiscard]] const peer::Engine& engine() const { return *engine_; }
+  [[nodiscard]] Memory& memory() { return memory_; }
+  [[nodiscard]] std::uint32_t machine() const { return machine_; }
+  [[nodiscard]] const PeerId& word() const { return word_; }
+  [[nodiscard]] std::string name() const;
+  [[nodiscard]] std::string state() const;  // what the peer is doing, in two or three words
+  [[nodiscard]] bool control_quiet() const { return control_ && control_->quiet(); }
+
+  // Runs `what` in this process: now, when it is thawed, or never.
+  void run(std::function<void()> what);
+
+  // -- for user programs
+  struct Until {
+    Host& host;
+    std::function<bool()> holds;
+    [[nodiscard]] bool await_ready() const { return holds(); }
+    void await_suspend(std::coroutine_handle<> handle) {
+      host.waiters_.push_back({std::move(holds), handle, false});
+    }
+    void await_resume() const {}
+  };
+  struct Sleep {
+    Host& host;
+    Duration duration;
+    [[nodiscard]] bool await_ready() const { return false; }
+    void await_suspend(std::coroutine_handle<> handle) const;
+    void await_resume() const {}
+  };
+  [[nodiscard]] Until until(std::function<bool()> holds) { return {*this, std::move(holds)}; }
+  [[nodiscard]] Sleep sleep(Duration duration) { return {*this, duration}; }
+  ReductionPtr reduce(ReductionPtr reduction, peer::OperationRequest request);
+  peer::CallPtr enter(wire::RoundKind kind, wire::RoundPayload payload = wire::Nothing{});
+  SyncingPtr sync(UserState& state, bool standing);
+  void answer_later(const peer::CallPtr& call);
+  void program_is_over(bool well);
+  [[nodiscard]] World& world() { return world_; }
+  [[nodiscard]] const std::list<ReductionPtr>& reductions() const { return reductions_; }
+  [[nodiscard]] const std::list<RoundEntry>& rounds() const { return rounds_; }
+  [[nodiscard]] const SyncingPtr& syncing() const { return syncing_; }
+  void settle();  // after anything was done with the engine
+
+ private:
+  friend class Checks;
+  struct Waiter {
+    std::function<bool()> holds;
+    std::coroutine_handle<> handle;
+    bool woken = false;
+  };
+  struct Link {
+    ConnectionPtr connection;
+    int side = 0;
+    // Where in the stream of frames the next byte to be written is: for corruptions.
+    std::size_t header_filled = 0;
+    std::array<std::uint8_t, link::kFrameHeaderBytes> header{};
+    std::size_t payload_left = 0;
+    std::size_t trailer_left = 0;
+    bool checked = false;
+  };
+  void pump_all();
+  void pump(std::uint64_t stripe);
+  void read(std::uint64_t stripe, Link& link);
+  void write(std::uint64_t stripe, Link& link);
+  void follow_frames(Link& link, wire::Bytes& bytes);
+  void pump_control();
+  void dial_control();
+  void dial(const peer::DialRequest& request);
+  void adopt(std::uint64_t stripe, const ConnectionPtr& connection, int side);
+  [[nodiscard]] bool carry_out(peer::EngineActions actions);
+  void arm();
+  void wake();
+  [[nodiscard]] std::uint64_t run_id() const;
+
+  World& world_;
+  NodeId node_;
+  Place place_;
+  bool ended_well_ = false;
+  Instant ended_at_{};
+  std::uint32_t machine_ = 0;
+  PeerId word_;
+  Memory memory_{world_, *this};
+  std::unique_ptr<peer::Engine> engine_;
+  bool alive_ = true;
+  bool frozen_ = false;
+  bool program_over_ = false;
+  bool settling_ = false;
+  bool corrupt_ = false;
+  std::deque<std::function<void()>> deferred_;  // while frozen
+  ConnectionPtr control_;
+  std::map<std::uint64_t, Link> stripes_;
+  std::uint64_t next_stripe_ = 1;
+  Instant timer_ = Instant::max();
+  std::list<Waiter> waiters_;
+  std::unique_ptr<UserProgram> program_;
+  std::list<ReductionPtr> reductions_;  // running, and some that are over
+  std::list<RoundEntry> rounds_;
+  SyncingPtr syncing_;  // the latest
+};
+
+// ---- what users do -----------------------------------------------------------------------------
+
+class UserProgram {
+ public:
+  explicit UserProgram(Host& host) : host_(host) {}
+  void start();
+
+ private:
+  using Thread = std::uint64_t;
+  // What one all-reduce looks like, equal on all members that are at the same place.
+  struct Shape {
+    std::vector<std::pair<DataType, std::size_t>> arrays;
+    collective::Kind kind = collective::Kind::all_reduce;
+    std::uint64_t root = 0;  // of a broadcast, before it is a rank
+    ReduceOp op = ReduceOp::sum;
+    std::uint64_t structure = 0;
+    std::uint64_t place = 0;  // in the program: only calls of the same place may meet
+    reduce::Quantization quantization;
+    bool feedback = false;  // what rounding leaves out is kept
+  };
+
+  Task<> level1();
+  Task<> level2();
+  Task<> sync_loop();
+  Task<> become_member(Thread thread);
+  Task<bool> sync_state(Thread thread);
+  void make_state(double chance);
+  Task<> threads_main();
+  Task<> threads_reduce();
+  Task<bool> admit(Thread thread);            // level 2; true: newcomers came
+  Task<bool> update_topology(Thread thread);  // level 1; false: try again
+  Task<Error> wait(Thread thread, peer::CallPtr call);
+  Task<std::optional<std::uint64_t>> agree_on_step(Thread thread, bool rerun);
+  Task<> script(Thread thread, std::uint64_t step);
+  Task<> disagree(Thread thread, std::uint64_t step);
+  Task<> get_stuck(Thread thread, std::uint64_t step);
+  Task<> burst(Thread thread, Random& script);
+  Task<> compute(Thread thread, Duration most);
+  Task<> meet(Thread thread);
+
+  [[nodiscard]] Shape draw_shape(Random& script) const;
+  [[nodiscard]] Shape draw_collective(Random& script) const;
+  [[nodiscard]] ReductionPtr start_reduction(const Shape& shape, std::optional<std::uint64_t> tag,
+                                             bool rerun, std::optional<std::int32_t> value = {});
+  [[nodiscard]] Random script_for(std::uint64_t step, std::uint64_t salt) const;
+  [[nodiscard]] bool out() const;
+  [[nodiscard]] bool replicas() const;
+  [[nodiscard]] std::uint64_t own_rank() const;
+  void end();
+
+  Host& host_;
+  std::vector<Task<>> tasks_;
+  // The members as of the latest call that ended, as node::Communicator keeps them.
+  void see(const peer::Record& record) {
+    if (record && (!view_ || record->epoch > view_->epoch)) view_ = record;
+  }
+
+  std::uint64_t step_ = 0;
+  peer::Record view_;
+  bool aligned_ = false;
+  UserState state_;
+  bool synced_ = false;
+  bool worked_ = false;      // with the other founders, before the first sync
+  bool state_lost_ = false;  // with all that had it: this user gives up
+  // threads: the main thread hands work to the reduce thread
+  std::deque<std::pair<Shape, std::uint64_t>> jobs_;
+  bool closing_ = false;
+  bool busy_ = false;
+};
+
+// ---- checks ------------------------------------------------------------------------------------
+
+// One function per invariant. The first violation ends the run.
+class Checks {
+ public:
+  explicit Checks(World& world) : world_(world) {}
+  void started(const Host& host, const Reduction& reduction);
+  void brings(const Syncing& syncing);
+  void after_event(Host& host);
+  void every_second();
+  void at_the_end();
+  void rebuild_now();
+  void fail(const std::string& invariant, const std::string& what);
+  [[nodiscard]] bool failed() const { return !violation_.empty(); }
+  [[nodiscard]] const std::string& violation() const { return violation_; }
+
+ private:
+  using OpId = std::pair<std::uint64_t, wire::OpKey>;  // run, key
+  using RoundId = std::pair<std::uint64_t, wire::RoundKey>;
+  struct Contribution {
+    std::uint64_t shape = 0;
+    std::uint64_t place = 0;
+    ReduceOp op = ReduceOp::sum;
+    std::vector<std::pair<DataType, std::vector<std::int32_t>>> arrays;
+    std::vector<std::vector<float>> left_before;  // by array
+    std::vector<std::vector<float>> left_out;     // after a commit
+  };
+  struct Ending {
+    PeerId peer;
+    std::string host;
+    Code code = Code::ok;
+    std::uint64_t epoch = 0;
+    std::vector<PeerId> members;
+    std::uint64_t answer = 0;
+    PeerId culprit;
+    std::vector<wire::Bytes> bytes;
+  };
+  struct Disagreement {
+    PeerId one;
+    PeerId other;
+    std::string what;
+  };
+  void ended(Host& host, Reduction& reduction);
+  void ended(Host& host, const RoundEntry& round);
+  void ended(Host& host, Syncing& syncing);
+
+  // I1
+  void one_verdict(const std::string& what, const std::vector<Ending>& before, const Ending& now);
+  void settle_disagreements();
+  // I2
+  void bit_parity(const std::string& what, const std::vector<Ending>& before, const Ending& now);
+  [[nodiscard]] static bool near(const Reduction& reduction, const ArrayData& array,
+                                 const std::vector<std::int64_t>& expected, std::size_t members,
+                                 bool feedback);
+  void right_result(const Host& host, const OpId& id, const Reduction& reduction);
+  // I3
+  [[nodiscard]] static bool ran_by_regions(const Reduction& reduction);
+  void nothing_lost(const Host& host, const OpId& id, const Reduction& reduction);
+  void inputs_survive(const Host& host, const Reduction& reduction);
+  void left_alone(const Host& host, const Reduction& reduction);
+  // I8
+  void never_a_newcomers(const Host& host, const Syncing& syncing);
+  // I4
+  void no_hang();
+  void no_false_alarm(const Host& host, const std::string& what, Code code);
+  // Replicas come and go as a whole.
+  void same_replicas(const peer::Record& record);
+  void replicas_are_whole();
+  void replicas_were_the_same();
+  // I5
+  void mismatch_is_for_all(const Host& host, const OpId& id, const Reduction& reduction);
+  void same_place(const Host& host, const OpId& id, const Reduction& reduction);
+
+  World& world_;
+  std::string violation_;
+  std::vector<Disagreement> disagreements_;
+  std::map<OpId, std::map<PeerId, Contribution>> contributions_;
+  std::map<OpId, std::vector<Ending>> operations_;
+  std::map<RoundId, std::vector<Ending>> rounds_;
+  // By run: the states that members brought into a sync, with who had been in one before.
+  std::map<std::uint64_t, std::set<UserState>> standing_states_;
+  // By run and admission point: which lives of replicas were members after it, as groups saw it.
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::set<std::set<std::size_t>>> points_;
+};
+
+// ---- the world ---------------------------------------------------------------------------------
+
+class World {
+ public:
+  World(std::uint64_t seed, const Options& options);
+  Report run();
+
+  [[nodiscard]] Instant now() const { return timeline.now(); }
+  void log(const std::string& who, const std::string& what);
+  [[nodiscard]] bool tracing() const { return options.trace; }
+  [[nodiscard]] std::uint64_t seed() const { return seed_; }
+  [[nodiscard]] PeerId new_id();
+  void add_peer();  // or a replica
+  void rank_ended(const Host& host);
+  [[nodiscard]] std::optional<NodeId> node_at(const wire::Address& address) const;
+  [[nodiscard]] Host* host_of(const PeerId& id);
+  [[nodiscard]] Host* host_at(NodeId node);
+  // When the last fault was over, or will be.
+  [[nodiscard]] Instant calm_since() const { return calm_since_; }
+  [[nodiscard]] bool bug_due(Bug bug);  // true once
+  void came_back_as_newcomer(const Host& host);
+  void judge_unreachable(const Host& host);
+
+  const Options options;
+  Timeline timeline;
+  Random random;
+  Network network;
+  Settings settings;
+  master::Options master_options;
+  bool two_sites = false;  // what members measure shows these
+  std::uint32_t eager_bytes = 64 << 10;
+  std::uint64_t eager_room = 1 << 20;
+  link::StripeTuner::Options stripes{3, 2, 6};
+  std::size_t capacity = 4096;
+  Duration think{};
+  double memory_refused = 0;
+  double arrays_shared = 0;        // of the arrays that are reduced, with others of the machine
+  std::uint32_t block_bytes = 64;  // equal on all peers
+  std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(std::size_t{1} << 20);
+  Report report;
+  MasterHost master{*this};
+  Checks checks{*this};
+  std::vector<std::unique_ptr<Host>> hosts;
+  // Of a replica, from its start to its end.
+  struct Life {
+    std::string name;
+    std::vector<Host*> hosts;  // started so far
+    bool over = false;         // as a whole: a rank has ended otherwise than by its program's end
+    bool replaced = false;
+    bool comes_back = false;
+  };
+  std::deque<Life> lives;  // whose hosts are referred to
+
+ private:
+  enum class Fault : std::uint8_t {
+    join,
+    kill,
+    freeze,
+    partition,
+    cut,
+    stall,
+    corrupt,
+    leave,
+    abort,
+    restart,
+    master_stall
+  };
+  Host& add_host(const Place& place);
+  void add_replica(const std::string& name);
+  void inject();
+  void strike(Fault fault);
+  void stop(Fault fault, Host& host);
+  void disturb_until(Instant when) { calm_since_ = std::max(calm_since_, when); }
+  [[nodiscard]] Host* pick_host();
+  [[nodiscard]] ConnectionPtr pick_connection(Host& host);
+  [[nodiscard]] bool waits_for_frozen(const Host& host) const;
+  [[nodiscard]] bool over();
+  void note(const char* fault, const Host* host);
+
+  std::uint64_t seed_;
+  std::vector<Fault> faults_;  // still to come, the next one last
+  std::uint64_t next_fault_ = 0;
+  std::uint64_t fault_gap_ = 100;
+  std::uint64_t next_rebuild_ = 50;
+  Instant calm_since_{};
+  Instant next_second_{};
+  std::uint32_t comebacks_ = 3;
+  bool bug_done_ = false;
+  std::deque<std::string> trace_;
+};
+
+}  // namespace pccl::simulation

@@ -1,0 +1,24 @@
+// A process of its own that reduces with others of its host until it is told to stop, is killed or
+// finds a result that is wrong.
+#pragma once
+
+#include <cstdint>
+
+#include "pccl/base/settings.h"
+#include "pccl/wire/records.h"
+#include "tests/stress/shared.h"
+
+namespace pccl::stress {
+
+struct WorkerOptions {
+  wire::Address master;
+  std::uint32_t group = 0;
+  std::uint64_t run_seed = 0;  // the same for all: what they reduce follows from it
+  std::uint64_t seed = 0;      // its own
+  Settings settings;
+};
+
+// The exit status; what went wrong is in slot.failure.
+[[nodiscard]] int run_worker(const WorkerOptions& options, const Orders& orders, Slot& slot);
+
+}  // namespace pccl::stress

@@ -1,0 +1,399 @@
+// For tests: a master whose members say what the test wants, an executor whose links do, and the
+// connections that have not said who they are.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <asio/ip/address.hpp>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "pccl/base/allowance.h"
+#include "pccl/collective/executor.h"
+#include "pccl/io/anteroom.h"
+#include "pccl/master/master.h"
+#include "pccl/topology/plan.h"
+#include "pccl/wire/address.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+namespace master = pccl::master;
+namespace wire = pccl::wire;
+using pccl::PeerId;
+
+namespace {
+
+// Group 0 with members 1, 2, ...: each on the connection of its number. Their ids are sixteen bytes
+// of that number.
+class Play {
+ public:
+  Play(std::uint8_t members, const std::map<std::string, std::size_t>& limits,
+       const std::vector<std::string>& from)
+      : options_(options(limits)) {
+    master_.emplace(options_, 77, 1);
+    for (std::uint8_t id = 1; id <= members; ++id) {
+      connect(id, id <= from.size() ? from[id - 1U] : "192.0.2." + std::to_string(id));
+      wire::Join join;
+      join.id = peer(id);
+      join.min_peers = members;
+      join.waiting = true;
+      join.addresses = {{"192.0.2.1", 1}};
+      join.ticket = join.id;
+      master_->on_frame(id, {{master_->run(), 1, 0}, join}, now_);
+    }
+    (void)told();
+  }
+  Play(const Play&) = delete;
+  Play& operator=(const Play&) = delete;
+
+  void connect(master::ConnectionId id, const std::string& from) {
+    master_->on_connect(id, from, now_);
+  }
+  void disconnect(master::ConnectionId id) { master_->on_disconnect(id, now_); }
+  // A master without memory takes over, and all members come back to it with what they know.
+  // `relayed`: of these the pairs that are relayed are others.
+  void restart(
+      const std::map<std::uint8_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>>& relayed) {
+    const wire::EpochRecord record = master_->group(0)->record();
+    const std::uint64_t applied = master_->group(0)->last_ordinal();
+    const std::uint64_t run = master_->run();
+    master_.emplace(options_, run + 1, 1);
+    for (const wire::Member& member : record.members) {
+      const std::uint8_t id = member.id.bytes[0];
+      wire::Rejoin rejoin{member.id, 0, record, applied, member.id};
+      if (const auto other = relayed.find(id); other != relayed.end()) {
+        rejoin.record.relayed.clear();
+        for (const auto& [a, b] : other->second) rejoin.record.relayed.push_back({a, b});
+      }
+      connect(id, "192.0.2." + std::to_string(id));
+      master_->on_frame(id, {{run, 1, applied}, rejoin}, now_);
+    }
+    // One of them is asked for its log. All have collected it.
+    kept_ = master_->take_actions();
+    for (const master::Action& action : kept_) {
+      const auto* send = std::get_if<master::Send>(&action);
+      if (send == nullptr || !std::holds_alternative<wire::RequestLog>(read(send->bytes).message))
+        continue;
+      master_->on_frame(send->to, {{run, 1, applied}, wire::LogPart{{}, true}}, now_);
+    }
+  }
+  // What the master itself found out where that connection comes from.
+  void tried(master::ConnectionId id, bool reached) { master_->on_tried(id, reached, {}, now_); }
+
+  [[nodiscard]] std::uint32_t term() const { return master_->term(); }
+
+  // One message, `ordinal` in its envelope (nothing: all that there is). Raises when it is none.
+  void says(master::ConnectionId id, std::uint8_t type, nb::bytes payload,
+            std::optional<std::uint64_t> ordinal, std::uint32_t term) {
+    wire::Bytes bytes = wire::encode({master_->run(), term, 0}, wire::Heartbeat{});
+    const auto size = static_cast<std::uint32_t>(payload.size());
+    bytes[5] = type;
+    for (std::size_t i = 0; i < 4; ++i) bytes[8 + i] = static_cast<std::uint8_t>(size >> (8 * i));
+    const auto* data = static_cast<const std::uint8_t*>(payload.data());
+    bytes.insert(bytes.end(), data, data + size);
+    wire::FrameReader reader;
+    reader.feed(bytes);
+    wire::Frame frame;
+    const auto next = reader.next(frame);
+    if (!next) throw nb::value_error(next.error().reason.c_str());
+    const master::Group* group = master_->group(0);
+    frame.envelope.ordinal = ordinal.value_or(group == nullptr ? 0 : group->last_ordinal());
+    master_->on_frame(id, frame, now_);
+  }
+
+  // Everybody who is connected sends a sign of life, and has applied everything but for `mute`.
+  void passes(double seconds, const std::vector<std::uint8_t>& mute) {
+    for (double left = seconds; left > 0; left -= 0.5) {
+      now_ += std::chrono::milliseconds(500);
+      for (std::uint8_t id = 1; id < 32; ++id) {
+        const bool behind = std::find(mute.begin(), mute.end(), id) != mute.end();
+        const std::uint64_t last = master_->group(0)->last_ordinal();
+        if (master_->group(0)->knows(id))
+          master_->on_frame(id, {{master_->run(), 1, behind ? 0 : last}, wire::Heartbeat{}}, now_);
+      }
+      master_->on_time(now_);
+    }
+  }
+
+  // What was sent since: (connection, what, code, text).
+  std::vector<std::tuple<master::ConnectionId, std::string, int, std::string>> told() {
+    std::vector<std::tuple<master::ConnectionId, std::string, int, std::string>> all;
+    std::vector<master::Action> actions = std::exchange(kept_, {});
+    for (master::Action& action : master_->take_actions()) actions.push_back(std::move(action));
+    for (const master::Action& action : actions) {
+      if (const auto* close = std::get_if<master::Close>(&action)) {
+        all.emplace_back(close->connection, "close", 0, "");
+        master_->on_disconnect(close->connection, now_);
+      }
+      if (const auto* attempt = std::get_if<master::TryAddress>(&action))
+        all.emplace_back(attempt->for_whom, "tries", 0, wire::to_string(attempt->address));
+      const auto* send = std::get_if<master::Send>(&action);
+      if (send == nullptr) continue;
+      const wire::Frame frame = read(send->bytes);
+      if (const auto* refused = std::get_if<wire::Refused>(&frame.message))
+        all.emplace_back(send->to, "refused", static_cast<int>(refused->code), refused->reason);
+      if (const auto* question = std::get_if<wire::Try>(&frame.message))
+        all.emplace_back(send->to, "try", 0, wire::to_string(question->address));
+      if (const auto* findings = std::get_if<wire::Findings>(&frame.message))
+        all.emplace_back(send->to, "findings", static_cast<int>(findings->attempt.reached), "");
+      if (const auto* relay = std::get_if<wire::Relay>(&frame.message))
+        all.emplace_back(send->to, "relay", relay->peer.bytes[0], "");
+      if (const auto* notice = std::get_if<wire::Notice>(&frame.message))
+        all.emplace_back(send->to, "notice", 0, notice->text);
+      if (std::holds_alternative<wire::RequestLog>(frame.message))
+        all.emplace_back(send->to, "request_log", 0, "");
+      const auto* log = std::get_if<wire::Log>(&frame.message);
+      if (log == nullptr) continue;
+      for (const wire::LogEntry& entry : log->entries) {
+        if (const auto* epoch = std::get_if<wire::EpochRecord>(&entry.what))
+          all.emplace_back(send->to, "epoch", static_cast<int>(epoch->cause), "");
+        if (const auto* verdict = std::get_if<wire::Verdict>(&entry.what))
+          all.emplace_back(send->to, "verdict", static_cast<int>(verdict->code), verdict->reason);
+        if (const auto* outcome = std::get_if<wire::Outcome>(&entry.what))
+          all.emplace_back(send->to, "outcome", static_cast<int>(outcome->code), outcome->reason);
+      }
+    }
+    return all;
+  }
+
+  std::vector<std::uint8_t> members() const {
+    std::vector<std::uint8_t> ids;
+    if (master_->group(0) == nullptr) return ids;
+    for (const wire::Member& member : master_->group(0)->record().members)
+      ids.push_back(member.id.bytes[0]);
+    return ids;
+  }
+  std::uint64_t epoch() const { return master_->group(0)->record().epoch; }
+  bool has_group(std::uint32_t id) const { return master_->group(id) != nullptr; }
+  bool anonymous(master::ConnectionId id) const { return master_->anonymous(id); }
+  // Pairs of ranks that the plan sends between.
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> links() const {
+    const auto edges = pccl::topology::edges(master_->group(0)->record().plan);
+    return {edges.begin(), edges.end()};
+  }
+  // ... and that the master relays where they cannot connect.
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> relayed() const {
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> pairs;
+    for (const auto& [a, b] : master_->group(0)->record().relayed) pairs.emplace_back(a, b);
+    return pairs;
+  }
+
+ private:
+  static PeerId peer(std::uint8_t number) {
+    PeerId id;
+    id.bytes.fill(number);
+    return id;
+  }
+  static master::Options options(const std::map<std::string, std::size_t>& limits) {
+    master::Options options;
+    for (const auto& [name, value] : limits) {
+      const pccl::Rate rate{static_cast<double>(value), 0.1};
+      if (name == "max_open_calls") options.max_open_calls = value;
+      if (name == "max_behind") options.max_behind = value;
+      if (name == "strays") options.strays = rate;
+      if (name == "aborts") options.aborts = rate;
+      if (name == "turns") options.turns = rate;
+      if (name == "restarts") options.restarts = rate;
+      if (name == "breaks") options.breaks = rate;
+      if (name == "wants") options.wants = rate;
+      if (name == "talk") options.talk = rate;
+      if (name == "relays") options.relays = value > 0;
+    }
+    return options;
+  }
+
+  static wire::Frame read(const wire::Bytes& bytes) {
+    wire::FrameReader reader;
+    reader.feed(bytes);
+    wire::Frame frame;
+    if (const auto next = reader.next(frame); !next || !*next)
+      throw std::runtime_error("the master said what cannot be read");
+    return frame;
+  }
+
+  master::Options options_;
+  std::optional<master::Master> master_;
+  std::vector<master::Action> kept_;  // to be told yet
+  pccl::Instant now_{std::chrono::seconds(1000)};
+};
+
+// Rank 0 of three that sum `elements` float32 each, cut into segments of 4 KiB, with 64 KiB of
+// memory for others' contributions. Epoch 1.
+class Sums final : private pccl::collective::ExecutorHost {
+ public:
+  explicit Sums(std::size_t elements)
+      : executor_({.buffer_bytes = 64 << 10}, std::make_shared<pccl::BufferPool>(0), *this),
+        elements_(elements) {
+    auto world = std::make_shared<wire::EpochRecord>();
+    world->epoch = world->admission = world->abort_floor = 1;
+    for (std::uint8_t id = 0; id < 3; ++id) world->members.push_back({peer(id), id, {}, {}});
+    world->plan = *pccl::topology::make_plan(3, 4096, {});
+    world_ = std::move(world);
+    executor_.set_epoch(1, 1, 1);
+  }
+  Sums(const Sums&) = delete;
+  Sums& operator=(const Sums&) = delete;
+
+  void start(std::uint64_t sequence) {
+    arrays_.emplace_back(elements_, 1.0F);
+    pccl::collective::OperationSpec spec;
+    spec.key = key(sequence);
+    spec.attempt = 1;
+    spec.signature = 1;
+    spec.arrays = {{arrays_.back().data(), arrays_.back().data(), elements_}};
+    spec.world = world_;
+    if (!executor_.start(std::move(spec))) throw std::runtime_error("it does not start");
+  }
+
+  // "ready" or "ask" of that peer. What is wrong with it.
+  std::string word(std::uint8_t from, const std::string& what, std::uint64_t sequence,
+                   std::uint64_t attempt, std::uint32_t credit) {
+    pccl::link::FrameHeader header = header_for(sequence, attempt);
+    header.type = what == "ask" ? pccl::link::FrameType::ask : pccl::link::FrameType::ready;
+    header.credit = credit;
+    const pccl::Status status = executor_.control(peer(from), header);
+    return status ? "" : status.error().reason;
+  }
+
+  // A contribution of that peer comes, if it is let: "store", "drain", "hold" or why not.
+  std::string data(std::uint8_t from, std::uint64_t sequence, std::uint32_t segment,
+                   std::uint32_t bytes, bool eager, bool final) {
+    pccl::link::FrameHeader header = header_for(sequence, 1);
+    header.type = pccl::link::FrameType::data;
+    header.segment = segment;
+    header.payload_bytes = bytes;
+    header.eager = eager;
+    header.final = final;
+    pccl::link::Placement placement = executor_.place(peer(from), header);
+    switch (placement.kind) {
+      case pccl::link::Placement::Kind::drain:
+        return "drain";
+      case pccl::link::Placement::Kind::hold:
+        return "hold";
+      case pccl::link::Placement::Kind::refuse:
+        return placement.reason;
+      case pccl::link::Placement::Kind::store:
+        break;
+    }
+    for (const iovec& part : placement.where) std::memset(part.iov_base, 0, part.iov_len);
+    (void)executor_.arrived(peer(from), header, placement.token, std::move(placement.buffer));
+    return "store";
+  }
+
+  // Data frames that go to that peer now.
+  std::size_t sends(std::uint8_t to) {
+    std::size_t count = 0;
+    pccl::link::OutgoingFrame frame;
+    while (executor_.next(peer(to), frame))
+      count += pccl::link::type_of(frame) == pccl::link::FrameType::data ? 1 : 0;
+    return count;
+  }
+
+ private:
+  static PeerId peer(std::uint8_t number) {
+    PeerId id;
+    id.bytes.fill(number);
+    return id;
+  }
+  static wire::OpKey key(std::uint64_t sequence) { return {1, false, 0, sequence}; }
+  static pccl::link::FrameHeader header_for(std::uint64_t sequence, std::uint64_t attempt) {
+    pccl::link::FrameHeader header;
+    header.signature = 1;
+    header.key = key(sequence);
+    header.attempt = attempt;
+    return header;
+  }
+  void finished(const wire::OpKey&) override {}
+  void wake(const PeerId&) override {}
+  bool started(const wire::OpKey&) override { return false; }
+  std::uint64_t release(const PeerId&, std::uint64_t) override { return 0; }
+  void disagrees(const wire::OpKey&) override {}
+  bool checked(const PeerId&) override { return false; }
+
+  pccl::collective::Executor executor_;
+  std::size_t elements_;
+  std::shared_ptr<const wire::EpochRecord> world_;
+  std::deque<std::vector<float>> arrays_;
+};
+
+// How many of `times` (seconds) were allowed.
+std::size_t allowed(double at_once, double per_second, const std::vector<double>& times) {
+  pccl::Allowance allowance;
+  std::size_t count = 0;
+  for (const double time : times) {
+    const pccl::Instant now{std::chrono::seconds(1000) + std::chrono::duration_cast<pccl::Duration>(
+                                                             std::chrono::duration<double>(time))};
+    count += allowance.take({at_once, per_second}, now) ? 1 : 0;
+  }
+  return count;
+}
+
+}  // namespace
+
+void bind_hostile(nb::module_& m) {
+  nb::class_<Play>(m, "MasterPlay")
+      .def(
+          "__init__",
+          [](Play* self, std::uint8_t members, const nb::dict& limits,
+             const std::vector<std::string>& from) {
+            std::map<std::string, std::size_t> read;
+            for (const auto& [key, value] : limits)
+              read[nb::cast<std::string>(key)] = nb::cast<std::size_t>(value);
+            new (self) Play(members, read, from);
+          },
+          "members"_a, "limits"_a = nb::dict(), "addresses"_a = std::vector<std::string>())
+      .def("connect", &Play::connect, "connection"_a, "address"_a)
+      .def("disconnect", &Play::disconnect, "connection"_a)
+      .def("tried", &Play::tried, "connection"_a, "reached"_a)
+      .def("says", &Play::says, "connection"_a, "type"_a, "payload"_a,
+           nb::arg("ordinal").none() = nb::none(), "term"_a = 1)
+      .def("term", [](const Play& self) { return self.term(); })
+      .def("passes", &Play::passes, "seconds"_a, "mute"_a = std::vector<std::uint8_t>())
+      .def("told", &Play::told)
+      .def("members", &Play::members)
+      .def("epoch", &Play::epoch)
+      .def("has_group", &Play::has_group, "group"_a)
+      .def("anonymous", &Play::anonymous, "connection"_a)
+      .def("restart", &Play::restart,
+           "relayed"_a =
+               std::map<std::uint8_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>>())
+      .def("links", &Play::links)
+      .def("relayed", &Play::relayed);
+  nb::class_<Sums>(m, "SumsPlay")
+      .def(nb::init<std::size_t>(), "elements"_a)
+      .def("start", &Sums::start, "sequence"_a)
+      .def("word", &Sums::word, "peer"_a, "what"_a, "sequence"_a, "attempt"_a, "credit"_a)
+      .def("data", &Sums::data, "peer"_a, "sequence"_a, "segment"_a, "bytes"_a, "eager"_a = false,
+           "final"_a = false)
+      .def("sends", &Sums::sends, "to"_a);
+  using pccl::io::Anteroom;
+  nb::class_<Anteroom>(m, "Anteroom")
+      .def(nb::init<std::size_t, std::size_t, std::size_t>(), "most"_a, "most_from_one"_a,
+           "most_bytes"_a)
+      .def(
+          "enter",
+          [](Anteroom& self, std::uint64_t id, const std::string& from) {
+            self.enter(id, asio::ip::make_address(from));
+          },
+          "connection"_a, "address"_a)
+      .def("holds", &Anteroom::holds, "connection"_a, "bytes"_a)
+      .def("leave", &Anteroom::leave, "connection"_a)
+      .def("crowded", &Anteroom::crowded)
+      .def("size", &Anteroom::size);
+  m.def("allowed", &allowed, "at_once"_a, "per_second"_a, "times"_a);
+}

@@ -1,0 +1,128 @@
+// For tests: what a member says of ways that it has measured.
+#include "pccl/measured/prober.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "pccl/measured/live_rates.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using pccl::measured::Prober;
+
+pccl::PeerId numbered(std::size_t number) {
+  pccl::PeerId id;
+  id.bytes[15] = static_cast<std::uint8_t>(number + 1);
+  return id;
+}
+
+// Of each peer: bytes that came while they were counted, microseconds until its pong came (0: none
+// did), kB/s that it says it had from here (-1: it did not answer), from all, and from how many.
+// Returns the row: number, unreachable, kB/s and microseconds of each link; kB/s out and in.
+using Way = std::tuple<std::uint64_t, std::uint32_t, std::int64_t, std::uint64_t, std::uint32_t>;
+using Row = std::tuple<std::vector<std::tuple<std::size_t, bool, std::uint32_t, std::uint32_t>>,
+                       std::uint32_t, std::uint32_t>;
+
+Row row_of(const pccl::wire::Measurements& row) {
+  std::vector<std::tuple<std::size_t, bool, std::uint32_t, std::uint32_t>> links;
+  for (const auto& link : row.links)
+    links.emplace_back(link.to.bytes[15] - 1U, link.rate.unreachable, link.rate.kilobytes_per_s,
+                       link.rate.rtt_us);
+  return {links, row.total.up_kilobytes_per_s, row.total.down_kilobytes_per_s};
+}
+
+Row probed_row(const std::vector<Way>& ways) {
+  const pccl::Instant begin{std::chrono::hours(1)};
+  std::vector<pccl::PeerId> peers;
+  for (std::size_t i = 0; i < ways.size(); ++i) peers.push_back(numbered(i));
+  Prober prober;
+  prober.begin(peers, 1, begin);
+  for (std::size_t i = 0; i < ways.size(); ++i) {
+    const auto& [bytes, rtt, rate, down, senders] = ways[i];
+    prober.on_bytes(peers[i], 1'000'000, begin + Prober::kFill);  // before it counts
+    prober.on_bytes(peers[i], bytes, begin + Prober::kCount);
+    pccl::link::FrameHeader header;
+    if (rtt > 0) {
+      header.attempt = static_cast<std::uint64_t>(begin.time_since_epoch().count());
+      prober.on_pong(peers[i], header, begin + std::chrono::microseconds(rtt + 5));
+      prober.on_pong(peers[i], header, begin + std::chrono::microseconds(rtt));  // the least counts
+    }
+    if (rate < 0) continue;
+    header.credit = static_cast<std::uint32_t>(rate);
+    header.attempt = down;
+    header.segment = senders;
+    prober.on_probed(peers[i], header);
+  }
+  return row_of(prober.row());
+}
+
+// A member that looks at its links twice a second, and asks after every look what is news.
+class Watcher {
+ public:
+  // Of each link in kB: sent and received since the last look; whether it is full.
+  Row look(const std::vector<std::tuple<std::uint64_t, std::uint64_t, bool>>& links) {
+    std::vector<pccl::measured::LiveRates::Way> ways;
+    for (const auto& [sent, received, full] : links)
+      ways.push_back({numbered(ways.size()), sent * 1000, received * 1000, full});
+    constexpr auto kSpan = std::chrono::milliseconds(500);
+    now_ += kSpan;
+    rates_.look(ways, kSpan);
+    return news();
+  }
+  Row round_trip(std::size_t peer, std::uint32_t microseconds) {
+    rates_.on_round_trip(numbered(peer), std::chrono::microseconds(microseconds));
+    return news();
+  }
+  void skip() { rates_.skip(); }
+  void wait(double seconds) {
+    now_ += std::chrono::duration_cast<pccl::Duration>(std::chrono::duration<double>(seconds));
+  }
+  // What the group's table has: kB/s out and in, and of links kB/s and microseconds.
+  void know(std::uint32_t up, std::uint32_t down,
+            const std::map<std::size_t, std::pair<std::uint32_t, std::uint32_t>>& links) {
+    host_ = {up, down};
+    links_.clear();
+    for (const auto& [peer, rate] : links)
+      links_[numbered(peer)] = {false, rate.first, rate.second};
+  }
+
+ private:
+  Row news() {
+    const pccl::measured::LiveRates::Known known{
+        host_, [this](const pccl::PeerId& peer) {
+          const auto link = links_.find(peer);
+          return link == links_.end() ? pccl::wire::LinkRate{} : link->second;
+        }};
+    return row_of(rates_.news(known, now_));
+  }
+
+  pccl::measured::LiveRates rates_;
+  pccl::Instant now_{std::chrono::hours(1)};
+  pccl::wire::HostRate host_;
+  std::map<pccl::PeerId, pccl::wire::LinkRate> links_;
+};
+
+}  // namespace
+
+void bind_prober(nb::module_& m) {
+  m.def("probed_row", &probed_row, "ways"_a);
+  nb::class_<Watcher>(m, "RateWatcher")
+      .def(nb::init<>())
+      .def("look", &Watcher::look, "links"_a)
+      .def("round_trip", &Watcher::round_trip, "peer"_a, "microseconds"_a)
+      .def("skip", &Watcher::skip)
+      .def("wait", &Watcher::wait, "seconds"_a)
+      .def("know", &Watcher::know, "up"_a, "down"_a, "links"_a);
+}

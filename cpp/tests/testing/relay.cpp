@@ -1,0 +1,160 @@
+// The master's relay, with sockets that the test holds the other ends of; and a member that asks
+// for it.
+#include "pccl/server/relay.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "pccl/base/fork.h"
+#include "pccl/peer/engine.h"
+#include "pccl/topology/plan.h"
+#include "pccl/wire/messages.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+namespace wire = pccl::wire;
+
+namespace {
+
+pccl::PeerId id_of(const nb::bytes& bytes) {
+  pccl::PeerId id;
+  std::memcpy(id.bytes.data(), bytes.c_str(), std::min(bytes.size(), id.bytes.size()));
+  return id;
+}
+
+class Desk {
+ public:
+  Desk(std::uint64_t rate, std::size_t most_open) : relays_(context_, rate, most_open) {}
+
+  void expect(const nb::bytes& one, const nb::bytes& other, const nb::bytes& token_of_one,
+              const nb::bytes& token_of_other) {
+    relays_.expect(id_of(one), id_of(other), id_of(token_of_one), id_of(token_of_other), now_);
+  }
+  // The descriptor is the relay's from now on.
+  bool enter(const nb::bytes& token, int descriptor) {
+    const int own = pccl::open_descriptor([&] { return ::dup(descriptor); });
+    ::close(descriptor);
+    return relays_.enter(id_of(token), std::make_unique<pccl::io::Socket>(context_, own), now_);
+  }
+  void end(const nb::bytes& one, const nb::bytes& other) {
+    relays_.end(id_of(one), id_of(other), now_);
+  }
+  // Of the clock of tokens.
+  void wait(double seconds) {
+    now_ += std::chrono::round<pccl::Duration>(std::chrono::duration<double>(seconds));
+    relays_.on_time(now_);
+  }
+  // Lets it work for so long at most; as long as there is anything to do.
+  void run(double seconds) {
+    const nb::gil_scoped_release release;
+    context_.restart();
+    context_.run_for(std::chrono::round<pccl::Duration>(std::chrono::duration<double>(seconds)));
+  }
+
+ private:
+  asio::io_context context_;
+  pccl::Instant now_ = std::chrono::steady_clock::now();
+  pccl::server::Relays relays_;
+};
+
+// The newest of several members. By the plan it sends to all others, and they to nobody else; it
+// cannot connect to any of them.
+class RelayedPeer {
+ public:
+  RelayedPeer(std::uint8_t others,
+              const std::vector<std::pair<std::uint32_t, std::uint32_t>>& pairs)
+      : engine_(options(others), std::make_shared<pccl::BufferPool>(0)) {
+    wire::EpochRecord record;
+    record.epoch = record.admission = record.abort_floor = 1;
+    std::set<pccl::topology::Edge> unusable;
+    for (std::uint32_t rank = 0; rank <= others; ++rank) {
+      record.members.push_back({peer(rank), rank + 1, {{"192.0.2.1", 1}}, {}});
+      for (std::uint32_t before = 0; before < rank && rank < others; ++before)
+        unusable.insert({before, rank});
+    }
+    record.plan = *pccl::topology::make_plan(others + 1U, 1 << 19, unusable);
+    for (const auto& [a, b] : pairs) record.relayed.push_back({a, b});
+    engine_.start(now_);
+    engine_.on_control_open(now_);
+    hears(wire::Welcome{others + 1U, false, 0, {}});
+    hears(wire::Log{{{1, record}}});
+  }
+  RelayedPeer(const RelayedPeer&) = delete;
+  RelayedPeer& operator=(const RelayedPeer&) = delete;
+
+  // Why it did not take that epoch; empty: it did.
+  [[nodiscard]] std::string refuses() const {
+    return engine_.standing() == pccl::peer::Standing::member ? "" : engine_.control_failure();
+  }
+
+  // Within so many seconds: when it asked for a relay, and to which of the others.
+  std::vector<std::pair<double, unsigned>> asks(double seconds) {
+    std::vector<std::pair<double, unsigned>> asked;
+    const pccl::Instant began = now_;
+    const auto until =
+        began + std::chrono::round<pccl::Duration>(std::chrono::duration<double>(seconds));
+    for (; now_ < until; now_ += std::chrono::milliseconds(50)) {
+      hears(wire::Heartbeat{});
+      engine_.on_time(now_);
+      pccl::peer::EngineActions actions = engine_.take_actions();
+      for (const auto& dial : actions.dials) engine_.on_dial_failed(dial.token, "refused", now_);
+      wire::FrameReader reader;
+      for (const wire::Bytes& bytes : actions.control) reader.feed(bytes);
+      wire::Frame frame;
+      while (*reader.next(frame)) {
+        if (const auto* want = std::get_if<wire::WantRelay>(&frame.message))
+          asked.emplace_back(std::chrono::duration<double>(now_ - began).count(),
+                             want->peer.bytes[0]);
+      }
+    }
+    return asked;
+  }
+
+ private:
+  static pccl::PeerId peer(std::uint32_t rank) {
+    pccl::PeerId id;
+    id.bytes.fill(static_cast<std::uint8_t>(rank + 1));
+    return id;
+  }
+  static pccl::peer::EngineOptions options(std::uint32_t rank) {
+    pccl::peer::EngineOptions options;
+    options.join.id = peer(rank);
+    return options;
+  }
+  void hears(const wire::Message& message) {
+    engine_.on_control_bytes(wire::encode({7, 1, 0}, message), now_);
+  }
+
+  pccl::Instant now_{std::chrono::seconds(1000)};
+  pccl::peer::Engine engine_;
+};
+
+}  // namespace
+
+void bind_relay(nb::module_& m) {
+  nb::class_<RelayedPeer>(m, "RelayedPeer")
+      .def(nb::init<std::uint8_t, const std::vector<std::pair<std::uint32_t, std::uint32_t>>&>(),
+           "others"_a, "relayed"_a)
+      .def("refuses", &RelayedPeer::refuses)
+      .def("asks", &RelayedPeer::asks, "seconds"_a);
+  nb::class_<Desk>(m, "RelayDesk")
+      .def(nb::init<std::uint64_t, std::size_t>(), "rate"_a = 0, "most_open"_a = 512)
+      .def("expect", &Desk::expect, "one"_a, "other"_a, "token_of_one"_a, "token_of_other"_a)
+      .def("enter", &Desk::enter, "token"_a, "descriptor"_a)
+      .def("end", &Desk::end, "one"_a, "other"_a)
+      .def("wait", &Desk::wait, "seconds"_a)
+      .def("run", &Desk::run, "seconds"_a);
+}
