@@ -52,6 +52,15 @@ OutgoingFrame make_frame(const FrameHeader& header, wire::Bytes payload) {
   return frame;
 }
 
+OutgoingFrame make_checked_frame(FrameType type, wire::Bytes payload) {
+  const iovec whole{payload.data(), payload.size()};
+  FrameHeader header;
+  header.type = type;
+  header.payload_bytes = static_cast<std::uint32_t>(payload.size());
+  header.checksum = checksum(header, {&whole, 1});
+  return make_frame(header, std::move(payload));
+}
+
 FrameType type_of(const OutgoingFrame& frame) {
   return static_cast<FrameType>(frame.header[4]);  // docs/protocol.md
 }

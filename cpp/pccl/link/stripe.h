@@ -82,6 +82,9 @@ class Traffic {
 };
 
 [[nodiscard]] OutgoingFrame make_frame(const FrameHeader& header, wire::Bytes payload = {});
+// The same with a checksum, whatever the link: a spoilt number in a handshake or a notice would
+// name another stripe.
+[[nodiscard]] OutgoingFrame make_checked_frame(FrameType type, wire::Bytes payload);
 // The checksum a data frame carries.
 [[nodiscard]] std::uint64_t checksum(const FrameHeader& header, std::span<const iovec> payload);
 

@@ -273,7 +273,7 @@ void Runtime::act() {
     }
     for (const std::uint64_t id : actions.flush) write(id);
     for (const std::uint64_t id : actions.close) close(id);
-    for (const peer::DialRequest& request : actions.dials) dial(request);
+    for (const link::DialRequest& request : actions.dials) dial(request);
     if (neighbours_ != nullptr) {
       for (const PeerId& peer : actions.local.drops) {
         pipe_news_.push_back({{peer}, nullptr, "not a neighbour any more", next_pipe_});
@@ -525,7 +525,7 @@ void Runtime::welcome(std::uint64_t id, std::unique_ptr<io::Socket> socket) {
   await_readable(id);
 }
 
-void Runtime::dial(const peer::DialRequest& request) {
+void Runtime::dial(const link::DialRequest& request) {
   if (!request.neighbour.empty()) return dial_pipe(request);
   if (!request.relay.empty()) return dial_relay(request);
   const std::uint64_t token = request.token;
@@ -552,7 +552,7 @@ void Runtime::dial(const peer::DialRequest& request) {
 }
 
 // Another connection to the master, who puts it through to the other peer.
-void Runtime::dial_relay(const peer::DialRequest& request) {
+void Runtime::dial_relay(const link::DialRequest& request) {
   dials_[request.token] = io::Connector::start(
       driver_.context(), options_.master, options_.settings.link_timeout,
       [this, request](std::unique_ptr<io::Socket> socket, const Error& failure) {
@@ -568,7 +568,7 @@ void Runtime::dial_relay(const peer::DialRequest& request) {
 
 // The token is said in the clear: it is good once, and what follows is between the two peers, whose
 // TLS goes from end to end.
-void Runtime::introduce(const peer::DialRequest& request, std::unique_ptr<io::Socket> socket) {
+void Runtime::introduce(const link::DialRequest& request, std::unique_ptr<io::Socket> socket) {
   std::unique_ptr<io::Tls> tls;
   if (tls_ != nullptr) {
     const PeerId& listener = request.accepts ? options_.join.id : request.peer;
@@ -731,7 +731,7 @@ void Runtime::close(std::uint64_t id) {
 // ---- pipes
 // -------------------------------------------------------------------------------------------------------
 
-void Runtime::dial_pipe(const peer::DialRequest& request) {
+void Runtime::dial_pipe(const link::DialRequest& request) {
   auto own = memory::make_region(memory::kPipeEndBytes, memory::Access::read);
   if (!own || neighbours_ == nullptr) {
     return engine_.on_dial_failed(request.token, own ? "no neighbours" : own.error().reason,

@@ -132,10 +132,10 @@ class Runtime {
   void write_control();
   void lose_control(const std::string& reason);
   void finish_control();
-  void dial(const peer::DialRequest& request);
-  void dial_pipe(const peer::DialRequest& request);
-  void dial_relay(const peer::DialRequest& request);
-  void introduce(const peer::DialRequest& request, std::unique_ptr<io::Socket> socket);
+  void dial(const link::DialRequest& request);
+  void dial_pipe(const link::DialRequest& request);
+  void dial_relay(const link::DialRequest& request);
+  void introduce(const link::DialRequest& request, std::unique_ptr<io::Socket> socket);
   void take_pipe_news();
   void finish_pipe_dial(const PipeName& name, const memory::RegionPtr& other);
   void accept_pipe(const PipeName& name, const memory::RegionPtr& other);

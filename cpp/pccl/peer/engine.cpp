@@ -66,6 +66,9 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
                 pool, *this),
       transfer_(std::move(pool), *this),
       locality_(options.locality, options.join.id, *this),
+      links_({options.join.id, options.settings, options.stripes, options.stripe_budget,
+              options.encrypted},
+             *this),
       asked_(options.join.waiting) {}
 
 Engine::~Engine() = default;
@@ -152,17 +155,9 @@ void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
   joined_ = welcome.joined;
   if (session_.member()) {
     if (again) log(LogLevel::info, "back at the master");
-    for (auto& [id, link] : links_) {
-      // The master may not have heard of it, or be another one. A link that broke may be up again:
-      // what was under way on it is lost all the same.
-      if (!link.planned) continue;
-      if (link.broke_under == record()->abort_floor)
-        session_.report_link(id, wire::LinkState::broken, link.last_failure);
-      if (link.reported)
-        session_.report_link(id, link.up ? wire::LinkState::silent : wire::LinkState::unreachable,
-                             link.last_failure);
-      if (link.up && !link.reported) session_.report_link(id, mended(link), "it works");
-    }
+    // The master may not have heard of the links, or be another one.
+    for (const link::LinkReport& report : links_.report_all(link_context()))
+      session_.report_link(report.peer, report.state, report.reason);
     return;
   }
   prepared_epoch_ = 0;
@@ -229,11 +224,7 @@ void Engine::die(Error error) {
   rounds_.clear();
   if (sync_) end_sync(end_, session_.record());
   if (optimizing_) end_optimize(end_, session_.record());
-  std::vector<std::uint64_t> ids;
-  for (const auto& [id, state] : stripes_) ids.push_back(id);
-  for (const std::uint64_t id : ids) close_stripe(id);
-  links_.clear();
-  dials_.clear();
+  links_.close_all(link_context());
   control_open_ = false;
   session_.stop();
   actions_.close_control = true;
@@ -367,11 +358,9 @@ void Engine::on_epoch(const Record& record) {
   live_rates_.forget();
   locality_.begin_epoch(record);
   executor_.set_epoch(record->epoch, record->abort_floor, record->admission);
-  renew_links();
+  links_.begin_epoch(link_context());
   choose_links();
-  for (const auto& [id, state] : stripes_) {
-    if (state.stripe->held()) actions_.resume.push_back(id);
-  }
+  actions_.resume = links_.held_stripes();
   for (const wire::OpKey& key : again) run_attempt(operations_.at(key));
   // Called before the loss, but the master had not heard of it.
   for (const auto& [key, error] : lost) fail_for_all(key, error);
@@ -652,7 +641,7 @@ void Engine::begin_measuring() {
   if (peers.empty() || locality_.active()) return tell_measurements();
   prober_.begin(peers, options_.probe_bytes, now_);
   optimizing_->probed.insert(peers.begin(), peers.end());
-  for (auto& [stripe, state] : stripes_) state.bytes_at_probe = state.stripe->bytes_received();
+  links_.begin_probe();
   choose_links();
   for (const PeerId& peer : peers) wake(peer);
 }
@@ -661,10 +650,10 @@ void Engine::tell_measurements() {
   wire::Measurements row = prober_.row();
   // A planned link that is down is reported as such; of others only who dials knows. One that was
   // up at any time works.
-  for (const auto& [peer, link] : links_) {
-    const bool worked = link.up || link.ended_generation != 0 || prober_.answered(peer);
-    if (!prober_.probes(peer) || worked || link.planned || joined_ <= link.peer.joined) continue;
-    row.links.push_back({peer, {true, 0, 0}});
+  for (const wire::Member& member : record()->members) {
+    if (!prober_.probes(member.id) || prober_.answered(member.id)) continue;
+    if (links_.never_worked(member.id, link_context()))
+      row.links.push_back({member.id, {true, 0, 0}});
   }
   prober_.end();
   optimizing_->phase = Optimizing::Phase::telling;
@@ -707,29 +696,6 @@ CallPtr Engine::give_up(wire::RoundKind kind, Code code, Instant now) {
   rounds_[key] = {call};
   abort(call, code, now);
   return call;
-}
-
-std::uint64_t Engine::unsent_state(const PeerId& peer, std::uint64_t token) const {
-  const auto it = links_.find(peer);
-  if (it == links_.end()) return 0;
-  std::uint64_t bytes = 0;
-  for (const std::uint64_t id : it->second.stripes) {
-    const auto state = stripes_.find(id);
-    if (state != stripes_.end()) bytes += state->second.stripe->unsent(token);
-  }
-  for (const link::OutgoingFrame& frame : it->second.again)
-    bytes += frame.token == token ? frame.payload_bytes : 0;
-  return bytes;
-}
-
-bool Engine::link_up(const PeerId& peer) const {
-  const auto it = links_.find(peer);
-  return it != links_.end() && it->second.up;
-}
-
-bool Engine::state_checked(const PeerId& peer) const {
-  const auto it = links_.find(peer);
-  return it != links_.end() && it->second.checked;
 }
 
 // Why the present members cannot do it, and without whom.
@@ -996,7 +962,7 @@ void Engine::on_neighbour_up(const PeerId& peer, Instant now) {
   now_ = now;
   if (out_) return;
   locality_.on_up(peer, now);
-  dial_memory(now);
+  dial_pipes();
 }
 
 void Engine::on_neighbour_down(const PeerId& peer, const std::string& reason, Instant now) {
@@ -1149,11 +1115,7 @@ void Engine::report_blocked(Instant now) {
   // Connection by connection: one that ended takes its count with it.
   std::uint64_t moved = locality_.group().moved() - moved_at_blocked_;
   moved_at_blocked_ += moved;
-  for (auto& [id, state] : stripes_) {
-    const std::uint64_t bytes = state.stripe->bytes_received() + state.stripe->bytes_sent();
-    if (state.established) moved += bytes - state.bytes_at_blocked;
-    state.bytes_at_blocked = bytes;
-  }
+  moved += links_.moved_since_last();
   if (blocked.waits.empty()) {
     if (blocked_reported_) session_.blocked({});
     blocked_reported_ = false;
@@ -1161,7 +1123,7 @@ void Engine::report_blocked(Instant now) {
   }
   blocked.multi_threaded = threads_.size() > 1;
   // Heartbeats alone are not movement: a few frames an interval and stripe.
-  blocked.moving = moved > stripes_.size() * 16 * link::kFrameHeaderBytes;
+  blocked.moving = moved > links_.stripe_count() * 16 * link::kFrameHeaderBytes;
   blocked_reported_ = true;
   session_.blocked(blocked);
 }
@@ -1176,11 +1138,7 @@ void Engine::on_time(Instant now) {
   if (now - last_tick_ > settings.heartbeat_timeout / 2) {
     // We were frozen, not the others: what they sent meanwhile is still to be read.
     control_heard_ = now;
-    for (auto& [peer, link] : links_) link.heard = now;
-    for (auto& [id, state] : stripes_) {
-      state.heard = now;
-      state.held_since.reset();
-    }
+    links_.excuse_silence(now);
   }
   last_tick_ = now;
   report_entered(now, false);
@@ -1216,27 +1174,25 @@ void Engine::on_time(Instant now) {
     actions_.close_control = true;
     on_control_lost("nothing heard from the master", now);
   }
-  dial_due(now);
-  dial_memory(now);
+  links_.on_time(link_context());
+  links_told();
+  dial_pipes();
   locality_.on_time(now);
-  if (prober_.on_time(now)) {
-    for (const auto& [peer, link] : links_)
-      if (prober_.probes(peer)) wake(peer);
+  if (prober_.on_time(now) && record() != nullptr) {
+    for (const wire::Member& member : record()->members)
+      if (prober_.probes(member.id)) wake(member.id);
   }
   if (measuring() && prober_.over(now)) tell_measurements();
   if (now < next_tick_) return;
   next_tick_ = now + settings.heartbeat_interval / 4;
-  tune_stripes();
   watch_rates();
-  std::vector<std::uint64_t> late;
-  for (const auto& [id, state] : stripes_) {
-    if (!state.established && now >= state.deadline) late.push_back(id);
-  }
-  for (const std::uint64_t id : late) on_stripe_failed(id, "no handshake in time", now);
+  links_.on_tick(link_context());
+  links_told();
   if (now >= next_heartbeat_) {
     next_heartbeat_ = now + settings.heartbeat_interval;
     session_.heartbeat();
-    watch_links();
+    links_.on_watch(link_context());
+    links_told();
     // Whoever has lost the master knows of no election; so long it may take.
     transfer_.on_time(now, settings.reconnect_timeout + settings.heartbeat_timeout);
   }
@@ -1255,15 +1211,10 @@ Instant Engine::next_deadline() const {
   if (const auto local = locality_.next_deadline()) next = std::min(next, *local);
   if (!control_open_ && !dialling_control_) next = std::min(next, next_control_dial_);
   for (const auto& [key, until] : aborting_) next = std::min(next, until.first);
-  for (const auto& [peer, link] : links_) {
-    if (link.dials_open < link.peer.addresses.size()) next = std::min(next, dial_time(link));
-    if (!link.up) next = std::min(next, relay_time(link));
-  }
-  return next;
+  return std::min(next, links_.next_deadline(link_context()));
 }
 
 EngineActions Engine::take_actions() {
-  closed_.clear();
   for (auto* entering : {&entering_, &entering_local_}) {
     while (!entering->empty()) {
       const auto it = operations_.find(entering->front().second);
@@ -1293,8 +1244,10 @@ EngineActions Engine::take_actions() {
   EngineActions actions = std::exchange(actions_, {});
   actions.local = locality_.take_actions();
   actions.control = session_.take_output();
-  actions.flush.assign(flush_.begin(), flush_.end());
-  flush_.clear();
+  link::LinkActions links = links_.take_actions();
+  actions.dials = std::move(links.dials);
+  actions.flush = std::move(links.flush);
+  actions.close = std::move(links.close);
   return actions;
 }
 

@@ -16,8 +16,7 @@
 #include "pccl/base/buffer.h"
 #include "pccl/base/settings.h"
 #include "pccl/collective/executor.h"
-#include "pccl/link/stripe.h"
-#include "pccl/link/stripe_tuner.h"
+#include "pccl/link/links.h"
 #include "pccl/measured/live_rates.h"
 #include "pccl/measured/prober.h"
 #include "pccl/peer/locality.h"
@@ -94,22 +93,13 @@ struct EngineOptions {
   std::uint64_t probe_bytes = std::uint64_t{1} << 40;
 };
 
-struct DialRequest {
-  std::uint64_t token = 0;
-  wire::Address address;
-  PeerId neighbour;  // not zero: through memory, to this one
-  PeerId peer;       // who is to answer at the address; zero: it is only tried
-  // Not zero: through the master, which knows this end by it.
-  PeerId relay{};
-  bool accepts = false;  // ... and the other end is as who has dialled
-};
-
 // What the shell has to do after it brought an event.
 struct EngineActions {
-  std::vector<wire::Bytes> control;   // write to the control connection
-  bool dial_control = false;          // connect to the master (again)
-  bool close_control = false;         // flush, then close
-  std::vector<DialRequest> dials;     // connect to a peer; answered by on_dialled or on_dial_failed
+  std::vector<wire::Bytes> control;  // write to the control connection
+  bool dial_control = false;         // connect to the master (again)
+  bool close_control = false;        // flush, then close
+  std::vector<link::DialRequest>
+      dials;                          // connect to a peer; answered by on_dialled or on_dial_failed
   std::vector<std::uint64_t> flush;   // stripes that may have something to write
   std::vector<std::uint64_t> resume;  // stripes that may be read again
   std::vector<std::uint64_t> close;   // flush what is lined up without waiting, then close
@@ -154,13 +144,15 @@ class Engine final : private SessionHost,
   // `neighbour`: who is at the other end of the memory; empty for a socket.
   void on_accepted(std::uint64_t stripe, bool local, Instant now, const PeerId& neighbour = {});
   // Its handshake is over.
-  [[nodiscard]] bool established(std::uint64_t id) const;
+  [[nodiscard]] bool established(std::uint64_t id) const { return links_.is_established(id); }
   // Null when the stripe is to be closed.
-  [[nodiscard]] link::Stripe* stripe(std::uint64_t id);
-  // The connection ended. Others stand in for it where they can.
-  void on_stripe_failed(std::uint64_t stripe, const std::string& reason, Instant now);
-  // What Stripe::received or resume said: as above, or the other end misbehaves, and the link ends.
+  [[nodiscard]] link::Stripe* stripe(std::uint64_t id) { return links_.stripe(id); }
+  // The connection ended, or Stripe::received or resume failed. Other stripes of the link stand in
+  // for it where they can. Code::refused: the other end misbehaves, and the link ends.
   void on_stripe_failed(std::uint64_t stripe, const Error& error, Instant now);
+  void on_stripe_failed(std::uint64_t stripe, const std::string& reason, Instant now) {
+    on_stripe_failed(stripe, Error{Code::unreachable, reason, {}, {}}, now);
+  }
   // Neighbours, peers of this host: node::NeighbourEvents. on_offered also from inside
   // LocalityOptions::poll.
   void on_neighbour_up(const PeerId& peer, Instant now);
@@ -171,7 +163,8 @@ class Engine final : private SessionHost,
   [[nodiscard]] Pace step(Instant now);
   [[nodiscard]] bool shares_memory() const { return locality_.group().is_open(); }
   [[nodiscard]] bool has_actions() const {
-    return locality_.has_actions() || actions_.calls_ended || !told_now_.empty() || !flush_.empty();
+    return locality_.has_actions() || actions_.calls_ended || !told_now_.empty() ||
+           links_.has_flush();
   }
   void on_time(Instant now);
   [[nodiscard]] Instant next_deadline() const;
@@ -252,8 +245,9 @@ class Engine final : private SessionHost,
            (sync_ && sync_->call->key == call) || (optimizing_ && optimizing_->call->key == call);
   }
   // Connections that ended and others of their link stood in for; frames that went again for it.
-  [[nodiscard]] std::uint64_t stand_ins() const { return stand_ins_; }
-  [[nodiscard]] std::uint64_t sent_again() const { return sent_again_; }
+  [[nodiscard]] std::uint64_t stand_ins() const { return links_.stand_ins(); }
+  [[nodiscard]] std::uint64_t sent_again() const { return links_.sent_again(); }
+  [[nodiscard]] const link::LinkTable& links() const { return links_; }
   [[nodiscard]] const Session& session() const { return session_; }
 
  private:
@@ -291,106 +285,6 @@ class Engine final : private SessionHost,
     std::set<PeerId> probed;  // links to these are kept until all are through
     [[nodiscard]] const wire::RoundKey& key() const { return std::get<wire::RoundKey>(call->key); }
   };
-  // Frames of a stripe that ended, until the other end says which of them came.
-  struct Limbo {
-    link::LeftFrames left;
-    Instant since{};
-  };
-  struct Link {
-    wire::Member peer;
-    bool member = false;  // it is one, as far as we know; else a newcomer, or we are one
-    bool wanted = false;  // else it is kept for a while if it is up
-    Instant unwanted_since{};
-    bool planned = false;  // the plan uses it, or a newcomer prepares it; else only state moves
-    bool up = false;
-    bool checked = false;
-    std::uint64_t generation = 0;
-    std::vector<std::uint64_t> stripes;  // established
-    bool memory = false;  // one of them goes through memory, and has all that is not small
-    // Stripes that stand in for each other (Hello::keeps):
-    bool keeps = false;
-    bool may_relay = false;  // where no connection comes about the master relays
-    bool relayed = false;    // it came about so
-    bool told_relay = false;
-    Instant next_relay{};                // to be asked for
-    unsigned relay_tries = 0;            // since one came about
-    std::uint64_t ended_generation = 0;  // no stripe of it, or of one before, comes up again
-    std::uint32_t next_stripe = 1;
-    std::uint32_t spares_open = 0;  // dials and handshakes under way
-    Instant next_spare{};
-    Duration spare_pause{};
-    bool renews = false;  // the next dial is of a new generation
-    link::StripeTuner tuner;
-    Instant window_since{};
-    bool window_busy = true;
-    bool window_complete = true;
-    // Stripes of this generation that ended, or never came up: of the latest numbers those in
-    // `ended`, and all before.
-    std::set<std::uint32_t> ended;
-    std::uint32_t all_ended_before = 0;
-    std::map<std::uint32_t, Limbo> limbo;
-    std::deque<link::OutgoingFrame> words;  // what came here; ahead of everything
-    std::deque<link::OutgoingFrame> again;
-    bool dials_memory = false;  // one is on its way
-    Instant next_memory_dial{};
-    std::optional<wire::Address> address;  // at which the other end answered; none: it dialled us
-    bool offered = false;                  // it came about by the older end's dialling
-    std::uint32_t spares_asked = 0;        // of who can dial, and not there yet
-    Instant asked_until{};
-    // dialling
-    std::size_t next_address = 0;
-    std::uint32_t dials_open = 0;
-    Instant next_dial{};
-    Instant down_since{};
-    bool reported = false;  // as unreachable or silent, in this epoch
-    bool in_vain = false;   // we are a newcomer, and have reported it since we were to prepare
-    std::uint64_t broke_under =
-        0;  // the abort floor when it broke last: no new one yet, bytes are missing
-    std::string last_failure;
-    // liveness
-    Instant heard{};
-    // round trips at rest
-    bool ping_due = false;
-    std::optional<Instant> pinged;
-  };
-  struct StripeState {
-    std::unique_ptr<link::Stripe> stripe;
-    PeerId peer;                       // zero until the hello
-    bool dialled = false;              // we say hello
-    PeerId offered_to;                 // we dialled, and wait for the hello of this one
-    std::uint32_t offered_stripe = 0;  // 0: to bring the link about
-    bool offer = false;                // `hello` is an offer
-    bool local = false;
-    bool memory = false;
-    PeerId neighbour;  // who alone may be at the other end; empty: anybody
-    bool relayed = false;
-    bool established = false;
-    bool parked = false;  // a hello from somebody the next epoch may name
-    link::Hello hello;
-    wire::Address address;
-    Instant deadline{};  // of the handshake
-    // liveness
-    Instant heard{};
-    std::optional<Instant> held_since;  // its next frame is of an epoch yet to come
-    std::uint64_t bytes_heard = 0;
-    std::uint64_t bytes_sent = 0;
-    std::uint64_t bytes_at_blocked = 0;
-    std::uint64_t bytes_at_window = 0;
-    std::uint64_t bytes_at_probe = 0;
-    std::uint64_t sent_at_look = 0;  // see watch_rates
-    std::uint64_t received_at_look = 0;
-    std::optional<std::uint64_t> pong;  // owed for a ping with that number
-  };
-  struct Dial {
-    PeerId peer;
-    wire::Address address;
-    std::uint32_t stripe = 0;
-    bool memory = false;
-    std::uint64_t generation = 0;
-    bool offer = false;  // stripe 0: to bring the link about
-    bool relayed = false;
-    bool accepts = false;  // relayed: the other end says hello
-  };
   struct ThreadState {
     bool inside = false;
     CallPtr waits;
@@ -417,17 +311,21 @@ class Engine final : private SessionHost,
   void local_log(LogLevel level, std::string text) override { log(level, std::move(text)); }
   // ExecutorHost
   void finished(const wire::OpKey& key) override;
-  void wake(const PeerId& peer) override;
+  void wake(const PeerId& peer) override { links_.wake(peer); }
   bool started(const wire::OpKey& key) override;
-  std::uint64_t release(const PeerId& peer, std::uint64_t token) override;
+  std::uint64_t release(const PeerId& peer, std::uint64_t token) override {
+    return links_.release(peer, token);
+  }
   void disagrees(const wire::OpKey& key) override;
-  bool checked(const PeerId& peer) override;
+  bool checked(const PeerId& peer) override { return links_.is_checked(peer); }
   // state::TransferHost
   void wake_for_state(const PeerId& peer) override { wake(peer); }
-  bool link_up(const PeerId& peer) const override;
+  bool link_up(const PeerId& peer) const override { return links_.is_up(peer); }
   void release_state(const PeerId& peer, std::uint64_t token) override { release(peer, token); }
-  std::uint64_t unsent_state(const PeerId& peer, std::uint64_t token) const override;
-  bool state_checked(const PeerId& peer) const override;
+  std::uint64_t unsent_state(const PeerId& peer, std::uint64_t token) const override {
+    return links_.unsent(peer, token);
+  }
+  bool state_checked(const PeerId& peer) const override { return links_.is_checked(peer); }
   void transfer_planned() override;
   void transfer_over(Code code, const std::string& reason) override;
   // link::Traffic
@@ -443,47 +341,21 @@ class Engine final : private SessionHost,
   bool next(link::Stripe& to, link::OutgoingFrame& frame) override;
 
   // -- links
+  [[nodiscard]] link::LinkContext link_context() const;
+  [[nodiscard]] std::map<PeerId, link::LinkTarget> link_targets() const;
   void choose_links();
   void choose_neighbours();
-  void renew_links();
-  void dial_due(Instant now);
-  [[nodiscard]] Instant dial_time(const Link& link) const;
-  void dial_memory(Instant now);
-  void dial(Link& link, const wire::Address& address, std::uint32_t stripe, bool offer = false);
-  [[nodiscard]] Instant relay_time(const Link& link) const;
-  void ask_for_relay(Link& link);
-  [[nodiscard]] Duration relay_pause() const;
-  [[nodiscard]] static wire::LinkState mended(const Link& link) {
-    return link.relayed ? wire::LinkState::relayed : wire::LinkState::mended;
-  }
-  void say_hello(StripeState& state, Link& link, std::uint32_t stripe, std::uint64_t generation);
-  void offer_stripe(StripeState& state, const Link& link);
-  void accept_offer(StripeState& state);
-  void end_offer(StripeState& state);
-  void ask_for_stripes(Link& link);
-  [[nodiscard]] Status on_wanted(const PeerId& from, std::uint32_t count);
-  void accept_hello(StripeState& state);
-  void establish(StripeState& state);
-  void link_down(Link& link, const std::string& reason, bool report);
-  void close_stripe(std::uint64_t id);
-  void lose_stripe(std::uint64_t id, const std::string& reason);
-  void say_lost(Link& link, std::uint32_t stripe, std::uint64_t received);
-  [[nodiscard]] Status on_lost(const PeerId& from, std::span<const std::uint8_t> payload);
-  [[nodiscard]] static bool has_ended(const Link& link, std::uint32_t stripe);
-  static bool note_ended(Link& link, std::uint32_t stripe);
-  void pause_spares(Link& link);
-  void dial_spares(Link& link);
-  void tune_stripes();
+  void dial_pipes();
+  // Handles what the links have told. After every call of theirs.
+  void links_told();
+  void on_link_up(const PeerId& peer);
+  void on_link_down(const PeerId& peer);
+  void on_link_failed(const link::LinkFailed& failed);
+  void check_prepared();
+  void count_for_prober(const link::Stripe& from);
   void watch_rates();
   void on_pong(const PeerId& peer, const link::FrameHeader& header);
   void tell_rates();
-  [[nodiscard]] std::uint32_t stripes_wanted(const Link& link) const;
-  void confirm(link::Stripe& stripe);
-  void count_for_prober(StripeState& state);
-  void check_prepared();
-  void watch_links();
-  [[nodiscard]] Status on_hello(StripeState& state, const link::FrameHeader& header,
-                                std::span<const std::uint8_t> payload);
 
   // -- calls
   void enter_sync(wire::RoundKind kind, wire::RoundPayload payload);
@@ -521,6 +393,7 @@ class Engine final : private SessionHost,
   collective::Executor executor_;
   state::Transfer transfer_;
   Locality locality_;
+  link::LinkTable links_;
   EngineActions actions_;
   Instant now_{};
   Instant last_tick_{};
@@ -545,12 +418,6 @@ class Engine final : private SessionHost,
   Error end_;
 
   // links
-  std::map<PeerId, Link> links_;
-  std::map<std::uint64_t, StripeState> stripes_;
-  std::map<std::uint64_t, Dial> dials_;
-  std::map<std::uint64_t, std::uint64_t> tries_;  // dials for the master's questions
-  std::uint64_t next_dial_token_ = 1;
-  std::uint64_t next_generation_ = 1;
   std::uint64_t joined_ = 0;        // our join ordinal
   std::uint64_t member_since_ = 0;  // epoch that let this peer in
   Record admitted_;                 // that epoch's record
@@ -559,10 +426,6 @@ class Engine final : private SessionHost,
   std::uint64_t prepared_epoch_ = 0;
   std::vector<PeerId> prepared_without_;
   std::vector<wire::Member> expected_;
-  std::set<std::uint64_t> flush_;
-  std::vector<StripeState> closed_;  // until no call of theirs can be on the stack
-  std::uint64_t stand_ins_ = 0;      // stripes that ended, and others stood in for
-  std::uint64_t sent_again_ = 0;     // frames
 
   // calls
   std::map<wire::OpKey, Operation> operations_;

@@ -129,16 +129,6 @@ struct AbortRequest {
   }
 };
 
-// How a link stands, seen from one end.
-enum class LinkState : std::uint8_t {
-  broken,       // it was up and its connection ended
-  unreachable,  // it could not be (re)dialled in time
-  silent,       // nothing was heard on it for the heartbeat timeout
-  mended,       // it works after all
-  relayed,      // ... through the master
-};
-constexpr unsigned enum_count(LinkState) { return 5; }
-
 // A member (or a newcomer that prepares) says that a link does not work. Never answered directly.
 struct LinkReport {
   PeerId peer;

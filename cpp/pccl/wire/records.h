@@ -514,4 +514,14 @@ struct LogEntry {
   }
 };
 
+// How a link stands, seen from one end.
+enum class LinkState : std::uint8_t {
+  broken,       // it was up and its connection ended
+  unreachable,  // it could not be (re)dialled in time
+  silent,       // nothing was heard on it for the heartbeat timeout
+  mended,       // it works after all
+  relayed,      // ... through the master
+};
+constexpr unsigned enum_count(LinkState) { return 5; }
+
 }  // namespace pccl::wire

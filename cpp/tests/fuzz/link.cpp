@@ -233,7 +233,7 @@ class World {
         if (const Status status = stripe->resume(); !status)
           engine_.on_stripe_failed(id, status.error(), now_);
       }
-      for (const peer::DialRequest& dial : actions.dials)
+      for (const link::DialRequest& dial : actions.dials)
         engine_.on_dial_failed(dial.token, "nobody", now_);
       if (actions.flush.empty() && actions.resume.empty() && actions.dials.empty()) break;
     }

@@ -347,7 +347,7 @@ void Host::pump_control() {
 
 // ---- the engine's wishes -----------------------------------------------------------------------
 
-void Host::dial(const peer::DialRequest& request) {
+void Host::dial(const link::DialRequest& request) {
   const auto connected = [this, token = request.token](const ConnectionPtr& connection, int side) {
     if (!alive_) {
       if (connection) connection->close(side);
@@ -394,7 +394,7 @@ bool Host::carry_out(peer::EngineActions actions) {
     control_.reset();
   }
   if (actions.dial_control) dial_control();
-  for (const peer::DialRequest& request : actions.dials) dial(request);
+  for (const link::DialRequest& request : actions.dials) dial(request);
   for (const std::uint64_t id : actions.close) {
     const auto it = stripes_.find(id);
     if (it == stripes_.end()) continue;

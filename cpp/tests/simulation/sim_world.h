@@ -238,7 +238,7 @@ class Host {
   void follow_frames(Link& link, wire::Bytes& bytes);
   void pump_control();
   void dial_control();
-  void dial(const peer::DialRequest& request);
+  void dial(const link::DialRequest& request);
   void adopt(std::uint64_t stripe, const ConnectionPtr& connection, int side);
   [[nodiscard]] bool carry_out(peer::EngineActions actions);
   void arm();
