@@ -146,7 +146,7 @@ Status Executor::start(OperationSpec spec) {
   }
   post_receives(operation);
   use_early(operation);
-  if (operation.unfinished == 0 && operations_.contains(key)) host_.finished(key);
+  if (operation.unfinished == 0 && operations_.contains(key)) events_.finished.push_back(key);
   return {};
 }
 
@@ -245,7 +245,7 @@ void Executor::cancel(const wire::OpKey& key) {
   for (const auto& [peer, rank] : operation.ranks) {
     if (rank == operation.spec.rank) continue;
     const auto port = ports_.find(peer);
-    std::uint64_t unsent = host_.release(peer, operation.token);
+    std::uint64_t unsent = links_.release(peer, operation.token);
     const auto outlet = operation.outlets.find(peer);
     if (outlet != operation.outlets.end()) unsent += outlet->second.eager_left;
     if (port == ports_.end()) continue;
@@ -475,7 +475,7 @@ void Executor::grant(Operation& operation, const PeerId& to, std::uint32_t credi
 
 void Executor::send_control(const PeerId& to, const link::FrameHeader& header) {
   ports_[to].control.push_back(header);
-  host_.wake(to);
+  links_.wake(to);
 }
 
 void Executor::offer(Operation& operation, const PeerId& to, std::uint32_t segment, bool final) {
@@ -515,7 +515,7 @@ void Executor::queue_turn(const PeerId& to, Operation& operation, Outlet& outlet
     outlet.queued = true;
     ports_[to].turn.push_back(operation.spec.key);
   }
-  host_.wake(to);
+  links_.wake(to);
 }
 
 bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
@@ -596,7 +596,7 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
         frame.payload = {vec(frame.packed.data(), at)};
       }
     }
-    if (host_.checked(to)) header.checksum = link::checksum(header, frame.payload);
+    if (links_.is_checked(to)) header.checksum = link::checksum(header, frame.payload);
     frame.header = link::encode(header);
     frame.payload_bytes = header.payload_bytes;
     frame.token = operation->token;
@@ -617,7 +617,7 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
 void Executor::eager_consumed(const PeerId& from, std::uint64_t bytes) {
   Port& port = ports_[from];
   port.eager_used += bytes;
-  if (port.eager_used >= options_.eager_room / 4) host_.wake(from);
+  if (port.eager_used >= options_.eager_room / 4) links_.wake(from);
 }
 
 void Executor::forget_frames(const PeerId& from, const Early& early) {
@@ -634,7 +634,7 @@ void Executor::drop_early(const wire::OpKey& key) {
   }
 }
 
-link::Placement Executor::place(const PeerId& from, const link::FrameHeader& header) {
+link::Placement Executor::place(const PeerId& from, const link::FrameHeader& header, bool called) {
   link::Placement placement;
   const auto refuse = [&](std::string why) {
     placement.kind = link::Placement::Kind::refuse;
@@ -653,7 +653,7 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
   if (header.attempt < abort_floor_ || header.key.admission != admission_) return drain();
   Operation* operation = find(header.key);
   if (operation == nullptr) {
-    if (host_.started(header.key)) return drain();
+    if (called) return drain();
     if (header.final && !header.eager)
       return refuse("final bytes for an operation that was not called here");
     Port& port = ports_[from];
@@ -672,7 +672,7 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
   }
   if (operation->spec.signature != header.signature) {
     // The master compares signatures and will name the odd one out; meanwhile nothing is mixed.
-    host_.disagrees(header.key);
+    events_.disagreement = true;
     return drain();
   }
   if (operation->spec.attempt != header.attempt) return drain();
@@ -733,12 +733,12 @@ void Executor::unkeep(const PeerId& from, std::uint64_t bytes) {
 }
 
 Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token,
-                         Buffer buffer) {
+                         Buffer buffer, bool called) {
   Operation* operation = find(header.key);
   if (token == 0) {
     // Placed before the operation was called here. It may have been called since, or ended.
     if (header.attempt < abort_floor_ || header.key.admission != admission_ ||
-        (operation == nullptr && host_.started(header.key))) {
+        (operation == nullptr && called)) {
       unkeep(from, header.payload_bytes);
       return {};
     }
@@ -759,7 +759,7 @@ Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, st
                    std::move(buffer));
     }
   }
-  if (operation->unfinished == 0) host_.finished(header.key);
+  if (operation->unfinished == 0) events_.finished.push_back(header.key);
   return {};
 }
 
@@ -831,7 +831,7 @@ void Executor::use_early(Operation& operation) {
     if (early.credit == 0 || early.attempt < operation.spec.attempt) continue;
     link::FrameHeader header = header_for(operation, link::FrameType::ready);
     header.credit = early.credit;
-    (void)control(peer, header);
+    (void)control(peer, header, true);
   }
   for (auto& [peer, early] : all)
     for (EarlyFrame& frame : early.frames) use_early(operation, peer, frame);
@@ -839,7 +839,10 @@ void Executor::use_early(Operation& operation) {
 
 void Executor::use_early(Operation& operation, const PeerId& from, EarlyFrame& frame) {
   const link::FrameHeader& header = frame.header;
-  if (header.signature != operation.spec.signature) return host_.disagrees(operation.spec.key);
+  if (header.signature != operation.spec.signature) {
+    events_.disagreement = true;
+    return;
+  }
   if (header.attempt != operation.spec.attempt || header.segment >= operation.segments.size())
     return;
   const Segment& segment = operation.layout.segments[header.segment];
@@ -865,7 +868,7 @@ void Executor::use_early(Operation& operation, const PeerId& from, EarlyFrame& f
   contribution(operation, header.segment, source, std::move(frame.buffer));
 }
 
-Status Executor::control(const PeerId& from, const link::FrameHeader& header) {
+Status Executor::control(const PeerId& from, const link::FrameHeader& header, bool called) {
   if (header.type == link::FrameType::eager_return) {
     Port& port = ports_[from];
     port.eager_out -= std::min<std::uint64_t>(port.eager_out, header.credit);
@@ -877,7 +880,7 @@ Status Executor::control(const PeerId& from, const link::FrameHeader& header) {
   }
   Operation* operation = find(header.key);
   if (operation == nullptr || operation->spec.attempt < header.attempt) {
-    if (operation == nullptr && header.attempt <= epoch_ && host_.started(header.key)) return {};
+    if (operation == nullptr && header.attempt <= epoch_ && called) return {};
     if (!room_for_early(from, header.key))
       return Status(Code::refused, "grants for too many operations");
     Early& early = early_for(from, header);
@@ -891,7 +894,7 @@ Status Executor::control(const PeerId& from, const link::FrameHeader& header) {
   }
   if (operation->spec.attempt != header.attempt) return {};
   if (operation->spec.signature != header.signature) {
-    host_.disagrees(header.key);
+    events_.disagreement = true;
     return {};
   }
   if (header.type == link::FrameType::ask) {

@@ -16,6 +16,7 @@
 #include "pccl/base/dtype.h"
 #include "pccl/base/error.h"
 #include "pccl/collective/schedule.h"
+#include "pccl/link/carrier.h"
 #include "pccl/link/stripe.h"
 #include "pccl/reduce/quantize.h"
 #include "pccl/wire/records.h"
@@ -67,38 +68,28 @@ struct ExecutorOptions {
       1 << 20;  // ... while all such bytes that the peer has not used stay below this
 };
 
-// What the executor needs around it. Called from inside its methods.
-class ExecutorHost {
- public:
-  virtual ~ExecutorHost() = default;
+struct ExecutorEvents {
   // Every result byte of the attempt is in engine or user memory; it waits for its verdict.
-  virtual void finished(const wire::OpKey& key) = 0;
-  // There may be something to send to this peer.
-  virtual void wake(const PeerId& peer) = 0;
-  // Whether this operation was started here already (so what arrives late for it is of no use).
-  virtual bool started(const wire::OpKey& key) = 0;
-  // Link::release on all stripes of this peer; returns the eager bytes dropped.
-  virtual std::uint64_t release(const PeerId& peer, std::uint64_t token) = 0;
-  // A frame of this operation has another signature than ours.
-  virtual void disagrees(const wire::OpKey& key) = 0;
-  // Frames to this peer carry checksums.
-  virtual bool checked(const PeerId& peer) = 0;
+  std::vector<wire::OpKey> finished;
+  // A frame of the operation has another signature than ours.
+  bool disagreement = false;
 };
 
 // *one thread: the engine's*
 class Executor {
  public:
-  Executor(const ExecutorOptions& options, std::shared_ptr<BufferPool> pool, ExecutorHost& host)
-      : options_(options), pool_(std::move(pool)), host_(host) {}
+  Executor(const ExecutorOptions& options, std::shared_ptr<BufferPool> pool, link::Carrier& links)
+      : options_(options), pool_(std::move(pool)), links_(links) {}
 
   // Starts an attempt. Arrays must stay valid until commit or cancel returns; after an error (no
   // memory) nothing was started. REQUIRES: the key is not running.
   Status start(OperationSpec spec);
   // Gives up an attempt: when this returns no array is used any more and inputs are as they were.
   void cancel(const wire::OpKey& key);
-  // The verdict was commit: in-place results are moved into their arrays. REQUIRES: finished(key)
-  // was called.
+  // The verdict was commit: in-place results are moved into their arrays. REQUIRES: it has
+  // finished.
   void commit(const wire::OpKey& key);
+  [[nodiscard]] ExecutorEvents take_events() { return std::exchange(events_, {}); }
   [[nodiscard]] bool running(const wire::OpKey& key) const { return operations_.contains(key); }
   [[nodiscard]] Traffic traffic(const wire::OpKey& key) const;
 
@@ -110,16 +101,17 @@ class Executor {
   // The connection to a peer is new, or gone: grants and eager room start over.
   void reset_link(const PeerId& peer);
 
-  // -- the link's side
-  link::Placement place(const PeerId& from, const link::FrameHeader& header);
+  // -- the link's side. `called`: the frame's operation was called here, so that what comes for it
+  // after its end is of no use.
+  link::Placement place(const PeerId& from, const link::FrameHeader& header, bool called);
   Status arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token,
-                 Buffer buffer);
+                 Buffer buffer, bool called);
   void voided(const PeerId& from, const link::FrameHeader& header, std::uint64_t token);
   void drained(const PeerId& from, const link::FrameHeader& header);
   void interrupted(const PeerId& from, const link::FrameHeader& header, std::uint64_t token);
   // Of what had been sent to this peer unasked, so much did not come and is not sent again.
   void eager_unsent(const PeerId& to, std::uint64_t bytes);
-  Status control(const PeerId& from, const link::FrameHeader& header);
+  Status control(const PeerId& from, const link::FrameHeader& header, bool called);
   bool next(const PeerId& to, link::OutgoingFrame& frame);
   // Payload bytes waiting for a grant or for the wire, over all peers: for tests.
   [[nodiscard]] std::size_t operation_count() const { return operations_.size(); }
@@ -262,7 +254,8 @@ class Executor {
 
   ExecutorOptions options_;
   std::shared_ptr<BufferPool> pool_;
-  ExecutorHost& host_;
+  link::Carrier& links_;
+  ExecutorEvents events_;
   std::uint64_t epoch_ = 0;
   std::uint64_t abort_floor_ = 0;
   std::uint64_t admission_ = 0;

@@ -163,7 +163,10 @@ void LinkTable::take_down(Link& link, const std::string& reason, bool report) {
   const bool was_up = link.is_up();
   if (was_up) {
     move(link, link.phase == LinkPhase::up ? LinkPhase::connecting : LinkPhase::ended);
-    events_.emplace_back(LinkDown{link.peer.id});
+    LinkDown down{link.peer.id, {}};
+    link.standby.add_unsent(down.unsent);
+    for (const std::uint64_t id : link.stripes) stripes_.at(id).stripe->add_unsent(down.unsent);
+    events_.emplace_back(std::move(down));
   }
   const std::vector<std::uint64_t> stripes = std::exchange(link.stripes, {});
   for (const std::uint64_t id : stripes) close(id);

@@ -17,6 +17,7 @@
 #include "pccl/base/error.h"
 #include "pccl/base/log.h"
 #include "pccl/base/settings.h"
+#include "pccl/link/carrier.h"
 #include "pccl/link/frame.h"
 #include "pccl/link/standby.h"
 #include "pccl/link/stripe.h"
@@ -81,6 +82,7 @@ struct LinkUp {
 // The last stripe of a link is gone; what was under way on it is lost.
 struct LinkDown {
   PeerId peer;
+  UnsentBytes unsent;  // will never be sent
 };
 // For the master.
 struct LinkReport {
@@ -155,7 +157,7 @@ struct LinkFlow {
 };
 
 // *one thread: the engine's*
-class LinkTable {
+class LinkTable final : public Carrier {
  public:
   // `traffic` is asked where payloads go and what to send.
   LinkTable(LinkOptions options, Traffic& traffic)
@@ -216,8 +218,8 @@ class LinkTable {
 
   // -- what the table knows
   [[nodiscard]] bool contains(const PeerId& peer) const { return links_.contains(peer); }
-  [[nodiscard]] bool is_up(const PeerId& peer) const;
-  [[nodiscard]] bool is_checked(const PeerId& peer) const;
+  [[nodiscard]] bool is_up(const PeerId& peer) const override;
+  [[nodiscard]] bool is_checked(const PeerId& peer) const override;
   // It failed since the newcomer was told to prepare, and is not up.
   [[nodiscard]] bool has_failed(const PeerId& peer) const;
   // No connection ever came about, though this peer dials, and the plan does without it.
@@ -246,9 +248,9 @@ class LinkTable {
   void ping(const PeerId& peer);
 
   // -- memory of operations
-  void wake(const PeerId& peer);
-  std::uint64_t release(const PeerId& peer, std::uint64_t token);
-  [[nodiscard]] std::uint64_t unsent(const PeerId& peer, std::uint64_t token) const;
+  void wake(const PeerId& peer) override;
+  std::uint64_t release(const PeerId& peer, std::uint64_t token) override;
+  [[nodiscard]] std::uint64_t unsent(const PeerId& peer, std::uint64_t token) const override;
 
   [[nodiscard]] bool has_flush() const { return !flush_.empty(); }
   [[nodiscard]] std::vector<LinkEvent> take_events() { return std::exchange(events_, {}); }

@@ -118,4 +118,9 @@ std::uint64_t Standby::unsent(std::uint64_t token) const {
   return bytes;
 }
 
+void Standby::add_unsent(UnsentBytes& by_token) const {
+  for (const OutgoingFrame& frame : again_)
+    if (frame.token != 0) by_token[frame.token] += frame.payload_bytes;
+}
+
 }  // namespace pccl::link

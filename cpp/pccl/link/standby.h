@@ -51,6 +51,7 @@ class Standby {
   std::uint64_t release(std::uint64_t token);
   // Payload bytes of the operation that wait to be sent again.
   [[nodiscard]] std::uint64_t unsent(std::uint64_t token) const;
+  void add_unsent(UnsentBytes& by_token) const;
 
  private:
   struct Unsettled {

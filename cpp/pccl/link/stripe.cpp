@@ -166,10 +166,13 @@ LeftFrames Stripe::end() {
 
 std::uint64_t Stripe::unsent(std::uint64_t token) const {
   std::uint64_t bytes = 0;
-  for (const OutgoingFrame& frame : queue_) {
-    if (frame.token == token) bytes += frame.payload_bytes;
-  }
+  for (const OutgoingFrame& frame : queue_) bytes += frame.token == token ? frame.payload_bytes : 0;
   return bytes;
+}
+
+void Stripe::add_unsent(UnsentBytes& by_token) const {
+  for (const OutgoingFrame& frame : queue_)
+    if (frame.token != 0) by_token[frame.token] += frame.payload_bytes;
 }
 
 std::uint64_t Stripe::release(std::uint64_t token) {

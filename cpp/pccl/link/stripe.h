@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,6 +21,9 @@
 namespace pccl::link {
 
 class Stripe;
+
+// Payload bytes that were lined up and not written whole, by the operation's token.
+using UnsentBytes = std::map<std::uint64_t, std::uint64_t>;
 
 // Where a data frame's payload goes.
 struct Placement {
@@ -139,6 +143,8 @@ class Stripe {
   std::uint64_t release(std::uint64_t token);
   // Payload bytes of that operation's frames that are not written whole.
   [[nodiscard]] std::uint64_t unsent(std::uint64_t token) const;
+  // Adds them up for every operation.
+  void add_unsent(UnsentBytes& by_token) const;
 
   [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_; }
   [[nodiscard]] std::uint64_t bytes_received() const { return bytes_received_; }

@@ -453,11 +453,7 @@ void Communicator::close(const std::string& failure) {
 // Waits for the operations that this peer has started. How each ends is told to who waits for it.
 // A deadline or Ctrl-C ends those that are left, for all members: this peer goes on without them.
 Status Communicator::finish_own(Visit& visit, const Deadline& deadline, const Limit& limit) {
-  std::vector<peer::CallPtr> own;
-  {
-    const std::lock_guard lock(mutex_);
-    own = started_;
-  }
+  const std::vector<peer::CallPtr> own = visit.engine().operation_calls();
   Status stopped;
   for (const peer::CallPtr& call : own) {
     const Status status = await_call(visit, call, deadline, limit, false);
@@ -691,14 +687,6 @@ Result<peer::CallPtr> Communicator::begin(Visit& visit, peer::OperationRequest r
     look(engine, call->record);
     return call->error;
   }
-  const std::lock_guard lock(mutex_);
-  if (started_.size() >= started_limit_) {
-    std::erase_if(started_, [](const peer::CallPtr& old) {
-      return old->done.load(std::memory_order_acquire);
-    });
-    started_limit_ = 2 * started_.size() + 16;
-  }
-  started_.push_back(call);
   return call;
 }
 

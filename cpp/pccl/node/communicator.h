@@ -159,8 +159,6 @@ class Communicator {
   std::mutex mutex_;  // guards what follows; never held in a blocking call
   std::shared_ptr<Runtime> runtime_;
   View view_;
-  std::vector<peer::CallPtr> started_;  // operations; done ones are dropped now and then:
-  std::size_t started_limit_ = 0;       // when there are so many
   Owner owner_;
 };
 

@@ -26,6 +26,13 @@ constexpr std::size_t kMaxWaits = 1024;  // calls that threads wait in: the mast
 
 constexpr std::string_view kAllReduce = "allreduce";
 
+template <class... Fs>
+struct Overloaded : Fs... {
+  using Fs::operator()...;
+};
+template <class... Fs>
+Overloaded(Fs...) -> Overloaded<Fs...>;
+
 // For errors: "allreduce of float32[3], sum", "all_gather of float32[3]".
 std::string described(const OperationRequest& request) {
   std::string text = request.description;
@@ -59,16 +66,16 @@ std::uint64_t signature_hash(const OperationRequest& request, const PeerId& root
 
 Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
     : options_(options),
-      session_(options.join, *this),
-      executor_({.buffer_bytes = options.settings.buffer_bytes,
-                 .eager_bytes = options.eager_bytes,
-                 .eager_room = options.eager_room},
-                pool, *this),
-      transfer_(std::move(pool), *this),
-      locality_(options.locality, options.join.id, *this),
+      session_(options.join),
       links_({options.join.id, options.settings, options.stripes, options.stripe_budget,
               options.encrypted},
              *this),
+      executor_({.buffer_bytes = options.settings.buffer_bytes,
+                 .eager_bytes = options.eager_bytes,
+                 .eager_room = options.eager_room},
+                pool, links_),
+      transfer_(std::move(pool), links_),
+      locality_(options.locality, options.join.id),
       asked_(options.join.waiting) {}
 
 Engine::~Engine() = default;
@@ -103,12 +110,39 @@ void Engine::on_control_bytes(std::span<const std::uint8_t> bytes, Instant now) 
   now_ = now;
   if (out_ || !control_open_) return;
   control_heard_ = now;
-  const Status status = session_.on_bytes(bytes);
-  if (status || out_) return;
-  if (!joined_once_)
-    return die({Code::refused, "this is no pccl master: " + status.error().reason, {}, {}});
-  actions_.close_control = true;
-  on_control_lost(status.error().reason, now);
+  session_.on_bytes(bytes);
+  for (;;) {
+    const Session::Next event = session_.next();
+    if (!event) {
+      const std::string& why = event.error().reason;
+      if (!joined_once_) return die({Code::refused, "this is no pccl master: " + why, {}, {}});
+      actions_.close_control = true;
+      return on_control_lost(why, now);
+    }
+    if (!*event) return;
+    hear(**event);
+    if (out_) return;
+  }
+}
+
+void Engine::hear(const SessionEvent& event) {
+  std::visit(Overloaded{
+                 [&](const Welcomed& welcomed) { on_welcome(welcomed); },
+                 [&](const NewEpoch& epoch) { on_epoch(epoch.record); },
+                 [&](const wire::Verdict& verdict) { on_verdict(verdict); },
+                 [&](const wire::Outcome& outcome) { on_outcome(outcome); },
+                 [&](const wire::Prepare& prepare) { on_prepare(prepare); },
+                 [&](const wire::Expect& expect) { on_expect(expect); },
+                 [&](const wire::Notice& notice) { log(LogLevel::warn, notice.text); },
+                 [&](const wire::Try& question) { on_try(question); },
+                 [&](const wire::Relay& relay) { on_relay(relay); },
+                 [&](const Dismissed& dismissed) {
+                   log(LogLevel::debug,
+                       "the master ended our part in the run: " + dismissed.error.reason);
+                   die(dismissed.error);
+                 },
+             },
+             event);
 }
 
 void Engine::on_control_lost(const std::string& reason, Instant now) {
@@ -149,12 +183,13 @@ void Engine::on_stranger_at_master(const std::string& reason, Instant now) {
   die({Code::authentication_failed, reason, {}, {}});
 }
 
-void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
-  if (out_) return;
+void Engine::on_welcome(const Welcomed& welcomed) {
+  const wire::Welcome& welcome = welcomed.welcome;
   joined_once_ = true;
   joined_ = welcome.joined;
+  if (welcomed.again) session_.say_again(calls_.open_messages());
   if (session_.member()) {
-    if (again) log(LogLevel::info, "back at the master");
+    if (welcomed.again) log(LogLevel::info, "back at the master");
     // The master may not have heard of the links, or be another one.
     for (const link::LinkReport& report : links_.report_all(link_context()))
       session_.report_link(report.peer, report.state, report.reason);
@@ -166,13 +201,6 @@ void Engine::on_welcome(const wire::Welcome& welcome, bool again) {
   asked_ =
       requested_ || (options_.join.waiting && !(options_.join.start_only && welcome.group_started));
 }
-
-void Engine::on_refused(const Error& error) {
-  log(LogLevel::debug, "the master ended our part in the run: " + error.reason);
-  die(error);
-}
-
-void Engine::on_notice(const std::string& text) { log(LogLevel::warn, text); }
 
 void Engine::request_admission(Instant now) {
   now_ = now;
@@ -212,18 +240,18 @@ void Engine::die(Error error) {
   // What is committed in memory is committed, also for us. What cannot be had any more is lost.
   try {
     (void)locality_.close_group();
+    locality_told();
   } catch (const std::exception& failure) {
     error.reason += std::string("; ") + failure.what();
   }
   out_ = true;
   end_ = std::move(error);
-  std::vector<wire::OpKey> operations;
-  for (const auto& [key, operation] : operations_) operations.push_back(key);
-  for (const wire::OpKey& key : operations) end_operation(key, end_, session_.record());
-  for (auto& [key, round] : rounds_) end_call(*round.call, end_, session_.record());
-  rounds_.clear();
+  for (const wire::OpKey& key : calls_.operations()) stop_attempt(key);
   if (sync_) end_sync(end_, session_.record());
   if (optimizing_) end_optimize(end_, session_.record());
+  const std::vector<CallPtr> calls = calls_.calls();
+  calls_.clear();
+  for (const CallPtr& call : calls) end_call(*call, end_, session_.record());
   links_.close_all(link_context());
   control_open_ = false;
   session_.stop();
@@ -257,7 +285,7 @@ void Engine::note_change(const Record& record) {
                        (record->members.size() == 1 ? " goes on" : " go on"));
   }
   members_before_ = std::move(members);
-  if (!operations_.empty() || !rounds_.empty() || sync_ || optimizing_) tell_changes();
+  if (!calls_.calls().empty()) tell_changes();
 }
 
 void Engine::tell_changes() {
@@ -271,7 +299,9 @@ void Engine::tell_changes() {
 void Engine::on_epoch(const Record& record) {
   if (out_) return;
   // First of all: what was committed in memory is committed, whatever this epoch says.
-  if (!locality_.close_group()) {
+  const bool whole = locality_.close_group();
+  locality_told();
+  if (!whole) {
     return die({Code::internal_error,
                 "the result of an operation in shared memory was lost with its owner",
                 {},
@@ -279,92 +309,93 @@ void Engine::on_epoch(const Record& record) {
   }
   census_ = record->census;
   note_change(record);
-  const bool admission = record->cause == wire::Cause::admission;
-  if (admission) {
-    const bool new_here = !was_member_;
-    was_member_ = true;
-    asked_ = false;
-    waiting_for_ = 0;
-    prepare_.reset();
-    untagged_ = 0;
-    tagged_.clear();
-    round_counts_.clear();
-    told_.clear();
-    newcomers_wait_.reset();
-    if (new_here) fresh_ = true;
-    if (new_here) member_since_ = record->epoch;
-    if (new_here) admitted_ = record;
-    owes_sync_ = new_here && record->syncing;
-    // Everybody stood in the admit round. A call of another thread that was under way has lost its
-    // number.
-    const Error late{
-        Code::invalid_usage, "newcomers were let in while this call was under way", {}, {}};
-    std::vector<wire::OpKey> keys;
-    for (const auto& [key, operation] : operations_) keys.push_back(key);
-    for (const wire::OpKey& key : keys) end_operation(key, late, record);
-    for (auto& [key, round] : rounds_) {
-      const bool admitting =
-          key.kind == wire::RoundKind::admit || key.kind == wire::RoundKind::sync_admit;
-      end_call(*round.call, admitting ? Error{Code::ok, {}, {}, {}} : late, record);
-    }
-    rounds_.clear();
-    if (sync_) end_sync(late, record);
-    if (optimizing_) end_optimize(late, record);
-    transfer_.forget_before(record->admission);
+  if (record->cause == wire::Cause::admission) {
+    begin_admission(record);
+  } else {
+    end_attempts(record);
   }
   transfer_.set_members(record->members);
+  transfer_told();
   prober_.keep(record->members);
-  std::vector<wire::OpKey> again;
-  std::vector<std::pair<wire::OpKey, Error>> lost;
-  if (!admission) {
-    std::vector<wire::OpKey> keys;
-    for (const auto& [key, operation] : operations_) keys.push_back(key);
-    for (const wire::OpKey& key : keys) {
-      Operation& operation = operations_.at(key);
-      if (std::find(record->aborted.begin(), record->aborted.end(), key) != record->aborted.end()) {
-        const auto covering = session_.take_covering(key);
-        end_operation(key, covering ? covering->error : loss_error(*record), record);
-      } else if (operation.failed) {
-        // Its verdict is still to come.
-      } else if (record->members.size() == 1 && operation.request.alone_is_error) {
-        // Said before this epoch was heard of: the master may have taken it for a new call.
-        if (session_.has_reported(key)) session_.request_abort(key, Code::peer_lost);
-        end_operation(key, {Code::too_few_peers, "all other members are gone", {}, {}}, record);
-      } else {
-        const collective::Traffic moved = executor_.traffic(key);
-        operation.call->traffic.tx_bytes += moved.tx_bytes;
-        operation.call->traffic.rx_bytes += moved.rx_bytes;
-        executor_.cancel(key);
-        const bool loss = record->cause == wire::Cause::loss;
-        if (const auto misfit = misfit_of(operation)) {
-          lost.emplace_back(key, *misfit);
-        } else if (loss && !operation.request.rerun) {
-          lost.emplace_back(key, loss_error(*record));
-        } else {
-          again.push_back(key);
-        }
-      }
-    }
-    for (const wire::OpKey& key : record->aborted) {
-      told_.erase(key);
-      if (started(key)) (void)session_.take_covering(key);
-    }
-    for (auto& [key, state] : told_) {
-      state.attempt = record->epoch;
-      told_now_.push_back(key);
-    }
-  }
   plan_hash_ = topology::hash(record->plan);
   live_rates_.forget();
   locality_.begin_epoch(record);
+  locality_told();
   executor_.set_epoch(record->epoch, record->abort_floor, record->admission);
   links_.begin_epoch(link_context());
   choose_links();
   actions_.resume = links_.held_stripes();
-  for (const wire::OpKey& key : again) run_attempt(operations_.at(key));
-  // Called before the loss, but the master had not heard of it.
+  // Calls that were made before a loss, and that the master had not heard of, end for all members.
+  std::vector<std::pair<wire::OpKey, Error>> lost;
+  for (const wire::OpKey& key : calls_.operations()) {
+    const CallEntry& entry = calls_.at(key);
+    if (entry.phase != CallPhase::called) continue;
+    const bool loss = record->cause == wire::Cause::loss;
+    if (const auto misfit = misfit_of(entry)) {
+      lost.emplace_back(key, *misfit);
+    } else if (loss && !entry.request.rerun) {
+      lost.emplace_back(key, loss_error(*record));
+    } else {
+      run_attempt(key);
+    }
+  }
   for (const auto& [key, error] : lost) fail_for_all(key, error);
   actions_.calls_ended = true;  // somebody may wait to be let in
+}
+
+// All members have entered the admit round: numbers of calls begin anew. A call of another thread
+// that was under way has lost its number.
+void Engine::begin_admission(const Record& record) {
+  const bool new_here = !was_member_;
+  was_member_ = true;
+  asked_ = false;
+  waiting_for_ = 0;
+  prepare_.reset();
+  newcomers_wait_.reset();
+  if (new_here) {
+    fresh_ = true;
+    member_since_ = record->epoch;
+    admitted_ = record;
+  }
+  owes_sync_ = new_here && record->syncing;
+  const Error late{
+      Code::invalid_usage, "newcomers were let in while this call was under way", {}, {}};
+  for (const wire::OpKey& key : calls_.operations()) stop_attempt(key);
+  if (sync_) end_sync(late, record);
+  if (optimizing_) end_optimize(late, record);
+  const std::vector<CallPtr> calls = calls_.calls();
+  calls_.begin_admission(record->admission);
+  for (const CallPtr& call : calls) {
+    const auto* round = std::get_if<wire::RoundKey>(&call->key);
+    const bool admitting = round != nullptr && (round->kind == wire::RoundKind::admit ||
+                                                round->kind == wire::RoundKind::sync_admit);
+    end_call(*call, admitting ? Error{Code::ok, {}, {}, {}} : late, record);
+  }
+  transfer_.forget_before(record->admission);
+}
+
+// The epoch has fewer members, or another plan: ends what it aborts, and every attempt.
+void Engine::end_attempts(const Record& record) {
+  for (const wire::OpKey& key : record->aborted) {
+    calls_.close_at_master(key);
+    const CallEntry* const entry = calls_.find(key);
+    if (entry != nullptr && entry->call != nullptr) {
+      end_operation(key, loss_error(*record), record);
+    } else {
+      calls_.hear(key, {loss_error(*record), record});
+    }
+  }
+  for (const wire::OpKey& key : calls_.operations()) {
+    CallEntry& entry = calls_.at(key);
+    if (entry.phase == CallPhase::failed) continue;  // its verdict is still to come
+    stop_attempt(key);
+    calls_.move(entry, CallPhase::called);
+    if (record->members.size() > 1 || !entry.request.alone_is_error) continue;
+    // Reported before this epoch was known here: the master may have taken it for a new call.
+    if (entry.told) request_abort(key, Code::peer_lost);
+    end_operation(key, {Code::too_few_peers, "all other members are gone", {}, {}}, record);
+  }
+  calls_.renew_reports(record->epoch);
 }
 
 // ---- calls
@@ -383,15 +414,22 @@ CallPtr Engine::enter(wire::RoundKind kind, Instant now, wire::RoundPayload payl
   }
   fresh_ = false;
   tell_changes();
-  const wire::RoundKey key{kind, record()->admission, round_counts_[kind]++};
+  const wire::RoundKey key = calls_.next_round(kind);
   call->key = key;
-  if (const auto covering = session_.take_covering(key)) {
-    end_call(*call, covering->error, covering->record);
+  if (const auto early = calls_.take_early(key)) {
+    end_call(*call, early->error, early->record);
     return call;
   }
-  rounds_[key] = {call};
-  session_.enter(key, std::move(payload));
+  enter_round(call, key, std::move(payload));
   return call;
+}
+
+void Engine::enter_round(const CallPtr& call, const wire::RoundKey& key,
+                         wire::RoundPayload payload) {
+  CallEntry* entry = calls_.find(key);
+  if (entry == nullptr) entry = &calls_.open(key, call);
+  entry->entered = payload;
+  session_.enter(key, std::move(payload));
 }
 
 // ---- shared state
@@ -432,9 +470,9 @@ CallPtr Engine::start_sync(SyncRequest request, Instant now) {
 
 // Votes; also again, when all who had the elected state are gone.
 void Engine::begin_sync() {
-  const std::uint64_t sequence = round_counts_[wire::RoundKind::sync]++;
-  round_counts_[wire::RoundKind::sync_detail] = sequence + 1;
-  round_counts_[wire::RoundKind::sync_end] = sequence + 1;
+  const std::uint64_t sequence = calls_.next_round(wire::RoundKind::sync).sequence;
+  calls_.skip_rounds(wire::RoundKind::sync_detail, sequence + 1);
+  calls_.skip_rounds(wire::RoundKind::sync_end, sequence + 1);
   sync_->id = {record()->admission, sequence};
   ++sync_->tries;
   sync_->question.reset();
@@ -445,38 +483,31 @@ void Engine::begin_sync() {
 void Engine::enter_sync(wire::RoundKind kind, wire::RoundPayload payload) {
   if (!move_sync_to(kind)) return;
   const wire::RoundKey key{kind, sync_->id.admission, sync_->id.sequence};
-  session_.enter(key, std::move(payload));
+  enter_round(sync_->call, key, std::move(payload));
 }
 
 // The sync waits for its next round now. False when that is over already, and with it the sync.
 bool Engine::move_sync_to(wire::RoundKind kind) {
-  const auto covering =
-      move_round_to(*sync_->call, {kind, sync_->id.admission, sync_->id.sequence});
-  if (covering) end_sync(covering->error, covering->record);
-  return !covering;
+  const auto early = move_round_to(sync_->call, {kind, sync_->id.admission, sync_->id.sequence});
+  if (early) end_sync(early->error, early->record);
+  return !early;
 }
 
-// The call waits for that round now; unless that is over already: how it ended.
-std::optional<Covering> Engine::move_round_to(Call& call, const wire::RoundKey& next) {
+// The call waits for that round now. Returns how the round ended, if it is over already.
+std::optional<Decision> Engine::move_round_to(const CallPtr& call, const wire::RoundKey& next) {
   const wire::CallKey key = next;
-  const wire::CallKey before = std::exchange(call.key, key);
-  if (auto covering = session_.take_covering(key)) return covering;
+  const wire::CallKey before = std::exchange(call->key, key);
+  if (auto early = calls_.take_early(key)) return early;
+  if (calls_.find(key) == nullptr) (void)calls_.open(key, call);
   // The caller gave up while the round before was decided.
-  const auto aborting = aborting_.find(before);
-  if (aborting == aborting_.end() || before == key) return std::nullopt;
-  const auto until = aborting->second;
-  aborting_.erase(aborting);
-  aborting_[key] = until;
-  session_.request_abort(key, until.second);
+  if (call->gave_up && before != key) request_abort(key, call->gave_up->second);
   return std::nullopt;
 }
 
-void Engine::on_sync_outcome(const wire::Outcome& outcome) {
-  if (outcome.code != Code::ok) {
-    const auto covering = session_.take_covering(outcome.key);
+void Engine::on_sync_outcome(const wire::Outcome& outcome, const Error& error) {
+  if (error.code != Code::ok) {
     (void)end_transfer();
-    return end_sync(covering ? covering->error : Error{outcome.code, outcome.reason, {}, {}},
-                    record());
+    return end_sync(error, record());
   }
   Sync& sync = *sync_;
   switch (outcome.sync.step) {
@@ -490,6 +521,8 @@ void Engine::on_sync_outcome(const wire::Outcome& outcome) {
       if (!move_sync_to(wire::RoundKind::sync_end)) return;
       transfer_.begin(sync.id, id(), sync.request.state, outcome.sync);
       choose_links();
+      transfer_told();
+      if (!sync_) return;
       // Those who only serve are done; the round waits for those who receive.
       if (!transfer_.receiving()) transfer_over(Code::ok, {});
       return;
@@ -515,6 +548,12 @@ void Engine::on_sync_outcome(const wire::Outcome& outcome) {
       return end_sync({Code::ok, {}, {}, {}}, record());
     }
   }
+}
+
+void Engine::transfer_told() {
+  const state::TransferEvents events = transfer_.take_events();
+  if (events.planned) transfer_planned();
+  if (events.over) transfer_over(events.over->code, events.over->reason);
 }
 
 void Engine::transfer_planned() {
@@ -575,6 +614,7 @@ void Engine::end_sync(Error error, const Record& record) {
   const CallPtr call = sync_->call;
   sync_.reset();
   (void)transfer_.end();
+  calls_.end(call->key);
   end_call(*call, std::move(error), record);
 }
 
@@ -598,9 +638,8 @@ CallPtr Engine::start_optimize(Instant now) {
   fresh_ = false;
   tell_changes();
   // Two rounds: in the first one members meet, to the second they bring what they have measured.
-  std::uint64_t& next = round_counts_[wire::RoundKind::optimize];
-  const wire::RoundKey key{wire::RoundKind::optimize, record()->admission, next};
-  next += 2;
+  const wire::RoundKey key = calls_.next_round(wire::RoundKind::optimize);
+  calls_.skip_rounds(wire::RoundKind::optimize, key.sequence + 2);
   call->key = key;
   optimizing_.emplace(Optimizing{});
   optimizing_->call = call;
@@ -609,17 +648,13 @@ CallPtr Engine::start_optimize(Instant now) {
 }
 
 void Engine::enter_optimize(const wire::RoundKey& key, wire::RoundPayload payload) {
-  if (const auto covering = move_round_to(*optimizing_->call, key))
-    return end_optimize(covering->error, covering->record);
-  session_.enter(key, std::move(payload));
+  if (const auto early = move_round_to(optimizing_->call, key))
+    return end_optimize(early->error, early->record);
+  enter_round(optimizing_->call, key, std::move(payload));
 }
 
-void Engine::on_optimize_outcome(const wire::Outcome& outcome) {
-  if (outcome.code != Code::ok) {
-    const auto covering = session_.take_covering(outcome.key);
-    return end_optimize(covering ? covering->error : Error{outcome.code, outcome.reason, {}, {}},
-                        record());
-  }
+void Engine::on_optimize_outcome(const Error& error) {
+  if (error.code != Code::ok) return end_optimize(error, record());
   if (optimizing_->phase == Optimizing::Phase::meeting) return begin_measuring();
   end_optimize({Code::ok, {}, {}, {}}, record());
 }
@@ -627,8 +662,8 @@ void Engine::on_optimize_outcome(const wire::Outcome& outcome) {
 void Engine::begin_measuring() {
   wire::RoundKey key = optimizing_->key();
   ++key.sequence;
-  if (const auto covering = move_round_to(*optimizing_->call, key))
-    return end_optimize(covering->error, covering->record);
+  if (const auto early = move_round_to(optimizing_->call, key))
+    return end_optimize(early->error, early->record);
   optimizing_->phase = Optimizing::Phase::measuring;
   // Memory is faster than any wire. A large group has no time to measure all pairs.
   constexpr std::size_t kMostProbed = 32;
@@ -643,7 +678,7 @@ void Engine::begin_measuring() {
   optimizing_->probed.insert(peers.begin(), peers.end());
   links_.begin_probe();
   choose_links();
-  for (const PeerId& peer : peers) wake(peer);
+  for (const PeerId& peer : peers) links_.wake(peer);
 }
 
 void Engine::tell_measurements() {
@@ -666,6 +701,7 @@ void Engine::end_optimize(Error error, const Record& record) {
   const bool probed = !optimizing_->probed.empty();
   optimizing_.reset();
   prober_.end();
+  calls_.end(call->key);
   end_call(*call, std::move(error), record);
   if (probed && !out_) choose_links();
 }
@@ -680,26 +716,26 @@ CallPtr Engine::give_up(wire::RoundKind kind, Code code, Instant now) {
   }
   fresh_ = false;
   tell_changes();
-  const std::uint64_t sequence = round_counts_[kind]++;
-  if (kind == wire::RoundKind::optimize) ++round_counts_[kind];  // see start_optimize
+  const wire::RoundKey key = calls_.next_round(kind);
+  const std::uint64_t next = key.sequence + 1;
+  if (kind == wire::RoundKind::optimize) calls_.skip_rounds(kind, next + 1);  // see start_optimize
   if (kind == wire::RoundKind::sync) {
     owes_sync_ = false;
-    round_counts_[wire::RoundKind::sync_detail] = sequence + 1;
-    round_counts_[wire::RoundKind::sync_end] = sequence + 1;
+    calls_.skip_rounds(wire::RoundKind::sync_detail, next);
+    calls_.skip_rounds(wire::RoundKind::sync_end, next);
   }
-  const wire::RoundKey key{kind, record()->admission, sequence};
   call->key = key;
-  if (const auto covering = session_.take_covering(key)) {
-    end_call(*call, covering->error, covering->record);
+  if (const auto early = calls_.take_early(key)) {
+    end_call(*call, early->error, early->record);
     return call;
   }
-  rounds_[key] = {call};
+  (void)calls_.open(key, call);
   abort(call, code, now);
   return call;
 }
 
 // Why the present members cannot do it, and without whom.
-std::optional<Error> Engine::misfit_of(const Operation& operation) const {
+std::optional<Error> Engine::misfit_of(const CallEntry& operation) const {
   const OperationRequest& request = operation.request;
   const std::vector<wire::Member>& members = record()->members;
   const auto present = [&](const PeerId& id) {
@@ -746,13 +782,11 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
     end_call(*call, {Code::too_few_peers, "this peer is alone in its group", {}, {}}, record());
     return call;
   }
-  wire::OpKey key{record()->admission, request.tag.has_value(), request.tag.value_or(0), 0};
-  std::uint64_t& next = request.tag ? tagged_[*request.tag] : untagged_;
-  key.sequence = next;
-  const auto covering = session_.take_covering(key);
+  const wire::OpKey key = calls_.next_operation(request.tag);
+  const auto early = calls_.take_early(key);
   const std::vector<wire::Member>& meant = request.view->members;
   const bool as_meant = request.parts == 0 || request.parts == meant.size();
-  if (!covering && request.kind == collective::Kind::broadcast && as_meant &&
+  if (!early && request.kind == collective::Kind::broadcast && as_meant &&
       request.root >= meant.size()) {
     // Not a call that the others could meet.
     const std::string members = std::to_string(meant.size());
@@ -765,26 +799,25 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
              record());
     return call;
   }
-  ++next;
+  calls_.take_number(key);
   call->key = key;
-  if (covering) {
+  if (early) {
     executor_.forget(key);
-    end_call(*call, covering->error, covering->record);
+    end_call(*call, early->error, early->record);
     return call;
   }
-  Operation& operation = operations_[key];
-  operation.call = call;
+  CallEntry& entry = calls_.open(key, call);
   if (request.kind == collective::Kind::broadcast && request.root < meant.size())
-    operation.root = meant[request.root].id;
-  operation.request = std::move(request);
-  if (const auto misfit = misfit_of(operation)) {
+    entry.root = meant[request.root].id;
+  entry.request = std::move(request);
+  if (const auto misfit = misfit_of(entry)) {
     // Made before its caller knew of a loss. Others may have called it before that, too, and have
     // it ended by the loss: it fails once for all.
     fail_for_all(key, *misfit);
     return call;
   }
-  run_attempt(operation);
-  if (alone && !operation.failed) {
+  run_attempt(key);
+  if (alone && entry.phase == CallPhase::finished) {
     // Nobody else to agree with.
     executor_.commit(key);
     end_operation(key, {Code::ok, {}, {}, {}}, record());
@@ -793,110 +826,119 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
 }
 
 // Starts the operation among the present members.
-void Engine::run_attempt(Operation& operation) {
+void Engine::run_attempt(const wire::OpKey& key) {
+  CallEntry& entry = calls_.at(key);
   const Record& world = record();
-  const auto& key = std::get<wire::OpKey>(operation.call->key);
-  operation.attempt = world->epoch;
-  operation.world = world;
-  operation.entered = false;
-  operation.finished = false;
+  entry.attempt = world->epoch;
+  entry.world = world;
+  entry.told_attempt = false;
   for (std::uint32_t rank = 0; rank < world->members.size(); ++rank) {
-    if (world->members[rank].id == operation.root) operation.request.root = rank;
+    if (world->members[rank].id == entry.root) entry.request.root = rank;
   }
-  operation.signature = {signature_hash(operation.request, operation.root, plan_hash_),
-                         described(operation.request)};
-  ++operation.call->attempts;
-  operation.local = operation.request.kind == collective::Kind::all_reduce && locality_.active() &&
-                    !locality_.group().escalated(key);
-  if (!operation.local) return run_on_network(operation);
-  if (operation.request.rerun) {
-    entering_local_.emplace_back(now_ + kBlockedAfter, key);
-  } else {
-    // The master must know it when a member is lost, so that it ends for all.
-    entering_.emplace_back(now_ + kEnterDelay, key);
-  }
+  entry.signature = {signature_hash(entry.request, entry.root, plan_hash_),
+                     described(entry.request)};
+  ++entry.call->attempts;
+  const bool local = entry.request.kind == collective::Kind::all_reduce && locality_.active() &&
+                     !locality_.group().escalated(key);
+  if (!local) return run_on_network(key);
+  calls_.move(entry, CallPhase::in_memory);
+  // An operation that does not run again must be known to the master when a member is lost, so that
+  // it ends for all.
+  calls_.tell_later(key, entry, now_ + (entry.request.rerun ? kBlockedAfter : kEnterDelay));
   // The master may have heard of an earlier attempt. Then it waits for the end of this one.
-  locality_.group().submit({key, operation.signature.hash, operation.request.op,
-                            operation.request.arrays, session_.has_reported(key)});
+  locality_.group().submit(
+      {key, entry.signature.hash, entry.request.op, entry.request.arrays, entry.told.has_value()});
 }
 
-void Engine::run_on_network(Operation& operation) {
-  const Record world = operation.world;
-  const auto& key = std::get<wire::OpKey>(operation.call->key);
-  operation.local = false;
-  entering_.emplace_back(now_ + kEnterDelay, key);
+void Engine::run_on_network(const wire::OpKey& key) {
+  CallEntry& entry = calls_.at(key);
+  const Record world = entry.world;
+  calls_.move(entry, CallPhase::on_network);
+  calls_.tell_later(key, entry, now_ + kEnterDelay);
   collective::OperationSpec spec;
   spec.key = key;
-  spec.attempt = operation.attempt;
-  spec.signature = static_cast<std::uint32_t>(operation.signature.hash);
-  spec.what = {operation.request.kind, operation.request.root};
-  spec.op = operation.request.op;
+  spec.attempt = entry.attempt;
+  spec.signature = static_cast<std::uint32_t>(entry.signature.hash);
+  spec.what = {entry.request.kind, entry.request.root};
+  spec.op = entry.request.op;
   if (world->members.size() > 1 && !topology::on_one_host(world->plan))
-    spec.quantization = operation.request.quantization;
-  spec.arrays = operation.request.arrays;
+    spec.quantization = entry.request.quantization;
+  spec.arrays = entry.request.arrays;
   spec.world = world;
   for (std::uint32_t rank = 0; rank < world->members.size(); ++rank) {
     if (world->members[rank].id == id()) spec.rank = rank;
   }
-  if (const Status started = executor_.start(std::move(spec)); !started)
-    fail_for_all(key, started.error());
+  const Status started = executor_.start(std::move(spec));
+  executor_told();
+  if (!started) fail_for_all(key, started.error());
+}
+
+// Its arrays are used no more when this returns. Nothing is there while it runs in memory.
+void Engine::stop_attempt(const wire::OpKey& key) {
+  const collective::Traffic moved = executor_.traffic(key);
+  executor_.cancel(key);
+  collective::Traffic& traffic = calls_.at(key).call->traffic;
+  traffic.tx_bytes += moved.tx_bytes;
+  traffic.rx_bytes += moved.rx_bytes;
+}
+
+void Engine::request_abort(const wire::CallKey& key, Code code, const PeerId& lost) {
+  const wire::AbortRequest request{key, code, lost};
+  if (CallEntry* const entry = calls_.find(key)) entry->abort = request;
+  session_.request_abort(request);
 }
 
 // Ends it for all members, those that call it later included. The master decides: it may have heard
 // of another reason first, and all members are told the same. `error` with another code than
 // peer_lost is this peer's own failure; the others are told that it was interrupted.
 void Engine::fail_for_all(const wire::OpKey& key, const Error& error) {
-  Operation& operation = operations_.at(key);
-  operation.failed = error;
-  operation.finished = operation.local = false;
+  CallEntry& entry = calls_.at(key);
+  entry.why = error;
+  calls_.move(entry, CallPhase::failed);
   const bool lost = error.code == Code::peer_lost;
-  session_.request_abort(key, lost ? error.code : Code::interrupted, lost ? error.peer : PeerId{});
-}
-
-void Engine::finished(const wire::OpKey& key) {
-  const auto it = operations_.find(key);
-  if (it == operations_.end() || it->second.finished) return;
-  it->second.finished = true;
-  it->second.entered = true;
-  done_.push_back(key);
+  request_abort(key, lost ? error.code : Code::interrupted, lost ? error.peer : PeerId{});
 }
 
 // Tells the master which operations were entered; those whose delay has passed, or all.
 void Engine::report_entered(Instant now, bool all) {
   std::vector<wire::OpState> states;
-  std::vector<wire::OpKey> due;
-  for (auto* entering : {&entering_, &entering_local_}) {
-    while (!entering->empty() && (all || entering->front().first <= now)) {
-      due.push_back(entering->front().second);
-      entering->pop_front();
-    }
-  }
-  for (const wire::OpKey& key : due) {
-    const auto it = operations_.find(key);
-    if (it == operations_.end() || it->second.entered || it->second.failed) continue;
-    Operation& operation = it->second;
-    if (operation.local && !locality_.group().tell(key)) continue;
-    operation.entered = true;
-    states.push_back({it->first, operation.attempt, wire::OpPhase::entered, operation.request.rerun,
-                      operation.signature});
+  for (const wire::OpKey& key : calls_.take_due(now, all)) {
+    CallEntry& entry = calls_.at(key);
+    if (entry.told_attempt || !entry.runs()) continue;
+    if (entry.phase == CallPhase::in_memory && !locality_.group().tell(key)) continue;
+    states.push_back(calls_.tell(key, entry, wire::OpPhase::entered));
   }
   session_.report(states);
 }
 
-void Engine::disagrees(const wire::OpKey&) { report_entered(now_, true); }
-
-bool Engine::started(const wire::OpKey& key) {
-  if (!record() || key.admission != record()->admission) return true;
-  // What runs in memory may come to the network yet; others may be there before us.
-  const auto here = operations_.find(key);
-  if (here != operations_.end() && here->second.local) return false;
-  if (!key.tagged) return key.sequence < untagged_;
-  const auto it = tagged_.find(key.tag);
-  return it != tagged_.end() && key.sequence < it->second;
+void Engine::executor_told() {
+  const collective::ExecutorEvents events = executor_.take_events();
+  for (const wire::OpKey& key : events.finished) {
+    CallEntry* const entry = calls_.find(key);
+    if (entry != nullptr && entry->phase == CallPhase::on_network) calls_.finish(key, *entry);
+  }
+  if (events.disagreement) report_entered(now_, true);
 }
 
+// What arrives for it after its end is of no use.
+bool Engine::was_called(const wire::OpKey& key) const {
+  if (!record()) return true;
+  // What runs in memory may come to the network yet; others may be there before us.
+  const CallEntry* const entry = calls_.find(key);
+  if (entry != nullptr && entry->phase == CallPhase::in_memory) return false;
+  return calls_.was_called(key);
+}
+
+std::vector<CallPtr> Engine::operation_calls() const {
+  std::vector<CallPtr> calls = calls_.calls();
+  std::erase_if(
+      calls, [](const CallPtr& call) { return !std::holds_alternative<wire::OpKey>(call->key); });
+  return calls;
+}
+
+// Each call ends once; what ended it first counts.
 void Engine::end_call(Call& call, Error error, const Record& record) {
-  aborting_.erase(call.key);
+  if (call.done) return;
   const auto* operation = std::get_if<wire::OpKey>(&call.key);
   if (operation != nullptr && error.code == Code::ok && worked_since_ == 0)
     worked_since_ = operation->admission;
@@ -907,52 +949,41 @@ void Engine::end_call(Call& call, Error error, const Record& record) {
 }
 
 void Engine::end_operation(const wire::OpKey& key, Error error, const Record& record) {
-  const auto it = operations_.find(key);
-  if (it == operations_.end()) return;
-  const collective::Traffic moved = executor_.traffic(key);
-  executor_.cancel(key);  // nothing there while it runs in memory
-  const CallPtr call = it->second.call;
-  call->traffic.tx_bytes += moved.tx_bytes;
-  call->traffic.rx_bytes += moved.rx_bytes;
-  executor_.forget(key);  // of one that was never started here
-  operations_.erase(it);
+  const CallPtr call = calls_.at(key).call;
+  stop_attempt(key);
+  executor_.forget(key);  // what came for one that never started here
+  calls_.end(key);
   end_call(*call, std::move(error), record);
 }
 
 void Engine::on_verdict(const wire::Verdict& verdict) {
-  if (out_) return;
-  const auto it = operations_.find(verdict.key);
-  told_.erase(verdict.key);
+  const wire::OpKey& key = verdict.key;
+  Error error{verdict.code, verdict.reason, verdict.culprit, verdict.waiting};
+  calls_.close_at_master(key);
+  const CallEntry* const entry = calls_.find(key);
+  if (entry == nullptr || entry->call == nullptr) {
+    if (verdict.code == Code::ok) return;
+    calls_.hear(key, {std::move(error), record()});
+    executor_.forget(key);
+    return;
+  }
   if (verdict.code == Code::ok) {
-    if (it == operations_.end()) return;
     newcomers_wait_ = newcomers_wait_.value_or(false) || verdict.newcomers_wait;
-    if (!it->second.finished) {
+    if (entry->phase != CallPhase::finished) {
       return die({Code::internal_error,
                   "the master committed an operation that is not done here",
                   {},
                   {}});
     }
-    const collective::Traffic moved = executor_.traffic(verdict.key);
-    executor_.commit(verdict.key);
-    it->second.call->traffic.tx_bytes += moved.tx_bytes;
-    it->second.call->traffic.rx_bytes += moved.rx_bytes;
-    end_operation(verdict.key, {Code::ok, {}, {}, {}}, record());
-    return;
+    executor_.commit(key);
+    return end_operation(key, {Code::ok, {}, {}, {}}, record());
   }
-  if (it == operations_.end()) {
-    // It covers the call when it comes; unless that was here and is over.
-    if (started(verdict.key)) (void)session_.take_covering(verdict.key);
-    executor_.forget(verdict.key);
-    return;
-  }
-  const auto covering = session_.take_covering(verdict.key);
   // Too late when it is committed in memory: all members see that, and none this verdict.
-  if (it->second.local && !locality_.group().withdraw(verdict.key)) return;
-  Error error = covering ? covering->error : Error{verdict.code, verdict.reason, {}, {}};
+  if (entry->phase == CallPhase::in_memory && !locality_.group().withdraw(key)) return;
   // The peer whose own failure it was knows more than the others are told.
-  const auto& failed = it->second.failed;
-  if (failed && failed->code != Code::peer_lost && verdict.culprit == id()) error = *failed;
-  end_operation(verdict.key, std::move(error), record());
+  const auto& why = entry->why;
+  if (why && why->code != Code::peer_lost && verdict.culprit == id()) error = *why;
+  end_operation(key, std::move(error), record());
 }
 
 // ---- in memory
@@ -962,22 +993,28 @@ void Engine::on_neighbour_up(const PeerId& peer, Instant now) {
   now_ = now;
   if (out_) return;
   locality_.on_up(peer, now);
+  locality_told();
   dial_pipes();
 }
 
 void Engine::on_neighbour_down(const PeerId& peer, const std::string& reason, Instant now) {
-  if (!out_) locality_.on_down(peer, reason, now);
+  if (out_) return;
+  locality_.on_down(peer, reason, now);
+  locality_told();
 }
 
 void Engine::on_neighbour_offer(const PeerId& peer, memory::Offer what, std::uint64_t number,
                                 const memory::RegionPtr& region, Instant now) {
-  if (!out_) locality_.on_offered(peer, what, number, region, now);
+  if (out_) return;
+  locality_.on_offered(peer, what, number, region, now);
+  locality_told();
 }
 
 Pace Engine::step(Instant now) {
   if (out_) return Pace::idle;
   now_ = now;
   const Pace pace = locality_.step(now);
+  locality_told();
   if (locality_.group().broken()) {
     die({Code::internal_error, "a member wrote nonsense to the memory it shares", {}, {}});
     return Pace::idle;
@@ -986,70 +1023,63 @@ Pace Engine::step(Instant now) {
   return locality_.group().fall_asleep(now) ? Pace::idle : Pace::working;
 }
 
-void Engine::local_committed(const wire::OpKey& key, const collective::Traffic& traffic,
-                             bool newcomers_wait, bool told) {
-  const auto it = operations_.find(key);
-  if (it == operations_.end()) return;
-  newcomers_wait_ = newcomers_wait_.value_or(false) || newcomers_wait;
-  Operation& operation = it->second;
-  if (told) {
-    told_[key] = {key, operation.attempt, wire::OpPhase::done, operation.request.rerun,
-                  operation.signature};
-    told_now_.push_back(key);
+void Engine::locality_told() {
+  for (LocalityEvent& event : locality_.take_events()) {
+    std::visit(Overloaded{
+                   [&](const LocalCommit& commit) { on_local_commit(commit); },
+                   [&](const LocalEscalation& escalation) {
+                     if (calls_.find(escalation.key) != nullptr) run_on_network(escalation.key);
+                   },
+                   [&](wire::Neighbourhood& near) { session_.neighbourhood(std::move(near)); },
+                   [&](LocalNotice& notice) { log(notice.level, std::move(notice.text)); },
+               },
+               event);
   }
-  const CallPtr call = operation.call;
-  const Record world = operation.world;
+}
+
+void Engine::on_local_commit(const LocalCommit& commit) {
+  const auto& [key, traffic, newcomers_wait, told] = commit;
+  newcomers_wait_ = newcomers_wait_.value_or(false) || newcomers_wait;
+  CallEntry& entry = calls_.at(key);
+  const CallPtr call = entry.call;
+  const Record world = entry.world;
+  if (told) {
+    (void)calls_.tell(key, entry, wire::OpPhase::done);
+    calls_.tell_done(key);
+  }
   call->traffic.tx_bytes += traffic.tx_bytes;
   call->traffic.rx_bytes += traffic.rx_bytes;
-  operations_.erase(it);
+  calls_.end(key);
   end_call(*call, {Code::ok, {}, {}, {}}, world);
 }
 
-void Engine::local_escalated(const wire::OpKey& key) {
-  const auto it = operations_.find(key);
-  if (it != operations_.end()) run_on_network(it->second);
-}
-
-void Engine::neighbourhood(wire::Neighbourhood neighbours) {
-  session_.neighbourhood(std::move(neighbours));
-}
-
 void Engine::on_outcome(const wire::Outcome& outcome) {
-  if (out_) return;
   census_ = outcome.census;
-  if (sync_ && outcome.key.admission == sync_->id.admission &&
-      outcome.key.sequence == sync_->id.sequence &&
-      (outcome.key.kind == wire::RoundKind::sync ||
-       outcome.key.kind == wire::RoundKind::sync_detail ||
-       outcome.key.kind == wire::RoundKind::sync_end)) {
-    return on_sync_outcome(outcome);
+  const wire::RoundKey& key = outcome.key;
+  Error error{outcome.code, outcome.reason, outcome.culprit, outcome.waiting};
+  const CallEntry* const entry = calls_.find(key);
+  const CallPtr call = entry == nullptr ? nullptr : entry->call;
+  if (call != nullptr) calls_.end(key);
+  const bool of_sync = key.kind == wire::RoundKind::sync ||
+                       key.kind == wire::RoundKind::sync_detail ||
+                       key.kind == wire::RoundKind::sync_end;
+  if (sync_ && of_sync && key.admission == sync_->id.admission &&
+      key.sequence == sync_->id.sequence)
+    return on_sync_outcome(outcome, error);
+  if (optimizing_ && key == optimizing_->key()) return on_optimize_outcome(error);
+  if (call != nullptr) {
+    call->answer = outcome.answer;
+    return end_call(*call, std::move(error), record());
   }
-  if (optimizing_ && outcome.key == optimizing_->key()) return on_optimize_outcome(outcome);
-  const auto it = rounds_.find(outcome.key);
-  if (it == rounds_.end()) {
-    const auto count = round_counts_.find(outcome.key.kind);
-    if (count != round_counts_.end() && outcome.key.sequence < count->second) {
-      (void)session_.take_covering(outcome.key);
-    }
-    return;
-  }
-  const CallPtr call = it->second.call;
-  rounds_.erase(it);
-  call->answer = outcome.answer;
-  Error error{Code::ok, {}, {}, {}};
-  if (outcome.code != Code::ok) {
-    const auto covering = session_.take_covering(outcome.key);
-    error = covering ? covering->error : Error{outcome.code, outcome.reason, {}, {}};
-  }
-  end_call(*call, std::move(error), record());
+  if (outcome.code != Code::ok) calls_.hear(key, {std::move(error), record()});
 }
 
 void Engine::abort(const CallPtr& call, Code code, Instant now) {
   now_ = now;
-  if (out_ || call->done || aborting_.contains(call->key)) return;
-  aborting_[call->key] = {now + kAbortGrace, code};
+  if (out_ || call->done || call->gave_up) return;
+  calls_.give_up(call, now + kAbortGrace, code);
   report_entered(now, true);
-  session_.request_abort(call->key, code);
+  request_abort(call->key, code);
 }
 
 // ---- threads
@@ -1086,10 +1116,8 @@ void Engine::thread_ended(std::uint64_t thread) {
 }
 
 bool Engine::in_memory_alone(const wire::CallKey& key) const {
-  const auto* operation = std::get_if<wire::OpKey>(&key);
-  if (operation == nullptr) return false;
-  const auto it = operations_.find(*operation);
-  return it != operations_.end() && it->second.local && !it->second.entered;
+  const CallEntry* const entry = calls_.find(key);
+  return entry != nullptr && entry->phase == CallPhase::in_memory && !entry->told_attempt;
 }
 
 void Engine::report_blocked(Instant now) {
@@ -1142,12 +1170,12 @@ void Engine::on_time(Instant now) {
   }
   last_tick_ = now;
   report_entered(now, false);
-  for (const auto& [key, until] : aborting_) {
-    if (now < until.first) continue;
-    const Code code = until.second == Code::interrupted ? Code::interrupted : Code::timeout;
-    const std::string what = wire::describe(key);
+  for (const CallPtr& call : calls_.gave_up()) {
+    const auto [until, code] = *call->gave_up;
+    if (now < until) continue;
+    const std::string what = wire::describe(call->key);
     session_.leave("gave up on " + what);
-    die({code,
+    die({code == Code::interrupted ? code : Code::timeout,
          "no verdict on " + what + " within a second after giving up; this peer has left the run",
          {},
          {}});
@@ -1178,9 +1206,10 @@ void Engine::on_time(Instant now) {
   links_told();
   dial_pipes();
   locality_.on_time(now);
+  locality_told();
   if (prober_.on_time(now) && record() != nullptr) {
     for (const wire::Member& member : record()->members)
-      if (prober_.probes(member.id)) wake(member.id);
+      if (prober_.probes(member.id)) links_.wake(member.id);
   }
   if (measuring() && prober_.over(now)) tell_measurements();
   if (now < next_tick_) return;
@@ -1195,6 +1224,7 @@ void Engine::on_time(Instant now) {
     links_told();
     // Whoever has lost the master knows of no election; so long it may take.
     transfer_.on_time(now, settings.reconnect_timeout + settings.heartbeat_timeout);
+    transfer_told();
   }
   if (now >= next_blocked_) {
     next_blocked_ = now + kBlockedAfter / 2;
@@ -1206,41 +1236,14 @@ Instant Engine::next_deadline() const {
   if (out_) return now_ + std::chrono::seconds(1);
   Instant next = next_tick_;
   if (measuring()) next = std::min(next, prober_.next_deadline());
-  if (!entering_.empty()) next = std::min(next, entering_.front().first);
-  if (!entering_local_.empty()) next = std::min(next, entering_local_.front().first);
+  next = std::min({next, calls_.next_due(), calls_.next_give_up()});
   if (const auto local = locality_.next_deadline()) next = std::min(next, *local);
   if (!control_open_ && !dialling_control_) next = std::min(next, next_control_dial_);
-  for (const auto& [key, until] : aborting_) next = std::min(next, until.first);
   return std::min(next, links_.next_deadline(link_context()));
 }
 
 EngineActions Engine::take_actions() {
-  for (auto* entering : {&entering_, &entering_local_}) {
-    while (!entering->empty()) {
-      const auto it = operations_.find(entering->front().second);
-      if (it != operations_.end() && !it->second.entered) break;
-      entering->pop_front();  // done before its entry fell due: no timer for it
-    }
-  }
-  if (!told_now_.empty()) {
-    std::vector<wire::OpState> states;
-    for (const wire::OpKey& key : std::exchange(told_now_, {})) {
-      const auto it = told_.find(key);
-      if (it != told_.end()) states.push_back(it->second);
-    }
-    session_.report(states);
-  }
-  if (!done_.empty()) {
-    std::vector<wire::OpState> states;
-    for (const wire::OpKey& key : std::exchange(done_, {})) {
-      const auto it = operations_.find(key);
-      // Alone, or aborted a moment ago: nobody asks.
-      if (it == operations_.end() || !it->second.finished) continue;
-      states.push_back({key, it->second.attempt, wire::OpPhase::done, it->second.request.rerun,
-                        it->second.signature});
-    }
-    session_.report(states);
-  }
+  if (calls_.has_reports()) session_.report(calls_.take_reports());
   EngineActions actions = std::exchange(actions_, {});
   actions.local = locality_.take_actions();
   actions.control = session_.take_output();

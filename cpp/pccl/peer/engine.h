@@ -19,57 +19,13 @@
 #include "pccl/link/links.h"
 #include "pccl/measured/live_rates.h"
 #include "pccl/measured/prober.h"
+#include "pccl/peer/calls.h"
 #include "pccl/peer/locality.h"
 #include "pccl/peer/session.h"
 #include "pccl/reduce/quantize.h"
 #include "pccl/state/transfer.h"
 
 namespace pccl::peer {
-
-// A round or an operation, from the user's call to its end. Made by the engine; `done` may be read
-// by any thread, the results only after it.
-struct Call {
-  wire::CallKey key;
-  std::atomic<bool> done{false};
-  Error error{Code::ok, {}, {}, {}};
-  Record record;             // the epoch in which it was decided
-  std::uint64_t answer = 0;  // round
-  std::uint32_t attempts = 0;
-  collective::Traffic traffic;
-  std::unique_ptr<state::Update> update;  // sync: what changes here
-  std::atomic<bool> asks{false};          // sync: Engine::take_question() has something
-  // Of a sync while it runs, for any thread: bytes received and to be received.
-  std::atomic<std::uint64_t> bytes_done{0};
-  std::atomic<std::uint64_t> bytes_wanted{0};
-};
-using CallPtr = std::shared_ptr<Call>;
-
-// What to reduce, and what to do when a member is lost.
-struct OperationRequest {
-  std::vector<collective::ArrayRef> arrays;
-  collective::Kind kind = collective::Kind::all_reduce;
-  // The members by whom the caller counts `root` and `parts`: as of its latest call that ended.
-  // Members that make the same calls have the same view at each, however late they make it; the
-  // present members may be others by then. Null: the present ones.
-  Record view;
-  std::uint32_t root = 0;            // of a broadcast: a rank in `view`
-  std::uint32_t parts = 0;           // members that the arrays are made for; 0: any number
-  ReduceOp op = ReduceOp::sum;       // sum where nothing is combined
-  std::optional<std::uint64_t> tag;  // nothing: matched by order
-  // Without a tag (level 1: with tag 0, the default) one thread makes all calls, unless the caller
-  // sees to the order of its threads' calls.
-  bool any_thread = false;
-  // Runs again when a member is lost; else it fails. A broadcast fails all the same when its root
-  // is lost, and a reduce-scatter at any loss. An all-gather's results are those of fewer members
-  // then, and take the first part of its arrays.
-  bool rerun = false;
-  bool alone_is_error = false;  // level 1: too_few_peers in a world of one
-  std::uint64_t structure = 0;  // hash of what else must agree: key paths, shapes
-  std::string description;      // for errors: "1000 float32"
-  // How elements travel between hosts; a group on one host has nothing to save by it, and reduces
-  // exactly.
-  reduce::Quantization quantization;
-};
 
 // A member's state and what it says of it.
 struct SyncRequest {
@@ -117,11 +73,7 @@ enum class Standing {
 };
 
 // *one thread at a time: whoever drives the loop*
-class Engine final : private SessionHost,
-                     private LocalityHost,
-                     private collective::ExecutorHost,
-                     private state::TransferHost,
-                     private link::Traffic {
+class Engine final : private link::Traffic {
  public:
   Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool);
   ~Engine() override;
@@ -163,7 +115,7 @@ class Engine final : private SessionHost,
   [[nodiscard]] Pace step(Instant now);
   [[nodiscard]] bool shares_memory() const { return locality_.group().is_open(); }
   [[nodiscard]] bool has_actions() const {
-    return locality_.has_actions() || actions_.calls_ended || !told_now_.empty() ||
+    return locality_.has_actions() || actions_.calls_ended || calls_.has_reports() ||
            links_.has_flush();
   }
   void on_time(Instant now);
@@ -236,14 +188,11 @@ class Engine final : private SessionHost,
   [[nodiscard]] const std::string& control_failure() const { return control_failure_; }
   // Sizes over all groups, as of the latest epoch or outcome.
   [[nodiscard]] const wire::Census& census() const { return census_; }
-  [[nodiscard]] std::size_t unfinished() const { return operations_.size(); }
+  [[nodiscard]] std::size_t unfinished() const { return calls_.unfinished(); }
+  [[nodiscard]] std::vector<CallPtr> operation_calls() const;
   // Its end is still to come, or to be confirmed by the master.
-  [[nodiscard]] bool awaits(const wire::CallKey& call) const {
-    if (const auto* key = std::get_if<wire::OpKey>(&call))
-      return operations_.contains(*key) || told_.contains(*key);
-    return rounds_.contains(std::get<wire::RoundKey>(call)) ||
-           (sync_ && sync_->call->key == call) || (optimizing_ && optimizing_->call->key == call);
-  }
+  [[nodiscard]] bool awaits(const wire::CallKey& key) const { return calls_.awaits(key); }
+  [[nodiscard]] const CallTable& calls() const { return calls_; }
   // Connections that ended and others of their link stood in for; frames that went again for it.
   [[nodiscard]] std::uint64_t stand_ins() const { return links_.stand_ins(); }
   [[nodiscard]] std::uint64_t sent_again() const { return links_.sent_again(); }
@@ -251,22 +200,6 @@ class Engine final : private SessionHost,
   [[nodiscard]] const Session& session() const { return session_; }
 
  private:
-  struct Operation {
-    CallPtr call;
-    OperationRequest request;
-    PeerId root;  // of a broadcast; its rank in `world` is request.root
-    std::uint64_t attempt = 0;
-    wire::Signature signature;
-    bool entered = false;   // the master knows of this attempt
-    bool finished = false;  // waits for its verdict
-    bool local = false;     // in memory, with the members of this host
-    // It does not run any more: why. It ends with the master's verdict, which is the same for all.
-    std::optional<Error> failed;
-    Record world;  // of the attempt
-  };
-  struct RoundCall {
-    CallPtr call;
-  };
   struct Sync {
     CallPtr call;
     SyncRequest request;
@@ -291,43 +224,27 @@ class Engine final : private SessionHost,
     Instant since{};
   };
 
-  // SessionHost
-  void on_welcome(const wire::Welcome& welcome, bool again) override;
-  void on_epoch(const Record& record) override;
-  void on_verdict(const wire::Verdict& verdict) override;
-  void on_outcome(const wire::Outcome& outcome) override;
-  void on_prepare(const wire::Prepare& prepare) override;
-  void on_expect(const wire::Expect& expect) override;
-  void on_notice(const std::string& text) override;
-  void on_try(const wire::Try& question) override;
-  void on_relay(const wire::Relay& relay) override;
-  void on_refused(const Error& error) override;
-  // LocalityHost
-  void local_committed(const wire::OpKey& key, const collective::Traffic& traffic,
-                       bool newcomers_wait, bool told) override;
-  void local_escalated(const wire::OpKey& key) override;
-  [[nodiscard]] bool newcomers_wait() const override { return newcomers_ready_; }
-  void neighbourhood(wire::Neighbourhood neighbours) override;
-  void local_log(LogLevel level, std::string text) override { log(level, std::move(text)); }
-  // ExecutorHost
-  void finished(const wire::OpKey& key) override;
-  void wake(const PeerId& peer) override { links_.wake(peer); }
-  bool started(const wire::OpKey& key) override;
-  std::uint64_t release(const PeerId& peer, std::uint64_t token) override {
-    return links_.release(peer, token);
-  }
-  void disagrees(const wire::OpKey& key) override;
-  bool checked(const PeerId& peer) override { return links_.is_checked(peer); }
-  // state::TransferHost
-  void wake_for_state(const PeerId& peer) override { wake(peer); }
-  bool link_up(const PeerId& peer) const override { return links_.is_up(peer); }
-  void release_state(const PeerId& peer, std::uint64_t token) override { release(peer, token); }
-  std::uint64_t unsent_state(const PeerId& peer, std::uint64_t token) const override {
-    return links_.unsent(peer, token);
-  }
-  bool state_checked(const PeerId& peer) const override { return links_.is_checked(peer); }
-  void transfer_planned() override;
-  void transfer_over(Code code, const std::string& reason) override;
+  // -- what the master says
+  void hear(const SessionEvent& event);
+  void on_welcome(const Welcomed& welcomed);
+  void on_epoch(const Record& record);
+  void begin_admission(const Record& record);
+  void end_attempts(const Record& record);
+  void on_verdict(const wire::Verdict& verdict);
+  void on_outcome(const wire::Outcome& outcome);
+  void on_prepare(const wire::Prepare& prepare);
+  void on_expect(const wire::Expect& expect);
+  void on_try(const wire::Try& question);
+  void on_relay(const wire::Relay& relay);
+  // -- what the parts tell. Called after every use of theirs that may.
+  void locality_told();
+  void executor_told();
+  void transfer_told();
+  void on_local_commit(const LocalCommit& commit);
+  [[nodiscard]] bool was_called(const wire::OpKey& key) const;
+  void transfer_planned();
+  void transfer_over(Code code, const std::string& reason);
+
   // link::Traffic
   link::Placement place(link::Stripe& from, const link::FrameHeader& header) override;
   Status arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token,
@@ -349,7 +266,7 @@ class Engine final : private SessionHost,
   // Handles what the links have told. After every call of theirs.
   void links_told();
   void on_link_up(const PeerId& peer);
-  void on_link_down(const PeerId& peer);
+  void on_link_down(const link::LinkDown& down);
   void on_link_failed(const link::LinkFailed& failed);
   void check_prepared();
   void count_for_prober(const link::Stripe& from);
@@ -361,27 +278,30 @@ class Engine final : private SessionHost,
   void enter_sync(wire::RoundKind kind, wire::RoundPayload payload);
   bool move_sync_to(wire::RoundKind kind);
   void begin_sync();
-  void on_sync_outcome(const wire::Outcome& outcome);
+  void on_sync_outcome(const wire::Outcome& outcome, const Error& error);
   std::unique_ptr<state::Update> end_transfer();
   void end_sync(Error error, const Record& record);
-  std::optional<Covering> move_round_to(Call& call, const wire::RoundKey& next);
+  std::optional<Decision> move_round_to(const CallPtr& call, const wire::RoundKey& next);
+  void enter_round(const CallPtr& call, const wire::RoundKey& key, wire::RoundPayload payload);
   void enter_optimize(const wire::RoundKey& key, wire::RoundPayload payload);
-  void on_optimize_outcome(const wire::Outcome& outcome);
+  void on_optimize_outcome(const Error& error);
   void begin_measuring();
   [[nodiscard]] bool measuring() const {
     return optimizing_ && optimizing_->phase == Optimizing::Phase::measuring;
   }
   void tell_measurements();
   void end_optimize(Error error, const Record& record);
-  [[nodiscard]] std::optional<Error> misfit_of(const Operation& operation) const;
-  void run_attempt(Operation& operation);
-  void run_on_network(Operation& operation);
+  [[nodiscard]] std::optional<Error> misfit_of(const CallEntry& operation) const;
+  void run_attempt(const wire::OpKey& key);
+  void run_on_network(const wire::OpKey& key);
+  void stop_attempt(const wire::OpKey& key);
+  void request_abort(const wire::CallKey& key, Code code, const PeerId& lost = {});
   void report_entered(Instant now, bool all);
   void end_call(Call& call, Error error, const Record& record);
   void end_operation(const wire::OpKey& key, Error error, const Record& record);
   void die(Error error);
   void fail_for_all(const wire::OpKey& key, const Error& error);
-  // Whether it runs in memory and the master has not been told of it.
+  // It runs in memory, and the master was not told of this attempt.
   [[nodiscard]] bool in_memory_alone(const wire::CallKey& key) const;
   void report_blocked(Instant now);
   void note_change(const Record& record);
@@ -390,10 +310,10 @@ class Engine final : private SessionHost,
 
   EngineOptions options_;
   Session session_;
+  link::LinkTable links_;
   collective::Executor executor_;
   state::Transfer transfer_;
   Locality locality_;
-  link::LinkTable links_;
   EngineActions actions_;
   Instant now_{};
   Instant last_tick_{};
@@ -428,20 +348,7 @@ class Engine final : private SessionHost,
   std::vector<wire::Member> expected_;
 
   // calls
-  std::map<wire::OpKey, Operation> operations_;
-  std::map<wire::RoundKey, RoundCall> rounds_;
-  std::map<wire::CallKey, std::pair<Instant, Code>>
-      aborting_;  // until when a verdict is waited for
-  std::deque<std::pair<Instant, wire::OpKey>>
-      entering_;  // reports of entry that fall due, in order
-  std::deque<std::pair<Instant, wire::OpKey>> entering_local_;  // the same
-  // Committed in memory, but the master has heard of them: it must hear that they are done.
-  std::map<wire::OpKey, wire::OpState> told_;
-  std::vector<wire::OpKey> told_now_;
-  std::vector<wire::OpKey> done_;  // finished, to be reported
-  std::uint64_t untagged_ = 0;
-  std::map<std::uint64_t, std::uint64_t> tagged_;
-  std::map<wire::RoundKind, std::uint64_t> round_counts_;
+  CallTable calls_;
   std::optional<Sync> sync_;
   std::optional<Optimizing> optimizing_;
   measured::Prober prober_;
@@ -452,7 +359,6 @@ class Engine final : private SessionHost,
   bool owes_sync_ = false;
   // Whether newcomers waited at a commit since the last admission point; nothing: there was none.
   std::optional<bool> newcomers_wait_;
-  bool newcomers_ready_ = false;  // as the master said last
   bool fresh_ = false;
   bool was_member_ = false;
   // Members of the epoch before, in rank order; and lines about changes that the user is still to

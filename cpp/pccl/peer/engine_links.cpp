@@ -94,6 +94,7 @@ void Engine::choose_neighbours() {
     near = prepare_->members;
   }
   locality_.choose(near, joined_, now_);
+  locality_told();
 }
 
 void Engine::dial_pipes() {
@@ -108,7 +109,7 @@ void Engine::links_told() {
     for (link::LinkEvent& event : events) {
       std::visit(Overloaded{
                      [&](const link::LinkUp& up) { on_link_up(up.peer); },
-                     [&](const link::LinkDown& down) { on_link_down(down.peer); },
+                     [&](const link::LinkDown& down) { on_link_down(down); },
                      [&](const link::LinkReport& report) {
                        session_.report_link(report.peer, report.state, report.reason);
                      },
@@ -132,13 +133,15 @@ void Engine::links_told() {
 void Engine::on_link_up(const PeerId& peer) {
   if (out_) return;
   check_prepared();
-  transfer_.link_changed(peer, true);
+  transfer_.link_up(peer);
+  transfer_told();
   dial_pipes();
 }
 
-void Engine::on_link_down(const PeerId& peer) {
-  transfer_.link_changed(peer, false);
-  executor_.reset_link(peer);
+void Engine::on_link_down(const link::LinkDown& down) {
+  transfer_.link_down(down.peer, down.unsent);
+  transfer_told();
+  executor_.reset_link(down.peer);
   if (prepare_) prepared_epoch_ = 0;
 }
 
@@ -147,6 +150,7 @@ void Engine::on_link_failed(const link::LinkFailed& failed) {
     check_prepared();
   } else {
     transfer_.give_up(failed.peer, failed.reason);
+    transfer_told();
   }
 }
 
@@ -161,7 +165,7 @@ void Engine::on_prepare(const wire::Prepare& prepare) {
 void Engine::on_expect(const wire::Expect& expect) {
   if (out_) return;
   expected_ = expect.newcomers;
-  newcomers_ready_ = expect.ready;
+  locality_.newcomers_wait(expect.ready);
   choose_links();
 }
 
@@ -299,7 +303,9 @@ link::Placement Engine::place(link::Stripe& from, const link::FrameHeader& heade
   }
   if (header.type == link::FrameType::state) return transfer_.place(*peer, header);
   if (header.type == link::FrameType::probe) return {};  // drained
-  return executor_.place(*peer, header);
+  link::Placement placement = executor_.place(*peer, header, was_called(header.key));
+  executor_told();
+  return placement;
 }
 
 Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token,
@@ -311,13 +317,17 @@ Status Engine::arrived(link::Stripe& from, const link::FrameHeader& header, std:
   count_for_prober(from);
   if (header.type == link::FrameType::state) {
     const Status status = transfer_.arrived(peer, header, std::move(buffer));
+    transfer_told();
     if (sync_) {
       sync_->call->bytes_wanted = transfer_.bytes_wanted();
       sync_->call->bytes_done = transfer_.bytes_done();
     }
     return status;
   }
-  return executor_.arrived(peer, header, token, std::move(buffer));
+  const Status status =
+      executor_.arrived(peer, header, token, std::move(buffer), was_called(header.key));
+  executor_told();
+  return status;
 }
 
 void Engine::voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) {
@@ -362,10 +372,16 @@ Status Engine::control(link::Stripe& from, const link::FrameHeader& header,
     case link::FrameType::probed:
       prober_.on_probed(peer, header);
       return {};
-    case link::FrameType::fetch:
-      return transfer_.control(peer, header, payload);
-    default:
-      return executor_.control(peer, header);
+    case link::FrameType::fetch: {
+      const Status status = transfer_.control(peer, header, payload);
+      transfer_told();
+      return status;
+    }
+    default: {
+      const Status status = executor_.control(peer, header, was_called(header.key));
+      executor_told();
+      return status;
+    }
   }
 }
 

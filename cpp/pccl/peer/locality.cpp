@@ -81,8 +81,9 @@ void Locality::on_down(const PeerId& peer, const std::string& reason, Instant no
   if (it == neighbours_.end()) return;
   Neighbour& neighbour = it->second;
   if (neighbour.connected || neighbour.pending) {
-    host_.local_log(LogLevel::debug, "no memory shared with " + peer.brief() +
-                                         (neighbour.connected ? " any more: " : ": ") + reason);
+    events_.emplace_back(
+        LocalNotice{LogLevel::debug, "no memory shared with " + peer.brief() +
+                                         (neighbour.connected ? " any more: " : ": ") + reason});
   }
   neighbour.connected = false;
   neighbour.pending = false;
@@ -171,14 +172,15 @@ void Locality::claim() {
   }
   if (claimed == claimed_) return;
   claimed_ = claimed;
-  host_.neighbourhood(std::move(claimed));
+  events_.emplace_back(std::move(claimed));
 }
 
 // Memory was refused: this peer reduces over TCP from now on, and its host with it.
 void Locality::fail(const std::string& what) {
   if (failed_) return;
   failed_ = true;
-  host_.local_log(LogLevel::warn, "no shared memory (" + what + "): reducing over TCP");
+  events_.emplace_back(
+      LocalNotice{LogLevel::warn, "no shared memory (" + what + "): reducing over TCP"});
   for (const auto& [peer, neighbour] : neighbours_) actions_.drops.push_back(peer);
   claim();
 }
@@ -252,8 +254,9 @@ Result<std::pair<memory::RegionPtr, std::uint64_t>> Locality::take_scratch(std::
     const std::size_t size = (most + most / 4 + kMiB - 1) / kMiB * kMiB;
     auto made = options_.make_region(size, memory::Access::read);
     if (!made) {
-      host_.local_log(LogLevel::warn, "no shared memory for results (" + made.error().reason +
-                                          "): this operation goes over TCP");
+      events_.emplace_back(LocalNotice{LogLevel::warn, "no shared memory for results (" +
+                                                           made.error().reason +
+                                                           "): this operation goes over TCP"});
       return made.error();
     }
     scratch_ = std::move(*made);

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "pccl/base/log.h"
@@ -45,24 +46,33 @@ struct LocalityActions {
   }
 };
 
-// Called from inside Locality's methods.
-class LocalityHost {
- public:
-  virtual ~LocalityHost() = default;
-  virtual void local_committed(const wire::OpKey& key, const collective::Traffic& traffic,
-                               bool newcomers_wait, bool told) = 0;
-  virtual void local_escalated(const wire::OpKey& key) = 0;
-  [[nodiscard]] virtual bool newcomers_wait() const = 0;
-  // Whom this peer shares memory with has changed.
-  virtual void neighbourhood(wire::Neighbourhood neighbours) = 0;
-  virtual void local_log(LogLevel level, std::string text) = 0;
+// An operation is over here, and its arrays are not used any more. `told`: the master must hear
+// that it is done.
+struct LocalCommit {
+  wire::OpKey key;
+  collective::Traffic traffic;
+  bool newcomers_wait = false;
+  bool told = false;
 };
+// It goes on over the network, in this epoch, for all members.
+struct LocalEscalation {
+  wire::OpKey key;
+};
+struct LocalNotice {
+  LogLevel level;
+  std::string text;
+};
+// The neighbourhood: with whom this peer shares memory has changed.
+using LocalityEvent = std::variant<LocalCommit, LocalEscalation, wire::Neighbourhood, LocalNotice>;
 
 // *one thread: the engine's*
 class Locality final : private memory::LocalHost {
  public:
-  Locality(LocalityOptions options, const PeerId& self, LocalityHost& host)
-      : options_(std::move(options)), self_(self), host_(host), group_(options_.group, *this) {}
+  Locality(LocalityOptions options, const PeerId& self)
+      : options_(std::move(options)), self_(self), group_(options_.group, *this) {}
+
+  // Newcomers wait to be let in: the next commit in memory says so.
+  void newcomers_wait(bool waiting) { newcomers_wait_ = waiting; }
 
   // Whom to share with: all these, if they are on this host. The newer of a pair connects.
   void choose(const std::vector<wire::Member>& peers, std::uint64_t joined, Instant now);
@@ -88,6 +98,7 @@ class Locality final : private memory::LocalHost {
     return group_.step(now);
   }
 
+  [[nodiscard]] std::vector<LocalityEvent> take_events() { return std::exchange(events_, {}); }
   [[nodiscard]] LocalityActions take_actions() { return std::exchange(actions_, {}); }
   [[nodiscard]] bool has_actions() const { return !actions_.empty(); }
 
@@ -118,11 +129,13 @@ class Locality final : private memory::LocalHost {
   // memory::LocalHost
   void local_committed(const wire::OpKey& key, const collective::Traffic& traffic,
                        bool newcomers_wait, bool told) override {
-    host_.local_committed(key, traffic, newcomers_wait, told);
+    events_.emplace_back(LocalCommit{key, traffic, newcomers_wait, told});
   }
-  void local_escalated(const wire::OpKey& key) override { host_.local_escalated(key); }
+  void local_escalated(const wire::OpKey& key) override {
+    events_.emplace_back(LocalEscalation{key});
+  }
   void ring(std::uint32_t rank) override { actions_.rings.push_back(ranks_[rank]); }
-  [[nodiscard]] bool newcomers_wait() const override { return host_.newcomers_wait(); }
+  [[nodiscard]] bool newcomers_wait() const override { return newcomers_wait_; }
   [[nodiscard]] Result<std::pair<memory::RegionPtr, std::uint64_t>> take_scratch(
       std::size_t bytes) override;
   [[nodiscard]] memory::RegionPtr scratch_of(std::uint32_t rank, std::uint64_t number) override;
@@ -143,9 +156,10 @@ class Locality final : private memory::LocalHost {
 
   LocalityOptions options_;
   PeerId self_;
-  LocalityHost& host_;
   memory::LocalGroup group_;
   LocalityActions actions_;
+  std::vector<LocalityEvent> events_;
+  bool newcomers_wait_ = false;
   std::map<PeerId, Neighbour> neighbours_;
   wire::Neighbourhood claimed_;
   bool failed_ = false;  // there was no memory: over TCP from now on

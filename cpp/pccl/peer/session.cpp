@@ -15,6 +15,8 @@ struct Overloaded : Fs... {
 template <class... Fs>
 Overloaded(Fs...) -> Overloaded<Fs...>;
 
+Error broken(std::string why) { return {Code::refused, std::move(why), {}, {}}; }
+
 }  // namespace
 
 Error loss_error(const wire::EpochRecord& record) {
@@ -44,8 +46,8 @@ void Session::say(const wire::Message& message) {
 void Session::on_open() {
   open_ = true;
   welcomed_ = false;
-  broken_ = {};
   reader_ = wire::FrameReader();
+  to_apply_.clear();
   if (member()) {
     say(rejoin());
   } else {
@@ -61,151 +63,109 @@ void Session::on_lost() {
   output_.clear();
 }
 
-void Session::say_again() {
+void Session::say_again(const std::vector<wire::Message>& open_calls) {
   // Asked for between the Join of this connection and its answer.
   if (!member() && options_.waiting && !options_.start_only) say(wire::RequestAdmission{});
-  for (const wire::Message& message : open_calls()) say(message);
-  for (const auto& [key, request] : aborts_) say(request);
+  for (const wire::Message& message : open_calls) say(message);
   // Also that there is nobody any more.
   if (neighbourhood_) say(*neighbourhood_);
 }
 
-Status Session::on_bytes(std::span<const std::uint8_t> bytes) {
-  reader_.feed(bytes);
-  wire::Frame frame;
+Session::Next Session::next() {
   while (open_) {
+    if (!to_apply_.empty()) {
+      const wire::LogEntry entry = std::move(to_apply_.front());
+      to_apply_.pop_front();
+      auto event = apply(entry);
+      if (!event || *event) return event;
+      continue;
+    }
+    wire::Frame frame;
     const Result<bool> got = reader_.next(frame);
     if (!got) return got.error();
     if (!*got) break;
-    on_frame(frame);
-    if (!broken_) return broken_;
+    auto event = on_frame(frame);
+    if (!event || *event) return event;
   }
-  return {};
+  return Event{};
 }
 
-void Session::on_frame(const wire::Frame& frame) {
-  if (frame.envelope.term < term_) return;  // a master that was replaced
+Session::Next Session::on_frame(const wire::Frame& frame) {
+  if (frame.envelope.term < term_) return Event{};  // a master that was replaced
   if (joined_ && member() && frame.envelope.run != run_ &&
-      !std::holds_alternative<wire::Refused>(frame.message)) {
-    broken_ = Status(Code::refused, "the master speaks of another run");
-    return;
-  }
+      !std::holds_alternative<wire::Refused>(frame.message))
+    return broken("the master speaks of another run");
   run_ = frame.envelope.run;
   term_ = frame.envelope.term;
   if (frame.envelope.ordinal > collected_) {
     collected_ = std::min(frame.envelope.ordinal, applied_);
     while (!log_.empty() && log_.front().ordinal <= collected_) log_.pop_front();
   }
-  std::visit(
+  return std::visit(
       Overloaded{
-          [&](const wire::Welcome& welcome) {
-            const bool again = joined_;
-            joined_ = true;
+          [&](const wire::Welcome& welcome) -> Next {
             welcomed_ = true;
-            if (again) say_again();
-            host_.on_welcome(welcome, again);
+            return Event{Welcomed{welcome, std::exchange(joined_, true)}};
           },
-          [&](const wire::Refused& refused) {
-            // Of a call that the members make differently, this peer is the odd one.
+          [&](const wire::Refused& refused) -> Next {
+            // When the members make a call differently, this peer is the odd one.
             const bool odd = refused.code == Code::mismatched_call;
-            host_.on_refused({refused.code, refused.reason, odd ? options_.id : PeerId{}, {}});
+            return Event{
+                Dismissed{{refused.code, refused.reason, odd ? options_.id : PeerId{}, {}}}};
           },
-          [&](const wire::Log& log) {
-            for (const wire::LogEntry& entry : log.entries) {
-              broken_ = apply(entry);
-              if (!broken_) return;
-            }
+          [&](const wire::Log& log) -> Next {
+            to_apply_.insert(to_apply_.end(), log.entries.begin(), log.entries.end());
+            return Event{};
           },
-          [&](const wire::RequestLog&) {
-            if (!member() || welcomed_) {
-              broken_ = Status(Code::refused, "the master asks for a log that is not due");
-              return;
-            }
+          [&](const wire::RequestLog&) -> Next {
+            if (!member() || welcomed_) return broken("the master asks for a log that is not due");
             for (const wire::LogPart& part : log_parts()) say(part);
+            return Event{};
           },
-          [&](const wire::Prepare& prepare) { host_.on_prepare(prepare); },
-          [&](const wire::Expect& expect) { host_.on_expect(expect); },
-          [&](const wire::Notice& notice) { host_.on_notice(notice.text); },
-          [&](const wire::Try& question) { host_.on_try(question); },
-          [&](const wire::Relay& relay) { host_.on_relay(relay); },
-          [&](const wire::Heartbeat&) {},
-          [&](const auto&) {
-            broken_ = Status(Code::refused, "a message that masters do not send");
-          },
+          [](const wire::Prepare& prepare) -> Next { return Event{prepare}; },
+          [](const wire::Expect& expect) -> Next { return Event{expect}; },
+          [](const wire::Notice& notice) -> Next { return Event{notice}; },
+          [](const wire::Try& question) -> Next { return Event{question}; },
+          [](const wire::Relay& relay) -> Next { return Event{relay}; },
+          [](const wire::Heartbeat&) -> Next { return Event{}; },
+          [](const auto&) -> Next { return broken("a message that masters do not send"); },
       },
       frame.message);
 }
 
-Status Session::apply(const wire::LogEntry& entry) {
+Session::Next Session::apply(const wire::LogEntry& entry) {
   if (member()) {
-    if (entry.ordinal <= applied_) return {};  // sent again after a reconnect
-    if (entry.ordinal != applied_ + 1)
-      return Status(Code::refused, "the master skipped entries of the log");
+    if (entry.ordinal <= applied_) return Event{};  // sent again after a reconnect
+    if (entry.ordinal != applied_ + 1) return broken("the master skipped entries of the log");
   } else if (!std::holds_alternative<wire::EpochRecord>(entry.what)) {
-    return Status(Code::refused, "the log of a newcomer must begin with an epoch");
+    return broken("the log of a newcomer must begin with an epoch");
   }
   if (const auto* epoch = std::get_if<wire::EpochRecord>(&entry.what)) {
+    const std::string senseless = "the master sent an epoch that makes no sense";
     const bool in = std::any_of(epoch->members.begin(), epoch->members.end(),
                                 [&](const wire::Member& m) { return m.id == options_.id; });
-    if (!in || !topology::valid(epoch->plan, epoch->members.size()))
-      return Status(Code::refused, "the master sent an epoch that makes no sense");
-    if (const Status relays = wire::check_relays(*epoch); !relays) {
-      return Status(Code::refused,
-                    "the master sent an epoch that makes no sense: " + relays.error().reason);
-    }
+    if (!in || !topology::valid(epoch->plan, epoch->members.size())) return broken(senseless);
+    if (const Status relays = wire::check_relays(*epoch); !relays)
+      return broken(senseless + ": " + relays.error().reason);
   }
   applied_ = entry.ordinal;
   log_.push_back(entry);
-  std::visit(Overloaded{
-                 [&](const wire::EpochRecord& epoch) {
-                   record_ = std::make_shared<const wire::EpochRecord>(epoch);
-                   if (epoch.cause == wire::Cause::admission) {
-                     operations_.clear();
-                     rounds_.clear();
-                     aborts_.clear();
-                     covering_.clear();
-                   }
-                   for (const wire::OpKey& key : epoch.aborted) {
-                     operations_.erase(key);
-                     aborts_.erase(key);
-                     covering_[key] = {loss_error(epoch), record_};
-                   }
-                   host_.on_epoch(record_);
-                 },
-                 [&](const wire::Verdict& verdict) {
-                   operations_.erase(verdict.key);
-                   aborts_.erase(verdict.key);
-                   if (verdict.code != Code::ok) {
-                     covering_[verdict.key] = {
-                         {verdict.code, verdict.reason, verdict.culprit, verdict.waiting}, record_};
-                   }
-                   host_.on_verdict(verdict);
-                 },
-                 [&](const wire::Outcome& outcome) {
-                   rounds_.erase(outcome.key);
-                   aborts_.erase(outcome.key);
-                   if (wire::changes_record(outcome, *record_)) {
-                     auto record = std::make_shared<wire::EpochRecord>(*record_);
-                     wire::apply(outcome, *record);
-                     record_ = std::move(record);
-                   }
-                   if (outcome.code != Code::ok) {
-                     covering_[outcome.key] = {
-                         {outcome.code, outcome.reason, outcome.culprit, outcome.waiting}, record_};
-                   }
-                   host_.on_outcome(outcome);
-                 },
-             },
-             entry.what);
-  return {};
-}
-
-std::optional<Covering> Session::take_covering(const wire::CallKey& key) {
-  const auto it = covering_.find(key);
-  if (it == covering_.end()) return std::nullopt;
-  Covering covering = std::move(it->second);
-  covering_.erase(it);
-  return covering;
+  return std::visit(Overloaded{
+                        [&](const wire::EpochRecord& epoch) -> Next {
+                          record_ = std::make_shared<const wire::EpochRecord>(epoch);
+                          return Event{NewEpoch{record_}};
+                        },
+                        [](const wire::Verdict& verdict) -> Next { return Event{verdict}; },
+                        [&](const wire::Outcome& outcome) -> Next {
+                          if (wire::changes_record(outcome, *record_)) {
+                            auto record = std::make_shared<wire::EpochRecord>(*record_);
+                            wire::apply(outcome, *record);
+                            record_ = std::move(record);
+                          }
+                          return Event{outcome};
+                        },
+                    },
+                    entry.what);
 }
 
 wire::Rejoin Session::rejoin() const {
@@ -225,17 +185,6 @@ std::vector<wire::LogPart> Session::log_parts() const {
   return parts;
 }
 
-std::vector<wire::Message> Session::open_calls() const {
-  std::vector<wire::OpState> states;
-  for (const auto& [key, state] : operations_) states.push_back(state);
-  std::vector<wire::Message> messages;
-  for (auto& part : wire::in_parts(std::move(states)))
-    messages.emplace_back(wire::OpReport{std::move(part)});
-  for (const auto& [key, payload] : rounds_)
-    messages.emplace_back(wire::EnterRound{{key, payload}});
-  return messages;
-}
-
 void Session::request_admission() {
   options_.waiting = true;
   options_.start_only = false;
@@ -252,21 +201,12 @@ void Session::prepared(std::uint64_t epoch, const std::vector<PeerId>& without) 
 }
 
 void Session::enter(const wire::RoundKey& key, wire::RoundPayload payload) {
-  say(wire::EnterRound{{key, payload}});
-  rounds_[key] = std::move(payload);
+  say(wire::EnterRound{{key, std::move(payload)}});
 }
 
 void Session::report(const std::vector<wire::OpState>& states) {
-  if (states.empty()) return;
-  for (const wire::OpState& state : states) operations_[state.key] = state;
-  if (!welcomed_) return;
+  if (states.empty() || !welcomed_) return;
   for (auto& part : wire::in_parts(states)) say(wire::OpReport{std::move(part)});
-}
-
-void Session::request_abort(const wire::CallKey& key, Code code, const PeerId& lost) {
-  const wire::AbortRequest request{key, code, lost};
-  aborts_[key] = request;
-  say(request);
 }
 
 void Session::report_link(const PeerId& peer, wire::LinkState state, const std::string& reason) {

@@ -1,23 +1,22 @@
-// A peer's conversation with the master: joins, follows the group's log, reports its calls, comes
-// back after a broken connection. Sans-I/O: bytes in, bytes out; what it learns goes to its host.
+// A peer's conversation with the master: joins, follows the group's log, comes back after a broken
+// connection. Pure: bytes come in, bytes and SessionEvents go out.
 #pragma once
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "pccl/base/error.h"
 #include "pccl/base/ids.h"
+#include "pccl/peer/calls.h"
 #include "pccl/wire/messages.h"
 
 namespace pccl::peer {
-
-using Record = std::shared_ptr<const wire::EpochRecord>;
 
 struct JoinOptions {
   PeerId id;
@@ -35,55 +34,49 @@ struct JoinOptions {
   std::uint32_t ranks_per_replica = 0;
 };
 
-// What members find that call an operation a loss ended before they came to it.
+// The error of a call that a loss ended before this member came to it.
 Error loss_error(const wire::EpochRecord& record);
 
-// How a call ended, and the epoch in which that was decided: what a member that makes the call
-// later must be told, exactly as those that were in it.
-struct Covering {
-  Error error;
+// What the master says, one thing at a time.
+struct Welcomed {
+  wire::Welcome welcome;
+  bool again = false;  // this peer was welcomed before, on another connection
+};
+struct NewEpoch {
   Record record;
 };
-
-// What a session tells. Called from inside its methods.
-class SessionHost {
- public:
-  virtual ~SessionHost() = default;
-  virtual void on_welcome(const wire::Welcome& welcome, bool again) = 0;
-  virtual void on_epoch(const Record& record) = 0;
-  virtual void on_verdict(const wire::Verdict& verdict) = 0;
-  virtual void on_outcome(const wire::Outcome& outcome) = 0;
-  virtual void on_prepare(const wire::Prepare& prepare) = 0;
-  virtual void on_expect(const wire::Expect& expect) = 0;
-  virtual void on_notice(const std::string& text) = 0;
-  virtual void on_try(const wire::Try& question) = 0;
-  virtual void on_relay(const wire::Relay& relay) = 0;
-  // The master wants this peer no more.
-  virtual void on_refused(const Error& error) = 0;
+struct Dismissed {  // the master wants this peer no more
+  Error error;
 };
+using SessionEvent = std::variant<Welcomed, NewEpoch, wire::Verdict, wire::Outcome, wire::Prepare,
+                                  wire::Expect, wire::Notice, wire::Try, wire::Relay, Dismissed>;
 
 // *one thread: the engine's*
 class Session {
  public:
-  Session(JoinOptions options, SessionHost& host) : options_(std::move(options)), host_(host) {}
+  explicit Session(JoinOptions options) : options_(std::move(options)) {}
 
   // -- the control connection
   void on_open();  // says Join or Rejoin
-  // A bad status: these bytes are no master's; drop the connection.
-  Status on_bytes(std::span<const std::uint8_t> bytes);
+  void on_bytes(std::span<const std::uint8_t> bytes) { reader_.feed(bytes); }
+  // The next thing that the bytes say; record() is as of it. Nothing: more bytes are needed. Error:
+  // these are no master's bytes; drop the connection.
+  using Event = std::optional<SessionEvent>;
+  using Next = Result<Event>;
+  [[nodiscard]] Next next();
   void on_lost();
   [[nodiscard]] std::vector<wire::Bytes> take_output() { return std::exchange(output_, {}); }
   [[nodiscard]] bool welcomed() const { return welcomed_; }
 
-  // -- what the peer says. Dropped while the connection is down; on Welcome all that still matters
-  // is said again.
+  // -- what the peer says. Dropped while the connection is down.
+  // All that still matters, on a new connection. `open_calls`: CallTable::open_messages.
+  void say_again(const std::vector<wire::Message>& open_calls);
   void request_admission();
   void withdraw_admission();
   void prepared(std::uint64_t epoch, const std::vector<PeerId>& without);
   void enter(const wire::RoundKey& key, wire::RoundPayload payload = wire::Nothing{});
   void report(const std::vector<wire::OpState>& states);
-  // `lost`: wire::AbortRequest::lost.
-  void request_abort(const wire::CallKey& key, Code code, const PeerId& lost = {});
+  void request_abort(const wire::AbortRequest& request) { say(request); }
   void measured(const wire::Measurements& row);
   void report_link(const PeerId& peer, wire::LinkState state, const std::string& reason);
   void blocked(const wire::Blocked& blocked);
@@ -102,27 +95,18 @@ class Session {
   [[nodiscard]] std::uint32_t term() const { return term_; }
   [[nodiscard]] const Record& record() const { return record_; }  // null before the admission
   [[nodiscard]] bool member() const { return record_ != nullptr; }
-  // The messages of a member that comes back: the first one, the answer to RequestLog, and what
-  // follows the Welcome. REQUIRES: member().
+  // The messages of a member that comes back: the first one, and the answer to RequestLog.
+  // REQUIRES: member().
   [[nodiscard]] wire::Rejoin rejoin() const;
   [[nodiscard]] std::vector<wire::LogPart> log_parts() const;
-  [[nodiscard]] std::vector<wire::Message> open_calls() const;
-  // The verdict a call that is entered only now has got already; each is given once.
-  [[nodiscard]] std::optional<Covering> take_covering(const wire::CallKey& key);
   [[nodiscard]] std::uint64_t applied() const { return applied_; }
-  // The master was told of this operation, in this attempt or one before, and has not decided it.
-  [[nodiscard]] bool has_reported(const wire::OpKey& key) const {
-    return operations_.contains(key);
-  }
 
  private:
   void say(const wire::Message& message);
-  void say_again();
-  void on_frame(const wire::Frame& frame);
-  Status apply(const wire::LogEntry& entry);
+  [[nodiscard]] Next on_frame(const wire::Frame& frame);
+  [[nodiscard]] Next apply(const wire::LogEntry& entry);
 
   JoinOptions options_;
-  SessionHost& host_;
   wire::FrameReader reader_;
   std::vector<wire::Bytes> output_;
   bool open_ = false;
@@ -133,13 +117,9 @@ class Session {
   Record record_;
   std::uint64_t applied_ = 0;
   std::uint64_t collected_ = 0;
-  std::deque<wire::LogEntry> log_;                   // not known to be collected by all
-  std::map<wire::OpKey, wire::OpState> operations_;  // reported, without a verdict
-  std::map<wire::RoundKey, wire::RoundPayload> rounds_;
-  std::map<wire::CallKey, wire::AbortRequest> aborts_;
+  std::deque<wire::LogEntry> log_;       // not known to be collected by all
+  std::deque<wire::LogEntry> to_apply_;  // of the latest frame
   std::optional<wire::Neighbourhood> neighbourhood_;
-  std::map<wire::CallKey, Covering> covering_;
-  Status broken_;
 };
 
 }  // namespace pccl::peer

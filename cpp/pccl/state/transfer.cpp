@@ -62,7 +62,7 @@ void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<const
     newcomer_ = contains(decision_.newcomers, self_);
     order_ = sources_of(decision_, self_);
     partners_ = order_;
-    for (const PeerId& source : order_) sources_[source].up = host_.link_up(source);
+    for (const PeerId& source : order_) sources_[source].up = links_.is_up(source);
     ask_manifest();
   } else {
     phase_ = Phase::serving;
@@ -75,7 +75,7 @@ void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<const
     if (sync != id || phase_ != Phase::serving || !contains(partners_, peer)) continue;
     std::erase_if(client.chunks, [&](std::uint32_t chunk) { return chunk >= my_index_->count(); });
     clients_[peer] = std::move(client);
-    host_.wake_for_state(peer);
+    links_.wake(peer);
   }
   std::erase_if(early_, [&](const auto& item) { return item.second.first <= id; });
 }
@@ -137,9 +137,9 @@ std::unique_ptr<Update> Transfer::end() {
 void Transfer::release() {
   releasing_ = true;
   for (const PeerId& peer : partners_) {
-    tx_bytes_ -= std::min(tx_bytes_, host_.unsent_state(peer, kTokenBase + token_));
-    host_.release_state(peer, kTokenBase + token_);
-    host_.release_state(peer, kManifestToken + token_);
+    tx_bytes_ -= std::min(tx_bytes_, links_.unsent(peer, kTokenBase + token_));
+    links_.release(peer, kTokenBase + token_);
+    links_.release(peer, kManifestToken + token_);
   }
   releasing_ = false;
 }
@@ -183,32 +183,33 @@ void Transfer::set_members(const std::vector<wire::Member>& members) {
   }
 }
 
-void Transfer::link_changed(const PeerId& peer, bool up) {
-  if (!up) {
-    clients_.erase(peer);  // it asks again on the new link
-    early_.erase(peer);
-    fetches_.erase(peer);
-    if (active_) tx_bytes_ -= std::min(tx_bytes_, host_.unsent_state(peer, kTokenBase + token_));
-  }
+void Transfer::link_up(const PeerId& peer) {
   const auto it = sources_.find(peer);
   if (it == sources_.end()) return;
-  Source& source = it->second;
-  source.up = up;
-  if (!up) {
-    for (const std::uint32_t chunk : std::exchange(source.asked, {})) {
-      Wanted& wanted = wanted_.at(chunk);
-      wanted.placed = false;
-      (wanted.loose ? loose_todo_ : todo_).push_front(chunk);
-    }
-    if (!order_.empty() && peer == order_.front()) manifest_asked_ = manifest_placed_ = false;
-    ask();  // the others
-    return;
-  }
+  it->second.up = true;
   if (phase_ == Phase::manifest) {
     ask_manifest();
   } else {
     ask();
   }
+}
+
+void Transfer::link_down(const PeerId& peer, const link::UnsentBytes& unsent) {
+  clients_.erase(peer);  // it asks again on the new link
+  early_.erase(peer);
+  fetches_.erase(peer);
+  const auto mine = unsent.find(kTokenBase + token_);
+  if (active_ && mine != unsent.end()) tx_bytes_ -= std::min(tx_bytes_, mine->second);
+  const auto it = sources_.find(peer);
+  if (it == sources_.end()) return;
+  it->second.up = false;
+  for (const std::uint32_t chunk : std::exchange(it->second.asked, {})) {
+    Wanted& wanted = wanted_.at(chunk);
+    wanted.placed = false;
+    (wanted.loose ? loose_todo_ : todo_).push_front(chunk);
+  }
+  if (!order_.empty() && peer == order_.front()) manifest_asked_ = manifest_placed_ = false;
+  ask();  // the others
 }
 
 // It has sent something, or was not asked for anything.
@@ -245,7 +246,7 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
   const bool first = !order_.empty() && order_.front() == peer;
   // What of it is still under way must not land where another source's bytes are by then.
   releasing_ = true;
-  host_.release_state(peer, kTokenBase + token_);
+  links_.release(peer, kTokenBase + token_);
   releasing_ = false;
   last_failure_ = "peer " + peer.brief() + ": " + why;
   for (const std::uint32_t chunk : it->second.asked) {
@@ -259,8 +260,8 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
   if (order_.empty()) {
     if (phase_ == Phase::complete) return;
     over_ = true;
-    host_.transfer_over(Code::peer_lost,
-                        "nobody is left who has the state (" + last_failure_ + ")");
+    events_.over =
+        Error{Code::peer_lost, "nobody is left who has the state (" + last_failure_ + ")", {}, {}};
     return;
   }
   if (first && newcomer_ && phase_ == Phase::chunks) {
@@ -312,7 +313,7 @@ void Transfer::send_fetch(const PeerId& to, const Fetch& fetch) {
   const iovec whole = vec(payload.data(), payload.size());
   head.checksum = link::checksum(head, {&whole, 1});
   fetches_[to].push_back(link::make_frame(head, std::move(payload)));
-  host_.wake_for_state(to);
+  links_.wake(to);
 }
 
 // Keeps every source's window full.
@@ -392,7 +393,7 @@ void Transfer::plan() {
   }
   left_ = wanted_.size();
   phase_ = Phase::chunks;
-  host_.transfer_planned();
+  events_.planned = true;
   ask();
   check_over();
 }
@@ -401,7 +402,7 @@ void Transfer::check_over() {
   if (over_ || phase_ != Phase::chunks || left_ > 0) return;
   phase_ = Phase::complete;
   over_ = true;
-  host_.transfer_over(Code::ok, {});
+  events_.over = Error{Code::ok, {}, {}, {}};
 }
 
 // ---- the link's side
@@ -482,7 +483,8 @@ void Transfer::take_manifest(const PeerId& from, std::span<const std::uint8_t> b
     plan();
   } catch (const std::bad_alloc&) {
     over_ = true;
-    host_.transfer_over(Code::internal_error, "no memory for the state that is to be received");
+    events_.over =
+        Error{Code::internal_error, "no memory for the state that is to be received", {}, {}};
   }
 }
 
@@ -532,7 +534,7 @@ Status Transfer::control(const PeerId& from, const link::FrameHeader& header,
       return Status(Code::refused, "a request for a chunk that does not exist");
     client.chunks.push_back(chunk);
   }
-  if (now) host_.wake_for_state(from);
+  if (now) links_.wake(from);
   return {};
 }
 
@@ -570,7 +572,7 @@ bool Transfer::next(const PeerId& to, link::OutgoingFrame& frame) {
   } else {
     return false;
   }
-  if (host_.state_checked(to)) head.checksum = link::checksum(head, frame.payload);
+  if (links_.is_checked(to)) head.checksum = link::checksum(head, frame.payload);
   frame.header = link::encode(head);
   frame.payload_bytes = head.payload_bytes;
   frame.trailer = true;

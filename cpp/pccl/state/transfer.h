@@ -14,6 +14,7 @@
 
 #include "pccl/base/buffer.h"
 #include "pccl/base/error.h"
+#include "pccl/link/carrier.h"
 #include "pccl/link/stripe.h"
 #include "pccl/state/manifest.h"
 
@@ -56,34 +57,25 @@ struct Update {
   wire::SyncDecision decision;
 };
 
-// What the transfer needs around it. Called from inside its methods.
-class TransferHost {
- public:
-  virtual ~TransferHost() = default;
-  virtual void wake_for_state(const PeerId& peer) = 0;
-  [[nodiscard]] virtual bool link_up(const PeerId& peer) const = 0;
-  virtual void release_state(const PeerId& peer, std::uint64_t token) = 0;
-  // Bytes of frames with that token that were lined up for the peer and not written whole.
-  [[nodiscard]] virtual std::uint64_t unsent_state(const PeerId& peer,
-                                                   std::uint64_t token) const = 0;
-  [[nodiscard]] virtual bool state_checked(const PeerId& peer) const = 0;
+struct TransferEvents {
   // This receiver knows what it is to receive; also again, when that has changed.
-  virtual void transfer_planned() = 0;
+  bool planned = false;
   // This receiver has everything (ok), or nobody is left to give it (peer_lost).
-  virtual void transfer_over(Code code, const std::string& reason) = 0;
+  std::optional<Error> over;
 };
 
 // One sync's transfer at a time. *one thread: the engine's*
 class Transfer {
  public:
-  Transfer(std::shared_ptr<BufferPool> pool, TransferHost& host)
-      : pool_(std::move(pool)), host_(host) {}
+  Transfer(std::shared_ptr<BufferPool> pool, link::Carrier& links)
+      : pool_(std::move(pool)), links_(links) {}
 
   // The master has elected. Memory of `mine` must stay valid until end().
   void begin(const SyncId& id, const PeerId& self, std::shared_ptr<const LocalState> mine,
              const wire::SyncDecision& decision);
   // No memory is used any more when this returns. The update of a receiver that has everything.
   std::unique_ptr<Update> end();
+  [[nodiscard]] TransferEvents take_events() { return std::exchange(events_, {}); }
   [[nodiscard]] bool active() const { return active_; }
   // Chunks are still missing here.
   [[nodiscard]] bool receiving() const {
@@ -97,12 +89,14 @@ class Transfer {
 
   // Entries of the elected state that are new here, or take the place of what cannot be written.
   [[nodiscard]] std::vector<wire::StateEntry> replacements() const;
-  // This receiver takes no more part; transfer_over is not called any more.
+  // This receiver takes no more part; it is never over.
   void stop();
 
   // The members are these now.
   void set_members(const std::vector<wire::Member>& members);
-  void link_changed(const PeerId& peer, bool up);  // down: before its stripes are closed
+  void link_up(const PeerId& peer);
+  // Its stripes are closed. `unsent`: of what was lined up on them.
+  void link_down(const PeerId& peer, const link::UnsentBytes& unsent);
   // Now and then. Sources that have sent nothing of what they were asked for `limit` are dropped.
   void on_time(Instant now, Duration limit);
   // There is no way to that peer.
@@ -159,9 +153,10 @@ class Transfer {
   [[nodiscard]] std::uint64_t window() const;
 
   std::shared_ptr<BufferPool> pool_;
-  TransferHost& host_;
+  link::Carrier& links_;
+  TransferEvents events_;
   bool active_ = false;
-  bool over_ = false;       // transfer_over was called
+  bool over_ = false;       // it was said
   bool releasing_ = false;  // what is voided now is voided by us
   SyncId id_;
   SyncId newest_;  // the last that began here

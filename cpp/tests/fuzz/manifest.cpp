@@ -14,7 +14,7 @@ namespace {
 constexpr state::SyncId kSync{5, 2};
 constexpr std::uint32_t kManifestSegment = 0xffffffff;
 
-class Play final : private state::TransferHost {
+class Play final : private link::Carrier {
  public:
   Play(bool receives, const wire::Digest& content)
       : transfer_(std::make_shared<BufferPool>(0), *this) {
@@ -38,7 +38,11 @@ class Play final : private state::TransferHost {
     header.key.sequence = kSync.sequence + (what % 16 == 15 ? 1 : 0);
     switch (what % 16) {
       case 0:
-        transfer_.link_changed(from, script.byte() % 2 != 0);
+        if (script.byte() % 2 != 0) {
+          transfer_.link_up(from);
+        } else {
+          transfer_.link_down(from, {});
+        }
         break;
       case 1:
         now_ += std::chrono::seconds(script.byte());
@@ -131,13 +135,11 @@ class Play final : private state::TransferHost {
     (void)transfer_.arrived(from, header, std::move(placement.buffer));
   }
 
-  void wake_for_state(const PeerId&) override {}
-  bool link_up(const PeerId& id) const override { return id == peer(1); }
-  void release_state(const PeerId&, std::uint64_t) override {}
-  std::uint64_t unsent_state(const PeerId&, std::uint64_t) const override { return 0; }
-  bool state_checked(const PeerId&) const override { return true; }
-  void transfer_planned() override {}
-  void transfer_over(Code, const std::string&) override {}
+  void wake(const PeerId&) override {}
+  std::uint64_t release(const PeerId&, std::uint64_t) override { return 0; }
+  std::uint64_t unsent(const PeerId&, std::uint64_t) const override { return 0; }
+  bool is_up(const PeerId& id) const override { return id == peer(1); }
+  bool is_checked(const PeerId&) const override { return true; }
 
   Arrays mine_{7};
   state::Transfer transfer_;

@@ -590,14 +590,14 @@ void Checks::rebuild_now() {
     return;
   }
   std::vector<master::Returned> reports;
-  std::vector<const peer::Session*> returned;  // by connection, from 1
+  std::vector<const peer::Engine*> returned;  // by connection, from 1
   for (const wire::Member& member : group->record().members) {
     Host* host = world_.host_of(member.id);
     if (host == nullptr || !host->alive() || host->frozen() || !host->control_quiet()) return;
     const peer::Session& session = host->engine().session();
     if (!session.member() || !session.welcomed()) return;
     reports.emplace_back(reports.size() + 1, session.rejoin());
-    returned.push_back(&session);
+    returned.push_back(&host->engine());
   }
   // The master waits for no call that its member has finished: it would wait for ever.
   for (const auto& [key, id] : group->open_entries()) {
@@ -611,7 +611,7 @@ void Checks::rebuild_now() {
   }
   Nobody nobody;
   const auto session_on = [&](master::ConnectionId connection) -> const peer::Session& {
-    return *returned[connection - 1];
+    return returned[connection - 1]->session();
   };
   std::vector<wire::LogEntry> log;
   for (const wire::LogPart& part : session_on(master::newest(reports).connection()).log_parts())
@@ -620,7 +620,11 @@ void Checks::rebuild_now() {
       master::Group::rebuild(of, world_.master_options, nobody, reports, log, world_.now());
   for (const master::Returned& one : reports) {
     const peer::Session& session = session_on(one.connection());
-    const std::vector<wire::Message> calls = session.open_calls();
+    // (Of requests to end a call, the master has none or has decided them.)
+    std::vector<wire::Message> calls = returned[one.connection() - 1]->calls().open_messages();
+    std::erase_if(calls, [](const wire::Message& message) {
+      return std::holds_alternative<wire::AbortRequest>(message);
+    });
     if (!calls.empty() && world_.bug_due(Bug::forget_entry)) continue;
     const wire::Envelope envelope{session.run(), session.term(), session.applied()};
     for (const wire::Message& message : calls)

@@ -234,7 +234,7 @@ class Play {
 
 // Rank 0 of three that sum `elements` float32 each, cut into segments of 4 KiB, with 64 KiB of
 // memory for others' contributions. Epoch 1.
-class Sums final : private pccl::collective::ExecutorHost {
+class Sums final : private pccl::link::Carrier {
  public:
   explicit Sums(std::size_t elements)
       : executor_({.buffer_bytes = 64 << 10}, std::make_shared<pccl::BufferPool>(0), *this),
@@ -266,7 +266,7 @@ class Sums final : private pccl::collective::ExecutorHost {
     pccl::link::FrameHeader header = header_for(sequence, attempt);
     header.type = what == "ask" ? pccl::link::FrameType::ask : pccl::link::FrameType::ready;
     header.credit = credit;
-    const pccl::Status status = executor_.control(peer(from), header);
+    const pccl::Status status = executor_.control(peer(from), header, false);
     return status ? "" : status.error().reason;
   }
 
@@ -279,7 +279,7 @@ class Sums final : private pccl::collective::ExecutorHost {
     header.payload_bytes = bytes;
     header.eager = eager;
     header.final = final;
-    pccl::link::Placement placement = executor_.place(peer(from), header);
+    pccl::link::Placement placement = executor_.place(peer(from), header, false);
     switch (placement.kind) {
       case pccl::link::Placement::Kind::drain:
         return "drain";
@@ -291,7 +291,8 @@ class Sums final : private pccl::collective::ExecutorHost {
         break;
     }
     for (const iovec& part : placement.where) std::memset(part.iov_base, 0, part.iov_len);
-    (void)executor_.arrived(peer(from), header, placement.token, std::move(placement.buffer));
+    (void)executor_.arrived(peer(from), header, placement.token, std::move(placement.buffer),
+                            false);
     return "store";
   }
 
@@ -318,12 +319,11 @@ class Sums final : private pccl::collective::ExecutorHost {
     header.attempt = attempt;
     return header;
   }
-  void finished(const wire::OpKey&) override {}
   void wake(const PeerId&) override {}
-  bool started(const wire::OpKey&) override { return false; }
   std::uint64_t release(const PeerId&, std::uint64_t) override { return 0; }
-  void disagrees(const wire::OpKey&) override {}
-  bool checked(const PeerId&) override { return false; }
+  std::uint64_t unsent(const PeerId&, std::uint64_t) const override { return 0; }
+  bool is_up(const PeerId&) const override { return true; }
+  bool is_checked(const PeerId&) const override { return false; }
 
   pccl::collective::Executor executor_;
   std::size_t elements_;

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "pccl/link/carrier.h"
 #include "pccl/peer/session.h"
 #include "pccl/topology/plan.h"
 
@@ -64,7 +65,7 @@ std::shared_ptr<state::LocalState> hashed(std::vector<wire::Bytes>& arrays, bool
 }
 
 // Peer 0, which receives arrays "a", "b", ... from the holders 1, 2, ...
-class Receiver final : private state::TransferHost {
+class Receiver final : private stripes::Carrier {
  public:
   Receiver(const std::vector<nb::bytes>& old, const std::vector<nb::bytes>& now,
            std::uint8_t holders, bool writable) {
@@ -141,7 +142,13 @@ class Receiver final : private state::TransferHost {
   void voided(int number) {
     transfer_.voided(peer(frames_.at(number).from), frames_.at(number).header);
   }
-  void link(std::uint8_t of, bool up) { transfer_.link_changed(peer(of), up); }
+  void link(std::uint8_t of, bool up) {
+    if (up) {
+      transfer_.link_up(peer(of));
+    } else {
+      transfer_.link_down(peer(of), {});
+    }
+  }
   // The clock stands at so many seconds; sources may be silent for ten.
   void tick(int seconds) {
     transfer_.on_time(pccl::Instant(std::chrono::seconds(1000 + seconds)),
@@ -175,7 +182,11 @@ class Receiver final : private state::TransferHost {
       chunks.push_back(stripes::decode(frame.header)->segment);
     return chunks;
   }
-  [[nodiscard]] std::optional<std::pair<unsigned, std::string>> over() const { return over_; }
+  [[nodiscard]] std::optional<std::pair<unsigned, std::string>> over() {
+    if (const auto told = transfer_.take_events().over)
+      over_ = {static_cast<unsigned>(told->code), told->reason};
+    return over_;
+  }
   // The arrays after the sync.
   std::vector<nb::bytes> result() {
     const std::unique_ptr<state::Update> update = transfer_.end();
@@ -200,22 +211,19 @@ class Receiver final : private state::TransferHost {
     stripes::Placement placement;
     wire::Bytes bytes;
   };
-  void wake_for_state(const PeerId&) override {}
-  bool link_up(const PeerId&) const override { return true; }
-  void release_state(const PeerId& of, std::uint64_t) override {
+  void wake(const PeerId&) override {}
+  bool is_up(const PeerId&) const override { return true; }
+  std::uint64_t release(const PeerId& of, std::uint64_t) override {
     for (auto& [number, frame] : frames_) {
       if (peer(frame.from) != of || frame.placement.kind != stripes::Placement::Kind::store)
         continue;
       frame.placement = {};
       transfer_.voided(of, frame.header);
     }
+    return 0;
   }
-  std::uint64_t unsent_state(const PeerId&, std::uint64_t) const override { return 0; }
-  bool state_checked(const PeerId&) const override { return false; }
-  void transfer_planned() override {}
-  void transfer_over(pccl::Code code, const std::string& reason) override {
-    over_ = {static_cast<unsigned>(code), reason};
-  }
+  std::uint64_t unsent(const PeerId&, std::uint64_t) const override { return 0; }
+  bool is_checked(const PeerId&) const override { return false; }
 
   std::vector<wire::Bytes> old_;
   std::vector<wire::Bytes> new_;
@@ -226,47 +234,42 @@ class Receiver final : private state::TransferHost {
   state::Transfer transfer_{std::make_shared<pccl::BufferPool>(0), *this};
 };
 
-class Nobody final : public pccl::peer::SessionHost {
- public:
-  void on_welcome(const wire::Welcome&, bool) override {}
-  void on_epoch(const pccl::peer::Record&) override {}
-  void on_verdict(const wire::Verdict&) override {}
-  void on_outcome(const wire::Outcome&) override {}
-  void on_prepare(const wire::Prepare&) override {}
-  void on_expect(const wire::Expect&) override {}
-  void on_notice(const std::string&) override {}
-  void on_try(const wire::Try&) override {}
-  void on_relay(const wire::Relay&) override {}
-  void on_refused(const pccl::Error&) override {}
-};
-
 // Sizes of the first message of a member that comes back while it is in the second round of a sync,
 // and of what it says after the master's welcome.
 std::pair<std::size_t, std::vector<std::size_t>> rejoin_sizes(std::size_t entries,
                                                               std::size_t name_bytes) {
-  Nobody host;
   pccl::peer::JoinOptions options;
   options.id = peer(1);
-  pccl::peer::Session session(options, host);
+  pccl::peer::Session session(options);
   wire::EpochRecord record;
   record.epoch = record.admission = 1;
   record.members = {{peer(1), 1, {}, {}}};
   record.plan = *pccl::topology::make_plan(1, 1 << 19, {});
   const wire::Envelope envelope{7, 1, 0};
+  const auto hear = [&](const wire::Message& message) {
+    session.on_bytes(wire::encode(envelope, message));
+    for (auto event = session.next(); event && *event; event = session.next()) {
+    }
+  };
   session.on_open();
-  (void)session.on_bytes(wire::encode(envelope, wire::Welcome{}));
-  (void)session.on_bytes(wire::encode(envelope, wire::Log{{{1, record}}}));
+  hear(wire::Welcome{});
+  hear(wire::Log{{{1, record}}});
   wire::SyncDetail detail;
   for (std::size_t i = 0; i < entries; ++i) {
     wire::StateEntry entry;
     entry.name = std::string(name_bytes, 'x');
     detail.entries.push_back(std::move(entry));
   }
-  session.enter({wire::RoundKind::sync_detail, 1, 0}, std::move(detail));
+  pccl::peer::CallTable calls;
+  calls.begin_admission(record.admission);
+  const wire::RoundKey key{wire::RoundKind::sync_detail, 1, 0};
+  calls.open(key, std::make_shared<pccl::peer::Call>()).entered = detail;
+  session.enter(key, std::move(detail));
   session.on_lost();
   session.on_open();
   const std::vector<wire::Bytes> first = session.take_output();
-  (void)session.on_bytes(wire::encode(envelope, wire::Welcome{}));
+  hear(wire::Welcome{});
+  session.say_again(calls.open_messages());
   std::vector<std::size_t> later;
   for (const wire::Bytes& bytes : session.take_output()) later.push_back(bytes.size());
   return {first.at(0).size(), later};
