@@ -33,7 +33,7 @@ def test_peers_get_the_exact_sum_and_the_same_bytes() -> None:
         assert sorted(answer["rank"] for answer in answers) == [0, 1, 2]
 
 
-def test_a_tree_of_mixed_arrays_is_one_operation() -> None:
+def test_a_tree_of_mixed_arrays_is_reduced() -> None:
     code = """
     start()
     me = value(pccl.init_peer)
@@ -46,11 +46,11 @@ def test_a_tree_of_mixed_arrays_is_one_operation() -> None:
     want = expected(info)
     ok = (result["a"] == want).all() and (result["b"][0] == 2).all() and result["b"][1] == want
     ok = ok and (result["c"][0] == want).all() and result["c"][1].shape == () and result["c"][1] == 5.0
-    say(event="done", ok=bool(ok), attempts=info.attempts)
+    say(event="done", ok=bool(ok))
     """
     with running() as run:
         for peer in run.peers(2, code):
-            assert peer.expect("done") == {"event": "done", "ok": True, "attempts": 1}
+            assert peer.expect("done") == {"event": "done", "ok": True}
 
 
 @pytest.mark.parametrize("leaves", [1_100, 100_000])
