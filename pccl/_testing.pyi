@@ -35,6 +35,9 @@ class SimulationReport(TypedDict):
     sync_bytes: int
     seconds: float
     reached: set[tuple[str, str]]
+    # Rows of a table of phases: from, to, cause, how often it was taken.
+    link_transitions: list[tuple[str, str, str, int]]
+    call_transitions: list[tuple[str, str, str, int]]
     violation: str
     trace: list[str]
 

@@ -278,6 +278,35 @@ def test_every_fault_and_message_meets_peers_in_every_state(
     assert {"result by regions", "nothing left out is lost"} <= {*events}
 
 
+# Rows that no schedule reaches.
+UNREACHED = {
+    ("on_network", "failed"),  # needs a failed allocation
+}
+
+
+def test_every_change_of_phase_of_a_link_or_a_call_is_reached(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The tables are in link/links.cpp and peer/calls.cpp; the engine stops at any other change."""
+    taken: Counter[tuple[str, str, str]] = Counter()
+
+    def note(report: SimulationReport) -> None:
+        for row in (*report["link_transitions"], *report["call_transitions"]):
+            taken[row[:3]] += row[3]
+
+    for seed in range(190_000, 190_000 + max(SCHEDULES // 2, 3000)):
+        for program in ("level1", "level2", "mismatch"):
+            note(run(seed, program=program, peers=4, joins=2, **dict.fromkeys(FAULTS, 1)))
+        missing = {row for row, count in taken.items() if not count and row[:2] not in UNREACHED}
+        if seed >= 190_100 and not missing:
+            break
+    with capsys.disabled():
+        print()
+        for (before, after, cause), count in taken.items():
+            print(f"  {before:>10} -> {after:10} {count:8}  {cause}")
+    assert not missing
+
+
 def said_by_master(report: SimulationReport, words: str) -> list[tuple[list[str], str]]:
     """Of lines of the master with these words: the peers named, and the line; but not of peers that had ended."""
     found = []

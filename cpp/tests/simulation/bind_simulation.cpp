@@ -9,6 +9,8 @@
 #include <string>
 #include <utility>
 
+#include "pccl/link/links.h"
+#include "pccl/peer/calls.h"
 #include "tests/simulation/simulation.h"
 
 namespace nb = nanobind;
@@ -90,6 +92,15 @@ simulation::Options options_from(std::uint64_t seed, const nb::kwargs& given) {
   return options;
 }
 
+// (from, to, cause, how often it was taken) of each row of a transition table.
+template <class Rows>
+nb::list transitions(const Rows& rows, const std::vector<std::uint64_t>& taken) {
+  nb::list all;
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    all.append(nb::make_tuple(name(rows[i].from), name(rows[i].to), rows[i].cause, taken.at(i)));
+  return all;
+}
+
 nb::dict simulate(std::uint64_t seed, const nb::kwargs& given) {
   const simulation::Options options = options_from(seed, given);
   simulation::Report report;
@@ -121,6 +132,8 @@ nb::dict simulate(std::uint64_t seed, const nb::kwargs& given) {
   result["relayed"] = report.relayed;
   result["seconds"] = report.seconds;
   result["reached"] = nb::cast(report.reached);
+  result["link_transitions"] = transitions(pccl::link::link_transitions(), report.link_transitions);
+  result["call_transitions"] = transitions(pccl::peer::call_transitions(), report.call_transitions);
   result["violation"] = report.violation;
   result["trace"] = nb::cast(report.trace);
   return result;

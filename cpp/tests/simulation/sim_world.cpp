@@ -14,6 +14,11 @@ using std::chrono::seconds;
 namespace {
 constexpr std::size_t kTraceLines = 120;
 constexpr std::uint64_t kMaxEvents = 20'000'000;
+
+void add(std::vector<std::uint64_t>& sums, std::span<const std::uint64_t> counts) {
+  sums.resize(counts.size());
+  for (std::size_t i = 0; i < counts.size(); ++i) sums[i] += counts[i];
+}
 }  // namespace
 
 Options Options::draw(std::uint64_t seed) {
@@ -488,6 +493,8 @@ Report World::run() {
   checks.at_the_end();
   for (const auto& host : hosts) {
     report.stand_ins += host->engine().stand_ins();
+    add(report.link_transitions, host->engine().links().transitions_taken());
+    add(report.call_transitions, host->engine().calls().transitions_taken());
     report.sent_again += host->engine().sent_again();
     if (host->engine().record()) {
       report.epochs = std::max(report.epochs, host->engine().record()->epoch);

@@ -91,7 +91,10 @@ struct Report {
   std::uint64_t relayed = 0;     // connections
   double seconds = 0;            // simulated
   std::set<std::pair<std::string, std::string>>
-      reached;                     // (fault or message, what the peer was doing)
+      reached;  // (fault or message, what the peer was doing)
+  // How often each row of link::link_transitions() and peer::call_transitions() was taken.
+  std::vector<std::uint64_t> link_transitions;
+  std::vector<std::uint64_t> call_transitions;
   std::string violation;           // empty: every invariant held
   std::vector<std::string> trace;  // the last lines, or all
 };
