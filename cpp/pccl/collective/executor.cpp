@@ -112,11 +112,6 @@ link::FrameHeader Executor::header_for(const Operation& operation, link::FrameTy
   return header;
 }
 
-Traffic Executor::traffic(const wire::OpKey& key) const {
-  const auto it = operations_.find(key);
-  return it == operations_.end() ? Traffic{} : it->second->traffic;
-}
-
 // ---- starting and ending
 // ------------------------------------------------------------------------------------------
 
@@ -238,9 +233,9 @@ void Executor::prepare(Operation& operation) {
   }
 }
 
-void Executor::cancel(const wire::OpKey& key) {
+Traffic Executor::cancel(const wire::OpKey& key) {
   const auto it = operations_.find(key);
-  if (it == operations_.end()) return;
+  if (it == operations_.end()) return {};
   Operation& operation = *it->second;
   for (const auto& [peer, rank] : operation.ranks) {
     if (rank == operation.spec.rank) continue;
@@ -256,12 +251,14 @@ void Executor::cancel(const wire::OpKey& key) {
     const std::uint64_t bytes = std::uint64_t{segments} * operation.spec.world->plan.segment_bytes;
     granted_bytes_ -= std::min(granted_bytes_, bytes);
   }
+  const Traffic moved = operation.traffic;
   operations_.erase(it);
+  return moved;
 }
 
-void Executor::commit(const wire::OpKey& key) {
+Traffic Executor::commit(const wire::OpKey& key) {
   const auto it = operations_.find(key);
-  if (it == operations_.end()) return;
+  if (it == operations_.end()) return {};
   const Operation& operation = *it->second;
   for (std::size_t i = 0; i < operation.spec.arrays.size(); ++i) {
     const ArrayRef& array = operation.spec.arrays[i];
@@ -277,7 +274,7 @@ void Executor::commit(const wire::OpKey& key) {
     const Buffer& residual = operation.residuals[i];
     if (residual) copy(operation.spec.arrays[i].residual, residual.data(), residual.size());
   }
-  cancel(key);
+  return cancel(key);
 }
 
 void Executor::set_epoch(std::uint64_t epoch, std::uint64_t abort_floor, std::uint64_t admission) {

@@ -85,13 +85,13 @@ class Executor {
   // memory) nothing was started. REQUIRES: the key is not running.
   Status start(OperationSpec spec);
   // Gives up an attempt: when this returns no array is used any more and inputs are as they were.
-  void cancel(const wire::OpKey& key);
-  // The verdict was commit: in-place results are moved into their arrays. REQUIRES: it has
-  // finished.
-  void commit(const wire::OpKey& key);
+  // Returns what the attempt has moved; nothing where none is running.
+  Traffic cancel(const wire::OpKey& key);
+  // The verdict was commit: in-place results are moved into their arrays, and the attempt ends as
+  // by cancel. REQUIRES: it has finished.
+  Traffic commit(const wire::OpKey& key);
   [[nodiscard]] ExecutorEvents take_events() { return std::exchange(events_, {}); }
   [[nodiscard]] bool running(const wire::OpKey& key) const { return operations_.contains(key); }
-  [[nodiscard]] Traffic traffic(const wire::OpKey& key) const;
 
   // The epoch changed: what was received for attempts before `abort_floor` or another admission is
   // dropped.

@@ -95,10 +95,10 @@ class Communicator::Visit {
   explicit Visit(std::shared_ptr<Runtime> runtime)
       : runtime_(std::move(runtime)), turn_(runtime_->driver()), thread_(this_thread().number()) {
     this_thread().uses(runtime_);
-    engine().thread_inside(thread_);
+    engine().threads().inside(thread_);
   }
   ~Visit() {
-    engine().thread_outside(thread_);
+    engine().threads().outside(thread_);
     runtime_->act();
     if (runtime_->unfinished() != 0) runtime_->driver().attend();
   }
@@ -217,7 +217,7 @@ Status Communicator::await_call(Visit& visit, const peer::CallPtr& call, const D
   const auto due = [&] { return done() || (reply && call->asks.load(std::memory_order_acquire)); };
   Code gave_up = Code::ok;
   if (!done()) {
-    engine.thread_waits(visit.thread(), call, clock_now());
+    engine.threads().waits(visit.thread(), call, clock_now());
     Instant last = Instant::max();  // give_up: until then the engine ends the call
     for (;;) {
       Instant until = clock_now() + kSlice;
@@ -247,7 +247,7 @@ Status Communicator::await_call(Visit& visit, const peer::CallPtr& call, const D
         visit.runtime().act();
       }
     }
-    engine.thread_continues(visit.thread());
+    engine.threads().continues(visit.thread());
   }
   if (done()) look(engine, call->record);
   if (gave_up == Code::interrupted) return Status(Code::interrupted, "interrupted");

@@ -238,7 +238,7 @@ void Runtime::shut() {
 
 void Runtime::thread_ended(const std::shared_ptr<Runtime>& runtime, std::uint64_t thread) {
   asio::post(runtime->driver_.context(), [at = runtime.get(), thread] {
-    at->engine_.thread_ended(thread);
+    at->engine_.threads().ended(thread);
     at->act();
   });
 }

@@ -43,6 +43,12 @@ struct Call {
   // Of a sync while it runs, for any thread: bytes received and to be received.
   std::atomic<std::uint64_t> bytes_done{0};
   std::atomic<std::uint64_t> bytes_wanted{0};
+
+  // What an attempt of it has moved, when that attempt ends.
+  void count(const collective::Traffic& moved) {
+    traffic.tx_bytes += moved.tx_bytes;
+    traffic.rx_bytes += moved.rx_bytes;
+  }
 };
 using CallPtr = std::shared_ptr<Call>;
 

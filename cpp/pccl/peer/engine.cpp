@@ -15,14 +15,8 @@ namespace {
 // A small operation is done before the master needs to hear that it began: the entry is reported
 // only after this.
 constexpr Duration kEnterDelay = std::chrono::milliseconds(1);
-constexpr Duration kControlRetry =
-    std::chrono::milliseconds(250);                        // re-dialling a master that was there
-constexpr Duration kJoinRetry = std::chrono::seconds(1);   // dialling a master that was not
 constexpr Duration kAbortGrace = std::chrono::seconds(1);  // for a verdict after giving up
-constexpr Duration kBlockedAfter = std::chrono::seconds(1);
 constexpr std::uint32_t kMaxSyncTries = 8;
-constexpr std::size_t kNamed = 4;        // of those that joined, in a line
-constexpr std::size_t kMaxWaits = 1024;  // calls that threads wait in: the master hears of no more
 
 constexpr std::string_view kAllReduce = "allreduce";
 
@@ -67,6 +61,7 @@ std::uint64_t signature_hash(const OperationRequest& request, const PeerId& root
 Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
     : options_(options),
       session_(options.join),
+      master_link_(options.settings),
       links_({options.join.id, options.settings, options.stripes, options.stripe_budget,
               options.encrypted},
              *this),
@@ -83,7 +78,7 @@ Engine::~Engine() = default;
 Standing Engine::standing() const {
   if (out_) return Standing::out;
   if (session_.member()) return Standing::member;
-  return joined_once_ && !asked_ ? Standing::newcomer : Standing::joining;
+  return master_link_.was_reached() && !asked_ ? Standing::newcomer : Standing::joining;
 }
 
 // ---- the control connection
@@ -93,29 +88,28 @@ void Engine::start(Instant now) {
   now_ = now;
   last_tick_ = now;
   next_tick_ = now;
-  next_control_dial_ = now;
+  master_link_.start(now);
   on_time(now);
 }
 
 void Engine::on_control_open(Instant now) {
   now_ = now;
-  dialling_control_ = false;
   if (out_) return;
-  control_open_ = true;
-  control_heard_ = now;
+  master_link_.on_open(now);
   session_.on_open();
 }
 
 void Engine::on_control_bytes(std::span<const std::uint8_t> bytes, Instant now) {
   now_ = now;
-  if (out_ || !control_open_) return;
-  control_heard_ = now;
+  if (out_ || !master_link_.is_open()) return;
+  master_link_.on_heard(now);
   session_.on_bytes(bytes);
   for (;;) {
     const Session::Next event = session_.next();
     if (!event) {
       const std::string& why = event.error().reason;
-      if (!joined_once_) return die({Code::refused, "this is no pccl master: " + why, {}, {}});
+      if (!master_link_.was_reached())
+        return die({Code::refused, "this is no pccl master: " + why, {}, {}});
       actions_.close_control = true;
       return on_control_lost(why, now);
     }
@@ -147,45 +141,23 @@ void Engine::hear(const SessionEvent& event) {
 
 void Engine::on_control_lost(const std::string& reason, Instant now) {
   now_ = now;
-  dialling_control_ = false;
   if (out_) return;
-  control_failure_ = reason;
-  if (!joined_once_) {
-    ++join_failures_;
-    control_open_ = false;
-    session_.on_lost();
-    next_control_dial_ = now + kJoinRetry;
-    return;
-  }
-  if (control_open_ && !session_.welcomed()) {
-    // It was no answer: the master counts as lost since the connection before.
-    control_open_ = false;
-    session_.on_lost();
-    next_control_dial_ = now + kControlRetry;
-    return;
-  }
-  if (control_open_) {
-    control_open_ = false;
-    control_lost_at_ = now;
-    session_.on_lost();
-    blocked_reported_ = false;
-    next_control_dial_ = now;
-    log(LogLevel::info, "the connection to the master broke (" + reason + "); dialling again");
-    return;
-  }
-  next_control_dial_ = now + kControlRetry;
+  const bool broke = master_link_.on_lost(reason, session_.welcomed(), now);
+  session_.on_lost();
+  if (!broke) return;
+  threads_.told(false);
+  log(LogLevel::info, "the connection to the master broke (" + reason + "); dialling again");
 }
 
 void Engine::on_stranger_at_master(const std::string& reason, Instant now) {
   now_ = now;
-  if (joined_once_ || out_) return on_control_lost(reason, now);
-  dialling_control_ = false;
+  if (master_link_.was_reached() || out_) return on_control_lost(reason, now);
   die({Code::authentication_failed, reason, {}, {}});
 }
 
 void Engine::on_welcome(const Welcomed& welcomed) {
   const wire::Welcome& welcome = welcomed.welcome;
-  joined_once_ = true;
+  master_link_.on_welcome();
   joined_ = welcome.joined;
   if (welcomed.again) session_.say_again(calls_.open_messages());
   if (session_.member()) {
@@ -253,44 +225,14 @@ void Engine::die(Error error) {
   calls_.clear();
   for (const CallPtr& call : calls) end_call(*call, end_, session_.record());
   links_.close_all(link_context());
-  control_open_ = false;
+  master_link_.close();
   session_.stop();
   actions_.close_control = true;
   actions_.calls_ended = true;
 }
 
-// Tells the user who joined and who was lost. A loss is told while a call is under way or when the
-// next one begins: at the end of a run all members leave, and their order does not matter.
-void Engine::note_change(const Record& record) {
-  const std::string now_are = plural(record->members.size(), "member");
-  std::vector<PeerId> members;
-  std::vector<std::string> came;
-  for (std::size_t rank = 0; rank < record->members.size(); ++rank) {
-    const PeerId& peer = record->members[rank].id;
-    members.push_back(peer);
-    if (std::ranges::find(members_before_, peer) == members_before_.end())
-      came.push_back("rank " + std::to_string(rank) + " (" + peer.brief() + ")");
-  }
-  if (!members_before_.empty() && !came.empty()) {
-    std::string names;
-    for (std::size_t i = 0; i < came.size() && i < kNamed; ++i) names += (i ? ", " : "") + came[i];
-    if (came.size() > kNamed) names += " and " + std::to_string(came.size() - kNamed) + " more";
-    changes_.push_back(plural(came.size(), "peer") + " joined: " + names + "; " + now_are + " now");
-  }
-  for (const wire::Departure& gone : record->departures) {
-    const auto found = std::ranges::find(members_before_, gone.id);
-    if (found == members_before_.end()) continue;
-    changes_.push_back("lost rank " + std::to_string(found - members_before_.begin()) + " (" +
-                       gone.id.brief() + "): " + gone.reason + "; " + now_are +
-                       (record->members.size() == 1 ? " goes on" : " go on"));
-  }
-  members_before_ = std::move(members);
-  if (!calls_.calls().empty()) tell_changes();
-}
-
 void Engine::tell_changes() {
-  if (changes_.empty()) return;
-  for (std::string& line : std::exchange(changes_, {})) log(LogLevel::warn, std::move(line));
+  for (std::string& line : news_.take()) log(LogLevel::warn, std::move(line));
 }
 
 // ---- epochs
@@ -308,7 +250,8 @@ void Engine::on_epoch(const Record& record) {
                 {}});
   }
   census_ = record->census;
-  note_change(record);
+  news_.note(*record);
+  if (!calls_.calls().empty()) tell_changes();
   if (record->cause == wire::Cause::admission) {
     begin_admission(record);
   } else {
@@ -819,7 +762,7 @@ CallPtr Engine::start_operation(OperationRequest request, Instant now) {
   run_attempt(key);
   if (alone && entry.phase == CallPhase::finished) {
     // Nobody else to agree with.
-    executor_.commit(key);
+    call->count(executor_.commit(key));
     end_operation(key, {Code::ok, {}, {}, {}}, record());
   }
   return call;
@@ -844,7 +787,8 @@ void Engine::run_attempt(const wire::OpKey& key) {
   calls_.move(entry, CallPhase::in_memory);
   // An operation that does not run again must be known to the master when a member is lost, so that
   // it ends for all.
-  calls_.tell_later(key, entry, now_ + (entry.request.rerun ? kBlockedAfter : kEnterDelay));
+  calls_.tell_later(key, entry,
+                    now_ + (entry.request.rerun ? Threads::kBlockedAfter : kEnterDelay));
   // The master may have heard of an earlier attempt. Then it waits for the end of this one.
   locality_.group().submit(
       {key, entry.signature.hash, entry.request.op, entry.request.arrays, entry.told.has_value()});
@@ -875,11 +819,7 @@ void Engine::run_on_network(const wire::OpKey& key) {
 
 // Its arrays are used no more when this returns. Nothing is there while it runs in memory.
 void Engine::stop_attempt(const wire::OpKey& key) {
-  const collective::Traffic moved = executor_.traffic(key);
-  executor_.cancel(key);
-  collective::Traffic& traffic = calls_.at(key).call->traffic;
-  traffic.tx_bytes += moved.tx_bytes;
-  traffic.rx_bytes += moved.rx_bytes;
+  calls_.at(key).call->count(executor_.cancel(key));
 }
 
 void Engine::request_abort(const wire::CallKey& key, Code code, const PeerId& lost) {
@@ -975,7 +915,7 @@ void Engine::on_verdict(const wire::Verdict& verdict) {
                   {},
                   {}});
     }
-    executor_.commit(key);
+    calls_.at(key).call->count(executor_.commit(key));
     return end_operation(key, {Code::ok, {}, {}, {}}, record());
   }
   // Too late when it is committed in memory: all members see that, and none this verdict.
@@ -1047,8 +987,7 @@ void Engine::on_local_commit(const LocalCommit& commit) {
     (void)calls_.tell(key, entry, wire::OpPhase::done);
     calls_.tell_done(key);
   }
-  call->traffic.tx_bytes += traffic.tx_bytes;
-  call->traffic.rx_bytes += traffic.rx_bytes;
+  call->count(traffic);
   calls_.end(key);
   end_call(*call, {Code::ok, {}, {}, {}}, world);
 }
@@ -1085,74 +1024,34 @@ void Engine::abort(const CallPtr& call, Code code, Instant now) {
 // ---- threads
 // ------------------------------------------------------------------------------------------------------
 
-void Engine::thread_inside(std::uint64_t thread) { threads_[thread].inside = true; }
-
-void Engine::thread_outside(std::uint64_t thread) {
-  const auto it = threads_.find(thread);
-  if (it == threads_.end()) return;
-  thread_continues(thread);
-  it->second.inside = false;
-}
-
-void Engine::thread_waits(std::uint64_t thread, const CallPtr& call, Instant now) {
-  ThreadState& state = threads_[thread];
-  state.inside = true;
-  state.waits = call;
-  state.since = now;
-}
-
-void Engine::thread_continues(std::uint64_t thread) {
-  const auto it = threads_.find(thread);
-  if (it == threads_.end() || !it->second.waits) return;
-  it->second.waits.reset();
-  if (!blocked_reported_) return;
-  blocked_reported_ = false;
-  if (!out_) session_.blocked({});
-}
-
-void Engine::thread_ended(std::uint64_t thread) {
-  thread_continues(thread);
-  threads_.erase(thread);
-}
-
 bool Engine::in_memory_alone(const wire::CallKey& key) const {
   const CallEntry* const entry = calls_.find(key);
   return entry != nullptr && entry->phase == CallPhase::in_memory && !entry->told_attempt;
 }
 
 void Engine::report_blocked(Instant now) {
-  wire::Blocked blocked;
-  for (const auto& [thread, state] : threads_) {
-    // Whoever receives state is not waiting for a call of the others: links are watched for that.
-    // Nor is who looks whether it can take it.
-    const bool receiving =
-        sync_ && state.waits == sync_->call && (transfer_.receiving() || sync_->unanswered);
-    const bool measures = measuring() && state.waits == optimizing_->call;
+  const auto proceeds = [&](const CallPtr& call) {
+    // A peer that receives state, or checks whether it can take it, does not wait for a call of the
+    // others: links are watched for that.
+    if (sync_ && call == sync_->call && (transfer_.receiving() || sync_->unanswered)) return true;
+    if (measuring() && call == optimizing_->call) return true;
     // The others of this host may have committed it while this process slept, and the master not
     // know: until it is told that this operation is awaited, it may be over.
-    const bool unseen = state.waits && in_memory_alone(state.waits->key);
-    const bool continues = receiving || measures || unseen;
-    if (state.waits && !state.waits->done && !continues && now - state.since >= kBlockedAfter) {
-      if (blocked.waits.size() < kMaxWaits) blocked.waits.push_back(state.waits->key);
-    }
-    // A thread that began to wait a moment ago, or is about to continue, counts as outside: it is
-    // not blocked.
-    blocked.outside = blocked.outside || !state.waits || state.waits->done || continues ||
-                      now - state.since < kBlockedAfter;
-  }
+    return in_memory_alone(call->key);
+  };
+  wire::Blocked blocked = threads_.look(proceeds, now);
   // Connection by connection: one that ended takes its count with it.
   std::uint64_t moved = locality_.group().moved() - moved_at_blocked_;
   moved_at_blocked_ += moved;
   moved += links_.moved_since_last();
+  const bool told = threads_.told();
+  threads_.told(!blocked.waits.empty());
   if (blocked.waits.empty()) {
-    if (blocked_reported_) session_.blocked({});
-    blocked_reported_ = false;
+    if (told) session_.blocked({});
     return;
   }
-  blocked.multi_threaded = threads_.size() > 1;
   // Heartbeats alone are not movement: a few frames an interval and stripe.
   blocked.moving = moved > links_.stripe_count() * 16 * link::kFrameHeaderBytes;
-  blocked_reported_ = true;
   session_.blocked(blocked);
 }
 
@@ -1165,7 +1064,7 @@ void Engine::on_time(Instant now) {
   const Settings& settings = options_.settings;
   if (now - last_tick_ > settings.heartbeat_timeout / 2) {
     // We were frozen, not the others: what they sent meanwhile is still to be read.
-    control_heard_ = now;
+    master_link_.on_heard(now);
     links_.excuse_silence(now);
   }
   last_tick_ = now;
@@ -1181,26 +1080,21 @@ void Engine::on_time(Instant now) {
          {}});
     return;
   }
-  if (!control_open_ && !dialling_control_) {
-    if (joined_once_ && now - control_lost_at_ >= settings.reconnect_timeout) {
+  switch (master_link_.on_time(now)) {
+    case MasterLink::Due::nothing:
+      break;
+    case MasterLink::Due::dial:
+      actions_.dial_control = true;
+      break;
+    case MasterLink::Due::silent:
+      actions_.close_control = true;
+      on_control_lost("nothing heard from the master", now);
+      break;
+    case MasterLink::Due::lost:
       return die({Code::master_lost,
-                  "the master could not be reached again: " + control_failure_,
+                  "the master could not be reached again: " + master_link_.failure(),
                   {},
                   {}});
-    }
-    if (now >= next_control_dial_) {
-      dialling_control_ = true;
-      actions_.dial_control = true;
-      next_control_dial_ = now + kControlRetry;
-    }
-  } else if (!control_open_ && joined_once_ &&
-             now - control_lost_at_ >= settings.reconnect_timeout) {
-    return die(
-        {Code::master_lost, "the master could not be reached again: " + control_failure_, {}, {}});
-  }
-  if (control_open_ && now - control_heard_ >= settings.heartbeat_timeout) {
-    actions_.close_control = true;
-    on_control_lost("nothing heard from the master", now);
   }
   links_.on_time(link_context());
   links_told();
@@ -1227,7 +1121,7 @@ void Engine::on_time(Instant now) {
     transfer_told();
   }
   if (now >= next_blocked_) {
-    next_blocked_ = now + kBlockedAfter / 2;
+    next_blocked_ = now + Threads::kBlockedAfter / 2;
     report_blocked(now);
   }
 }
@@ -1238,12 +1132,13 @@ Instant Engine::next_deadline() const {
   if (measuring()) next = std::min(next, prober_.next_deadline());
   next = std::min({next, calls_.next_due(), calls_.next_give_up()});
   if (const auto local = locality_.next_deadline()) next = std::min(next, *local);
-  if (!control_open_ && !dialling_control_) next = std::min(next, next_control_dial_);
+  next = std::min(next, master_link_.next_deadline());
   return std::min(next, links_.next_deadline(link_context()));
 }
 
 EngineActions Engine::take_actions() {
   if (calls_.has_reports()) session_.report(calls_.take_reports());
+  if (threads_.take_correction() && !out_) session_.blocked({});
   EngineActions actions = std::exchange(actions_, {});
   actions.local = locality_.take_actions();
   actions.control = session_.take_output();

@@ -21,7 +21,10 @@
 #include "pccl/measured/prober.h"
 #include "pccl/peer/calls.h"
 #include "pccl/peer/locality.h"
+#include "pccl/peer/master_link.h"
+#include "pccl/peer/news.h"
 #include "pccl/peer/session.h"
+#include "pccl/peer/threads.h"
 #include "pccl/reduce/quantize.h"
 #include "pccl/state/transfer.h"
 
@@ -166,12 +169,8 @@ class Engine final : private link::Traffic {
   [[nodiscard]] bool fresh() const { return fresh_; }
   void use_fresh() { fresh_ = false; }
 
-  // -- threads, for the stuck rule. `thread` is any number that names one.
-  void thread_inside(std::uint64_t thread);
-  void thread_outside(std::uint64_t thread);
-  void thread_waits(std::uint64_t thread, const CallPtr& call, Instant now);
-  void thread_continues(std::uint64_t thread);
-  void thread_ended(std::uint64_t thread);
+  // The caller's threads, for the stuck rule.
+  [[nodiscard]] Threads& threads() { return threads_; }
 
   // -- what the peer knows
   [[nodiscard]] Standing standing() const;
@@ -183,9 +182,9 @@ class Engine final : private link::Traffic {
   [[nodiscard]] const PeerId& id() const { return session_.id(); }
   [[nodiscard]] std::uint32_t waiting_for() const { return waiting_for_; }
   // Attempts to reach the master for the first time that failed, and why the last one did.
-  [[nodiscard]] std::uint32_t join_failures() const { return join_failures_; }
+  [[nodiscard]] std::uint32_t join_failures() const { return master_link_.failures(); }
   [[nodiscard]] std::uint64_t run() const { return session_.run(); }  // 0: not known yet
-  [[nodiscard]] const std::string& control_failure() const { return control_failure_; }
+  [[nodiscard]] const std::string& control_failure() const { return master_link_.failure(); }
   // Sizes over all groups, as of the latest epoch or outcome.
   [[nodiscard]] const wire::Census& census() const { return census_; }
   [[nodiscard]] std::size_t unfinished() const { return calls_.unfinished(); }
@@ -218,12 +217,6 @@ class Engine final : private link::Traffic {
     std::set<PeerId> probed;  // links to these are kept until all are through
     [[nodiscard]] const wire::RoundKey& key() const { return std::get<wire::RoundKey>(call->key); }
   };
-  struct ThreadState {
-    bool inside = false;
-    CallPtr waits;
-    Instant since{};
-  };
-
   // -- what the master says
   void hear(const SessionEvent& event);
   void on_welcome(const Welcomed& welcomed);
@@ -304,12 +297,12 @@ class Engine final : private link::Traffic {
   // It runs in memory, and the master was not told of this attempt.
   [[nodiscard]] bool in_memory_alone(const wire::CallKey& key) const;
   void report_blocked(Instant now);
-  void note_change(const Record& record);
   void tell_changes();
   void log(LogLevel level, std::string text) { actions_.log.emplace_back(level, std::move(text)); }
 
   EngineOptions options_;
   Session session_;
+  MasterLink master_link_;
   link::LinkTable links_;
   collective::Executor executor_;
   state::Transfer transfer_;
@@ -319,19 +312,9 @@ class Engine final : private link::Traffic {
   Instant last_tick_{};
   Instant next_tick_{};
 
-  // control connection
-  bool control_open_ = false;
-  bool dialling_control_ = false;
-  Instant control_lost_at_{};
-  Instant control_heard_{};
-  Instant next_control_dial_{};
-  Instant next_heartbeat_{};
-  std::string control_failure_;
-  std::uint32_t join_failures_ = 0;
-  bool joined_once_ = false;
+  // the run
   wire::Census census_;
   std::uint32_t waiting_for_ = 0;
-  bool group_started_ = false;
   bool asked_ = false;      // waits to be let in
   bool requested_ = false;  // ... because its first collective call said so
   bool out_ = false;
@@ -361,13 +344,10 @@ class Engine final : private link::Traffic {
   std::optional<bool> newcomers_wait_;
   bool fresh_ = false;
   bool was_member_ = false;
-  // Members of the epoch before, in rank order; and lines about changes that the user is still to
-  // be told.
-  std::vector<PeerId> members_before_;
-  std::vector<std::string> changes_;
-  std::map<std::uint64_t, ThreadState> threads_;
+  MembershipNews news_;
+  Threads threads_;
   std::uint64_t plan_hash_ = 0;  // of this epoch
-  bool blocked_reported_ = false;
+  Instant next_heartbeat_{};
   Instant next_blocked_{};
   std::uint64_t moved_at_blocked_ = 0;
 };

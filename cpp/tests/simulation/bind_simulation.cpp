@@ -97,7 +97,8 @@ template <class Rows>
 nb::list transitions(const Rows& rows, const std::vector<std::uint64_t>& taken) {
   nb::list all;
   for (std::size_t i = 0; i < rows.size(); ++i)
-    all.append(nb::make_tuple(name(rows[i].from), name(rows[i].to), rows[i].cause, taken.at(i)));
+    all.append(nb::make_tuple(name(rows[i].from), name(rows[i].to), rows[i].cause,
+                              i < taken.size() ? taken[i] : 0));
   return all;
 }
 

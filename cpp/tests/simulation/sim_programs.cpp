@@ -139,21 +139,21 @@ void UserProgram::end() {
 
 Task<Error> UserProgram::wait(Thread thread, peer::CallPtr call) {
   peer::Engine& engine = host_.engine();
-  engine.thread_waits(thread, call, host_.world().now());
+  engine.threads().waits(thread, call, host_.world().now());
   host_.settle();
   // A named one: gcc 12 destroys temporaries with captures twice when they are awaited.
   Host::Until ready = host_.until([call] { return call->done.load(); });
   co_await ready;
-  engine.thread_continues(thread);
+  engine.threads().continues(thread);
   see(call->record);
   co_return call->error;
 }
 
 Task<> UserProgram::compute(Thread thread, Duration most) {
-  host_.engine().thread_outside(thread);
+  host_.engine().threads().outside(thread);
   const Duration time = host_.world().random.duration(Duration(0), most);
   co_await host_.sleep(time);
-  host_.engine().thread_inside(thread);
+  host_.engine().threads().inside(thread);
 }
 
 bool UserProgram::replicas() const { return host_.world().options.ranks > 0; }
@@ -169,7 +169,7 @@ Task<> UserProgram::meet(Thread thread) {
     if (other != &host_)
       world.timeline.after(milliseconds(1), [other] { other->run([other] { other->settle(); }); });
   }
-  host_.engine().thread_outside(thread);
+  host_.engine().threads().outside(thread);
   const bool told = world.random.chance(0.3);
   const auto gone = [&hosts] {
     return std::any_of(hosts.begin(), hosts.end(),
@@ -184,7 +184,7 @@ Task<> UserProgram::meet(Thread thread) {
       host_.until([this, met, gone, told] { return met() || out() || (told && gone()); });
   co_await over;
   if (met() || out()) {
-    host_.engine().thread_inside(thread);
+    host_.engine().threads().inside(thread);
     co_return;
   }
   host_.engine().leave("a collective of its replica failed", world.now());
@@ -306,7 +306,7 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
 // Level 2's admission point. True when newcomers came in since the one before.
 Task<bool> UserProgram::admit(Thread thread) {
   peer::Engine& engine = host_.engine();
-  engine.thread_inside(thread);
+  engine.threads().inside(thread);
   while (engine.unfinished() > 0 && !out()) {
     peer::CallPtr open;
     for (const ReductionPtr& reduction : host_.reductions()) {
@@ -395,7 +395,7 @@ Task<> UserProgram::become_member(Thread thread) {
 // pccl.sync: lets newcomers in, and makes the state equal.
 Task<bool> UserProgram::sync_state(Thread thread) {
   peer::Engine& engine = host_.engine();
-  engine.thread_inside(thread);
+  engine.threads().inside(thread);
   if (engine.standing() != peer::Standing::member) co_await become_member(thread);
   if (out()) co_return false;
   if (!engine.owes_sync()) {
@@ -536,7 +536,7 @@ Task<> UserProgram::level2() {
       host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await connected;
   see(engine.record());
-  engine.thread_inside(kMain);
+  engine.threads().inside(kMain);
   // A slow start-up stalls nobody.
   co_await compute(kMain, world.random.chance(0.3) ? seconds(2) : milliseconds(1));
   while (step_ < world.options.steps && !out()) {
@@ -560,7 +560,7 @@ Task<> UserProgram::level2() {
     co_await compute(kMain, world.think);
     co_await meet(kMain);
   }
-  engine.thread_ended(kMain);
+  engine.threads().ended(kMain);
   end();
 }
 
@@ -574,7 +574,7 @@ Task<> UserProgram::sync_loop() {
       host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await connected;
   see(engine.record());
-  engine.thread_inside(kMain);
+  engine.threads().inside(kMain);
   const bool founder = engine.record() != nullptr && engine.record()->admission == 1;
   co_await compute(kMain, world.random.chance(0.3) ? seconds(2) : milliseconds(1));
   Random first = script_for(0, 8);
@@ -599,13 +599,13 @@ Task<> UserProgram::sync_loop() {
     co_await compute(kMain, world.think);
     co_await meet(kMain);
   }
-  engine.thread_ended(kMain);
+  engine.threads().ended(kMain);
   end();
 }
 
 Task<bool> UserProgram::update_topology(Thread thread) {
   peer::Engine& engine = host_.engine();
-  engine.thread_inside(thread);
+  engine.threads().inside(thread);
   if (engine.fresh()) {
     engine.use_fresh();
     aligned_ = false;
@@ -672,7 +672,7 @@ Task<> UserProgram::level1() {
     co_await compute(kMain, world.think);
     co_await meet(kMain);
   }
-  engine.thread_ended(kMain);
+  engine.threads().ended(kMain);
   end();
 }
 
@@ -684,7 +684,7 @@ Task<> UserProgram::threads_main() {
       host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await started;
   see(engine.record());
-  engine.thread_inside(kMain);
+  engine.threads().inside(kMain);
   while (step_ < world.options.steps && !out()) {
     const bool added = co_await admit(kMain);
     if (out()) break;
@@ -709,14 +709,14 @@ Task<> UserProgram::threads_main() {
       (void)co_await wait(kMain, call);
     }
     // Waits for the other thread by the user's own means: outside.
-    engine.thread_outside(kMain);
+    engine.threads().outside(kMain);
     Host::Until reduced = host_.until([this] { return (jobs_.empty() && !busy_) || out(); });
     co_await reduced;
-    engine.thread_inside(kMain);
+    engine.threads().inside(kMain);
     ++step_;
   }
   closing_ = true;
-  engine.thread_ended(kMain);
+  engine.threads().ended(kMain);
   Host::Until idle = host_.until([this] { return !busy_; });
   co_await idle;
   end();
@@ -731,13 +731,13 @@ Task<> UserProgram::threads_reduce() {
     const auto [shape, tag] = jobs_.front();
     busy_ = true;
     jobs_.pop_front();
-    engine.thread_inside(kReduce);
+    engine.threads().inside(kReduce);
     const ReductionPtr reduction = start_reduction(shape, 1000 + tag, true);
     (void)co_await wait(kReduce, reduction->call);
-    engine.thread_outside(kReduce);
+    engine.threads().outside(kReduce);
     busy_ = false;
   }
-  engine.thread_ended(kReduce);
+  engine.threads().ended(kReduce);
 }
 
 }  // namespace pccl::simulation

@@ -1,0 +1,40 @@
+#include "pccl/peer/news.h"
+
+#include <algorithm>
+
+#include "pccl/base/text.h"
+
+namespace pccl::peer {
+namespace {
+
+constexpr std::size_t kNamed = 4;  // of the peers that joined, in one line
+
+}  // namespace
+
+void MembershipNews::note(const wire::EpochRecord& record) {
+  const std::string now_are = plural(record.members.size(), "member");
+  std::vector<PeerId> members;
+  std::vector<std::string> came;
+  for (std::size_t rank = 0; rank < record.members.size(); ++rank) {
+    const PeerId& peer = record.members[rank].id;
+    members.push_back(peer);
+    if (std::ranges::find(members_, peer) == members_.end())
+      came.push_back("rank " + std::to_string(rank) + " (" + peer.brief() + ")");
+  }
+  if (!members_.empty() && !came.empty()) {
+    std::string names;
+    for (std::size_t i = 0; i < came.size() && i < kNamed; ++i) names += (i ? ", " : "") + came[i];
+    if (came.size() > kNamed) names += " and " + std::to_string(came.size() - kNamed) + " more";
+    lines_.push_back(plural(came.size(), "peer") + " joined: " + names + "; " + now_are + " now");
+  }
+  for (const wire::Departure& gone : record.departures) {
+    const auto found = std::ranges::find(members_, gone.id);
+    if (found == members_.end()) continue;
+    lines_.push_back("lost rank " + std::to_string(found - members_.begin()) + " (" +
+                     gone.id.brief() + "): " + gone.reason + "; " + now_are +
+                     (record.members.size() == 1 ? " goes on" : " go on"));
+  }
+  members_ = std::move(members);
+}
+
+}  // namespace pccl::peer

@@ -1,0 +1,28 @@
+#include "pccl/peer/threads.h"
+
+namespace pccl::peer {
+
+void Threads::outside(std::uint64_t thread) {
+  const auto it = threads_.find(thread);
+  if (it == threads_.end()) return;
+  continues(thread);
+  it->second.inside = false;
+}
+
+void Threads::waits(std::uint64_t thread, const CallPtr& call, Instant now) {
+  threads_[thread] = {true, call, now};
+}
+
+void Threads::continues(std::uint64_t thread) {
+  const auto it = threads_.find(thread);
+  if (it == threads_.end() || it->second.call == nullptr) return;
+  it->second.call.reset();
+  if (std::exchange(told_, false)) correction_ = true;
+}
+
+void Threads::ended(std::uint64_t thread) {
+  continues(thread);
+  threads_.erase(thread);
+}
+
+}  // namespace pccl::peer
