@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pccl/base/overloaded.h"
 #include "pccl/base/text.h"
 #include "pccl/digest/ticket.h"
 #include "pccl/state/election.h"
@@ -12,13 +13,6 @@
 
 namespace pccl::master {
 namespace {
-
-template <class... Fs>
-struct Overloaded : Fs... {
-  using Fs::operator()...;
-};
-template <class... Fs>
-Overloaded(Fs...) -> Overloaded<Fs...>;
 
 // Each kind of round has its kind of payload.
 bool payload_fits(const wire::RoundEntry& entry) {

@@ -79,7 +79,7 @@ ThreadTrace& this_thread() {
 }
 
 Error unfinished_error(const peer::Engine& engine) {
-  const std::size_t count = engine.unfinished();
+  const std::size_t count = engine.calls().unfinished();
   return {Code::pending_operations,
           std::to_string(count) + (count == 1 ? " operation" : " operations") +
               " of this communicator not finished yet",
@@ -304,7 +304,7 @@ Status Communicator::become_member(Visit& visit, const Deadline& deadline, const
   if (engine.standing() == peer::Standing::out) return engine.end();
   const std::lock_guard lock(mutex_);
   if (view_.record == nullptr) {
-    see(engine.admitted());
+    see(engine.admission().admitted());
     view_.census = engine.census();
   }
   return {};
@@ -407,8 +407,8 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
       [&] {
         if (clock_now() < remind) return;
         std::string line = kWaitingForAdmission;
-        if (engine.waiting_for() > 0) {
-          line = "waiting for " + plural(engine.waiting_for(), "more peer");
+        if (engine.admission().waiting_for() > 0) {
+          line = "waiting for " + plural(engine.admission().waiting_for(), "more peer");
         } else if (runtime->join_failures() > 0) {
           line = no_master(master, runtime->dial_failure()) + "; trying again";
         }
@@ -422,13 +422,13 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
     if (runtime->join_failures() > 0) {
       return Status(Code::unreachable, no_master(master, runtime->dial_failure()));
     }
-    if (engine.waiting_for() > 0) {
-      return Status(Code::timeout,
-                    plural(engine.waiting_for(), "more peer") + " did not come in time");
+    if (engine.admission().waiting_for() > 0) {
+      return Status(Code::timeout, plural(engine.admission().waiting_for(), "more peer") +
+                                       " did not come in time");
     }
     return Status(Code::timeout, "not let in within the timeout");
   }
-  look(engine, engine.admitted());
+  look(engine, engine.admission().admitted());
   joined_ = true;
   return {};
 }
@@ -453,7 +453,7 @@ void Communicator::close(const std::string& failure) {
 // Waits for the operations that this peer has started. How each ends is told to who waits for it.
 // A deadline or Ctrl-C ends those that are left, for all members: this peer goes on without them.
 Status Communicator::finish_own(Visit& visit, const Deadline& deadline, const Limit& limit) {
-  const std::vector<peer::CallPtr> own = visit.engine().operation_calls();
+  const std::vector<peer::CallPtr> own = visit.engine().calls().operation_calls();
   Status stopped;
   for (const peer::CallPtr& call : own) {
     const Status status = await_call(visit, call, deadline, limit, false);
@@ -480,32 +480,32 @@ Result<bool> Communicator::admit(const Limit& limit) {
   Visit visit(*found);
   peer::Engine& engine = visit.engine();
   if (const Status status = become_member(visit, deadline, limit); !status) return status.error();
-  if (engine.fresh()) {
-    engine.use_fresh();
-    engine.pass_admission_point();
+  if (engine.admission().fresh()) {
+    engine.admission().use_fresh();
+    engine.admission().pass_point();
     return true;
   }
   const Status finished = finish_own(visit, deadline, limit);
   if (!finished && engine.standing() == peer::Standing::member &&
       engine.record()->members.size() > 1) {
     // The others wait in this round, or will; or they have passed the point without one.
-    if (engine.admission_round_needed()) {
+    if (engine.admission().round_needed()) {
       give_up(visit, wire::RoundKind::admit, finished.error().code);
     } else {
-      engine.pass_admission_point();
+      engine.admission().pass_point();
     }
   }
   if (!finished) return finished.error();
   if (engine.standing() == peer::Standing::out) return engine.end();
-  if (!engine.admission_round_needed() && engine.record()->members.size() > 1) {
-    engine.pass_admission_point();
+  if (!engine.admission().round_needed() && engine.record()->members.size() > 1) {
+    engine.admission().pass_point();
     return false;
   }
   const std::uint64_t before = engine.record()->admission;
   const auto call = admission_point(visit, wire::RoundKind::admit, deadline, limit);
   if (!call) return call.error();
-  engine.use_fresh();
-  engine.pass_admission_point();
+  engine.admission().use_fresh();
+  engine.admission().pass_point();
   return (*call)->record->admission != before;
 }
 
@@ -515,14 +515,14 @@ Status Communicator::update_topology(const Limit& limit) {
   const Deadline deadline = deadline_of(limit);
   Visit visit(*found);
   peer::Engine& engine = visit.engine();
-  if (engine.unfinished() > 0) return unfinished_error(engine);
+  if (engine.calls().unfinished() > 0) return unfinished_error(engine);
   if (const Status status = become_member(visit, deadline, limit); !status) return status;
-  if (!engine.fresh()) {
+  if (!engine.admission().fresh()) {
     const auto call = round(visit, wire::RoundKind::admit, deadline, limit);
     if (!call) return call.error();
   }
-  engine.use_fresh();
-  engine.pass_admission_point();
+  engine.admission().use_fresh();
+  engine.admission().pass_point();
   return {};
 }
 
@@ -532,7 +532,7 @@ Result<bool> Communicator::peers_pending(const Limit& limit) {
   const Deadline deadline = deadline_of(limit);
   Visit visit(*found);
   if (const Status status = become_member(visit, deadline, limit); !status) return status.error();
-  visit.engine().use_fresh();
+  visit.engine().admission().use_fresh();
   const auto call = round(visit, wire::RoundKind::peers_pending, deadline, limit);
   if (!call) return call.error();
   return (*call)->answer != 0;
@@ -545,7 +545,7 @@ Status Communicator::barrier(const Limit& limit) {
   Visit visit(*found);
   peer::Engine& engine = visit.engine();
   if (const Status status = become_member(visit, deadline, limit); !status) return status;
-  engine.use_fresh();
+  engine.admission().use_fresh();
   if (engine.record()->members.size() == 1) {
     look(engine, engine.record());
     return {};
@@ -561,9 +561,9 @@ Status Communicator::optimize(const Limit& limit) {
   const Deadline deadline = deadline_of(limit);
   Visit visit(*found);
   peer::Engine& engine = visit.engine();
-  if (engine.unfinished() > 0) return unfinished_error(engine);
+  if (engine.calls().unfinished() > 0) return unfinished_error(engine);
   if (const Status status = become_member(visit, deadline, limit); !status) return status;
-  engine.use_fresh();
+  engine.admission().use_fresh();
   if (engine.record()->members.size() == 1) {
     look(engine, engine.record());
     return {};
@@ -580,21 +580,21 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
   if (!found) return found.error();
   const Deadline deadline = deadline_of(limit);
   const auto admits = [&](peer::Engine& engine) {
-    return vote.owned && !engine.owes_sync() &&
-           (engine.admission_round_needed() || engine.record()->members.size() == 1);
+    return vote.owned && !engine.admission().owes_sync() &&
+           (engine.admission().round_needed() || engine.record()->members.size() == 1);
   };
   // Before this peer votes. The others wait for it, or will.
   const auto give_up_early = [&](Visit& visit, Code code) {
     peer::Engine& engine = visit.engine();
     if (engine.standing() != peer::Standing::member || engine.record()->members.size() == 1) return;
     const bool admission = admits(engine);
-    if (!admission && vote.owned) engine.pass_admission_point();
+    if (!admission && vote.owned) engine.admission().pass_point();
     give_up(visit, admission ? wire::RoundKind::sync_admit : wire::RoundKind::sync, code);
   };
   {
     // What runs may write what is to be hashed.
     Visit visit(*found);
-    if (!vote.owned && visit.engine().unfinished() > 0) return unfinished_error(visit.engine());
+    if (!vote.owned && visit.engine().calls().unfinished() > 0) return unfinished_error(visit.engine());
     if (const Status status = finish_own(visit, deadline, limit); !status) {
       give_up_early(visit, status.error().code);
       return status.error();
@@ -624,14 +624,14 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
     if (status = become_member(visit, deadline, limit); !status) return status.error();
     if (admits(engine)) {
       const auto gave_up = [&](Code code) {
-        engine.pass_admission_point();
+        engine.admission().pass_point();
         give_up(visit, wire::RoundKind::sync, code);
       };
       const auto point =
           admission_point(visit, wire::RoundKind::sync_admit, deadline, limit, gave_up);
       if (!point) return point.error();
     }
-    if (vote.owned) engine.pass_admission_point();
+    if (vote.owned) engine.admission().pass_point();
     call = engine.start_sync({*state, vote, static_cast<bool>(check)}, clock_now());
     visit.runtime().act();
     Limit telling = limit;
@@ -675,7 +675,7 @@ Result<peer::CallPtr> Communicator::begin(Visit& visit, peer::OperationRequest r
                                           const Deadline& deadline, const Limit& limit) {
   peer::Engine& engine = visit.engine();
   if (const Status status = become_member(visit, deadline, limit); !status) return status.error();
-  engine.use_fresh();
+  engine.admission().use_fresh();
   {
     const std::lock_guard lock(mutex_);
     request.view = view_.record;

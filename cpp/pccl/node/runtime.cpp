@@ -291,8 +291,8 @@ void Runtime::act() {
   // With neighbours, step() comes before every sleep.
   arm_timer(neighbours_ != nullptr ? kCoarse : Duration{});
   standing_.store(engine_.standing(), std::memory_order_release);
-  unfinished_.store(engine_.unfinished(), std::memory_order_release);
-  join_failures_.store(engine_.join_failures(), std::memory_order_release);
+  unfinished_.store(engine_.calls().unfinished(), std::memory_order_release);
+  join_failures_.store(engine_.master_link().failures(), std::memory_order_release);
   if (engine_.record() != newest_) {
     const std::lock_guard lock(newest_mutex_);
     newest_ = engine_.record();
@@ -448,7 +448,7 @@ int Runtime::accept_one() {
     auto socket = std::make_unique<io::Socket>(driver_.context(), descriptor);
     if (socket->remote().port() == 0) return 0;  // gone already; closes it
     // Its key is of this run and this peer: until we know the run nobody else can know us.
-    if (tls_ != nullptr && engine_.run() == 0) return 0;  // closes it
+    if (tls_ != nullptr && engine_.session().run() == 0) return 0;  // closes it
     anteroom_.enter(id, socket->remote().address());
     if (tls_ != nullptr) {
       secure(id, std::move(socket));
@@ -499,7 +499,8 @@ void Runtime::make_room() {
 void Runtime::secure(std::uint64_t id, std::unique_ptr<io::Socket> socket) {
   handshakes_[id] = io::Handshake::start(
       driver_.context(), std::move(socket),
-      tls_->server(io::TlsRole::link, options_.secret.link_key(engine_.run(), options_.join.id)),
+      tls_->server(io::TlsRole::link,
+                   options_.secret.link_key(engine_.session().run(), options_.join.id)),
       {}, [this, id](std::unique_ptr<io::Socket> secured, const Error&) {
         handshakes_.erase(id);
         if (secured == nullptr) {
@@ -548,7 +549,8 @@ void Runtime::dial(const link::DialRequest& request) {
       },
       tls_ == nullptr || request.peer.empty()
           ? nullptr
-          : tls_->client(io::TlsRole::link, options_.secret.link_key(engine_.run(), request.peer)));
+          : tls_->client(io::TlsRole::link,
+                         options_.secret.link_key(engine_.session().run(), request.peer)));
 }
 
 // Another connection to the master, who puts it through to the other peer.
@@ -572,7 +574,7 @@ void Runtime::introduce(const link::DialRequest& request, std::unique_ptr<io::So
   std::unique_ptr<io::Tls> tls;
   if (tls_ != nullptr) {
     const PeerId& listener = request.accepts ? options_.join.id : request.peer;
-    const io::Key key = options_.secret.link_key(engine_.run(), listener);
+    const io::Key key = options_.secret.link_key(engine_.session().run(), listener);
     tls = request.accepts ? tls_->server(io::TlsRole::link, key)
                           : tls_->client(io::TlsRole::link, key);
   }

@@ -157,6 +157,13 @@ std::vector<wire::OpKey> CallTable::operations() const {
   return keys;
 }
 
+std::vector<CallPtr> CallTable::operation_calls() const {
+  std::vector<CallPtr> calls;
+  for (const auto& [key, entry] : entries_)
+    if (is_unfinished(entry.phase)) calls.push_back(entry.call);
+  return calls;
+}
+
 std::vector<CallPtr> CallTable::calls() const {
   std::vector<CallPtr> calls;
   for (const auto& [key, entry] : entries_)

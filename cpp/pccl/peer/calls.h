@@ -157,6 +157,7 @@ class CallTable {
   // Nothing is open any more.
   void clear();
   [[nodiscard]] std::vector<wire::OpKey> operations() const;            // that have not ended here
+  [[nodiscard]] std::vector<CallPtr> operation_calls() const;           // the same
   [[nodiscard]] std::vector<CallPtr> calls() const;                     // the same, and rounds
   [[nodiscard]] std::size_t unfinished() const { return unfinished_; }  // operations
   // Its end is still to come, or the master has yet to hear of it.

@@ -3,17 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "pccl/base/overloaded.h"
 #include "pccl/topology/plan.h"
 
 namespace pccl::peer {
 namespace {
-
-template <class... Fs>
-struct Overloaded : Fs... {
-  using Fs::operator()...;
-};
-template <class... Fs>
-Overloaded(Fs...) -> Overloaded<Fs...>;
 
 Error broken(std::string why) { return {Code::refused, std::move(why), {}, {}}; }
 

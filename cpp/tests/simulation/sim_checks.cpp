@@ -601,7 +601,7 @@ void Checks::rebuild_now() {
   }
   // The master waits for no call that its member has finished: it would wait for ever.
   for (const auto& [key, id] : group->open_entries()) {
-    if (world_.host_of(id)->engine().awaits(key)) continue;
+    if (world_.host_of(id)->engine().calls().awaits(key)) continue;
     return fail("I4", wire::describe(key) + " is open at the master for " +
                           world_.host_of(id)->name() + ", where it is over");
   }

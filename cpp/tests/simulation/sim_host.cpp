@@ -94,8 +94,8 @@ std::string Host::state() const {
   }
   std::string state = "member";
   if (control_ == nullptr) state += ", no master";
-  if (engine_->unfinished() > 1) return state + ", in operations";
-  if (engine_->unfinished() == 1) return state + ", in an operation";
+  if (engine_->calls().unfinished() > 1) return state + ", in operations";
+  if (engine_->calls().unfinished() == 1) return state + ", in an operation";
   for (const RoundEntry& round : rounds_) {
     if (!round.call->done) return state + ", in a round";
   }

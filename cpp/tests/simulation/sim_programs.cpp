@@ -307,7 +307,7 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
 Task<bool> UserProgram::admit(Thread thread) {
   peer::Engine& engine = host_.engine();
   engine.threads().inside(thread);
-  while (engine.unfinished() > 0 && !out()) {
+  while (engine.calls().unfinished() > 0 && !out()) {
     peer::CallPtr open;
     for (const ReductionPtr& reduction : host_.reductions()) {
       if (!reduction->call->done) open = reduction->call;
@@ -317,13 +317,13 @@ Task<bool> UserProgram::admit(Thread thread) {
   }
   if (engine.standing() != peer::Standing::member) co_await become_member(thread);
   if (out()) co_return false;
-  if (engine.fresh()) {
-    engine.use_fresh();
-    engine.pass_admission_point();
+  if (engine.admission().fresh()) {
+    engine.admission().use_fresh();
+    engine.admission().pass_point();
     co_return true;
   }
-  if (!engine.admission_round_needed()) {
-    engine.pass_admission_point();
+  if (!engine.admission().round_needed()) {
+    engine.admission().pass_point();
     co_return false;
   }
   const std::uint64_t before = engine.record()->admission;
@@ -336,7 +336,7 @@ Task<bool> UserProgram::admit(Thread thread) {
       const Error measured = co_await wait(thread, host_.enter(wire::RoundKind::optimize));
       if (out() || measured.code == Code::peer_lost) co_return false;
     }
-    if (error.code == Code::ok) engine.pass_admission_point();
+    if (error.code == Code::ok) engine.admission().pass_point();
     // The ranks of a replica stay in step: what failed is tried again at once.
     if (error.code == Code::ok || !replicas()) break;
   }
@@ -398,8 +398,8 @@ Task<bool> UserProgram::sync_state(Thread thread) {
   engine.threads().inside(thread);
   if (engine.standing() != peer::Standing::member) co_await become_member(thread);
   if (out()) co_return false;
-  if (!engine.owes_sync()) {
-    if (engine.admission_round_needed() || engine.record()->members.size() == 1) {
+  if (!engine.admission().owes_sync()) {
+    if (engine.admission().round_needed() || engine.record()->members.size() == 1) {
       const peer::CallPtr call =
           host_.enter(wire::RoundKind::sync_admit, wire::AdmissionPoint{true});
       const Error error = co_await wait(thread, call);
@@ -407,7 +407,7 @@ Task<bool> UserProgram::sync_state(Thread thread) {
       if (call->answer != 0) (void)co_await wait(thread, host_.enter(wire::RoundKind::optimize));
       if (out()) co_return false;
     }
-    engine.pass_admission_point();
+    engine.admission().pass_point();
   }
   const SyncingPtr syncing = host_.sync(state_, synced_ || worked_);
   const Error error = co_await wait(thread, syncing->call);
@@ -606,8 +606,8 @@ Task<> UserProgram::sync_loop() {
 Task<bool> UserProgram::update_topology(Thread thread) {
   peer::Engine& engine = host_.engine();
   engine.threads().inside(thread);
-  if (engine.fresh()) {
-    engine.use_fresh();
+  if (engine.admission().fresh()) {
+    engine.admission().use_fresh();
     aligned_ = false;
     co_return true;
   }

@@ -492,10 +492,10 @@ Report World::run() {
   }
   checks.at_the_end();
   for (const auto& host : hosts) {
-    report.stand_ins += host->engine().stand_ins();
+    report.stand_ins += host->engine().links().stand_ins();
     add(report.link_transitions, host->engine().links().transitions_taken());
     add(report.call_transitions, host->engine().calls().transitions_taken());
-    report.sent_again += host->engine().sent_again();
+    report.sent_again += host->engine().links().sent_again();
     if (host->engine().record()) {
       report.epochs = std::max(report.epochs, host->engine().record()->epoch);
     }

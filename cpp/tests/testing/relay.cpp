@@ -97,7 +97,8 @@ class RelayedPeer {
 
   // Why it did not take that epoch; empty: it did.
   [[nodiscard]] std::string refuses() const {
-    return engine_.standing() == pccl::peer::Standing::member ? "" : engine_.control_failure();
+    return engine_.standing() == pccl::peer::Standing::member ? ""
+                                                              : engine_.master_link().failure();
   }
 
   // Within so many seconds: when it asked for a relay, and to which of the others.

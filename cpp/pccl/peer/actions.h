@@ -1,0 +1,32 @@
+// What the shell has to do after it brought an event to the engine. The parts of the engine share
+// one of these.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pccl/base/log.h"
+#include "pccl/link/links.h"
+#include "pccl/peer/locality.h"
+
+namespace pccl::peer {
+
+struct EngineActions {
+  std::vector<wire::Bytes> control;  // write to the control connection
+  bool dial_control = false;         // connect to the master (again)
+  bool close_control = false;        // flush, then close
+  // Connect to a peer. The answer is on_dialled or on_dial_failed.
+  std::vector<link::DialRequest> dials;
+  std::vector<std::uint64_t> flush;   // stripes that may have something to write
+  std::vector<std::uint64_t> resume;  // stripes that may be read again
+  std::vector<std::uint64_t> close;   // write what is queued without waiting, then close
+  std::vector<std::pair<LogLevel, std::string>> log;
+  LocalityActions local;
+  bool calls_ended = false;  // wake the threads that wait for a call
+
+  void note(LogLevel level, std::string text) { log.emplace_back(level, std::move(text)); }
+};
+
+}  // namespace pccl::peer

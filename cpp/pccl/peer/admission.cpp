@@ -1,0 +1,71 @@
+#include "pccl/peer/admission.h"
+
+#include <utility>
+
+namespace pccl::peer {
+
+void Admission::on_welcome(const wire::Welcome& welcome) {
+  joined_ = welcome.joined;
+  if (session_.member()) return;
+  prepared_epoch_ = 0;
+  waiting_for_ = welcome.waiting_for;
+  // Every Join says again whether this peer waits. The answer says whether the group has started,
+  // so that there is no start to wait for.
+  const bool start_is_over = options_.start_only && welcome.group_started;
+  waits_ = requested_ || (options_.waiting && !start_is_over);
+}
+
+void Admission::request() {
+  if (session_.member() || requested_) return;
+  requested_ = true;
+  waits_ = true;
+  session_.request_admission();
+}
+
+bool Admission::withdraw() {
+  if (session_.member() || !requested_) return false;
+  requested_ = false;
+  waits_ = false;
+  prepare_.reset();
+  prepared_epoch_ = 0;
+  session_.withdraw_admission();
+  return true;
+}
+
+bool Admission::on_prepare(const wire::Prepare& prepare) {
+  if (session_.member() || !waits_) return false;
+  prepare_ = prepare;
+  return true;
+}
+
+void Admission::check_prepared(const link::LinkTable& links) {
+  if (session_.member() || !prepare_) return;
+  std::vector<PeerId> without;
+  for (const wire::Member& member : prepare_->members) {
+    if (!links.contains(member.id)) return;
+    if (links.is_up(member.id)) continue;
+    if (!links.has_failed(member.id)) return;
+    without.push_back(member.id);
+  }
+  // A report with missing links is repeated: the master may have waited for another report of the
+  // peers that are missing.
+  if (prepared_epoch_ == prepare_->epoch && without.empty() && prepared_without_.empty()) return;
+  prepared_epoch_ = prepare_->epoch;
+  prepared_without_ = without;
+  session_.prepared(prepare_->epoch, without);
+}
+
+void Admission::begin(const Record& record) {
+  const bool new_here = admitted_ == nullptr;
+  waits_ = false;
+  waiting_for_ = 0;
+  prepare_.reset();
+  newcomers_wait_.reset();
+  if (new_here) {
+    fresh_ = true;
+    admitted_ = record;
+  }
+  owes_sync_ = new_here && record->syncing;
+}
+
+}  // namespace pccl::peer

@@ -1,0 +1,50 @@
+// Opens, moves and ends calls: keeps the call table, the master and the waiting user in step. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "pccl/peer/actions.h"
+#include "pccl/peer/calls.h"
+#include "pccl/peer/session.h"
+
+namespace pccl::peer {
+
+// *one thread: the engine's*
+class CallDriver {
+ public:
+  CallDriver(Session& session, EngineActions& actions) : session_(session), actions_(actions) {}
+
+  [[nodiscard]] CallTable& table() { return table_; }
+  [[nodiscard]] const CallTable& table() const { return table_; }
+  [[nodiscard]] const Record& record() const { return session_.record(); }
+
+  // -- rounds
+  // The call enters the next round of that kind. It ends at once if that round is over already.
+  void enter_next(const CallPtr& call, wire::RoundKind kind, wire::RoundPayload payload);
+  void enter(const CallPtr& call, const wire::RoundKey& key, wire::RoundPayload payload);
+  // The call waits for round `next` from now on. Returns how that round ended if it is over.
+  [[nodiscard]] std::optional<Decision> move_to(const CallPtr& call, const wire::RoundKey& next);
+
+  // Asks the master to end the call for all members. `lost`: the member whose loss is the reason.
+  void request_abort(const wire::CallKey& key, Code code, const PeerId& lost = {});
+  // Ends the call for the user who waits. Only the first end of a call counts.
+  void end(Call& call, Error error, const Record& record);
+  // The same; `call` is no entry of the table yet.
+  void refuse(Call& call, Code code, std::string reason, const Record& record = nullptr) {
+    end(call, {code, std::move(reason), {}, {}}, record);
+  }
+  // Wakes the threads that wait for a call.
+  void wake() { actions_.calls_ended = true; }
+
+  // The admission in which this peer's first committed operation ran. 0: there was none.
+  [[nodiscard]] std::uint64_t worked_since() const { return worked_since_; }
+
+ private:
+  Session& session_;
+  EngineActions& actions_;
+  CallTable table_;
+  std::uint64_t worked_since_ = 0;
+};
+
+}  // namespace pccl::peer

@@ -1,0 +1,84 @@
+// This peer's links at work: which ones it needs, what their events mean for its other parts, and
+// which part each frame belongs to. Pure.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "pccl/peer/measuring.h"
+#include "pccl/peer/operations.h"
+#include "pccl/peer/sync_call.h"
+
+namespace pccl::peer {
+
+// *one thread: the engine's*
+class LinkDriver final : public link::Traffic {
+ public:
+  struct Parts {
+    Session& session;
+    Admission& admission;
+    Locality& locality;
+    Operations& operations;
+    SyncCall& sync;
+    Measuring& measuring;
+    EngineActions& actions;
+  };
+  LinkDriver(link::LinkTable& links, const Parts& parts) : links_(links), parts_(parts) {}
+
+  // The time of the event that is handled now.
+  void at(Instant now) { now_ = now; }
+  [[nodiscard]] Instant now() const { return now_; }
+  [[nodiscard]] link::LinkContext context() const;
+
+  // -- the parts. Each is called after everything that may give its part events.
+  void links_told();
+  void locality_told();
+  void sync_told();
+  void measuring_told();
+
+  // Finds out which links and neighbours are needed now. After every change of what needs them.
+  void choose();
+  // Links through memory to the neighbours that have become reachable.
+  void dial_pipes();
+  // For good. Connections that come later are closed at once.
+  void close();
+
+  // -- what the master says
+  void on_prepare();  // the epoch that admission prepares
+  void on_relay(const wire::Relay& relay);
+  void on_try(const wire::Try& question);
+
+  // -- what the shell brings: Engine has the contracts
+  void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, bool memory);
+  void on_dial_failed(std::uint64_t token, const std::string& reason);
+  void on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour);
+  void on_stripe_failed(std::uint64_t stripe, const Error& error);
+
+  // -- link::Traffic
+  link::Placement place(link::Stripe& from, const link::FrameHeader& header) override;
+  Status arrived(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token,
+                 Buffer buffer) override;
+  void voided(link::Stripe& from, const link::FrameHeader& header, std::uint64_t token) override;
+  void drained(link::Stripe& from, const link::FrameHeader& header) override;
+  void interrupted(link::Stripe& from, const link::FrameHeader& header,
+                   std::uint64_t token) override;
+  Status control(link::Stripe& from, const link::FrameHeader& header,
+                 std::span<const std::uint8_t> payload) override;
+  bool next(link::Stripe& to, link::OutgoingFrame& frame) override;
+
+ private:
+  [[nodiscard]] const Record& record() const { return parts_.session.record(); }
+  [[nodiscard]] std::map<PeerId, link::LinkTarget> targets() const;
+  void choose_neighbours();
+  void on_link_up(const PeerId& peer);
+  void on_link_down(const link::LinkDown& down);
+  void on_link_failed(const link::LinkFailed& failed);
+
+  link::LinkTable& links_;
+  Parts parts_;
+  Instant now_{};
+  bool closed_ = false;
+};
+
+}  // namespace pccl::peer

@@ -1,0 +1,158 @@
+#include "pccl/peer/measuring.h"
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "pccl/topology/rates.h"
+
+namespace pccl::peer {
+namespace {
+
+constexpr Duration kPingEvery = std::chrono::seconds(5);  // of planned links at rest
+constexpr std::size_t kMostProbed = 32;  // a larger group has no time to measure all pairs
+
+}  // namespace
+
+// Two rounds: in the first one members meet, in the second one they report what they measured.
+void Measuring::start(const CallPtr& call) {
+  CallTable& table = calls_.table();
+  const wire::RoundKey key = table.next_round(wire::RoundKind::optimize);
+  table.skip_rounds(wire::RoundKind::optimize, key.sequence + kRounds);
+  call->key = key;
+  round_.emplace();
+  round_->call = call;
+  enter(key, wire::Nothing{});
+}
+
+void Measuring::enter(const wire::RoundKey& key, wire::RoundPayload payload) {
+  if (const auto early = calls_.move_to(round_->call, key)) return end(early->error, early->record);
+  calls_.enter(round_->call, key, std::move(payload));
+}
+
+void Measuring::on_outcome(const Error& error, const link::LinkContext& context) {
+  if (error.code != Code::ok) return end(error, calls_.record());
+  if (round_->phase == Round::Phase::meeting) return measure(context);
+  end({Code::ok, {}, {}, {}}, calls_.record());
+}
+
+void Measuring::measure(const link::LinkContext& context) {
+  wire::RoundKey key = round_->key();
+  ++key.sequence;
+  if (const auto early = calls_.move_to(round_->call, key)) return end(early->error, early->record);
+  round_->phase = Round::Phase::measuring;
+  // Memory is faster than any network: links within a host are not measured.
+  const std::vector<wire::Member>& members = calls_.record()->members;
+  std::vector<PeerId> peers;
+  for (const wire::Member& member : members) {
+    if (member.id == session_.id() || locality_.shares_with(member.id)) continue;
+    if (members.size() <= kMostProbed || links_.contains(member.id)) peers.push_back(member.id);
+  }
+  if (peers.empty() || locality_.active()) return tell(context);
+  prober_.begin(peers, options_.probe_bytes, context.now);
+  round_->probed.insert(peers.begin(), peers.end());
+  links_.begin_probe();
+  links_changed_ = true;
+}
+
+void Measuring::wake_links() {
+  if (!prober_.active() || calls_.record() == nullptr) return;
+  for (const wire::Member& member : calls_.record()->members)
+    if (prober_.probes(member.id)) links_.wake(member.id);
+}
+
+void Measuring::tell(const link::LinkContext& context) {
+  wire::Measurements row = prober_.row();
+  // A planned link that is down is reported as such. Of other links only the peer that dials knows
+  // that they are down. A link that was up at any time works.
+  for (const wire::Member& member : calls_.record()->members) {
+    if (!prober_.probes(member.id) || prober_.answered(member.id)) continue;
+    if (links_.never_worked(member.id, context)) row.links.push_back({member.id, {true, 0, 0}});
+  }
+  prober_.end();
+  round_->phase = Round::Phase::telling;
+  // Links that are not in the plan are kept: other members may still measure.
+  enter(round_->key(), std::move(row));
+}
+
+void Measuring::end(Error error, const Record& record) {
+  const CallPtr call = round_->call;
+  links_changed_ = links_changed_ || !round_->probed.empty();
+  round_.reset();
+  prober_.end();
+  calls_.table().end(call->key);
+  calls_.end(*call, std::move(error), record);
+}
+
+void Measuring::on_time(const link::LinkContext& context) {
+  if (prober_.on_time(context.now)) wake_links();
+  if (measures() && prober_.over(context.now)) tell(context);
+}
+
+void Measuring::begin_epoch(const Record& record) {
+  prober_.keep(record->members);
+  live_rates_.forget();
+}
+
+// While operations run, looks at the planned links to other hosts; between operations, measures
+// their round trips.
+void Measuring::watch(bool reducing, Instant now) {
+  const Duration span = now - std::exchange(looked_, now);
+  // A late look may mean that this whole process paused.
+  const bool in_time = span <= options_.heartbeat_interval / 2;
+  const bool counts = std::exchange(reduced_, reducing) && reducing && in_time && !prober_.active();
+  const bool pings = !reducing && !prober_.active() && now >= next_pings_;
+  if (pings) next_pings_ = now + kPingEvery;
+  std::vector<measured::LiveRates::Way> ways;
+  for (const link::LinkFlow& flow : links_.flows()) {
+    if (!flow.network || locality_.shares_with(flow.peer)) continue;
+    ways.push_back({flow.peer, flow.sent, flow.received, flow.full});
+    if (pings) links_.ping(flow.peer);
+  }
+  if (!counts || ways.empty()) return live_rates_.skip();
+  live_rates_.look(ways, span);
+  tell_rates(now);
+}
+
+void Measuring::count(const link::Stripe& from, Instant now) {
+  if (!prober_.active()) return;
+  const PeerId* const peer = links_.peer_of(from.id());
+  const std::uint64_t bytes = links_.received_since_probe(from.id());
+  if (peer != nullptr && bytes > 0) prober_.on_bytes(*peer, bytes, now);
+}
+
+void Measuring::on_pong(const PeerId& peer, const link::FrameHeader& header, bool reducing,
+                        Instant now) {
+  prober_.on_pong(peer, header, now);
+  const auto round_trip = links_.on_pong(peer, header, now);
+  // An answer during an operation may have waited behind its data.
+  if (!round_trip || reducing || prober_.active() || !session_.member()) return;
+  live_rates_.on_round_trip(peer, *round_trip);
+  tell_rates(now);
+}
+
+void Measuring::tell_rates(Instant now) {
+  const Record& world = calls_.record();
+  if (!world) return;
+  const std::size_t n = world->members.size();
+  if (n > topology::kMaxTable) return;
+  std::size_t mine = 0;
+  std::map<PeerId, std::size_t> ranks;
+  for (std::size_t rank = 0; rank < n; ++rank) {
+    ranks[world->members[rank].id] = rank;
+    if (world->members[rank].id == session_.id()) mine = rank;
+  }
+  const wire::RateTable& table = world->rates;
+  const bool known = table.hosts.size() == n && table.links.size() == n * n;
+  const wire::Measurements news =
+      live_rates_.news({known ? table.hosts[mine] : wire::HostRate{},
+                        [&](const PeerId& peer) {
+                          const auto rank = ranks.find(peer);
+                          return known && rank != ranks.end() ? table.links[mine * n + rank->second]
+                                                              : wire::LinkRate{};
+                        }},
+                       now);
+  if (news != wire::Measurements{}) session_.measured(news);
+}
+
+}  // namespace pccl::peer

@@ -1,0 +1,95 @@
+// Rates and round trips of the links: an optimize_topology call, which measures them all at once,
+// and what ordinary traffic shows. The master plans with both. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+
+#include "pccl/measured/live_rates.h"
+#include "pccl/measured/prober.h"
+#include "pccl/peer/call_driver.h"
+#include "pccl/peer/locality.h"
+
+namespace pccl::peer {
+
+struct MeasuringOptions {
+  std::uint64_t probe_bytes = 0;  // sent to each peer at most
+  Duration heartbeat_interval{};
+};
+
+// *one thread: the engine's*
+class Measuring {
+ public:
+  Measuring(const MeasuringOptions& options, CallDriver& calls, Session& session,
+            link::LinkTable& links, const Locality& locality)
+      : options_(options), calls_(calls), session_(session), links_(links), locality_(locality) {}
+
+  // -- an optimize_topology call. Takes some three seconds. REQUIRES of start: not active().
+  void start(const CallPtr& call);
+  [[nodiscard]] bool active() const { return round_.has_value(); }
+  [[nodiscard]] bool owns(const wire::RoundKey& key) const {
+    return round_ && key == round_->key();
+  }
+  // Sequence numbers that a call takes: one for each of its rounds.
+  static constexpr std::uint64_t kRounds = 2;
+  void on_outcome(const Error& error, const link::LinkContext& context);
+  // Ends it before its last round. REQUIRES: active().
+  void end(Error error, const Record& record);
+  // It measures now, and does not wait for a call of another member.
+  [[nodiscard]] bool proceeds(const CallPtr& call) const {
+    return measures() && call == round_->call;
+  }
+  // Links to this peer are kept until all members have measured.
+  [[nodiscard]] bool probes(const PeerId& peer) const {
+    return round_ && round_->probed.contains(peer);
+  }
+  // Other links are needed now. Once for each change.
+  [[nodiscard]] bool take_links_changed() { return std::exchange(links_changed_, false); }
+  // There may be something to send to all peers that are measured.
+  void wake_links();
+
+  // -- what ordinary traffic shows
+  void begin_epoch(const Record& record);
+  // A look at the links; `reducing`: operations move on them.
+  void watch(bool reducing, Instant now);
+  // Counts what has come on a stripe since the last look.
+  void count(const link::Stripe& from, Instant now);
+  void on_pong(const PeerId& peer, const link::FrameHeader& header, bool reducing, Instant now);
+
+  void on_time(const link::LinkContext& context);
+  [[nodiscard]] Instant next_deadline() const {
+    return measures() ? prober_.next_deadline() : Instant::max();
+  }
+  [[nodiscard]] measured::Prober& prober() { return prober_; }
+
+ private:
+  struct Round {
+    CallPtr call;
+    enum class Phase : std::uint8_t { meeting, measuring, telling };
+    Phase phase = Phase::meeting;
+    std::set<PeerId> probed;
+    [[nodiscard]] const wire::RoundKey& key() const { return std::get<wire::RoundKey>(call->key); }
+  };
+  [[nodiscard]] bool measures() const { return round_ && round_->phase == Round::Phase::measuring; }
+  void enter(const wire::RoundKey& key, wire::RoundPayload payload);
+  void measure(const link::LinkContext& context);
+  void tell(const link::LinkContext& context);
+  void tell_rates(Instant now);
+
+  MeasuringOptions options_;
+  CallDriver& calls_;
+  Session& session_;
+  link::LinkTable& links_;
+  const Locality& locality_;
+  std::optional<Round> round_;
+  measured::Prober prober_;
+  bool links_changed_ = false;
+
+  measured::LiveRates live_rates_;
+  Instant looked_{};
+  Instant next_pings_{};
+  bool reduced_ = false;  // at the last look
+};
+
+}  // namespace pccl::peer

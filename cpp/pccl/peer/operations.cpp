@@ -1,0 +1,336 @@
+#include "pccl/peer/operations.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "pccl/peer/threads.h"
+#include "pccl/topology/plan.h"
+
+namespace pccl::peer {
+namespace {
+
+// A small operation is done before the master needs to hear that it began: its entry is reported
+// only after this delay.
+constexpr Duration kEnterDelay = std::chrono::milliseconds(1);
+
+constexpr std::string_view kAllReduce = "allreduce";
+
+// For errors: "allreduce of float32[3], sum", "all_gather of float32[3]".
+std::string described(const OperationRequest& request) {
+  std::string text = request.description;
+  if (request.kind != collective::Kind::all_reduce) {
+    text = std::string(collective::name(request.kind)) + " of " + text;
+  } else if (!text.starts_with(kAllReduce)) {  // a call in a compiled program says it itself
+    text = std::string(kAllReduce) + " of " + text;
+  }
+  if (request.kind == collective::Kind::broadcast)
+    text += ", from rank " + std::to_string(request.root);
+  if (collective::reduces(request.kind)) text += std::string(", ") + name(request.op);
+  return text;
+}
+
+std::uint64_t signature_hash(const OperationRequest& request, const PeerId& root,
+                             std::uint64_t plan_hash) {
+  wire::Bytes bytes;
+  wire::Writer writer(bytes);
+  writer(static_cast<std::uint8_t>(request.op), request.rerun, request.structure, plan_hash);
+  writer(static_cast<std::uint8_t>(request.kind));
+  if (request.kind == collective::Kind::broadcast) writer(root);
+  const reduce::Quantization& how = request.quantization;
+  writer(static_cast<std::uint8_t>(how.code), how.zero_exact, how.stochastic, how.block);
+  for (const collective::ArrayRef& array : request.arrays) {
+    writer(array.count, static_cast<std::uint8_t>(array.dtype));
+  }
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
+
+}  // namespace
+
+// ---- starting
+
+void Operations::start(const CallPtr& call, OperationRequest request, Instant now) {
+  if (request.view == nullptr) request.view = record();
+  // A member's part of a reduction depends on how many members there are.
+  if (request.kind == collective::Kind::reduce_scatter) request.rerun = false;
+  const bool alone = record()->members.size() == 1;
+  if (alone && request.alone_is_error)
+    return calls_.refuse(*call, Code::too_few_peers, "this peer is alone in its group", record());
+  const wire::OpKey key = table().next_operation(request.tag);
+  const auto early = table().take_early(key);
+  const std::vector<wire::Member>& meant = request.view->members;
+  const bool broadcast = request.kind == collective::Kind::broadcast;
+  const bool as_meant = request.parts == 0 || request.parts == meant.size();
+  if (!early && broadcast && as_meant && request.root >= meant.size()) {
+    // Not a call that the other members could meet: it takes no number.
+    return calls_.refuse(*call, Code::invalid_argument,
+                         "root " + std::to_string(request.root) + " is no rank: the group has " +
+                             std::to_string(meant.size()) + " members",
+                         record());
+  }
+  table().take_number(key);
+  call->key = key;
+  if (early) {
+    executor_.forget(key);
+    return calls_.end(*call, early->error, early->record);
+  }
+  CallEntry& entry = table().open(key, call);
+  if (broadcast && request.root < meant.size()) entry.root = meant[request.root].id;
+  entry.request = std::move(request);
+  if (const auto misfit = misfit_of(entry)) {
+    // The caller did not know of a loss yet. Other members may have made the call before the loss,
+    // which ended it for them: it fails once, for all.
+    return fail_for_all(key, *misfit);
+  }
+  run(key, now);
+  // A group of one has nobody to agree with.
+  if (alone && entry.phase == CallPhase::finished) {
+    call->count(executor_.commit(key));
+    end(key, {Code::ok, {}, {}, {}}, record());
+  }
+}
+
+// Why the present members cannot do it, and without whom.
+std::optional<Error> Operations::misfit_of(const CallEntry& operation) const {
+  const OperationRequest& request = operation.request;
+  const std::vector<wire::Member>& members = record()->members;
+  const auto present = [&](const PeerId& id) {
+    return std::any_of(members.begin(), members.end(),
+                       [&](const wire::Member& member) { return member.id == id; });
+  };
+  if (request.kind == collective::Kind::broadcast && !present(operation.root)) {
+    return Error{Code::peer_lost, "the root was lost", operation.root, {}};
+  }
+  // The results of fewer members fit in an all-gather's arrays.
+  const bool fits =
+      request.rerun ? members.size() <= request.parts : members.size() == request.parts;
+  if (request.parts == 0 || fits) return std::nullopt;
+  Error error{Code::peer_lost,
+              "the arrays are for " + std::to_string(request.parts) + " members; the group has " +
+                  std::to_string(members.size()) + " members now",
+              {},
+              {}};
+  const std::vector<wire::Member>& meant = request.view->members;
+  const auto lost = std::find_if(meant.begin(), meant.end(),
+                                 [&](const wire::Member& member) { return !present(member.id); });
+  if (lost != meant.end()) error.peer = lost->id;
+  return error;
+}
+
+// Starts an attempt among the present members.
+void Operations::run(const wire::OpKey& key, Instant now) {
+  CallEntry& entry = table().at(key);
+  const Record& world = record();
+  entry.attempt = world->epoch;
+  entry.world = world;
+  entry.told_attempt = false;
+  for (std::uint32_t rank = 0; rank < world->members.size(); ++rank) {
+    if (world->members[rank].id == entry.root) entry.request.root = rank;
+  }
+  entry.signature = {signature_hash(entry.request, entry.root, plan_hash_),
+                     described(entry.request)};
+  ++entry.call->attempts;
+  const bool local = entry.request.kind == collective::Kind::all_reduce && locality_.active() &&
+                     !locality_.group().escalated(key);
+  if (!local) return run_on_network(key, now);
+  table().move(entry, CallPhase::in_memory);
+  // An operation that does not run again must be known to the master when a member is lost, so that
+  // it ends for all.
+  table().tell_later(key, entry,
+                     now + (entry.request.rerun ? Threads::kBlockedAfter : kEnterDelay));
+  // The master may have heard of an earlier attempt. Then it waits for the end of this one.
+  locality_.group().submit(
+      {key, entry.signature.hash, entry.request.op, entry.request.arrays, entry.told.has_value()});
+}
+
+void Operations::run_on_network(const wire::OpKey& key, Instant now) {
+  CallEntry& entry = table().at(key);
+  const Record world = entry.world;
+  table().move(entry, CallPhase::on_network);
+  table().tell_later(key, entry, now + kEnterDelay);
+  collective::OperationSpec spec;
+  spec.key = key;
+  spec.attempt = entry.attempt;
+  spec.signature = static_cast<std::uint32_t>(entry.signature.hash);
+  spec.what = {entry.request.kind, entry.request.root};
+  spec.op = entry.request.op;
+  if (world->members.size() > 1 && !topology::on_one_host(world->plan))
+    spec.quantization = entry.request.quantization;
+  spec.arrays = entry.request.arrays;
+  spec.world = world;
+  for (std::uint32_t rank = 0; rank < world->members.size(); ++rank) {
+    if (world->members[rank].id == session_.id()) spec.rank = rank;
+  }
+  const Status started = executor_.start(std::move(spec));
+  told(now);
+  if (!started) fail_for_all(key, started.error());
+}
+
+// ---- ending
+
+// An operation that runs in memory has no attempt to stop here.
+void Operations::stop(const wire::OpKey& key) {
+  table().at(key).call->count(executor_.cancel(key));
+}
+
+void Operations::stop_all() {
+  for (const wire::OpKey& key : table().operations()) stop(key);
+}
+
+void Operations::end(const wire::OpKey& key, Error error, const Record& record) {
+  const CallPtr call = table().at(key).call;
+  stop(key);
+  executor_.forget(key);  // what came for an operation that never started here
+  table().end(key);
+  calls_.end(*call, std::move(error), record);
+}
+
+// Ends it for all members, and for those that call it later. The master decides: it may have heard
+// of another reason first, and tells all members the same. An `error` with a code other than
+// peer_lost is this peer's own failure; the others are told that it was interrupted.
+void Operations::fail_for_all(const wire::OpKey& key, const Error& error) {
+  CallEntry& entry = table().at(key);
+  entry.why = error;
+  table().move(entry, CallPhase::failed);
+  const bool lost = error.code == Code::peer_lost;
+  calls_.request_abort(key, lost ? error.code : Code::interrupted, lost ? error.peer : PeerId{});
+}
+
+Status Operations::on_verdict(const wire::Verdict& verdict) {
+  const wire::OpKey& key = verdict.key;
+  Error error{verdict.code, verdict.reason, verdict.culprit, verdict.waiting};
+  table().close_at_master(key);
+  const CallEntry* const entry = table().find(key);
+  if (entry == nullptr || entry->call == nullptr) {
+    if (verdict.code == Code::ok) return {};
+    table().hear(key, {std::move(error), record()});
+    executor_.forget(key);
+    return {};
+  }
+  if (verdict.code == Code::ok) {
+    admission_.on_commit(verdict.newcomers_wait);
+    if (entry->phase != CallPhase::finished) {
+      return Status(Code::internal_error,
+                    "the master committed an operation that is not done here");
+    }
+    entry->call->count(executor_.commit(key));
+    end(key, {Code::ok, {}, {}, {}}, record());
+    return {};
+  }
+  // Too late when it is committed in memory: all members see that commit, and none this verdict.
+  if (entry->phase == CallPhase::in_memory && !locality_.group().withdraw(key)) return {};
+  // The peer whose own failure it was knows more than the others are told.
+  const auto& why = entry->why;
+  if (why && why->code != Code::peer_lost && verdict.culprit == session_.id()) error = *why;
+  end(key, std::move(error), record());
+  return {};
+}
+
+// ---- epochs
+
+void Operations::end_attempts(const Record& record) {
+  for (const wire::OpKey& key : record->aborted) {
+    table().close_at_master(key);
+    const CallEntry* const entry = table().find(key);
+    if (entry != nullptr && entry->call != nullptr) {
+      end(key, loss_error(*record), record);
+    } else {
+      table().hear(key, {loss_error(*record), record});
+    }
+  }
+  for (const wire::OpKey& key : table().operations()) {
+    CallEntry& entry = table().at(key);
+    if (entry.phase == CallPhase::failed) continue;  // its verdict is still to come
+    stop(key);
+    table().move(entry, CallPhase::called);
+    if (record->members.size() > 1 || !entry.request.alone_is_error) continue;
+    // Reported before this epoch was known here: the master may have taken it for a new call.
+    if (entry.told) calls_.request_abort(key, Code::peer_lost);
+    end(key, {Code::too_few_peers, "all other members are gone", {}, {}}, record);
+  }
+  table().renew_reports(record->epoch);
+}
+
+void Operations::begin_epoch(const Record& record) {
+  plan_hash_ = topology::hash(record->plan);
+  executor_.set_epoch(record->epoch, record->abort_floor, record->admission);
+}
+
+void Operations::run_all(Instant now) {
+  // Calls that were made before a loss, and of which the master had not heard, end for all members.
+  std::vector<std::pair<wire::OpKey, Error>> lost;
+  for (const wire::OpKey& key : table().operations()) {
+    const CallEntry& entry = table().at(key);
+    if (entry.phase != CallPhase::called) continue;
+    const bool loss = record()->cause == wire::Cause::loss;
+    if (const auto misfit = misfit_of(entry)) {
+      lost.emplace_back(key, *misfit);
+    } else if (loss && !entry.request.rerun) {
+      lost.emplace_back(key, loss_error(*record()));
+    } else {
+      run(key, now);
+    }
+  }
+  for (const auto& [key, error] : lost) fail_for_all(key, error);
+}
+
+// ---- reports
+
+void Operations::report_entered(Instant now, bool all) {
+  std::vector<wire::OpState> states;
+  for (const wire::OpKey& key : table().take_due(now, all)) {
+    CallEntry& entry = table().at(key);
+    if (entry.told_attempt || !entry.runs()) continue;
+    if (entry.phase == CallPhase::in_memory && !locality_.group().tell(key)) continue;
+    states.push_back(table().tell(key, entry, wire::OpPhase::entered));
+  }
+  session_.report(states);
+}
+
+void Operations::told(Instant now) {
+  const collective::ExecutorEvents events = executor_.take_events();
+  for (const wire::OpKey& key : events.finished) {
+    CallEntry* const entry = table().find(key);
+    if (entry != nullptr && entry->phase == CallPhase::on_network) table().finish(key, *entry);
+  }
+  if (events.disagreement) report_entered(now, true);
+}
+
+bool Operations::was_called(const wire::OpKey& key) const {
+  if (!record()) return true;
+  // What runs in memory may still go to the network, where other members may be already.
+  const CallEntry* const entry = calls_.table().find(key);
+  if (entry != nullptr && entry->phase == CallPhase::in_memory) return false;
+  return calls_.table().was_called(key);
+}
+
+// ---- in memory
+
+void Operations::on_local_commit(const LocalCommit& commit) {
+  const auto& [key, traffic, newcomers_wait, told] = commit;
+  admission_.on_commit(newcomers_wait);
+  CallEntry& entry = table().at(key);
+  const CallPtr call = entry.call;
+  const Record world = entry.world;
+  if (told) {
+    (void)table().tell(key, entry, wire::OpPhase::done);
+    table().tell_done(key);
+  }
+  call->count(traffic);
+  table().end(key);
+  calls_.end(*call, {Code::ok, {}, {}, {}}, world);
+}
+
+void Operations::on_local_escalation(const wire::OpKey& key, Instant now) {
+  if (table().find(key) != nullptr) run_on_network(key, now);
+}
+
+bool Operations::in_memory_alone(const wire::CallKey& key) const {
+  const CallEntry* const entry = calls_.table().find(key);
+  return entry != nullptr && entry->phase == CallPhase::in_memory && !entry->told_attempt;
+}
+
+}  // namespace pccl::peer

@@ -1,0 +1,83 @@
+// A sync of the shared state, as one member makes it: votes, and where members differ details, then
+// a transfer and a last round. A sync whose elected holders are all lost votes again. Pure.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "pccl/peer/admission.h"
+#include "pccl/peer/call_driver.h"
+#include "pccl/state/transfer.h"
+
+namespace pccl::peer {
+
+// A member's state and what it says of it.
+struct SyncRequest {
+  std::shared_ptr<const state::LocalState> state;
+  wire::SyncVote vote;     // its digests and ages are filled in by start()
+  bool questions = false;  // the caller answers take_question(), and the sync waits for the answer
+};
+
+// One sync at a time. *one thread: the engine's*
+class SyncCall {
+ public:
+  SyncCall(CallDriver& calls, Admission& admission, const PeerId& self,
+           std::shared_ptr<BufferPool> pool, link::Carrier& links)
+      : calls_(calls), admission_(admission), self_(self), transfer_(std::move(pool), links) {}
+
+  // REQUIRES: not active().
+  void start(const CallPtr& call, SyncRequest request);
+  [[nodiscard]] bool active() const { return sync_.has_value(); }
+  // The outcome of a round of this sync, and not of an earlier one.
+  [[nodiscard]] bool owns(const wire::RoundKey& key) const;
+  void on_outcome(const wire::Outcome& outcome, const Error& error);
+  // Ends it before its last round. REQUIRES: active().
+  void end(Error error, const Record& record);
+  // The call does not wait for a call of another member.
+  [[nodiscard]] bool proceeds(const CallPtr& call) const {
+    return sync_ && call == sync_->call && (transfer_.receiving() || sync_->unanswered);
+  }
+
+  // -- the question of a receiver: can it take these entries?
+  // Entries that this peer has to create or replace. Empty: there is no question.
+  [[nodiscard]] std::vector<wire::StateEntry> take_question(const CallPtr& call);
+  // An error puts this peer out of the run, with that sentence.
+  void answer(const CallPtr& call, const Error& error);
+
+  // -- the transfer. Use told() after everything that may give it events.
+  [[nodiscard]] state::Transfer& transfer() { return transfer_; }
+  [[nodiscard]] const state::Transfer& transfer() const { return transfer_; }
+  void told();
+  // Other links are needed now. Once for each change.
+  [[nodiscard]] bool take_links_changed() { return std::exchange(links_changed_, false); }
+
+ private:
+  struct Sync {
+    CallPtr call;
+    SyncRequest request;
+    state::SyncId id;
+    std::uint32_t tries = 0;
+    std::optional<std::vector<wire::StateEntry>> question;  // not taken yet
+    bool unanswered = false;
+    bool complete = false;       // only the answer is missing
+    std::uint64_t tx_bytes = 0;  // of tries that came to nothing
+    std::uint64_t rx_bytes = 0;
+  };
+  void vote();
+  void enter(wire::RoundKind kind, wire::RoundPayload payload);
+  [[nodiscard]] bool move_to(wire::RoundKind kind);
+  void on_planned();
+  void on_over(Code code, const std::string& reason);
+  std::unique_ptr<state::Update> end_transfer();
+
+  CallDriver& calls_;
+  Admission& admission_;
+  PeerId self_;
+  state::Transfer transfer_;
+  std::optional<Sync> sync_;
+  bool links_changed_ = false;
+};
+
+}  // namespace pccl::peer
