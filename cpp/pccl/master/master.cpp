@@ -45,7 +45,7 @@ bool plausible(const wire::EpochRecord& record, const Options& options) {
     if (member.id.empty() || !ids.insert(member.id).second || member.joined > kMaxCount)
       return false;
   }
-  return !ids.empty() && ids.size() <= options.max_peers && record.epoch <= kMaxCount &&
+  return !ids.empty() && ids.size() <= options.limits.max_peers && record.epoch <= kMaxCount &&
          record.points <= kMaxCount && topology::valid(record.plan, ids.size());
 }
 
@@ -413,7 +413,7 @@ void Master::log_part(ConnectionId id, Connection& connection, const wire::LogPa
   };
   const PeerId& who = asked.report.seat().first;
   if (asked.complete || (part.entries.empty() && !part.last)) return refused(wrong_report(who, ""));
-  if (asked.entries + part.entries.size() > options_.max_behind + 1)
+  if (asked.entries + part.entries.size() > options_.limits.max_behind + 1)
     return refused(wrong_report(who, ": its log is too long"));
   wire::Bytes bytes;
   wire::Writer writer(bytes);
@@ -496,7 +496,7 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
   Recovery& recovery = recoveries_[rejoin.group];
   if (recovery.reports.empty()) recovery.since = now;
   const auto asked = recovery.asked.find(returned.seat());
-  if (asked != recovery.asked.end() && now - asked->second >= options_.handshake_timeout)
+  if (asked != recovery.asked.end() && now - asked->second >= kHandshakeTimeout)
     return refuse(id, Code::evicted, "its log did not come within the handshake timeout");
   // It has come again before we noticed that it was gone. (Another one of that id may be an
   // impostor, or this one is: who has the right ticket is seen when the group is brought back.)
@@ -593,8 +593,7 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
   log("group " + std::to_string(group_id) + ": brought back from the reports of " +
       std::to_string(back) + " of " + std::to_string(all) + " members");
   // Only then in the list: while it is made, it asks us for the census.
-  auto group =
-      std::make_unique<Group>(Group::rebuild(group_id, options_, *this, reports, entries, now));
+  auto group = Group::rebuild(group_id, options_, *this, reports, entries, now);
   groups_[group_id] = std::move(group);
 }
 
@@ -603,11 +602,11 @@ void Master::on_time(Instant now) {
   std::vector<ConnectionId> silent;
   for (const auto& [id, connection] : connections_) {
     if (!connection.group && !connection.closing && !connection.recovers &&
-        now - connection.since >= options_.handshake_timeout) {
+        now - connection.since >= kHandshakeTimeout) {
       mute.push_back(id);
     }
     if (connection.asked && !connection.asked->complete && !connection.closing &&
-        now - connection.asked->since >= options_.handshake_timeout) {
+        now - connection.asked->since >= kHandshakeTimeout) {
       silent.push_back(id);
     }
   }
@@ -630,7 +629,7 @@ void Master::on_time(Instant now) {
     for (const auto& [id, connection] : connections_) {
       if (!connection.group) continue;
       const auto group = groups_.find(*connection.group);
-      if (group != groups_.end()) send(id, group->second->collected(), wire::Heartbeat{});
+      if (group != groups_.end()) send(id, group->second->log().collected(), wire::Heartbeat{});
     }
   }
 }

@@ -379,7 +379,7 @@ void Replicas::on_time(Instant now) {
       continue;
     }
     const Instant since = incomplete_.try_emplace(name, now).first->second;
-    if (now - since < options_.straggler_notice || !noticed_.insert(name).second) continue;
+    if (now - since < kStragglerNotice || !noticed_.insert(name).second) continue;
     std::string missing;
     for (std::uint32_t rank = 0; rank < ranks; ++rank) {
       if (replica.waiting[rank] == 0) missing += " " + std::to_string(rank);

@@ -81,12 +81,12 @@ class World {
  private:
   static master::Options options() {
     master::Options options;
-    options.max_open_calls = 64;  // within a script's reach
-    options.many_open_calls = 16;
-    options.max_behind = 256;
-    options.max_waits = 16;
-    options.strays = options.aborts = options.turns = {16, 1};
-    options.restarts = options.breaks = {4, 0.1};
+    options.limits.max_open_calls = 64;  // within a script's reach
+    options.limits.many_open_calls = 16;
+    options.limits.max_behind = 256;
+    options.limits.max_waits = 16;
+    options.limits.strays = options.limits.aborts = options.limits.turns = {16, 1};
+    options.limits.restarts = options.limits.breaks = {4, 0.1};
     options.straggler_timeout = std::chrono::seconds(20);
     return options;
   }
@@ -108,7 +108,7 @@ class World {
     bytes[8] = static_cast<std::uint8_t>(payload.size());
     bytes[9] = static_cast<std::uint8_t>(payload.size() >> 8);
     const master::Group* group = master_.group(0);
-    const std::uint64_t last = group == nullptr ? 0 : group->last_ordinal();
+    const std::uint64_t last = group == nullptr ? 0 : group->log().last();
     // Mostly all that there is; now and then more than that.
     const std::uint64_t ordinal =
         behind == 255 ? last + 1 : last - std::min<std::uint64_t>(last, behind % 8);

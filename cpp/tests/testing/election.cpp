@@ -142,7 +142,7 @@ std::vector<bool> enter_rounds(
     std::uint64_t max_open_bytes) {
   Quiet around;
   pccl::master::Options options;
-  options.max_open_bytes = max_open_bytes;
+  options.limits.max_open_bytes = max_open_bytes;
   pccl::master::Group group(0, options, around);
   const pccl::Instant now{};
   for (std::uint8_t number = 1; number <= 2; ++number) {

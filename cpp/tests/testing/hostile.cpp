@@ -70,7 +70,7 @@ class Play {
   void restart(
       const std::map<std::uint8_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>>& relayed) {
     const wire::EpochRecord record = master_->group(0)->record();
-    const std::uint64_t applied = master_->group(0)->last_ordinal();
+    const std::uint64_t applied = master_->group(0)->log().last();
     const std::uint64_t run = master_->run();
     master_.emplace(options_, run + 1, 1);
     for (const wire::Member& member : record.members) {
@@ -112,7 +112,7 @@ class Play {
     const auto next = reader.next(frame);
     if (!next) throw nb::value_error(next.error().reason.c_str());
     const master::Group* group = master_->group(0);
-    frame.envelope.ordinal = ordinal.value_or(group == nullptr ? 0 : group->last_ordinal());
+    frame.envelope.ordinal = ordinal.value_or(group == nullptr ? 0 : group->log().last());
     master_->on_frame(id, frame, now_);
   }
 
@@ -122,7 +122,7 @@ class Play {
       now_ += std::chrono::milliseconds(500);
       for (std::uint8_t id = 1; id < 32; ++id) {
         const bool behind = std::find(mute.begin(), mute.end(), id) != mute.end();
-        const std::uint64_t last = master_->group(0)->last_ordinal();
+        const std::uint64_t last = master_->group(0)->log().last();
         if (master_->group(0)->knows(id))
           master_->on_frame(id, {{master_->run(), 1, behind ? 0 : last}, wire::Heartbeat{}}, now_);
       }
@@ -203,15 +203,15 @@ class Play {
     master::Options options;
     for (const auto& [name, value] : limits) {
       const pccl::Rate rate{static_cast<double>(value), 0.1};
-      if (name == "max_open_calls") options.max_open_calls = value;
-      if (name == "max_behind") options.max_behind = value;
-      if (name == "strays") options.strays = rate;
-      if (name == "aborts") options.aborts = rate;
-      if (name == "turns") options.turns = rate;
-      if (name == "restarts") options.restarts = rate;
-      if (name == "breaks") options.breaks = rate;
-      if (name == "wants") options.wants = rate;
-      if (name == "talk") options.talk = rate;
+      if (name == "max_open_calls") options.limits.max_open_calls = value;
+      if (name == "max_behind") options.limits.max_behind = value;
+      if (name == "strays") options.limits.strays = rate;
+      if (name == "aborts") options.limits.aborts = rate;
+      if (name == "turns") options.limits.turns = rate;
+      if (name == "restarts") options.limits.restarts = rate;
+      if (name == "breaks") options.limits.breaks = rate;
+      if (name == "wants") options.limits.wants = rate;
+      if (name == "talk") options.limits.talk = rate;
       if (name == "relays") options.relays = value > 0;
     }
     return options;

@@ -200,9 +200,9 @@ class Planner {
     std::vector<master::Returned> reports;
     for (const wire::Member& member : group_->record().members) {
       reports.emplace_back(member.id.bytes[0], wire::Rejoin{member.id, 0, group_->record(),
-                                                            group_->last_ordinal(), member.id});
+                                                            group_->log().last(), member.id});
     }
-    group_.emplace(master::Group::rebuild(0, {}, around_, reports, {}, now_));
+    group_ = master::Group::rebuild(0, {}, around_, reports, {}, now_);
   }
 
   // (epoch, cause, plan, table, who is a member, outcomes told)
@@ -231,7 +231,8 @@ class Planner {
   }
 
   Deaf around_;
-  std::optional<master::Group> group_{std::in_place, 0, master::Options{}, around_};
+  std::unique_ptr<master::Group> group_ =
+      std::make_unique<master::Group>(0, master::Options{}, around_);
   std::uint64_t sequence_ = 0;
   pccl::Instant now_{std::chrono::seconds(1000)};
 };

@@ -1,0 +1,265 @@
+// How a group ends its calls: verdicts, outcomes, deadlocks and stragglers.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "pccl/base/text.h"
+#include "pccl/master/group.h"
+#include "pccl/state/election.h"
+
+namespace pccl::master {
+
+void Group::check_operation(const wire::OpKey& key, Instant now) {
+  const auto it = calls_.operations().find(key);
+  if (it == calls_.operations().end()) return;
+  OpenOperation& operation = it->second;
+  std::vector<Claim> claims;
+  std::size_t done = 0;
+  for (const Peer& peer : peers_.members) {
+    const auto entry = operation.entries.find(peer.member.id);
+    if (entry == operation.entries.end()) continue;
+    if (entry->second.done) ++done;
+    // Plans differ between attempts, and with them signatures: only those of the present attempts
+    // are compared.
+    if (entry->second.attempt >= record_.abort_floor)
+      claims.push_back({peer.member.id, entry->second.signature,
+                        static_cast<std::size_t>(&peer - peers_.members.data())});
+  }
+  if (claims.size() > 1) {
+    const bool waited =
+        operation.mismatch_since && now - *operation.mismatch_since >= kMismatchGrace;
+    if (const auto mismatch =
+            judge_mismatch(wire::describe(key), claims, peers_.members.size(), waited)) {
+      decide(key, Code::mismatched_call, mismatch->culprit, mismatch->reason, {});
+      return;
+    }
+    const bool differ = std::any_of(claims.begin(), claims.end(), [&](const Claim& claim) {
+      return claim.signature.hash != claims.front().signature.hash;
+    });
+    if (differ) {
+      if (!operation.mismatch_since) operation.mismatch_since = now;
+      return;
+    }
+  }
+  if (done < peers_.members.size()) return;
+  planning_.operation_took(now - operation.met.value_or(now));
+  decide(key, Code::ok, {}, {}, {});
+}
+
+void Group::check_round(const wire::RoundKey& key, Instant now) {
+  if (!calls_.entered_by_all(key, peers_.members.size())) return;
+  switch (key.kind) {
+    case wire::RoundKind::admit:
+    case wire::RoundKind::sync_admit:
+      if (ranks_ > 0) {
+        const auto replicas = around_.replicas_to_admit(id_, wire::next_point(record_, key.kind));
+        if (!replicas) return;
+        if (!replicas->empty()) return let_newcomers_in(key.kind, *replicas);
+        around_.replicas_changed();
+      } else if (newcomers_ready()) {
+        return let_newcomers_in(key.kind, {});
+      }
+      break;
+    case wire::RoundKind::sync:
+    case wire::RoundKind::sync_detail:
+    case wire::RoundKind::sync_end:
+      return check_sync(key, now);
+    case wire::RoundKind::optimize:
+      return optimize(key);
+    case wire::RoundKind::peers_pending:
+    case wire::RoundKind::barrier:
+      break;
+  }
+  decide(key, Code::ok, {}, {}, {});
+}
+
+// Whether members measure at this admission point. Not when the program of one of them measures
+// when it likes (level 1).
+bool Group::measure_at(const wire::RoundKey& key) {
+  const auto round = calls_.rounds().find(key);
+  if (round == calls_.rounds().end() || !planning_.measuring_helps(record_.admission)) return false;
+  const bool all =
+      std::all_of(round->second.entered.begin(), round->second.entered.end(), [](const auto& item) {
+        const auto* point = std::get_if<wire::AdmissionPoint>(&item.second);
+        return point != nullptr && point->measures;
+      });
+  // Asked once, also where a member says no.
+  planning_.asked_to_measure(record_.admission);
+  if (!all) return false;
+  note("operations are slow, so the links are measured");
+  return true;
+}
+
+// All members have said what they measured. The epoch record has it for all, even where the plan
+// stays: so a later master knows it, too.
+void Group::optimize(const wire::RoundKey& key) {
+  const OpenRound& round = calls_.rounds().at(key);
+  const std::vector<PeerId> ids = peers_.ids();
+  for (std::size_t rank = 0; rank < ids.size(); ++rank) {
+    if (const auto* row = std::get_if<wire::Measurements>(&round.entered.at(ids[rank])))
+      planning_.measured(rank, *row, record_.rates);
+  }
+  if (planning_.rates_differ(record_.rates) && plan_epoch()) start_over(wire::Cause::plan, {}, {});
+  decide(key, Code::ok, {}, {}, {});
+}
+
+// All members have said what they have; state/election.h judges it.
+void Group::check_sync(const wire::RoundKey& key, Instant now) {
+  const OpenRound& round = calls_.rounds().at(key);
+  state::Judgement judgement;
+  if (key.kind == wire::RoundKind::sync_end) {
+    std::vector<std::pair<PeerId, wire::SyncEnd>> ends;
+    for (const auto& [id, payload] : round.entered)
+      ends.emplace_back(id, std::get<wire::SyncEnd>(payload));
+    judgement = state::judge_ends(ends);
+  } else {
+    std::vector<state::Ballot> ballots;
+    for (const Peer& peer : peers_.members) {
+      const wire::RoundPayload& payload = round.entered.at(peer.member.id);
+      if (const auto* detail = std::get_if<wire::SyncDetail>(&payload)) {
+        ballots.push_back({peer.member.id, detail->vote, &detail->entries});
+      } else {
+        ballots.push_back({peer.member.id, std::get<wire::SyncVote>(payload), nullptr});
+      }
+    }
+    judgement = key.kind == wire::RoundKind::sync ? state::judge_votes(ballots, record_.state)
+                                                  : state::judge_details(ballots, record_.state);
+  }
+  if (!judgement.removals.empty()) {
+    // The round goes on without them.
+    std::vector<Departed> gone;
+    for (state::Removal& removal : judgement.removals)
+      gone.push_back({removal.peer, removal.code, std::move(removal.reason)});
+    return remove(gone, now);
+  }
+  if (judgement.code != Code::ok) judgement.decision = {};
+  decide(key, judgement.code, judgement.culprit, judgement.reason, {}, judgement.decision);
+}
+
+void Group::check_calls(Instant now) {
+  std::vector<wire::OpKey> operations;
+  for (const auto& [key, operation] : calls_.operations()) operations.push_back(key);
+  for (const wire::OpKey& key : operations) check_operation(key, now);
+  std::vector<wire::RoundKey> rounds;
+  for (const auto& [key, round] : calls_.rounds()) rounds.push_back(key);
+  for (const wire::RoundKey& key : rounds) check_round(key, now);
+}
+
+void Group::check_stuck(Instant now) {
+  std::vector<Waiting> waiting;
+  for (const Peer& peer : peers_.members) {
+    waiting.push_back({peer.member.id,
+                       peer.connection != 0 && peer.blocked_at_ordinal == log_.last(),
+                       peer.blocked});
+  }
+  const Stuckness verdict = judge_stuck(waiting, [&](const wire::CallKey& call) {
+    return calls_.entered_by_all(call, peers_.members.size());
+  });
+  if (verdict == Stuckness::moving) {
+    stuck_since_.reset();
+    return;
+  }
+  if (!stuck_since_) stuck_since_ = now;
+  if (verdict == Stuckness::suspicious && now - *stuck_since_ < kSeveralThreadsGrace) return;
+  const auto name = [this](const wire::CallKey& key) { return calls_.described(key); };
+  const std::string text = describe_waiting(waiting, "; ", name);
+  const std::string lines = describe_waiting(waiting, "\n", name);
+  std::set<wire::CallKey> calls;
+  for (const Waiting& member : waiting)
+    calls.insert(member.blocked.waits.begin(), member.blocked.waits.end());
+  note("stuck: " + text);
+  stuck_since_.reset();
+  for (const wire::CallKey& call : calls) {
+    // (Of another admission, or of a call that is over, it would be a decision for ever.)
+    if (std::visit([](const auto& key) { return key.admission; }, call) != record_.admission)
+      continue;
+    decide(call, Code::deadlock, {}, "the members wait in calls that cannot meet: " + text, lines);
+  }
+}
+
+// Tells members whom they wait for: one line for all calls in which the same peers are missing.
+void Group::notice_stragglers(Instant now) {
+  struct Wait {
+    wire::CallKey oldest;
+    Instant opened{};
+    bool due = false;
+    std::vector<std::optional<Instant>*> noticed;  // of all its calls
+  };
+  const auto is_due = [&](Instant opened, const std::optional<Instant>& noticed) {
+    return noticed ? now - *noticed >= kStragglerRepeat : now - opened >= kStragglerNotice;
+  };
+  const auto any_due = [&](const auto& calls) {
+    return std::any_of(calls.begin(), calls.end(), [&](const auto& item) {
+      return is_due(item.second.opened, item.second.noticed);
+    });
+  };
+  if (!any_due(calls_.operations()) && !any_due(calls_.rounds())) return;
+  std::map<std::vector<PeerId>, Wait> waits;  // by who is missing
+  const auto count = [&](const wire::CallKey& key, auto& call, const auto& entered) {
+    std::vector<PeerId> missing;
+    for (const Peer& peer : peers_.members)
+      if (!entered.contains(peer.member.id)) missing.push_back(peer.member.id);
+    if (missing.empty()) return;
+    Wait& wait = waits[missing];
+    if (wait.noticed.empty() || call.opened < wait.opened) {
+      wait.oldest = key;
+      wait.opened = call.opened;
+    }
+    wait.due = wait.due || is_due(call.opened, call.noticed);
+    wait.noticed.push_back(&call.noticed);
+  };
+  for (auto& [key, operation] : calls_.operations()) count(key, operation, operation.entries);
+  for (auto& [key, round] : calls_.rounds()) count(key, round, round.entered);
+  for (const auto& [missing, wait] : waits) {
+    if (!wait.due) continue;
+    for (std::optional<Instant>* noticed : wait.noticed) *noticed = now;
+    std::string names;
+    for (std::size_t i = 0; i < std::min<std::size_t>(missing.size(), 4); ++i)
+      names += (i > 0 ? ", " : " ") + peers_.named(missing[i]);
+    const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - wait.opened);
+    std::string line = "waiting for " + plural(missing.size(), "peer") + " in " +
+                       calls_.described(wait.oldest) + " for " + std::to_string(waited.count()) +
+                       " s:" + names + (missing.size() > 4 ? " ..." : "");
+    if (wait.noticed.size() > 1) line += "; and in " + plural(wait.noticed.size() - 1, "more call");
+    for (const Peer& peer : peers_.members) {
+      const bool waits_too =
+          std::find(missing.begin(), missing.end(), peer.member.id) == missing.end();
+      if (peer.connection != 0 && waits_too)
+        around_.send(peer.connection, log_.collected(), wire::Notice{line});
+    }
+  }
+}
+
+// Evicts members for which half of the group or more has waited too long. Where more than half are
+// missing, ends the call instead.
+void Group::end_overdue(Instant now) {
+  if (!options_.straggler_timeout) return;
+  std::vector<Departed> gone;
+  std::vector<std::pair<wire::CallKey, std::string>> over;
+  const auto judge = [&](const wire::CallKey& key, Instant opened, auto has_entered) {
+    if (now - opened < *options_.straggler_timeout || !gone.empty()) return;
+    std::string names;
+    for (const Peer& peer : peers_.members) {
+      if (has_entered(peer.member.id)) continue;
+      names += (names.empty() ? " " : ", ") + peers_.named(peer.member.id);
+      gone.push_back({peer.member.id, Code::evicted,
+                      "the others have waited too long for it in " + calls_.described(key)});
+    }
+    if (gone.size() * 2 <= peers_.members.size()) return;
+    gone.clear();
+    over.emplace_back(key, "more than half of the members have not called " +
+                               calls_.described(key) + " within the straggler timeout:" + names);
+  };
+  for (const auto& [key, operation] : calls_.operations()) {
+    judge(key, operation.opened, [&](const PeerId& id) { return operation.entries.contains(id); });
+  }
+  for (const auto& [key, round] : calls_.rounds()) {
+    // A member that has not entered these receives state, or measures: its links are watched.
+    if (key.kind == wire::RoundKind::sync_end || key.kind == wire::RoundKind::optimize) continue;
+    judge(key, round.opened, [&](const PeerId& id) { return round.entered.contains(id); });
+  }
+  for (const auto& [key, reason] : over) decide(key, Code::timeout, {}, reason, {});
+  if (!gone.empty()) remove(gone, now);
+}
+
+}  // namespace pccl::master

@@ -1,0 +1,183 @@
+// How a group plans, and what it does about links that do not work.
+#include <algorithm>
+#include <utility>
+
+#include "pccl/base/text.h"
+#include "pccl/master/group.h"
+
+namespace pccl::master {
+
+// ---- plans
+
+void Group::take_plan(Draft draft) {
+  const std::string why = planning_.take(std::move(draft), record_);
+  if (!why.empty()) note("plan: " + why);
+}
+
+// Plans the next epoch, of the present members. False: no plan does without the unusable links.
+bool Group::plan_epoch() {
+  planning_.forget_hosts();
+  auto draft = planning_.draft(record_);
+  if (!draft) return false;
+  take_plan(std::move(*draft));
+  return true;
+}
+
+// Plans again when members share memory in another way.
+void Group::check_plan(Instant now) {
+  if (!planning_.hosts_due(record_, now) || !plan_epoch()) return;
+  note("planned for who shares memory");
+  start_over(wire::Cause::plan, {}, {});
+}
+
+// Plans again when transfers have shown other rates. Operations under way would start over, and a
+// long one perhaps again and again: so only between operations. Nor while links are in trouble:
+// what is reported of them counts from the beginning of an epoch.
+void Group::reconsider_plan(Instant now) {
+  if (!planning_.look_due(now) || peers_.members.empty() || !calls_.operations().empty() ||
+      links_.troubled())
+    return;
+  auto better = planning_.better(record_, now);
+  if (!better) return;
+  take_plan(std::move(*better));
+  start_over(wire::Cause::plan, {}, {});
+}
+
+std::set<Pair> Group::relayed_pairs() const {
+  std::set<Pair> pairs;
+  for (const auto& [a, b] : record_.relayed)
+    pairs.insert(pair_of(record_.members[a].id, record_.members[b].id));
+  return pairs;
+}
+
+// ---- links
+
+// The member may be gone; the heartbeat timeout will tell. True for a peer that is no member.
+bool Group::silent(const PeerId& id, Instant now) const {
+  const Peer* peer = peers_.member(id);
+  return peer == nullptr || peer->connection == 0 ||
+         now - peer->heard >= 2 * options_.heartbeat_interval;
+}
+
+// Plans without these links. False: no plan does.
+bool Group::plan_around(const std::vector<BadLink>& bad) {
+  std::set<Pair> pairs;
+  for (const BadLink& link : bad) pairs.insert(pair_of(link.reporter, link.about));
+  if (links_.unavoidable(pairs)) return false;  // that was tried
+  const std::set<Pair> relayed = relayed_pairs();
+  std::vector<Pair> avoided;
+  std::vector<Pair> not_relayed;
+  for (const Pair& pair : pairs) {
+    if (links_.avoid(pair)) avoided.push_back(pair);
+    // A link that was to be relayed has failed that way as well.
+    if (relayed.contains(pair) && links_.avoid_relaying(pair)) not_relayed.push_back(pair);
+  }
+  if (plan_epoch()) {
+    note("planned around " + plural(bad.size(), "bad link report"));
+    return true;
+  }
+  for (const Pair& pair : avoided) links_.use(pair);
+  for (const Pair& pair : not_relayed) links_.relay(pair);
+  links_.set_unavoidable(pairs);
+  return false;
+}
+
+// No plan does without all of these links. As many members go at once as have to: a member that
+// goes later would be found only after as long again.
+void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue,
+                            Instant now) {
+  links_.clear_troubles();
+  const std::set<Pair> relayed = relayed_pairs();
+  for (const BadLink& link : overdue) {
+    const Pair pair = pair_of(link.reporter, link.about);
+    if (relayed.contains(pair)) links_.avoid_relaying(pair);
+  }
+  std::vector<Departed> gone;
+  std::vector<PeerId> left = peers_.ids();
+  for (std::optional<PeerId> victim = judge_links(left, bad); victim;
+       victim = judge_links(left, overdue)) {
+    std::set<PeerId> others;
+    for (const BadLink& link : bad) {
+      if (link.about == *victim) others.insert(link.reporter);
+      if (link.reporter == *victim) others.insert(link.about);
+    }
+    std::string with;
+    for (const PeerId& other : others) with += " " + other.brief();
+    gone.push_back({*victim, Code::unreachable,
+                    "its links to these peers do not work:" + with +
+                        "; no plan does without them: " + link_advice(options_.relays)});
+    std::erase(left, *victim);
+    std::erase_if(overdue, [&](const BadLink& link) {
+      return link.about == *victim || link.reporter == *victim;
+    });
+    std::set<topology::Edge> edges;
+    std::set<topology::Edge> never;
+    const auto add = [&](const PeerId& a, const PeerId& b, std::set<topology::Edge>& to) {
+      const auto first = std::find(left.begin(), left.end(), a) - left.begin();
+      const auto second = std::find(left.begin(), left.end(), b) - left.begin();
+      const auto n = static_cast<std::ptrdiff_t>(left.size());
+      if (first < n && second < n)
+        to.insert(
+            std::minmax(static_cast<std::uint32_t>(first), static_cast<std::uint32_t>(second)));
+    };
+    for (const BadLink& link : overdue) add(link.reporter, link.about, edges);
+    for (const auto& [a, b] : links_.unusable()) add(a, b, edges);
+    for (const auto& [a, b] : links_.unrelayable()) add(a, b, never);
+    if (planning_.exists(left.size(), edges, never)) break;
+  }
+  for (const BadLink& link : overdue) links_.avoid(pair_of(link.reporter, link.about));
+  if (!gone.empty()) remove(gone, now);
+}
+
+void Group::check_links(Instant now) {
+  links_.drop_late(now);
+  const std::set<Pair> relayed = relayed_pairs();
+  std::vector<Departed> gone;
+  for (const Peer& peer : peers_.members) {
+    if (peer.connection != 0) continue;
+    // A broken control connection and one report of a bad link: that is what a killed process looks
+    // like. (A connection that the master before relayed ended with that master, and says nothing
+    // of a member that has yet to come back.)
+    const std::string* reason =
+        links_.reason_about(peer.member.id, peer.returned ? std::set<Pair>{} : relayed);
+    if (reason != nullptr)
+      gone.push_back({peer.member.id, Code::evicted, "connection lost (" + *reason + ")"});
+  }
+  if (!gone.empty()) return remove(gone, now);
+  const auto is_silent = [&](const PeerId& id) { return silent(id, now); };
+  LinkFindings found = links_.findings(is_silent, options_, now);
+  if (found.ripe) {
+    const bool planned = plan_around(found.bad);
+    found.reset = found.reset || planned;
+    // A member has to go. A member that is evicted for a link gets as much time as one that is
+    // evicted for its silence: had one of the two ends died, the master would know by now.
+    if (!planned && !found.overdue.empty()) return evict_for_links(found.bad, found.overdue, now);
+  }
+  if (!found.reset) return;
+  const std::vector<BadLink> worn = links_.worn(options_.limits.breaks, now);
+  if (!worn.empty() && !plan_around(worn)) {
+    // A member that breaks its links to several others is in most of the pairs. For a single pair
+    // no member has to go.
+    const std::optional<PeerId> victim = judge_links(peers_.ids(), worn);
+    const auto with_it = std::count_if(worn.begin(), worn.end(), [&](const BadLink& link) {
+      return victim && (link.about == *victim || link.reporter == *victim);
+    });
+    if (with_it > 1) {
+      links_.clear_troubles();
+      return remove({{*victim, Code::unreachable, "its links break again and again"}}, now);
+    }
+  }
+  reset_links();
+}
+
+// Both ends live: what was in flight on the link is lost, so operations start over while it is
+// dialled again.
+void Group::reset_links() {
+  const std::string reason = "a connection between two members broke" + links_.example();
+  note(reason);
+  links_.clear_troubles();
+  std::vector<wire::OpKey> aborted = calls_.abort_and_restart();
+  begin_epoch(wire::Cause::loss, {{PeerId{}, reason}}, std::move(aborted));
+}
+
+}  // namespace pccl::master

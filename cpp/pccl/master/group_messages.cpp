@@ -1,0 +1,325 @@
+// What members and newcomers say to their group.
+#include <algorithm>
+#include <utility>
+
+#include "pccl/base/overloaded.h"
+#include "pccl/base/text.h"
+#include "pccl/master/group.h"
+
+namespace pccl::master {
+namespace {
+
+// Messages that nothing else bounds, and how long their lists are. Calls are counted where it is
+// known whether they are new.
+std::optional<std::size_t> talk_in(const wire::Message& message) {
+  using Items = std::optional<std::size_t>;
+  return std::visit(
+      Overloaded{[](const wire::Blocked& blocked) -> Items { return blocked.waits.size(); },
+                 [](const wire::Neighbourhood& near) -> Items { return near.peers.size(); },
+                 [](const wire::Measured& measured) -> Items { return measured.row.links.size(); },
+                 [](const wire::Prepared& prepared) -> Items { return prepared.without.size(); },
+                 [](const wire::OpReport& report) -> Items {
+                   return report.states.empty() ? Items(0) : std::nullopt;
+                 },
+                 [](const wire::EnterRound&) -> Items { return std::nullopt; },
+                 [](const auto&) -> Items { return 0; }},
+      message);
+}
+
+}  // namespace
+
+void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now) {
+  Peer* peer = peers_.on(from);
+  if (peer == nullptr) return;
+  peer->heard = now;
+  const bool is_member = peers_.is_member(*peer);
+  const std::uint64_t applied = frame.envelope.ordinal;
+  if (is_member && applied > log_.last()) {
+    return evict(from, Code::evicted, "it claims to have seen decisions that were never made", now);
+  }
+  if (is_member && applied > peer->applied) {
+    peer->applied = applied;
+    collect_log();
+  }
+  if (const auto items = talk_in(frame.message); items && floods(*peer, *items, now)) return;
+  if (is_member) {
+    hear_member(*peer, frame.message, applied, now);
+  } else {
+    hear_newcomer(*peer, frame.message, now);
+  }
+}
+
+void Group::hear_newcomer(Peer& from, const wire::Message& message, Instant now) {
+  std::visit(
+      Overloaded{
+          [](const wire::Heartbeat&) {},
+          [](const wire::Tried&) {},  // an answer to the master, not to the group
+          // A member says these, and may not have heard yet that it is none any more.
+          [](const wire::LogPart&) {}, [](const wire::Measured&) {},
+          [](const wire::AbortRequest&) {}, [](const wire::Blocked&) {},
+          [&](const wire::RequestAdmission&) {
+            if (from.waiting) return;
+            if (!from.budget.turns.take(options_.limits.turns, now))
+              return (void)misuse(from, "it cannot make up its mind", now);
+            from.waiting = true;
+            from.start_only = false;
+            if (peers_.members.empty()) return start_if_ready(now);
+            tell_newcomers();
+            around_.replicas_changed();
+          },
+          [&](const wire::WithdrawAdmission&) {
+            if (!from.waiting) return;
+            from.waiting = false;
+            from.prepared_epoch = 0;
+            const wire::Member away = from.member;
+            tell_newcomers();
+            around_.rank_away(id_, away, "it did not wait any longer");
+          },
+          [&](const wire::Prepared& prepared) { on_prepared(from, prepared, now); },
+          [&](const wire::Neighbourhood& near) { on_neighbourhood(from, near, now); },
+          [&](const wire::LinkReport& report) { on_newcomers_link(from, report, now); },
+          [&](const wire::EnterRound&) { misuse(from, "a newcomer entered a round", now); },
+          [&](const wire::OpReport&) { misuse(from, "a newcomer entered an operation", now); },
+          [&](const wire::WantRelay&) { misuse(from, "a relay that is not due", now); },
+          [&](const wire::Leave&) {
+            around_.close(from.connection);
+            const wire::Member gone = from.member;
+            peers_.drop_candidate(from.connection);
+            tell_newcomers();
+            around_.rank_departed(id_, gone, "it left", false, false);
+          },
+          [&](const auto&) { misuse(from, "a message that peers do not send here", now); }},
+      message);
+}
+
+void Group::hear_member(Peer& from, const wire::Message& message, std::uint64_t applied,
+                        Instant now) {
+  const PeerId id = from.member.id;
+  const Limits& limits = options_.limits;
+  std::visit(
+      Overloaded{
+          [](const wire::Heartbeat&) {},
+          [](const wire::Tried&) {},  // an answer to the master, not to the group
+          // It was asked for its log, and then another member that knows more was.
+          [](const wire::LogPart&) {},
+          // A newcomer says these, and may not have heard yet that it was let in.
+          [](const wire::RequestAdmission&) {}, [](const wire::WithdrawAdmission&) {},
+          [](const wire::Prepared&) {},
+          [&](const wire::Neighbourhood& near) { on_neighbourhood(from, near, now); },
+          [&](const wire::Measured& measured) {
+            if (measured.row.links.size() > limits.max_peers)
+              return (void)misuse(from, "more links than peers", now);
+            planning_.measured(peers_.rank_of(id), measured.row, record_.rates);
+          },
+          [&](const wire::EnterRound& enter) {
+            if (!payload_fits(enter.entry))
+              return (void)misuse(from, "a round entered with the wrong payload", now);
+            if (enter.entry.key.admission != record_.admission &&
+                stray(from, "rounds of other admissions", now))
+              return;
+            on_round(from, enter.entry, applied, now);
+          },
+          [&](const wire::OpReport& report) {
+            for (const wire::OpState& state : report.states) {
+              Peer* const sender = peers_.member(id);
+              if (sender == nullptr) return;
+              on_operation(*sender, state, applied, now);
+            }
+            reconsider_plan(now);  // a program that reduces all the time has no other pause
+          },
+          [&](const wire::AbortRequest& request) { on_abort(from, request, applied, now); },
+          [&](const wire::LinkReport& report) { on_link(from, report, now); },
+          [&](const wire::Blocked& blocked) {
+            if (blocked.waits.size() > limits.max_waits)
+              return (void)misuse(from, "it waits in too many calls", now);
+            from.blocked = blocked;
+            from.blocked_at_ordinal = applied;
+            check_stuck(now);
+          },
+          [&](const wire::WantRelay& want) { on_want_relay(from, want, now); },
+          [&](const wire::Leave& leave) {
+            const bool finished = leave.reason.empty();
+            remove({{id, Code::evicted, finished ? "it left" : leave.reason, finished}}, now);
+          },
+          [&](const auto&) { misuse(from, "a message that peers do not send here", now); }},
+      message);
+}
+
+// The newcomer has links to all members of the prepared epoch, `without` those.
+void Group::on_prepared(Peer& from, const wire::Prepared& prepared, Instant now) {
+  if (!from.budget.turns.take(options_.limits.turns, now))
+    return (void)misuse(from, "it cannot make up its mind", now);
+  const bool before = newcomers_ready();
+  const std::set<PeerId> without(prepared.without.begin(), prepared.without.end());
+  // A link that was not accepted as unreachable may still come about, or be lost.
+  if (!std::includes(from.unreachable.begin(), from.unreachable.end(), without.begin(),
+                     without.end()))
+    return;
+  from.unreachable = without;
+  from.prepared_epoch = prepared.epoch;
+  if (newcomers_ready() != before) tell_newcomers();
+  around_.replicas_changed();
+}
+
+void Group::on_neighbourhood(Peer& from, const wire::Neighbourhood& neighbourhood, Instant now) {
+  if (neighbourhood.peers.size() > options_.limits.max_peers)
+    return (void)misuse(from, "more neighbours than peers", now);
+  const std::set<PeerId> before =
+      std::exchange(from.shares_with, {neighbourhood.peers.begin(), neighbourhood.peers.end()});
+  const bool fewer = std::any_of(before.begin(), before.end(), [&](const PeerId& other) {
+    return !from.shares_with.contains(other) && peers_.member(other) != nullptr;
+  });
+  if (fewer && !from.budget.restarts.take(options_.limits.restarts, now))
+    return (void)misuse(from, "its neighbours come and go", now);
+  from.sharing_pending = neighbourhood.pending;
+  if (!peers_.is_member(from)) return;
+  planning_.forget_hosts();
+  // While other members are still finding out, the next tick is soon enough.
+  if (peers_.sharing_settled()) check_plan(now);
+}
+
+void Group::on_abort(Peer& from, const wire::AbortRequest& request, std::uint64_t applied,
+                     Instant now) {
+  if (log_.decided_after(request.key, applied)) return;
+  const std::uint64_t admission =
+      std::visit([](const auto& key) { return key.admission; }, request.key);
+  if (admission != record_.admission) {
+    (void)stray(from, "calls of other admissions given up", now);
+    return;
+  }
+  if (!from.budget.aborts.take(options_.limits.aborts, now))
+    return (void)misuse(from, "it gives up too many calls", now);
+  const PeerId& id = from.member.id;
+  const std::string who = peers_.named(id);
+  const std::string what = wire::describe(request.key);
+  if (request.code == Code::peer_lost) {
+    const bool gone = !request.lost.empty() && peers_.member(request.lost) == nullptr;
+    const PeerId lost = gone ? request.lost : PeerId{};
+    const std::string whom = gone ? peers_.named(lost) : "a member";
+    decide(request.key, Code::peer_lost, lost, whom + " was lost before " + what + " was complete",
+           {});
+  } else if (request.code == Code::interrupted) {
+    decide(request.key, Code::peer_lost, id, who + " was interrupted in " + what, {});
+  } else {
+    decide(request.key, Code::timeout, id, "the deadline of " + who + " passed in " + what, {});
+  }
+}
+
+void Group::on_newcomers_link(Peer& from, const wire::LinkReport& report, Instant now) {
+  const Peer* about = peers_.member(report.peer);
+  if (about == nullptr || report.state != wire::LinkState::unreachable) return;
+  // A single member whose control connection is gone, too: there is nobody else to report that it
+  // is gone.
+  if (about->connection == 0 && peers_.members.size() == 1) {
+    return remove({{report.peer, Code::evicted, "connection lost (" + report.reason + ")"}}, now);
+  }
+  // A member that is silent to the master as well may be the one that is gone: the newcomer goes on
+  // dialling, and reports again.
+  if (!from.waiting || silent(report.peer, now)) return;
+  // The newcomer may come in where the plan can do without that link. Else it must not: it would be
+  // a loss to all members a moment later.
+  from.unreachable.insert(report.peer);
+  if (fits(from)) return;
+  evict(from.connection, Code::unreachable,
+        "it cannot reach peer " + report.peer.brief() + " (" + report.reason +
+            "), nor is it reached from there, and no plan does without that: " +
+            link_advice(options_.relays),
+        now);
+}
+
+void Group::on_link(Peer& from, const wire::LinkReport& report, Instant now) {
+  const PeerId id = from.member.id;
+  if (peers_.member(report.peer) == nullptr || report.peer == id) {
+    const bool newcomer =
+        std::any_of(peers_.candidates.begin(), peers_.candidates.end(),
+                    [&](const Peer& candidate) { return candidate.member.id == report.peer; });
+    if (!newcomer) (void)stray(from, "reports about links to nobody", now);
+    return;
+  }
+  const bool relayed = report.state == wire::LinkState::relayed;
+  if (relayed || report.state == wire::LinkState::mended) {
+    // A link that was to be relayed has come about without the master. (The report says which, as
+    // the link may have come about before this epoch, or under another master.)
+    const Pair pair = pair_of(id, report.peer);
+    if (!relayed && relayed_pairs().contains(pair) &&
+        topology::edges(record_.plan).contains(*planning_.ranks_of({pair}).begin()))
+      links_.use(pair);
+    return links_.mended(id, report.peer, now);
+  }
+  const bool late = report.epoch != record_.epoch;
+  if (links_.report(id, report, late, now)) check_links(now);
+}
+
+// Both ends get a token each: a connection that brings one is of the peer that was told it.
+void Group::on_want_relay(Peer& from, const wire::WantRelay& want, Instant now) {
+  const PeerId id = from.member.id;
+  const Peer* other = peers_.member(want.peer);
+  // Of two members the newer one asks, and both know which one that is.
+  const bool older = other != nullptr && from.member.joined <= other->member.joined;
+  if (older || want.stripes == 0 || want.stripes > options_.limits.max_relay_stripes)
+    return (void)misuse(from, "a relay that is not due", now);
+  const Pair pair = pair_of(id, want.peer);
+  if (other == nullptr || !relayed_pairs().contains(pair)) {
+    (void)stray(from, "relays that no epoch speaks of", now);
+    return;
+  }
+  // A member that is away is asked for again until it is back. The record may be of a master that
+  // relayed, and this one does not.
+  if (other->connection == 0 || !options_.relays ||
+      !from.budget.wants.take(options_.limits.wants, now))
+    return;
+  links_.want_relay(pair);
+  for (std::uint32_t i = 0; i < want.stripes; ++i) {
+    const auto tokens = around_.expect_relay(id, want.peer);
+    if (!tokens) return;
+    around_.send(from.connection, log_.collected(), wire::Relay{want.peer, tokens->first});
+    around_.send(other->connection, log_.collected(), wire::Relay{id, tokens->second});
+  }
+}
+
+void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t applied,
+                         Instant now) {
+  if (state.key.admission != record_.admission) {
+    (void)stray(from, "operations of other admissions", now);
+    return;
+  }
+  if (log_.decided_after(state.key, applied)) {
+    (void)floods(from, 0, now);
+    return;
+  }
+  const PeerId id = from.member.id;
+  if (!calls_.room_for(state.key)) {
+    evict_busiest(now);
+    Peer* const still = peers_.member(id);
+    if (still == nullptr || !calls_.room_for(state.key)) return;
+    return on_operation(*still, state, applied, now);
+  }
+  // A report of an attempt that was aborted meanwhile says only that the peer has entered.
+  const bool done = state.phase == wire::OpPhase::done && state.attempt >= record_.abort_floor;
+  // Only progress is free.
+  if (calls_.repeats(id, state, done, record_.epoch) && floods(from, 0, now)) return;
+  calls_.enter(id, state, done, peers_.members.size(), now);
+  check_operation(state.key, now);
+}
+
+void Group::on_round(Peer& from, const wire::RoundEntry& entry, std::uint64_t applied,
+                     Instant now) {
+  const bool decided =
+      entry.key.admission != record_.admission || log_.decided_after(entry.key, applied);
+  const PeerId id = from.member.id;
+  if ((decided || calls_.entered(id, entry.key)) &&
+      floods(from, bytes_of(entry.payload) / Budget::kBytesOfItem, now))
+    return;
+  if (decided) return;
+  if (calls_.too_much(id, entry)) return (void)misuse(from, "it holds too many syncs open", now);
+  if (!calls_.room_for(entry.key)) {
+    evict_busiest(now);
+    Peer* const still = peers_.member(id);
+    if (still == nullptr || !calls_.room_for(entry.key)) return;
+    return on_round(*still, entry, applied, now);
+  }
+  calls_.enter(id, entry, now);
+  check_round(entry.key, now);
+}
+
+}  // namespace pccl::master

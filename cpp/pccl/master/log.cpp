@@ -1,0 +1,68 @@
+#include "pccl/master/log.h"
+
+#include <utility>
+
+#include "pccl/base/overloaded.h"
+
+namespace pccl::master {
+
+void Log::note(const wire::LogEntry& entry) {
+  std::visit(Overloaded{[&](const wire::EpochRecord& record) {
+                          for (const wire::OpKey& key : record.aborted)
+                            decided_[key] = entry.ordinal;
+                        },
+                        [&](const auto& decision) { decided_[decision.key] = entry.ordinal; }},
+             entry.what);
+}
+
+const wire::LogEntry& Log::append(Decision what) {
+  entries_.push_back({++last_, std::move(what)});
+  note(entries_.back());
+  return entries_.back();
+}
+
+void Log::collect(std::uint64_t least) {
+  if (least <= collected_) return;
+  collected_ = least;
+  while (!entries_.empty() && entries_.front().ordinal <= collected_) entries_.pop_front();
+  std::erase_if(decided_, [&](const auto& item) { return item.second <= collected_; });
+}
+
+void Log::clear() {
+  entries_.clear();
+  decided_.clear();
+  collected_ = last_;
+}
+
+void Log::restore(const std::vector<wire::LogEntry>& entries, std::uint64_t last) {
+  last_ = restored_at_ = last;
+  // All that any member misses is in there; every member has applied the rest.
+  collected_ = last - entries.size();
+  for (const wire::LogEntry& entry : entries) {
+    note(entry);
+    entries_.push_back(entry);
+  }
+}
+
+std::vector<wire::LogEntry> Log::adoptable(const std::vector<wire::LogEntry>& entries,
+                                           std::uint64_t applied) const {
+  std::vector<wire::LogEntry> fresh;
+  std::uint64_t next = last_ + 1;
+  for (const wire::LogEntry& entry : entries) {
+    if (entry.ordinal < next) continue;
+    if (entry.ordinal != next++ || std::holds_alternative<wire::EpochRecord>(entry.what)) return {};
+    fresh.push_back(entry);
+  }
+  if (next != applied + 1) return {};
+  return fresh;
+}
+
+std::vector<wire::LogEntry> Log::after(std::uint64_t ordinal) const {
+  std::vector<wire::LogEntry> missing;
+  for (const wire::LogEntry& entry : entries_) {
+    if (entry.ordinal > ordinal) missing.push_back(entry);
+  }
+  return missing;
+}
+
+}  // namespace pccl::master

@@ -1,0 +1,128 @@
+#include "pccl/master/planning.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "pccl/topology/rates.h"
+
+namespace pccl::master {
+
+// ---- plans
+
+std::set<topology::Edge> Planning::ranks_of(const std::set<Pair>& pairs) const {
+  std::set<topology::Edge> edges;
+  const std::size_t world = peers_.members.size();
+  for (const auto& [a, b] : pairs) {
+    const auto first = static_cast<std::uint32_t>(peers_.rank_of(a));
+    const auto second = static_cast<std::uint32_t>(peers_.rank_of(b));
+    if (first < world && second < world) edges.insert(std::minmax(first, second));
+  }
+  return edges;
+}
+
+std::optional<Draft> Planning::draft(const wire::EpochRecord& record) {
+  std::vector<PeerId> before;
+  for (const wire::Member& known : record.members) before.push_back(known.id);
+  const std::size_t most = options_.limits.max_relayed;
+  topology::Situation present{static_cast<std::uint32_t>(peers_.members.size()),
+                              options_.segment_bytes,
+                              ranks_of(links_.unusable()),
+                              hosts(),
+                              topology::carried(rates_, before, peers_.ids()),
+                              options_.thresholds};
+  auto choice = topology::choose(present);
+  std::set<topology::Edge> relayed;
+  const std::set<topology::Edge> never = ranks_of(links_.unrelayable());
+  const std::set<topology::Edge> unusable = present.unusable;
+  if (!choice && options_.relays) {
+    relayed = topology::detours(present.world, unusable, never, most, present.hosts);
+    for (const topology::Edge& pair : relayed) present.unusable.erase(pair);
+    choice = topology::choose(present);
+  }
+  if (!choice) return std::nullopt;
+  Draft draft{std::move(*choice), std::move(present.rates), {}};
+  if (!options_.relays) return draft;
+  // What moves beside the plan, as shared state does, may need other links.
+  for (const topology::Edge& pair : unusable) {
+    if (relayed.size() >= most) break;
+    if (!never.contains(pair)) relayed.insert(pair);
+  }
+  for (const auto& [a, b] : relayed) draft.relayed.push_back({a, b});
+  return draft;
+}
+
+std::string Planning::take(Draft draft, wire::EpochRecord& record) {
+  record.plan = std::move(draft.choice.plan);
+  record.rates = rates_ = std::move(draft.rates);
+  record.relayed = std::move(draft.relayed);
+  rates_moved_ = false;
+  hosts_differ_since_.reset();
+  return std::move(draft.choice.why);
+}
+
+bool Planning::exists(std::size_t world, const std::set<topology::Edge>& unusable,
+                      const std::set<topology::Edge>& unrelayable) const {
+  return topology::plannable(static_cast<std::uint32_t>(world), unusable, unrelayable,
+                             options_.relays ? options_.limits.max_relayed : 0);
+}
+
+// ---- who shares memory
+
+const std::vector<std::uint32_t>& Planning::hosts() {
+  if (hosts_) return *hosts_;
+  const std::vector<Peer>& members = peers_.members;
+  std::set<topology::Edge> shared;
+  for (std::uint32_t b = 0; b < members.size(); ++b) {
+    for (std::uint32_t a = 0; a < b; ++a) {
+      if (members[a].shares_with.contains(members[b].member.id) &&
+          members[b].shares_with.contains(members[a].member.id)) {
+        shared.insert({a, b});
+      }
+    }
+  }
+  return hosts_.emplace(topology::hosts(static_cast<std::uint32_t>(members.size()), shared));
+}
+
+// Who shares memory is known only a moment after the group has started, and sharing may end.
+bool Planning::hosts_due(const wire::EpochRecord& record, Instant now) {
+  if (peers_.members.empty() || hosts() == record.plan.hosts) {
+    hosts_differ_since_.reset();
+    return false;
+  }
+  if (!hosts_differ_since_) hosts_differ_since_ = now;
+  return peers_.sharing_settled() || now - *hosts_differ_since_ >= options_.heartbeat_interval;
+}
+
+// ---- how fast links are
+
+void Planning::measured(std::size_t rank, const wire::Measurements& row,
+                        const wire::RateTable& planned) {
+  topology::merge(rates_, peers_.ids(), rank, row);
+  rates_moved_ = rates_ != planned;
+}
+
+std::optional<Draft> Planning::better(const wire::EpochRecord& record, Instant now) {
+  looked_ = now;
+  auto found = draft(record);
+  const bool better =
+      found && topology::worth_changing(record.plan, found->choice.plan, found->rates);
+  rates_moved_ = better;
+  if (!std::exchange(better_, better) || !better) return std::nullopt;
+  better_ = false;
+  return found;
+}
+
+bool Planning::measuring_helps(std::uint64_t admission) {
+  const std::size_t world = peers_.members.size();
+  if (!slow_ || asked_in_ == admission || world > topology::kMaxTable) return false;
+  const std::vector<std::uint32_t>& numbers = hosts();
+  const bool one_host =
+      std::adjacent_find(numbers.begin(), numbers.end(), std::not_equal_to<>()) == numbers.end();
+  if (one_host) return false;
+  return rates_.hosts.size() != world ||
+         std::any_of(rates_.hosts.begin(), rates_.hosts.end(),
+                     [](const wire::HostRate& host) { return host.up_kilobytes_per_s == 0; });
+}
+
+}  // namespace pccl::master
