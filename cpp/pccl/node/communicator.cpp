@@ -594,7 +594,8 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
   {
     // What runs may write what is to be hashed.
     Visit visit(*found);
-    if (!vote.owned && visit.engine().calls().unfinished() > 0) return unfinished_error(visit.engine());
+    if (!vote.owned && visit.engine().calls().unfinished() > 0)
+      return unfinished_error(visit.engine());
     if (const Status status = finish_own(visit, deadline, limit); !status) {
       give_up_early(visit, status.error().code);
       return status.error();
