@@ -18,7 +18,7 @@ from pccl._arrays import (
     place_of,
     register,
 )
-from pccl._device import Device, Staged
+from pccl.reduce.pieces import Device, Staged
 
 __all__ = [
     "Adapter",

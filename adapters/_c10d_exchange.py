@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from pccl import _settings
-from pccl._halves import Kind
 from pccl.adapters._c10d_arrays import Bytes
 from pccl.adapters._c10d_collectives import Bitwise, reduce_bits
 from pccl.adapters._c10d_works import DESTROYED
+from pccl.collectives import Kind
 from pccl.communicator import Communicator
 from pccl.errors import InvalidUsage, PeerLost
 from pccl.types import DataType, ReduceOp

@@ -29,11 +29,11 @@ import numpy as np
 import torch
 
 from pccl import _settings
-from pccl._halves import Kind
 from pccl.adapters._c10d_arrays import Bytes
 from pccl.adapters._c10d_errors import as_torch_error
 from pccl.adapters._c10d_member import Member
 from pccl.adapters._c10d_works import DESTROYED, Work, await_end
+from pccl.collectives import Kind
 from pccl.errors import (
     Deadlock,
     InvalidArgument,

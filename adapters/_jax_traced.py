@@ -23,12 +23,13 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jaxlib.mlir import ir
 
-from pccl import _core, _weighted
+from pccl import _core
 from pccl import quantize as quantization
 from pccl import tree as trees
 from pccl._arrays import Buffer
 from pccl.errors import InvalidArgument, NotSupported, PCCLError
 from pccl.quantize import Quantize
+from pccl.reduce import weighted
 from pccl.types import DataType, ReduceOp
 
 _TARGET = "pccl_allreduce"
@@ -131,7 +132,7 @@ def allreduce(
             )
             raise NotSupported.because(_FUNC, sentence)
     if weight is not None:
-        _weighted.check_op(op, _FUNC)
+        weighted.check_op(op, _FUNC)
     _register()
     flat = trees.flatten_operands(tree, _FUNC)
     leaves = [
@@ -144,7 +145,7 @@ def allreduce(
     if weight is None:
         return flat.unflatten(_differentiable(call, flat.paths)(*leaves))
     if not isinstance(weight, jax.core.Tracer):
-        constant = _weighted.as_number(weight, _FUNC)
+        constant = weighted.as_number(weight, _FUNC)
         return flat.unflatten(_differentiable_mean(call, flat.paths, constant)(*leaves))
     factor = _as_weight(weight)
     leaves = [_as_varying(leaf, factor) for leaf in leaves]
@@ -181,7 +182,7 @@ def _as_weight(weight: Any) -> jax.Array:
     real = any(jnp.issubdtype(weight.dtype, kind) for kind in (np.integer, np.floating, np.bool_))
     if weight.ndim != 0 or not real:
         kind = f"traced {weight.dtype}[{','.join(map(str, weight.shape))}]"
-        raise _weighted.no_number(kind, _FUNC)
+        raise weighted.no_number(kind, _FUNC)
     made: jax.Array = weight if weight.dtype.name in _READABLE else weight.astype(np.float32)
     return made
 
@@ -308,7 +309,7 @@ def _bind(
     buffers = [[Buffer(array, DataType.from_numpy_dtype(array.dtype))] for array in arrays]
     constant = weight if isinstance(weight, float) else None
     where = _NOWHERE if weight is None else _ARGUMENT if constant is None else _CONSTANT
-    kind = "" if weight is None else _weighted.WORDS
+    kind = "" if weight is None else weighted.WORDS
     travels = "" if call.quantize is None else quantization.words(call.quantize)
     codes = _EXACT if call.quantize is None else quantization.codes(call.quantize)
     made: list[jax.Array] = _primitive.bind(

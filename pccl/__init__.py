@@ -22,7 +22,6 @@ import importlib
 from typing import Any
 
 from pccl import cuda
-from pccl._shared import empty, from_array, full, zeros
 from pccl.api import (
     Membership,
     Work,
@@ -65,6 +64,7 @@ from pccl.errors import (
     Unreachable,
 )
 from pccl.quantize import Quantize
+from pccl.shared_arrays import empty, from_array, full, zeros
 from pccl.types import (
     Attribute,
     DataType,

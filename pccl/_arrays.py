@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from pccl import _memory
+from pccl import result_pool
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType, ReduceOp
 
 if TYPE_CHECKING:
-    from pccl._device import Staged
+    from pccl.reduce.pieces import Staged
 
 Array = npt.NDArray[Any]
 Rebuild = Callable[[Sequence[object]], object]
@@ -529,7 +529,7 @@ class Staging:
         self._copy_back: list[tuple[Array, Array]] = []  # (the caller's array, private result)
         flat_sends = [_flat(np.ascontiguousarray(array)) for array, _ in sends]
         if recvs is None:
-            self.results = [_memory.empty(array.shape, array.dtype) for array, _ in sends]
+            self.results = [result_pool.empty(array.shape, array.dtype) for array, _ in sends]
             flat_recvs = [_flat(result) for result in self.results]
         else:
             flat_recvs = self._place(recvs)

@@ -12,16 +12,17 @@ from typing import Any, Generic, Literal, SupportsFloat, TypeVar, overload
 
 import numpy as np
 
-from pccl import _arrays, _core, _device, _halves, _settings, communicator
+from pccl import _arrays, _core, _settings, collectives, communicator
 from pccl import quantize as quantization
 from pccl import tree as trees
 from pccl._arrays import Array, Leaf, Staging
 from pccl._progress import reporting
 from pccl._state import State
-from pccl._weighted import WeightedMean
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument, InvalidUsage, NotInitialized, NotSupported
 from pccl.quantize import Quantize
+from pccl.reduce import pieces
+from pccl.reduce.weighted import WeightedMean
 from pccl.types import ReduceInfo, ReduceOp, SyncInfo
 
 __all__ = [
@@ -537,7 +538,7 @@ def allreduce(
             return (made, communicator.reduce_info(info)) if return_info else made
     if _arrays.devices_in_use():
         used = _use(comm, func)
-        staged = _device.allreduce(used, func, tree, out, op, weight, quantize, tag, limit)
+        staged = pieces.allreduce(used, func, tree, out, op, weight, quantize, tag, limit)
         if staged is not None:
             return staged if return_info else staged[0]
     tracing = _arrays.find_tracing(tree if weight is None else [tree, weight])
@@ -775,7 +776,7 @@ def broadcast(
     func = "broadcast"
     limit = _settings.seconds(timeout, func)
     number = None if tag is None else _settings.tag(tag, func)
-    return _halves.broadcast(_use(comm, func), tree, root, out, number, limit)
+    return collectives.broadcast(_use(comm, func), tree, root, out, number, limit)
 
 
 def allgather(
@@ -814,7 +815,7 @@ def allgather(
     func = "allgather"
     limit = _settings.seconds(timeout, func)
     number = None if tag is None else _settings.tag(tag, func)
-    return _halves.allgather(_use(comm, func), tree, out, number, limit)
+    return collectives.allgather(_use(comm, func), tree, out, number, limit)
 
 
 def reduce_scatter(
@@ -849,7 +850,7 @@ def reduce_scatter(
     func = "reduce_scatter"
     limit = _settings.seconds(timeout, func)
     number = None if tag is None else _settings.tag(tag, func)
-    return _halves.reduce_scatter(_use(comm, func), tree, op, out, number, limit)
+    return collectives.reduce_scatter(_use(comm, func), tree, op, out, number, limit)
 
 
 class Work(Generic[_Result]):

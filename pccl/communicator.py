@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pccl import _arrays, _core, _settings, tree
-from pccl import _halves as halves
+from pccl import _arrays, _core, _settings, collectives, tree
 from pccl import quantize as quantization
 from pccl.errors import (
     InvalidArgument,
@@ -653,7 +652,7 @@ class Communicator(_core.Reducer):
             TooFewPeers, PeerLost, MismatchedCall: As in `all_reduce`.
             InvalidArgument: The array cannot be written in place, or there is no such rank.
         """
-        return halves.broadcast_in_place(self, array, root, tag, timeout)
+        return collectives.broadcast_in_place(self, array, root, tag, timeout)
 
     def all_gather(
         self, send: Any, recv: Any, *, tag: int = 0, timeout: float | None = None
@@ -672,7 +671,7 @@ class Communicator(_core.Reducer):
         Raises:
             TooFewPeers, PeerLost, MismatchedCall, InvalidArgument: As in `all_reduce`.
         """
-        return halves.gather_into(self, send, recv, tag, timeout)
+        return collectives.gather_into(self, send, recv, tag, timeout)
 
     def reduce_scatter(
         self,
@@ -697,7 +696,7 @@ class Communicator(_core.Reducer):
         Raises:
             TooFewPeers, PeerLost, MismatchedCall, InvalidArgument: As in `all_reduce`.
         """
-        return halves.reduce_into(self, send, recv, op, tag, timeout)
+        return collectives.reduce_into(self, send, recv, op, tag, timeout)
 
     def _residuals_of(
         self,

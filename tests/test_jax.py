@@ -86,7 +86,7 @@ def test_other_arrays_are_refused(peers: Peers) -> None:
 def test_nothing_is_copied_on_the_way_in_or_out(peers: Peers, dtype: str) -> None:
     # 1 MiB: results from 256 KiB on are aligned to 64 bytes, as JAX wants memory that it shares.
     peers.both(f"""
-        from pccl import _arrays, _memory
+        from pccl import _arrays
         seen = []
         class Watched(_arrays.Staging):
             def __init__(self, sends, recvs=None):

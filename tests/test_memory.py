@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pccl import _memory
+from pccl import result_pool
 
-LARGE = _memory._POOLED
+LARGE = result_pool._POOLED
 F4 = np.dtype(np.float32)
 
 
 @pytest.fixture(autouse=True)
-def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[_memory._Pool]:
-    pool = _memory._Pool()
-    monkeypatch.setattr(_memory, "_pool", pool)
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[result_pool._Pool]:
+    pool = result_pool._Pool()
+    monkeypatch.setattr(result_pool, "_pool", pool)
     yield pool
 
 
@@ -30,7 +30,7 @@ def address(array: np.ndarray) -> int:
 )
 @pytest.mark.parametrize("dtype", ["u1", "f2", "f4", "i8"])
 def test_results_are_ordinary_arrays(shape: tuple[int, ...], dtype: str) -> None:
-    made = _memory.empty(shape, np.dtype(dtype))
+    made = result_pool.empty(shape, np.dtype(dtype))
     assert type(made) is np.ndarray and made.dtype == dtype and made.shape == shape
     assert made.flags.c_contiguous and made.flags.writeable and made.flags.aligned
     if made.nbytes >= LARGE:
@@ -40,44 +40,44 @@ def test_results_are_ordinary_arrays(shape: tuple[int, ...], dtype: str) -> None
 
 
 def test_memory_that_nobody_holds_is_used_again() -> None:
-    first = _memory.empty((LARGE,), F4)
+    first = result_pool.empty((LARGE,), F4)
     before = address(first)
-    second = _memory.empty((LARGE,), F4)
+    second = result_pool.empty((LARGE,), F4)
     assert not np.shares_memory(first, second)
     del first
-    assert address(_memory.empty((2, LARGE // 2), F4)) == before
+    assert address(result_pool.empty((2, LARGE // 2), F4)) == before
 
 
 def test_a_view_keeps_the_memory_of_a_result() -> None:
-    whole = _memory.empty((LARGE, 2), F4)
+    whole = result_pool.empty((LARGE, 2), F4)
     views = [whole[1:], whole.view(np.uint8)[::2], memoryview(whole.reshape(-1)), whole.T]
     before = address(whole)
     del whole
     while views:
         gc.collect()
-        assert address(_memory.empty((LARGE, 2), F4)) != before
+        assert address(result_pool.empty((LARGE, 2), F4)) != before
         views.pop()
-    assert address(_memory.empty((LARGE, 2), F4)) == before
+    assert address(result_pool.empty((LARGE, 2), F4)) == before
 
 
 def test_no_more_is_kept_than_the_limit(
-    pool: _memory._Pool, monkeypatch: pytest.MonkeyPatch
+    pool: result_pool._Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_memory, "_KEPT", 10 * LARGE)
+    monkeypatch.setattr(result_pool, "_KEPT", 10 * LARGE)
     for size in (1, 2, 3):
-        held = [_memory.empty((size * LARGE,), np.dtype(np.uint8)) for _ in range(4)]
+        held = [result_pool.empty((size * LARGE,), np.dtype(np.uint8)) for _ in range(4)]
         held.clear()
     # The oldest went first.
     assert {size // LARGE: len(blocks) for size, blocks in pool._free.items()} == {3: 3}
     assert pool._kept == 9 * LARGE
     del held
-    _memory.empty((11 * LARGE,), np.dtype(np.uint8))
+    result_pool.empty((11 * LARGE,), np.dtype(np.uint8))
     assert pool._kept == 0 and not pool._free
 
 
-def test_a_result_may_be_dropped_in_the_middle_of_the_pools_work(pool: _memory._Pool) -> None:
-    made = _memory.empty((LARGE,), F4)
+def test_a_result_may_be_dropped_in_the_middle_of_the_pools_work(pool: result_pool._Pool) -> None:
+    made = result_pool.empty((LARGE,), F4)
     with pool._lock:
         del made
-        _memory.empty((LARGE,), F4)
+        result_pool.empty((LARGE,), F4)
     assert pool._kept == 0

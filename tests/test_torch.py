@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pccl
-from pccl import _device
-from pccl._device import cut, reduce_pieces
+from pccl.reduce import pieces as device_route
+from pccl.reduce.pieces import cut, reduce_pieces
 
 torch = pytest.importorskip("torch")
 
@@ -307,7 +307,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Lagging:
     monkeypatch.setattr(adapter, "devices_in_use", lambda: True)
     monkeypatch.setattr(adapter, "on_device", lambda leaf: isinstance(leaf, OnDevice))
     monkeypatch.setattr(adapter, "device_of", lambda leaf: stand_in)
-    monkeypatch.setattr(_device, "PIECE_BYTES", 256)
+    monkeypatch.setattr(device_route, "PIECE_BYTES", 256)
     return stand_in
 
 
@@ -421,7 +421,7 @@ def test_weighted_means_of_arrays_on_a_device_are_those_of_arrays_in_memory(
     pair: Peers, device: Lagging, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     one_device_each(monkeypatch)
-    monkeypatch.setattr(_device, "PIECE_BYTES", piece)
+    monkeypatch.setattr(device_route, "PIECE_BYTES", piece)
     weights = [0.3, 2]
     trees = [mixed_tree(i) for i in range(2)]
     wanted = together(
@@ -504,7 +504,7 @@ def test_fewer_bits_of_arrays_on_a_device(
 
     exact = together(apart, lambda i, comm: mean(i, comm, False))[0]
     for piece in (1 << 20, 4096):
-        monkeypatch.setattr(_device, "PIECE_BYTES", piece)
+        monkeypatch.setattr(device_route, "PIECE_BYTES", piece)
         first, second = together(apart, lambda i, comm: mean(i, comm, True, "int4"))
         assert torch.equal(first, second) and not torch.equal(first, exact)
         assert (first - exact).abs().max() < 1
@@ -517,7 +517,7 @@ def test_error_feedback_of_pieces_counts_when_all_of_them_do(
     apart: Peers, device: Lagging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one_device_each(monkeypatch)
-    monkeypatch.setattr(_device, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(device_route, "PIECE_BYTES", 4096)
     how = pccl.Quantize("int4", error_feedback=True)
 
     def call(i: int, comm: pccl.Communicator) -> Any:
@@ -554,7 +554,7 @@ def test_error_feedback_of_pieces_counts_when_all_of_them_do(
 def test_cuda_tensors_go_through_pinned_memory(
     pair: Peers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_device, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(device_route, "PIECE_BYTES", 1 << 20)
     tensors = [torch.full((3 << 20,), float(i + 1), device="cuda").half() for i in range(2)]
     results = together(pair, lambda i, comm: pccl.allreduce(tensors[i], comm=comm))
     assert all(result.device == tensors[0].device and result.eq(3).all() for result in results)

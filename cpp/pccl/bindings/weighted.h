@@ -1,5 +1,5 @@
 // One member's part in a weighted mean, for calls that Python does not make: what travels is the
-// same as in pccl/_weighted.py, so both meet.
+// same as in pccl/reduce/weighted.py, so both meet.
 #pragma once
 
 #include <cstddef>

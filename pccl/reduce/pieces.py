@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from pccl import _arrays, _settings, _weighted
+from pccl import _arrays, _settings
 from pccl import quantize as quantization
 from pccl import tree as trees
 from pccl._arrays import Buffer, Leaf, Prepared, Staging
-from pccl._weighted import WeightedMean
 from pccl.errors import InvalidArgument
+from pccl.reduce import weighted
+from pccl.reduce.weighted import WeightedMean
 from pccl.types import DataType, ReduceInfo, ReduceOp
 
 if TYPE_CHECKING:
@@ -222,9 +223,9 @@ def allreduce(
     if coding is not None:
         quantization.check_op(coding, how, func)
     if weight is not None:
-        _weighted.check_op(how, func)
-        weight = _weighted.as_number(weight, func)  # once: it may be on a device, too
-    kind = "" if weight is None else _weighted.WORDS
+        weighted.check_op(how, func)
+        weight = weighted.as_number(weight, func)  # once: it may be on a device, too
+    kind = "" if weight is None else weighted.WORDS
     travels = "" if coding is None else quantization.words(coding)
     deadline = _settings.Deadline(timeout)
     inputs = [

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pccl import _core, _memory
+from pccl import _core, result_pool
 from pccl._arrays import Array, Buffer
 from pccl.errors import InvalidArgument
 from pccl.types import DataType, ReduceOp
@@ -124,7 +124,7 @@ def _bytes(array: Array) -> Array:
 def _scaled(buffer: Buffer, weight: float) -> Buffer:
     """The array times the weight, in the type in which the products are added up."""
     wide = DataType.FLOAT if buffer.dtype in _IN_FLOAT32 else DataType.DOUBLE
-    made = _memory.empty(buffer.array.shape, np.dtype(wide.label))
+    made = result_pool.empty(buffer.array.shape, np.dtype(wide.label))
     values = _bytes(np.ascontiguousarray(buffer.array))
     _core.scale(int(buffer.dtype), values, weight, _bytes(made))
     return Buffer(made, wide)
@@ -138,7 +138,7 @@ def _mean(part: Array, total: float, like: Buffer, out: Array | None) -> Array:
     elif part.itemsize == dtype.itemsize:
         made = part.view(dtype)
     else:
-        made = _memory.empty(part.shape, dtype)
+        made = result_pool.empty(part.shape, dtype)
     _core.unscale(int(like.dtype), _bytes(part), total, _bytes(made))
     if out is None or made is out:
         return made

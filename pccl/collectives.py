@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pccl import _arrays, _memory, _settings
+from pccl import _arrays, _settings, result_pool
 from pccl import tree as trees
 from pccl._arrays import Array, Buffer, Shared, Staging
 from pccl.errors import InvalidArgument, NotSupported
@@ -197,7 +197,7 @@ def reduce_scatter(
         for path, buffer in zip(flat.paths, sends, strict=True)
     ]
     recvs = (
-        [_memory.empty(shape, s.array.dtype) for s, shape in zip(sends, shapes, strict=True)]
+        [result_pool.empty(shape, s.array.dtype) for s, shape in zip(sends, shapes, strict=True)]
         if out is None
         else _outputs(flat.paths, sends, shapes, out, func)
     )
@@ -260,7 +260,7 @@ class _Target:
         """Its own, if bytes can be received there."""
         if self._shared.writable:
             return self._shared.data
-        return _memory.empty(self._shared.data.shape, np.dtype(np.uint8))
+        return result_pool.empty(self._shared.data.shape, np.dtype(np.uint8))
 
     def fill(self, data: Array) -> None:
         if not self._shared.writable:
@@ -300,7 +300,7 @@ def _bytes_for(
 ) -> list[Array]:
     if targets is not None:
         return [target.memory() for target in targets]
-    return [_memory.empty((parts * s.data.size,), np.dtype(np.uint8)) for s in shared]
+    return [result_pool.empty((parts * s.data.size,), np.dtype(np.uint8)) for s in shared]
 
 
 def _first(data: Array, count: int) -> Array:

@@ -1,0 +1,1 @@
+"""Reductions of trees: one request, and the routes that one can take."""
