@@ -2,9 +2,16 @@
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import hypothesis
+import members as local
 import pytest
+from namespaces import Host, namespaces
+from workers import Run, running
+
+import pccl
 
 # Before any engine object is made, and inherited by every process a test starts.
 os.environ["PCCL_BIND"] = "127.0.0.1"
@@ -19,6 +26,30 @@ hypothesis.settings.register_profile(
     "soak", deadline=None, database=None, print_blob=True, max_examples=20_000
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """A master, whose peers the test starts; all are processes. `pytest.mark.env` sets their settings."""
+    env: dict[str, str] = {}
+    for mark in reversed(list(request.node.iter_markers("env"))):  # the test's own mark comes last
+        env.update(mark.kwargs)
+    with running(**env) as made:
+        yield made
+
+
+@pytest.fixture
+def members() -> Iterator[Callable[..., list[pccl.Communicator]]]:
+    """Makes that many members of one run in this process: members.members as a function."""
+    with ExitStack() as stack:
+        yield lambda count, **options: stack.enter_context(local.members(count, **options))
+
+
+@pytest.fixture
+def lab() -> Iterator[Callable[..., list[Host]]]:
+    """Makes hosts on one network: namespaces.namespaces as a function."""
+    with ExitStack() as stack:
+        yield lambda count, *versions: stack.enter_context(namespaces(count, versions))
 
 
 # Modules whose tests run twice: in shared memory, as peers of one host do, and over the network.

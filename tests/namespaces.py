@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -12,19 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from workers import Worker
+from programs import master, netns
+from workers import Program, Worker
 
-_ENTER = """
-import ctypes, os
-def enter(name):
-    fd = os.open("/run/netns/" + name, os.O_RDONLY)
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.setns(fd, 0) == 0, os.strerror(ctypes.get_errno())
-    os.close(fd)
-enter(os.environ["TEST_NETNS"])
+# What a worker that is given as a string starts with.
+_ENTER = f"""
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from programs import netns
+netns.enter(os.environ["TEST_NETNS"])
 """
 _PORT = 48148  # each namespace has its own
 _T = TypeVar("_T")
@@ -51,16 +50,8 @@ class Host:
 def inside(host: Host, make: Callable[[], _T]) -> _T:
     """What `make` returns on that host. Sockets made so stay there."""
 
-    def enter() -> None:
-        descriptor = os.open(f"/run/netns/{host.name}", os.O_RDONLY)
-        try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            assert libc.setns(descriptor, 0) == 0, os.strerror(ctypes.get_errno())
-        finally:
-            os.close(descriptor)
-
-    # Of this process only that thread is there.
-    with ThreadPoolExecutor(1, initializer=enter) as thread:
+    # Only that thread of this process is there.
+    with ThreadPoolExecutor(1, initializer=netns.enter, initargs=(host.name,)) as thread:
         return thread.submit(make).result()
 
 
@@ -105,9 +96,11 @@ def at(address: str) -> str:
     return f"[{address}]:{_PORT}" if ":" in address else f"{address}:{_PORT}"
 
 
-def worker(code: str, host: Host, **env: str) -> Worker:
+def worker(program: Program | str, host: Host, **env: str) -> Worker:
     """A process of that host."""
-    return Worker(_ENTER + textwrap.dedent(code), TEST_NETNS=host.name, **env)
+    if isinstance(program, str):
+        program = _ENTER + textwrap.dedent(program)
+    return Worker(program, TEST_NETNS=host.name, **env)
 
 
 class HostsRun:
@@ -118,26 +111,20 @@ class HostsRun:
         self.workers: list[Worker] = []
         self.address = at(host.address)
         everywhere = "[::]" if ":" in host.address + host.address6 else "0.0.0.0"
-        master = f"""
-            master = pccl.MasterNode("{everywhere}:{_PORT}")
-            master.run()
-            say(event="listening")
-            master.wait()
-            """
-        self._master_code = master
-        self.master = self.peer(master, host)
+        self._serve = partial(master.serve, f"{everywhere}:{_PORT}")
+        self.master = self.peer(self._serve, host)
         self.master.expect("listening")
 
     def restart_master(self, host: Host) -> None:
         """A new master in the old one's place, with no memory of the run."""
         self.master.process.kill()
         self.master.ends()
-        self.master = self.peer(self._master_code, host)
+        self.master = self.peer(self._serve, host)
         self.master.expect("listening")
 
-    def peer(self, code: str, host: Host, **env: str) -> Worker:
+    def peer(self, program: Program | str, host: Host, **env: str) -> Worker:
         settings = {"PCCL_MASTER": self.address, "PCCL_BIND": ""}
-        self.workers.append(worker(code, host, **(settings | self.env | env)))
+        self.workers.append(worker(program, host, **(settings | self.env | env)))
         return self.workers[-1]
 
 

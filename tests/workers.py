@@ -1,4 +1,4 @@
-"""Real processes for tests: peers that run a piece of code, and talk with the test in lines of JSON."""
+"""Real processes for tests: a master and peers, which talk with the test in lines of JSON."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-# What every worker starts with. `x()` is this peer's own array: every element is a number made from its id, so that the
+from programs import master
+
+# A function of tests/programs, or a functools.partial of one with arguments that JSON can say.
+Program = Callable[[], object]
+
+# What every worker that is given as a string starts with.
+# `x()` is this peer's own array: every element is a number made from its id, so that the
 # sum over any set of contributors is known to everybody and exact.
 PRELUDE = """
 import json, os, signal, sys, threading
@@ -55,13 +63,25 @@ def say_when_calling(comm, operations=1):
 """
 
 
+def command(program: Program) -> list[str]:
+    """The command that runs a program, from any folder."""
+    call = program if isinstance(program, partial) else partial(program)
+    name = f"{call.func.__module__}:{call.func.__qualname__}"
+    arguments = json.dumps([call.args, call.keywords])
+    return [sys.executable, str(Path(__file__).with_name("run_program.py")), name, arguments]
+
+
 class Worker:
     """One process. `tell` writes a line to it, `next` reads the next one from it."""
 
-    def __init__(self, code: str, **env: str) -> None:
+    def __init__(self, program: Program | str, **env: str) -> None:
+        if isinstance(program, str):
+            arguments = [sys.executable, "-c", PRELUDE + textwrap.dedent(program)]
+        else:
+            arguments = command(program)
         self._stderr = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + textwrap.dedent(code)],
+            arguments,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -127,21 +147,15 @@ class Worker:
 class Run:
     """A master and its peers, all real processes, gone at the end of the test."""
 
-    def __init__(self, master_begins: str = "", **env: str) -> None:
+    def __init__(self, open_files: int | None = None, **env: str) -> None:
         self.env = env
         self.workers: list[Worker] = []
-        self._master_begins = master_begins
+        self._open_files = open_files
         self.master = self._serve("127.0.0.1:0")
         self.address = self.master.expect("listening")["address"]
 
     def _serve(self, listen: str) -> Worker:
-        code = f"""
-            master = pccl.MasterNode({listen!r})
-            master.run()
-            say(event="listening", address=master.address)
-            master.wait()
-        """
-        worker = Worker(self._master_begins + textwrap.dedent(code), **self.env)
+        worker = Worker(partial(master.serve, listen, self._open_files), **self.env)
         self.workers.append(worker)
         return worker
 
@@ -150,14 +164,14 @@ class Run:
         self.master = self._serve(self.address)
         assert self.master.expect("listening")["address"] == self.address
 
-    def peer(self, code: str, **env: str) -> Worker:
-        worker = Worker(code, **{"PCCL_MASTER": self.address, **self.env, **env})
+    def peer(self, program: Program | str, **env: str) -> Worker:
+        worker = Worker(program, **{"PCCL_MASTER": self.address, **self.env, **env})
         self.workers.append(worker)
         return worker
 
-    def peers(self, count: int, code: str, **env: str) -> list[Worker]:
+    def peers(self, count: int, program: Program | str, **env: str) -> list[Worker]:
         """`count` peers that start together."""
-        return [self.peer(code, PCCL_MIN_PEERS=str(count), **env) for _ in range(count)]
+        return [self.peer(program, PCCL_MIN_PEERS=str(count), **env) for _ in range(count)]
 
 
 # Lines that a healthy run prints, too: whom a peer waits for at the start, and how to join.
@@ -208,9 +222,9 @@ def wait_until_asleep(worker: Worker) -> None:
 
 
 @contextmanager
-def running(master_begins: str = "", **env: str) -> Iterator[Run]:
-    """`master_begins`: code that the master's process runs first."""
-    run = Run(master_begins, **env)
+def running(open_files: int | None = None, **env: str) -> Iterator[Run]:
+    """A run with these settings. `open_files`: the most descriptors that its master may have."""
+    run = Run(open_files, **env)
     try:
         yield run
     finally:

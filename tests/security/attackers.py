@@ -147,15 +147,15 @@ class Training:
 @contextlib.contextmanager
 def training(
     secret: bool,
-    master_begins: str = "",
+    open_files: int | None = None,
     peers: Sequence[dict[str, str]] = ({}, {}),
     **env: str,
 ) -> Iterator[Training]:
-    """`peers`: what each of them has in its environment beside `env`."""
+    """`open_files`: of the master. `peers`: what each has in its environment beside `env`."""
     env["PCCL_SHM"] = "0"
     if secret:
         env["PCCL_SECRET"] = SECRET
-    with running(master_begins, **env) as run:
+    with running(open_files, **env) as run:
         world = Training(run, peers, SECRET if secret else None)
         yield world
         world.goes_on()

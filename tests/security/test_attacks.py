@@ -276,8 +276,7 @@ def test_newcomers_cannot_fill_the_master(world: Training) -> None:
 
 
 def test_newcomers_cannot_use_up_the_masters_descriptors() -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
-    with training(secret=False, master_begins=limit) as world, contextlib.ExitStack() as stack:
+    with training(secret=False, open_files=128) as world, contextlib.ExitStack() as stack:
         beat = control(HEARTBEAT, b"", run=world.run_id)
         newcomers: list[Insider] = []
         done = threading.Event()
@@ -444,8 +443,7 @@ def test_handshakes_of_nobody_on_a_peers_port(world: Training) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_master_without_descriptors_serves_those_that_it_has(mode: str) -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-    with training(secret=mode == "secret", master_begins=limit) as world:
+    with training(secret=mode == "secret", open_files=64) as world:
         strangers = [connect(world.master) for _ in range(300)]
         world.goes_on()
         late = world.run.peer("start(); pccl.admit(); say(event='in'); pccl.shutdown()")
