@@ -63,12 +63,17 @@ def say_when_calling(comm, operations=1):
 """
 
 
+def described(program: Program) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """A program's name and arguments, for programs.shell.call in another process."""
+    call = program if isinstance(program, partial) else partial(program)
+    return f"{call.func.__module__}:{call.func.__qualname__}", call.args, call.keywords
+
+
 def command(program: Program) -> list[str]:
     """The command that runs a program, from any folder."""
-    call = program if isinstance(program, partial) else partial(program)
-    name = f"{call.func.__module__}:{call.func.__qualname__}"
-    arguments = json.dumps([call.args, call.keywords])
-    return [sys.executable, str(Path(__file__).with_name("run_program.py")), name, arguments]
+    name, *arguments = described(program)
+    runner = Path(__file__).with_name("run_program.py")
+    return [sys.executable, str(runner), name, json.dumps(arguments)]
 
 
 class Worker:
@@ -124,6 +129,10 @@ class Worker:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(what).encode() + b"\n")
         self.process.stdin.flush()
+
+    def call(self, program: Program) -> None:
+        """Has a process that is in programs.shell.obey call that function."""
+        self.tell(described(program))
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

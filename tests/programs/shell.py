@@ -1,0 +1,21 @@
+"""Calls by name: how the test's process says which function of this package to run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from programs.peer import hear
+
+
+def call(program: str, positional: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    """Calls a function, given as MODULE:FUNCTION."""
+    module, _, function = program.partition(":")
+    getattr(importlib.import_module(module), function)(*positional, **keywords)
+
+
+def obey() -> NoReturn:
+    """Makes the calls that the test asks for with Worker.call, one after the other."""
+    while True:
+        call(*hear())
