@@ -1,0 +1,191 @@
+"""Checks what no other linter does: the language, the size and the names of this project's text.
+
+* Lines of Markdown, of comments and of docstrings have at most 100 columns.
+* Sentences begin with their subject. See docs/development.md.
+* No file has more than 800 lines, unless LONG_FILES gives the reason.
+* No type of the engine has the name of another one, unless SAME_NAMES gives the reason.
+* No test keeps a program in a string: programs are modules under tests/programs/.
+* A commit's subject reads `room: imperative` and has at most 72 characters.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_COLUMNS = 100
+MAX_LINES = 800
+MAX_SUBJECT = 72
+
+# Commits up to this one were made before the rule.
+FIRST_COMMIT = "e1641b2b424c977779347d654da785e1bceccf61"
+
+LONG_FILES: dict[str, str] = {}
+# Name of a type -> why two rooms may each have one.
+SAME_NAMES: dict[str, str] = {}
+
+# Words that were used for something else, and what to write instead.
+WORDS = {
+    r"\bin_vain\b": "say what failed",
+    r"\blimbo\b": "say which phase",
+    r"\btold_now_?\b": "known_to_master",
+    r"\b_halves\b": "collectives",
+}
+# A sentence that opens like this hides its subject; a question or a heading may.
+OPENING = re.compile(
+    r"(?:^|[.!:] )((?:Who|Whoever|Whatever|What) (?!is |are |was |were )[a-z][^.?!]*[.!]"
+    r"|Of (?:two|several|all|these|those|what|whom|which) [a-z][^.?!]*[.!])"
+)
+
+
+class Text:
+    """One line of prose: where it is, and what it says without its comment mark."""
+
+    def __init__(self, path: Path, number: int, raw: str, prose: str) -> None:
+        self.place = f"{path.relative_to(ROOT)}:{number}"
+        self.raw, self.prose = raw, prose
+
+
+def tracked(*patterns: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", *patterns], capture_output=True, check=True
+    )
+    paths = (ROOT / name for name in listed.stdout.decode().split("\0") if name)
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
+
+
+def markdown(path: Path) -> Iterator[Text]:
+    """Lines of prose; neither code blocks nor tables, which cannot be broken."""
+    fenced = False
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.lstrip().startswith(("```", "~~~")):
+            fenced = not fenced
+        elif not fenced and not line.lstrip().startswith(("|", "#", "![", "<", ":::")):
+            yield Text(path, number, line, line.strip())
+
+
+def comments(path: Path, mark: str) -> Iterator[Text]:
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        found = re.search(rf"(?:^|\s){mark} ?(.*)$", line)
+        if found:
+            yield Text(path, number, line, found[1])
+
+
+def docstrings(path: Path) -> Iterator[Text]:
+    lines = path.read_text().splitlines()
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        first = node.body[0] if node.body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            for number in range(first.lineno, (first.end_lineno or first.lineno) + 1):
+                yield Text(path, number, lines[number - 1], lines[number - 1].strip(' "'))
+
+
+def all_prose() -> Iterator[Text]:
+    for path in tracked("*.md"):
+        yield from markdown(path)
+    for path in tracked("*.h", "*.cpp", "*.c", "*.inl"):
+        yield from comments(path, "//")
+    for path in tracked("*.py", "*.sh", "*.toml", "*.yml", "Makefile", "CMakeLists.txt", ".ci/*"):
+        yield from comments(path, "#")
+    for path in tracked("*.py"):
+        yield from docstrings(path)
+
+
+def check_prose() -> Iterator[str]:
+    for text in all_prose():
+        breakable = " " in text.prose.strip() and "](http" not in text.raw
+        if len(text.raw) > MAX_COLUMNS and breakable:
+            yield f"{text.place}: {len(text.raw)} columns"
+        if OPENING.search(text.prose):
+            yield f"{text.place}: begin the sentence with its subject: {text.prose[:60]}"
+        for word, instead in WORDS.items():
+            if re.search(word, text.prose):
+                yield f"{text.place}: {word}: {instead}"
+
+
+def check_lengths() -> Iterator[str]:
+    for path in tracked("*.py", "*.h", "*.cpp", "*.inl", "*.c"):
+        name, lines = str(path.relative_to(ROOT)), len(path.read_text().splitlines())
+        if lines > MAX_LINES and name not in LONG_FILES:
+            yield f"{name}: {lines} lines; split it, or give the reason in LONG_FILES"
+
+
+def check_type_names() -> Iterator[str]:
+    """Types declared at the top of a header, by name."""
+    declared: dict[str, list[str]] = defaultdict(list)
+    for path in tracked("cpp/pccl/**/*.h"):
+        for name in re.findall(r"^(?:class|struct) (\w+)[^;]*?\{", path.read_text(), re.MULTILINE):
+            declared[name].append(str(path.relative_to(ROOT)))
+    for name, paths in sorted(declared.items()):
+        if len(paths) > 1 and name not in SAME_NAMES:
+            yield f"{name} is a type in {', '.join(paths)}: one word, one meaning"
+
+
+def is_program(text: str) -> bool:
+    if text.count("\n") < 3:
+        return False
+    if "#include" in text:
+        return True
+    try:
+        tree = ast.parse(textwrap.dedent(text))
+    except (SyntaxError, ValueError):
+        return False
+    return any(isinstance(node, ast.Import | ast.ImportFrom | ast.Call) for node in ast.walk(tree))
+
+
+def check_programs() -> Iterator[str]:
+    for path in tracked("tests/**/*.py", "tests/*.py"):
+        tree = ast.parse(path.read_text())
+        quoted = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
+                  for part in node.values}  # fmt: skip
+        for node in ast.walk(tree):
+            text = ""
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                text = node.value if id(node) not in quoted else ""
+            elif isinstance(node, ast.JoinedStr):
+                parts = (p.value if isinstance(p, ast.Constant) else "0" for p in node.values)
+                text = "".join(str(part) for part in parts)
+            if text and is_program(text):
+                place = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+                yield f"{place}: a program in a string; make it a module under tests/programs/"
+
+
+def check_subjects() -> Iterator[str]:
+    git = ["git", "-C", str(ROOT)]
+    known = subprocess.run([*git, "cat-file", "-e", f"{FIRST_COMMIT}^{{commit}}"],
+                           capture_output=True, check=False)  # fmt: skip
+    if known.returncode:
+        return  # a shallow clone, or none
+    log = subprocess.run(
+        [*git, "log", "--no-merges", "--format=%h %s", f"{FIRST_COMMIT}..HEAD"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    for line in log.stdout.splitlines():
+        commit, subject = line.split(" ", 1)
+        if len(subject) > MAX_SUBJECT or not re.match(r"[\w./, -]+: \S", subject):
+            yield f"{commit}: the subject is not `room: imperative` in 72 characters: {subject}"
+
+
+def main() -> int:
+    if not (ROOT / ".git").exists():
+        print("text: not checked, this is no git checkout")
+        return 0
+    checks = (check_prose, check_lengths, check_type_names, check_programs, check_subjects)
+    failures = [failure for check in checks for failure in check()]
+    print("\n".join(failures) if failures else "text: keeps the rules")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
