@@ -226,7 +226,7 @@ def test_a_number_is_no_address_to_listen_at() -> None:
         timeout=60,
     )
     assert done.returncode == 1
-    assert "a number alone is no host" in done.stderr
+    assert "a number alone is not a host" in done.stderr
 
 
 def test_modules_are_there_as_attributes_and_loaded_when_they_are_used() -> None:

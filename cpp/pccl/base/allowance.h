@@ -1,5 +1,4 @@
-// How often something may happen: some times at once, and so many in a second after that. For what
-// others can cause, so that nobody can cause it without end.
+// Rate limits on events that other processes can cause: a token bucket with a burst and a rate.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +20,8 @@ struct Rate {
 // *one thread*
 class Allowance {
  public:
-  // False: there were not that many left. Times never go back.
+  // Takes `times` tokens. False: fewer were left, and none was taken. REQUIRES: `now` never
+  // decreases.
   bool take(const Rate& rate, Instant now, double times = 1) {
     const double passed = std::chrono::duration<double>(now - at_).count();
     used_ = at_ == Instant{} ? 0 : std::max(0.0, used_ - passed * rate.per_second);
@@ -36,10 +36,10 @@ class Allowance {
   Instant at_{};
 };
 
-// Lines of the log that strangers can cause: ten at once, then ten a minute. *one thread*
+// Limits log lines that strangers can cause: ten at once, then ten a minute. *one thread*
 class RareLines {
  public:
-  // The line, with how many were left out before it; nothing: this one is left out.
+  // The line to log, with the number of lines dropped before it; empty: drop this line.
   std::optional<std::string> line(std::string text, Instant now) {
     if (!allowance_.take({10, 1.0 / 6}, now)) {
       ++left_out_;

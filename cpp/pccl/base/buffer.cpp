@@ -22,15 +22,15 @@ BufferPool::~BufferPool() {
 }
 
 Buffer BufferPool::take(std::size_t size) {
-  // Powers of two up to 1 MiB, then multiples of it: blocks fit again without wasting half of a
-  // large one.
+  // Powers of two up to 1 MiB, then multiples of 1 MiB: blocks can be reused, and a large one
+  // wastes little.
   constexpr std::size_t kMiB = 1 << 20;
   const std::size_t capacity =
       size <= kMiB ? std::bit_ceil(std::max(size, kSmallest)) : (size + kMiB - 1) / kMiB * kMiB;
   Buffer buffer;
   {
     const std::lock_guard lock(mutex_);
-    // Newest first: it is the likeliest to be in a cache still.
+    // Newest first: most likely still in a cache.
     const auto found = std::find_if(free_.rbegin(), free_.rend(),
                                     [&](const Block& block) { return block.capacity == capacity; });
     if (found != free_.rend()) {

@@ -1,5 +1,5 @@
-// Engine memory for bytes in flight: aligned blocks that go back to a pool, so that a steady run
-// allocates nothing and touches no fresh pages.
+// Engine memory for bytes in flight: aligned blocks from a pool, so that a steady run allocates
+// nothing and touches no fresh pages.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace pccl {
 
 class BufferPool;
 
-// One block, 64-byte aligned; goes back to its pool when dropped. Movable. *one thread at a time*
+// One block, 64-byte aligned, returned to its pool on destruction. *one thread at a time*
 class Buffer {
  public:
   Buffer() = default;
@@ -42,7 +42,7 @@ class Buffer {
   std::shared_ptr<BufferPool> pool_;
 };
 
-// Keeps up to `keep_bytes` of dropped blocks for the next taker. *any thread*
+// Keeps up to `keep_bytes` of returned blocks for reuse. *any thread*
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   explicit BufferPool(std::size_t keep_bytes) : keep_bytes_(keep_bytes) {}

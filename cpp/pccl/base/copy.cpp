@@ -28,7 +28,7 @@ void copy_lines(std::uint8_t*& to, const std::uint8_t*& from, std::size_t& bytes
     store(target + 1, b);
     store(target + 2, c);
     store(target + 3, d);
-    asm volatile("" ::: "memory");  // else the compiler calls memcpy again
+    asm volatile("" ::: "memory");  // otherwise the compiler calls memcpy
   }
 }
 

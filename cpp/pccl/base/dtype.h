@@ -44,8 +44,8 @@ inline constexpr std::uint8_t kReduceOpCount = 5;
   }
 }
 
-// The type partial results have while they travel: float32 for the 16-bit floats, 64-bit integers
-// under avg (where elements have 64 bits themselves: accumulation_size), else the element type.
+// The type of partial results: float32 for 16-bit floats, 64-bit integers for integers under avg
+// (see accumulation_size for elements of 64 bits), otherwise the element type.
 [[nodiscard]] constexpr DataType accumulation_type(DataType type, ReduceOp op) {
   switch (type) {
     case DataType::float16:
@@ -64,8 +64,8 @@ inline constexpr std::uint8_t kReduceOpCount = 5;
   }
 }
 
-// Bytes of one element of a partial result. Under avg a sum of 64-bit integers is an integer of 128
-// bits: it is between its inputs only after the division.
+// Bytes of one element of a partial result. Under avg, 64-bit integers are summed in 128 bits: the
+// sum may exceed 64 bits although the mean does not.
 [[nodiscard]] constexpr std::size_t accumulation_size(DataType type, ReduceOp op) {
   const bool widest = type == DataType::int64 || type == DataType::uint64;
   return widest && op == ReduceOp::avg ? 16 : element_size(accumulation_type(type, op));

@@ -1,4 +1,4 @@
-// Causes of failure, and the value-or-error types every room returns.
+// Causes of failure, and the types that hold a value or an error.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,20 @@
 
 namespace pccl {
 
-// What went wrong. One Python exception class each (pccl/errors.py); what the caller should do
-// stands behind it.
+// The cause of a failure, with what the caller should do. Each is one Python exception class
+// (pccl/errors.py).
 enum class Code : std::uint8_t {
   ok = 0,
   invalid_argument = 1,        // fix: this call's own arguments
   invalid_usage = 2,           // fix: wrong state (not connected, closed, twice, forked)
   not_initialized = 3,         // fix: level 2 before init
   pending_operations = 4,      // fix: level 1 topology call with unfinished handles
-  not_supported = 5,           // fix: known, but not built yet
+  not_supported = 5,           // fix: not implemented
   mismatched_call = 6,         // fix: members disagree; `peer` is the odd one out
   deadlock = 7,                // fix: members wait in calls that cannot meet
   too_few_peers = 8,           // retry: level 1 reduction alone
   peer_lost = 9,               // retry: a member was lost in the operation, inputs are intact
-  unreachable = 10,            // rejoin: no path to a neighbour
+  unreachable = 10,            // rejoin: no path to another member
   timeout = 11,                // retry: a caller's deadline
   master_lost = 12,            // rejoin: no master within the reconnect window
   refused = 13,                // fix: join refused (version, limits, group)
@@ -32,15 +32,15 @@ enum class Code : std::uint8_t {
   revision_mismatch = 16,      // fix: offered revision is ahead of the group's
   state_unavailable = 17,      // stop: no holder of the state left
   internal_error = 18,         // stop: a broken invariant of ours
-  interrupted = 19,            // the caller's own Ctrl-C; other members see peer_lost
+  interrupted = 19,            // the caller pressed Ctrl-C; other members see peer_lost
 };
 
-// The failure itself: a cause, one sentence for a person, and whom it concerns.
+// A failure: its cause, one sentence for the user, and the peer concerned.
 struct Error {
   Code code = Code::internal_error;
   std::string reason;
-  PeerId peer{};        // the odd one out, the lost one, ... ; zero when nobody in particular
-  std::string waiting;  // deadlock only: who waits in what, a line per member
+  PeerId peer{};          // the odd one out, the lost one, ...; zero: no peer in particular
+  std::string waiting{};  // deadlock only: one line per member, with the calls in which it waits
 };
 
 // Success or an Error.
@@ -48,13 +48,13 @@ class [[nodiscard]] Status {
  public:
   Status() = default;
   Status(Error error) : error_(std::move(error)), ok_(false) {}  // NOLINT: implicit by design
-  Status(Code code, std::string reason) : Status(Error{code, std::move(reason), {}, {}}) {}
+  Status(Code code, std::string reason) : Status(Error{code, std::move(reason)}) {}
   [[nodiscard]] bool ok() const { return ok_; }
   explicit operator bool() const { return ok_; }
   [[nodiscard]] const Error& error() const { return error_; }
 
  private:
-  Error error_{Code::ok, {}, {}, {}};
+  Error error_{Code::ok, {}};
   bool ok_ = true;
 };
 
@@ -64,7 +64,7 @@ class [[nodiscard]] Result {
  public:
   Result(T value) : state_(std::move(value)) {}      // NOLINT: implicit by design
   Result(Error error) : state_(std::move(error)) {}  // NOLINT: implicit by design
-  Result(Code code, std::string reason) : state_(Error{code, std::move(reason), {}, {}}) {}
+  Result(Code code, std::string reason) : state_(Error{code, std::move(reason)}) {}
   [[nodiscard]] bool ok() const { return state_.index() == 0; }
   explicit operator bool() const { return ok(); }
   T& operator*() { return std::get<0>(state_); }

@@ -40,7 +40,7 @@ Descriptors& descriptors() {
 int open_descriptor(const std::function<int()>& open) {
   Descriptors& all = descriptors();
   const std::lock_guard lock(all.mutex);
-  // Nothing may throw once it is open.
+  // Reserve first: nothing may throw once the descriptor is open.
   if (all.open.size() == all.open.capacity()) all.open.reserve(2 * all.open.size() + 16);
   const int descriptor = open();
   if (descriptor >= 0) all.open.push_back(descriptor);

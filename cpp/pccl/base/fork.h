@@ -1,6 +1,6 @@
-// What a fork leaves behind: the child has a copy of every descriptor and of every engine object,
-// but none of the engine's threads. Its descriptors are closed at once, without a shutdown that the
-// parent's connections would feel, and its objects must be neither used nor destroyed.
+// Fork support. A forked child has copies of all descriptors and engine objects, but none of the
+// engine's threads. The child closes its copies of the descriptors at once, without a shutdown that
+// would affect the parent's connections. It must neither use nor destroy its copies of the objects.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@
 
 namespace pccl {
 
-// Opens a descriptor that forked children do not keep. `open` makes one system call, or a few that
-// never block, and returns what it opened or -1; errno is kept. Any thread.
+// Opens a descriptor that forked children close. `open` makes one or a few system calls that never
+// block, and returns the descriptor or -1. Preserves errno. Any thread.
 int open_descriptor(const std::function<int()>& open);
-// Closes what open_descriptor returned. Any thread.
+// Closes a descriptor from open_descriptor(). Any thread.
 void close_descriptor(int descriptor);
 
-// How often this process's line was forked since the library was loaded: an object that was made
+// The number of forks between the process that loaded the library and this one. An object made
 // under another number is a copy. Any thread.
 [[nodiscard]] std::uint64_t fork_generation();
 

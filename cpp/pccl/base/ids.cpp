@@ -20,7 +20,7 @@ std::string digits(const std::array<std::uint8_t, 16>& bytes, std::size_t count)
   return text;
 }
 
-// Fills from the kernel. False only on systems whose kernel or sandbox has no getrandom.
+// Fills `bytes` with random bytes. False only where the kernel or a sandbox has no getrandom.
 bool fill_from_kernel(std::array<std::uint8_t, 16>& bytes) {
   std::size_t filled = 0;
   while (filled < bytes.size()) {
@@ -42,10 +42,10 @@ std::string PeerId::brief() const { return digits(bytes, 4); }
 
 PeerId PeerId::random() {
   PeerId id;
-  // All zero means nobody, so it is never handed out.
+  // All zero means nobody.
   while (id.empty()) {
     if (fill_from_kernel(id.bytes)) continue;
-    // What the standard library has instead: tokens of relays are ids, too, and not to be guessed.
+    // Relay tokens are made here too and must not be guessable.
     std::random_device device;
     for (std::uint8_t& byte : id.bytes) byte = static_cast<std::uint8_t>(device());
   }

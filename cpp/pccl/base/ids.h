@@ -9,7 +9,7 @@
 
 namespace pccl {
 
-// A moment on one machine's steady clock. Never sent to another machine; simulated in tests.
+// A time on this machine's steady clock. Never sent to other machines; simulated in tests.
 using Instant = std::chrono::steady_clock::time_point;
 using Duration = std::chrono::nanoseconds;
 

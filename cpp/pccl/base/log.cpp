@@ -15,9 +15,8 @@ namespace {
 
 constexpr std::array<std::string_view, 7> kNames = {"TRACE", "DEBUG", "INFO", "WARN",
                                                     "ERR",   "FATAL", "NONE"};
-constexpr std::size_t kMaxLineBytes =
-    4096;  // PIPE_BUF on Linux: longer writes to a pipe may interleave
-
+// PIPE_BUF on Linux: longer writes to a pipe may interleave.
+constexpr std::size_t kMaxLineBytes = 4096;
 constexpr std::uint8_t kUnread = 0xff;
 std::atomic<std::uint8_t> level_in_force{kUnread};
 
@@ -43,10 +42,9 @@ LogLevel log_level() {
   if (level == kUnread) {
     const char* text = std::getenv("PCCL_LOG_LEVEL");
     const auto read = static_cast<std::uint8_t>(text ? parse_log_level(text) : LogLevel::warn);
-    // On failure `level` becomes what another thread has set meanwhile.
-    if (level_in_force.compare_exchange_strong(level, read, std::memory_order_relaxed)) {
+    // On failure `level` becomes the value that another thread has set meanwhile.
+    if (level_in_force.compare_exchange_strong(level, read, std::memory_order_relaxed))
       level = read;
-    }
   }
   return static_cast<LogLevel>(level);
 }

@@ -1,4 +1,4 @@
-// How work that is done step by step wants to go on.
+// How a stepwise worker wants to be called next.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 namespace pccl {
 
 enum class Pace : std::uint8_t {
-  working,   // something moved: again, soon
-  spinning,  // another process is to move, any moment now, on another core
-  yielding,  // the same, but it may need this core
+  working,   // made progress: call again soon
+  spinning,  // waits for another process that runs on another core
+  yielding,  // waits for another process that may need this core
   idle,      // nothing to do before the next event
 };
 

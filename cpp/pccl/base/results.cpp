@@ -3,7 +3,7 @@
 namespace pccl {
 namespace {
 
-// Where the cause alone does not say: the call could not do its work.
+// The code for a call that failed, where the cause alone does not determine it.
 Result1 failed(CallKind call) {
   switch (call) {
     case CallKind::connect:

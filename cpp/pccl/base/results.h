@@ -1,4 +1,4 @@
-// Level 1's result codes: what a failure reports depends on its cause and on the call.
+// Level 1's result codes. The code of a failure depends on its cause and on the call.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ enum class Result1 : std::uint8_t {
   topology_optimization_failed = 12,
 };
 
-// Which column of the table a call belongs to.
+// The kinds of calls that the table distinguishes.
 enum class CallKind : std::uint8_t {
   connect,            // connect, init
   topology,           // update_topology, admit
@@ -35,7 +35,7 @@ enum class CallKind : std::uint8_t {
   collective,         // reductions, their waits, barrier
 };
 
-// The one table of API results, for Python and C.
+// The table of API results, for Python and C.
 [[nodiscard]] Result1 result_of(Code cause, CallKind call);
 
 }  // namespace pccl

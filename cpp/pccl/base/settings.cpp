@@ -17,16 +17,16 @@ namespace pccl {
 
 namespace {
 
-// Variables that other layers read: the Python one, capi/environment.h and io/secret.h.
+// Variables that the Python layer, capi/environment.h or io/secret.h read.
 constexpr std::array<std::string_view, 6> kReadElsewhere = {"PCCL_MASTER", "PCCL_MIN_PEERS",
                                                             "PCCL_PORT",   "PCCL_ADVERTISE",
                                                             "PCCL_SECRET", "PCCL_SECRET_FILE"};
-// Variables of tests, tools and builds begin with these.
+// Prefixes of variables of tests, tools and builds.
 constexpr std::array<std::string_view, 6> kForDevelopment = {
     "PCCL_SIM_", "PCCL_STRESS_", "PCCL_C_", "PCCL_SOAK", "PCCL_KILLS", "PCCL_LEAK_"};
-constexpr std::size_t kLikelyMeant = 3;  // letters to change, at most
+constexpr std::size_t kLikelyMeant = 3;  // the largest distance at which a name is suggested
 
-// Letters to insert, remove or replace to make one of the other (Levenshtein).
+// The Levenshtein distance.
 std::size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
@@ -41,10 +41,9 @@ std::size_t distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-constexpr double kMaxSeconds = 1e8;  // three years; keeps every sum of durations far from overflow
+constexpr double kMaxSeconds = 1e8;  // three years; sums of durations cannot overflow
 
-// Reads variables one after another and keeps the first failure, so that the list below stays a
-// plain list.
+// Reads variables one after another and keeps the first failure.
 class Reader {
  public:
   explicit Reader(const Settings::Lookup& lookup) : lookup_(lookup) {}
@@ -67,11 +66,8 @@ class Reader {
 
   void seconds_or_never(const char* name, Duration& value) {
     const auto given = find(name);
-    if (given && *given == "0") {
-      value = Duration::zero();
-    } else {
-      seconds(name, value);
-    }
+    if (!given || *given != "0") return seconds(name, value);
+    value = Duration::zero();
   }
 
   void seconds(const char* name, std::optional<Duration>& value) {
@@ -101,15 +97,11 @@ class Reader {
   void checksum(const char* name, Checksum& value) {
     const auto given = find(name);
     if (!given) return;
-    if (*given == "auto") {
-      value = Checksum::automatic;
-    } else if (*given == "always") {
-      value = Checksum::always;
-    } else if (*given == "never") {
-      value = Checksum::never;
-    } else {
-      fail(name, *given, "auto, always or never");
-    }
+    if (*given != "auto" && *given != "always" && *given != "never")
+      return fail(name, *given, "auto, always or never");
+    value = *given == "auto"     ? Checksum::automatic
+            : *given == "always" ? Checksum::always
+                                 : Checksum::never;
   }
 
   void level(const char* name, LogLevel& value) {
@@ -138,7 +130,7 @@ class Reader {
     return text;
   }
 
-  // from_chars: the same in every locale, and nothing may follow the number.
+  // Independent of the locale. False when anything follows the number.
   template <class Number>
   static bool parse(std::string_view text, Number& number) {
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

@@ -1,6 +1,6 @@
-// Every PCCL_* variable the engine obeys, read in one place. Variables that stand for an argument
-// of `pccl.init` (PCCL_MASTER, PCCL_MIN_PEERS, PCCL_PORT, PCCL_ADVERTISE, PCCL_SECRET) are read by
-// the Python layer, and some by capi/environment.h.
+// All PCCL_* variables of the engine, read in one place. The Python layer and capi/environment.h
+// read those that stand for an argument of `pccl.init` (PCCL_MASTER, PCCL_MIN_PEERS, PCCL_PORT,
+// PCCL_ADVERTISE, PCCL_SECRET).
 #pragma once
 
 #include <cstddef>
@@ -15,100 +15,96 @@
 
 namespace pccl {
 
-// Who fills the 64-bit checksum of a data frame.
+// Which data frames carry a 64-bit checksum.
 enum class Checksum : std::uint8_t {
-  automatic,  // "auto": frames that leave the host, unless the link is encrypted
+  automatic,  // "auto": frames that leave the host on an unencrypted link
   always,     // "always": every frame
-  never,      // "never": none; for measuring what it costs
+  never,      // "never": none, to measure the cost of checksums
 };
 
-// What a user can tune from outside. Read once when a communicator or master is made and handed
-// down as const: a later change of the environment concerns only later objects. Tests and the
-// simulator fill in their own. Durations are float seconds in the environment; an empty variable
-// counts as unset.
+// Read once when a communicator or a master is made, and passed down as const: a later change of
+// the environment affects only later objects. Tests and the simulator fill in their own. Durations
+// are float seconds in the environment. An empty variable counts as unset.
 struct Settings {
-  // PCCL_LOG_LEVEL: least level printed: TRACE DEBUG INFO WARN ERR FATAL NONE, in any case.
+  // PCCL_LOG_LEVEL: lowest level printed: TRACE DEBUG INFO WARN ERR FATAL NONE, in any case.
   LogLevel log_level = LogLevel::warn;
 
-  // PCCL_BIND: local address (literal or host name, no port) a peer listens on. Empty: all
-  // interfaces.
+  // PCCL_BIND: local address (literal or host name, no port) on which a peer listens. Empty: all.
   std::string bind_address;
 
-  // PCCL_HEARTBEAT_INTERVAL: seconds between signs of life on the control connection and on every
-  // link in use.
+  // PCCL_HEARTBEAT_INTERVAL: seconds between heartbeats on the control connection and on links.
   Duration heartbeat_interval = std::chrono::seconds(1);
 
-  // PCCL_HEARTBEAT_TIMEOUT: silence after which a pair is reported to the master. More than
-  // PCCL_LINK_TIMEOUT, so that a cut that heals in time costs nobody its membership.
+  // PCCL_HEARTBEAT_TIMEOUT: silence after which a link is reported to the master. Longer than
+  // PCCL_LINK_TIMEOUT, so that a short network failure does not cost a peer its membership.
   Duration heartbeat_timeout = std::chrono::seconds(6);
 
-  // PCCL_RECONNECT_TIMEOUT: how long a control connection that broke alone is re-dialled before the
-  // master counts as lost.
+  // PCCL_RECONNECT_TIMEOUT: how long a peer tries to restore a broken control connection before it
+  // considers the master lost.
   Duration reconnect_timeout = std::chrono::seconds(10);
 
-  // PCCL_LINK_TIMEOUT: how long a connection to another peer is dialled or re-dialled before it is
-  // reported.
+  // PCCL_LINK_TIMEOUT: how long a peer tries to connect to another peer before it reports the link.
   Duration link_timeout = std::chrono::seconds(3);
 
-  // PCCL_STRAGGLER_TIMEOUT: a master evicts members that most of the others have waited for this
-  // long in one call, and ends calls to which most have not come by then. "none": never.
+  // PCCL_STRAGGLER_TIMEOUT: a master evicts members for which at least half of the group has waited
+  // this long in one call, and ends calls that most members have not entered by then. "none":
+  // never.
   std::optional<Duration> straggler_timeout = std::chrono::minutes(30);
 
-  // PCCL_REPLAN_INTERVAL: a master makes a new plan for what transfers have shown at most so often.
+  // PCCL_REPLAN_INTERVAL: minimum time between plans that a master makes for rates that transfers
+  // have shown.
   Duration replan_interval = std::chrono::seconds(30);
-  // PCCL_MEASURE_AFTER: when an operation took so long and links were never measured, a master has
-  // them measured at the next admission point. Zero: never.
+  // PCCL_MEASURE_AFTER: when an operation took at least this long and links were never measured,
+  // the master has them measured at the next admission point. Zero: never.
   Duration measure_after = std::chrono::seconds(1);
 
-  // PCCL_RELAY: 1 or 0: whether a master relays between peers that no plan can keep apart and that
-  // cannot connect.
+  // PCCL_RELAY: 1 or 0: whether a master relays between peers that cannot connect, where every plan
+  // needs that link.
   bool relay = true;
-  // PCCL_RELAY_RATE: bytes per second that a master relays at most, all together. 0: no limit.
+  // PCCL_RELAY_RATE: bytes per second that a master relays in all. 0: no limit.
   std::uint64_t relay_rate = 0;
 
-  // PCCL_BUFFER_BYTES: bound of this process's receive buffers that were promised to senders as
+  // PCCL_BUFFER_BYTES: limit on the receive buffers that this process promises to senders as
   // credit. At least four segments.
   std::size_t buffer_bytes = std::size_t{256} << 20;
 
-  // PCCL_SEGMENT_BYTES: unit in flight: checked, acknowledged and sent again as a whole. A multiple
-  // of 64, so that no element of any type is split; 4 KiB to 16 MiB.
+  // PCCL_SEGMENT_BYTES: size of the unit that is checked, acknowledged and sent again as a whole.
+  // 4 KiB to 16 MiB, a multiple of 64, so that no element is split.
   std::size_t segment_bytes = std::size_t{512} << 10;
 
-  // PCCL_STRIPES: connections per link, 0 to 255. 0: the library decides.
+  // PCCL_STRIPES: connections per link, up to 255. 0: the library decides.
   unsigned stripes = 0;
 
-  // PCCL_TCP_CONGESTION: congestion control of connections between peers on different hosts. Empty:
-  // the system's.
+  // PCCL_TCP_CONGESTION: congestion control of connections between hosts. Empty: the system's.
   std::string tcp_congestion;
 
   // PCCL_SHM: 1 or 0: whether peers on one host reduce in shared memory.
   bool shm = true;
 
-  // PCCL_HOST_ID: peers with different texts count as being on different hosts, whatever they
-  // share.
+  // PCCL_HOST_ID: peers with different texts count as being on different hosts.
   std::string host_id;
 
-  // PCCL_LOCAL_RANK: this process's number, set by `pccl run`: peers that found a group together
-  // are ranked by it. Unset: in the order in which they joined.
+  // PCCL_LOCAL_RANK: this process's number, set by `pccl run`. Ranks peers that found a group
+  // together. Unset: in order of joining.
   unsigned local_rank = 0xffffffff;
 
-  // PCCL_TIMEOUT: seconds for a call that was given no timeout of its own; "none": waits while
-  // members make progress.
+  // PCCL_TIMEOUT: timeout of calls that have no timeout argument. "none": calls wait while members
+  // make progress.
   std::optional<Duration> timeout;
 
   // PCCL_CHECKSUM: auto, always or never.
   Checksum checksum = Checksum::automatic;
 
-  // PCCL_KEY_UPDATE_RECORDS: so many TLS records are sent under one key. 64 GiB by default, where
-  // they are full; AES-GCM stands for six times as much (RFC 8446, 5.5).
+  // PCCL_KEY_UPDATE_RECORDS: number of TLS records sent under one key. The default is 64 GiB of
+  // full records; AES-GCM is safe for six times as much (RFC 8446, 5.5).
   std::uint64_t key_update_records = std::uint64_t{1} << 22;
 
-  // A sentence for each of these variables' names that begins as ours do and that nobody reads.
+  // A sentence for each name that begins with PCCL_ and is not a variable of any layer.
   [[nodiscard]] static std::vector<std::string> unknown(const std::vector<std::string>& names);
 
-  // Reads the process's environment; the first time it also warns of unknown variables. Text that
-  // does not parse or is out of range is invalid_argument and names the variable. Not to be called
-  // while another thread changes the environment.
+  // Reads the process's environment; the first call also warns of unknown variables.
+  // invalid_argument: a text does not parse or is out of range; names the variable. REQUIRES: no
+  // other thread changes the environment meanwhile.
   [[nodiscard]] static Result<Settings> from_environment();
 
   // The same from any source: `lookup(name)` returns the text, or nullptr when unset.

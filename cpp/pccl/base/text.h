@@ -12,7 +12,7 @@ namespace pccl {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : ending);
 }
 
-// "where: why", also when `why` begins with that place already, as the system's failures do.
+// "where: why"; `why` alone if it begins with `where` already, as the system's errors may.
 [[nodiscard]] inline std::string failure_at(const std::string& where, const std::string& why) {
   return why.starts_with(where + ": ") ? why : where + ": " + why;
 }

@@ -33,11 +33,11 @@ struct State {
 
 }  // namespace
 
-PeerId proof(const PeerId& word, std::span<const std::uint64_t> about) {
-  std::array<std::uint64_t, 2> key{};
-  std::memcpy(key.data(), word.bytes.data(), sizeof key);
-  State state{key[0] ^ 0x736f6d6570736575U, key[1] ^ 0x646f72616e646f6dU ^ 0xeeU,
-              key[0] ^ 0x6c7967656e657261U, key[1] ^ 0x7465646279746573U};
+PeerId proof(const PeerId& key, std::span<const std::uint64_t> about) {
+  std::array<std::uint64_t, 2> k{};
+  std::memcpy(k.data(), key.bytes.data(), sizeof k);
+  State state{k[0] ^ 0x736f6d6570736575U, k[1] ^ 0x646f72616e646f6dU ^ 0xeeU,
+              k[0] ^ 0x6c7967656e657261U, k[1] ^ 0x7465646279746573U};
   for (const std::uint64_t part : about) state.take(part);
   state.take(static_cast<std::uint64_t>(about.size() * sizeof(std::uint64_t)) << 56);
   std::array<std::uint64_t, 2> result{};

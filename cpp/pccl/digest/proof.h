@@ -1,5 +1,4 @@
-// That one knows a word, shown without telling it: SipHash-2-4 with a result of 128 bits, the word
-// being its key.
+// Proves knowledge of a key without disclosing it: SipHash-2-4 with a result of 128 bits.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +8,7 @@
 
 namespace pccl::digest {
 
-// Only who knows `word` can make it, or tell whether another did.
-[[nodiscard]] PeerId proof(const PeerId& word, std::span<const std::uint64_t> about);
+// The keyed hash of `about`. Only a peer that knows `key` can make or check it.
+[[nodiscard]] PeerId proof(const PeerId& key, std::span<const std::uint64_t> about);
 
 }  // namespace pccl::digest

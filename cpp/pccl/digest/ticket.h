@@ -1,6 +1,5 @@
-// Which member somebody is, shown to the master: a peer makes up a ticket, and says it to the
-// master when it joins, and when it comes back on another connection. All members know its seal,
-// from which nobody can make the ticket.
+// A peer's proof of identity to the master. It makes up a secret ticket, and shows it when it joins
+// and when it returns on another connection. All members know the ticket's seal, a one-way hash.
 #pragma once
 
 #include "pccl/base/ids.h"

@@ -171,8 +171,8 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
   if (empty()) ranks_ = join.ranks_per_replica;
   const bool started = ranks_ > 0 ? around_.replicas_started() : !peers_.members.empty();
   Peer peer;
-  peer.member = {join.id, around_.next_join_ordinal(), join.addresses, join.word, join.replica,
-                 seal};
+  peer.member = {
+      join.id, around_.next_join_ordinal(), join.addresses, join.memory_key, join.replica, seal};
   peer.connection = connection;
   peer.heard = now;
   peer.min_peers = std::max(1U, join.min_peers);

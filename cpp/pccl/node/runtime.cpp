@@ -108,7 +108,7 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   const auto listening = listen(options.settings.bind_address, options.port);
   if (!listening) return listening.error();
   options.join.addresses = own_addresses(listening->at, options.advertise);
-  if (options.settings.shm) options.join.word = PeerId::random();
+  if (options.settings.shm) options.join.memory_key = PeerId::random();
   options.join.ticket = PeerId::random();
   std::shared_ptr<Runtime> made(new Runtime(std::move(options), listening->descriptor));
   made->tls_ = std::move(tls);
@@ -157,7 +157,7 @@ void Runtime::listen_to_neighbours() {
   if (!options_.settings.shm) return;
   const std::string& name = options_.settings.host_id;
   auto made = std::make_unique<node::Neighbours>(
-      driver_.context(), options_.join.id, word_of(options_.secret, options_.join.word),
+      driver_.context(), options_.join.id, word_of(options_.secret, options_.join.memory_key),
       name.empty() ? 0 : XXH3_64bits(name.data(), name.size()),
       node::NeighbourEvents{
           [this](const PeerId& peer) {

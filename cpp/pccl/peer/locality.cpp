@@ -45,10 +45,10 @@ void Locality::choose(const std::vector<wire::Member>& peers, std::uint64_t join
     it = neighbours_.erase(it);
   }
   for (const wire::Member& peer : peers) {
-    if (peer.id == self_ || peer.word.empty()) continue;
+    if (peer.id == self_ || peer.memory_key.empty()) continue;
     const auto [it, fresh] = neighbours_.try_emplace(peer.id);
     if (!fresh && !it->second.word.empty()) continue;
-    it->second.word = peer.word;
+    it->second.word = peer.memory_key;
     it->second.dials = joined > peer.joined;
     if (!fresh) {
       give(peer.id, it->second);
@@ -56,7 +56,7 @@ void Locality::choose(const std::vector<wire::Member>& peers, std::uint64_t join
     }
     it->second.pending = true;
     it->second.since = now;
-    if (it->second.dials) actions_.connects.emplace_back(peer.id, peer.word);
+    if (it->second.dials) actions_.connects.emplace_back(peer.id, peer.memory_key);
   }
   claim();
 }

@@ -47,7 +47,8 @@ void Session::on_open() {
   } else {
     say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting,
                    options_.start_only, options_.addresses, options_.software, options_.order,
-                   options_.word, options_.replica, options_.ranks_per_replica, options_.ticket});
+                   options_.memory_key, options_.replica, options_.ranks_per_replica,
+                   options_.ticket});
   }
 }
 

@@ -28,7 +28,7 @@ struct JoinOptions {
   std::vector<wire::Address> addresses;
   std::string software;
   std::uint32_t order = 0xffffffff;  // among those who found the group together
-  PeerId word;                       // wire::Member::word
+  PeerId memory_key;                 // wire::Member::memory_key
   PeerId ticket;                     // wire::Rejoin::ticket
   std::string replica;               // wire::Member::replica
   std::uint32_t ranks_per_replica = 0;

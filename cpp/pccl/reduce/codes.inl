@@ -48,7 +48,6 @@ W sign_of(W value, W magnitude) {
 }
 
 // --- random numbers, for elements by their place
-// --------------------------------------------------------------------------------
 
 // Between 0 and 1, but so far from both that what is a step, up to rounding, stays on it.
 PCCL_INLINE float random_part(uint64_t seed, uint32_t index) {
@@ -64,7 +63,6 @@ PCCL_INLINE uint32_t random_bits(uint64_t seed, uint32_t index) {
 }
 
 // --- 8-bit floats: a sign, 4 bits of exponent, 3 of mantissa (e4m3: no infinities)
-// ------------------------------------------------------------------------------------------
 
 constexpr float kLargestFloat8 = 448.0F;
 constexpr float kLargestBeside = 416.0F;  // where 448 stands for infinity
@@ -104,7 +102,6 @@ PCCL_INLINE float from_float8(uint8_t code) {
 }
 
 // --- ranges
-// --------------------------------------------------------------------------------------------------------------
 
 template <class W>
 struct Span {
@@ -172,7 +169,6 @@ Span<W> finite_span(const char* from, size_t count) {
 }
 
 // --- codes
-// ---------------------------------------------------------------------------------------------------------------
 
 // 4-bit codes: the first half of a block in the low bits.
 inline void pack(const uint8_t* codes, size_t count, char* to) {
@@ -315,7 +311,6 @@ void decode_careful(const Quantization& how, W half_low, W half_step, const uint
 }
 
 // --- blocks
-// --------------------------------------------------------------------------------------------------------------
 
 template <class W>
 void encode_block(const Quantization& how, const void* values, size_t count, uint64_t seed,

@@ -80,7 +80,6 @@ void store(char* to, size_t i, T value) {
 }
 
 // --- operators
-// ---------------------------------------------------------------------------------------------------
 
 struct Add {
   template <class T>
@@ -132,7 +131,6 @@ struct Minimum {
 };
 
 // --- what is done to a value on its way out
-// ------------------------------------------------------------------------
 
 // Which of two NaNs an addition keeps depends on the order the compiler gave its operands, so
 // results carry one NaN.
@@ -181,7 +179,6 @@ template <>
 struct Divide<Uint128> : DivideWide<Uint128, uint64_t> {};
 
 // --- conversions between an element type and its accumulation type
-// -------------------------------------------------
 
 template <class To, class From>
 To bit_copy(From from) {
@@ -255,7 +252,6 @@ void narrow(const Acc* from, char* to, size_t count, Finish finish) {
 }
 
 // --- loops
-// -----------------------------------------------------------------------------------------------------------
 
 // Values that leave the block go through `finish`; those that stay do not.
 template <class Op, class Acc>
@@ -281,7 +277,6 @@ void finish_only(const char* from, char* out, size_t count, Finish finish) {
 }
 
 // --- 16-bit floats, widened in registers
-// -----------------------------------------------------------------------------------
 
 #if defined(__AVX512F__)
 constexpr size_t kVectorBytes = 64;

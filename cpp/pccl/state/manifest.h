@@ -36,10 +36,7 @@ struct Manifest {
   std::vector<wire::StateEntry> entries;  // sorted by name
   std::vector<wire::Digest> chunks;
   bool operator==(const Manifest&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.entries, self.chunks);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.entries, self.chunks); }
 };
 
 // A member's state while it is in a sync: the memory it stands for does not change.

@@ -41,7 +41,6 @@ std::vector<PeerId> sources_of(const wire::SyncDecision& decision, const PeerId&
 }
 
 // ---- beginning and ending
-// ------------------------------------------------------------------------------------------------
 
 void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<const LocalState> mine,
                      const wire::SyncDecision& decision) {
@@ -167,7 +166,6 @@ void Transfer::forget_before(std::uint64_t admission) {
 }
 
 // ---- sources that come and go
-// ------------------------------------------------------------------------------------------------
 
 void Transfer::set_members(const std::vector<wire::Member>& members) {
   const auto present = [&](const PeerId& id) {
@@ -287,7 +285,6 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
 }
 
 // ---- asking
-// ------------------------------------------------------------------------------------------------
 
 link::FrameHeader Transfer::header(link::FrameType type) const {
   link::FrameHeader header;
@@ -406,7 +403,6 @@ void Transfer::check_over() {
 }
 
 // ---- the link's side
-// ------------------------------------------------------------------------------------------------
 
 link::Placement Transfer::place(const PeerId& from, const link::FrameHeader& header) {
   link::Placement placement;

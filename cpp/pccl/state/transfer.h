@@ -31,10 +31,7 @@ struct SyncId {
 struct Fetch {
   bool manifest = false;
   std::vector<std::uint32_t> chunks;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.manifest, self.chunks);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.manifest, self.chunks); }
 };
 
 // What a sync changed here, still beside the old state.

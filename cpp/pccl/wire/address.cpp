@@ -15,7 +15,7 @@ using V6 = std::array<std::uint8_t, 16>;
 constexpr V6 kLoopback = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1};
 constexpr std::array<std::uint8_t, 12> kMappedV4 = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
 
-// The interface after a "%" is not a part of the address.
+// Ignores an interface after "%".
 std::optional<V6> ipv6(std::string_view text) {
   const std::string address(text.substr(0, text.find('%')));
   V6 bytes{};
@@ -55,10 +55,8 @@ Reach reach_of_v6(const V6& address) {
 
 Result<Address> parse_address(std::string_view text, std::uint16_t default_port) {
   const auto fail = [&](const char* why) {
-    return Error{Code::invalid_argument,
-                 "\"" + std::string(text.substr(0, 100)) + "\" is no \"host:port\": " + why,
-                 {},
-                 {}};
+    return Result<Address>(Code::invalid_argument, "\"" + std::string(text.substr(0, 100)) +
+                                                       "\" is not \"host:port\": " + why);
   };
   std::string_view host = text;
   std::string_view port;
@@ -68,26 +66,27 @@ Result<Address> parse_address(std::string_view text, std::uint16_t default_port)
     if (end == std::string_view::npos) return fail("a bracket is not closed");
     host = text.substr(1, end - 1);
     const std::string_view rest = text.substr(end + 1);
-    if (!rest.empty() && rest.front() != ':') return fail("after the bracket comes a colon");
+    if (!rest.empty() && rest.front() != ':') return fail("a colon must follow the bracket");
     has_port = !rest.empty();
     if (has_port) port = rest.substr(1);
-    if (!ipv6(host)) return fail("no IPv6 address stands in the brackets");
+    if (!ipv6(host)) return fail("the brackets do not contain an IPv6 address");
   } else if (std::count(text.begin(), text.end(), ':') == 1) {
     const std::size_t colon = text.find(':');
     host = text.substr(0, colon);
     port = text.substr(colon + 1);
     has_port = true;
   } else if (text.find(':') != std::string_view::npos) {
-    if (!ipv6(text)) return fail("it has several colons, but is no IPv6 address");
+    if (!ipv6(text)) return fail("it has several colons but is not an IPv6 address");
   }
   if (text.empty()) return fail("it is empty");
   if (host.size() > 255 || host.find_first_of(" \t\r\n/") != std::string_view::npos ||
       host.find('\0') != std::string_view::npos) {
-    return fail("the host cannot be a name or an address");
+    return fail("the host is neither a name nor an address");
   }
-  // The system's resolver would take "5" for 0.0.0.5.
+  // The system's resolver would read "5" as 0.0.0.5.
   if (!host.empty() && host.find_first_not_of("0123456789") == std::string_view::npos)
-    return fail("a number alone is no host; a port comes after one, as in \"0.0.0.0:48148\"");
+    return fail(
+        "a number alone is not a host; write the port after a host, as in \"0.0.0.0:48148\"");
   Address address{std::string(host), default_port};
   if (has_port) {
     unsigned number = 0;

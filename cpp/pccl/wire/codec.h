@@ -1,6 +1,6 @@
-// Bytes <-> structs. A message is one struct with one field list (`fields`), used by both
-// directions. Little-endian, fixed-width; strings and lists carry a 32-bit count. Reading never
-// trusts a count: it allocates only what was read.
+// Converts structs to bytes and back. A message is one struct with one field list (`fields`), used
+// in both directions. Integers are little-endian and fixed-width; strings and lists have a 32-bit
+// count. A reader allocates only for items that it has read, whatever the count says.
 #pragma once
 
 #include <array>
@@ -18,21 +18,16 @@
 
 namespace pccl::wire {
 
-// Of the control protocol and of the links; a peer of another version is refused with a sentence.
+// The version of the control protocol and of the links. A peer of another version is refused.
 inline constexpr std::uint8_t kProtocolVersion = 2;
 
 using Bytes = std::vector<std::uint8_t>;
 
-// Longest string any message may carry; longer ones are cut when written and refused when read.
+// Longest string in a message. Longer ones are cut when written and refused when read.
 inline constexpr std::size_t kMaxString = 2048;
 
-template <class T>
-concept HasFields = requires(T& value, int& visitor) {
-  &T::template fields<T, int>;
-};
-
-// An enum on the wire: `constexpr unsigned enum_count(E)` beside it says how many values it has (0
-// .. count-1).
+// An enum on the wire. REQUIRES: `constexpr unsigned enum_count(E)` beside it returns the number of
+// its values, which are 0 to count - 1.
 template <class T>
 concept WireEnum = std::is_enum_v<T>;
 
@@ -80,7 +75,7 @@ class Writer {
   Bytes& out_;
 };
 
-// Bounds-checked. After the first failure every read is a no-op and `ok()` is false.
+// Bounds-checked. After the first failure reads have no effect.
 class Reader {
  public:
   explicit Reader(std::span<const std::uint8_t> in) : in_(in) {}
@@ -90,8 +85,7 @@ class Reader {
     (get(values), ...);
   }
 
-  [[nodiscard]] bool ok() const { return ok_; }
-  // True when everything was read and nothing is left over.
+  // True when all reads succeeded and no bytes are left.
   [[nodiscard]] bool complete() const { return ok_ && at_ == in_.size(); }
 
  private:

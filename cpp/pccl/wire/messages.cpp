@@ -1,6 +1,7 @@
 #include "pccl/wire/messages.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace pccl::wire {
 namespace {
@@ -14,39 +15,31 @@ struct Header {
   std::uint32_t term = 0;
   std::uint64_t run = 0;
   std::uint64_t ordinal = 0;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.magic, self.version, self.type, self.zero, self.length, self.term, self.run,
           self.ordinal);
   }
 };
 
-// Builds the alternative number `index` of Message from `reader`.
+// Reads alternative number `index` of Message.
 template <std::size_t... Is>
 void read_alternative(Message& message, std::size_t index, Reader& reader,
                       std::index_sequence<Is...>) {
   ((index == Is ? reader(message.template emplace<Is>()) : void()), ...);
 }
 
+bool passes_point(const Outcome& outcome, const EpochRecord& record) {
+  return record.ranks_per_replica > 0 && outcome.code == Code::ok &&
+         (outcome.key.kind == RoundKind::admit || outcome.key.kind == RoundKind::sync_admit);
+}
+
 }  // namespace
 
 const char* name(RoundKind kind) {
-  switch (kind) {
-    case RoundKind::admit:
-      return "admit";
-    case RoundKind::peers_pending:
-      return "are_peers_pending";
-    case RoundKind::barrier:
-      return "barrier";
-    case RoundKind::sync_admit:
-    case RoundKind::sync:
-    case RoundKind::sync_detail:
-    case RoundKind::sync_end:
-      return "sync";
-    case RoundKind::optimize:
-      return "optimize_topology";
-  }
-  return "round";
+  constexpr const char* kNames[] = {"admit", "are_peers_pending", "barrier", "sync", "sync", "sync",
+                                    "sync",  "optimize_topology"};
+  static_assert(std::size(kNames) == enum_count(RoundKind{}));
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 std::string describe(const OpKey& key) {
@@ -65,34 +58,26 @@ std::string describe(const CallKey& key) {
 Status check_relays(const EpochRecord& record) {
   const std::vector<RankPair>& pairs = record.relayed;
   if (pairs.size() > kMaxRelayed) {
-    return Status(Code::refused, std::to_string(pairs.size()) + " pairs to be relayed, of " +
-                                     std::to_string(kMaxRelayed) + " at most");
+    return Status(Code::refused, std::to_string(pairs.size()) +
+                                     " relayed pairs are over the limit of " +
+                                     std::to_string(kMaxRelayed));
   }
-  const auto stranger = [&](const RankPair& pair) {
+  const auto is_foreign = [&](const RankPair& pair) {
     return pair.first >= pair.second || pair.second >= record.members.size();
   };
-  if (std::any_of(pairs.begin(), pairs.end(), stranger))
-    return Status(Code::refused, "a pair to be relayed is none of its members");
+  if (std::any_of(pairs.begin(), pairs.end(), is_foreign))
+    return Status(Code::refused, "a relayed pair is not a pair of its members");
   const auto not_after = [](const RankPair& a, const RankPair& b) {
     return std::pair(a.first, a.second) >= std::pair(b.first, b.second);
   };
   if (std::adjacent_find(pairs.begin(), pairs.end(), not_after) != pairs.end())
-    return Status(Code::refused, "a pair to be relayed is named twice, or out of order");
+    return Status(Code::refused, "a relayed pair is listed twice or out of order");
   return {};
 }
 
 std::uint64_t next_point(const EpochRecord& record, RoundKind kind) {
   return record.points + (kind == RoundKind::sync_admit && record.point_open ? 0 : 1);
 }
-
-namespace {
-
-bool passes_point(const Outcome& outcome, const EpochRecord& record) {
-  return record.ranks_per_replica > 0 && outcome.code == Code::ok &&
-         (outcome.key.kind == RoundKind::admit || outcome.key.kind == RoundKind::sync_admit);
-}
-
-}  // namespace
 
 bool changes_record(const Outcome& outcome, const EpochRecord& record) {
   return outcome.sync.step == SyncStep::done || passes_point(outcome, record);
@@ -127,40 +112,32 @@ Bytes encode(const Envelope& envelope, const Message& message) {
 
 Result<bool> FrameReader::next(Frame& frame) {
   const std::span<const std::uint8_t> rest = std::span(buffer_).subspan(at_);
-  // Judge the first bytes as soon as they are here: a foreign client should not be waited for.
-  const std::size_t magic_bytes = rest.size() < 4 ? rest.size() : 4;
-  for (std::size_t i = 0; i < magic_bytes; ++i) {
-    if (rest[i] != static_cast<std::uint8_t>(kMagic >> (8 * i))) {
-      return Error{Code::refused, "these bytes are not pccl's control protocol", {}, {}};
-    }
+  // Judge the first bytes as soon as they arrive: a foreign client may never send more.
+  for (std::size_t i = 0; i < std::min<std::size_t>(rest.size(), 4); ++i) {
+    if (rest[i] != static_cast<std::uint8_t>(kMagic >> (8 * i)))
+      return {Code::refused, "these bytes are not pccl's control protocol"};
   }
   if (rest.size() > 4 && rest[4] != kProtocolVersion) {
-    return Error{Code::refused,
-                 "protocol version " + std::to_string(rest[4]) + " does not match version " +
-                     std::to_string(kProtocolVersion),
-                 {},
-                 {}};
+    return {Code::refused, "protocol version " + std::to_string(rest[4]) +
+                               " does not match version " + std::to_string(kProtocolVersion)};
   }
   if (rest.size() < kHeaderBytes) return false;
   Header header;
   Reader header_reader(rest.first(kHeaderBytes));
   header_reader(header);
   if (header.zero != 0 || header.type >= std::variant_size_v<Message>) {
-    return Error{Code::refused, "unknown message type " + std::to_string(header.type), {}, {}};
+    return {Code::refused, "unknown message type " + std::to_string(header.type)};
   }
   if (header.length > max_payload_) {
-    return Error{Code::refused,
-                 "a message of " + std::to_string(header.length) + " bytes is over the limit of " +
-                     std::to_string(max_payload_),
-                 {},
-                 {}};
+    return {Code::refused, "a message of " + std::to_string(header.length) +
+                               " bytes is over the limit of " + std::to_string(max_payload_)};
   }
   if (rest.size() < kHeaderBytes + header.length) return false;
   Reader reader(rest.subspan(kHeaderBytes, header.length));
   read_alternative(frame.message, header.type, reader,
                    std::make_index_sequence<std::variant_size_v<Message>>{});
   if (!reader.complete()) {
-    return Error{Code::refused, "malformed message of type " + std::to_string(header.type), {}, {}};
+    return {Code::refused, "malformed message of type " + std::to_string(header.type)};
   }
   frame.envelope = {header.run, header.term, header.ordinal};
   at_ += kHeaderBytes + header.length;

@@ -1,4 +1,4 @@
-// What messages are made of: keys, the group's record, the entries of its log.
+// The parts of messages: keys, the group's record, the entries of its log.
 #pragma once
 
 #include <compare>
@@ -17,36 +17,32 @@ constexpr unsigned enum_count(Code) { return 20; }
 
 namespace pccl::wire {
 
-// Where a peer can be reached: a numeric address or host name, and a port.
+// Where a peer can be reached: a numeric address or a host name, and a port.
 struct Address {
   std::string host;
   std::uint16_t port = 0;
   bool operator==(const Address&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.host, self.port);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.host, self.port); }
 };
 
 // ---- keys
-// ---------------------------------------------------------------------------------------------------------
 
-// Names one operation for all its attempts. Sequence counts the calls of that tag (untagged calls
-// share one counter) since the admission.
+// Names one operation in all its attempts. `sequence` counts the calls with this tag since the
+// admission; calls without a tag share one counter.
 struct OpKey {
   std::uint64_t admission = 0;  // epoch of the last admission
   bool tagged = false;
   std::uint64_t tag = 0;
   std::uint64_t sequence = 0;
   auto operator<=>(const OpKey&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.admission, self.tagged, self.tag, self.sequence);
   }
 };
 
-// A sync is up to four rounds: `sync_admit` lets newcomers in, `sync` compares, `sync_detail` finds
-// what differs and who has it, `sync_end` closes it when every receiver has everything.
+// A sync takes up to four rounds: `sync_admit` admits newcomers, `sync` compares the states,
+// `sync_detail` finds the entries that differ and their holders, and `sync_end` closes the sync
+// when every receiver has everything.
 enum class RoundKind : std::uint8_t {
   admit,
   peers_pending,
@@ -65,51 +61,43 @@ struct RoundKey {
   std::uint64_t admission = 0;
   std::uint64_t sequence = 0;
   auto operator<=>(const RoundKey&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.kind, self.admission, self.sequence);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.kind, self.admission, self.sequence); }
 };
 
 using CallKey = std::variant<OpKey, RoundKey>;
-// "collective #3", "collective #0 of tag 7": whether it reduces or gathers is in its signature.
+// "collective #3", "collective #0 of tag 7". The signature says which collective it is.
 [[nodiscard]] std::string describe(const OpKey& key);
 [[nodiscard]] std::string describe(const RoundKey& key);  // "barrier #2"
 [[nodiscard]] std::string describe(const CallKey& key);
 
 // ---- shared state
-// -------------------------------------------------------------------------------------------------
 
-// XXH3-128 of something.
+// An XXH3-128 hash.
 struct Digest {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
   auto operator<=>(const Digest&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.low, self.high);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.low, self.high); }
 };
 
 enum class SyncStrategy : std::uint8_t { enforce_popular, receive_only, send_only };
 constexpr unsigned enum_count(SyncStrategy) { return 3; }
 
-// What a member says of its state when it enters a sync.
+// A member's account of its state when it enters a sync.
 struct SyncVote {
   bool owned = false;          // level 2: the library counts revisions; newcomers adopt entries
-  bool has_revision = false;   // the caller named one
+  bool has_revision = false;   // the caller named a revision
   std::uint64_t revision = 0;  // REQUIRES: has_revision
   SyncStrategy strategy = SyncStrategy::enforce_popular;
   Digest structure;                // names, kinds, shapes
   Digest content;                  // of the entries that must be equal
   Digest loose;                    // of the entries that only newcomers receive
-  std::uint64_t member_since = 0;  // the admission that let it in
+  std::uint64_t member_since = 0;  // the admission that admitted it
   std::uint64_t worked_since = 0;  // the admission of its first committed operation; 0: none yet
-  bool whole = true;  // it took over the state of the sync before; else it counts as a newcomer
-  std::string flaw;   // why its state cannot be shared; empty: it can. Else there are no digests
+  bool whole = true;  // it completed the previous sync; if not, it counts as a newcomer
+  std::string flaw;   // why its state cannot be shared (there are no digests then); empty: it can
   bool operator==(const SyncVote&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.owned, self.has_revision, self.revision, self.strategy, self.structure, self.content,
           self.loose, self.member_since, self.worked_since, self.whole, self.flaw);
   }
@@ -118,16 +106,15 @@ struct SyncVote {
 // One named array or value of a state.
 struct StateEntry {
   std::string name;  // unique in its state
-  std::string kind;  // dtype, or what kind of value
+  std::string kind;  // dtype of an array, or type of a value
   std::vector<std::uint64_t> shape;
-  std::string containers;   // how to build the containers around it where they are missing
-  std::uint64_t bytes = 0;  // of values, part of the content; of arrays it follows from the shape
-  bool loose = false;       // members may differ; newcomers receive it
-  std::string tie;  // the first entry by name that is the same memory; empty: none before it
+  std::string containers;   // how to build missing containers around it
+  std::uint64_t bytes = 0;  // for values part of the content; for arrays implied by the shape
+  bool loose = false;       // members may differ in it; newcomers receive it
+  std::string tie;          // the first entry by name that is the same memory, if it is another one
   Digest content;
   bool operator==(const StateEntry&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.name, self.kind, self.shape, self.containers, self.bytes, self.loose, self.tie,
           self.content);
   }
@@ -137,106 +124,85 @@ struct SyncDetail {
   SyncVote vote;
   std::vector<StateEntry> entries;  // sorted by name
   bool operator==(const SyncDetail&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.vote, self.entries);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.vote, self.entries); }
 };
 
-// How a member's part of the transfer went.
+// How a member's part of the transfer ended.
 struct SyncEnd {
-  Code code = Code::ok;  // ok; peer_lost: no source gives it the rest; else it cannot take it
+  Code code = Code::ok;  // ok; peer_lost: no source is left; other codes: it cannot use the state
   std::string reason;
-  std::uint64_t revision = 0;  // what was elected
-  Digest content;
-  std::vector<PeerId> lost;  // peer_lost: its sources
+  std::uint64_t revision = 0;  // the elected one
+  Digest content;              // the elected one
+  std::vector<PeerId> lost;    // peer_lost: its sources
   bool operator==(const SyncEnd&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.code, self.reason, self.revision, self.content, self.lost);
   }
 };
 
 // ---- how fast links are
-// ------------------------------------------------------------------------------------------------
 
-// What is known of the way from one peer to another. Integers, so that everybody who reads a table
-// computes with the same numbers.
+// The known properties of the path from one peer to another. Integers, so that all readers of a
+// table compute with the same numbers.
 struct LinkRate {
-  bool unreachable = false;           // tried, and no connection came about; the rest is 0
-  std::uint32_t kilobytes_per_s = 0;  // 1000 bytes each, of user data, one way; 0: not known
-  std::uint32_t rtt_us = 0;           // there and back; 0: not known
-  std::uint32_t together_kilobytes_per_s =
-      0;  // while all ways carried all they could; 0: not known
+  bool unreachable = false;                    // a connection was tried and failed; the rest is 0
+  std::uint32_t kilobytes_per_s = 0;           // 1000 bytes each, of user data, one way; 0: unknown
+  std::uint32_t rtt_us = 0;                    // 0: unknown
+  std::uint32_t together_kilobytes_per_s = 0;  // while all paths were saturated; 0: unknown
   bool operator==(const LinkRate&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.unreachable, self.kilobytes_per_s, self.rtt_us, self.together_kilobytes_per_s);
   }
 };
 
-// What all flows out of one peer, or into it, carry together: they share its up-link and its
-// down-link. 0: not known.
+// What all flows out of one peer carry together (they share its up-link), and all flows into it. 0:
+// unknown.
 struct HostRate {
   std::uint32_t up_kilobytes_per_s = 0;
   std::uint32_t down_kilobytes_per_s = 0;
   bool operator==(const HostRate&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.up_kilobytes_per_s, self.down_kilobytes_per_s);
   }
 };
 
 struct MeasuredLink {
   PeerId to;
-  LinkRate rate;  // from the peer that says so, to that one
+  LinkRate rate;  // from the reporting peer to that one
   bool operator==(const MeasuredLink&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.to, self.rate);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.to, self.rate); }
 };
 
-// One member's row. What it does not say stays as it was known before; an empty one says nothing.
+// One member's row of the table. A rate of 0 leaves the known one unchanged.
 struct Measurements {
   std::vector<MeasuredLink> links;
-  HostRate total;  // with all its flows at once
+  HostRate total;  // all its flows at the same time
   bool operator==(const Measurements&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.links, self.total);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.links, self.total); }
 };
 
-// All rows, by rank. Both lists are empty, or `hosts` has n items and `links` n * n: [from * n +
-// to].
+// All rows, by rank. Both lists are empty, or for n ranks `hosts` has n items and `links` has n *
+// n, at [from * n + to].
 struct RateTable {
   std::vector<HostRate> hosts;
   std::vector<LinkRate> links;
   bool operator==(const RateTable&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.hosts, self.links);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.hosts, self.links); }
 };
 
 struct Nothing {
   bool operator==(const Nothing&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self&, Visitor&) {}
+  static void fields(auto&, auto&) {}
 };
 
-// At an admission point.
+// A member at an admission point.
 struct AdmissionPoint {
-  bool measures = false;  // it goes on to measure if the outcome says so
+  bool measures = false;  // it will measure its links if the outcome asks for it
   bool operator==(const AdmissionPoint&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.measures);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.measures); }
 };
 
-// What a member enters a round with.
+// The argument with which a member enters a round.
 using RoundPayload =
     std::variant<Nothing, SyncVote, SyncDetail, SyncEnd, Measurements, AdmissionPoint>;
 
@@ -245,142 +211,121 @@ struct RoundEntry {
   RoundKey key;
   RoundPayload payload;
   bool operator==(const RoundEntry&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.key, self.payload);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.key, self.payload); }
 };
 
 enum class SyncStep : std::uint8_t {
-  none,      // not the end of a sync round
-  detail,    // states differ: tell the entries
+  none,      // the round is not one of a sync
+  detail,    // states differ: list the entries in `sync_detail`
   transfer,  // receivers fetch from holders
   again,     // start over with `sync`
-  done,      // all hold the state
+  done,      // all members hold the state
 };
 constexpr unsigned enum_count(SyncStep) { return 5; }
 
-// Which entries of a standing member were not as the elected ones.
+// The entries in which a standing member differed from the elected state.
 struct Divergence {
   PeerId peer;
   std::vector<std::string> names;  // the first few
   bool operator==(const Divergence&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.peer, self.names);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.peer, self.names); }
 };
 
-// What the master elected.
+// The master's election in a sync.
 struct SyncDecision {
   SyncStep step = SyncStep::none;
   std::uint64_t revision = 0;
   Digest content;
-  std::vector<PeerId> holders;    // have it; the first one's loose entries count
-  std::vector<PeerId> receivers;  // get what differs
-  std::vector<PeerId> newcomers;  // those of them that get loose entries too
+  std::vector<PeerId> holders;    // they have it; the loose entries are the first holder's
+  std::vector<PeerId> receivers;  // they get the entries that differ
+  std::vector<PeerId> newcomers;  // the receivers that get loose entries too
   std::vector<Divergence> diverged;
   bool operator==(const SyncDecision&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.step, self.revision, self.content, self.holders, self.receivers, self.newcomers,
           self.diverged);
   }
 };
 
-// The run's shared state, as the latest sync left it.
+// The run's shared state after the latest sync.
 struct StateRecord {
   bool exists = false;
   std::uint64_t revision = 0;
   Digest content;
-  std::vector<PeerId> holders;  // members that took part in it
+  std::vector<PeerId> holders;  // the members that took part in that sync
   bool operator==(const StateRecord&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.exists, self.revision, self.content, self.holders);
   }
 };
 
 // ---- operations
-// ---------------------------------------------------------------------------------------------------
 
-// What must be equal on all members of an operation: a hash of everything, and a sentence for
-// errors.
+// What must be equal on all members of an operation: a hash, and a text for errors.
 struct Signature {
   std::uint64_t hash = 0;
   std::string text;  // "1000 float32, sum"
   bool operator==(const Signature&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.hash, self.text);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.hash, self.text); }
 };
 
 enum class OpPhase : std::uint8_t { entered, done };
 constexpr unsigned enum_count(OpPhase) { return 2; }
 
-// One member's standing in one operation. `done` implies entered.
+// One member's progress in one operation. `done` implies entered.
 struct OpState {
   OpKey key;
-  std::uint64_t attempt = 0;  // epoch in which it runs
+  std::uint64_t attempt = 0;  // the epoch in which it runs
   OpPhase phase = OpPhase::entered;
-  bool rerun = false;  // runs again when a member is lost; else it fails
+  bool rerun = false;  // it runs again when a member is lost; otherwise it fails
   Signature signature;
   bool operator==(const OpState&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.key, self.attempt, self.phase, self.rerun, self.signature);
   }
 };
 
 // ---- the plan
-// -----------------------------------------------------------------------------------------------------
 
-// collective/schedule.h says what they are.
+// collective/schedule.h explains each.
 enum class ScheduleKind : std::uint8_t { ring, direct, host_ring, host_direct, regional };
 constexpr unsigned enum_count(ScheduleKind) { return 5; }
 
-// Operations of up to `max_bytes` bytes run `kind`, cut by `shares` (one per rank).
+// Operations of up to `max_bytes` bytes run `kind`, divided by `shares` (one per rank).
 struct SizeClass {
   std::uint64_t max_bytes = 0;
   ScheduleKind kind = ScheduleKind::ring;
   std::vector<std::uint32_t> shares;
   bool operator==(const SizeClass&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.max_bytes, self.kind, self.shares);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.max_bytes, self.kind, self.shares); }
 };
 
-// How the members of one epoch reduce. Computed by the master alone, in integers.
+// How the members of an epoch reduce. Computed by the master alone, in integers.
 struct Plan {
   std::uint32_t segment_bytes = 0;
   std::vector<std::uint32_t> order;  // ring: order[position] = rank
-  std::vector<SizeClass> classes;    // ascending max_bytes; the last one takes everything
-  std::vector<std::uint32_t> hosts;  // by rank: ranks with the same number share memory
-  // By rank: those with the same number are near each other. Empty where no class is regional.
+  std::vector<SizeClass> classes;    // ascending max_bytes; the last one has no limit
+  std::vector<std::uint32_t> hosts;  // by rank; ranks with the same number share memory
+  // By rank; ranks with the same number are near each other. Empty unless a class is regional.
   std::vector<std::uint32_t> regions;
   bool operator==(const Plan&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.segment_bytes, self.order, self.classes, self.hosts, self.regions);
   }
 };
 
 // ---- the group's log
-// ----------------------------------------------------------------------------------------------
 
 struct Member {
   PeerId id;
   std::uint64_t joined = 0;  // join ordinal: grows with every join, never reused in a run
   std::vector<Address> addresses;
-  PeerId word;            // who knows it may ask for shared memory; zero: shares none
+  PeerId memory_key;      // a peer that knows it may ask for shared memory; zero: none is shared
   std::string replica{};  // its peers, one in each group, come and go together; empty: none
-  PeerId seal{};          // of the ticket that it shows when it comes back
+  PeerId seal{};          // of the ticket that it shows when it returns
   bool operator==(const Member&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.id, self.joined, self.addresses, self.word, self.replica, self.seal);
+  static void fields(auto& self, auto& visit) {
+    visit(self.id, self.joined, self.addresses, self.memory_key, self.replica, self.seal);
   }
 };
 
@@ -388,10 +333,7 @@ struct Departure {
   PeerId id;
   std::string reason;  // "left", "connection lost", ...
   bool operator==(const Departure&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.id, self.reason);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.id, self.reason); }
 };
 
 // Sizes over all groups, for get_attribute.
@@ -400,14 +342,13 @@ struct Census {
   std::uint32_t groups = 0;
   std::uint32_t largest_group = 0;
   bool operator==(const Census&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.members, self.groups, self.largest_group);
   }
 };
 
-// Why an epoch began. `loss`: operations in flight are aborted, also when only a link broke and
-// nobody departed.
+// Why an epoch began. `loss`: a member departed, or only a link broke; operations in flight are
+// aborted.
 enum class Cause : std::uint8_t { admission, loss, plan };
 constexpr unsigned enum_count(Cause) { return 3; }
 
@@ -416,16 +357,13 @@ struct RankPair {
   std::uint32_t first = 0;
   std::uint32_t second = 0;
   bool operator==(const RankPair&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.first, self.second);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.first, self.second); }
 };
 
-constexpr std::size_t kMaxRelayed = 64;  // pairs of a group that the master relays
+constexpr std::size_t kMaxRelayed = 64;  // pairs of members that the master relays, per group
 
-// A group's membership and plan: the whole record, so that every peer can report it to a new
-// master.
+// A group's membership and plan. Every record is complete, so that each member can report it to a
+// new master.
 struct EpochRecord {
   std::uint64_t epoch = 0;
   Cause cause = Cause::admission;
@@ -434,35 +372,33 @@ struct EpochRecord {
   std::vector<Member> members;    // in rank order
   Plan plan;
   Census census;
-  std::vector<Departure> departures;  // who left since the epoch before
-  std::vector<OpKey> aborted;         // operations this loss ended for good (policy abort)
-  bool syncing = false;               // admission: it was the first round of a sync
+  std::vector<Departure> departures;  // since the previous epoch
+  std::vector<OpKey> aborted;         // operations that this loss ended (policy abort)
+  bool syncing = false;               // admission: by the first round of a sync
   StateRecord state;
-  RateTable rates;                      // what the plan was chosen from; empty: nothing is measured
+  RateTable rates;  // the plan was chosen from these; empty: nothing is measured
   std::uint32_t ranks_per_replica = 0;  // 0: members belong to no replicas
-  // Of replicas: admission points that these members have passed, in all groups the same count.
-  std::uint64_t points = 0;
+  std::uint64_t points = 0;             // replicas: admission points passed, equal in all groups
   bool point_open =
-      false;  // the latest was of a sync that has not succeeded: again, it is the same
-  // Members that could not connect. Where a link between them is needed, the master relays it. At
-  // most kMaxRelayed, in ascending order.
+      false;  // the last of these is a sync that has not succeeded and may be repeated
+  // Pairs of members that could not connect, ascending, at most kMaxRelayed. The master relays a
+  // link between them where one is needed.
   std::vector<RankPair> relayed;
   bool operator==(const EpochRecord&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.epoch, self.cause, self.admission, self.abort_floor, self.members, self.plan,
           self.census, self.departures, self.aborted, self.syncing, self.state, self.rates,
           self.ranks_per_replica, self.points, self.point_open, self.relayed);
   }
 };
 
-// What is wrong with the pairs that are relayed, if anything is.
+// refused: record.relayed breaks one of the rules above; names the rule.
 [[nodiscard]] Status check_relays(const EpochRecord& record);
 
-// The number of the admission point that such a round is.
+// The number of the admission point of a round of this kind.
 [[nodiscard]] std::uint64_t next_point(const EpochRecord& record, RoundKind kind);
 
-// The master's one decision on an operation.
+// The master's decision on an operation.
 struct Verdict {
   OpKey key;
   std::uint64_t attempt = 0;
@@ -472,55 +408,51 @@ struct Verdict {
   std::string reason;
   std::string waiting;  // deadlock only
   bool operator==(const Verdict&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.key, self.attempt, self.code, self.newcomers_wait, self.culprit, self.reason,
           self.waiting);
   }
 };
 
-// The master's one decision on a round. An admit round that lets newcomers in is decided by its
-// EpochRecord instead.
+// The master's decision on a round. A round that admits newcomers is decided by an EpochRecord
+// instead.
 struct Outcome {
   RoundKey key;
   Code code = Code::ok;
-  // peers_pending: 1 when newcomers wait. admit, sync_admit: 1 when the members are to measure now.
+  // peers_pending: 1 when newcomers wait. admit, sync_admit: 1 when the members should measure.
   std::uint64_t answer = 0;
   Census census;
   PeerId culprit;
   std::string reason;
   std::string waiting;
-  SyncDecision sync;  // of the rounds of a sync
+  SyncDecision sync;  // for rounds of a sync
   bool operator==(const Outcome&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
+  static void fields(auto& self, auto& visit) {
     visit(self.key, self.code, self.answer, self.census, self.culprit, self.reason, self.waiting,
           self.sync);
   }
 };
 
-// What the end of a round changes in the record of its epoch.
+// Whether and how the end of a round changes the record of its epoch.
 [[nodiscard]] bool changes_record(const Outcome& outcome, const EpochRecord& record);
 void apply(const Outcome& outcome, EpochRecord& record);
 
-// The group's history as all members see it, in one order. Ordinals are consecutive.
+// One entry of the group's history, which all members see in the same order. Ordinals are
+// consecutive.
 struct LogEntry {
   std::uint64_t ordinal = 0;
   std::variant<EpochRecord, Verdict, Outcome> what;
   bool operator==(const LogEntry&) const = default;
-  template <class Self, class Visitor>
-  static void fields(Self& self, Visitor& visit) {
-    visit(self.ordinal, self.what);
-  }
+  static void fields(auto& self, auto& visit) { visit(self.ordinal, self.what); }
 };
 
-// How a link stands, seen from one end.
+// The state of a link as one end sees it.
 enum class LinkState : std::uint8_t {
   broken,       // it was up and its connection ended
-  unreachable,  // it could not be (re)dialled in time
-  silent,       // nothing was heard on it for the heartbeat timeout
-  mended,       // it works after all
-  relayed,      // ... through the master
+  unreachable,  // it could not be (re-)established in time
+  silent,       // nothing was received on it for the heartbeat timeout
+  mended,       // it works again
+  relayed,      // it works again, through the master
 };
 constexpr unsigned enum_count(LinkState) { return 5; }
 

@@ -43,7 +43,7 @@ Host::Host(World& world, NodeId node, const Place& place)
   options.join.ticket = options.join.id;
   if (world.options.machines > 0) {
     machine_ = static_cast<std::uint32_t>(world.random.below(world.options.machines));
-    if (world.random.chance(0.97)) word_ = options.join.word = world.new_id();
+    if (world.random.chance(0.97)) word_ = options.join.memory_key = world.new_id();
     if (!word_.empty()) options.locality = memory_.options();
   }
   if (world.options.hidden > 0) {

@@ -425,10 +425,10 @@ std::tuple<Frames, Frames, std::uint32_t, std::string> link_read(
           error};
 }
 
-nb::bytes proof(nb::bytes word, const std::vector<std::uint64_t>& about) {
+nb::bytes proof(nb::bytes bytes, const std::vector<std::uint64_t>& about) {
   pccl::PeerId key;
-  if (word.size() != key.bytes.size()) throw nb::value_error("a word has 16 bytes");
-  std::memcpy(key.bytes.data(), word.c_str(), key.bytes.size());
+  if (bytes.size() != key.bytes.size()) throw nb::value_error("a key has 16 bytes");
+  std::memcpy(key.bytes.data(), bytes.c_str(), key.bytes.size());
   const pccl::PeerId made = pccl::digest::proof(key, about);
   return nb::bytes(reinterpret_cast<const char*>(made.bytes.data()), made.bytes.size());
 }
@@ -553,7 +553,7 @@ void bind_codec(nb::module_& m) {
   m.def("control_sample", &control_sample, "name"_a);
   m.def("pipe_play", &pipe_play, "data"_a, "writes"_a, "reads"_a, "pieces"_a);
   m.def("pipe_race", &pipe_race, "bytes"_a, "largest"_a, "seed"_a);
-  m.def("proof", &proof, "word"_a, "about"_a);
+  m.def("proof", &proof, "key"_a, "about"_a);
   m.def("link_sample", &link_sample);
   m.def("link_seal", &link_seal, "header"_a);
   m.def("link_write", &link_write, "frames"_a, "pieces"_a, "release_after"_a = -1);
