@@ -2,7 +2,7 @@
 
 import sys
 
-from pccl.cli import main
+from pccl.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,13 +16,13 @@ from pccl import _arrays, _core, _settings, collectives, communicator
 from pccl import quantize as quantization
 from pccl import tree as trees
 from pccl._arrays import Array, Leaf, Staging
-from pccl._progress import reporting
 from pccl._state import State
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument, InvalidUsage, NotInitialized, NotSupported
 from pccl.quantize import Quantize
 from pccl.reduce import pieces
 from pccl.reduce.weighted import WeightedMean
+from pccl.tools.progress import reporting
 from pccl.types import ReduceInfo, ReduceOp, SyncInfo
 
 __all__ = [

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from workers import Run, running
 
-import pccl.bench
-from pccl.bench import DEFAULT_GROUP, parse_sizes
+import pccl.tools.bench
+from pccl.tools.bench import DEFAULT_GROUP, parse_sizes
 
 SIZES = ["--sizes", "64KiB,4KiB", "--seconds", "0.01"]
 
@@ -149,10 +149,10 @@ def test_a_terminal_gets_a_table_even_without_rich(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     rows = [["4 KiB", "1 ms"], ["64 KiB", "12 ms"]]
-    pccl.bench._table("Title", ["array", "median"], rows)
+    pccl.tools.bench._table("Title", ["array", "median"], rows)
     drawn = capsys.readouterr().out
     assert "64 KiB" in drawn and not drawn.isascii()
     monkeypatch.setitem(sys.modules, "rich.table", None)
-    pccl.bench._table("Title", ["array", "median"], rows)
+    pccl.tools.bench._table("Title", ["array", "median"], rows)
     plain = capsys.readouterr().out
     assert plain == "\nTitle\narray   median\n4 KiB     1 ms\n64 KiB   12 ms\n"

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from workers import Run, running
 
 import pccl
-from pccl import checkpoint
 from pccl.checkpoint import CheckpointError
 from pccl.data import ElasticSampler
+from pccl.training import checkpoint
 
 pytest.importorskip("safetensors")
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from workers import Worker, running, wait_until_asleep
 
 import pccl
-from pccl import diloco
+from pccl.training import diloco
 
 Array = npt.NDArray[Any]
 Model = dict[str, Array]

@@ -32,7 +32,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def test_every_variable_of_the_library_is_a_setting_in_the_docs() -> None:
-    python = [path.read_text() for path in (ROOT / "pccl").glob("*.py")]
+    python = [path.read_text() for path in (ROOT / "pccl").rglob("*.py")]
     read = set(re.findall(r"\bPCCL_[A-Z_]+[A-Z]\b", "".join([source("base/settings.h"), *python])))
     assert "PCCL_STRIPES" in read and "PCCL_MASTER" in read
     assert read <= words_of(page("settings.md"))

@@ -17,7 +17,7 @@ import pytest
 from workers import running
 
 import pccl
-from pccl.doctor import _ways
+from pccl.tools.doctor import _ways
 
 SECRET = "a secret of a test, which has enough characters"
 

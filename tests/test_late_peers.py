@@ -50,7 +50,9 @@ def loops(path: Path) -> list[str]:
 
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-MODULES = [*sorted((ROOT / "pccl").glob("*.py")), *sorted((ROOT / "adapters").glob("*.py"))]
+MODULES = [
+    path for folder in ("pccl", "adapters") for path in sorted((ROOT / folder).rglob("*.py"))
+]
 LOOPS = {
     f"{path.relative_to(ROOT)} {number}": code
     for path in (*PAGES, *MODULES)
@@ -200,10 +202,10 @@ gradient, mean = np.ones(5, np.float32), np.zeros(5, np.float32)
     ),
     "docs/training.md 1": Shown(ROUNDS, TORCH, "torch", instead=FEWER_STEPS),
     "docs/training.md 2": Shown(JAX_ROUNDS, JAX, "jax", instead=FEWER_STEPS),
-    "pccl/data.py 1": Shown(
+    "pccl/training/data.py 1": Shown(
         "state", NUMPY + IN_A_RUN + "from pccl.data import ElasticSampler\nexamples = np.arange(960.0)"
     ),
-    "pccl/diloco.py 1": Shown(
+    "pccl/training/diloco.py 1": Shown(
         "w, b, diloco.outer_step",
         NUMPY
         + IN_A_RUN
@@ -215,7 +217,7 @@ def train(w, b, batch):
 """,
         instead=FEWER_STEPS,
     ),
-    "adapters/_diloco.py 1": Shown(
+    "adapters/torch/diloco.py 1": Shown(
         ROUNDS,
         TORCH
         + IN_A_RUN
@@ -227,7 +229,7 @@ def make_model():
         "torch",
         instead=FEWER_STEPS,
     ),
-    "adapters/_jax_diloco.py 1": Shown(JAX_ROUNDS, JAX, "jax", instead=FEWER_STEPS),
+    "adapters/jax/_diloco.py 1": Shown(JAX_ROUNDS, JAX, "jax", instead=FEWER_STEPS),
 }  # fmt: skip
 
 

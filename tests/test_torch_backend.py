@@ -393,7 +393,7 @@ def test_a_forked_child_leaves_its_parents_groups_alone(job: Job) -> None:
     code = """
     begin()
     dist.barrier()
-    groups = pccl.adapters._c10d._open
+    groups = pccl.adapters.torch.process_group._open
     child = os.fork()
     if child == 0:
         os._exit(len(groups))  # how many it would leave at its end

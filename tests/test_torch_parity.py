@@ -117,7 +117,7 @@ def test_every_rank_of_a_program_ends_when_one_is_killed(name: str, tmp_path: Pa
 def test_an_error_of_a_collective_is_both_pccls_and_torchs(cls: type[errors.PCCLError]) -> None:
     import torch.distributed as dist
 
-    from pccl.adapters._c10d_errors import as_torch_error
+    from pccl.adapters.torch.errors import as_torch_error
 
     made = as_torch_error(cls.because("allreduce", "rank 1 is gone"))
     for error in (made, pickle.loads(pickle.dumps(made))):

@@ -264,10 +264,10 @@ def compiled_collectives() -> Any:
 
 def die_in_call(number: int) -> None:
     """Kills this process when it makes its collective of that number, counted over all groups."""
-    from pccl.adapters import _c10d
+    from pccl.adapters.torch import process_group
 
     made = 0
-    run = _c10d.ProcessGroup._run
+    run = process_group.ProcessGroup._run
 
     def dying(self: Any, *given: Any, **named: Any) -> Any:
         nonlocal made
@@ -276,7 +276,7 @@ def die_in_call(number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return run(self, *given, **named)
 
-    _c10d.ProcessGroup._run = dying  # type: ignore[method-assign]
+    process_group.ProcessGroup._run = dying  # type: ignore[method-assign]
 
 
 def main() -> None:

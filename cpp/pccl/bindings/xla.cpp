@@ -195,7 +195,7 @@ std::optional<DataType> data_type(xla::Type type) {
 
 Error wrong(std::string what) { return {Code::internal_error, std::move(what), {}, {}}; }
 
-// The attributes of a call, which adapters/_jax_traced.py has written.
+// The attributes of a call, which adapters/jax/traced.py has written.
 class Reader {
  public:
   explicit Reader(const xla::Attributes& given) : given_(given) {}
@@ -253,7 +253,7 @@ struct Job {
   bool mean_weight_wide = false;       // float64, else float32
 };
 
-// Where a call has its weight, by the numbers that adapters/_jax_traced.py writes.
+// Where a call has its weight, by the numbers that adapters/jax/traced.py writes.
 enum class WeightIn : std::int64_t { none = 0, attribute = 1, argument = 2 };
 
 // The calls of devices that have one program and the same operands: one operation, which begins

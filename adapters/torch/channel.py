@@ -29,10 +29,10 @@ import numpy as np
 import torch
 
 from pccl import _settings
-from pccl.adapters._c10d_arrays import Bytes
-from pccl.adapters._c10d_errors import as_torch_error
-from pccl.adapters._c10d_member import Member
-from pccl.adapters._c10d_works import DESTROYED, Work, await_end
+from pccl.adapters.torch.errors import as_torch_error
+from pccl.adapters.torch.rendezvous import Member
+from pccl.adapters.torch.tensor_bytes import Bytes
+from pccl.adapters.torch.work import DESTROYED, Work, await_end
 from pccl.collectives import Kind
 from pccl.errors import (
     Deadlock,

@@ -1,72 +1,33 @@
-"""JAX arrays in CPU memory, read and returned without a copy; containers registered with JAX.
-
-In a function that JAX traces `pccl.allreduce` becomes a call of the compiled program, in place where
-its input is donated; `typed_errors` and `average_gradients` are for such programs.
-"""
+"""JAX arrays in CPU memory, read and returned without a copy; containers registered with JAX."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-import pccl
 from pccl import tree as trees
 from pccl.adapters import Buffer, Node, Shared, as_array, place_of
-from pccl.adapters._jax_diloco import diloco
-from pccl.adapters._jax_traced import allreduce as allreduce_traced
-from pccl.adapters._jax_traced import typed_errors
+from pccl.adapters.jax.traced import typed_errors
 from pccl.errors import InvalidArgument, NotSupported
-from pccl.types import DataType, ReduceOp
-
-if TYPE_CHECKING:
-    import optax
-
-    from pccl.communicator import Communicator
+from pccl.types import DataType
 
 __all__ = [
     "adopt",
-    "allreduce_traced",
-    "average_gradients",
-    "diloco",
     "flatten",
     "from_buffers",
+    "immutable",
+    "is_spread",
     "is_traced",
     "recognises",
     "share",
     "to_buffers",
-    "typed_errors",
 ]
-
-
-def average_gradients(
-    op: ReduceOp | str = "avg", *, comm: Communicator | None = None
-) -> optax.GradientTransformation:
-    """The first link of an optimizer's chain: gradients become their mean over all members.
-
-    `optax.chain(average_gradients(), optax.adam(1e-3))`; inside jit and outside. Imports optax.
-
-    Args:
-        op: "avg", or "sum".
-        comm: Default: the process's communicator.
-
-    Raises:
-        PCCLError: Its `update` raises what `pccl.allreduce` does.
-    """
-    import optax
-
-    def init(params: Any) -> Any:
-        return optax.EmptyState()
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return pccl.allreduce(updates, op, comm=comm), state
-
-    return optax.GradientTransformation(init, update)
 
 
 immutable = True  # no array can be written to

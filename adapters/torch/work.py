@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from pccl.adapters._c10d_errors import as_torch_error, fresh
+from pccl.adapters.torch.errors import as_torch_error, fresh
 from pccl.errors import InvalidUsage, Timeout
 
 _c10d: Any = torch._C._distributed_c10d  # typed in part

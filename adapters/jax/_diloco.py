@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from pccl import diloco as core
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument
 from pccl.quantize import Quantize
+from pccl.training import diloco as core
 
 __all__ = ["DiLoCo", "DiLoCoState", "diloco"]
 

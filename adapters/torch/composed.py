@@ -23,7 +23,7 @@ from pccl import _settings
 from pccl.errors import InvalidArgument, InvalidUsage, MismatchedCall, PCCLError, Timeout
 
 if TYPE_CHECKING:
-    from pccl.adapters._c10d_p2p import Messages
+    from pccl.adapters.torch.channel import Messages
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pccl import _settings
-from pccl.adapters._c10d_arrays import Bytes
-from pccl.adapters._c10d_collectives import Bitwise, reduce_bits
-from pccl.adapters._c10d_works import DESTROYED
+from pccl.adapters.torch.composed import Bitwise, reduce_bits
+from pccl.adapters.torch.tensor_bytes import Bytes
+from pccl.adapters.torch.work import DESTROYED
 from pccl.collectives import Kind
 from pccl.communicator import Communicator
 from pccl.errors import InvalidUsage, PeerLost

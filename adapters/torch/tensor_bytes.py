@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from pccl.adapters._c10d_collectives import BITWISE, Bitwise
+from pccl.adapters.torch.composed import BITWISE, Bitwise
 from pccl.errors import NotSupported
 from pccl.types import DataType, ReduceOp
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from pccl import _settings
-from pccl.adapters._c10d_errors import as_torch_error
-from pccl.adapters._c10d_member import Member
+from pccl.adapters.torch.errors import as_torch_error
+from pccl.adapters.torch.rendezvous import Member
 from pccl.errors import PCCLError, PeerLost, Result, Timeout
 
 _FUNC = "monitored_barrier"

@@ -24,15 +24,15 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 
-from pccl.adapters import _c10d_collectives as collectives
-from pccl.adapters._c10d_arrays import Array, Bytes, array_of, names_of, operation_of, write
-from pccl.adapters._c10d_errors import as_torch_error, fresh, refused
-from pccl.adapters._c10d_exchange import Alone, Exchange, Gone
-from pccl.adapters._c10d_forms import short_form
-from pccl.adapters._c10d_member import Member
-from pccl.adapters._c10d_monitored import monitored_barrier
-from pccl.adapters._c10d_p2p import USER, Letter, Messages, Receipt
-from pccl.adapters._c10d_works import DESTROYED, Queue, Work, all_untraced, profile, typed_work
+from pccl.adapters.torch import composed
+from pccl.adapters.torch.channel import USER, Letter, Messages, Receipt
+from pccl.adapters.torch.errors import as_torch_error, fresh, refused
+from pccl.adapters.torch.exchange import Alone, Exchange, Gone
+from pccl.adapters.torch.monitored_barrier import monitored_barrier
+from pccl.adapters.torch.rendezvous import Member
+from pccl.adapters.torch.short_form import short_form
+from pccl.adapters.torch.tensor_bytes import Array, Bytes, array_of, names_of, operation_of, write
+from pccl.adapters.torch.work import DESTROYED, Queue, Work, all_untraced, profile, typed_work
 from pccl.errors import InvalidUsage, NotSupported, PCCLError
 from pccl.types import DataType, ReduceOp
 
@@ -296,7 +296,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         what = self._what("allreduce of sparse", tensors, "SUM")
 
         def exchange(timeout: float) -> None:
-            total = collectives.reduce_sparse(self._exchange, tensor, self._size, what, timeout)
+            total = composed.reduce_sparse(self._exchange, tensor, self._size, what, timeout)
             tensor.copy_(total)
 
         return self._run("allreduce", options, tensors, exchange)
@@ -609,7 +609,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
         number = self._sequence
 
         def exchange(timeout: float) -> None:
-            collectives.AllToAll(
+            composed.AllToAll(
                 self._exchange,
                 self._messages,
                 self._rank,
@@ -648,7 +648,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typ
     def _split(self, array: Array, splits: Any, name: str) -> list[Bytes]:
         rows = array.tensor.shape[0] if array.tensor.dim() else 1
         try:
-            return collectives.split(array.data, list(splits), rows, self._size, name)
+            return composed.split(array.data, list(splits), rows, self._size, name)
         except PCCLError as error:
             raise as_torch_error(error) from None
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from pccl import _settings
-from pccl.adapters._c10d_works import DESTROYED, JOINING
+from pccl.adapters.torch.work import DESTROYED, JOINING
 from pccl.communicator import Communicator, MasterNode
 from pccl.errors import (
     Evicted,

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pccl import diloco
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument
 from pccl.quantize import Quantize
+from pccl.training import diloco
 
 __all__ = ["DiLoCo"]
 

@@ -1,40 +1,31 @@
-"""torch tensors, and the torch.distributed backend "pccl".
+"""torch tensors as memory that the engine reads and writes: the torch half of `pccl._arrays.Adapter`.
 
 A contiguous tensor in CPU memory is reduced where it is; any other layout is packed in logical order
 first, since another member's may differ. DTensors stand for their local shards. CUDA tensors go
 through pinned memory. Results carry no autograd graph.
-
-Importing this module registers the backend: `torch.distributed.init_process_group("pccl")`.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
 from pccl.adapters import Buffer, Device, Node, Place, Shared, Staged, overlaps
-from pccl.adapters._diloco import DiLoCo
+from pccl.adapters.torch.cuda import Cuda
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
 
-if dist.is_available():
-    from pccl.adapters._ddp import DDPState, ddp_hook
-
 __all__ = [
-    "DDPState",
-    "DiLoCo",
     "adopt",
-    "ddp_hook",
     "device_of",
     "devices_in_use",
     "flatten",
     "from_buffers",
+    "is_spread",
     "on_device",
     "recognises",
     "share",
@@ -92,7 +83,7 @@ def on_device(leaf: torch.Tensor) -> bool:
 
 def device_of(leaf: torch.Tensor) -> Device:
     """What moves elements between the device of `leaf` and pinned memory."""
-    return _Cuda.of(leaf.device)
+    return Cuda.of(leaf.device)
 
 
 def stage(leaf: torch.Tensor) -> Staged:
@@ -237,75 +228,3 @@ def adopt(
 def flatten(node: Any) -> Node | None:
     """torch registers no containers that pccl does not know."""
     return None
-
-
-class _Cuda:
-    """A CUDA device. Copies run on a stream of their own, after what the caller's stream has to do before."""
-
-    _made: dict[torch.device, _Cuda] = {}
-
-    @classmethod
-    def of(cls, device: torch.device) -> _Cuda:
-        if device not in cls._made:
-            cls._made[device] = cls(device)
-        return cls._made[device]
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-
-    def pinned(self, size: int) -> npt.NDArray[np.uint8]:
-        made: npt.NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-        return made
-
-    def empty(self, flat: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(flat)
-
-    def fetch(
-        self, flat: torch.Tensor, begin: int, host: npt.NDArray[np.uint8]
-    ) -> Callable[[], None]:
-        return self._copy(torch.from_numpy(host), flat[begin : begin + host.size])
-
-    def store(
-        self, flat: torch.Tensor, begin: int, host: npt.NDArray[np.uint8]
-    ) -> Callable[[], None]:
-        return self._copy(flat[begin : begin + host.size], torch.from_numpy(host))
-
-    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
-        # Also for memory that is new: the allocator may have it from work that is still under way.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            target.copy_(source, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(self._stream)
-        wait: Callable[[], None] = event.synchronize
-        return wait
-
-
-def _create_group(options: Any, backend_options: Any) -> Any:
-    from pccl.adapters import _c10d
-
-    return _c10d.create(options, backend_options)
-
-
-def _with_monitored_barrier(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def monitored_barrier(
-        group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
-    ) -> None:
-        if dist.distributed_c10d._rank_not_in_group(group) or dist.get_backend(group) != "pccl":
-            original(group, timeout, wait_all_ranks)
-        else:
-            (group or dist.group.WORLD).monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
-
-    return monitored_barrier
-
-
-if dist.is_available():
-    # torch's own refuses all backends but Gloo, by their name.
-    dist.monitored_barrier = _with_monitored_barrier(dist.monitored_barrier)
-    dist.distributed_c10d.monitored_barrier = dist.monitored_barrier
-    # torch puts tensors of its own on the last device. `device_count` does not start CUDA: a child
-    # that is forked later may still use it.
-    _devices = ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
-    dist.Backend.register_backend("pccl", _create_group, extended_api=True, devices=_devices)

@@ -1,0 +1,52 @@
+"""Copies between a CUDA device and pinned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class Cuda:
+    """A CUDA device. Copies run on a stream of their own, after what the caller's stream has to do before."""
+
+    _made: dict[torch.device, Cuda] = {}
+
+    @classmethod
+    def of(cls, device: torch.device) -> Cuda:
+        if device not in cls._made:
+            cls._made[device] = cls(device)
+        return cls._made[device]
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def pinned(self, size: int) -> npt.NDArray[np.uint8]:
+        made: npt.NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        return made
+
+    def empty(self, flat: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(flat)
+
+    def fetch(
+        self, flat: torch.Tensor, begin: int, host: npt.NDArray[np.uint8]
+    ) -> Callable[[], None]:
+        return self._copy(torch.from_numpy(host), flat[begin : begin + host.size])
+
+    def store(
+        self, flat: torch.Tensor, begin: int, host: npt.NDArray[np.uint8]
+    ) -> Callable[[], None]:
+        return self._copy(flat[begin : begin + host.size], torch.from_numpy(host))
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        # Also for memory that is new: the allocator may have it from work that is still under way.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            target.copy_(source, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        wait: Callable[[], None] = event.synchronize
+        return wait

@@ -1,0 +1,1 @@
+"""The `pccl` command and what its subcommands do."""

@@ -1,0 +1,1 @@
+"""What training programs need beside reductions: DiLoCo, elastic data and checkpoints."""

@@ -1,0 +1,399 @@
+"""A run's state in a file: what `pccl.sync` shares, with its revision, as safetensors.
+
+    state, _ = checkpoint.resume("run", state)  # as it is, if there is no checkpoint yet
+    state = pccl.sync(state, revision=state["step"])
+    ...
+    if pccl.rank() == 0:
+        name = f"run/{state['step']}.safetensors"
+        checkpoint.save(name, state, revision=state["step"], keep=3)
+
+Arrays are tensors of the file, named by their key paths; any reader of safetensors can read them. Numbers, text, None,
+and how to make what the reader's state lacks, are in its metadata.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from pccl import _core
+from pccl._arrays import Array
+from pccl._state import PYTHON, State, decode, encode
+from pccl.errors import InvalidArgument, NotSupported
+
+__all__ = ["SUFFIX", "CheckpointError", "latest", "load", "resume", "save"]
+
+SUFFIX = ".safetensors"
+
+_FORMAT = "1"
+_REVISION = "pccl.revision"  # keys of the file's metadata
+_ENTRIES = "pccl.entries"
+_VERSION = "pccl.format"
+_NAMED = 3  # differences that an error names before it only counts
+
+# Dtypes that the format has. Arrays of others are stored as bytes.
+_DTYPES = {
+    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+}
+
+_Tree = TypeVar("_Tree")
+
+
+class CheckpointError(InvalidArgument):
+    """The file is no whole checkpoint, or not one of such a state. Nothing was changed."""
+
+
+class _Entry(NamedTuple):
+    """An array or value of the state, as the metadata has it."""
+
+    name: str
+    kind: str
+    shape: list[int]
+    hint: str  # how to make it where it is missing
+    value: Any  # of a Python value, as JSON; None for arrays
+
+
+def save(
+    path: str | os.PathLike[str], state: object, *, revision: int, keep: int | None = None
+) -> Path:
+    """Writes `state` to a file, which is whole or not there.
+
+    So it is after a power failure, and when several members save at once. Any member may save; one
+    is enough, since the state is equal on all. No other member waits for it.
+
+    Args:
+        path: The file, which is replaced; best with the revision in its name, and ending in ".safetensors" so that
+            `latest` finds it. Folders are made.
+        state: As for `pccl.sync`.
+        revision: Of this state: `SyncInfo.revision` of the sync that it comes from.
+        keep: Leave only so many checkpoints in that folder, those of the highest revisions, and this one.
+            Default: all.
+
+    Returns:
+        The path.
+
+    Raises:
+        InvalidArgument: A leaf cannot be saved; names its path.
+        NotSupported: safetensors is not installed.
+        OSError: The file could not be written. What was there before is there still.
+    """
+    func = "checkpoint.save"
+    safetensors = _safetensors(func)
+    if keep is not None and keep < 1:
+        raise InvalidArgument.because(func, f"keep must be positive, not {keep!r}")
+    entries, tensors = [], {}
+    memory: list[Array] = []  # what the tensors point to
+    for name, kind, shape, hint, _, data, _, _ in State(state, func).entries:
+        if kind.startswith(PYTHON):
+            entries.append(_Entry(name, kind, [], hint, _to_json(decode(kind, data))))
+            continue
+        entries.append(_Entry(name, kind, list(shape), hint, None))
+        plain = kind if kind in _DTYPES else "uint8"
+        memory.append(data)
+        tensors[name] = safetensors.TensorSpec(
+            dtype=plain,
+            shape=shape if kind in _DTYPES else [data.size],
+            data_ptr=data.ctypes.data,
+            data_len=data.size,
+        )
+    metadata = {
+        _VERSION: _FORMAT,
+        _REVISION: str(int(revision)),
+        _ENTRIES: json.dumps(entries, separators=(",", ":")),
+    }
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _replacing(target) as temporary:
+        try:
+            safetensors.serialize_file(tensors, temporary, metadata)
+        except safetensors.SafetensorError as error:
+            raise OSError(f"{target} could not be written: {error}") from error
+    if keep is not None:
+        _prune(target, keep)
+    return target
+
+
+def load(path: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int]:
+    """Reads what `save` has written, into `state`.
+
+    As a newcomer's in `pccl.sync`, `state` may lack entries, as an optimizer's does that has not stepped yet. Arrays
+    are written in place where they can be, objects get it through `load_state_dict`.
+
+    Args:
+        path: The file.
+        state: Has the structure, shapes and dtypes that were saved.
+
+    Returns:
+        The state, and its revision: for the first `pccl.sync(state, revision=revision)`.
+
+    Raises:
+        CheckpointError: The file is damaged or of another state; names what differs. Nothing was changed.
+        InvalidArgument: A leaf of `state` cannot be shared, or two of its arrays overlap; names
+            their paths.
+        NotSupported: safetensors is not installed, or a dtype is not known here.
+        OSError: The file cannot be read.
+        Exception: What an object's `load_state_dict` raises passes through.
+    """
+    func = "checkpoint.load"
+    with _opened(path, func) as (file, entries, revision):
+        return _load(path, file, entries, state, func), revision
+
+
+def _load(
+    path: str | os.PathLike[str],
+    file: BufferedReader,
+    entries: list[_Entry],
+    state: _Tree,
+    func: str,
+) -> _Tree:
+    shared = State(state, func)
+    own = {name: (kind, shape) for name, kind, shape, *_ in shared.entries}
+    differences = list(_differences(entries, own))
+    if differences:
+        more = len(differences) - _NAMED
+        shown = differences[:_NAMED] + ([f"{more} more differences"] if more > 0 else [])
+        raise CheckpointError.because(func, f"{os.fspath(path)}: {'; '.join(shown)}")
+    data = _read_data(path, file, entries, func)
+    offered = [
+        (e.name, e.kind, e.shape, e.hint, bytes_.size)
+        for e, bytes_ in zip(entries, data, strict=True)
+    ]
+    misfit = shared.check(offered)
+    if misfit is not None:
+        sentence = misfit.replace(" of the run cannot", " of the checkpoint cannot")
+        raise CheckpointError.because(func, f"{os.fspath(path)}: {sentence}")
+    ties, flaw = _core.find_ties(shared.entries)
+    if flaw is not None:
+        raise InvalidArgument.because(func, f"the state cannot be loaded: {flaw}")
+    saved = {e.name: bytes_ for e, bytes_ in zip(entries, data, strict=True)}
+    for name, other in ties:
+        if not np.array_equal(saved[name], saved[other]):
+            sentence = f"{name} and {other} are the same memory here, and differ there"
+            raise CheckpointError.because(func, f"{os.fspath(path)}: {sentence}")
+    replaced = [(e.name, e.kind, e.shape, e.hint, saved[e.name]) for e in entries]
+    result: _Tree = shared.finish([], replaced)
+    return result
+
+
+def resume(folder: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int | None]:
+    """Reads the checkpoint of the highest revision in `folder` into `state`, if there is one.
+
+    As `latest` and `load`, and also while another process saves to that folder and removes what is old.
+
+    Args:
+        folder: Where checkpoints were saved to.
+        state: As for `load`.
+
+    Returns:
+        The state, and its revision for the first `pccl.sync(state, revision=revision)`; the state as it is and None
+        if there is no checkpoint, or no such folder.
+
+    Raises:
+        CheckpointError, InvalidArgument, NotSupported, OSError, Exception: As `load`.
+    """
+    found = latest(folder)
+    while found is not None:
+        try:
+            return load(found, state)
+        except FileNotFoundError:
+            newer = latest(folder)
+            if newer in (None, found):  # not replaced by a newer one, but lost
+                raise
+            found = newer
+    return state, None
+
+
+def latest(folder: str | os.PathLike[str]) -> Path | None:
+    """The checkpoint of the highest revision in `folder`; None if there is none, or no such folder.
+
+    Looks at the beginning of every ".safetensors" file; those that are damaged, or not written by `save`, do not count.
+
+    Raises:
+        NotSupported: safetensors is not installed.
+    """
+    _safetensors("checkpoint.latest")
+    found = _checkpoints(Path(folder))
+    return max(found)[1] if found else None
+
+
+def _safetensors(func: str) -> Any:
+    try:
+        module = importlib.import_module("safetensors")
+    except ImportError:
+        module = None
+    if module is None or not hasattr(module, "TensorSpec"):
+        sentence = "safetensors 0.8 or later is needed: pip install 'pccl-collectives[checkpoint]'"
+        raise NotSupported.because(func, sentence)
+    return module
+
+
+def _to_json(value: object) -> object:
+    """A value as JSON that says all of it: Python reads no long decimal numbers, and JSON has no infinity."""
+    if type(value) is int:
+        return f"{value:x}"
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        return [value.encode("utf-8", "surrogatepass").hex()]  # a reader would join surrogates
+    return value.hex() if isinstance(value, float) else value
+
+
+def _from_json(kind: str, value: Any) -> Array:
+    """Its bytes in the shared state."""
+    name = kind.removeprefix(PYTHON)
+    if name == "int":
+        value = int(value, 16)
+    elif name == "float":
+        value = float.fromhex(value)
+    elif isinstance(value, list):
+        value = bytes.fromhex(value[0]).decode("utf-8", "surrogatepass")
+    encoded = encode(value)
+    if encoded is None or encoded[0] != kind:
+        raise ValueError(f"{value!r} is no {name}")
+    return np.frombuffer(encoded[1], np.uint8)
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A temporary file that takes the place of `target` at the end, or goes."""
+    # Of no other process, and not what `latest` looks at.
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    with open(temporary, "xb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+    try:
+        yield temporary
+        with open(temporary, "r+b") as file:
+            os.fchmod(file.fileno(), mode & 0o777)  # what wrote it may have replaced the file
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    folder = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name, too, is on the disk
+    finally:
+        os.close(folder)
+
+
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    while True:
+        found, vanished = [], False
+        for path in sorted(folder.glob(f"*{SUFFIX}")):
+            try:
+                found.append((_read_metadata(path, "checkpoint.latest")[1], path))
+            except FileNotFoundError:
+                vanished = True
+            except (CheckpointError, OSError):
+                pass
+        if found or not vanished:  # else somebody has replaced all of them
+            return found
+
+
+@contextmanager
+def _opened(
+    path: str | os.PathLike[str], func: str
+) -> Iterator[tuple[BufferedReader, list[_Entry], int]]:
+    """A file with its entries and revision, all of them of one save."""
+    _safetensors(func)
+    while True:
+        with open(path, "rb") as file:
+            entries, revision = _read_metadata(path, func)
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                yield file, entries, revision
+                return
+
+
+def _prune(written: Path, keep: int) -> None:
+    found = sorted(_checkpoints(written.parent))
+    for _, path in found[:-keep]:
+        if path != written:
+            path.unlink(missing_ok=True)  # another member may do the same
+
+
+def _read_metadata(path: str | os.PathLike[str], func: str) -> tuple[list[_Entry], int]:
+    """The entries of a file, and its revision.
+
+    Raises:
+        CheckpointError: It is no whole checkpoint.
+    """
+    safetensors = _safetensors(func)
+    with open(path, "rb"):  # errors of the file system are OSErrors
+        pass
+    try:
+        with safetensors.safe_open(os.fspath(path), framework="numpy") as file:
+            metadata, names = file.metadata() or {}, set(file.keys())
+    except safetensors.SafetensorError as error:
+        sentence = f"{os.fspath(path)} is damaged, or no safetensors file: {error}"
+        raise CheckpointError.because(func, sentence) from error
+    if metadata.get(_VERSION) != _FORMAT:
+        sentence = f"{os.fspath(path)} is no checkpoint, or of another version of pccl"
+        raise CheckpointError.because(func, sentence)
+    try:
+        entries = [_Entry(*entry) for entry in json.loads(metadata[_ENTRIES])]
+        revision = int(metadata[_REVISION])
+        arrays = {entry.name for entry in entries if not entry.kind.startswith(PYTHON)}
+        if arrays != names:
+            raise ValueError("names")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        sentence = f"{os.fspath(path)} is damaged: its tensors and its metadata disagree"
+        raise CheckpointError.because(func, sentence) from error
+    return entries, revision
+
+
+def _differences(
+    entries: list[_Entry], own: dict[str, tuple[str, tuple[int, ...]]]
+) -> Iterator[str]:
+    """What keeps a state with entries `own` from being such a checkpoint's, in words."""
+    saved = {entry.name for entry in entries}
+    for name, (kind, shape) in own.items():
+        if name not in saved:
+            yield f"state{name} is {_words(kind, shape)}, and the checkpoint has none"
+    for entry in entries:
+        if entry.name not in own:
+            continue  # may be made; `State.check` knows
+        kind, shape = own[entry.name]
+        both_values = kind.startswith(PYTHON) and entry.kind.startswith(PYTHON)
+        if not both_values and (kind, shape) != (entry.kind, tuple(entry.shape)):
+            there = _words(entry.kind, entry.shape)
+            yield f"state{entry.name} is {_words(kind, shape)}, and {there} in the checkpoint"
+
+
+def _words(kind: str, shape: list[int] | tuple[int, ...]) -> str:
+    if kind.startswith(PYTHON):
+        return kind.removeprefix(PYTHON)
+    return f"{kind}[{','.join(map(str, shape))}]"
+
+
+def _read_data(
+    path: str | os.PathLike[str], file: BufferedReader, entries: list[_Entry], func: str
+) -> list[Array]:
+    """The bytes of each entry, in memory of its own: NumPy has not all of the dtypes."""
+    data = []
+    try:
+        header_size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_size))
+        for entry in entries:
+            if entry.kind.startswith(PYTHON):
+                data.append(_from_json(entry.kind, entry.value))
+                continue
+            first, end = header[entry.name]["data_offsets"]
+            made = np.empty(end - first, np.uint8)
+            file.seek(8 + header_size + first)
+            if file.readinto(made.data) != made.size:
+                raise ValueError(f"state{entry.name} is cut off")
+            data.append(made)
+    except (KeyError, TypeError, ValueError) as error:
+        sentence = f"{os.fspath(path)} is damaged: {error}"
+        raise CheckpointError.because(func, sentence) from error
+    return data

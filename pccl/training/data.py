@@ -1,0 +1,502 @@
+"""Which examples this member trains on, so that the group sees each once per epoch while members come and go.
+
+An epoch is a permutation of all examples. The group shares one place in it: every step takes the next
+examples of the permutation, divided among the members. What a step took is settled when the reduction that it
+led to has succeeded: the parts of those that contributed are done with, the part of a member that was lost goes back
+and is the first to be taken again.
+
+    sampler = ElasticSampler(len(examples), batch_size=32)
+    state = {"weights": weights, "sampler": sampler}
+    while True:
+        if pccl.admit():
+            state = pccl.sync(state)
+        if sampler.epoch == 3:
+            break
+        batch = examples[sampler.take()]
+        mean, info = pccl.allreduce(gradients(batch), "avg", return_info=True)
+        sampler.commit(info)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pccl import api
+from pccl.api import Membership
+from pccl.communicator import Communicator
+from pccl.errors import InvalidArgument, InvalidUsage
+from pccl.types import ReduceInfo
+
+__all__ = ["ElasticSampler", "permuted"]
+
+Indices = npt.NDArray[np.int64]
+_Words = npt.NDArray[np.uint64]
+
+_ROUNDS = 8  # of the cipher: each half is changed four times
+_MIN_BITS = 6  # fewer would leave a round too little to mix
+_MAX_LENGTH = 1 << 62
+_ALONE = Membership(epoch=0, rank=0, world_size=1, peers=("",), peer_group=0)
+
+
+class _Span(NamedTuple):
+    """Places [start, stop) of an epoch's permutation."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+class _Take(NamedTuple):
+    """What one step took: for all members together, in order; and who they were, in rank order."""
+
+    peers: tuple[str, ...]
+    spans: list[_Span]
+
+    def part(self, rank: int) -> list[_Span]:
+        """One member's: equal parts, the first ones longer by one where it does not divide."""
+        share, over = divmod(sum(span.stop - span.start for span in self.spans), len(self.peers))
+        skip = rank * share + min(rank, over)
+        left = share + (rank < over)
+        part = []
+        for epoch, start, stop in self.spans:
+            first = min(start + skip, stop)
+            last = min(first + left, stop)
+            skip -= first - start
+            left -= last - first
+            if last > first:
+                part.append(_Span(epoch, first, last))
+        return part
+
+
+class ElasticSampler:
+    """Hands out indices of examples: to all members together each one once per epoch.
+
+    Belongs into the shared state (`pccl.sync`) and into checkpoints: it has `state_dict` and
+    `load_state_dict`. All members call `take` and `commit` at the same places of the program.
+
+    An example counts as seen when a reduction has succeeded to which a member contributed that took it before. So a
+    member that is killed takes nothing with it: what it took since the last commit is taken again, by whoever is
+    there. An epoch's order depends on `seed` and the epoch's number alone, the same on every machine.
+
+    One thread: no two calls at once.
+
+    Attributes:
+        length: Number of examples.
+        batch_size: Examples per member and step. May be set, on all members at the same place of the program.
+        committed: Examples seen so far, over all epochs.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        remainder: Literal["carry", "short"] = "carry",
+        comm: Communicator | None = None,
+    ) -> None:
+        """Begins at the first example of epoch 0.
+
+        Args:
+            length: Number of examples; the same on all members.
+            batch_size: Examples per member and step, unless `take` says otherwise; the same on all members, and when
+                a run is resumed.
+            shuffle: Another order in every epoch; otherwise they come in their own order.
+            seed: Which orders. A newcomer takes over the run's.
+            remainder: What a step does when the epoch has too few examples left for all; the same on all members.
+                "carry": fills up with the next epoch's first ones, so every step is full. "short": takes what is left,
+                divided as evenly as it goes; some members may get nothing, so weight the mean with `len(batch)`.
+            comm: Whose members. Default: the process's communicator; before `pccl.init` the process is alone.
+
+        Raises:
+            InvalidArgument: An argument makes no sense.
+        """
+        func = "ElasticSampler"
+        if not 0 < length <= _MAX_LENGTH:
+            raise InvalidArgument.because(func, f"length must be from 1 to 2**62, not {length!r}")
+        if batch_size < 1:
+            raise InvalidArgument.because(func, f"batch_size must be positive, not {batch_size!r}")
+        if remainder not in ("carry", "short"):
+            sentence = f'remainder must be "carry" or "short", not {remainder!r}'
+            raise InvalidArgument.because(func, sentence)
+        self.length = int(length)
+        self.batch_size = int(batch_size)
+        self.committed = 0
+        self._shuffle = bool(shuffle)
+        self._seed = int(seed)
+        self._remainder = remainder
+        self._comm = comm
+        self._epoch = 0  # of the next example that nobody has taken yet
+        self._position = 0  # its place; always less than the length
+        self._returned: list[_Span] = []  # in order; of this epoch or earlier ones
+        # What was taken and is not settled: by the reduction that it belongs to, oldest first. The last one is open.
+        self._pinned: Membership | None = None
+        self._phases: list[list[_Take]] = [[]]
+        self._sealed = 0  # how many of them by this peer itself, since it got the state: the last ones but the open one
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next `take` begins with. May go back by one when a lost member's examples return."""
+        return self._returned[0].epoch if self._returned else self._epoch
+
+    @property
+    def remaining(self) -> int:
+        """Examples of that epoch that nobody has taken, for all members together."""
+        epoch = self.epoch
+        fresh = self.length - self._position if epoch == self._epoch else 0
+        return fresh + sum(stop - start for e, start, stop in self._returned if e == epoch)
+
+    @property
+    def in_flight(self) -> int:
+        """Examples taken by all members together, and not settled yet."""
+        return sum(_count(take.spans) for phase in self._phases for take in phase)
+
+    def take(
+        self, batch_size: int | None = None, *, membership: Membership | None = None
+    ) -> Indices:
+        """This member's next examples. All members call it.
+
+        Args:
+            batch_size: For this member; the same on all. For the H steps of a DiLoCo round take H
+                times as many at once, or call it H times. Default: the sampler's.
+            membership: Whom to divide them among. Default: the group's present members.
+
+        Returns:
+            Indices, int64[batch_size]; at an epoch's end with remainder="short" fewer, or none.
+
+        Raises:
+            InvalidUsage: This peer has not been let in yet: call `pccl.sync` first.
+        """
+        group = self._present() if membership is None else membership
+        if group.rank < 0:
+            sentence = "this peer is not a member yet; call pccl.sync(state) first"
+            raise InvalidUsage.because("ElasticSampler.take", sentence)
+        if batch_size is not None and batch_size < 1:
+            sentence = f"batch_size must be positive, not {batch_size!r}"
+            raise InvalidArgument.because("ElasticSampler.take", sentence)
+        self._abandon(group.peers)
+        size = self.batch_size if batch_size is None else int(batch_size)
+        taken = _Take(group.peers, self._draw(size * len(group.peers)))
+        self._phases[-1].append(taken)
+        parts = [self._indices(span) for span in taken.part(group.rank)]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def seal(self) -> None:
+        """What was taken so far belongs to the reduction that starts now, and what follows to the next.
+
+        Only for reductions in flight while training goes on, as in asynchronous DiLoCo: call it when one is
+        launched, and `commit` when it has succeeded.
+        """
+        self._phases.append([])
+        self._sealed += 1
+
+    def commit(self, contributors: ReduceInfo | Iterable[str] | None = None) -> None:
+        """The reduction has succeeded: settles what was taken for it. All members call it.
+
+        What those took that did not contribute goes back, to be taken next.
+
+        Args:
+            contributors: The reduction's `ReduceInfo`, or ids of the peers whose examples are in its result.
+                Default: the present members; good directly after the reduction. A member that contributed
+                and was lost since does not count then, and its examples are seen twice.
+        """
+        if contributors is None:
+            contributors = self._present().peers
+        elif isinstance(contributors, ReduceInfo):
+            contributors = contributors.contributors or _ALONE.peers
+        self._settle(self._phases.pop(0), frozenset(contributors))
+        if not self._phases:
+            self._phases.append([])
+        self._sealed = min(self._sealed, len(self._phases) - 1)
+
+    def follow(self, comm: Communicator) -> None:
+        """Goes on with the members of another communicator, as after coming back to the run."""
+        self._comm = comm
+        self._pinned = None
+
+    def rollback(self) -> None:
+        """Gives back all that was taken and not committed: the steps are not made. All members call it.
+
+        What comes next is for whoever is a member then, whatever `pin` said.
+        """
+        self._pinned = None
+        for phase in self._phases:
+            self._settle(phase, frozenset())
+        self._phases, self._sealed = [[]], 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the beginning of an epoch. Does nothing in that epoch, so that a resumed loop goes on in it.
+
+        What is left of the epoch before is skipped, but for what a lost member gave back of it when all the rest
+        was taken.
+
+        Raises:
+            InvalidUsage: Examples are in flight; `commit` or `rollback` first.
+        """
+        if epoch in (self.epoch, self._epoch):
+            return
+        if epoch < 0:
+            raise InvalidArgument.because("ElasticSampler.set_epoch", "there is no such epoch")
+        if self.in_flight:
+            sentence = "examples are in flight; call commit(info) or rollback() first"
+            raise InvalidUsage.because("ElasticSampler.set_epoch", sentence)
+        self._epoch, self._position, self._returned = int(epoch), 0, []
+
+    def __iter__(self) -> Iterator[int]:
+        """This member's indices until the epoch ends, for `DataLoader(sampler=...)`.
+
+        Taken `batch_size` at a time, when the first of them is asked for: the loader needs the same
+        `batch_size` and `num_workers=0`, since workers would ask for more than the loop has used.
+
+        Raises:
+            InvalidArgument: As `batches`.
+        """
+        return itertools.chain.from_iterable(self.batches())
+
+    def batches(self) -> Iterable[list[int]]:
+        """This member's batches until the epoch ends, each taken when it is asked for.
+
+        Iterable again and again, for `DataLoader(batch_sampler=...)` with `num_workers=0`.
+
+        Raises:
+            InvalidArgument: The sampler has remainder="short".
+        """
+        if self._remainder == "short":
+            # A loader has no empty batch: a member whose part is empty would make one step less than the others.
+            sentence = 'a loader needs remainder="carry"; with "short" call take() for every step'
+            raise InvalidArgument.because("ElasticSampler.batches", sentence)
+        return _Batches(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The shared place: integers and text, equal on all members."""
+        return {
+            "length": self.length,
+            "batch_size": self.batch_size,
+            "remainder": self._remainder,
+            "shuffle": self._shuffle,
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "position": self._position,
+            "committed": self.committed,
+            # Text: their number changes, and a newcomer must not have entries that the run lacks.
+            "returned": json.dumps(self._returned),
+            "in_flight": json.dumps(self._phases),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to the place of `state`.
+
+        Raises:
+            InvalidArgument: It is of another number of examples, batch_size or remainder; or no such state.
+        """
+        func = "ElasticSampler.load_state_dict"
+        if state.get("length") != self.length:
+            sentence = f"the state is of {state.get('length')} examples, not {self.length}"
+            raise InvalidArgument.because(func, sentence)
+        # What members would divide each step by differently. Not taken over: a loader around this has it as well.
+        for name, own in (("batch_size", self.batch_size), ("remainder", self._remainder)):
+            if state.get(name) != own:
+                sentence = f"this peer has {name}={own!r}; the state has {state.get(name)!r}"
+                raise InvalidArgument.because(func, sentence)
+        try:
+            returned = [_Span(*span) for span in json.loads(state["returned"])]
+            phases = [
+                [_Take(tuple(peers), [_Span(*span) for span in spans]) for peers, spans in phase]
+                for phase in json.loads(state["in_flight"])
+            ]
+            numbers = [int(state[key]) for key in ("seed", "epoch", "position", "committed")]
+            shuffle = bool(state["shuffle"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidArgument.because(func, f"this is no sampler's state: {error!r}") from error
+        self._seed, self._epoch, self._position, self.committed = numbers
+        self._shuffle, self._returned, self._phases = shuffle, returned, phases or [[]]
+        self._sealed = 0
+        if any(take.peers == _ALONE.peers for phase in self._phases for take in phase):
+            self.rollback()  # by a process that was alone and has ended; this one has no other name
+
+    def pin(self, info: ReduceInfo | None = None) -> None:
+        """Takes are for who are members now, until the next call, `rollback` or `follow`. All members call it
+        at the same places.
+
+        For reductions that run while training goes on: what a member waits for alone may show it a loss
+        before the others see it. `DiLoCo(data=...)` does it.
+
+        Args:
+            info: Of a reduction: takes are for the pinned members that it has not lost. One that is of
+                an earlier membership than the pinned one says nothing.
+
+        Raises:
+            InvalidArgument: The reduction was not one of the sampler's members.
+        """
+        group = self._pinned
+        if info is None or group is None:
+            self._pinned = None
+            self._pinned = self._present()
+        elif info.epoch > group.epoch:
+            own = group.peers[group.rank]
+            peers = info.contributors
+            if own not in peers:
+                sentence = (
+                    "the reduction is of another group than the sampler's: pass it comm=, too"
+                )
+                raise InvalidArgument.because("ElasticSampler.pin", sentence)
+            replicas = dict(zip(group.peers, group.replicas, strict=False))
+            self._pinned = replace(
+                group,
+                epoch=info.epoch,
+                rank=peers.index(own),
+                world_size=len(peers),
+                peers=peers,
+                replicas=tuple(replicas[peer] for peer in peers if peer in replicas),
+            )
+
+    def _present(self) -> Membership:
+        if self._pinned is not None:
+            return self._pinned
+        if self._comm is None and not api.is_initialized():
+            return _ALONE
+        return api.membership(self._comm)
+
+    def _draw(self, count: int) -> list[_Span]:
+        """The next examples: what came back first, then fresh ones."""
+        only = self.epoch if self._remainder == "short" else None
+        drawn: list[_Span] = []
+        while count and only in (None, self.epoch):
+            if self._returned:
+                span = self._returned.pop(0)
+                stop = min(span.stop, span.start + count)
+                if stop < span.stop:
+                    self._returned.insert(0, span._replace(start=stop))
+            else:
+                span = _Span(self._epoch, self._position, self.length)
+                stop = min(span.stop, span.start + count)
+                self._epoch += stop == self.length
+                self._position = stop % self.length
+            drawn.append(span._replace(stop=stop))
+            count -= stop - span.start
+        return _merged(drawn)
+
+    def _settle(self, phase: Sequence[_Take], contributors: frozenset[str]) -> None:
+        back = list(self._returned)
+        for take in phase:
+            for rank, peer in enumerate(take.peers):
+                part = take.part(rank)
+                if peer in contributors:
+                    self.committed += _count(part)
+                else:
+                    back += part
+        self._returned = _merged(sorted(back))
+
+    def _abandon(self, present: Sequence[str]) -> None:
+        """Gives back what only peers took that are gone, where no commit of it comes. So it is after a restart.
+
+        A reduction that this peer has sealed itself has a commit, whoever is gone: what they took may be in its result.
+        """
+        here = frozenset(present)
+
+        def gone(take: _Take) -> bool:
+            return here.isdisjoint(take.peers)
+
+        first = len(self._phases) - 1 - self._sealed
+        if all(gone(take) for phase in self._phases[:first] for take in phase):
+            lost = [take for phase in self._phases[:first] for take in phase]
+            self._phases = self._phases[first:]
+        else:
+            lost = []
+        lost += [take for take in self._phases[-1] if gone(take)]
+        self._phases[-1] = [take for take in self._phases[-1] if not gone(take)]
+        if lost:
+            self._settle(lost, frozenset())
+
+    def _indices(self, span: _Span) -> Indices:
+        places = np.arange(span.start, span.stop, dtype=np.int64)
+        return permuted(places, self.length, self._seed, span.epoch) if self._shuffle else places
+
+
+class _Batches:
+    def __init__(self, sampler: ElasticSampler) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch = self._sampler.epoch
+        while self._sampler.epoch <= epoch:
+            yield self._sampler.take().tolist()
+
+
+def _count(spans: Iterable[_Span]) -> int:
+    return sum(span.stop - span.start for span in spans)
+
+
+def _merged(spans: Iterable[_Span]) -> list[_Span]:
+    """The same places in the same order, in fewer spans where neighbours touch."""
+    merged: list[_Span] = []
+    for span in spans:
+        if merged and merged[-1].epoch == span.epoch and merged[-1].stop == span.start:
+            merged[-1] = merged[-1]._replace(stop=span.stop)
+        else:
+            merged.append(span)
+    return merged
+
+
+def permuted(places: npt.ArrayLike, length: int, seed: int, epoch: int) -> Indices:
+    """Which examples are at these places of an epoch's order.
+
+    A permutation of range(length) that is computed where it is asked for, in integers alone: no memory but for
+    the result, the same everywhere and with every NumPy. A Feistel network over the least power of two that
+    is large enough (Luby and Rackoff 1988; both halves are kept in place); what falls outside is sent through again
+    (cycle walking, Black and Rogaway 2002).
+
+    Args:
+        places: Integers in [0, length).
+        length: Number of examples.
+        seed: Any integer.
+        epoch: Any integer.
+    """
+    keys = _round_keys(seed, epoch)
+    bits = max(_MIN_BITS, (length - 1).bit_length())
+    found = np.array(places, np.uint64).reshape(-1)
+    outside = np.arange(found.size)
+    while outside.size:
+        found[outside] = _cipher(found[outside], bits, keys)
+        outside = outside[found[outside] >= length]
+    return found.astype(np.int64).reshape(np.shape(places))
+
+
+def _round_keys(seed: int, epoch: int) -> _Words:
+    digest = hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8 * _ROUNDS).digest()
+    return np.frombuffer(digest, "<u8").astype(np.uint64)
+
+
+def _cipher(words: _Words, bits: int, keys: _Words) -> _Words:
+    """A permutation of [0, 2**bits)."""
+    low_bits = np.uint64(bits - bits // 2)
+    low_mask = np.uint64((1 << int(low_bits)) - 1)
+    high_mask = np.uint64((1 << (bits // 2)) - 1)
+    high, low = words >> low_bits, words & low_mask
+    for number, key in enumerate(keys):
+        if number % 2:
+            low ^= _mix(high, key) & low_mask
+        else:
+            high ^= _mix(low, key) & high_mask
+    joined: _Words = high << low_bits | low
+    return joined
+
+
+def _mix(words: _Words, key: np.uint64) -> _Words:
+    """Every bit of the result depends on every bit of word and key; the constants are MurmurHash3's."""
+    shift = np.uint64(33)
+    mixed: _Words = words ^ key
+    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
+        mixed ^= mixed >> shift
+        mixed *= np.uint64(factor)
+    mixed ^= mixed >> shift
+    return mixed
