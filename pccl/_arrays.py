@@ -143,7 +143,11 @@ class DeviceAdapter(Adapter, Protocol):
         """The array on its device; raises as `to_buffers`."""
 
 
-_KNOWN = {"torch": "pccl.adapters.torch", "jax": "pccl.adapters.jax", "jaxlib": "pccl.adapters.jax"}
+_KNOWN = {
+    "torch": "pccl.adapters.torch.tensors",
+    "jax": "pccl.adapters.jax.arrays",
+    "jaxlib": "pccl.adapters.jax.arrays",
+}
 _registered: dict[str, Adapter] = {}
 _unusable: set[str] = set()  # loaded frameworks whose adapter cannot be
 _by_type: WeakKeyDictionary[type, tuple[Adapter, ...]] = WeakKeyDictionary()

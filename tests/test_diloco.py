@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from workers import Worker, running, wait_until_asleep
 
 import pccl
-from pccl.training import diloco
+from pccl import diloco
+from pccl.training.diloco.options import cut
 
 Array = npt.NDArray[Any]
 Model = dict[str, Array]
@@ -1172,7 +1173,7 @@ def test_fragments_have_every_parameter_once_in_order_and_none_is_empty(
     sizes: list[int], data: st.DataObject
 ) -> None:
     parts = data.draw(st.integers(1, len(sizes)))
-    runs = diloco._cut(sizes, parts)
+    runs = cut(sizes, parts)
     assert [index for run in runs for index in run] == list(range(len(sizes)))
     assert len(runs) == parts and all(runs)
 

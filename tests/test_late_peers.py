@@ -205,7 +205,7 @@ gradient, mean = np.ones(5, np.float32), np.zeros(5, np.float32)
     "pccl/training/data.py 1": Shown(
         "state", NUMPY + IN_A_RUN + "from pccl.data import ElasticSampler\nexamples = np.arange(960.0)"
     ),
-    "pccl/training/diloco.py 1": Shown(
+    "pccl/training/diloco/algorithm.py 1": Shown(
         "w, b, diloco.outer_step",
         NUMPY
         + IN_A_RUN

@@ -17,7 +17,7 @@ from pccl.reduce.pieces import cut, reduce_pieces
 
 torch = pytest.importorskip("torch")
 
-from pccl.adapters import torch as adapter  # noqa: E402
+from pccl.adapters.torch import tensors as adapter  # noqa: E402
 
 Peers = list[pccl.Communicator]
 

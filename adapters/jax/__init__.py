@@ -4,34 +4,11 @@ In a function that JAX traces `pccl.allreduce` becomes a call of the compiled pr
 its input is donated; `typed_errors` and `average_gradients` are for such programs.
 """
 
+from pccl.adapters.jax import arrays
 from pccl.adapters.jax._diloco import diloco
-from pccl.adapters.jax.arrays import (
-    adopt,
-    flatten,
-    from_buffers,
-    immutable,
-    is_spread,
-    is_traced,
-    recognises,
-    share,
-    to_buffers,
-)
+from pccl.adapters.jax.arrays import *  # noqa: F403
 from pccl.adapters.jax.gradients import average_gradients
-from pccl.adapters.jax.traced import allreduce as allreduce_traced
 from pccl.adapters.jax.traced import typed_errors
 
-__all__ = [
-    "adopt",
-    "allreduce_traced",
-    "average_gradients",
-    "diloco",
-    "flatten",
-    "from_buffers",
-    "immutable",
-    "is_spread",
-    "is_traced",
-    "recognises",
-    "share",
-    "to_buffers",
-    "typed_errors",
-]
+__all__ = ["average_gradients", "diloco", "typed_errors"]
+__all__ += arrays.__all__

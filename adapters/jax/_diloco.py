@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
-from pccl.communicator import Communicator
+from pccl._arrays import Array
 from pccl.errors import InvalidArgument
-from pccl.quantize import Quantize
 from pccl.training import diloco as core
 
-__all__ = ["DiLoCo", "DiLoCoState", "diloco"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-Array = npt.NDArray[Any]
+__all__ = ["DiLoCo", "DiLoCoState", "diloco"]
 
 
 def _wide(dtype: Any) -> Any:
@@ -83,21 +82,8 @@ class DiLoCo(NamedTuple):
 
 def diloco(
     *,
-    sync_every: int,
-    outer_lr: float = 0.7,
-    outer_momentum: float = 0.9,
-    nesterov: bool = True,
     outer_optimizer: Callable[[Sequence[Array]], core.OuterOptimizer] | None = None,
-    mode: str = "sync",
-    fragments: int | Sequence[Sequence[str]] | None = None,
-    overlap: int | None = None,
-    mixing: float | None = None,
-    quantize: Quantize | str | None = None,
-    verify_every: int | None = None,
-    data: core.Data | None = None,
-    comm: Communicator | None = None,
-    rejoin: Callable[[], Communicator] | None = None,
-    join: bool = True,
+    **keywords: Unpack[core.Keywords],
 ) -> DiLoCo:
     """DiLoCo (arXiv 2311.08105, 2501.18512) around any inner optimizer, in the manner of optax.
 
@@ -113,24 +99,11 @@ def diloco(
     outside of jit. `tokens=` weighs this member's step, as in `pccl.diloco.DiLoCo.step`.
 
     Args:
-        sync_every: Inner steps in a round, the paper's H.
-        outer_lr: Learning rate of the outer optimizer.
-        outer_momentum: Its momentum.
-        nesterov: Whether its momentum is Nesterov's.
-        outer_optimizer: Makes another one from a list of NumPy arrays: see
+        outer_optimizer: Makes another outer optimizer from a list of NumPy arrays: see
             `pccl.diloco.OuterOptimizer`.
-        mode: "sync", "async" or "streaming": see `pccl.diloco.DiLoCo`, also for what follows.
-        fragments: "streaming": how many, or lists of names as `jax.tree_util.keystr` has them.
-        overlap: Inner steps behind which a reduction runs. Default: "async": half of
-            `sync_every`; "streaming": a twentieth of it.
-        mixing: "streaming": how much of a member's own parameters stays.
-        quantize: As in `pccl.allreduce`.
-        verify_every: Rounds between comparisons of all members' states.
-        data: A `pccl.data.ElasticSampler` that the program takes its examples from.
-        comm: Default: the process's communicator.
-        rejoin: Makes a new communicator when this peer was put out of the run, as `pccl.init`.
-        join: False: `init` does not join yet; `state.core.load_state_dict(...)`, then
-            `state.core.join()`.
+        keywords: `sync_every` and all other options of `pccl.diloco.DiLoCo`. `fragments` may list
+            names as `jax.tree_util.keystr` has them. With `join=False` `init` does not join yet: call
+            `state.core.load_state_dict(...)`, then `state.core.join()`.
 
     Returns:
         The pair. `params` are pytrees of floating-point `jax.Array`s of any float dtype; results
@@ -143,24 +116,7 @@ def diloco(
 
     def init(params: Any) -> DiLoCoState:
         leaves = _Leaves(params)
-        made = core.DiLoCo(
-            leaves,
-            sync_every=sync_every,
-            outer_lr=outer_lr,
-            outer_momentum=outer_momentum,
-            nesterov=nesterov,
-            outer_optimizer=outer_optimizer,
-            mode=mode,
-            fragments=fragments,
-            overlap=overlap,
-            mixing=mixing,
-            quantize=quantize,
-            verify_every=verify_every,
-            data=data,
-            comm=comm,
-            rejoin=rejoin,
-            join=join,
-        )
+        made = core.DiLoCo(leaves, outer_optimizer=outer_optimizer, **keywords)
         return DiLoCoState(leaves, made)
 
     def update(

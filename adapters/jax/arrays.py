@@ -13,12 +13,14 @@ import numpy.typing as npt
 
 from pccl import tree as trees
 from pccl.adapters import Buffer, Node, Shared, as_array, place_of
+from pccl.adapters.jax.traced import allreduce as allreduce_traced
 from pccl.adapters.jax.traced import typed_errors
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
 
 __all__ = [
     "adopt",
+    "allreduce_traced",
     "flatten",
     "from_buffers",
     "immutable",

@@ -5,20 +5,9 @@ Importing this package registers the backend: `torch.distributed.init_process_gr
 
 import torch.distributed as dist
 
+from pccl.adapters.torch import tensors
 from pccl.adapters.torch.diloco import DiLoCo
-from pccl.adapters.torch.tensors import (
-    adopt,
-    device_of,
-    devices_in_use,
-    flatten,
-    from_buffers,
-    is_spread,
-    on_device,
-    recognises,
-    share,
-    stage,
-    to_buffers,
-)
+from pccl.adapters.torch.tensors import *  # noqa: F403
 
 if dist.is_available():
     from pccl.adapters.torch import backend
@@ -26,19 +15,5 @@ if dist.is_available():
 
     backend.register()
 
-__all__ = [
-    "DDPState",
-    "DiLoCo",
-    "adopt",
-    "ddp_hook",
-    "device_of",
-    "devices_in_use",
-    "flatten",
-    "from_buffers",
-    "is_spread",
-    "on_device",
-    "recognises",
-    "share",
-    "stage",
-    "to_buffers",
-]
+__all__ = ["DDPState", "DiLoCo", "ddp_hook"]
+__all__ += tensors.__all__

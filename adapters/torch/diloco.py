@@ -1,22 +1,21 @@
-"""DiLoCo around a torch model: `pccl.diloco` with the model's parameters on whatever device they are."""
+"""`pccl.diloco` around a torch model, whose parameters may be on any device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from pccl.communicator import Communicator
+from pccl._arrays import Array
 from pccl.errors import InvalidArgument
-from pccl.quantize import Quantize
 from pccl.training import diloco
 
-__all__ = ["DiLoCo"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-Array = npt.NDArray[Any]
+__all__ = ["DiLoCo"]
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -76,7 +75,7 @@ class _Outer:
             tensor.grad = None
 
 
-class DiLoCo:
+class DiLoCo(diloco.DiLoCo):
     """Trains a module together with all members of the run, by DiLoCo (arXiv 2311.08105, 2501.18512).
 
         model = make_model()
@@ -105,27 +104,11 @@ class DiLoCo:
     Args:
         model: Any module; names in the run's state are those of its `named_parameters`.
         inner_optimizer: Trains the model. Only its parameters are looked at.
-        sync_every: Inner steps in a round, the paper's H.
-        outer_lr: Learning rate of the outer optimizer.
-        outer_momentum: Its momentum.
-        nesterov: Whether its momentum is Nesterov's.
-        outer_optimizer: Makes another one from a list of CPU tensors, as
-            `lambda parameters: torch.optim.SGD(parameters, 0.7)`; once for each fragment. The three
-            arguments before are not used then.
-        mode: "sync", "async" or "streaming": see `pccl.diloco.DiLoCo`, also for what follows.
-        fragments: "streaming": how many, or lists of parameters' names. Default: 4.
-        overlap: Inner steps behind which a reduction runs. Default: "async": half of
-            `sync_every`; "streaming": a twentieth of it.
-        mixing: "streaming": how much of a member's own parameters stays, alpha. Default: 0.5.
-        quantize: As in `pccl.allreduce`.
-        verify_every: Rounds between comparisons of all members' states. Default: 1 for "sync", 16
-            otherwise.
-        data: A `pccl.data.ElasticSampler` that the program takes its examples from: shared with
-            newcomers, and settled by each round's reduction.
-        comm: Default: the process's communicator.
-        rejoin: Makes a new communicator when this peer was put out of the run, as `pccl.init`.
-            Default: `step` raises then.
-        join: False: do not join yet; load a checkpoint and call `join`.
+        outer_optimizer: Makes another outer optimizer from a list of CPU tensors, as
+            `lambda parameters: torch.optim.SGD(parameters, 0.7)`; once for each fragment.
+            `outer_lr`, `outer_momentum` and `nesterov` are not used then.
+        keywords: `sync_every` and all other options of `pccl.diloco.DiLoCo`. `fragments` may list the
+            parameters' names.
 
     Raises:
         InvalidArgument: An argument makes no sense, or the run has other settings than this peer.
@@ -137,21 +120,8 @@ class DiLoCo:
         model: torch.nn.Module,
         inner_optimizer: torch.optim.Optimizer,
         *,
-        sync_every: int,
-        outer_lr: float = 0.7,
-        outer_momentum: float = 0.9,
-        nesterov: bool = True,
         outer_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer] | None = None,
-        mode: str = "sync",
-        fragments: int | Sequence[Sequence[str]] | None = None,
-        overlap: int | None = None,
-        mixing: float | None = None,
-        quantize: Quantize | str | None = None,
-        verify_every: int | None = None,
-        data: diloco.Data | None = None,
-        comm: Communicator | None = None,
-        rejoin: Callable[[], Communicator] | None = None,
-        join: bool = True,
+        **keywords: Unpack[diloco.Keywords],
     ) -> None:
         trained = {id(p) for group in inner_optimizer.param_groups for p in group["params"]}
         named = [(name, p) for name, p in model.named_parameters() if id(p) in trained]
@@ -159,114 +129,23 @@ class DiLoCo:
             sentence = "inner_optimizer has parameters that are not the model's"
             raise InvalidArgument.because("DiLoCo", sentence)
         make = outer_optimizer
-        self._core = diloco.DiLoCo(
-            _Parameters(named),
-            sync_every=sync_every,
-            outer_lr=outer_lr,
-            outer_momentum=outer_momentum,
-            nesterov=nesterov,
-            outer_optimizer=None if make is None else lambda arrays: _Outer(make, arrays),
-            mode=mode,
-            fragments=fragments,
-            overlap=overlap,
-            mixing=mixing,
-            quantize=quantize,
-            verify_every=verify_every,
-            data=data,
-            comm=comm,
-            rejoin=rejoin,
-            join=join,
-        )
-
-    def step(self, tokens: float | None = None) -> bool:
-        """Counts an inner step, which the model has just made; reduces where it is time.
-
-        Args:
-            tokens: What this member's step has seen, in tokens or samples: its weight in the mean
-                is their number in a round. All members pass it, or none does. Default: all steps
-                weigh the same.
-
-        Returns:
-            Whether a round has ended.
-
-        Raises:
-            InvalidArgument: `tokens` is no number that is 0 or from 1e-6 to 1e15.
-            InvalidUsage: Not joined; or not again after an exception.
-            PCCLError: What `pccl.admit`, `pccl.sync` and `pccl.allreduce` raise, unless `rejoin`
-                deals with it.
-        """
-        return self._core.step(tokens)
-
-    def join(self) -> None:
-        """Joins the run: after `join=False`, or again after an exception of `step` (see `pccl.diloco.DiLoCo.join`)."""
-        self._core.join()
-
-    def finish(self) -> None:
-        """Applies what is in flight, and gives the model the outer parameters. All members call it."""
-        self._core.finish()
-
-    @property
-    def outer_step(self) -> int:
-        """Rounds that the run has finished; equal on all members."""
-        return self._core.outer_step
-
-    @property
-    def inner_step(self) -> int:
-        """Inner steps of the run's longest-standing members: for learning rates and data."""
-        return self._core.inner_step
-
-    @property
-    def info(self) -> Any:
-        """The latest reduction's `pccl.ReduceInfo`: bytes sent and received, members; None before."""
-        return self._core.info
-
-    @property
-    def sync_info(self) -> Any:
-        """The latest sync's `pccl.SyncInfo`; None before."""
-        return self._core.sync_info
-
-    @property
-    def tx_bytes(self) -> int:
-        """Bytes that this member's reductions sent in all."""
-        return self._core.tx_bytes
-
-    @property
-    def hidden(self) -> float:
-        """Share of the reductions' time that was spent on inner steps, not waiting; 1.0 before the first."""
-        return self._core.hidden
+        outer = None if make is None else lambda arrays: _Outer(make, arrays)
+        super().__init__(_Parameters(named), outer_optimizer=outer, **keywords)
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
         """Copies of the outer parameters by name, in CPU memory."""
-        return {
-            name: torch.from_numpy(array.copy()) for name, array in self._core.parameters.items()
-        }
+        return {name: torch.from_numpy(array.copy()) for name, array in super().parameters.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs, as tensors and numbers: `torch.load(..., weights_only=True)` takes it.
-
-        Outer parameters and optimizer, and the count of steps up to the latest round's end. Waits for
-        reductions in flight. One member may call it alone; best at a round's end.
-
-        Raises:
-            PCCLError: A reduction in flight failed.
-        """
-        made: dict[str, Any] = _map(self._core.state_dict(), np.ndarray, torch.from_numpy)
+        """As of `pccl.diloco.DiLoCo`, of tensors and numbers: `torch.load(..., weights_only=True)` takes it."""
+        made: dict[str, Any] = _as_tensors(super().state_dict())
         return made
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a checkpoint: before `join`, on any member; the one with the most rounds counts for all.
 
-        Raises:
-            InvalidArgument: It is of another model, or of other fragments.
-            InvalidUsage: Joined already.
-        """
-        self._core.load_state_dict(state)
-
-
-def _map(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+def _as_tensors(tree: Any) -> Any:
     if isinstance(tree, dict):
-        return {key: _map(value, kind, change) for key, value in tree.items()}
+        return {key: _as_tensors(value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [_map(value, kind, change) for value in tree]
-    return change(tree) if isinstance(tree, kind) else tree
+        return [_as_tensors(value) for value in tree]
+    return torch.from_numpy(tree) if isinstance(tree, np.ndarray) else tree

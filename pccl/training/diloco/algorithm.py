@@ -1,0 +1,561 @@
+"""The algorithm: what `DiLoCo` does at each inner step, at a round's end, and when it joins or returns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from pccl import api
+from pccl._arrays import Array
+from pccl.errors import InvalidUsage, PCCLError, PeerLost, RevisionMismatch
+from pccl.training.diloco.checkpoints import check, restore, snapshot
+from pccl.training.diloco.inner import Inner, NumPyTree
+from pccl.training.diloco.options import FUNC, Keywords, Options, Plan, refused
+from pccl.training.diloco.outer import SGD, OuterOptimizer
+from pccl.training.diloco.reductions import Flight, Reductions
+from pccl.types import ReduceInfo, SyncInfo
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_LEAST_TOKENS, _MOST_TOKENS = 1e-6, 1e15
+
+_Made = TypeVar("_Made")
+
+
+@dataclass
+class _Seen:
+    """What this member did since it last gave a fragment's pseudo-gradient: the weight of the next one."""
+
+    steps: int = 0
+    tokens: float = 0.0
+    counted: bool = False  # whether the program says how many tokens there were
+
+
+def _retried(call: Callable[[], _Made]) -> _Made:
+    """Calls again when another member was interrupted. All members learn of it, and nothing has changed."""
+    while True:
+        try:
+            return call()
+        except PeerLost:
+            continue
+
+
+class DiLoCo(Reductions):
+    """The algorithm around any model that `Inner` describes. All members make one, with the same arguments.
+
+        diloco = DiLoCo({"w": w, "b": b}, sync_every=50)
+        while diloco.outer_step < rounds:  # of the run; a newcomer begins where the others are
+            batch = next(batches)
+            train(w, b, batch)  # in place
+            diloco.step(tokens=len(batch))
+
+    Making one is a collective call: it waits to be let in, and gives the model the run's
+    parameters. While the program runs, members may be lost and newcomers come: `step` deals with
+    both, and goes on alone when all others are gone. After every round all members hold the same
+    outer parameters, byte for byte; in mode "sync" the model's own as well.
+
+    The program's own collective calls belong right before `step`, not after it: a newcomer's first
+    inner step comes after the round that let it in.
+
+    Args:
+        inner: The model's parameters: nested containers of writable NumPy arrays of float32 or
+            float64, or an `Inner`.
+        sync_every: Inner steps in a round, the paper's H.
+        outer_lr: Learning rate of the outer optimizer. Default: 0.7.
+        outer_momentum: Its momentum. Default: 0.9.
+        nesterov: Whether its momentum is Nesterov's. Default: True.
+        outer_optimizer: Makes another one from a list of NumPy arrays (float32, or float64 for
+            float64), once for each fragment. The three arguments before are not used then.
+        mode: "sync" (the default): the reduction blocks. "async": it runs behind the next `overlap`
+            inner steps, after which its result is applied. "streaming": fragments take turns, each
+            behind `overlap` steps.
+        fragments: "streaming" only: number of parts to cut the parameters into (default 4, or fewer
+            if there are fewer parameters), in their order and of about equal size; or lists of names.
+        overlap: Inner steps behind which a reduction runs. "async": from 1 to `sync_every`, where
+            the mean comes a whole round later; default half of it. "streaming": the paper's tau, from
+            0 to `sync_every` - 1; default a twentieth of `sync_every`, at least 1. Fewer steps are
+            closer to "sync"; take enough for a reduction to be over by then (see `hidden`).
+        mixing: "streaming" only: share of a member's own parameters that stays when new ones come,
+            the paper's alpha; from 0, none, to 1. Default 0.5.
+        quantize: As in `pccl.allreduce`: pseudo-gradients in fewer bits between hosts.
+        verify_every: Rounds between comparisons of all members' states (one `pccl.sync`); the
+            others only look for newcomers. 0: never. With replicas in every round. Default: 1 for
+            "sync", 16 otherwise.
+        data: An `ElasticSampler` (`pccl.data`) that the program takes its examples from. Newcomers
+            learn its place. Each round's reduction settles what was taken for it, in mode
+            "streaming" that of the first fragment. The program does not call its `commit` then.
+        comm: Default: the process's communicator.
+        rejoin: Makes a new communicator, as `pccl.init`, when this peer was put out of the run or cut
+            off. It then returns as a newcomer by itself. The old communicator is closed before. Not
+            for a rank of a replica. Default: `step` raises, and `join` comes back.
+        join: False: do not join yet; load a checkpoint and call `join`. Default: True.
+
+    Attributes:
+        info: The latest reduction's `pccl.ReduceInfo`: bytes sent and received, members; None
+            before the first since joining.
+        sync_info: The latest sync's `pccl.SyncInfo`; None before.
+        tx_bytes: Bytes that this member's reductions sent in all.
+        reduction_seconds: Seconds that reductions have taken in all. While nobody waits for a
+            reduction, it counts up to the last `step` that found it under way.
+        waited_seconds: The part of it that this member has waited.
+
+    Raises:
+        InvalidArgument: An argument makes no sense, or the run has other settings than this peer, which
+            leaves it.
+        PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        *,
+        outer_optimizer: Callable[[Sequence[Array]], OuterOptimizer] | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> None:
+        super().__init__()
+        options = Options(**keywords)
+        known = all(hasattr(inner, name) for name in ("names", "read", "write", "rounded"))
+        self._inner: Inner = inner if known else NumPyTree(inner)
+        self._names = list(self._inner.names)
+        if not self._names or len(set(self._names)) != len(self._names):
+            raise refused("there are no parameters, or two of one name")
+        self._outer = [np.array(self._inner.read(i)) for i in range(len(self._names))]
+        self._plan = plan = Plan.of(options, self._names, [array.size for array in self._outer])
+        self._quantize = plan.quantize
+        self._data = options.data
+        self._comm = options.comm
+        self._rejoin = options.rejoin
+        if options.comm is not None and options.data is not None:
+            options.data.follow(options.comm)
+        self._settings = str(plan)
+        made = outer_optimizer
+        if made is None:
+            lr, momentum, nesterov = options.outer_lr, options.outer_momentum, options.nesterov
+            self._settings += f", lr={lr}, momentum={momentum}, nesterov={nesterov}"
+
+            def made(arrays: Sequence[Array]) -> OuterOptimizer:
+                return SGD(arrays, lr, momentum, nesterov)
+
+        fragments = range(len(plan.fragments))
+        self._optimizers = [made(self._arrays(fragment)) for fragment in fragments]
+        self._steps = 0
+        self._seen = [_Seen() for _ in fragments]
+        # What this member has learned is measured from here, if not from the outer parameters.
+        self._origin: list[Array] | None = None
+        # Whether the shared state is that of a round's end, where reductions begin.
+        self._between = False
+        self._joined = False
+        self._torn = ""  # this peer's id, if a step was interrupted that the others go on with
+        self._pinned = False  # whether the data knows for whom its examples are
+        self._replicas = False  # whether this peer is a rank of one
+        self._restored: list[str] = []  # who contributed to what a checkpoint had in flight
+        self.sync_info: SyncInfo | None = None
+        if options.join:
+            self.join()
+
+    # What a program sees.
+
+    @property
+    def outer_step(self) -> int:
+        """Rounds that the run has finished; equal on all members."""
+        return self._steps // self._plan.sync_every
+
+    @property
+    def inner_step(self) -> int:
+        """Inner steps of the run's longest-standing members: for learning rates and data."""
+        return self._steps
+
+    @property
+    def parameters(self) -> dict[str, Array]:
+        """The outer parameters by name: read-only views of what the members have in common."""
+        views = {name: array.view() for name, array in self._named_outer()}
+        for view in views.values():
+            view.flags.writeable = False
+        return views
+
+    def join(self) -> None:
+        """Joins the run, as its founder or a newcomer, and gives the model the run's parameters.
+
+        Also call it after an exception of `step`: if its advice was "rejoin", after
+        `pccl.shutdown()` and `pccl.init()`; after a `Timeout`, on all members. What the model has
+        learned since its last reduction is dropped then. After a Ctrl-C in the middle of `step`, which
+        the others go on with, leave and come back first; with `rejoin` this method does both.
+
+        Raises:
+            InvalidArgument: The run has other settings than this peer, which leaves it.
+            InvalidUsage: This member was interrupted in the middle of a step, and has not left since.
+            PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
+        """
+        self._joined = False
+        if self._torn and self._torn == self._own_id():
+            if self._rejoin is None or self._replicas:
+                sentence = (
+                    "interrupted in the middle of a step, with which the others go on: leave and come back, "
+                    "as by pccl.shutdown() and pccl.init(), then join()"
+                )
+                raise InvalidUsage.because(FUNC, sentence)
+            return self._come_back()
+        self._torn = ""
+        self.info = None
+        self._flying.clear()
+        self._steps -= self._steps % self._plan.sync_every
+        self._between = False
+        if self._data is not None:
+            if self._restored:
+                self._data.commit(self._restored)
+            self._data.rollback()
+        self._restored = []
+        self._share()
+        self._replicas = bool(api.membership(self._comm).replicas)
+        self._begin()
+        if self._between:  # the members begin reductions now
+            self._go_on(self._plan.leaving(self._steps), {}, [])
+        self._joined = True
+
+    def step(self, tokens: float | None = None) -> bool:
+        """Counts an inner step, which the model has just made. Reduces and applies what is due.
+
+        Args:
+            tokens: What this member's step has seen, in tokens or samples: its weight in the mean
+                is their number in a round. 0 or from 1e-6 to 1e15. All members pass it, or none
+                does. Default: all steps weigh the same.
+
+        Returns:
+            Whether a round has ended. Also True where this member came back to the run (`info` may be
+            None then).
+
+        Raises:
+            InvalidArgument: `tokens` is no such number.
+            InvalidUsage: Not joined; or not again after an exception.
+            PCCLError: What `pccl.admit`, `pccl.sync` and `pccl.allreduce` raise. What the round
+                brought so far is kept or dropped by `join`. With `rejoin`, errors whose advice is
+                "rejoin" are raised only if coming back fails, or on a rank of a replica, since all
+                ranks of it have to come back.
+        """
+        self._check_joined()
+        if tokens is not None:
+            tokens = float(tokens)
+            if tokens != 0 and not _LEAST_TOKENS <= tokens <= _MOST_TOKENS:
+                raise refused(f"tokens is 0 or from 1e-6 to 1e15, not {tokens!r}")
+        if not self._pinned:
+            self._pin()
+        self._steps += 1
+        for seen in self._seen:
+            seen.steps += 1
+            seen.tokens += tokens or 0.0
+            seen.counted = seen.counted or tokens is not None
+        self._look()
+        try:
+            with self._attempt():
+                self._advance()
+        except PCCLError as error:
+            # The other ranks of a replica are put out with this one, but may be past their calls: they would wait
+            # for this rank inside the replica, and this one for them at the master.
+            if error.advice != "rejoin" or self._rejoin is None or self._replicas:
+                raise
+            self._come_back()
+        return self._steps % self._plan.sync_every == 0
+
+    def finish(self) -> None:
+        """Applies what is still in flight, and gives the model the outer parameters. All members call it.
+
+        For the end of training, or before an evaluation that needs the same model on all members.
+        What the model has learned since its last reduction is dropped, and with `data` its examples
+        are given back.
+
+        Raises:
+            InvalidUsage: Not joined.
+            PCCLError: As `step`, also those whose advice is "rejoin".
+        """
+        self._check_joined()
+        with self._attempt():
+            for fragment in list(self._flying):
+                self._apply(fragment)
+            self._begin()
+            if self._data is not None:
+                self._data.rollback()  # what was taken in a round that is not over
+                self._pinned = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs: arrays (copies) and numbers in nested dicts and lists.
+
+        Outer parameters and optimizers, and the count of steps up to the latest round's end. Waits
+        for reductions in flight, which are part of it. No collective call: one member may do it
+        alone. Best at a round's end: what the model has learned since is not part of it, nor is the
+        inner optimizer's state.
+
+        Raises:
+            PCCLError: A reduction in flight failed.
+        """
+        for flight in self._flying.values():
+            self._complete(flight, together=False)
+        first = self._flying.get(0)
+        return {
+            "parameters": {name: array.copy() for name, array in self._named_outer()},
+            "optimizer": [snapshot(optimizer.state()) for optimizer in self._optimizers],
+            "pending": {str(p): snapshot(flight.result) for p, flight in self._flying.items()},
+            # Whose examples of `data` are learned with it. As text, since their number differs.
+            "contributors": json.dumps(first.info.contributors if first and first.info else []),
+            "steps": self._steps - self._steps % self._plan.sync_every,
+            "layout": json.dumps(self._layout()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a checkpoint, before `join`. The member whose checkpoint has the most rounds gives the
+        state to all.
+
+        A newcomer's does not count: it receives the run's state. One that is ahead of the run is
+        refused (`RevisionMismatch`). Reductions that were in flight are applied.
+
+        Raises:
+            InvalidArgument: It is of another model, other fragments, another `sync_every` or another kind of
+                outer optimizer. Nothing is changed then.
+            InvalidUsage: Joined already, so the others would not learn of it.
+        """
+        if self._joined:
+            sentence = "joined already: make it with join=False, load, then join()"
+            raise InvalidUsage.because(FUNC, sentence)
+        check(state, self._layout(), self._optimizers)
+        for name, array in self._named_outer():
+            array[...] = np.asarray(state["parameters"][name])
+        for optimizer, kept in zip(self._optimizers, state["optimizer"], strict=True):
+            restore(optimizer.state(), kept)
+        self._flying.clear()
+        for key, result in state["pending"].items():
+            arrays = {name: np.array(value) for name, value in result["gradients"].items()}
+            pending = {"gradients": arrays, "present": np.array(result["present"])}
+            self._flying[int(key)] = Flight(0, pending)
+            self._apply(int(key))
+        self._restored = json.loads(state["contributors"])
+        every = self._plan.sync_every
+        self._steps = int(state["steps"]) // every * every
+        self._begin()
+
+    def _layout(self) -> dict[str, Any]:
+        """What a checkpoint's numbers mean, and how they are laid out."""
+        return {
+            "parameters": {
+                name: f"{array.dtype}{list(array.shape)}" for name, array in self._named_outer()
+            },
+            "fragments": [self._names_of(p) for p in range(len(self._plan.fragments))],
+            "sync_every": self._plan.sync_every,
+        }
+
+    def _named_outer(self) -> Iterator[tuple[str, Array]]:
+        return zip(self._names, self._outer, strict=True)
+
+    def _names_of(self, fragment: int) -> list[str]:
+        return [self._names[index] for index in self._plan.fragments[fragment]]
+
+    def _arrays(self, fragment: int) -> list[Array]:
+        return [self._outer[index] for index in self._plan.fragments[fragment]]
+
+    # Joining, and coming back.
+
+    def _check_joined(self) -> None:
+        if not self._joined:
+            raise InvalidUsage.because(FUNC, "not joined: call join() first")
+
+    def _own_id(self) -> str:
+        """Empty while this peer is not a member."""
+        with suppress(PCCLError):
+            group = api.membership(self._comm)
+            return group.peers[group.rank] if group.rank >= 0 else ""
+        return ""
+
+    @contextmanager
+    def _attempt(self) -> Iterator[None]:
+        """For calls that all members make. Joined again only if it ends well."""
+        self._joined = False
+        try:
+            yield
+        except PCCLError:
+            raise
+        except BaseException:  # Ctrl-C, say: the other members do not learn of it
+            self._torn = self._own_id()
+            raise
+        self._joined = True
+
+    def _come_back(self) -> None:
+        assert self._rejoin is not None
+        while True:
+            self._leave()
+            comm = self._rejoin()
+            if self._comm is not None:
+                self._comm = comm
+                if self._data is not None:
+                    self._data.follow(comm)
+            try:
+                return self.join()
+            except RevisionMismatch:
+                # The run was founded again by a member that had not seen the latest round, or from a checkpoint.
+                if self._steps == 0:
+                    raise
+                self._steps = 0
+
+    def _leave(self) -> None:
+        if self._comm is None:
+            api.shutdown()
+        else:
+            self._comm.close()
+
+    # A step.
+
+    def _advance(self) -> None:
+        leaving = self._plan.leaving(self._steps)
+        due = [p for p, flight in self._flying.items() if flight.due == self._steps]
+        # Before anything is applied: what this member has learned from the parameters that it began with.
+        given = {p: (self._weight(p), self._difference(p)) for p in leaving}
+        for fragment in due:
+            self._apply(fragment)
+        if self._steps % self._plan.sync_every == 0 and self._admit():
+            # This member's state was not the group's: what it has learned was from something else.
+            self._begin()
+            given, due = {}, []
+        self._go_on(leaving, given, due)
+
+    def _go_on(
+        self, leaving: Sequence[int], given: Mapping[int, tuple[float, list[Array]]], due: list[int]
+    ) -> None:
+        """The end of a step, from where newcomers take part.
+
+        Args:
+            leaving: Fragments whose reductions begin.
+            given: Their weights and pseudo-gradients. One that is missing takes part without counting.
+            due: Fragments that were applied before.
+        """
+        for fragment in leaving:
+            weight, gradients = given.get(fragment, (0.0, []))
+            self._start(fragment, weight, gradients)
+        if self._plan.overlap == 0:
+            for fragment in leaving:
+                self._apply(fragment)
+            due = [*due, *leaving]
+        for fragment in due:
+            self._give(fragment, self._plan.mixing)
+        if self._plan.mode == "async":
+            if due:
+                self._origin = None
+            if leaving:  # what comes after this is of the next reduction
+                count = range(len(self._names))
+                self._origin = [np.array(self._inner.read(index)) for index in count]
+
+    def _weight(self, fragment: int) -> float:
+        seen, self._seen[fragment] = self._seen[fragment], _Seen()
+        # A fraction of a round: 1.0 for all members but those that came in the middle of one.
+        return seen.tokens if seen.counted else seen.steps / self._plan.sync_every
+
+    def _difference(self, fragment: int) -> list[Array]:
+        begun = self._outer if self._origin is None else self._origin
+        return [
+            np.asarray(np.subtract(self._inner.rounded(i, begun[i]), self._inner.read(i)))
+            for i in self._plan.fragments[fragment]
+        ]
+
+    def _give(self, fragment: int, mixing: float) -> None:
+        """Gives the model the outer parameters, plus what it has learned meanwhile or a share of its own."""
+        for index in self._plan.fragments[fragment]:
+            value = self._outer[index]
+            if self._origin is not None:
+                value = np.asarray(value + (self._inner.read(index) - self._origin[index]))
+            if mixing > 0:
+                value = np.asarray(mixing * self._inner.read(index) + (1 - mixing) * value)
+            self._inner.write(index, value)
+
+    def _begin(self) -> None:
+        """The model begins at the outer parameters."""
+        self._origin = None
+        for fragment in range(len(self._plan.fragments)):
+            self._give(fragment, 0.0)
+            self._seen[fragment] = _Seen()
+
+    def _start(self, fragment: int, weight: float, gradients: list[Array]) -> None:
+        if weight == 0:
+            gradients = [np.zeros_like(array) for array in self._arrays(fragment)]
+        named = dict(zip(self._names_of(fragment), gradients, strict=True))
+        self._flying[fragment] = self._launch(self._steps + self._plan.overlap, weight, named)
+        if fragment == 0 and self._data is not None:
+            self._data.seal()
+
+    def _apply(self, fragment: int) -> None:
+        result = self._complete(self._flying[fragment])
+        flight = self._flying.pop(fragment)
+        # Not where the result came, which may be at another step on another member. Restored flights have no info, and
+        # no examples; those that newcomers are given are never the first fragment's.
+        if fragment == 0 and self._data is not None and flight.info is not None:
+            self._data.commit(flight.info)
+        if flight.info is not None:
+            self._pin(flight.info)
+        if result["present"][0] > 0:
+            gradients = [result["gradients"][name] for name in self._names_of(fragment)]
+            self._optimizers[fragment].step(self._arrays(fragment), gradients)
+
+    def _pin(self, info: ReduceInfo | None = None) -> None:
+        """Later examples are for the present members, or those of a reduction.
+
+        Called where all members have met, or apply this reduction. Nothing else asks who they are: a later
+        reduction may have shown a loss to some members by then, and one may have waited alone for a checkpoint.
+        """
+        self._pinned = True
+        if self._data is not None:
+            self._data.pin(info)
+
+    # A round's end.
+
+    def _admit(self) -> bool:
+        """Lets newcomers in, and compares states when that is due.
+
+        Returns:
+            Whether this member's state was not the group's, and is now.
+        """
+        every = self._plan.verify_every
+        for flight in self._flying.values():
+            self._complete(flight)
+        # Replicas may be let in for some of their ranks' groups and lost before the others' get there. All ranks
+        # have to make the same calls all the same.
+        verify = every > 0 and self.outer_step % every == 0
+        verify = verify or bool(api.membership(self._comm).replicas)
+        if not verify and not _retried(lambda: api.admit(comm=self._comm)):
+            self._pin()
+            return False
+        self._between = True
+        return self._share()
+
+    def _share(self) -> bool:
+        """One sync. Returns whether something was new here.
+
+        The revision is the number of rounds: a checkpoint's counts when the run starts again, and
+        is refused by a run that is behind it.
+        """
+        state: dict[str, Any] = {
+            "settings": self._settings,
+            "steps": self._steps,
+            "between": self._between,
+            "parameters": dict(self._named_outer()),
+            "optimizer": {str(p): made.state() for p, made in enumerate(self._optimizers)},
+            "pending": {
+                str(p): {"due": flight.due, "result": flight.result}
+                for p, flight in self._flying.items()
+            },
+        }
+        if self._data is not None:
+            state["data"] = self._data
+        shared, info = _retried(
+            lambda: api.sync(state, revision=self.outer_step, comm=self._comm, return_info=True)
+        )
+        self.sync_info = info
+        self._pin()
+        if shared["settings"] != self._settings:
+            self._leave()  # the others would wait for it
+            raise refused(f"this peer has {self._settings}; the run has {shared['settings']}")
+        self._steps, self._between = shared["steps"], shared["between"]
+        if info.received:
+            pending = sorted(shared["pending"].items(), key=lambda item: (item[1]["due"], item[0]))
+            self._flying = {int(p): Flight(kept["due"], kept["result"]) for p, kept in pending}
+        return bool(info.received)

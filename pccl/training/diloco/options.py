@@ -1,0 +1,222 @@
+"""The options of DiLoCo, which its NumPy, torch and JAX forms share, and the plan made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypedDict
+
+from pccl import quantize as quantization
+from pccl.communicator import Communicator
+from pccl.errors import InvalidArgument
+from pccl.quantize import Quantize
+from pccl.types import ReduceInfo
+
+FUNC = "diloco"
+
+
+def refused(sentence: str) -> InvalidArgument:
+    """An argument makes no sense."""
+    return InvalidArgument.because(FUNC, sentence)
+
+
+class Data(Protocol):
+    """Assigns examples to members, as `pccl.data.ElasticSampler`. Its state is part of the shared state."""
+
+    def seal(self) -> None:
+        """A reduction begins. It covers what was learned from the examples taken so far."""
+
+    def commit(self, contributors: ReduceInfo | Iterable[str]) -> None:
+        """The oldest such reduction has ended with contributions from these peers."""
+
+    def pin(self, info: ReduceInfo | None = None) -> None:
+        """Later examples are divided among the present members, or among those of a reduction.
+
+        Called where all members have met.
+        """
+
+    def rollback(self) -> None:
+        """Drops what was learned from examples that are not committed."""
+
+    def follow(self, comm: Communicator) -> None:
+        """From now on the members are those of `comm`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Equal on all members."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over the run's."""
+
+
+class _Required(TypedDict):
+    sync_every: int
+
+
+class Keywords(_Required, total=False):
+    """The keywords of `DiLoCo` that its torch and JAX forms pass on. `Options` has the defaults."""
+
+    outer_lr: float
+    outer_momentum: float
+    nesterov: bool
+    mode: str
+    fragments: int | Sequence[Sequence[str]] | None
+    overlap: int | None
+    mixing: float | None
+    quantize: Quantize | str | None
+    verify_every: int | None
+    data: Data | None
+    comm: Communicator | None
+    rejoin: Callable[[], Communicator] | None
+    join: bool
+
+
+@dataclass(frozen=True)
+class Options:
+    """`Keywords` with their defaults. `DiLoCo` documents them."""
+
+    sync_every: int
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    nesterov: bool = True
+    mode: str = "sync"
+    fragments: int | Sequence[Sequence[str]] | None = None
+    overlap: int | None = None
+    mixing: float | None = None
+    quantize: Quantize | str | None = None
+    verify_every: int | None = None
+    data: Data | None = None
+    comm: Communicator | None = None
+    rejoin: Callable[[], Communicator] | None = None
+    join: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The fragments of the parameters, and the inner steps at which each is reduced and applied.
+
+    Attributes:
+        mode: "sync", "async" or "streaming".
+        sync_every: Inner steps in a round.
+        fragments: Indices of each fragment's parameters.
+        overlap: Inner steps between a reduction's start and its application.
+        mixing: Share of a member's own parameters that stays.
+        verify_every: Rounds between comparisons of all members' states; 0 for none.
+        quantize: How pseudo-gradients travel; None: exactly.
+    """
+
+    mode: str
+    sync_every: int
+    fragments: list[list[int]]
+    overlap: int
+    mixing: float
+    verify_every: int
+    quantize: Quantize | None
+
+    @classmethod
+    def of(cls, options: Options, names: Sequence[str], sizes: Sequence[int]) -> Plan:
+        """The plan for parameters of these names and sizes.
+
+        Raises:
+            InvalidArgument: An option makes no sense.
+        """
+        every, mode = _whole(options.sync_every, "sync_every", 1), options.mode
+        quantize = options.quantize
+        parsed = None if quantize is None else quantization.parse(quantize, FUNC)
+        if mode not in ("sync", "async", "streaming"):
+            raise refused(f'mode is "sync", "async" or "streaming", not {mode!r}')
+        if mode == "sync" and options.overlap is not None:
+            raise refused('overlap belongs to the modes "async" and "streaming"')
+        fragments, mixing = [list(range(len(names)))], 0.0
+        if mode == "streaming":
+            fragments = _divide(options.fragments, names, sizes, every)
+            mixing = 0.5 if options.mixing is None else float(options.mixing)
+            if not 0 <= mixing <= 1:
+                raise refused(f"mixing is from 0 to 1, not {options.mixing!r}")
+        elif options.fragments is not None or options.mixing is not None:
+            raise refused('fragments and mixing belong to mode "streaming"')
+        if len(fragments) > every:
+            raise refused(f"{len(fragments)} fragments do not take turns in {every} steps")
+        usual = 1 if mode == "sync" else 16
+        verify = usual if options.verify_every is None else options.verify_every
+        return cls(
+            mode,
+            every,
+            fragments,
+            _overlap(mode, options.overlap, every),
+            mixing,
+            _whole(verify, "verify_every"),
+            parsed,
+        )
+
+    def leaving(self, step: int) -> list[int]:
+        """The fragments whose reduction begins after that inner step. Each has its own place in a round."""
+        every, count = self.sync_every, len(self.fragments)
+        return [p for p in range(count) if (step - p * every // count) % every == 0]
+
+    def __str__(self) -> str:
+        """What all members must have in common; a newcomer with another text is refused."""
+        how = " exactly" if self.quantize is None else quantization.words(self.quantize)
+        return (
+            f"mode={self.mode}, sync_every={self.sync_every}, fragments={self.fragments}, "
+            f"overlap={self.overlap}, mixing={self.mixing}, verify_every={self.verify_every}, "
+            f"reduced{how}"
+        )
+
+
+def _overlap(mode: str, given: int | None, every: int) -> int:
+    if mode == "sync":
+        return 0
+    if mode == "async":
+        overlap = max(1, every // 2) if given is None else _whole(given, "overlap", 1)
+        if overlap > every:
+            raise refused(f"overlap is at most sync_every, {every}, not {given}")
+        return overlap
+    if given is None:
+        return min(max(1, every // 20), every - 1)
+    if _whole(given, "overlap") >= every:
+        raise refused(f"overlap is less than sync_every, {every}, not {given}")
+    return given
+
+
+def _divide(
+    fragments: int | Sequence[Sequence[str]] | None,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    every: int,
+) -> list[list[int]]:
+    if fragments is None:
+        return cut(sizes, min(4, len(sizes), every))
+    if isinstance(fragments, int):
+        parts = _whole(fragments, "fragments", 1)
+        if parts > len(sizes):
+            raise refused(f"{len(sizes)} parameters cannot be cut into {parts} fragments")
+        return cut(sizes, parts)
+    given = [name for part in fragments for name in part]
+    if sorted(given) != sorted(names) or not all(fragments):
+        odd = sorted(set(given).symmetric_difference(names))
+        raise refused(f"fragments name each parameter once, and none is empty: {odd[:3]}")
+    place = {name: index for index, name in enumerate(names)}
+    return [[place[name] for name in part] for part in fragments]
+
+
+def cut(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Indices in `parts` runs of about as many elements each, none empty."""
+    cuts: list[list[int]] = []
+    first, left = 0, sum(sizes)
+    for part in range(parts, 0, -1):
+        last, taken = first + 1, sizes[first]
+        # The next one belongs here while that brings the run nearer to its share.
+        while part > 1 and len(sizes) - last >= part and taken + sizes[last] / 2 <= left / part:
+            taken += sizes[last]
+            last += 1
+        if part == 1:
+            last = len(sizes)
+        cuts.append(list(range(first, last)))
+        first, left = last, left - taken
+    return cuts
+
+
+def _whole(value: object, name: str, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise refused(f"{name} is a whole number of at least {least}, not {value!r}")
+    return value

@@ -1,0 +1,75 @@
+"""The outer optimizer, which moves the parameters that all members have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from pccl._arrays import Array
+
+
+class OuterOptimizer(Protocol):
+    """Moves the outer parameters. Each fragment has its own.
+
+    Equal numbers must give equal results on every member.
+    """
+
+    def state(self) -> Mapping[str, Any]:
+        """What a newcomer needs: writable NumPy arrays, written in place, and objects with `state_dict` and
+        `load_state_dict`, in nested dicts and lists."""
+
+    def step(self, parameters: Sequence[Array], gradients: Sequence[Array]) -> None:
+        """One step, in place.
+
+        Args:
+            parameters: Always the same arrays: float32 (float64 for float64).
+            gradients: Of the same shapes and dtypes. The step may overwrite them.
+        """
+
+
+class SGD:
+    """Gradient descent with momentum (Sutskever et al., ICML 2013), as torch's SGD without dampening.
+
+    Args:
+        parameters: Arrays of float32 or float64, which the momentum is made for.
+        lr: Learning rate.
+        momentum: 0 keeps none.
+        nesterov: Whether the momentum is Nesterov's.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Array],
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+    ) -> None:
+        self.lr = lr
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self._velocities = [np.zeros_like(array) for array in parameters] if momentum else []
+
+    def state(self) -> dict[str, Any]:
+        """The momentum, which begins at zero."""
+        return {"momentum": self._velocities}
+
+    def step(self, parameters: Sequence[Array], gradients: Sequence[Array]) -> None:
+        """v = momentum v + g, then parameters -= lr (g + momentum v); without Nesterov lr v.
+
+        Overwrites `gradients`.
+        """
+        # Python floats do not widen float32, and every operation rounds once, so all machines
+        # compute the same bytes.
+        for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+            if self.momentum:
+                velocity = self._velocities[index]
+                np.multiply(velocity, self.momentum, out=velocity)
+                np.add(velocity, gradient, out=velocity)
+                if self.nesterov:
+                    np.add(gradient, velocity * self.momentum, out=gradient)
+                else:
+                    gradient = velocity.copy()
+            np.multiply(gradient, self.lr, out=gradient)
+            np.subtract(parameter, gradient, out=parameter)

@@ -1,0 +1,115 @@
+"""Reductions of fragments under way, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pccl import api
+from pccl._arrays import Array
+from pccl.communicator import Communicator
+from pccl.errors import PeerLost
+from pccl.quantize import Quantize
+from pccl.types import ReduceInfo
+
+# One tag for all: these operations meet in the order of the calls, apart from the program's own.
+_TAG = 0xD11_0C0
+# The least weight there is: it vanishes in the sum beside any other. A total of 0 would be an error on all members.
+_UNCOUNTED = 1e-18
+
+
+@dataclass
+class Flight:
+    """A fragment's reduction that is under way, or over and not yet applied.
+
+    Attributes:
+        due: The inner step at which it is applied.
+        result: {"gradients": by name, "present": whether any member's weight counted}; None: under way.
+    """
+
+    due: int
+    result: dict[str, Any] | None = None
+    tree: dict[str, Any] = field(default_factory=dict)
+    weight: float = 0.0
+    work: api.Work[Any] | None = None
+    started: float = 0.0
+    seen: float = 0.0  # when it was last found to be under way
+    info: ReduceInfo | None = None
+
+
+class Reductions:
+    """Starts reductions and waits for them. `DiLoCo` documents the public attributes."""
+
+    _comm: Communicator | None
+    _quantize: Quantize | None
+
+    def __init__(self) -> None:
+        self._flying: dict[int, Flight] = {}  # by fragment, in the order in which they are due
+        self.info: ReduceInfo | None = None
+        self.tx_bytes = 0
+        self.reduction_seconds = 0.0
+        self.waited_seconds = 0.0
+
+    @property
+    def hidden(self) -> float:
+        """Share of the reductions' time that was spent on inner steps, not waiting; 1.0 before the first."""
+        if self.reduction_seconds <= 0:
+            return 1.0
+        return max(0.0, 1 - self.waited_seconds / self.reduction_seconds)
+
+    def _launch(self, due: int, weight: float, gradients: dict[str, Array]) -> Flight:
+        """A weight of 0 takes part without counting."""
+        # The mean of "present" is 0 when no member's weight counts, as when newcomers alone are left.
+        tree = {"gradients": gradients, "present": np.array([float(weight > 0)])}
+        flight = Flight(due, None, tree, weight or _UNCOUNTED)
+        self._reduce(flight)
+        return flight
+
+    def _reduce(self, flight: Flight) -> None:
+        flight.started = flight.seen = time.perf_counter()
+        flight.work = api.allreduce_async(
+            flight.tree,
+            "avg",
+            weight=flight.weight,
+            quantize=self._quantize,
+            tag=_TAG,
+            comm=self._comm,
+        )
+
+    def _look(self) -> None:
+        """Notes which reductions are still under way."""
+        for flight in self._flying.values():
+            if flight.work is not None and not flight.work.done():
+                flight.seen = time.perf_counter()
+
+    def _complete(self, flight: Flight, *, together: bool = True) -> dict[str, Any]:
+        """Waits for a reduction.
+
+        Args:
+            flight: Which.
+            together: Whether all members wait here, so that they may start it once more.
+        """
+        if flight.result is None:
+            waiting = time.perf_counter()
+            self._look()
+            while True:
+                assert flight.work is not None
+                try:
+                    flight.result = flight.work.wait()
+                    break
+                except PeerLost:  # another member was interrupted; all are told, in the same order
+                    if not together:
+                        raise
+                    self._reduce(flight)
+            # One that was over before counts up to where it was last seen, so `hidden` is never too high.
+            if flight.seen >= waiting:
+                flight.seen = time.perf_counter()
+                self.waited_seconds += flight.seen - waiting
+            self.reduction_seconds += flight.seen - flight.started
+            self.info = flight.info = flight.work.info
+            self.tx_bytes += self.info.tx_bytes
+            flight.work, flight.tree = None, {}
+        return flight.result
