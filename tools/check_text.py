@@ -16,7 +16,7 @@ import subprocess
 import sys
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,17 +40,24 @@ WORDS = {
 }
 # A sentence that opens like this hides its subject; a question or a heading may.
 OPENING = re.compile(
-    r"(?:^|[.!:] )((?:Who|Whoever|Whatever|What) (?!is |are |was |were )[a-z][^.?!]*[.!]"
-    r"|Of (?:two|several|all|these|those|what|whom|which) [a-z][^.?!]*[.!])"
+    r"(?:^|[.!]\s)((?:Who|Whoever|Whatever|What|Of)\s[a-z][^.?!]*(?:[.!](?=\s|$)|\Z))", re.DOTALL
 )
 
 
-class Text:
-    """One line of prose: where it is, and what it says without its comment mark."""
+class Prose:
+    """Lines that belong together: a paragraph, a comment, a docstring."""
 
-    def __init__(self, path: Path, number: int, raw: str, prose: str) -> None:
-        self.place = f"{path.relative_to(ROOT)}:{number}"
-        self.raw, self.prose = raw, prose
+    def __init__(self, path: Path, number: int) -> None:
+        self.path, self.number = path.relative_to(ROOT), number  # of the first line
+        self.raw: list[str] = []
+        self.said: list[str] = []
+
+    def add(self, raw: str, said: str) -> None:
+        self.raw.append(raw)
+        self.said.append(said)
+
+    def __str__(self) -> str:
+        return "\n".join(self.said)
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -61,35 +68,59 @@ def tracked(*patterns: str) -> list[Path]:
     return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
-def markdown(path: Path) -> Iterator[Text]:
-    """Lines of prose; neither code blocks nor tables, which cannot be broken."""
-    fenced = False
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if line.lstrip().startswith(("```", "~~~")):
-            fenced = not fenced
-        elif not fenced and not line.lstrip().startswith(("|", "#", "![", "<", ":::")):
-            yield Text(path, number, line, line.strip())
+def grouped(path: Path, lines: Iterable[tuple[int, str, str | None]]) -> Iterator[Prose]:
+    """Groups lines of prose that follow each other; None ends a group, as does a blank line."""
+    group: Prose | None = None
+    for number, raw, said in lines:
+        begins = said is not None and re.match(r"\s*([*-] |\d+\. )", said)
+        if group and (not said or not said.strip() or begins):
+            yield group
+            group = None
+        if said and said.strip():
+            group = group or Prose(path, number)
+            group.add(raw, re.sub(r"^\s*([*-] |\d+\. )?", "", said).strip())
+    if group:
+        yield group
 
 
-def comments(path: Path, mark: str) -> Iterator[Text]:
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        found = re.search(rf"(?:^|\s){mark} ?(.*)$", line)
-        if found:
-            yield Text(path, number, line, found[1])
+def markdown(path: Path) -> Iterator[Prose]:
+    """Paragraphs and items; neither code blocks nor tables, which cannot be broken."""
+
+    def lines() -> Iterator[tuple[int, str, str | None]]:
+        fenced = False
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            begins = line.lstrip()
+            fenced ^= begins.startswith(("```", "~~~"))
+            prose = not fenced and not begins.startswith(("`" * 3, "|", "#", "![", "<", ":::"))
+            yield number, line, line if prose else None
+
+    return grouped(path, lines())
 
 
-def docstrings(path: Path) -> Iterator[Text]:
+def comments(path: Path, mark: str) -> Iterator[Prose]:
+    def lines() -> Iterator[tuple[int, str, str | None]]:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            found = re.search(rf"^(\s*){mark} ?(.*)$", line)
+            beside = re.search(rf"\S.*\s{mark} (.*)$", line)
+            if beside and not found:
+                yield number, "", None
+            yield number, line, found[2] if found else beside[1] if beside else None
+
+    return grouped(path, lines())
+
+
+def docstrings(path: Path) -> Iterator[Prose]:
     lines = path.read_text().splitlines()
     for node in ast.walk(ast.parse("\n".join(lines))):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         first = node.body[0] if node.body else None
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            for number in range(first.lineno, (first.end_lineno or first.lineno) + 1):
-                yield Text(path, number, lines[number - 1], lines[number - 1].strip(' "'))
+            numbers = range(first.lineno, (first.end_lineno or first.lineno) + 1)
+            yield from grouped(path, ((n, lines[n - 1], lines[n - 1].strip(' "')) for n in numbers))
 
 
-def all_prose() -> Iterator[Text]:
+def all_prose() -> Iterator[Prose]:
     for path in tracked("*.md"):
         yield from markdown(path)
     for path in tracked("*.h", "*.cpp", "*.c", "*.inl"):
@@ -101,15 +132,17 @@ def all_prose() -> Iterator[Text]:
 
 
 def check_prose() -> Iterator[str]:
-    for text in all_prose():
-        breakable = " " in text.prose.strip() and "](http" not in text.raw
-        if len(text.raw) > MAX_COLUMNS and breakable:
-            yield f"{text.place}: {len(text.raw)} columns"
-        if OPENING.search(text.prose):
-            yield f"{text.place}: begin the sentence with its subject: {text.prose[:60]}"
+    for prose in all_prose():
+        for offset, raw in enumerate(prose.raw):
+            if len(raw) > MAX_COLUMNS and " " in raw.strip() and "](http" not in raw:
+                yield f"{prose.path}:{prose.number + offset}: {len(raw)} columns"
+        for found in OPENING.finditer(str(prose)):
+            line = prose.number + str(prose)[: found.start(1)].count("\n")
+            opening = " ".join(found[1].split())[:60]
+            yield f"{prose.path}:{line}: begin the sentence with its subject: {opening}"
         for word, instead in WORDS.items():
-            if re.search(word, text.prose):
-                yield f"{text.place}: {word}: {instead}"
+            if re.search(word, str(prose)):
+                yield f"{prose.path}:{prose.number}: {word}: {instead}"
 
 
 def check_lengths() -> Iterator[str]:
