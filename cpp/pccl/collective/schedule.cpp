@@ -129,21 +129,21 @@ Schedule by_hosts(const topology::HostRanks& hosts, std::span<const std::uint32_
   return schedule;
 }
 
-Schedule by_regions(const topology::Places& places, std::span<const std::uint32_t> shares,
+Schedule by_regions(const topology::Hierarchy& levels, std::span<const std::uint32_t> shares,
                     std::uint32_t rank) {
   assert(rank < shares.size());
   // In this order they are combined.
   std::vector<std::uint32_t> order;
-  for (const auto& region : places.regions)
+  for (const auto& region : levels.regions)
     for (const std::uint32_t host : region)
-      order.insert(order.end(), places.hosts[host].begin(), places.hosts[host].end());
+      order.insert(order.end(), levels.hosts[host].begin(), levels.hosts[host].end());
 
   Schedule schedule;
   schedule.shares.assign(shares.begin(), shares.end());
   schedule.chunks.resize(shares.size());
   for (std::uint32_t chunk = 0; chunk < shares.size(); ++chunk) {
     ChunkFlow& flow = schedule.chunks[chunk];
-    const topology::Tree tree(places, chunk);
+    const topology::Tree tree(levels, chunk);
     std::vector<bool> combines(shares.size(), false);
     for (const std::uint32_t other : order)
       if (other != chunk) combines[tree.above(other)] = true;
@@ -238,7 +238,7 @@ Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& chosen, st
   } else if (star) {
     whole = direct(size.shares, rank);
   } else if (size.kind == wire::ScheduleKind::regional) {
-    whole = by_regions(topology::places(plan), size.shares, rank);
+    whole = by_regions(topology::hierarchy(plan), size.shares, rank);
   } else {
     whole = by_hosts(topology::by_host(plan.order, plan.hosts), size.shares,
                      size.kind == wire::ScheduleKind::host_ring, rank);

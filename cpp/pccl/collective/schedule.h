@@ -98,7 +98,7 @@ struct Schedule {
 // final bytes come back the same way (topology::Tree). So each of r equal regions sends the others
 // 2 (r-1)/r of the array, however many ranks it has, where `direct` would send as much for each
 // host. REQUIRES: places hold 0..n-1, n = shares.size(), at least one share > 0, rank < n.
-[[nodiscard]] Schedule by_regions(const topology::Places& places,
+[[nodiscard]] Schedule by_regions(const topology::Hierarchy& levels,
                                   std::span<const std::uint32_t> shares, std::uint32_t rank);
 
 // Chunk c is owned by rank c, and `hub` combines all that goes there and passes on all that comes

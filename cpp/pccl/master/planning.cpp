@@ -4,7 +4,7 @@
 #include <functional>
 #include <utility>
 
-#include "pccl/topology/rates.h"
+#include "pccl/topology/predict.h"
 
 namespace pccl::master {
 

@@ -1,14 +1,14 @@
 // Kernels of reduce/quantize.h, compiled once per instruction set as a part of kernels.inl.
 //
-// A block is [lowest value, step] and a code for each element: value = lowest + code * step. Loops
-// are plain, and the product is rounded before the sum, so that every processor decodes the same.
-// What has elements that are not finite, or very large, takes the careful way, in halves of all
-// numbers, and is marked by the step's sign.
+// A block is [lowest value, step] and a code for each element: value = lowest + code * step. The loops
+// are plain and the product is rounded before the sum, so that all processors decode the same. A
+// block with elements that are not finite or very large is encoded carefully, with halves of all
+// values, and marked by the step's sign.
 
 namespace pccl::reduce {
 namespace {
 
-// In loops that are to be vectorised.
+// For functions in vectorised loops.
 #define PCCL_INLINE inline __attribute__((always_inline))
 
 using Doubles = double __attribute__((vector_size(kVectorBytes)));
@@ -34,7 +34,7 @@ constexpr W kLargest = 0x1.fffffep127F;
 template <>
 constexpr double kLargest<double> = 0x1.fffffffffffffp1023;
 
-// Up to here no sum or product of the plain way comes near what a number holds.
+// Up to this magnitude the plain encoding cannot overflow.
 template <class W>
 constexpr W kLargestPlain = kLargest<W> / 8;
 
@@ -47,9 +47,9 @@ W sign_of(W value, W magnitude) {
   }
 }
 
-// --- random numbers, for elements by their place
+// --- random numbers by element index
 
-// Between 0 and 1, but so far from both that what is a step, up to rounding, stays on it.
+// Between 0 and 1, far enough from both that a value on a step, up to rounding, stays on it.
 PCCL_INLINE float random_part(uint64_t seed, uint32_t index) {
   uint32_t word = index * 0x9e3779b1U + static_cast<uint32_t>(seed);
   word = (word ^ (word >> 15)) * 0x85ebca77U ^ static_cast<uint32_t>(seed >> 32);
@@ -65,17 +65,17 @@ PCCL_INLINE uint32_t random_bits(uint64_t seed, uint32_t index) {
 // --- 8-bit floats: a sign, 4 bits of exponent, 3 of mantissa (e4m3: no infinities)
 
 constexpr float kLargestFloat8 = 448.0F;
-constexpr float kLargestBeside = 416.0F;  // where 448 stands for infinity
+constexpr float kLargestBeside = 416.0F;  // in careful blocks, where 448 means infinity
 constexpr uint8_t kFloat8Nan = 0x7f;
 constexpr uint8_t kFloat8Infinity = 0x7e;
 
-// Without a branch, which would keep loops from being vectorised: both are computed.
+// Branch-free, so that loops can be vectorised.
 PCCL_INLINE uint32_t choose(bool first, uint32_t a, uint32_t b) {
   const uint32_t mask = 0U - static_cast<uint32_t>(first);
   return (a & mask) | (b & ~mask);
 }
 
-// A larger one is `largest`. `nudge`: what is added below the last bit, of 2^20.
+// Larger magnitudes become `largest`. `nudge`: added below the last bit before truncation, of 2^20.
 PCCL_INLINE uint8_t to_float8(float value, float largest, bool nearest, uint32_t nudge) {
   const uint32_t bits = bit_copy<uint32_t>(value);
   const uint32_t most = bit_copy<uint32_t>(largest);
@@ -107,7 +107,7 @@ template <class W>
 struct Span {
   W low;
   W high;
-  bool finite;  // all of them are
+  bool finite;  // all values are finite
 };
 
 template <class W>
@@ -117,7 +117,7 @@ Span<W> span_of(const char* from, size_t count) {
   constexpr size_t kRow = 4;
   const W first = load<W>(from, 0);
   Span<W> span{first, first, true};
-  W odd = first - first;  // NaN as soon as one is not finite
+  W odd = first - first;  // NaN once a value is not finite
   size_t i = 0;
   if (count >= kRow * kWide) {
     Vector low[kRow];
@@ -153,7 +153,7 @@ Span<W> span_of(const char* from, size_t count) {
   return span;
 }
 
-// Of the finite ones; zeros when there are none.
+// The span of the finite values; zeros when there are none.
 template <class W>
 Span<W> finite_span(const char* from, size_t count) {
   Span<W> span{0, 0, false};
@@ -170,7 +170,7 @@ Span<W> finite_span(const char* from, size_t count) {
 
 // --- codes
 
-// 4-bit codes: the first half of a block in the low bits.
+// Packs 4-bit codes: the first half of a block in the low bits.
 inline void pack(const uint8_t* codes, size_t count, char* to) {
   const size_t half = (count + 1) / 2;
   const size_t rest = count - half;
@@ -186,17 +186,17 @@ inline void unpack(const char* from, size_t count, uint8_t* codes) {
     codes[half + i] = static_cast<uint8_t>(load<uint8_t>(from, i) >> 4);
 }
 
-// The step at or above that place. REQUIRES: 0 <= place < 2^31.
+// Rounds up to a whole number of steps. REQUIRES: 0 <= steps < 2^31.
 template <class W>
-W step_above(W place) {
-  const W below = static_cast<W>(static_cast<int32_t>(place));
-  return below < place ? below + 1 : below;
+W step_above(W steps) {
+  const W below = static_cast<W>(static_cast<int32_t>(steps));
+  return below < steps ? below + 1 : below;
 }
 
-// How many steps a range has.
+// The number of steps in a range.
 inline uint32_t steps_of(const Quantization& how) { return how.code == CodeType::bits4 ? 15 : 255; }
 
-// Where all values are finite, and their range is.
+// For finite values with a finite range.
 template <class W>
 void encode_plain(const Quantization& how, const char* from, size_t count, W low, W inverse,
                   uint64_t seed, size_t first, uint8_t* codes) {
@@ -236,7 +236,7 @@ void encode_float8(const Quantization& how, const char* from, size_t count, W in
     codes[i] = to_float8(static_cast<float>(load<W>(from, i) * inverse), kLargestFloat8, true, 0);
 }
 
-// Three codes stand for what is not finite: from `special` on minus infinity, infinity, NaN.
+// Three codes are reserved: `special` is minus infinity, then infinity and NaN.
 template <class W>
 void encode_careful(const Quantization& how, const char* from, size_t count, uint64_t seed,
                     size_t first, W* low_out, W* step_out, uint8_t* codes) {
@@ -251,7 +251,7 @@ void encode_careful(const Quantization& how, const char* from, size_t count, uin
   }
   const auto top = static_cast<W>(special - 1);
   const bool points = how.zero_exact && !floating;
-  // Halves: the difference itself may be more than a number holds.
+  // Halves: the difference itself may overflow.
   W half_step = (high / 2 - low / 2) / (points ? top - 1 : top);
   if (floating) half_step = (high > -low ? high : -low) / 2 / static_cast<W>(kLargestBeside);
   if (!(half_step >= kLeastNormal<W>)) half_step = 0;
@@ -328,14 +328,14 @@ void encode_block(const Quantization& how, const void* values, size_t count, uin
     if (high < 0) high = 0;
   }
   const W largest = high > -low ? high : -low;
-  // With zero among the steps they begin below the lowest element: one fewer makes room for that.
+  // With zero on a step, the range may begin below the lowest element, which takes one step.
   const bool points = how.zero_exact && !floating;
   W step = (high - low) / static_cast<W>(steps_of(how) - (points ? 1 : 0));
   if (floating) step = largest / static_cast<W>(kLargestFloat8);
   if (!span.finite || !(largest <= kLargestPlain<W>)) {
     encode_careful<W>(how, from, count, seed, first, &low, &step, to);
   } else {
-    if (!(step >= kLeastNormal<W>)) step = 0;  // all are the same, or as good as that
+    if (!(step >= kLeastNormal<W>)) step = 0;  // all values are equal, or nearly so
     const W inverse = step > 0 ? 1 / step : 0;
     if (floating) {
       low = 0;

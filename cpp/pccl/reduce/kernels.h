@@ -1,5 +1,5 @@
-// The table of kernels each instruction set provides. Internal to this room: reduce.cpp picks one
-// table at run time.
+// The table of kernels that each instruction set provides. Internal to this room; reduce.cpp
+// selects a table at run time.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +11,20 @@
 
 namespace pccl::reduce {
 
-// One (dtype, op) of `reduce`, with the same arguments and promises. REQUIRES: count > 0.
+// `reduce` for one (dtype, op), with the same arguments and contract. REQUIRES: count > 0.
 using Kernel = void (*)(const void* own, const Contribution* contributions,
                         std::size_t contribution_count, unsigned divisor, void* out,
                         std::size_t count);
 
-// One block of `encode`, with its arguments; `first` is the block's first element in its run.
-// Writes the block's range and its codes.
+// Encodes one block: writes its range and its codes. Arguments as for `encode`; `first` is the
+// index of the block's first element in its run.
 using EncodeBlock = void (*)(const Quantization& how, const void* values, std::size_t count,
                              std::uint64_t seed, std::size_t first, void* range, void* codes);
-// One block of `decode`.
+// Decodes one block.
 using DecodeBlock = void (*)(const Quantization& how, const void* range, const void* codes,
                              std::size_t count, void* values);
-// Values of the accumulation type as elements, nearest, ties to even; `saturate`: finite ones stay
-// finite. A NaN is the canonical one.
+// Rounds values of the accumulation type to elements, to nearest, ties to even. `saturate`: finite
+// values stay finite. Every NaN becomes the canonical one.
 using Narrow = void (*)(const void* values, void* elements, std::size_t count, bool saturate);
 
 struct KernelTable {
@@ -34,7 +34,7 @@ struct KernelTable {
   Narrow narrow[2];  // float16, bfloat16
 };
 
-// Those of this processor.
+// The kernels for this processor.
 [[nodiscard]] const KernelTable& kernel_table();
 
 extern const KernelTable kBaselineKernels;

@@ -1,14 +1,13 @@
 // The kernels, compiled once per instruction set: a kernels_<set>.cpp defines PCCL_KERNEL_TABLE and
 // includes this file.
 //
-// Everything here has internal linkage and calls no inline function of a standard header: the
-// linker keeps only one copy of such a function, and a copy compiled for AVX-512 must not be the
-// one that an older processor runs.
+// Everything here has internal linkage and calls no inline function of a standard header: the linker
+// keeps only one copy of such a function, and an older processor must not run a copy compiled for
+// AVX-512.
 //
-// Elements are taken in blocks that stay in the L1 cache while all contributions are combined.
-// Whatever is narrower than the accumulation type is widened into a block first; 16-bit floats in
-// registers, where there are instructions for it. Other loops are plain and left to the compiler to
-// vectorise.
+// Elements are processed in blocks that stay in the L1 cache while all contributions are combined.
+// Elements narrower than the accumulation type are widened into a block first; 16-bit floats are
+// widened in registers where instructions for it exist. The compiler vectorises the other loops.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -18,8 +17,7 @@
 
 #include "pccl/reduce/kernels.h"
 
-// `out` may be exactly `own` or a contribution, so iterations are independent even where the memory
-// is the same.
+// `out` is the same memory as `own` or a contribution, or overlaps neither: iterations are independent.
 #if defined(__clang__)
 #define PCCL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -48,12 +46,11 @@ constexpr bool kFloating<float> = true;
 template <>
 constexpr bool kFloating<double> = true;
 
-// Sums of 64-bit integers that are to be divided.
+// For sums of 64-bit integers under avg.
 __extension__ typedef __int128 Int128;
 __extension__ typedef unsigned __int128 Uint128;
 
-// Where integers are added and multiplied: unsigned, so that they wrap, and wide enough not to be
-// promoted to int.
+// The type for integer arithmetic: unsigned, so that it wraps, and too wide to be promoted to int.
 template <class T, size_t kSize = sizeof(T)>
 struct Wrapping {
   using type = uint32_t;
@@ -105,7 +102,7 @@ struct Multiply {
   }
 };
 
-// A NaN on the right fails the comparison and is taken; one on the left needs asking.
+// The comparison selects a NaN on the right; one on the left is checked for.
 struct Maximum {
   template <class T>
   static T apply(T a, T b) {
@@ -130,10 +127,10 @@ struct Minimum {
   }
 };
 
-// --- what is done to a value on its way out
+// --- finishing results
 
-// Which of two NaNs an addition keeps depends on the order the compiler gave its operands, so
-// results carry one NaN.
+// Which of two NaNs an addition returns depends on the order in which the compiler puts the operands,
+// so all results have the same NaN.
 template <class Acc>
 Acc canonical(Acc value) {
   if constexpr (kSame<Acc, float>) {
@@ -153,7 +150,7 @@ struct Keep {
   }
 };
 
-// `Value`: Acc, or a vector of them.
+// `Value`: Acc or a vector of Acc.
 template <class Acc>
 struct Divide {
   Acc divisor;
@@ -163,7 +160,7 @@ struct Divide {
   }
 };
 
-// Most sums fit in 64 bits, and a processor divides these in a fraction of the time.
+// Most sums fit in 64 bits, for which the division is much faster.
 template <class Wide, class Narrow>
 struct DivideWide {
   Wide divisor;
@@ -188,7 +185,7 @@ To bit_copy(From from) {
   return to;
 }
 
-// Branch-free, so that the compiler can vectorise it.
+// Branch-free, so that loops can be vectorised.
 float to_float(Float16 half) {
   const uint32_t magnitude = half.bits & 0x7fffU;
   const uint32_t sign = (half.bits & 0x8000U) << 16;
@@ -253,7 +250,7 @@ void narrow(const Acc* from, char* to, size_t count, Finish finish) {
 
 // --- loops
 
-// Values that leave the block go through `finish`; those that stay do not.
+// Combines into a block, without `finish`.
 template <class Op, class Acc>
 void combine(const char* left, const char* right, Acc* block, size_t count) {
   PCCL_INDEPENDENT
@@ -286,7 +283,7 @@ constexpr size_t kVectorBytes = 32;
 constexpr size_t kVectorBytes = 16;
 #endif
 constexpr size_t kLanes = kVectorBytes / sizeof(float);
-constexpr size_t kVectors = 4;  // at a time: one addition need not wait for the one before
+constexpr size_t kVectors = 4;  // in parallel, to hide the latency of additions
 
 using Floats = float __attribute__((vector_size(kVectorBytes)));
 using Words = uint32_t __attribute__((vector_size(kVectorBytes)));
@@ -300,7 +297,7 @@ Floats canonical(Floats value) {
   return value == value ? value : Floats{} + __builtin_nanf("");
 }
 
-// Whether elements of that type are widened in registers here.
+// Whether elements of this type are widened in registers.
 template <class T>
 constexpr bool kInRegisters = kSame<T, Bfloat16>;
 #if defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__))
@@ -315,7 +312,7 @@ Vector load_vector(const char* from) {
   return vector;
 }
 
-// The compiler's own conversions take three to five instructions where there is one.
+// Compilers use three to five instructions where one suffices.
 Words to_words(Halves halves) {
 #if defined(__AVX512F__)
   return bit_copy<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, bit_copy<__m256i>(halves)));
@@ -326,7 +323,7 @@ Words to_words(Halves halves) {
 #endif
 }
 
-// REQUIRES: they fit.
+// REQUIRES: the values fit.
 Halves to_halves(Words words) {
 #if defined(__AVX512F__)
   return bit_copy<Halves>(_mm512_maskz_cvtepi32_epi16(0xffff, bit_copy<__m512i>(words)));
@@ -364,7 +361,7 @@ void store_floats(char* to, size_t i, Floats value) {
     const Halves halves = to_halves((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16);
     __builtin_memcpy(to + 2 * i, &halves, sizeof(halves));
   } else {
-    // NaNs are canonical here, and the instruction truncates them to 0x7e00, as from_float does.
+    // The instruction truncates the canonical NaN to 0x7e00, as from_float does.
 #if defined(__AVX512F__)
     const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, bit_copy<__m512>(value),
                                                  _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -376,8 +373,8 @@ void store_floats(char* to, size_t i, Floats value) {
   }
 }
 
-// All contributions to some elements, then the next ones: nothing widened is ever stored. `i` goes
-// on from where it is.
+// Combines all contributions to a few vectors of elements before the next ones, so that no widened
+// value is stored. Advances `i`.
 template <class T, class Out, class Op, size_t kCount, class Finish>
 void combine_vectors(const char* own, const Contribution* contributions, size_t contribution_count,
                      char* out, size_t count, Finish finish, size_t* i) {
@@ -426,7 +423,7 @@ void run_in_blocks(const char* own, const Contribution* contributions, size_t co
   alignas(64) Acc block[kBlock];
   alignas(64) Acc widened[kBlock];
   const bool narrows = kWidens && final;
-  // With a single pass there is nothing to keep in the cache.
+  // A single pass needs no blocks.
   const size_t step = !kWidens && contribution_count <= 1 ? count : kBlock;
   for (size_t first = 0; first < count; first += step) {
     const size_t n = count - first < step ? count - first : step;

@@ -8,7 +8,7 @@
 namespace pccl::reduce {
 namespace {
 
-// A run's ranges come first, then its codes: two numbers a block.
+// A run has the ranges of its blocks (two numbers each), then its codes.
 std::size_t range_bytes(DataType work) { return 2 * element_size(work); }
 
 std::size_t code_bytes(const Quantization& how, std::size_t count) {

@@ -19,7 +19,7 @@ struct InstructionSet {
 };
 
 #if defined(__x86_64__)
-// Older clang knows the other features by name, and not this one.
+// Older versions of clang do not know this feature by name.
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;

@@ -10,7 +10,7 @@
 #include "pccl/reduce/quantize.h"
 #include "pccl/reduce/reduce.h"
 
-// The arrays may be the same memory, element by element.
+// The arrays may be the same memory; iterations are independent even so.
 #if defined(__clang__)
 #define PCCL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -24,7 +24,7 @@ namespace {
 constexpr double kWhole = 1e-9;
 constexpr double kWholeRelative = 0x1p-48;
 
-constexpr std::size_t kBlock = 2048;  // elements that are converted at once, in cache
+constexpr std::size_t kBlock = 2048;  // elements converted at once, in cache
 
 template <class T>
 T load(const void* from, std::size_t i) {
@@ -46,7 +46,7 @@ void scale_all(const void* values, double weight, void* products, std::size_t co
     store<Product>(products, i, static_cast<Product>(load<T>(values, i)) * factor);
 }
 
-// 16-bit floats: widened by the kernels, which have instructions for it.
+// 16-bit floats are widened by the kernels, which have instructions for it.
 void scale_halves(DataType dtype, const void* values, double weight, void* products,
                   std::size_t count) {
   float block[kBlock];
@@ -57,7 +57,6 @@ void scale_halves(DataType dtype, const void* values, double weight, void* produ
   }
 }
 
-// In the order of DataType's values.
 template <class Visitor>
 void visit_integer(DataType dtype, const Visitor& visitor) {
   switch (dtype) {
@@ -89,7 +88,7 @@ void divide(const void* sums, double total, void* means, std::size_t count) {
     store<T>(means, i, static_cast<T>(static_cast<double>(load<T>(sums, i)) / total));
 }
 
-// The whole number nearest to it, ties to even. From 2^52 on every double is one.
+// Rounds to the nearest whole number, ties to even. From 2^52 on, every double is whole.
 double nearest(double value) {
   const double magic = std::bit_cast<double>((std::bit_cast<std::uint64_t>(value) & (1ULL << 63)) |
                                              std::bit_cast<std::uint64_t>(0x1p52));
@@ -98,7 +97,7 @@ double nearest(double value) {
   return magnitude < 0x1p52 ? rounded : value;
 }
 
-// The largest double that is none too large for T.
+// The largest double that T can represent.
 template <class T>
 constexpr double largest() {
   constexpr T most = std::numeric_limits<T>::max();
@@ -116,10 +115,10 @@ void divide_integers(const void* sums, double total, void* means, std::size_t co
     const double magnitude = quotient < 0 ? -quotient : quotient;
     const double whole = nearest(quotient);
     const double off = quotient < whole ? whole - quotient : quotient - whole;
-    const double up = whole < 0 ? -whole : whole;  // was its magnitude rounded up?
+    const double up = whole < 0 ? -whole : whole;  // the magnitude of the rounded quotient
     const double toward_zero = up > magnitude ? whole - (quotient < 0 ? -1.0 : 1.0) : whole;
     const double mean = off <= kWhole + magnitude * kWholeRelative ? whole : toward_zero;
-    const double above = mean > kLeast ? mean : kLeast;  // a NaN, too
+    const double above = mean > kLeast ? mean : kLeast;  // also for NaN
     store<T>(means, i, static_cast<T>(above < kMost ? above : kMost));
   }
 }

@@ -12,11 +12,7 @@ namespace {
 
 constexpr std::size_t kNamesShown = 8;
 
-bool holds(const std::vector<PeerId>& peers, const PeerId& id) {
-  return std::find(peers.begin(), peers.end(), id) != peers.end();
-}
-
-// The ballots with what follows from the state before.
+// The ballots in the light of the previous state.
 class Election {
  public:
   Election(const std::vector<Ballot>& ballots, const wire::StateRecord& state)
@@ -31,7 +27,7 @@ class Election {
     }
   }
 
-  // Fills `judgement`; the elected ballot, or nothing when that says removals or an error.
+  // Fills `judgement`. Returns the elected ballot; null: `judgement` has removals or an error.
   const Ballot* elect(Judgement& judgement) {
     check_strategies(judgement);
     if (!judgement.removals.empty()) return nullptr;
@@ -44,9 +40,9 @@ class Election {
     if (!highest) {
       judgement.code = Code::state_unavailable;
       judgement.reason =
-          lost_ ? "all that had the state (revision " + std::to_string(state_.revision) +
+          lost_ ? "all members that had the state (revision " + std::to_string(state_.revision) +
                       ") are gone; resume from a checkpoint's revision, or leave and start anew"
-                : "no member offers the state: all that have it only receive";
+                : "no member offers the state: all members that have it only receive";
       return nullptr;
     }
     for (const Ballot& ballot : ballots_) {
@@ -61,21 +57,21 @@ class Election {
                                         "; a newcomer cannot bring a newer state"});
     }
     if (!judgement.removals.empty()) return nullptr;
-    // First the form of the state, so that one member with another form is the odd one out.
-    const auto form = [](const Ballot& ballot) { return ballot.vote.structure; };
+    // The structure first, so that a single member with another structure is the odd one out.
+    const auto structure = [](const Ballot& ballot) { return ballot.vote.structure; };
     const auto content = [](const Ballot& ballot) { return ballot.vote.content; };
     std::vector<const Ballot*> able;
     for (const Ballot& ballot : ballots_) {
       if (candidate(ballot) && offer(ballot) == *highest) able.push_back(&ballot);
     }
-    const Ballot* elected = most_common(most_common(able, form), content).front();
+    const Ballot* elected = most_common(most_common(able, structure), content).front();
     judgement.decision.revision = *highest;
     judgement.decision.content = elected->vote.content;
     for (const Ballot& ballot : ballots_) {
       if (receives(ballot, *elected)) {
         if (ballot.vote.strategy == wire::SyncStrategy::send_only) {
           judgement.removals.push_back(
-              {ballot.peer, Code::evicted, "it only sends its state, and another one was elected"});
+              {ballot.peer, Code::evicted, "it only sends its state, but another one was elected"});
         }
         judgement.decision.receivers.push_back(ballot.peer);
         if (gets_loose(ballot)) judgement.decision.newcomers.push_back(ballot.peer);
@@ -86,20 +82,20 @@ class Election {
     return judgement.removals.empty() ? elected : nullptr;
   }
 
-  // It has a say in what the state is.
+  // Whether the member is a standing one: see election.h.
   [[nodiscard]] bool standing(const Ballot& ballot) const {
     const wire::SyncVote& vote = ballot.vote;
     if (!state_.exists) {
-      // What was trained must not be lost to somebody who came later.
+      // A member that joined later must not replace trained state.
       if (first_work_ != kNever) return vote.worked_since == first_work_;
       return named_ || vote.member_since <= first_in_;
     }
-    // A checkpoint may take the place of a state that nobody has any more.
+    // A checkpoint may replace a state that no member has any more.
     if (lost_) return vote.has_revision && vote.revision > 0;
     return kept(ballot);
   }
 
-  // It should have had the elected content: it was in the sync before, and does not wait for bytes.
+  // Whether the member should have the elected content: it completed the previous sync.
   [[nodiscard]] bool may_diverge(const Ballot& ballot) const {
     return state_.exists && !lost_ && candidate(ballot);
   }
@@ -112,9 +108,9 @@ class Election {
  private:
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
-  // It has the state of the sync before.
+  // Whether the member has the state of the previous sync.
   [[nodiscard]] bool kept(const Ballot& ballot) const {
-    return ballot.vote.whole && holds(state_.holders, ballot.peer);
+    return ballot.vote.whole && std::ranges::count(state_.holders, ballot.peer) > 0;
   }
 
   [[nodiscard]] bool candidate(const Ballot& ballot) const {
@@ -130,33 +126,26 @@ class Election {
     return gets_loose(ballot) && ballot.vote.loose != elected.vote.loose;
   }
 
-  // Entries that may differ are for those that have none of their own yet.
+  // Only members without loose entries of their own receive them.
   [[nodiscard]] bool gets_loose(const Ballot& ballot) const { return !standing(ballot); }
 
-  // Those of `ballots` that say what most of them say; ties: what the longest-standing one says.
-  template <class Says>
-  static std::vector<const Ballot*> most_common(const std::vector<const Ballot*>& ballots,
-                                                const Says& says) {
+  // The ballots with the most common value of `hash`; ties: the longest-standing member's value.
+  template <class Hash>
+  static std::vector<const Ballot*> most_common(std::vector<const Ballot*> ballots,
+                                                const Hash& hash) {
     std::map<wire::Digest, std::size_t> votes;
-    for (const Ballot* ballot : ballots) ++votes[says(*ballot)];
-    const Ballot* first = ballots.front();
-    for (const Ballot* ballot : ballots) {
-      if (votes[says(*ballot)] > votes[says(*first)]) first = ballot;
-    }
-    std::vector<const Ballot*> same;
-    for (const Ballot* ballot : ballots) {
-      if (says(*ballot) == says(*first)) same.push_back(ballot);
-    }
-    return same;
+    for (const Ballot* ballot : ballots) ++votes[hash(*ballot)];
+    const wire::Digest most = hash(**std::ranges::max_element(
+        ballots, {}, [&](const Ballot* ballot) { return votes[hash(*ballot)]; }));
+    std::erase_if(ballots, [&](const Ballot* ballot) { return hash(*ballot) != most; });
+    return ballots;
   }
 
   void check_strategies(Judgement& judgement) const {
     const auto enforces = [](const Ballot& ballot) {
       return ballot.vote.strategy == wire::SyncStrategy::enforce_popular;
     };
-    const auto count =
-        static_cast<std::size_t>(std::count_if(ballots_.begin(), ballots_.end(), enforces));
-    if (count == 0 || count == ballots_.size()) return;
+    if (std::ranges::none_of(ballots_, enforces)) return;
     for (const Ballot& ballot : ballots_) {
       if (enforces(ballot)) continue;
       judgement.removals.push_back(
@@ -183,11 +172,11 @@ class Election {
 
   const std::vector<Ballot>& ballots_;
   const wire::StateRecord& state_;
-  bool lost_ = state_.exists;  // none of its holders is here
-  // Of those that offer their state, when there was no sync before:
+  bool lost_ = state_.exists;  // no holder is present
+  // Among the members that offer their state:
   std::uint64_t first_work_ = kNever;
   std::uint64_t first_in_ = kNever;
-  bool named_ = false;  // one of them names a revision
+  bool named_ = false;  // one names a revision
 };
 
 std::string difference(const Ballot& odd, const wire::StateEntry* mine, const Ballot& meant,
@@ -208,7 +197,7 @@ bool same_form(const wire::StateEntry& a, const wire::StateEntry& b) {
   return a.kind == b.kind && a.shape == b.shape && a.loose == b.loose && a.tie == b.tie;
 }
 
-// The first difference that matters, as a sentence.
+// Describes the first difference in structure. `may_lack`: missing entries are no difference.
 std::optional<std::string> first_difference(const Ballot& ballot, const Ballot& elected,
                                             bool may_lack) {
   auto mine = ballot.entries->begin();
@@ -218,7 +207,7 @@ std::optional<std::string> first_difference(const Ballot& ballot, const Ballot& 
                        (mine != ballot.entries->end() && mine->name < theirs->name);
     if (extra) return difference(ballot, &*mine, elected, nullptr);
     if (mine == ballot.entries->end() || theirs->name < mine->name) {
-      // Made apart, it would no longer be the same memory as the other one.
+      // A tied entry cannot be created: it would not share the other entry's memory.
       if (!may_lack || !theirs->tie.empty()) return difference(ballot, nullptr, elected, &*theirs);
       ++theirs;
       continue;
@@ -254,7 +243,7 @@ Judgement judge_votes(const std::vector<Ballot>& ballots, const wire::StateRecor
   if (election.elect(judgement) == nullptr) return judgement;
   const bool in_step = judgement.decision.receivers.empty();
   judgement.decision.step = in_step ? wire::SyncStep::done : wire::SyncStep::detail;
-  judgement.decision.holders.clear();  // asked for only once the entries are known
+  judgement.decision.holders.clear();  // these are decided once the entries are known
   judgement.decision.receivers.clear();
   judgement.decision.newcomers.clear();
   return judgement;
@@ -266,7 +255,7 @@ Judgement judge_details(const std::vector<Ballot>& ballots, const wire::StateRec
   const Ballot* elected = election.elect(judgement);
   if (elected == nullptr) return judgement;
   for (const Ballot& ballot : ballots) {
-    // What is behind the elected revision is replaced anyway: it has no say in the structure.
+    // A state behind the elected revision is replaced anyway, so its structure does not count.
     const bool standing =
         election.standing(ballot) && election.offer(ballot) == judgement.decision.revision;
     const auto odd = first_difference(ballot, *elected, ballot.vote.owned && !standing);
@@ -298,10 +287,10 @@ Judgement judge_ends(const std::vector<std::pair<PeerId, wire::SyncEnd>>& ends) 
     return judgement;
   };
   const auto present = [&](const PeerId& id) {
-    return std::any_of(ends.begin(), ends.end(), [&](const auto& end) { return end.first == id; });
+    return std::ranges::any_of(ends, [&](const auto& end) { return end.first == id; });
   };
   const wire::SyncEnd* good = nullptr;
-  bool others = false;  // somebody has not failed by itself
+  bool others = false;  // some member has not failed by itself
   for (const auto& [peer, end] : ends) {
     others = others || end.code == Code::ok || end.code == Code::peer_lost;
     if (end.code != Code::ok) continue;
@@ -320,9 +309,9 @@ Judgement judge_ends(const std::vector<std::pair<PeerId, wire::SyncEnd>>& ends) 
       return fail(end.code, peer, "peer " + peer.brief() + ": " + end.reason);
     if (end.code != Code::peer_lost) {
       judgement.removals.push_back({peer, end.code, end.reason});
-    } else if (good != nullptr && std::all_of(end.lost.begin(), end.lost.end(), present)) {
+    } else if (good != nullptr && std::ranges::all_of(end.lost, present)) {
       judgement.removals.push_back(
-          {peer, Code::unreachable, "it gets the state from none of its holders: " + end.reason});
+          {peer, Code::unreachable, "it cannot get the state from any holder: " + end.reason});
     } else {
       judgement.decision.step = wire::SyncStep::again;
     }

@@ -14,20 +14,17 @@
 namespace pccl::state {
 namespace {
 
-// The chunks that a thread hashes before it looks whether it should stop.
+// Chunks that a thread hashes before it checks whether to stop.
 constexpr std::uint64_t kBatch = 8;
 // All entries must fit into one control message (wire::kMaxPayload).
 constexpr std::size_t kMaxDescription = 15 << 20;
 constexpr std::size_t kEntryOverhead = 64;
 
-wire::Digest from(const XXH128_hash_t& hash) { return {hash.low64, hash.high64}; }
-
-wire::Digest digest_of(const wire::Bytes& bytes) { return digest(bytes); }
-
 }  // namespace
 
 wire::Digest digest(std::span<const std::uint8_t> bytes) {
-  return from(XXH3_128bits(bytes.data(), bytes.size()));
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return {hash.low64, hash.high64};
 }
 
 ChunkIndex::ChunkIndex(const std::vector<wire::StateEntry>& entries) {
@@ -40,8 +37,8 @@ ChunkIndex::ChunkIndex(const std::vector<wire::StateEntry>& entries) {
   first_.push_back(next);
 }
 
-ChunkPlace ChunkIndex::at(std::uint64_t chunk) const {
-  // The last entry that begins at or before the chunk; empty ones share their begin with the next.
+ChunkRange ChunkIndex::at(std::uint64_t chunk) const {
+  // The last entry that begins at or before the chunk. An empty one begins where the next one does.
   const auto after = std::upper_bound(first_.begin(), first_.end(), chunk);
   const auto entry = static_cast<std::size_t>(after - first_.begin()) - 1;
   const std::uint64_t offset = (chunk - first_[entry]) * kChunkBytes;
@@ -53,7 +50,7 @@ wire::Digest entry_content(const wire::StateEntry& entry, std::span<const wire::
   wire::Writer writer(bytes);
   writer(entry.bytes);
   for (const wire::Digest& chunk : chunks) writer(chunk);
-  return digest_of(bytes);
+  return digest(bytes);
 }
 
 wire::Digest structure_of(const std::vector<wire::StateEntry>& entries) {
@@ -61,7 +58,7 @@ wire::Digest structure_of(const std::vector<wire::StateEntry>& entries) {
   wire::Writer writer(bytes);
   for (const wire::StateEntry& entry : entries)
     writer(entry.name, entry.kind, entry.shape, entry.loose, entry.tie);
-  return digest_of(bytes);
+  return digest(bytes);
 }
 
 wire::Digest content_of(const std::vector<wire::StateEntry>& entries, bool loose) {
@@ -70,7 +67,7 @@ wire::Digest content_of(const std::vector<wire::StateEntry>& entries, bool loose
   for (const wire::StateEntry& entry : entries) {
     if (entry.loose == loose) writer(entry.name, entry.content);
   }
-  return digest_of(bytes);
+  return digest(bytes);
 }
 
 bool valid(const Manifest& manifest, const wire::Digest& content,
@@ -81,7 +78,7 @@ bool valid(const Manifest& manifest, const wire::Digest& content,
   for (std::size_t i = 0; i < manifest.entries.size(); ++i) {
     const wire::StateEntry& entry = manifest.entries[i];
     if (i > 0 && entry.name <= manifest.entries[i - 1].name) return false;
-    if (entry.bytes > kMaxChunks * kChunkBytes) return false;  // and no overflow below
+    if (entry.bytes > kMaxChunks * kChunkBytes) return false;  // prevents overflow below
     while (mine != own.end() && mine->what.name < entry.name) ++mine;
     if (mine != own.end() && mine->what.name == entry.name) {
       const wire::StateEntry& known = mine->what;
@@ -111,7 +108,7 @@ std::string describe(const wire::StateEntry& entry) {
 }
 
 std::string find_ties(std::vector<LocalEntry>& entries) {
-  // By memory and what it is read as: the first by name stands for all that are the same.
+  // By memory and how it is read: the first of these entries by name.
   std::map<std::tuple<const Memory&, const std::string&, bool>, const LocalEntry*> known;
   std::vector<const LocalEntry*> apart;
   for (LocalEntry& entry : entries) {
@@ -130,7 +127,7 @@ std::string find_ties(std::vector<LocalEntry>& entries) {
   const auto begin = [](const LocalEntry* entry) { return span_of(entry->memory).first; };
   std::sort(apart.begin(), apart.end(),
             [&](const LocalEntry* a, const LocalEntry* b) { return begin(a) < begin(b); });
-  std::vector<const LocalEntry*> open;  // those that may reach into the next ones
+  std::vector<const LocalEntry*> open;  // entries that may extend into the next ones
   for (const LocalEntry* entry : apart) {
     std::erase_if(open, [&](const LocalEntry* before) {
       return span_of(before->memory).second <= begin(entry);
@@ -150,9 +147,9 @@ std::string find_ties(std::vector<LocalEntry>& entries) {
 Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsigned threads,
                                          const std::function<bool()>& stop) {
   const auto refuse = [](std::string reason) {
-    return Error{Code::invalid_argument, std::move(reason), {}, {}};
+    return Error{Code::invalid_argument, std::move(reason)};
   };
-  if (entries.size() > kMaxEntries) return refuse("a state of so many entries");
+  if (entries.size() > kMaxEntries) return refuse("the state has more than 65536 entries");
   std::size_t described = 0;
   std::sort(entries.begin(), entries.end(),
             [](const LocalEntry& a, const LocalEntry& b) { return a.what.name < b.what.name; });
@@ -170,11 +167,11 @@ Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsign
   if (!state->flaw.empty()) return state;
   for (const LocalEntry& entry : state->entries) described += entry.what.tie.size();
   if (described > kMaxDescription)
-    return refuse("so many entries, or entries with such long names");
+    return refuse("the descriptions of the state's entries take more than 15 MiB");
   Manifest& manifest = state->manifest;
   for (const LocalEntry& entry : state->entries) manifest.entries.push_back(entry.what);
   const ChunkIndex index(manifest.entries);
-  if (index.count() > kMaxChunks) return refuse("a state of more than 4 TiB");
+  if (index.count() > kMaxChunks) return refuse("the state has more than 4 TiB");
   manifest.chunks.resize(index.count());
 
   std::atomic<std::uint64_t> next{0};
@@ -186,9 +183,9 @@ Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsign
       if (asks && stop && stop()) stopped = true;
       const std::uint64_t end = std::min(begin + kBatch, index.count());
       for (std::uint64_t chunk = begin; chunk < end; ++chunk) {
-        const ChunkPlace place = index.at(chunk);
+        const ChunkRange range = index.at(chunk);
         manifest.chunks[chunk] =
-            digest({state->entries[place.entry].data + place.offset, place.bytes});
+            digest({state->entries[range.entry].data + range.offset, range.bytes});
       }
     }
   };
@@ -197,11 +194,11 @@ Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries, unsign
   try {
     for (std::uint64_t i = 1; i < threads && i <= useful; ++i) helpers.emplace_back(work, false);
   } catch (const std::system_error&) {
-    // No more threads are to be had: these do.
+    // No more threads are available. The ones started do the work.
   }
   work(true);
   for (std::thread& helper : helpers) helper.join();
-  if (stopped) return Error{Code::interrupted, "interrupted", {}, {}};
+  if (stopped) return Error{Code::interrupted, "interrupted"};
 
   for (std::size_t i = 0; i < state->entries.size(); ++i) {
     const auto chunks = std::span(manifest.chunks)

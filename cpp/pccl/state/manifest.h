@@ -1,5 +1,5 @@
-// A state as hashes: entries, cut into chunks of 1 MiB, each with its XXH3-128. Pure functions on
-// memory.
+// The hashes of a state: its entries are cut into chunks of 1 MiB, each with its XXH3-128. Pure
+// functions on memory.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace pccl::state {
 
-// The unit of comparing, moving and checking. No chunk spans two entries.
+// Chunks are compared, transferred and verified as a whole. No chunk spans two entries.
 inline constexpr std::uint64_t kChunkBytes = 1 << 20;
 inline constexpr std::size_t kMaxEntries = 1 << 16;
 inline constexpr std::uint64_t kMaxChunks = 1 << 22;
@@ -26,9 +26,9 @@ inline constexpr std::size_t kMaxName = 1024;
 struct LocalEntry {
   wire::StateEntry what;  // `content` and `tie` are filled by hash()
   const std::uint8_t* data = nullptr;
-  std::uint8_t* writable = nullptr;  // where new bytes go after the sync; null: handed back instead
-  Memory memory;  // where the caller's elements lie; REQUIRES: set where it is neither `writable`
-                  // nor of nobody else
+  std::uint8_t* writable = nullptr;  // new bytes are written here; null: returned to the caller
+  // The layout of the caller's elements. REQUIRES: set, unless it is `writable` or private memory.
+  Memory memory;
 };
 
 // All entries of a state with the hashes of their chunks, entry after entry.
@@ -39,7 +39,7 @@ struct Manifest {
   static void fields(auto& self, auto& visit) { visit(self.entries, self.chunks); }
 };
 
-// A member's state while it is in a sync: the memory it stands for does not change.
+// A member's state during a sync. REQUIRES: its memory does not change.
 struct LocalState {
   std::vector<LocalEntry> entries;  // as in the manifest
   Manifest manifest;
@@ -52,48 +52,49 @@ struct LocalState {
 
 [[nodiscard]] wire::Digest digest(std::span<const std::uint8_t> bytes);
 
-// Where chunk number `chunk` lies, counted over all entries.
-struct ChunkPlace {
+// The location of a chunk.
+struct ChunkRange {
   std::uint32_t entry = 0;
   std::uint64_t offset = 0;  // bytes into the entry
   std::uint64_t bytes = 0;
 };
 
-// The chunks of a manifest's entries by number.
+// The chunks of a manifest's entries, numbered over all entries.
 class ChunkIndex {
  public:
   explicit ChunkIndex(const std::vector<wire::StateEntry>& entries);
   [[nodiscard]] std::uint64_t count() const { return first_.back(); }
   [[nodiscard]] std::uint64_t first_of(std::size_t entry) const { return first_[entry]; }
   // REQUIRES: chunk < count().
-  [[nodiscard]] ChunkPlace at(std::uint64_t chunk) const;
+  [[nodiscard]] ChunkRange at(std::uint64_t chunk) const;
 
  private:
   std::vector<std::uint64_t> bytes_;  // by entry
   std::vector<std::uint64_t> first_;  // by entry, and the end
 };
 
-// Sorts the entries and hashes their memory with up to `threads` threads. `stop` is asked now and
-// then from the calling thread; true: interrupted. An error is about this call's arguments alone;
-// entries that overlap are a flaw, which the member tells the others.
+// Sorts the entries and hashes their memory with up to `threads` threads. The calling thread polls
+// `stop`; true: interrupted. invalid_argument: the entries break a limit, or two have one name.
+// Entries that overlap are a flaw, which the member reports to the others.
 [[nodiscard]] Result<std::shared_ptr<LocalState>> hash(std::vector<LocalEntry> entries,
                                                        unsigned threads,
                                                        const std::function<bool()>& stop);
 
 // Fills the ties of entries that are the same memory. Returns why the state cannot be shared: two
-// entries overlap otherwise, and one of them is written; empty: it can.
-// REQUIRES: sorted by name.
+// entries overlap in another way, and one of them is written. Empty: it can be shared. REQUIRES:
+// sorted by name.
 [[nodiscard]] std::string find_ties(std::vector<LocalEntry>& entries);
 
-// Of entries whose `content` is set.
+// The hashes of a vote. `loose`: of the loose entries, else of the others. REQUIRES: `content` is
+// set.
 [[nodiscard]] wire::Digest structure_of(const std::vector<wire::StateEntry>& entries);
 [[nodiscard]] wire::Digest content_of(const std::vector<wire::StateEntry>& entries, bool loose);
-// Of one entry, from the hashes of its chunks.
+// The content of one entry, from the hashes of its chunks.
 [[nodiscard]] wire::Digest entry_content(const wire::StateEntry& entry,
                                          std::span<const wire::Digest> chunks);
 
-// Whether a manifest from elsewhere holds together, is the one with this content, and fits to our
-// own entries: those of one name have one form, and one size if they are to be written in place.
+// Whether a received manifest is consistent, has this content, and matches our own entries: entries
+// with the same name have the same form, and the same size if ours is written in place.
 [[nodiscard]] bool valid(const Manifest& manifest, const wire::Digest& content,
                          const std::vector<LocalEntry>& own);
 

@@ -7,9 +7,9 @@
 namespace pccl::state {
 namespace {
 
-constexpr int kMaxSteps = 1 << 20;  // of a comparison; some 10 ms
+constexpr int kMaxSteps = 1 << 20;  // of one comparison: about 10 ms
 
-// An array as runs of bytes: no negative strides, no axes that a longer run replaces.
+// An array as runs of bytes, with positive strides; contiguous axes are merged into the runs.
 struct Runs {
   std::uint64_t begin = 0;
   std::uint64_t run = 0;                                      // bytes
@@ -41,7 +41,7 @@ Runs runs_of(const Memory& memory) {
   return runs;
 }
 
-// A part of an array: from one axis on, so many of it.
+// A part of an array: `count` elements of `axis` with all further axes.
 struct Part {
   const Runs& runs;
   std::uint64_t begin = 0;
@@ -102,7 +102,7 @@ bool overlap(const Memory& a, const Memory& b) {
   for (const Runs* runs : {&first, &second}) {
     for (const auto& [count, stride] : runs->axes) period = std::gcd(period, stride);
   }
-  // All runs of one lie alike in each period: as interleaved columns do.
+  // The runs of each array repeat with this period, as interleaved columns do.
   if (period != 0 && first.run + second.run <= period) {
     const std::uint64_t apart = (second.begin % period + period - first.begin % period) % period;
     if (first.run <= apart && apart + second.run <= period) return false;

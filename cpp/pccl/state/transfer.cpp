@@ -9,9 +9,9 @@ namespace pccl::state {
 namespace {
 
 constexpr std::uint32_t kManifestSegment = 0xffffffff;
-constexpr std::uint64_t kTokenBase = std::uint64_t{1} << 62;  // apart from those of operations
-constexpr std::uint64_t kManifestToken = kTokenBase >> 1;     // of manifests that are sent, beside
-// Asked of one holder and not yet here: enough for 1 Gbit/s over 100 ms.
+constexpr std::uint64_t kTokenBase = std::uint64_t{1} << 62;  // distinct from operations' tokens
+constexpr std::uint64_t kManifestToken = kTokenBase >> 1;     // for manifests that are sent
+// Chunks requested from one holder and not yet received: enough for 1 Gbit/s over 100 ms.
 constexpr std::size_t kWindow = 16;
 constexpr std::size_t kAskAtOnce = 4;   // chunks in one fetch
 constexpr std::size_t kMaxSources = 8;  // of one receiver
@@ -20,7 +20,7 @@ constexpr std::size_t kMaxClientQueue = 4 * kWindow;
 iovec vec(const void* data, std::size_t size) { return {const_cast<void*>(data), size}; }
 
 bool contains(const std::vector<PeerId>& peers, const PeerId& id) {
-  return std::find(peers.begin(), peers.end(), id) != peers.end();
+  return std::ranges::find(peers, id) != peers.end();
 }
 
 }  // namespace
@@ -28,10 +28,9 @@ bool contains(const std::vector<PeerId>& peers, const PeerId& id) {
 std::vector<PeerId> sources_of(const wire::SyncDecision& decision, const PeerId& receiver) {
   std::vector<PeerId> sources = decision.holders;
   if (sources.size() <= kMaxSources) return sources;
-  // The first holder's loose entries count; the rest are shared out among the receivers.
-  const auto at = static_cast<std::size_t>(
-      std::find(decision.receivers.begin(), decision.receivers.end(), receiver) -
-      decision.receivers.begin());
+  // Keep the first holder, whose loose entries count; distribute the others among the receivers.
+  const auto at = static_cast<std::size_t>(std::ranges::find(decision.receivers, receiver) -
+                                           decision.receivers.begin());
   std::rotate(sources.begin() + 1,
               sources.begin() + 1 +
                   static_cast<std::ptrdiff_t>(at * (kMaxSources - 1) % (sources.size() - 1)),
@@ -47,26 +46,24 @@ void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<const
   active_ = true;
   over_ = false;
   id_ = newest_ = id;
-  self_ = self;
   ++token_;
   mine_ = std::move(mine);
   my_index_.emplace(mine_->manifest.entries);
   decision_ = decision;
-  tx_bytes_ = rx_bytes_ = bytes_done_ = bytes_wanted_ = 0;
-  left_ = 0;
+  tx_bytes_ = 0;
   last_failure_.clear();
   partners_.clear();
-  if (contains(decision_.receivers, self_)) {
+  if (contains(decision_.receivers, self)) {
     phase_ = Phase::manifest;
-    newcomer_ = contains(decision_.newcomers, self_);
-    order_ = sources_of(decision_, self_);
+    newcomer_ = contains(decision_.newcomers, self);
+    order_ = sources_of(decision_, self);
     partners_ = order_;
     for (const PeerId& source : order_) sources_[source].up = links_.is_up(source);
     ask_manifest();
   } else {
     phase_ = Phase::serving;
     for (const PeerId& receiver : decision_.receivers) {
-      if (contains(sources_of(decision_, receiver), self_)) partners_.push_back(receiver);
+      if (contains(sources_of(decision_, receiver), self)) partners_.push_back(receiver);
     }
   }
   for (auto& [peer, asked] : early_) {
@@ -85,30 +82,8 @@ std::unique_ptr<Update> Transfer::end() {
   auto update = std::make_unique<Update>();
   update->decision = std::move(decision_);
   update->tx_bytes = tx_bytes_;
-  update->rx_bytes = rx_bytes_;
-  if (phase_ == Phase::complete) {
-    // First what is taken from our own entries: others of them may share their memory.
-    update->copies = std::move(kept_);
-    for (Incoming& incoming : incoming_) {
-      const std::uint64_t first = index_->first_of(incoming.entry);
-      const std::uint64_t end = index_->first_of(incoming.entry + 1);
-      const bool in_place = incoming.mine != nullptr && incoming.mine->writable != nullptr &&
-                            incoming.mine->what.bytes == elected_.entries[incoming.entry].bytes;
-      if (!in_place) {
-        update->replacements.push_back(
-            {elected_.entries[incoming.entry], std::move(incoming.memory)});
-        continue;
-      }
-      for (std::uint64_t chunk = first; chunk < end; ++chunk) {
-        const auto wanted = wanted_.find(static_cast<std::uint32_t>(chunk));
-        if (wanted == wanted_.end()) continue;
-        update->copies.push_back({incoming.mine->writable + (chunk - first) * kChunkBytes,
-                                  wanted->second.to, wanted->second.bytes});
-      }
-      update->staging.push_back(std::move(incoming.memory));
-      update->written.push_back(incoming.mine->what.name);
-    }
-  }
+  update->rx_bytes = bytes_done();
+  if (phase_ == Phase::complete) plan_->finish(*update);
   active_ = false;
   phase_ = Phase::serving;
   mine_.reset();
@@ -118,21 +93,14 @@ std::unique_ptr<Update> Transfer::end() {
   sources_.clear();
   order_.clear();
   manifest_asked_ = manifest_placed_ = false;
-  manifest_bytes_.clear();
-  elected_ = {};
-  index_.reset();
-  incoming_.clear();
-  kept_.clear();
-  wanted_.clear();
-  todo_.clear();
-  loose_todo_.clear();
+  plan_.reset();
   my_manifest_.clear();
   clients_.clear();
   fetches_.clear();
   return update;
 }
 
-// No connection uses our memory or the user's any more.
+// Ends all use of our memory and the user's by connections.
 void Transfer::release() {
   releasing_ = true;
   for (const PeerId& peer : partners_) {
@@ -148,17 +116,6 @@ void Transfer::stop() {
   release();
   sources_.clear();
   order_.clear();
-}
-
-std::vector<wire::StateEntry> Transfer::replacements() const {
-  std::vector<wire::StateEntry> entries;
-  for (const Incoming& incoming : incoming_) {
-    const wire::StateEntry& entry = elected_.entries[incoming.entry];
-    const LocalEntry* mine = incoming.mine;
-    if (mine == nullptr || mine->writable == nullptr || mine->what.bytes != entry.bytes)
-      entries.push_back(entry);
-  }
-  return entries;
 }
 
 void Transfer::forget_before(std::uint64_t admission) {
@@ -201,81 +158,62 @@ void Transfer::link_down(const PeerId& peer, const link::UnsentBytes& unsent) {
   const auto it = sources_.find(peer);
   if (it == sources_.end()) return;
   it->second.up = false;
-  for (const std::uint32_t chunk : std::exchange(it->second.asked, {})) {
-    Wanted& wanted = wanted_.at(chunk);
-    wanted.placed = false;
-    (wanted.loose ? loose_todo_ : todo_).push_front(chunk);
-  }
+  retry(std::exchange(it->second.asked, {}));
   if (!order_.empty() && peer == order_.front()) manifest_asked_ = manifest_placed_ = false;
-  ask();  // the others
+  ask();  // the other sources
 }
 
-// It has sent something, or was not asked for anything.
+// Whether the source is sending, or was not asked for anything.
 bool Transfer::busy(const PeerId& peer, const Source& source) const {
   if (!source.up) return true;
   if (phase_ == Phase::manifest)
     return !manifest_asked_ || manifest_placed_ || peer != order_.front();
   return source.asked.empty() ||
-         std::any_of(source.asked.begin(), source.asked.end(),
-                     [&](std::uint32_t chunk) { return wanted_.at(chunk).placed; });
+         std::ranges::any_of(source.asked, [&](auto chunk) { return plan_->chunk(chunk).placed; });
 }
 
 void Transfer::on_time(Instant now, Duration limit) {
-  // We were frozen, not they: what they sent meanwhile is still to be read.
+  // This process was frozen: what its sources have sent meanwhile is still to be read.
   const bool frozen = now - std::exchange(ticked_, now) > limit / 2;
   if (!receiving()) return;
-  std::vector<PeerId> mute;
+  std::vector<PeerId> silent;
   for (auto& [peer, source] : sources_) {
     if (busy(peer, source)) {
       source.idle_since.reset();
     } else if (frozen || !source.idle_since) {
       source.idle_since = now;
     } else if (now - *source.idle_since >= limit) {
-      mute.push_back(peer);
+      silent.push_back(peer);
     }
   }
-  for (const PeerId& peer : mute) drop_source(peer, "does not send what it was asked for");
+  for (const PeerId& peer : silent) drop_source(peer, "does not send the chunks it was asked for");
 }
 
-// The source will not be asked any more.
+// Stops using a source. Its chunks are requested from the others.
 void Transfer::drop_source(const PeerId& peer, const std::string& why) {
   const auto it = sources_.find(peer);
   if (it == sources_.end()) return;
   const bool first = !order_.empty() && order_.front() == peer;
-  // What of it is still under way must not land where another source's bytes are by then.
+  // Frames from it that are still in flight must not overwrite the bytes of another source.
   releasing_ = true;
   links_.release(peer, kTokenBase + token_);
   releasing_ = false;
   last_failure_ = "peer " + peer.brief() + ": " + why;
-  for (const std::uint32_t chunk : it->second.asked) {
-    Wanted& wanted = wanted_.at(chunk);
-    wanted.placed = false;
-    (wanted.loose ? loose_todo_ : todo_).push_front(chunk);
-  }
+  retry(it->second.asked);
   sources_.erase(it);
   std::erase(order_, peer);
   if (over_) return;
   if (order_.empty()) {
     if (phase_ == Phase::complete) return;
-    over_ = true;
-    events_.over =
-        Error{Code::peer_lost, "nobody is left who has the state (" + last_failure_ + ")", {}, {}};
-    return;
+    return finish(Code::peer_lost, "no holder of the state is left (" + last_failure_ + ")");
   }
+  if (first) manifest_asked_ = manifest_placed_ = false;
   if (first && newcomer_ && phase_ == Phase::chunks) {
-    // Another holder's loose entries may be others: all of them anew, from its manifest on.
+    // Another holder's loose entries may differ: start again with its manifest.
     release();
     phase_ = Phase::manifest;
-    manifest_asked_ = manifest_placed_ = false;
-    incoming_.clear();
-    kept_.clear();
     for (auto& [id, source] : sources_) source.asked.clear();
-    wanted_.clear();
-    todo_.clear();
-    loose_todo_.clear();
-    rx_bytes_ = bytes_done_ = 0;
-  } else if (first) {
-    manifest_asked_ = manifest_placed_ = false;
+    plan_.reset();
   }
   if (phase_ == Phase::manifest) {
     ask_manifest();
@@ -306,7 +244,7 @@ void Transfer::send_fetch(const PeerId& to, const Fetch& fetch) {
   writer(fetch);
   link::FrameHeader head = header(link::FrameType::fetch);
   head.payload_bytes = static_cast<std::uint32_t>(payload.size());
-  // Always checked: it is small, and a spoilt one would be waited for in vain.
+  // Always with a checksum: it is small, and a damaged one would never be answered.
   const iovec whole = vec(payload.data(), payload.size());
   head.checksum = link::checksum(head, {&whole, 1});
   fetches_[to].push_back(link::make_frame(head, std::move(payload)));
@@ -317,17 +255,15 @@ void Transfer::send_fetch(const PeerId& to, const Fetch& fetch) {
 void Transfer::ask() {
   if (phase_ != Phase::chunks) return;
   bool some = true;
-  while (some && !(todo_.empty() && loose_todo_.empty())) {
+  while (some && !plan_->all_asked()) {
     some = false;
     for (auto& [peer, source] : sources_) {
       if (!source.up || source.asked.size() + kAskAtOnce > kWindow) continue;
       Fetch fetch;
-      const bool first = peer == order_.front();
       while (fetch.chunks.size() < kAskAtOnce) {
-        std::deque<std::uint32_t>& list = first && !loose_todo_.empty() ? loose_todo_ : todo_;
-        if (list.empty()) break;
-        fetch.chunks.push_back(list.front());
-        list.pop_front();
+        const auto chunk = plan_->next(peer == order_.front());
+        if (!chunk) break;
+        fetch.chunks.push_back(*chunk);
       }
       if (fetch.chunks.empty()) continue;
       some = true;
@@ -337,72 +273,22 @@ void Transfer::ask() {
   }
 }
 
-// The manifest is here: what differs, and where it goes.
-void Transfer::plan() {
-  index_.emplace(elected_.entries);
-  auto mine = mine_->entries.begin();
-  for (std::uint32_t e = 0; e < elected_.entries.size(); ++e) {
-    const wire::StateEntry& entry = elected_.entries[e];
-    while (mine != mine_->entries.end() && mine->what.name < entry.name) ++mine;
-    const LocalEntry* own =
-        mine != mine_->entries.end() && mine->what.name == entry.name ? &*mine : nullptr;
-    // Whoever is no newcomer keeps what may differ.
-    if (own != nullptr && (own->what.content == entry.content || (entry.loose && !newcomer_)))
-      continue;
-    const std::uint64_t first = index_->first_of(e);
-    const std::uint64_t end = index_->first_of(e + 1);
-    const std::uint64_t my_first =
-        own == nullptr ? 0
-                       : my_index_->first_of(static_cast<std::size_t>(own - &mine_->entries[0]));
-    const bool same_size = own != nullptr && own->what.bytes == entry.bytes;
-    const auto same = [&](std::uint64_t chunk) {
-      return same_size &&
-             mine_->manifest.chunks[my_first + chunk - first] == elected_.chunks[chunk];
-    };
-    const bool in_place = same_size && own->writable != nullptr;
-    Incoming incoming;
-    incoming.entry = e;
-    incoming.mine = own;
-    std::uint64_t room = entry.bytes;
-    if (in_place) {
-      room = 0;
-      for (std::uint64_t chunk = first; chunk < end; ++chunk) {
-        if (!same(chunk)) room += index_->at(chunk).bytes;
-      }
-    }
-    if (room > 0) incoming.memory = pool_->take(room);
-    std::uint64_t at = 0;
-    for (std::uint64_t chunk = first; chunk < end; ++chunk) {
-      const ChunkPlace place = index_->at(chunk);
-      std::uint8_t* to = incoming.memory.data() + (in_place ? at : place.offset);
-      if (same(chunk)) {
-        // Copied after the sync, by the caller's thread.
-        if (!in_place) kept_.push_back({to, own->data + place.offset, place.bytes});
-        continue;
-      }
-      at += place.bytes;
-      const auto number = static_cast<std::uint32_t>(chunk);
-      wanted_[number] = {to, place.bytes, entry.loose, false};
-      (entry.loose ? loose_todo_ : todo_).push_back(number);
-      bytes_wanted_ += place.bytes;
-    }
-    incoming_.push_back(std::move(incoming));
-  }
-  left_ = wanted_.size();
-  phase_ = Phase::chunks;
-  events_.planned = true;
-  ask();
-  check_over();
+void Transfer::retry(const std::vector<std::uint32_t>& chunks) {
+  if (!chunks.empty()) plan_->retry(chunks);
 }
 
 void Transfer::check_over() {
-  if (over_ || phase_ != Phase::chunks || left_ > 0) return;
+  if (over_ || phase_ != Phase::chunks || !plan_->complete()) return;
   phase_ = Phase::complete;
-  over_ = true;
-  events_.over = Error{Code::ok, {}, {}, {}};
+  finish(Code::ok, {});
 }
 
-// ---- the link's side
+void Transfer::finish(Code code, std::string reason) {
+  over_ = true;
+  events_.over = Error{code, std::move(reason)};
+}
+
+// ---- events of links
 
 link::Placement Transfer::place(const PeerId& from, const link::FrameHeader& header) {
   link::Placement placement;
@@ -423,19 +309,18 @@ link::Placement Transfer::place(const PeerId& from, const link::FrameHeader& hea
     return placement;
   }
   Source& source = it->second;
-  const auto& asked = source.asked;
-  if (std::find(asked.begin(), asked.end(), header.segment) == asked.end()) return placement;
-  Wanted& wanted = wanted_.at(header.segment);
-  if (wanted.placed) return placement;  // a second copy must not land where the first is checked
-  if (wanted.bytes != header.payload_bytes) {
+  if (std::ranges::find(source.asked, header.segment) == source.asked.end()) return placement;
+  FetchPlan::Chunk& chunk = plan_->chunk(header.segment);
+  if (chunk.placed) return placement;  // a second copy must not overwrite the first one
+  if (chunk.bytes != header.payload_bytes) {
     placement.kind = link::Placement::Kind::refuse;
     placement.reason = "a chunk of the wrong length";
     return placement;
   }
-  wanted.placed = true;
+  chunk.placed = true;
   source.idle_since.reset();
   placement.kind = link::Placement::Kind::store;
-  placement.where = {vec(wanted.to, wanted.bytes)};
+  placement.where = {vec(chunk.to, chunk.bytes)};
   return placement;
 }
 
@@ -451,17 +336,11 @@ Status Transfer::arrived(const PeerId& from, const link::FrameHeader& header, Bu
   }
   if (std::erase(it->second.asked, header.segment) == 0) return {};
   it->second.idle_since.reset();
-  Wanted& wanted = wanted_.at(header.segment);
-  wanted.placed = false;
-  if (digest({wanted.to, wanted.bytes}) != elected_.chunks[header.segment]) {
-    // Its memory changed under the sync, or it lies. The others have the right bytes.
-    (wanted.loose ? loose_todo_ : todo_).push_front(header.segment);
+  if (!plan_->accept(header.segment)) {
+    // Its memory has changed during the sync, or it lies. The other sources have the right bytes.
     drop_source(from, "sent a chunk that is not the one it has announced");
     return {};
   }
-  rx_bytes_ += wanted.bytes;
-  bytes_done_ += wanted.bytes;
-  --left_;
   ask();
   check_over();
   return {};
@@ -473,38 +352,38 @@ void Transfer::take_manifest(const PeerId& from, std::span<const std::uint8_t> b
   reader(manifest);
   if (!reader.complete() || !valid(manifest, decision_.content, mine_->entries))
     return drop_source(from, "sent a list of chunks that is not the elected state's");
-  elected_ = std::move(manifest);
-  bytes_wanted_ = bytes_done_;
   try {
-    plan();
+    plan_.emplace(std::move(manifest), mine_, *my_index_, newcomer_, *pool_);
   } catch (const std::bad_alloc&) {
-    over_ = true;
-    events_.over =
-        Error{Code::internal_error, "no memory for the state that is to be received", {}, {}};
+    return finish(Code::internal_error, "out of memory for the state to be received");
   }
+  phase_ = Phase::chunks;
+  events_.planned = true;
+  ask();
+  check_over();
 }
 
-// The sender gave a frame up half-way: it has left the sync, and the master will say so.
+// The sender has abandoned a frame: it has left the sync, and the master will report that.
 void Transfer::voided(const PeerId& from, const link::FrameHeader& header) {
   if (!active_ || SyncId{header.key.admission, header.key.sequence} != id_) return;
   interrupted(header);
   if (!releasing_ && sources_.contains(from)) drop_source(from, "stopped sending");
 }
 
-// It comes again, on another stripe.
+// The frame will be sent again on another stripe.
 void Transfer::interrupted(const link::FrameHeader& header) {
   if (!active_ || SyncId{header.key.admission, header.key.sequence} != id_) return;
   if (header.segment == kManifestSegment) {
     manifest_placed_ = false;
-  } else if (const auto it = wanted_.find(header.segment); it != wanted_.end()) {
-    it->second.placed = false;
+  } else if (plan_) {
+    plan_->unplace(header.segment);
   }
 }
 
 Status Transfer::control(const PeerId& from, const link::FrameHeader& header,
                          std::span<const std::uint8_t> payload) {
   const SyncId id{header.key.admission, header.key.sequence};
-  if (header.checksum == 0)  // any other was right
+  if (header.checksum == 0)  // others have been verified
     return Status(Code::refused, "a request for state without a checksum");
   Fetch fetch;
   wire::Reader reader(payload);
@@ -513,7 +392,7 @@ Status Transfer::control(const PeerId& from, const link::FrameHeader& header,
     return Status(Code::refused, "a malformed request for state");
   const bool now = active_ && id == id_;
   if (!now && id <= newest_) return {};  // of a sync that is over
-  // Only who is to receive from us may read our memory.
+  // Only receivers that have us as a source may read our memory.
   if (now && (phase_ != Phase::serving || !contains(partners_, from))) return {};
   if (!now) {
     auto& [sync, asked] = early_[from];
@@ -523,7 +402,7 @@ Status Transfer::control(const PeerId& from, const link::FrameHeader& header,
   }
   Client& client = now ? clients_[from] : early_.at(from).second;
   if (client.chunks.size() + fetch.chunks.size() > kMaxClientQueue)
-    return Status(Code::refused, "more chunks asked for than may be");
+    return Status(Code::refused, "too many chunks requested");
   client.manifest = client.manifest || fetch.manifest;
   for (const std::uint32_t chunk : fetch.chunks) {
     if (now && chunk >= my_index_->count())
@@ -561,10 +440,10 @@ bool Transfer::next(const PeerId& to, link::OutgoingFrame& frame) {
   } else if (!client.chunks.empty()) {
     head.segment = client.chunks.front();
     client.chunks.pop_front();
-    const ChunkPlace place = my_index_->at(head.segment);
-    head.payload_bytes = static_cast<std::uint32_t>(place.bytes);
-    frame.payload.push_back(vec(mine_->entries[place.entry].data + place.offset, place.bytes));
-    tx_bytes_ += place.bytes;
+    const ChunkRange range = my_index_->at(head.segment);
+    head.payload_bytes = static_cast<std::uint32_t>(range.bytes);
+    frame.payload.push_back(vec(mine_->entries[range.entry].data + range.offset, range.bytes));
+    tx_bytes_ += range.bytes;
   } else {
     return false;
   }

@@ -13,9 +13,9 @@
 namespace pccl::topology {
 namespace {
 
-Edge edge(std::uint32_t a, std::uint32_t b) { return a < b ? Edge{a, b} : Edge{b, a}; }
+Edge edge(std::uint32_t a, std::uint32_t b) { return std::minmax(a, b); }
 
-// What a ring must not use: none of `never`, and at most `spare` of `unusable`.
+// A ring may use none of `never`, and at most `spare` of `unusable`.
 struct RingLimits {
   const std::set<Edge>& unusable;
   const std::set<Edge>& never;
@@ -23,8 +23,8 @@ struct RingLimits {
 };
 
 // Extends `order` to a ring over all ranks within `limits`, trying `candidates` in their order.
-// `budget` bounds the search: with few unusable links a ring is found at once, with very many the
-// answer "none" may be wrong for large worlds.
+// `budget` bounds the search. With few unusable links a ring is found at once; with very many in a
+// large group the search may miss one.
 bool extend_ring(std::vector<std::uint32_t>& order, std::vector<bool>& used,
                  std::span<const std::uint32_t> candidates, const RingLimits& limits, int& budget) {
   if (--budget < 0) return false;
@@ -59,8 +59,7 @@ std::set<Edge> ring_edges(const std::vector<std::uint32_t>& order) {
   return used;
 }
 
-// No ring takes fewer of `unusable`: every rank has two neighbours, and one for want of others
-// costs both ends.
+// A lower bound for the unusable links in any ring: every rank needs two neighbours.
 std::size_t least_spare(std::size_t ranks, const std::set<Edge>& unusable) {
   if (ranks < 3) return 0;
   std::vector<std::size_t> usable(ranks, ranks - 1);
@@ -73,12 +72,12 @@ std::size_t least_spare(std::size_t ranks, const std::set<Edge>& unusable) {
   return (ends + 1) / 2;
 }
 
-// The ring that takes the fewest of `unusable`; empty when there is none, or none was found.
+// The ring with the fewest of `unusable`, at most `most`; empty: none was found.
 std::vector<std::uint32_t> cheapest_ring(const std::vector<std::uint32_t>& candidates,
                                          const std::set<Edge>& unusable,
                                          const std::set<Edge>& never, std::size_t most) {
   const std::size_t first = least_spare(candidates.size(), unusable);
-  int budget = 100'000;  // for all of them: this is judged often, beside everything else
+  int budget = 100'000;  // for all searches together: the master calls this often
   for (std::size_t spare = first; spare <= std::min(most, candidates.size()); ++spare) {
     std::vector<std::uint32_t> order{candidates.front()};
     std::vector<bool> used(candidates.size(), false);
@@ -100,7 +99,7 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
   std::vector<std::uint32_t> ranks(world);
   std::iota(ranks.begin(), ranks.end(), 0U);
   const HostRanks together = by_host(ranks, hosts);
-  // Neighbours side by side: a ring leaves each host once.
+  // Ranks of a host side by side, so that a ring leaves each host once.
   for (const auto& there : together)
     plan.order.insert(plan.order.end(), there.begin(), there.end());
   bool has_ring = true;
@@ -115,7 +114,7 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
   }
   constexpr auto kAnySize = std::numeric_limits<std::uint64_t>::max();
   const std::vector<std::uint32_t> equal(world, 1);
-  // Who can own: what they need is a link to every other rank.
+  // Only ranks with a link to every other rank can be owners.
   std::vector<std::uint32_t> owners = equal;
   for (const auto& [a, b] : unusable) owners[a] = owners[b] = 0;
   const auto first_owner = std::find(owners.begin(), owners.end(), 1U);
@@ -136,18 +135,13 @@ std::optional<wire::Plan> make_plan(std::uint32_t world, std::uint32_t segment_b
       plan.classes.back().max_bytes = kAnySize;
     }
   };
-  const auto avoids_unusable = [&] {
-    const std::set<Edge> used = edges(plan);
-    return std::none_of(unusable.begin(), unusable.end(),
-                        [&](const Edge& bad) { return used.contains(bad); });
-  };
   std::size_t largest = 0;
   for (const auto& there : together) largest = std::max(largest, there.size());
   if (has_ring && together.size() > 1 && largest > 1 && largest <= kMaxMesh) {
     if (!owned) first[0] = 1;
     choose(wire::ScheduleKind::host_direct, wire::ScheduleKind::host_ring, equal,
            together.size() <= kMaxMesh);
-    if (avoids_unusable()) return plan;
+    if (avoids(plan, unusable)) return plan;
   }
   choose(wire::ScheduleKind::direct, wire::ScheduleKind::ring, owners,
          owned && (world <= kMaxMesh || !has_ring));
@@ -161,7 +155,7 @@ std::set<Edge> detours(std::uint32_t world, const std::set<Edge>& unusable,
     return !taken.empty() && taken.size() <= most && both(taken, never).empty();
   };
   if (world < 2) return {};
-  // As if all links worked: what is reduced once for each host, or in two hops, is worth some more.
+  // The plan if all links worked: its hierarchy or `direct` schedule is worth a few more detours.
   const std::optional<wire::Plan> free = make_plan(world, 64, {}, hosts);
   const std::set<Edge> all = both(edges(*free), unusable);
   const std::vector<std::uint32_t> order = cheapest_ring(free->order, unusable, never, most);
@@ -183,7 +177,7 @@ std::set<Edge> detours(std::uint32_t world, const std::set<Edge>& unusable,
 
 bool plannable(std::uint32_t world, const std::set<Edge>& unusable, const std::set<Edge>& never,
                std::size_t most) {
-  // Who could own everything: with as many detours as it lacks links.
+  // A rank can own everything with a detour for each link that it lacks.
   std::vector<std::size_t> lacks(world, 0);
   for (const auto& [a, b] : unusable)
     for (const std::uint32_t rank : {a, b}) lacks[rank] += never.contains({a, b}) ? most + 1 : 1;
@@ -195,14 +189,14 @@ bool plannable(std::uint32_t world, const std::set<Edge>& unusable, const std::s
 
 HostRanks by_host(std::span<const std::uint32_t> order, std::span<const std::uint32_t> hosts) {
   HostRanks ranks;
-  std::map<std::uint32_t, std::size_t> places;
+  std::map<std::uint32_t, std::size_t> indices;
   for (std::size_t i = 0; i < order.size(); ++i) {
-    // Not known: every rank is a host of its own.
+    // If hosts are unknown, every rank is a host of its own.
     const std::uint32_t host =
         hosts.size() == order.size() ? hosts[order[i]] : static_cast<std::uint32_t>(i);
-    const std::size_t place = places.try_emplace(host, ranks.size()).first->second;
-    if (place == ranks.size()) ranks.emplace_back();
-    ranks[place].push_back(order[i]);
+    const std::size_t index = indices.try_emplace(host, ranks.size()).first->second;
+    if (index == ranks.size()) ranks.emplace_back();
+    ranks[index].push_back(order[i]);
   }
   for (auto& there : ranks) std::sort(there.begin(), there.end());
   return ranks;
@@ -213,19 +207,19 @@ Delegates::Delegates(const HostRanks& hosts, std::uint32_t owner) : hosts_(hosts
     const auto found = std::find(hosts[host].begin(), hosts[host].end(), owner);
     if (found == hosts[host].end()) continue;
     home_ = host;
-    place_ = static_cast<std::size_t>(found - hosts[host].begin());
+    index_ = static_cast<std::size_t>(found - hosts[host].begin());
   }
 }
 
 std::uint32_t Delegates::of(std::size_t host) const {
   const std::size_t there = hosts_[host].size();
   const std::size_t here = hosts_[home_].size();
-  // Hosts of other sizes than this one take turns with its ranks.
-  return hosts_[host][there == here ? place_ : (place_ * there / here + home_) % there];
+  // On a host of another size, owners of different hosts use different ranks.
+  return hosts_[host][there == here ? index_ : (index_ * there / here + home_) % there];
 }
 
-Places places(const HostRanks& hosts, std::span<const std::uint32_t> regions) {
-  Places found{hosts, {}, {}, {}};
+Hierarchy hierarchy(const HostRanks& hosts, std::span<const std::uint32_t> regions) {
+  Hierarchy found{hosts, {}, {}, {}};
   std::map<std::uint32_t, std::uint32_t> known;
   std::size_t ranks = 0;
   for (const auto& there : hosts) ranks += there.size();
@@ -234,50 +228,46 @@ Places places(const HostRanks& hosts, std::span<const std::uint32_t> regions) {
     for (const std::uint32_t rank : hosts[host]) found.host_of[rank] = host;
     const std::uint32_t region = regions.size() == ranks ? regions[hosts[host].front()] : host;
     const auto next = static_cast<std::uint32_t>(found.regions.size());
-    const std::uint32_t place = known.try_emplace(region, next).first->second;
-    if (place == next) found.regions.emplace_back();
-    found.regions[place].push_back(host);
-    found.region_of.push_back(place);
+    const std::uint32_t index = known.try_emplace(region, next).first->second;
+    if (index == next) found.regions.emplace_back();
+    found.regions[index].push_back(host);
+    found.region_of.push_back(index);
   }
   return found;
 }
 
-Places places(const wire::Plan& plan) {
+Hierarchy hierarchy(const wire::Plan& plan) {
   std::vector<std::uint32_t> ranks(plan.order.size());
   std::iota(ranks.begin(), ranks.end(), 0U);
-  return places(by_host(ranks, plan.hosts), plan.regions);
+  return hierarchy(by_host(ranks, plan.hosts), plan.regions);
 }
 
-Tree::Tree(const Places& places, std::uint32_t owner)
-    : places_(places),
+Tree::Tree(const Hierarchy& levels, std::uint32_t owner)
+    : levels_(levels),
       owner_(owner),
-      of_hosts_(places.hosts, owner),
-      of_regions_(places.regions, static_cast<std::uint32_t>(of_hosts_.home())) {}
+      of_hosts_(levels.hosts, owner),
+      of_regions_(levels.regions, static_cast<std::uint32_t>(of_hosts_.home())) {}
 
 std::uint32_t Tree::above(std::uint32_t rank) const {
-  const std::uint32_t host = places_.host_of[rank];
+  const std::uint32_t host = levels_.host_of[rank];
   const std::uint32_t of_host = of_hosts_.of(host);
   if (rank != of_host) return of_host;
-  const std::uint32_t speaks = of_regions_.of(places_.region_of[host]);
+  const std::uint32_t speaks = of_regions_.of(levels_.region_of[host]);
   return speaks == host ? owner_ : of_hosts_.of(speaks);
 }
 
 bool Tree::leaves_region(std::uint32_t rank) const {
-  const std::uint32_t host = places_.host_of[rank];
-  const std::size_t region = places_.region_of[host];
+  const std::uint32_t host = levels_.host_of[rank];
+  const std::size_t region = levels_.region_of[host];
   return region != of_regions_.home() && host == of_regions_.of(region) &&
          rank == of_hosts_.of(host);
 }
 
 const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, bool widens,
                                   bool coded) {
-  const wire::SizeClass* chosen = &plan.classes.back();
-  for (const wire::SizeClass& candidate : plan.classes) {
-    if (bytes <= candidate.max_bytes) {
-      chosen = &candidate;
-      break;
-    }
-  }
+  const auto fits = std::ranges::find_if(
+      plan.classes, [&](const wire::SizeClass& size) { return bytes <= size.max_bytes; });
+  const wire::SizeClass* chosen = fits == plan.classes.end() ? &plan.classes.back() : &*fits;
   const bool many_hops = (chosen->kind == wire::ScheduleKind::ring && (widens || coded)) ||
                          (chosen->kind == wire::ScheduleKind::host_ring && coded);
   if (many_hops) {
@@ -293,9 +283,7 @@ const wire::SizeClass& size_class(const wire::Plan& plan, std::uint64_t bytes, b
 }
 
 bool owned_by_all(const wire::SizeClass& size) {
-  return size.kind == wire::ScheduleKind::ring ||
-         std::none_of(size.shares.begin(), size.shares.end(),
-                      [](std::uint32_t share) { return share == 0; });
+  return size.kind == wire::ScheduleKind::ring || std::ranges::count(size.shares, 0U) == 0;
 }
 
 const wire::SizeClass& all_owning(const wire::Plan& plan, const wire::SizeClass& size) {
@@ -325,83 +313,67 @@ bool valid(const wire::Plan& plan, std::size_t world) {
       if (plan.hosts[a] == plan.hosts[b] && plan.regions[a] != plan.regions[b]) return false;
     }
   }
-  return std::all_of(plan.classes.begin(), plan.classes.end(), [&](const wire::SizeClass& size) {
-    return size.shares.size() == world && std::any_of(size.shares.begin(), size.shares.end(),
-                                                      [](std::uint32_t s) { return s > 0; });
+  return std::ranges::all_of(plan.classes, [&](const wire::SizeClass& size) {
+    return size.shares.size() == world &&
+           std::ranges::any_of(size.shares, [](std::uint32_t share) { return share > 0; });
   });
 }
 
 std::set<Edge> edges(const wire::Plan& plan) {
   std::set<Edge> used;
   const std::size_t world = plan.order.size();
-  if (world < 2) return used;
+  const auto use = [&](std::uint32_t a, std::uint32_t b) {
+    if (a != b) used.insert(edge(a, b));
+  };
   const HostRanks together = by_host(plan.order, plan.hosts);
-  const Places regional = places(plan);
+  const Hierarchy levels = hierarchy(plan);
   for (const wire::SizeClass& size : plan.classes) {
-    if (size.kind == wire::ScheduleKind::regional) {
-      for (std::uint32_t owner = 0; owner < size.shares.size(); ++owner) {
-        if (size.shares[owner] == 0) continue;
-        const Tree tree(regional, owner);
-        for (std::uint32_t rank = 0; rank < world; ++rank)
-          if (rank != owner) used.insert(edge(rank, tree.above(rank)));
-      }
-      continue;
-    }
-    if (size.kind == wire::ScheduleKind::host_ring ||
-        size.kind == wire::ScheduleKind::host_direct) {
-      for (std::uint32_t owner = 0; owner < size.shares.size(); ++owner) {
-        if (size.shares[owner] == 0) continue;
+    if (size.kind == wire::ScheduleKind::ring) used.merge(ring_edges(plan.order));
+    for (std::uint32_t owner = 0; owner < size.shares.size(); ++owner) {
+      if (size.shares[owner] == 0 || size.kind == wire::ScheduleKind::ring) continue;
+      if (size.kind == wire::ScheduleKind::regional) {
+        const Tree tree(levels, owner);
+        for (std::uint32_t rank = 0; rank < world; ++rank) use(rank, tree.above(rank));
+      } else if (between_hosts(size.kind)) {
         const Delegates delegates(together, owner);
         for (std::size_t host = 0; host < together.size(); ++host) {
           const std::uint32_t here = delegates.of(host);
-          for (const std::uint32_t rank : together[host])
-            if (rank != here) used.insert(edge(here, rank));
-          const std::uint32_t there = size.kind == wire::ScheduleKind::host_ring
-                                          ? delegates.of((host + 1) % together.size())
-                                          : owner;
-          if (there != here) used.insert(edge(here, there));
+          for (const std::uint32_t rank : together[host]) use(here, rank);
+          const bool around = size.kind == wire::ScheduleKind::host_ring;
+          use(here, around ? delegates.of((host + 1) % together.size()) : owner);
         }
-      }
-      continue;
-    }
-    if (size.kind == wire::ScheduleKind::ring) {
-      for (std::size_t i = 0; i < world; ++i) {
-        used.insert(edge(plan.order[i], plan.order[(i + 1) % world]));
-      }
-      continue;
-    }
-    for (std::uint32_t owner = 0; owner < size.shares.size(); ++owner) {
-      if (size.shares[owner] == 0) continue;
-      for (std::uint32_t other = 0; other < world; ++other) {
-        if (other != owner) used.insert(edge(owner, other));
+      } else {
+        for (std::uint32_t other = 0; other < world; ++other) use(owner, other);
       }
     }
   }
   return used;
 }
 
+bool avoids(const wire::Plan& plan, const std::set<Edge>& unusable) {
+  return both(edges(plan), unusable).empty();
+}
+
+bool between_hosts(wire::ScheduleKind kind) {
+  return kind == wire::ScheduleKind::host_ring || kind == wire::ScheduleKind::host_direct;
+}
+
 std::vector<std::uint32_t> hosts(std::uint32_t world, const std::set<Edge>& shared) {
   std::vector<std::uint32_t> host(world);
-  std::vector<std::vector<std::uint32_t>> ranks;  // by host
+  HostRanks ranks;
   for (std::uint32_t rank = 0; rank < world; ++rank) {
-    const auto home = std::find_if(ranks.begin(), ranks.end(), [&](const auto& there) {
-      return std::all_of(there.begin(), there.end(), [&](std::uint32_t other) {
-        return shared.contains({other, rank});
-      });
-    });
+    const auto shares = [&](std::uint32_t other) { return shared.contains({other, rank}); };
+    const auto home = std::ranges::find_if(
+        ranks, [&](const auto& there) { return std::ranges::all_of(there, shares); });
     host[rank] = static_cast<std::uint32_t>(home - ranks.begin());
-    if (home == ranks.end()) {
-      ranks.push_back({rank});
-    } else {
-      home->push_back(rank);
-    }
+    if (host[rank] == ranks.size()) ranks.emplace_back();
+    ranks[host[rank]].push_back(rank);
   }
   return host;
 }
 
 bool on_one_host(const wire::Plan& plan) {
-  return plan.hosts.size() > 1 && std::all_of(plan.hosts.begin(), plan.hosts.end(),
-                                              [](std::uint32_t host) { return host == 0; });
+  return plan.hosts.size() > 1 && std::ranges::max(plan.hosts) == 0;
 }
 
 std::uint64_t hash(const wire::Plan& plan) {

@@ -7,7 +7,7 @@ namespace pccl::topology {
 namespace {
 
 constexpr double kKilobyte = 1000;
-// Where nothing at all is known: 100 Mbit/s. Only its being the same everywhere matters.
+// Assumed where nothing is known: 100 Mbit/s. Matters only in that it is the same everywhere.
 constexpr double kAssumedRate = 12.5e6;
 
 double median_or(std::vector<double> values, double otherwise) {
@@ -17,7 +17,7 @@ double median_or(std::vector<double> values, double otherwise) {
   return *middle;
 }
 
-// Fills in `values` that are 0.
+// Replaces zeros by the median of the other values, or by `otherwise`.
 void guess(std::vector<double>& values, double otherwise) {
   std::vector<double> known;
   std::copy_if(values.begin(), values.end(), std::back_inserter(known),
@@ -27,14 +27,12 @@ void guess(std::vector<double>& values, double otherwise) {
 }
 
 bool says_nothing(const wire::RateTable& table) {
-  return std::all_of(table.hosts.begin(), table.hosts.end(),
-                     [](const auto& host) { return host == wire::HostRate{}; }) &&
-         std::all_of(table.links.begin(), table.links.end(),
-                     [](const auto& link) { return link == wire::LinkRate{}; });
+  return std::ranges::count(table.hosts, wire::HostRate{}) == std::ssize(table.hosts) &&
+         std::ranges::count(table.links, wire::LinkRate{}) == std::ssize(table.links);
 }
 
-// Rates of ways into one site, or out of it, that together are what its link carries: it is the
-// link that they share, about evenly, and each of them alone would have all of it.
+// Recognises sites whose paths share the site's link about evenly: the rates of its paths add up to
+// the rate of the link. Each such path alone could use the whole link, so its own rate is dropped.
 void share_links(Network& net, const std::vector<bool>& usable) {
   constexpr double kAbout = 1.25;
   const std::size_t n = net.size();
@@ -110,7 +108,7 @@ void merge(wire::RateTable& table, std::span<const PeerId> members, std::size_t 
       continue;
     }
     if (measured.rate == wire::LinkRate{}) continue;
-    // With a round trip the way was measured, and a rate that is not said is not its own any more.
+    // A row with a round-trip time is a new measurement of the path and replaces the old one.
     if (measured.rate.rtt_us > 0) {
       link = measured.rate;
       continue;
@@ -149,7 +147,7 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
   net.path.resize(n * n);
   net.delay.resize(n * n);
   net.together.resize(n * n);
-  std::vector<double> out(n);  // the fastest of its ways, where they have rates
+  std::vector<double> out(n);  // of the fastest path; 0: unknown
   std::vector<double> in(n);
   std::vector<bool> usable(n * n, true);
   const std::size_t world = table.hosts.size();
@@ -176,7 +174,7 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
           out[a] = std::max(out[a], rate);
           in[b] = std::max(in[b], rate);
           if (link.rtt_us == 0) continue;
-          // The least of what was seen, of both directions: a path is not slower for a queue.
+          // The least delay seen in either direction: larger ones are due to queues.
           for (const std::size_t at : {a * n + b, b * n + a}) {
             const double delay = 0.5e-6 * link.rtt_us;
             net.delay[at] = net.delay[at] == 0 ? delay : std::min(net.delay[at], delay);
@@ -185,8 +183,8 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
       }
     }
   }
-  // Where one direction of a site is known, the other one is taken to be like it. What one of its
-  // ways carries says only that the site carries no less, unless nothing else is known of any.
+  // If one direction of a site's link is known, assume the same for the other. The rate of a path
+  // is only a lower bound for its sites' links, unless no link is known.
   for (std::size_t a = 0; a < n; ++a) {
     if (net.up[a] == 0) net.up[a] = net.down[a];
     if (net.down[a] == 0) net.down[a] = net.up[a];

@@ -9,8 +9,8 @@ namespace {
 
 constexpr double kFar = 2;
 
-// The delays at which chains of shorter ways join more sites: those of a minimum spanning tree
-// (Prim 1957), the longest first. There are no other divisions than between these.
+// The delays on a minimum spanning tree (Prim 1957), longest first. Joining all sites within a
+// given delay changes its result only at these.
 std::vector<double> steps(const Network& network) {
   const std::size_t n = network.size();
   constexpr double kFarthest = std::numeric_limits<double>::infinity();
@@ -35,8 +35,8 @@ std::vector<double> steps(const Network& network) {
   return found;
 }
 
-// Sites that a chain of ways of at most `near` seconds joins have the same number; numbers ascend
-// from 0 with the first site of each.
+// Sites joined by a chain of paths of at most `near` seconds have the same number. Numbers ascend
+// from 0 in order of each region's first site.
 std::vector<std::uint32_t> joined(const Network& network, double near) {
   const std::size_t n = network.size();
   constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();

@@ -1,4 +1,4 @@
-// Which sites are near each other. Pure functions.
+// Finds regions: sets of sites that are near each other. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace pccl::topology {
 
-// The regions of a network's sites, a number for each: from every site of a region to every other
-// one of it takes at most half as long as to any site elsewhere. Of several such divisions the one
-// into the fewest regions. Pairs that cannot be used do not count. Nothing where there is none with
-// several regions, one of them of several sites.
+// The number of each site's region. The delay between any two sites of a region is at most half of
+// the delay to any other site. Of several such divisions, returns the one with the fewest regions.
+// Unusable pairs do not count. Empty: there is no division into several regions, one of which has
+// several sites.
 [[nodiscard]] std::optional<std::vector<std::uint32_t>> regions(const Network& network);
 
-// What all flows from one region to another are known to carry together, [from * regions + to]
-// bytes per second: the sum of what pairs did at the same time. A pair of which that is not known
-// is taken to carry as much as the others; where it is known of none, the sites' own links bind.
+// The known capacity from one region to another, [from * regions + to] in bytes per second: the sum
+// of the rates of pairs at the same time. An unknown pair is assumed to carry as much as the
+// others; if no pair is known, only the sites' links limit the capacity.
 [[nodiscard]] std::vector<double> between_regions(const Network& network,
                                                   const std::vector<std::uint32_t>& regions);
 

@@ -14,8 +14,8 @@ namespace {
 
 using Order = std::vector<std::uint32_t>;
 
-// Steps of 5 %, from 1 on; 0: the pair cannot be used. Integers, so that no machine's logarithm
-// matters.
+// The rate in steps of 5 %, from 1; 0: the pair is unusable. Computed in integers, so that it is
+// equal on all machines.
 std::uint32_t level_of(double bytes_per_s) {
   if (bytes_per_s <= 0) return 0;
   const auto kilobytes = static_cast<std::uint64_t>(bytes_per_s / 1000);
@@ -24,7 +24,7 @@ std::uint32_t level_of(double bytes_per_s) {
   return level;
 }
 
-// Pairs as the search sees them: [from * n + to].
+// The properties of pairs: [from * n + to].
 struct Graph {
   std::size_t n = 0;
   std::vector<std::uint32_t> level;
@@ -33,8 +33,8 @@ struct Graph {
 
 constexpr std::uint64_t kFar = std::numeric_limits<std::uint64_t>::max() / 4;
 
-// The ring of least delay over pairs of at least `level`, from site 0: cost[set][last] is the least
-// for a path that begins at 0, has been at `set` of the others and ends at `last`.
+// The ring of least delay over pairs of at least `level`, from site 0. cost[set][last] is the least
+// delay of a path that begins at 0, visits `set` of the other sites and ends at `last`.
 std::optional<Order> shortest(const Graph& graph, std::uint32_t level) {
   const std::size_t others = graph.n - 1;
   const auto hop = [&](std::size_t from, std::size_t to) {
@@ -105,7 +105,7 @@ std::optional<Order> exact(const Graph& graph) {
   return best;
 }
 
-// How bad a ring is: its slowest level, how many pairs have that one, its delay.
+// The cost of a ring: its lowest level, the number of pairs with that level, its delay.
 struct Badness {
   std::uint32_t level = 0;
   std::size_t at_level = 0;
@@ -130,7 +130,7 @@ Badness judge(const Graph& graph, const Order& order) {
   return bad;
 }
 
-// From `start`, always to the neighbour that is best by level, then delay.
+// From `start`, always to the best next site by level, then delay.
 Order greedy(const Graph& graph, std::uint32_t start) {
   Order order{start};
   std::vector<bool> used(graph.n, false);
@@ -152,8 +152,8 @@ Order greedy(const Graph& graph, std::uint32_t start) {
   return order;
 }
 
-// Turns runs round (2-opt) and moves runs of up to three (or-opt) while that helps. How many rings
-// are looked at has a bound, for the master has other work: 0.2 s in all for 64 sites.
+// Reverses runs (2-opt) and moves runs of up to three sites (or-opt) while that helps. Considers a
+// bounded number of rings: 0.2 s in all for 64 sites, as the master has other work.
 void improve(const Graph& graph, Order& order) {
   int budget = 80'000;
   Badness bad = judge(graph, order);
@@ -211,7 +211,7 @@ std::optional<Order> search(const Graph& graph) {
   return best;
 }
 
-// Of rings that are equally good, the way round and the order that come first.
+// Of the ring, its reverse and the order of sites: the lexicographically first that is as good.
 Order plainest(const Graph& graph, Order best) {
   const Badness least = judge(graph, best);
   Order other = best;

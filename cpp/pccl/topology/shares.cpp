@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kSlack = 1e-9;  // relative
 
-// What a site's links carry both ways, and what they may.
+// The rate of a site's link, or of a pair, in its slower direction.
 double capacity(const Network& network, std::size_t site) {
   return std::min(network.up[site], network.down[site]);
 }
@@ -20,7 +20,7 @@ double pair_capacity(const Network& network, std::size_t a, std::size_t b) {
   return std::min(network.path_of(a, b), network.path_of(b, a));
 }
 
-// Seconds per byte that these shares take.
+// Seconds per byte with these shares.
 double time_of(const Network& network, const std::vector<double>& shares) {
   const std::size_t n = shares.size();
   double time = 0;
@@ -35,10 +35,9 @@ double time_of(const Network& network, const std::vector<double>& shares) {
   return time;
 }
 
-// The shares where only the sites' own links count. For n > 2 a site that works for t seconds per
-// byte can own (t c - 1) / (n - 2); the t at which that adds up to 1 is between the break points of
-// sites that own nothing. Slow sites may need more than t: they own nothing, and the others stay
-// balanced among themselves.
+// The shares if only the sites' own links count. For n > 2, a site of capacity c that is busy for t
+// seconds per byte can own (t c - 1) / (n - 2); t follows from their sum being 1. A slow site with
+// t c < 1 owns nothing, and the others are balanced among themselves.
 std::vector<double> by_own_links(const Network& network) {
   const std::size_t n = network.size();
   std::vector<double> shares(n, 1.0 / static_cast<double>(n));
@@ -53,7 +52,7 @@ std::vector<double> by_own_links(const Network& network) {
   double t = 0;
   for (std::size_t owners = 1; owners <= n; ++owners) {
     const double c = capacity(network, fastest[owners - 1]);
-    // This one would own nothing at the time that those before it take.
+    // At the time t of the faster sites, this one would own nothing.
     if (owners > 1 && t * c <= 1) break;
     sum += c;
     t = (spread + static_cast<double>(owners)) / sum;
@@ -67,16 +66,16 @@ std::vector<double> by_own_links(const Network& network) {
   return shares;
 }
 
-// Maximise the sum of x >= 0 under rows[k] x <= limit[k], all limits >= 0 and all coefficients >=
-// 0, by the simplex method on a dense tableau; Bland's rule against going in circles, and a bound
-// in case that rounding makes it do so: what it has then is within the limits all the same.
-// `first`: the variable with which ties are broken first.
+// Maximises the sum of x >= 0 under rows[k] x <= limit[k] by the simplex method on a dense tableau.
+// Bland's rule prevents cycles. The number of pivots is bounded in case rounding causes a cycle;
+// the result is feasible even then. `first`: the variable preferred on ties. REQUIRES: limits and
+// coefficients >= 0.
 std::vector<double> maximise_sum(std::vector<std::vector<double>> rows, std::vector<double> limit,
                                  std::size_t first) {
   const std::size_t n = rows.empty() ? 0 : rows.front().size();
   std::vector<double> gain(n, 1);  // of each column's variable, by unit
-  // Columns stand for variables that are 0, rows for those that are not. Numbers below n are x, the
-  // others the slack of a row.
+  // Columns are the variables that are 0, rows the others. Numbers below n are x, the others are
+  // the slack of a row.
   std::vector<std::size_t> column(n);
   std::iota(column.begin(), column.end(), std::size_t{0});
   std::vector<std::size_t> row(rows.size());
@@ -101,7 +100,7 @@ std::vector<double> maximise_sum(std::vector<std::vector<double>> rows, std::vec
         least = ratio;
       }
     }
-    if (out == rows.size()) break;  // without bound: every site has a limit, so not here
+    if (out == rows.size()) break;  // unbounded: impossible, as every site has a limit
     std::vector<double>& pivot = rows[out];
     const double by = 1 / pivot[in];
     for (double& value : pivot) value *= by;
@@ -139,7 +138,7 @@ std::optional<std::vector<double>> by_simplex(const Network& network) {
     row[i] = static_cast<double>(n) - 1;
     limit.push_back(capacity(network, i) / scale);
     for (std::size_t j = 0; j < i; ++j) {
-      // What the sites' own limits imply need not be said.
+      // Omit limits that the sites' own limits imply.
       const double pair = pair_capacity(network, i, j) / scale;
       if (pair >= (capacity(network, i) + capacity(network, j)) / scale) continue;
       std::vector<double>& both = rows.emplace_back(n, 0.0);
@@ -147,8 +146,8 @@ std::optional<std::vector<double>> by_simplex(const Network& network) {
       limit.push_back(pair);
     }
   }
-  // Mostly many shares are equally good, and each solution is a corner of them. The mean over
-  // several is as good, and spreads the work.
+  // Usually many shares are equally good, and each solution is one corner of their set. The mean of
+  // several solutions is as good, and spreads the work.
   std::vector<std::vector<double>> solutions;
   double least = std::numeric_limits<double>::infinity();
   for (std::size_t first = 0; first < n; ++first) {
@@ -162,7 +161,7 @@ std::optional<std::vector<double>> by_simplex(const Network& network) {
   if (!std::isfinite(least)) return std::nullopt;
   std::vector<double> mean(n, 0);
   for (const std::vector<double>& shares : solutions) {
-    // A solution that rounding has spoilt is not part of it.
+    // Leave out a solution that rounding has spoilt.
     if (time_of(network, shares) > least * (1 + 1e-6)) continue;
     for (std::size_t i = 0; i < n; ++i) mean[i] += shares[i];
   }
@@ -181,7 +180,7 @@ std::optional<std::vector<double>> best_shares(const Network& network) {
   double own = 0;
   for (std::size_t i = 0; i < n; ++i)
     own = std::max(own, (1 + (static_cast<double>(n) - 2) * shares[i]) / capacity(network, i));
-  // Best without the pairs' limits, and within them.
+  // The optimum without the pairs' limits is within these limits.
   if (time_of(network, shares) <= own * (1 + kSlack)) return shares;
   return by_simplex(network);
 }

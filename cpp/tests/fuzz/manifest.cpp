@@ -110,9 +110,9 @@ class Play final : private link::Carrier {
     const state::ChunkIndex index(theirs.state->manifest.entries);
     wire::Bytes bytes(script.pair());
     if (how % 4 != 0 && header.segment < index.count()) {
-      const state::ChunkPlace place = index.at(header.segment);
-      const std::uint8_t* data = entries[place.entry].data + place.offset;
-      bytes.assign(data, data + place.bytes);
+      const state::ChunkRange range = index.at(header.segment);
+      const std::uint8_t* data = entries[range.entry].data + range.offset;
+      bytes.assign(data, data + range.bytes);
       if (how % 4 == 1) bytes[0] ^= 1;
     }
     header.payload_bytes = static_cast<std::uint32_t>(bytes.size());

@@ -196,18 +196,18 @@ bool manifest_fits(const std::vector<Form>& theirs, const std::vector<Form>& own
   return state::valid(manifest, state::content_of(manifest.entries, false), mine);
 }
 
-// Places of the chunks of entries of these sizes: (entry, offset, bytes) by number.
+// The ranges of the chunks of entries of these sizes: (entry, offset, bytes) by number.
 std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>> chunk_places(
     const std::vector<std::uint64_t>& sizes) {
   std::vector<wire::StateEntry> entries(sizes.size());
   for (std::size_t i = 0; i < sizes.size(); ++i) entries[i].bytes = sizes[i];
   const state::ChunkIndex index(entries);
-  std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>> places;
+  std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>> ranges;
   for (std::uint64_t chunk = 0; chunk < index.count(); ++chunk) {
-    const state::ChunkPlace place = index.at(chunk);
-    places.emplace_back(place.entry, place.offset, place.bytes);
+    const state::ChunkRange range = index.at(chunk);
+    ranges.emplace_back(range.entry, range.offset, range.bytes);
   }
-  return places;
+  return ranges;
 }
 
 // (address, bytes of an element, (count, stride in bytes) by axis)

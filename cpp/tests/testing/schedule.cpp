@@ -58,8 +58,8 @@ nb::tuple by_regions(const Ranks& hosts, const Ranks& regions, std::uint32_t ran
   Ranks order(hosts.size());
   std::iota(order.begin(), order.end(), 0U);
   const pccl::topology::HostRanks there = pccl::topology::by_host(order, hosts);
-  return to_python(
-      collective::by_regions(pccl::topology::places(there, regions), Ranks(hosts.size(), 1), rank));
+  return to_python(collective::by_regions(pccl::topology::hierarchy(there, regions),
+                                          Ranks(hosts.size(), 1), rank));
 }
 
 // `hosts` by rank.

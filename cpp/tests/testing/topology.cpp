@@ -21,6 +21,7 @@
 #include "pccl/collective/schedule.h"
 #include "pccl/master/group.h"
 #include "pccl/topology/choose.h"
+#include "pccl/topology/predict.h"
 #include "pccl/topology/rates.h"
 
 namespace nb = nanobind;

@@ -107,9 +107,9 @@ class Receiver final : private stripes::Carrier {
     frame.header.segment = chunk.value_or(kManifestSegment);
     if (chunk) {
       const state::ChunkIndex index(elected_->manifest.entries);
-      const state::ChunkPlace place = index.at(*chunk);
-      const std::uint8_t* data = new_[place.entry].data() + place.offset;
-      frame.bytes.assign(data, data + place.bytes);
+      const state::ChunkRange range = index.at(*chunk);
+      const std::uint8_t* data = new_[range.entry].data() + range.offset;
+      frame.bytes.assign(data, data + range.bytes);
     } else {
       wire::Writer writer(frame.bytes);
       writer(elected_->manifest);

@@ -1,0 +1,115 @@
+#include "pccl/state/fetch_plan.h"
+
+#include <utility>
+
+namespace pccl::state {
+
+FetchPlan::FetchPlan(Manifest elected, std::shared_ptr<const LocalState> mine,
+                     const ChunkIndex& my_index, bool newcomer, BufferPool& pool)
+    : elected_(std::move(elected)), mine_(std::move(mine)), index_(elected_.entries) {
+  auto own = mine_->entries.begin();
+  for (std::uint32_t e = 0; e < elected_.entries.size(); ++e) {
+    const wire::StateEntry& entry = elected_.entries[e];
+    while (own != mine_->entries.end() && own->what.name < entry.name) ++own;
+    const bool known = own != mine_->entries.end() && own->what.name == entry.name;
+    // Only newcomers receive loose entries that they have already.
+    if (known && (own->what.content == entry.content || (entry.loose && !newcomer))) continue;
+    add_entry(e, known ? &*own : nullptr, my_index, pool);
+  }
+  left_ = chunks_.size();
+}
+
+void FetchPlan::add_entry(std::uint32_t e, const LocalEntry* own, const ChunkIndex& my_index,
+                          BufferPool& pool) {
+  const wire::StateEntry& entry = elected_.entries[e];
+  const std::uint64_t first = index_.first_of(e);
+  const std::uint64_t end = index_.first_of(e + 1);
+  const bool same_size = own != nullptr && own->what.bytes == entry.bytes;
+  const std::uint64_t my_first =
+      own == nullptr ? 0 : my_index.first_of(static_cast<std::size_t>(own - &mine_->entries[0]));
+  const auto same = [&](std::uint64_t chunk) {
+    return same_size && mine_->manifest.chunks[my_first + chunk - first] == elected_.chunks[chunk];
+  };
+  Incoming incoming{e, own, same_size && own->writable != nullptr, {}};
+  std::uint64_t room = incoming.in_place ? 0 : entry.bytes;
+  for (std::uint64_t chunk = first; incoming.in_place && chunk < end; ++chunk) {
+    if (!same(chunk)) room += index_.at(chunk).bytes;
+  }
+  if (room > 0) incoming.memory = pool.take(room);
+  std::uint64_t at = 0;
+  for (std::uint64_t chunk = first; chunk < end; ++chunk) {
+    const ChunkRange range = index_.at(chunk);
+    std::uint8_t* to = incoming.memory.data() + (incoming.in_place ? at : range.offset);
+    if (same(chunk)) {
+      // The caller's thread copies it after the sync.
+      if (!incoming.in_place) kept_.push_back({to, own->data + range.offset, range.bytes});
+      continue;
+    }
+    at += range.bytes;
+    const auto number = static_cast<std::uint32_t>(chunk);
+    chunks_[number] = {to, range.bytes, entry.loose, false};
+    (entry.loose ? loose_ : strict_).push_back(number);
+    bytes_wanted_ += range.bytes;
+  }
+  incoming_.push_back(std::move(incoming));
+}
+
+std::optional<std::uint32_t> FetchPlan::next(bool loose) {
+  std::deque<std::uint32_t>& list = loose && !loose_.empty() ? loose_ : strict_;
+  if (list.empty()) return std::nullopt;
+  const std::uint32_t number = list.front();
+  list.pop_front();
+  return number;
+}
+
+void FetchPlan::retry(std::span<const std::uint32_t> numbers) {
+  for (const std::uint32_t number : numbers) {
+    Chunk& chunk = chunks_.at(number);
+    chunk.placed = false;
+    (chunk.loose ? loose_ : strict_).push_front(number);
+  }
+}
+
+void FetchPlan::unplace(std::uint32_t number) {
+  if (const auto it = chunks_.find(number); it != chunks_.end()) it->second.placed = false;
+}
+
+bool FetchPlan::accept(std::uint32_t number) {
+  Chunk& chunk = chunks_.at(number);
+  chunk.placed = false;
+  if (digest({chunk.to, chunk.bytes}) != elected_.chunks[number]) {
+    retry({&number, 1});
+    return false;
+  }
+  bytes_done_ += chunk.bytes;
+  --left_;
+  return true;
+}
+
+std::vector<wire::StateEntry> FetchPlan::replacements() const {
+  std::vector<wire::StateEntry> entries;
+  for (const Incoming& incoming : incoming_)
+    if (!incoming.in_place) entries.push_back(elected_.entries[incoming.entry]);
+  return entries;
+}
+
+void FetchPlan::finish(Update& update) {
+  // Copies from our own entries come first: other entries may share their memory.
+  update.copies = std::move(kept_);
+  for (Incoming& incoming : incoming_) {
+    if (!incoming.in_place) {
+      update.replacements.push_back({elected_.entries[incoming.entry], std::move(incoming.memory)});
+      continue;
+    }
+    const auto first = static_cast<std::uint32_t>(index_.first_of(incoming.entry));
+    const auto end = static_cast<std::uint32_t>(index_.first_of(incoming.entry + 1));
+    for (auto it = chunks_.lower_bound(first); it != chunks_.end() && it->first < end; ++it) {
+      std::uint8_t* const to = incoming.mine->writable + (it->first - first) * kChunkBytes;
+      update.copies.push_back({to, it->second.to, it->second.bytes});
+    }
+    update.staging.push_back(std::move(incoming.memory));
+    update.written.push_back(incoming.mine->what.name);
+  }
+}
+
+}  // namespace pccl::state

@@ -1,0 +1,106 @@
+// What a receiver of a sync has to fetch, and the memory that holds it until the sync is over.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pccl/base/buffer.h"
+#include "pccl/state/manifest.h"
+
+namespace pccl::state {
+
+// The changes that a sync makes here, kept apart from the old state.
+struct Update {
+  struct Copy {
+    std::uint8_t* to = nullptr;
+    const std::uint8_t* from = nullptr;
+    std::uint64_t bytes = 0;
+  };
+  struct Replacement {
+    wire::StateEntry what;
+    Buffer bytes;  // none for an empty entry
+  };
+  std::vector<Copy> copies;  // the caller makes these in order, before it uses the replacements
+  std::vector<std::string> written;       // names of the entries that the copies write
+  std::vector<Replacement> replacements;  // the other entries, whole
+  std::vector<Buffer> staging;            // sources of copies
+  std::uint64_t tx_bytes = 0;             // of chunks
+  std::uint64_t rx_bytes = 0;
+  wire::SyncDecision decision;
+};
+
+// Created once the elected manifest has arrived. *one thread: the engine's*
+class FetchPlan {
+ public:
+  struct Chunk {
+    std::uint8_t* to = nullptr;
+    std::uint64_t bytes = 0;
+    bool loose = false;
+    bool placed = false;  // a frame with it is being received
+  };
+
+  // Compares the elected state with `mine`, whose chunks are in `my_index`. `newcomer`: loose
+  // entries are fetched too. REQUIRES: valid(elected, ...). Throws std::bad_alloc.
+  FetchPlan(Manifest elected, std::shared_ptr<const LocalState> mine, const ChunkIndex& my_index,
+            bool newcomer, BufferPool& pool);
+  FetchPlan(const FetchPlan&) = delete;
+  FetchPlan& operator=(const FetchPlan&) = delete;
+
+  // -- asking
+  [[nodiscard]] bool all_asked() const { return strict_.empty() && loose_.empty(); }
+  // Takes the number of the next chunk to ask for. `loose`: prefers chunks of loose entries, which
+  // otherwise are not returned. Empty: no such chunk is left.
+  std::optional<std::uint32_t> next(bool loose);
+  // These chunks will not arrive: they are asked for again, first.
+  void retry(std::span<const std::uint32_t> numbers);
+
+  // -- receiving
+  // REQUIRES: the chunk is part of the plan.
+  [[nodiscard]] Chunk& chunk(std::uint32_t number) { return chunks_.at(number); }
+  [[nodiscard]] const Chunk& chunk(std::uint32_t number) const { return chunks_.at(number); }
+  // A frame with this chunk, if the chunk is part of the plan, did not arrive.
+  void unplace(std::uint32_t number);
+  // The chunk has arrived in its memory. False: it is not the announced one, and is asked for
+  // again.
+  [[nodiscard]] bool accept(std::uint32_t number);
+  [[nodiscard]] bool complete() const { return left_ == 0; }
+  [[nodiscard]] std::uint64_t bytes_done() const { return bytes_done_; }
+  [[nodiscard]] std::uint64_t bytes_wanted() const { return bytes_wanted_; }
+
+  // Entries of the elected state that are new here, or that replace an entry that cannot be
+  // written.
+  [[nodiscard]] std::vector<wire::StateEntry> replacements() const;
+  // Moves the changes into `update`. REQUIRES: complete().
+  void finish(Update& update);
+
+ private:
+  // An entry of the elected state that is received.
+  struct Incoming {
+    std::uint32_t entry = 0;
+    const LocalEntry* mine = nullptr;
+    bool in_place = false;
+    Buffer memory;  // in place: the chunks that differ, one after the other; else the whole entry
+  };
+  void add_entry(std::uint32_t entry, const LocalEntry* own, const ChunkIndex& my_index,
+                 BufferPool& pool);
+
+  Manifest elected_;
+  std::shared_ptr<const LocalState> mine_;
+  ChunkIndex index_;
+  std::vector<Incoming> incoming_;
+  std::vector<Update::Copy> kept_;  // chunks that replacements take from our own entries
+  std::map<std::uint32_t, Chunk> chunks_;
+  std::deque<std::uint32_t> strict_;  // chunks to ask for, from any source
+  std::deque<std::uint32_t> loose_;   // from the first source only
+  std::uint64_t left_ = 0;            // chunks that have not arrived
+  std::uint64_t bytes_done_ = 0;
+  std::uint64_t bytes_wanted_ = 0;
+};
+
+}  // namespace pccl::state
