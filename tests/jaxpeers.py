@@ -1,55 +1,21 @@
-"""Two peers with JAX and four CPU devices each, that run one piece of code after the other."""
+"""Peers with JAX and four CPU devices each, which call one function after the other."""
 
 from __future__ import annotations
 
 import importlib.util
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from workers import Run, Worker, running
+from programs import jax_peer
+from workers import Program, Run, Worker, running
 
 DEVICES = 4
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
 }
-
-# A piece of code is told by a line; it finds `rank`, and puts what the test is to know into `answer`.
-LOOP = """
-import jax, jax.numpy as jnp, traceback
-from jax.sharding import NamedSharding, PartitionSpec as P
-import pccl.adapters.jax
-
-comm = start()
-rank = comm._engine.membership()[1]
-MESH = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
-say(event="ready")
-
-def address(array):
-    return array.unsafe_buffer_pointer()
-
-def same(array, expected):
-    np.testing.assert_array_equal(np.asarray(array), np.asarray(expected))
-    return True
-
-def raised(kind, call):
-    try:
-        call()
-    except kind as error:
-        return error
-    raise AssertionError(f"no {kind}")
-
-for line in sys.stdin:
-    names = dict(globals(), answer=None)
-    try:
-        exec(compile(json.loads(line), "<test>", "exec"), names)
-        say(event="answer", answer=names["answer"])
-    except BaseException:
-        say(event="failed", answer=traceback.format_exc())
-"""
 
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax")
 
@@ -59,22 +25,22 @@ class Peers:
 
     def __init__(self, run: Run, count: int, **env: str) -> None:
         self.run = run
-        self.workers = run.peers(count, LOOP, **{**ENVIRONMENT, **env})
+        self.workers = run.peers(count, jax_peer.serve, **{**ENVIRONMENT, **env})
         for worker in self.workers:
             worker.expect("ready", 60)
 
-    def tell(self, *codes: str) -> None:
-        """One piece of code for all, or one for each."""
-        each = codes if len(codes) > 1 else codes * len(self.workers)
-        for worker, code in zip(self.workers, each, strict=True):
-            worker.tell(textwrap.dedent(code))
+    def tell(self, *programs: Program) -> None:
+        """One function for all, or one for each."""
+        each = programs if len(programs) > 1 else programs * len(self.workers)
+        for worker, program in zip(self.workers, each, strict=True):
+            worker.call(program)
 
     def answers(self, timeout: float = 30) -> list[Any]:
         return [answer(worker, timeout) for worker in self.workers]
 
-    def both(self, *codes: str) -> list[Any]:
-        """Runs the code on all peers; what its asserts say is this test's failure."""
-        self.tell(*codes)
+    def both(self, *programs: Program) -> list[Any]:
+        """Calls the function on all peers. What its asserts say is this test's failure."""
+        self.tell(*programs)
         return self.answers()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from jaxpeers import Peers, jax_peers, needs_jax
+from programs import jax_eager
 
 pytestmark = needs_jax
 
@@ -17,214 +19,82 @@ def peers() -> Iterator[Peers]:
 
 
 def test_a_tree_of_jax_arrays_comes_back_as_one(peers: Peers) -> None:
-    peers.both("""
-        tree = {"w": jnp.full((3, 4), rank + 1.0), "deep": [jnp.arange(5), (jnp.float32(rank),)]}
-        total = pccl.allreduce(tree)
-        assert jax.tree.structure(total) == jax.tree.structure(tree)
-        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(total))
-        assert [x.dtype for x in jax.tree.leaves(total)] == [x.dtype for x in jax.tree.leaves(tree)]
-        same(total["w"], np.full((3, 4), 3.0))
-        same(total["deep"][0], 2 * np.arange(5))
-        same(total["deep"][1][0], 1)
-        same(tree["w"], np.full((3, 4), rank + 1.0))
-    """)
+    peers.both(jax_eager.a_tree_of_jax_arrays_comes_back_as_one)
 
 
 @pytest.mark.parametrize("op", ["sum", "avg", "prod", "min", "max"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8"])
 def test_dtypes_combine_as_numpys_do(peers: Peers, dtype: str, op: str) -> None:
-    peers.both(f"""
-        given = [np.arange(7) % 3 + 1 + other for other in range(2)]
-        made = pccl.allreduce(jnp.asarray(given[rank], "{dtype}"), "{op}")
-        expected = dict(sum=sum(given), prod=given[0] * given[1], min=given[0], max=given[1],
-                        avg=sum(given) / 2)["{op}"]
-        assert made.dtype == "{dtype}" and made.shape == (7,)
-        same(made.astype("float32"), np.asarray(expected).astype(made.dtype).astype("float32"))
-    """)
+    peers.both(partial(jax_eager.dtypes_combine_as_numpys_do, dtype, op))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_an_array_without_axes_stays_one(peers: Peers, dtype: str) -> None:
-    peers.both(f"""
-        made = pccl.allreduce(jnp.asarray(rank + 1, "{dtype}"))
-        assert made.shape == () and made.dtype == "{dtype}" and int(made) == 3
-    """)
+    peers.both(partial(jax_eager.an_array_without_axes_stays_one, dtype))
 
 
 def test_64_bit_arrays_keep_their_bits_also_where_jax_would_take_them(peers: Peers) -> None:
-    peers.both("""
-        with jax.enable_x64(True):
-            wide = jnp.asarray([1 + 2**-40, 3.0])
-        made = pccl.allreduce(wide)
-        assert wide.dtype == made.dtype == "float64"
-        assert np.asarray(made)[0] == 2 + 2**-39
-    """)
+    peers.both(jax_eager.arrays_of_64_bits_keep_them_also_where_jax_would_not)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int4"])
 def test_dtypes_of_less_than_8_bits_or_8_bit_floats_are_refused_by_name(
     peers: Peers, dtype: str
 ) -> None:
-    peers.both(f"""
-        odd = jnp.zeros(3, "{dtype}")
-        error = raised(pccl.NotSupported, lambda: pccl.allreduce([odd]))
-        assert "tree[0]" in str(error) and "{dtype}" in str(error), error
-    """)
+    peers.both(
+        partial(jax_eager.dtypes_of_less_than_8_bits_or_8_bit_floats_are_refused_by_name, dtype)
+    )
 
 
 def test_other_arrays_are_refused(peers: Peers) -> None:
-    peers.both("""
-        for odd in (jnp.zeros(2, bool), jnp.zeros(2, "complex64"), jax.random.key(0)):
-            raised(pccl.InvalidArgument, lambda: pccl.allreduce(odd))
-        x = jnp.ones(3)
-        assert "out=" in str(raised(pccl.InvalidArgument, lambda: pccl.allreduce(x, out=x)))
-        same(x, np.ones(3))
-    """)
+    peers.both(jax_eager.other_arrays_are_refused)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 def test_nothing_is_copied_on_the_way_in_or_out(peers: Peers, dtype: str) -> None:
     # 1 MiB: results from 256 KiB on are aligned to 64 bytes, as JAX wants memory that it shares.
-    peers.both(f"""
-        from pccl import _arrays
-        seen = []
-        class Watched(_arrays.Staging):
-            def __init__(self, sends, recvs=None):
-                super().__init__(sends, recvs)
-                seen.extend((s.ctypes.data, r.ctypes.data) for s, r, _ in self.arrays)
-        import pccl.api
-        pccl.api.Staging = Watched
-        try:
-            x = jnp.full(2**20 // jnp.dtype("{dtype}").itemsize, rank + 1, "{dtype}")
-            total = pccl.allreduce(x)
-        finally:
-            pccl.api.Staging = _arrays.Staging
-        assert seen == [(address(x), address(total))], (seen, address(x), address(total))
-        same(total.astype("float32"), np.full(x.shape, 3.0))
-        same(x.astype("float32"), np.full(x.shape, rank + 1.0))
-    """)
+    peers.both(partial(jax_eager.nothing_is_copied_on_the_way_in_or_out, dtype))
 
 
 def test_a_donated_result_is_not_written_into_nor_its_memory_used_again_too_early(
     peers: Peers,
 ) -> None:
-    peers.both("""
-        import gc
-        grow = jax.jit(lambda v: v + 1, donate_argnums=0)
-        kept = []
-        for step in range(8):
-            total = pccl.allreduce(jnp.full(2**18, float(step)))
-            view = np.asarray(total)
-            more = grow(total)
-            kept.append((step, view, more))
-            del total, more
-            gc.collect()
-        for step, view, more in kept:
-            same(view, np.full(2**18, 2.0 * step))
-            same(more, np.full(2**18, 2.0 * step + 1))
-    """)
+    peers.both(jax_eager.a_donated_result_is_not_written_into_nor_its_memory_used_again_too_early)
 
 
 def test_where_an_array_may_move_its_result_may_too(peers: Peers) -> None:
-    peers.both("""
-        free = jnp.ones(4)
-        bound = jax.device_put(jnp.ones(4), jax.devices()[2])
-        assert not pccl.allreduce(free).committed
-        total = pccl.allreduce(bound)
-        assert total.committed and total.sharding == bound.sharding
-        same(total, 2 * np.ones(4))
-    """)
+    peers.both(jax_eager.where_an_array_may_move_its_result_may_too)
 
 
-# (partition, buffers that go over the network)
-SHARDINGS = {
-    "replicated": ("P()", 1),
-    "by row": ('P("x")', 4),
-    "by column": ('P(None, "x")', 4),
-}
-
-
-@pytest.mark.parametrize("name", SHARDINGS)
+@pytest.mark.parametrize("name", ["replicated", "by row", "by column"])
 @pytest.mark.parametrize("rows", [8, 1024])  # copied, and shared with the result
 def test_a_sharded_array_is_reduced_shard_by_shard_and_stays_sharded(
     peers: Peers, name: str, rows: int
 ) -> None:
-    partition, parts = SHARDINGS[name]
-    peers.both(f"""
-        from pccl.adapters.jax import to_buffers
-        whole = np.arange({rows} * 512, dtype=np.float32).reshape({rows}, 512) + rank
-        x = jax.device_put(whole, NamedSharding(MESH, {partition}))
-        held = {{address(shard.data) for shard in x.addressable_shards}}
-        buffers = to_buffers(x, writable=False)
-        assert len(buffers) == {parts}
-        assert all(b.array.ctypes.data in held and not b.array.flags.writeable for b in buffers)
-        total = pccl.allreduce({{"x": x}})["x"]
-        assert total.sharding == x.sharding and len(total.addressable_shards) == 4
-        same(total, 2 * whole + (1 - 2 * rank))
-        for shard in total.addressable_shards:
-            same(shard.data, (2 * whole + (1 - 2 * rank))[shard.index])
-    """)
+    peers.both(
+        partial(jax_eager.a_sharded_array_is_reduced_shard_by_shard_and_stays_sharded, name, rows)
+    )
 
 
 def test_an_array_sharded_over_one_axis_of_a_mesh_goes_once(peers: Peers) -> None:
-    peers.both("""
-        from pccl.adapters.jax import to_buffers
-        mesh = jax.make_mesh((2, 2), ("a", "b"))
-        whole = np.arange(16, dtype=np.float32).reshape(4, 4)
-        x = jax.device_put(whole, NamedSharding(mesh, P("b")))
-        assert [b.array.shape for b in to_buffers(x, writable=False)] == [(2, 4)] * 2
-        total, info = pccl.allreduce(x, return_info=True)
-        assert total.sharding == x.sharding
-        same(total, 2 * whole)
-    """)
+    peers.both(jax_eager.an_array_sharded_over_one_axis_of_a_mesh_goes_once)
 
 
 def test_members_that_order_their_devices_differently_mean_the_same_parts(peers: Peers) -> None:
-    peers.both("""
-        devices = jax.devices()[::-1] if rank else jax.devices()
-        mesh = jax.sharding.Mesh(np.array(devices), ("x",))
-        x = jax.device_put(np.arange(8.0, dtype=np.float32), NamedSharding(mesh, P("x")))
-        same(pccl.allreduce(x), 2 * np.arange(8.0))
-    """)
+    peers.both(jax_eager.members_that_order_their_devices_differently_mean_the_same_parts)
 
 
 def test_members_that_shard_differently_are_told(peers: Peers) -> None:
-    peers.both("""
-        x = jax.device_put(np.ones((4, 4), np.float32), NamedSharding(MESH, P("x") if rank else P()))
-        error = raised(pccl.MismatchedCall, lambda: pccl.allreduce(x))
-        assert "float32[1,4]" in str(error) and "float32[4,4]" in str(error), error
-    """)
+    peers.both(jax_eager.members_that_shard_differently_are_told)
 
 
 def test_donated_replicas_of_a_result_do_not_share_what_they_become(peers: Peers) -> None:
-    peers.both("""
-        x = jax.device_put(np.ones(2**18, np.float32), NamedSharding(MESH, P()))
-        total = pccl.allreduce(x)
-        grow = jax.jit(lambda v: v + 1, donate_argnums=0)
-        more = grow(total)
-        for shard in more.addressable_shards:
-            same(shard.data, np.full(2**18, 3.0))
-    """)
+    peers.both(jax_eager.donated_replicas_of_a_result_do_not_share_what_they_become)
 
 
 def test_sync_gives_sharded_arrays_back_as_they_were(peers: Peers) -> None:
-    peers.both("""
-        sharding = NamedSharding(MESH, P("x"))
-        state = {"w": jax.device_put(np.full(8, rank, np.float32), sharding),
-                 "r": jax.device_put(np.full(2**18, rank, np.float32), NamedSharding(MESH, P()))}
-        shardings = [leaf.sharding for leaf in jax.tree.leaves(state)]
-        state = pccl.sync(state)
-        assert [leaf.sharding for leaf in jax.tree.leaves(state)] == shardings
-        same(state["w"], np.zeros(8))
-        same(state["r"], np.zeros(2**18))
-    """)
+    peers.both(jax_eager.sync_gives_sharded_arrays_back_as_they_were)
 
 
 def test_an_asynchronous_call_returns_jax_arrays(peers: Peers) -> None:
-    peers.both("""
-        work = pccl.allreduce_async([jnp.ones(3), jnp.ones(2**18)])
-        first, second = work.wait()
-        assert isinstance(first, jax.Array)
-        same(first, 2 * np.ones(3))
-        same(second, 2 * np.ones(2**18))
-    """)
+    peers.both(jax_eager.an_asynchronous_call_returns_jax_arrays)

@@ -1,20 +1,21 @@
-"""`pccl run`: what its ranks get, what it prints, and how it ends. The ranks are plain Python programs."""
+"""`pccl run`: what its ranks get, what it prints, and how it ends."""
 
 import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
+from programs import launch
+from workers import command
 
-SLEEPER = "import signal; print('ready', flush=True); [signal.pause() for _ in iter(int, 1)]"
 
-
-def start(code, *options, ranks=2, **extra):
-    """`pccl run` of a program given as text."""
-    command = [sys.executable, "-m", "pccl", "run", "-n", str(ranks), *options, "--"]
+def start(program, *options, ranks=2, **extra):
+    """`pccl run` of a program."""
+    run = [sys.executable, "-m", "pccl", "run", "-n", str(ranks), *options, "--"]
     return subprocess.Popen(
-        [*command, sys.executable, "-c", code],
+        [*run, *command(program)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -26,8 +27,8 @@ def start(code, *options, ranks=2, **extra):
 def run(tmp_path):
     """Runs to the end; returns (status, lines of output, error text)."""
 
-    def run(code, *options, ranks=2, **extra):
-        process = start(code, *options, ranks=ranks, cwd=tmp_path, **extra)
+    def run(program, *options, ranks=2, **extra):
+        process = start(program, *options, ranks=ranks, cwd=tmp_path, **extra)
         out, err = process.communicate(timeout=200)
         join, _, err = err.partition("\n")
         assert join.startswith("pccl run: to join: PCCL_MASTER=127.0.0.1:")
@@ -41,11 +42,7 @@ def wait_for_lines(process, count):
 
 
 def test_every_rank_finds_the_master_and_its_own_number(run):
-    code = (
-        "import os; e = os.environ\n"
-        "print(e['PCCL_MIN_PEERS'], e['PCCL_BIND'], e['PCCL_LOCAL_RANK'], e['PCCL_MASTER'])"
-    )
-    status, lines, err = run(code, ranks=3)
+    status, lines, err = run(launch.print_settings, ranks=3)
     assert (status, err) == (0, "")
     assert len(lines) == 3
     masters = set()
@@ -60,18 +57,12 @@ def test_every_rank_finds_the_master_and_its_own_number(run):
 
 
 def test_the_master_listens_while_the_ranks_run(run):
-    code = (
-        "import os, socket\n"
-        "host, port = os.environ['PCCL_MASTER'].split(':')\n"
-        "socket.create_connection((host, int(port)), 10).close()"
-    )
-    assert run(code)[0] == 0
+    assert run(launch.connect_to_the_master)[0] == 0
 
 
 def test_how_to_join_is_told_at_the_start_and_the_secret_only_when_asked(tmp_path):
-    code = "import os; print(os.environ['PCCL_MASTER'], os.environ['PCCL_SECRET'])"
     for options in ((), ("--show-join",)):
-        process = start(code, *options, ranks=1, cwd=tmp_path)
+        process = start(launch.print_master_and_secret, *options, ranks=1, cwd=tmp_path)
         out, err = process.communicate(timeout=200)
         master, secret = out.removeprefix("[0] ").split()
         line = err.splitlines()[0]
@@ -81,22 +72,7 @@ def test_how_to_join_is_told_at_the_start_and_the_secret_only_when_asked(tmp_pat
 
 
 def test_another_process_joins_by_the_line_that_is_shown(tmp_path):
-    program = tmp_path / "grow.py"
-    program.write_text(
-        "import pccl\n"
-        "with pccl.init():\n"
-        "    while pccl.world_size() < 2:\n"
-        "        pccl.admit()\n"
-        "    print('together', pccl.allreduce(1), flush=True)\n"
-    )
-    command = [sys.executable, "-m", "pccl", "run", "-n", "1", "--show-join", "--"]
-    process = subprocess.Popen(
-        [*command, sys.executable, str(program)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-    )
+    process = start(launch.grow, "--show-join", ranks=1, cwd=tmp_path)
     line = process.stderr.readline().removeprefix("pccl run: to join: ")
     done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=200)
     assert done.stdout == "together 2\n", done.stderr
@@ -104,19 +80,15 @@ def test_another_process_joins_by_the_line_that_is_shown(tmp_path):
 
 
 def test_settings_that_only_one_process_can_have_are_not_passed_on(run):
-    code = "import os; print('PCCL_PORT' in os.environ or 'PCCL_ADVERTISE' in os.environ)"
     env = os.environ | {"PCCL_PORT": "5000", "PCCL_ADVERTISE": "example.org:5000"}
-    assert sorted(run(code, env=env)[1]) == ["[0] False", "[1] False"]
+    assert sorted(run(launch.print_whether_one_process_settings, env=env)[1]) == [
+        "[0] False",
+        "[1] False",
+    ]
 
 
 def test_lines_stay_whole_and_in_order(run):
-    code = (
-        "import sys\n"
-        "for i in range(2000):\n"
-        "    sys.stdout.write(f'{i} ' + 'x' * 50)\n"
-        "    sys.stdout.write('y' * 50 + '\\n')\n"
-    )
-    status, lines, _ = run(code)
+    status, lines, _ = run(launch.print_lines_in_two_parts)
     assert status == 0
     for rank in range(2):
         own = [line for line in lines if line.startswith(f"[{rank}] ")]
@@ -124,44 +96,42 @@ def test_lines_stay_whole_and_in_order(run):
 
 
 def test_the_last_line_needs_no_newline_and_a_long_one_arrives(run):
-    status, lines, _ = run("print('z' * 300_000, end='')", ranks=1)
+    status, lines, _ = run(launch.print_a_long_line, ranks=1)
     assert status == 0
     assert lines == ["[0] " + "z" * 300_000]
 
 
 def test_errors_go_to_the_error_stream(run):
-    status, lines, err = run("import sys; print('oh', file=sys.stderr)", ranks=1)
+    status, lines, err = run(launch.print_an_error, ranks=1)
     assert (status, lines, err) == (0, [], "[0] oh\n")
 
 
 def test_a_failing_rank_stops_the_others_and_gives_its_status(tmp_path):
-    code = f"import os, sys\nif os.environ['PCCL_LOCAL_RANK'] == '1': sys.exit(7)\n{SLEEPER}"
-    process = start(code, ranks=3, cwd=tmp_path)
+    process = start(partial(launch.fail_or_sleep, failing=1), ranks=3, cwd=tmp_path)
     _, err = process.communicate(timeout=200)
     assert process.returncode == 7
     assert "rank 1 ended with exit status 7; stopping the others" in err
 
 
 def test_a_killed_rank_gives_the_status_of_its_signal(run):
-    status, _, err = run("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", ranks=1)
+    status, _, err = run(launch.kill_itself, ranks=1)
     assert status == 128 + signal.SIGKILL
     assert "SIGKILL" in err
 
 
 def test_an_elastic_run_goes_on_without_a_failed_rank(run):
-    code = "import os, sys\nif os.environ['PCCL_LOCAL_RANK'] == '0': sys.exit(7)\nprint('done')"
-    status, lines, err = run(code, "--elastic")
+    status, lines, err = run(partial(launch.fail_or_print, failing=0), "--elastic")
     assert (status, lines) == (0, ["[1] done"])
     assert "rank 0 ended with exit status 7" in err
 
 
 def test_an_elastic_run_without_any_success_fails(run):
-    assert run("raise SystemExit(9)", "--elastic")[0] == 9
+    assert run(launch.fail, "--elastic")[0] == 9
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_all_ranks(tmp_path, number, status):
-    process = start(SLEEPER, cwd=tmp_path)
+    process = start(launch.sleep, cwd=tmp_path)
     assert sorted(wait_for_lines(process, 2)) == ["[0] ready\n", "[1] ready\n"]
     process.send_signal(number)
     _, err = process.communicate(timeout=200)
@@ -170,14 +140,7 @@ def test_a_signal_ends_all_ranks(tmp_path, number, status):
 
 
 def test_ranks_that_ignore_signals_are_killed_when_ctrl_c_is_repeated(tmp_path):
-    code = (
-        "import signal\n"
-        "def ignore(number, frame): print(signal.Signals(number).name, flush=True)\n"
-        "signal.signal(signal.SIGINT, ignore); signal.signal(signal.SIGTERM, ignore)\n"
-        "print('ready', flush=True)\n"
-        "while True: signal.pause()"
-    )
-    process = start(code, ranks=1, cwd=tmp_path)
+    process = start(launch.ignore_signals, ranks=1, cwd=tmp_path)
     assert wait_for_lines(process, 1) == ["[0] ready\n"]
     process.send_signal(signal.SIGINT)
     assert wait_for_lines(process, 1) == ["[0] SIGINT\n"]
@@ -189,22 +152,16 @@ def test_ranks_that_ignore_signals_are_killed_when_ctrl_c_is_repeated(tmp_path):
 
 
 def test_what_a_rank_started_gets_the_signal_too(tmp_path):
-    code = (
-        "import subprocess, sys\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {SLEEPER!r}])\n"
-        "child.wait()"
-    )
-    process = start(code, ranks=1, cwd=tmp_path)
+    process = start(launch.start_a_sleeper, ranks=1, cwd=tmp_path)
     assert wait_for_lines(process, 1) == ["[0] ready\n"]
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(
-        timeout=200
-    )  # the pipe ends only when the rank's child has ended too
+    # The pipe ends only when the rank's child has ended, too.
+    out, _ = process.communicate(timeout=200)
     assert (process.returncode, out) == (143, "")
 
 
 def test_a_reader_that_leaves_ends_the_run(tmp_path):
-    process = start("while True: print('x' * 100)", cwd=tmp_path)
+    process = start(launch.print_for_ever, cwd=tmp_path)
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=200) == 128 + signal.SIGPIPE
@@ -212,8 +169,8 @@ def test_a_reader_that_leaves_ends_the_run(tmp_path):
 
 
 def test_a_program_that_does_not_exist_is_said_so(tmp_path):
-    command = [sys.executable, "-m", "pccl", "run", "-n", "2", "--", "no-such-program"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    words = [sys.executable, "-m", "pccl", "run", "-n", "2", "--", "no-such-program"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=200)
     assert done.returncode == 127
     assert "cannot run no-such-program" in done.stderr
 
@@ -222,8 +179,8 @@ def test_a_program_that_does_not_exist_is_said_so(tmp_path):
     "arguments", [["run", "-n", "0", "--", "true"], ["run", "-n", "2"], ["run", "true"], []]
 )
 def test_a_command_line_that_makes_no_sense_is_refused(tmp_path, arguments):
-    command = [sys.executable, "-m", "pccl", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=200)
+    words = [sys.executable, "-m", "pccl", *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=200)
     assert done.returncode == 2
     assert "usage: pccl" in done.stderr
 
@@ -231,9 +188,9 @@ def test_a_command_line_that_makes_no_sense_is_refused(tmp_path, arguments):
 def test_the_program_keeps_its_own_options_and_dashes(run, tmp_path):
     show = tmp_path / "show.py"
     show.write_text("import sys; print(sys.argv[1:])")
-    command = [sys.executable, "-m", "pccl", "run", "-n", "1", "--"]
+    words = [sys.executable, "-m", "pccl", "run", "-n", "1", "--"]
     done = subprocess.run(
-        [*command, str(show), "-n", "5", "--", "--elastic"],
+        [*words, str(show), "-n", "5", "--", "--elastic"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -262,16 +219,8 @@ def test_a_master_says_where_it_listens_and_ends_at_a_signal(tmp_path, program, 
 
 
 def test_a_script_that_runs_a_master_stays_alive_until_a_signal(tmp_path):
-    code = (
-        "import pccl\n"
-        "def main():\n"
-        "    master = pccl.MasterNode(listen_address='127.0.0.1:0')\n"
-        "    master.run()\n"
-        "    print(master.address, flush=True)\n"
-        "main()"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-c", code],
+        command(launch.run_master),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,4 +1,4 @@
-"""Peers that nobody can dial from outside: behind NATs, each dialled from the side that gets through."""
+"""Peers behind NATs, which cannot be dialled from outside: each pair is dialled from one side."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import namespaces
 import nat
 import pytest
+from programs import nat_peers
 from workers import Worker
 
 pytestmark = [
@@ -28,32 +30,6 @@ SETTINGS = {
     "PCCL_LINK_TIMEOUT": "1.5",
 }
 
-# Reduces arrays of several sizes, and all the other collectives; then as it is told.
-PEER = """
-import time
-began = time.monotonic()
-comm = start()
-pccl.barrier()
-for count in (10, 20_000, 2_000_000):
-    total, info = pccl.allreduce(x(count), return_info=True)
-    assert (total == expected(info)).all() and info.world_size == int(os.environ["WORLD"]), info
-rank, world = pccl.rank(), pccl.world_size()
-for count in (7, 300_000):
-    assert (pccl.broadcast(np.full(count, rank), root=world - 1) == world - 1).all()
-    every = pccl.allgather(np.full(count, rank))
-    assert all((every[r] == r).all() for r in range(world))
-    mine = pccl.reduce_scatter(np.full((world, count), rank + 1))
-    assert (mine == world * (world + 1) // 2).all()
-say(event="reduced", seconds=time.monotonic() - began, schedules=str(comm.topology()))
-for line in sys.stdin:
-    command = json.loads(line)
-    if command == "end":
-        break
-    total, info = pccl.allreduce(x(100_000), return_info=True)
-    say(event="again", right=bool((total == expected(info)).all()), size=info.world_size)
-pccl.shutdown()
-"""
-
 
 def start(
     where: Sequence[int | None],
@@ -62,7 +38,13 @@ def start(
     **env: str,
 ) -> list[Worker]:
     return [
-        run.peer(PEER, host, PCCL_MIN_PEERS=str(len(where)), WORLD=str(len(where)), **env)
+        run.peer(
+            nat_peers.reduce_everything,
+            host,
+            PCCL_MIN_PEERS=str(len(where)),
+            WORLD=str(len(where)),
+            **env,
+        )
         for host in hosts
     ]
 
@@ -105,8 +87,14 @@ def test_a_forwarded_port_is_found_where_it_was_named() -> None:
     ):
         world = {"PCCL_MIN_PEERS": "2", "WORLD": "2"}
         peers = [
-            run.peer(PEER, hosts[0], PCCL_PORT="5000", PCCL_ADVERTISE=named, **world),
-            run.peer(PEER, hosts[1], **world),
+            run.peer(
+                nat_peers.reduce_everything,
+                hosts[0],
+                PCCL_PORT="5000",
+                PCCL_ADVERTISE=named,
+                **world,
+            ),
+            run.peer(nat_peers.reduce_everything, hosts[1], **world),
         ]
         print([peer.expect("reduced", 60)["seconds"] for peer in peers])
         reduce_once_more(peers)
@@ -154,32 +142,6 @@ def test_the_kernel_keeps_connections_alive_whatever_heartbeats_are_set_to() -> 
             assert any("keepalive" in line for line in timers)
 
 
-# Goes on for ever, and comes back as docs/failure.md says.
-COMES_BACK = """
-import time
-state = {"step": 0}
-members = 3
-while True:
-    try:
-        start(min_peers=members)
-        members = 1
-        while True:
-            began = time.monotonic()
-            state, info = pccl.sync(state, return_info=True)
-            total, info = pccl.allreduce(x(1000), return_info=True)
-            assert (total == expected(info)).all()
-            state["step"] += 1
-            took = time.monotonic() - began
-            say(event="step", step=state["step"], size=info.world_size, took=took)
-            threading.Event().wait(0.05)
-    except pccl.PCCLError as error:
-        if error.advice != "rejoin":
-            raise
-        say(event="out", error=type(error).__name__, step=state["step"])
-        pccl.shutdown()
-"""
-
-
 def until(worker: Worker, size: int, timeout: float = 60) -> list[dict[str, Any]]:
     """Its steps, up to the first among so many."""
     steps = []
@@ -193,7 +155,7 @@ def until(worker: Worker, size: int, timeout: float = 60) -> list[dict[str, Any]
 def test_a_peer_whose_address_changes_comes_back_and_the_others_see_one_loss() -> None:
     settings = SETTINGS | {"PCCL_HEARTBEAT_TIMEOUT": "2"}
     with nat.hosts((None,) * 4) as hosts, namespaces.running_on(hosts[-1], **settings) as run:
-        peers = [run.peer(COMES_BACK, host) for host in hosts[:3]]
+        peers = [run.peer(nat_peers.come_back, host) for host in hosts[:3]]
         for peer in peers:
             until(peer, 3)
         moved = hosts[2].name
@@ -212,20 +174,11 @@ def test_a_peer_whose_address_changes_comes_back_and_the_others_see_one_loss() -
 
 
 def test_two_that_have_no_way_to_each_other_are_told_soon_and_what_to_do() -> None:
-    code = """
-    import time
-    try:
-        start()
-        began = time.monotonic()
-        _, info = pccl.allreduce(x(), return_info=True)
-        say(event="alone", size=info.world_size, seconds=time.monotonic() - began)
-    except pccl.PCCLError as error:
-        say(event="error", name=type(error).__name__, reason=error.reason, advice=error.advice)
-    hear()
-    """
     settings = SETTINGS | {"PCCL_RELAY": "0"}
     with nat.hosts((0, 1, None)) as hosts, namespaces.running_on(hosts[-1], **settings) as run:
-        peers = [run.peer(code, host, PCCL_MIN_PEERS="2") for host in hosts[:2]]
+        peers = [
+            run.peer(nat_peers.reduce_or_say_why, host, PCCL_MIN_PEERS="2") for host in hosts[:2]
+        ]
         answers = [peer.next() for peer in peers]
         alone, error = sorted(answers, key=lambda answer: answer["event"])
         assert (alone["event"], alone["size"]) == ("alone", 1)
@@ -234,22 +187,21 @@ def test_two_that_have_no_way_to_each_other_are_told_soon_and_what_to_do() -> No
         assert (error["name"], error["advice"]) == ("Unreachable", "rejoin")
         assert "PCCL_PORT" in error["reason"] and "PCCL_ADVERTISE" in error["reason"]
         # Nor is a newcomer let in to who cannot be reached.
-        newcomer = run.peer(code, hosts[answers.index(error)], PCCL_MIN_PEERS="1")
+        newcomer = run.peer(
+            nat_peers.reduce_or_say_why, hosts[answers.index(error)], PCCL_MIN_PEERS="1"
+        )
         answer = newcomer.next()
         assert (answer["event"], answer["name"]) == ("error", "Unreachable"), answer
 
 
 def test_the_master_says_how_much_has_gone_through_it() -> None:
     count = 2_000_000
-    code = f"""
-    start()
-    total, info = pccl.allreduce(x({count}), return_info=True)
-    assert (total == expected(info)).all() and info.world_size == 2
-    pccl.shutdown()
-    """
     settings = SETTINGS | {"PCCL_LOG_LEVEL": "INFO"}
     with nat.hosts((0, 1, None)) as hosts, namespaces.running_on(hosts[-1], **settings) as run:
-        peers = [run.peer(code, host, PCCL_MIN_PEERS="2") for host in hosts[:2]]
+        peers = [
+            run.peer(partial(nat_peers.reduce_once, count), host, PCCL_MIN_PEERS="2")
+            for host in hosts[:2]
+        ]
         for peer in peers:
             assert peer.ends(60) == 0, peer.stderr()
         # Each sends as much as the whole array (docs/connecting.md), in frames.
@@ -267,20 +219,11 @@ def relayed_bytes(master: Worker) -> int:
     return sum(map(int, lines))
 
 
-DOCTOR = """
-import subprocess
-command = [sys.executable, "-m", "pccl", "doctor", "--json"]
-done = subprocess.run(command, capture_output=True, text=True)
-say(event="doctor", status=done.returncode, screen=done.stdout or done.stderr)
-"""
-WAITS = "start(min_peers=1)\npccl.barrier()\nsay(event='in')\nhear()"
-
-
 def ask_the_doctor(
     run: namespaces.HostsRun, host: namespaces.Host, **env: str
 ) -> tuple[int, dict[str, dict[str, str]]]:
     """Its exit status, and its checks by name."""
-    found = run.peer(DOCTOR, host, **env).expect("doctor")
+    found = run.peer(nat_peers.ask_the_doctor, host, **env).expect("doctor")
     return found["status"], {
         check["name"]: check for check in json.loads(found["screen"])["checks"]
     }
@@ -289,7 +232,7 @@ def ask_the_doctor(
 def test_the_doctor_tells_who_is_behind_a_nat() -> None:
     with nat.hosts((0, 1, None, None)) as hosts:
         with namespaces.running_on(hosts[-1], **SETTINGS) as run:
-            run.peer(WAITS, hosts[2]).expect("in")
+            run.peer(nat_peers.wait, hosts[2]).expect("in")
             status, checks = ask_the_doctor(run, hosts[0])
             assert status == 0
             assert checks["from outside"]["verdict"] == "warn"
@@ -299,7 +242,7 @@ def test_the_doctor_tells_who_is_behind_a_nat() -> None:
         # The two have the same private address, and in the first pair the same port.
         for relay, status, port in (("0", 1, "5000"), ("1", 0, "")):
             with namespaces.running_on(hosts[-1], **SETTINGS, PCCL_RELAY=relay) as run:
-                run.peer(WAITS, hosts[1], PCCL_PORT=port).expect("in")
+                run.peer(nat_peers.wait, hosts[1], PCCL_PORT=port).expect("in")
                 found, checks = ask_the_doctor(run, hosts[0], PCCL_PORT=port)
                 assert found == status, checks
                 text = checks["peers"]["text"]
@@ -315,7 +258,7 @@ def test_the_doctor_tries_a_forwarded_port_and_judges_by_nothing_untried() -> No
         nat.hosts(where, {0: (4000, 5000)}) as hosts,
         namespaces.running_on(hosts[-1], **settings) as run,
     ):
-        run.peer(WAITS, hosts[1]).expect("in")
+        run.peer(nat_peers.wait, hosts[1]).expect("in")
         status, checks = ask_the_doctor(run, hosts[0], PCCL_PORT="5000", PCCL_ADVERTISE=forwarded)
         assert status == 0 and checks["from outside"]["verdict"] == "ok", checks
         assert "port 4000" in checks["from outside"]["text"]

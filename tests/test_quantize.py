@@ -1,8 +1,9 @@
-"""Fewer bits on the way: the codes themselves, and operations that send them."""
+"""Quantization: the codes themselves, and operations that send them."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from workers import Run, running
+from programs import quantize
+from workers import Program, Run, running
 
 from pccl import _testing
 
@@ -231,13 +233,6 @@ def test_sizes_are_what_the_documentation_says() -> None:
 
 # ---- whole operations ----------------------------------------------------------------------------
 
-# NUMBER: 0, 1, ... as the peers were started.
-START = """
-comm = start()
-def normals(count, seed, dtype=np.float32):
-    return np.random.default_rng(seed).normal(size=count).astype(dtype)
-"""
-
 
 @pytest.fixture
 def run():
@@ -245,11 +240,10 @@ def run():
         yield made
 
 
-def results(run: Run, count: int, code: str, **env: str) -> list[dict[str, Any]]:
-    """What each of the peers says at the end of `code`."""
+def results(run: Run, count: int, program: Program, **env: str) -> list[dict[str, Any]]:
+    """What each of the peers says at the end. Programs get their number: 0, 1, ... as started."""
     env["PCCL_MIN_PEERS"] = str(count)
-    lines = "\n".join(line.removeprefix("    ") for line in code.strip("\n").splitlines())
-    peers = [run.peer(f"NUMBER = {number}\n{START}\n{lines}", **env) for number in range(count)]
+    peers = [run.peer(partial(program, number), **env) for number in range(count)]
     said = [peer.expect("done", timeout=60) for peer in peers]
     for peer in peers:
         assert peer.ends() == 0, peer.stderr()
@@ -264,20 +258,7 @@ def results(run: Run, count: int, code: str, **env: str) -> list[dict[str, Any]]
 def test_the_sum_is_near_the_same_for_all_and_takes_a_part_of_the_bytes(
     run: Run, dtype: str, most: float, fewer: float, members: int
 ) -> None:
-    code = f"""
-    inputs = [normals(200_000, seed) for seed in range({members})]
-    mine = inputs[NUMBER].copy()
-    result, info = pccl.allreduce(mine, "avg", quantize={dtype!r}, return_info=True)
-    exact, plain = pccl.allreduce(mine, "avg", return_info=True)
-    assert (mine == inputs[NUMBER]).all() and result.dtype == np.float32
-    pccl.allreduce(mine, "avg", out=mine, quantize={dtype!r})
-    assert (mine == result).all()
-    off = np.abs(result - np.mean(inputs, axis=0))
-    say(event="done", bytes=result.tobytes().hex()[:400], digest=hash(result.tobytes().hex()) and
-        __import__("hashlib").sha256(result.tobytes()).hexdigest(), off=float(off.max()),
-        ratio=plain.tx_bytes / info.tx_bytes)
-    """
-    said = results(run, members, code)
+    said = results(run, members, partial(quantize.near, members=members, dtype=dtype))
     assert len({one["digest"] for one in said}) == 1
     assert max(one["off"] for one in said) < most
     assert min(one["ratio"] for one in said) > fewer
@@ -285,118 +266,30 @@ def test_the_sum_is_near_the_same_for_all_and_takes_a_part_of_the_bytes(
 
 @pytest.mark.parametrize("shm", ["0", "1"])
 def test_trees_dtypes_and_ops(run: Run, shm: str) -> None:
-    code = """
-    import hashlib
-    import ml_dtypes
-    tree = {
-        "float64": normals(3000, NUMBER, np.float64),
-        "bfloat16": normals(3000, NUMBER).astype(ml_dtypes.bfloat16),
-        "float16": [normals(3000, NUMBER).astype(np.float16), normals(7, NUMBER)],
-        "int32": np.arange(3000, dtype=np.int32) * (NUMBER + 1),
-        "scalar": 1.25 * (NUMBER + 1),
-    }
-    digest = hashlib.sha256()
-    for op in ("sum", "avg", "min", "max"):
-        for how in ("int8", pccl.Quantize("int8", algorithm="zero_point_scale", rounding="stochastic", block=128)):
-            result = pccl.allreduce(tree, op, quantize=how)
-            exact = pccl.allreduce(tree, op)
-            for name in ("float64", "bfloat16"):
-                assert result[name].dtype == tree[name].dtype
-                assert np.abs(result[name].astype(float) - exact[name].astype(float)).max() < 0.2, (op, name)
-            assert np.abs(result["float16"][0].astype(float) - exact["float16"][0]).max() < 0.2
-            assert (result["float16"][1] == exact["float16"][1]).all()  # too small
-            assert (result["int32"] == exact["int32"]).all() and result["scalar"] == exact["scalar"]
-            for leaf in (result["float64"], result["bfloat16"], result["float16"][0]):
-                digest.update(leaf.tobytes())
-    say(event="done", digest=digest.hexdigest())
-    """
     pytest.importorskip("ml_dtypes")
-    assert len({one["digest"] for one in results(run, 3, code, PCCL_SHM=shm)}) == 1
+    assert len({one["digest"] for one in results(run, 3, quantize.trees, PCCL_SHM=shm)}) == 1
 
 
 def test_in_memory_of_one_host_the_result_is_exact(run: Run) -> None:
-    code = """
-    x = normals(10_000, NUMBER)
-    assert (pccl.allreduce(x, quantize="int4") == pccl.allreduce(x)).all()
-    say(event="done")
-    """
-    results(run, 3, code, PCCL_SHM="1")
+    results(run, 3, quantize.exact_in_memory, PCCL_SHM="1")
 
 
 def test_what_is_not_finite_stays_so_and_harms_no_other(run: Run) -> None:
-    code = """
-    x = normals(100_000, NUMBER)
-    if NUMBER == 0:
-        x[[5, 50_000]] = np.nan, np.inf
-    result, exact = pccl.allreduce(x, quantize="int8"), pccl.allreduce(x)
-    bad = ~np.isfinite(exact)
-    assert bad.sum() == 2 and np.array_equal(result[bad], exact[bad], equal_nan=True)
-    assert np.abs(result[~bad] - exact[~bad]).max() < 0.15
-    say(event="done")
-    """
-    results(run, 3, code)
+    results(run, 3, quantize.not_finite)
 
 
 def test_weighted_means_are_quantized_and_their_weights_are_not(run: Run) -> None:
-    code = """
-    x = np.full(5000, NUMBER + 1.0, np.float32) + normals(5000, NUMBER) / 10
-    weight = 1 + 2 * NUMBER
-    result = pccl.allreduce(x, "avg", weight=weight, quantize="int8")
-    exact = pccl.allreduce(x, "avg", weight=weight)
-    assert 0 < np.abs(result - exact).max() < 0.02
-    say(event="done")
-    """
-    results(run, 2, code)
+    results(run, 2, quantize.weighted)
 
 
 def test_error_feedback_gives_later_what_rounding_took(run: Run) -> None:
-    code = """
-    x = normals(5000, NUMBER)
-    exact = pccl.allreduce(x, "avg")
-    drift = {}
-    for feedback in (False, True):
-        how = pccl.Quantize("int4", error_feedback=feedback)
-        total = np.zeros(5000)
-        for step in range(64):
-            total += pccl.allreduce({"x": x}, "avg", quantize=how, tag=int(feedback))["x"]
-        drift[feedback] = float(np.abs(total / 64 - exact).mean())
-    say(event="done", without=drift[False], with_it=drift[True])
-    """
-    for one in results(run, 2, code):
+    for one in results(run, 2, quantize.drift):
         assert one["with_it"] < 0.2 * one["without"], one
 
 
 def test_feedback_changes_with_the_commit_only(run: Run) -> None:
-    code = """
-    how = pccl.Quantize("int4", error_feedback=True)
-    x = normals(5000, NUMBER)
-    def kept():
-        return {key: left.values.tobytes() for key, left in comm._residuals.items()}
-    pccl.allreduce(x, quantize=how)
-    before = kept()
-    assert any(any(value) for value in before.values())
-    if NUMBER == 1:
-        hear()
-    try:
-        pccl.allreduce(x, quantize=how, timeout=None if NUMBER else 0.5)
-    except pccl.Timeout:  # for all
-        pass
-    else:
-        raise AssertionError
-    assert kept() == before
-    say(event="timed out")
-    first = pccl.allreduce(x, quantize=how)
-    assert kept() != before
-    pccl.allreduce(x.astype(np.float64), quantize=how)  # another dtype: nothing is kept of the old one
-    [left] = comm._residuals.values()
-    assert left.values.nbytes == 8 * 5000 and left.outline == "float64[5000]"
-    comm.close()
-    assert not comm._residuals
-    say(event="done")
-    """
     env = {"PCCL_MIN_PEERS": "2"}
-    lines = "\n".join(line.removeprefix("    ") for line in code.strip("\n").splitlines())
-    first, second = (run.peer(f"NUMBER = {n}\n{START}\n{lines}", **env) for n in range(2))
+    first, second = (run.peer(partial(quantize.feedback_of_a_timeout, n), **env) for n in range(2))
     first.expect("timed out")
     second.tell("go")
     second.expect("timed out")
@@ -406,37 +299,11 @@ def test_feedback_changes_with_the_commit_only(run: Run) -> None:
 
 
 def test_members_that_quantize_differently_are_told(run: Run) -> None:
-    code = """
-    x = normals(1000, NUMBER)
-    for mine, text in ((None, ""), ("int4", " as int4 (min_max)")):
-        try:
-            pccl.allreduce(x, quantize="int8" if NUMBER else mine)
-        except pccl.MismatchedCall as error:
-            assert "as int8 (min_max)" in str(error) and text in str(error), error
-        else:
-            raise AssertionError
-    say(event="done")
-    """
-    results(run, 2, code)
+    results(run, 2, quantize.different)
 
 
 def test_the_survivors_of_a_loss_reduce_again(run: Run) -> None:
-    code = """
-    import hashlib
-    how = pccl.Quantize("int8", rounding="stochastic")
-    x = normals(100_000, NUMBER)
-    pccl.allreduce(x, quantize=how)
-    say(event="ready")
-    if NUMBER == 2:
-        hear()
-    result, info = pccl.allreduce(x, quantize=how, return_info=True)
-    assert info.local_world_size == 2
-    exact = pccl.allreduce(x)
-    assert 0 < np.abs(result - exact).max() < 0.2
-    say(event="done", digest=hashlib.sha256(result.tobytes()).hexdigest())
-    """
-    lines = "\n".join(line.removeprefix("    ") for line in code.strip("\n").splitlines())
-    peers = [run.peer(f"NUMBER = {n}\n{START}\n{lines}", PCCL_MIN_PEERS="3") for n in range(3)]
+    peers = [run.peer(partial(quantize.loss, n), PCCL_MIN_PEERS="3") for n in range(3)]
     for peer in peers:
         peer.expect("ready")
     peers[2].process.kill()
@@ -444,40 +311,17 @@ def test_the_survivors_of_a_loss_reduce_again(run: Run) -> None:
 
 
 def test_random_rounding_is_the_same_in_the_same_program() -> None:
-    code = """
-    import hashlib
-    how = pccl.Quantize("int8", rounding="stochastic")
-    digest = hashlib.sha256()
-    for step in range(3):
-        digest.update(pccl.allreduce(normals(10_000, pccl.rank()), quantize=how).tobytes())
-        digest.update(pccl.allreduce(normals(100, pccl.rank()), quantize=how, tag=7).tobytes())
-    say(event="done", digest=digest.hexdigest())
-    """
     digests = set()
     for _ in range(2):
         with running(PCCL_SHM="0") as run:
-            digests.update(one["digest"] for one in results(run, 2, code))
+            digests.update(one["digest"] for one in results(run, 2, quantize.random_rounding))
     assert len(digests) == 1
 
 
 def test_several_ranks_of_several_hosts(run: Run) -> None:
-    code = """
-    import hashlib
-    x = normals(100_000, NUMBER)
-    result, info = pccl.allreduce(x, quantize="int8", return_info=True)
-    exact, plain = pccl.allreduce(x, return_info=True)
-    assert 0 < np.abs(result - exact).max() < 0.15
-    how = pccl.Quantize("int4", error_feedback=True)
-    total = np.zeros(100_000)
-    for step in range(32):
-        total += pccl.allreduce(x, quantize=how)
-    say(event="done", digest=hashlib.sha256(result.tobytes() + total.tobytes()).hexdigest(),
-        drift=float(np.abs(total / 32 - exact).mean()), rank=pccl.rank())
-    """
-    lines = "\n".join(line.removeprefix("    ") for line in code.strip("\n").splitlines())
     peers = [
         run.peer(
-            f"NUMBER = {n}\n{START}\n{lines}",
+            partial(quantize.several_hosts, n),
             PCCL_MIN_PEERS="5",
             PCCL_SHM="1",
             PCCL_HOST_ID=f"host {n % 2}",
@@ -492,28 +336,4 @@ def test_several_ranks_of_several_hosts(run: Run) -> None:
 
 
 def test_what_makes_no_sense_is_refused_with_a_sentence(run: Run) -> None:
-    code = """
-    def refused(text, call):
-        try:
-            call()
-        except pccl.InvalidArgument as error:
-            assert text in str(error), error
-        else:
-            raise AssertionError(text)
-    x = np.ones(100, np.float32)
-    refused("quantize is one of 'int8'", lambda: pccl.allreduce(x, quantize="int7"))
-    refused("quantize is one of 'int8'", lambda: pccl.allreduce(x, quantize=8))
-    refused("a product cannot be quantized", lambda: pccl.allreduce(x, "prod", quantize="int8"))
-    feedback = pccl.Quantize(error_feedback=True)
-    refused("error_feedback=True goes with", lambda: pccl.allreduce(x, "max", quantize=feedback))
-    refused("dtype is one of", lambda: pccl.Quantize("int16"))
-    refused("block is a multiple of 64", lambda: pccl.Quantize(block=100))
-    refused("block is a multiple of 64", lambda: pccl.Quantize(block=8192))
-    refused("algorithm is one of", lambda: pccl.Quantize(algorithm="best"))
-    refused("rounding is one of", lambda: pccl.Quantize(rounding="up"))
-    options = pccl.QuantizationOptions(pccl.DataType.INT32, pccl.QuantizationAlgorithm.MIN_MAX)
-    refused("quantized_datatype is UINT8 or INT8, not INT32",
-            lambda: comm.all_reduce(x, x, op="sum", quantization_options=options))
-    say(event="done")
-    """
-    results(run, 1, code)
+    results(run, 1, quantize.refusals)

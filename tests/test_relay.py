@@ -1,4 +1,4 @@
-"""Peers of which no two can connect: the master relays what goes between them."""
+"""No two of these peers can connect: the master relays what goes between them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import namespaces
 import nat
 import pytest
+from programs import nat_peers
 from test_nat import SETTINGS, connections, reduce_once_more, start
 from workers import Worker
 
@@ -35,26 +36,6 @@ def test_peers_each_behind_a_nat_of_its_own_reduce(peers: int, secret: str | Non
         reduce_once_more(workers)
 
 
-# As it is told: reduces, or makes its state the others'. Every answer says over how many.
-WORKS = """
-comm = start()
-state = {"w": np.full(300_000, pccl.rank(), np.float32), "step": 0}
-while (word := hear()) != "end":
-    if word == "sync":
-        state, info = pccl.sync(state, return_info=True)
-        say(event="synced", first=float(state["w"][0]), size=info.world_size)
-        continue
-    total, info = pccl.allreduce(x(word), return_info=True)
-    say(
-        event="reduced",
-        right=bool((total == expected(info)).all()),
-        size=info.world_size,
-        relayed=sorted(comm.topology().relayed),
-    )
-pccl.shutdown()
-"""
-
-
 def all_do(word: object, workers: list[Worker], event: str) -> list[dict[str, Any]]:
     for worker in workers:
         worker.tell(word)
@@ -71,13 +52,15 @@ def test_two_alone_share_their_state_and_one_that_comes_later_gets_it(secret: st
         nat.hosts([0, 1, 2, None]) as hosts,
         namespaces.running_on(hosts[-1], **settings) as run,
     ):
-        workers = [run.peer(WORKS, host, PCCL_MIN_PEERS="2") for host in hosts[:2]]
+        workers = [
+            run.peer(nat_peers.reduce_or_sync, host, PCCL_MIN_PEERS="2") for host in hosts[:2]
+        ]
         answers = all_do(10, workers, "reduced")
         assert answers[0]["relayed"] == [[0, 1]]
         states = all_do("sync", workers, "synced")
         assert states[0]["first"] == states[1]["first"]
         # It has no way to either of them.
-        late = run.peer(WORKS, hosts[2])
+        late = run.peer(nat_peers.reduce_or_sync, hosts[2])
         late.tell("sync")
         size = 2
         while size < 3:
@@ -102,7 +85,9 @@ def test_the_others_go_on_when_one_is_killed() -> None:
         nat.hosts([0, 1, 2, None]) as hosts,
         namespaces.running_on(hosts[-1], **SETTINGS) as run,
     ):
-        workers = [run.peer(WORKS, host, PCCL_MIN_PEERS="3") for host in hosts[:3]]
+        workers = [
+            run.peer(nat_peers.reduce_or_sync, host, PCCL_MIN_PEERS="3") for host in hosts[:3]
+        ]
         all_do(10, workers, "reduced")
         for worker in workers[:2]:
             worker.tell(3_000_000)
@@ -124,7 +109,9 @@ def test_a_frozen_one_is_put_out_and_the_others_go_on() -> None:
         nat.hosts([0, 1, 2, None]) as hosts,
         namespaces.running_on(hosts[-1], **SETTINGS) as run,
     ):
-        workers = [run.peer(WORKS, host, PCCL_MIN_PEERS="3") for host in hosts[:3]]
+        workers = [
+            run.peer(nat_peers.reduce_or_sync, host, PCCL_MIN_PEERS="3") for host in hosts[:3]
+        ]
         all_do(10, workers, "reduced")
         frozen = nat.address_of_nat(1)
         assert connected(hosts[-1], frozen) >= 2  # to the master, and through it
@@ -147,7 +134,9 @@ def test_a_run_survives_its_master_with_all_links_going_through_it() -> None:
         nat.hosts([0, 1, None]) as hosts,
         namespaces.running_on(hosts[-1], **SETTINGS) as run,
     ):
-        workers = [run.peer(WORKS, host, PCCL_MIN_PEERS="2") for host in hosts[:2]]
+        workers = [
+            run.peer(nat_peers.reduce_or_sync, host, PCCL_MIN_PEERS="2") for host in hosts[:2]
+        ]
         all_do(10, workers, "reduced")
         run.restart_master(hosts[-1])
         answers = all_do(500_000, workers, "reduced")

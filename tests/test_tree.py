@@ -1,15 +1,16 @@
-"""The flattening rule, the structure that members compare, and the arrays' way to the engine and back."""
+"""How trees are flattened, the structure that members compare, and how arrays reach the engine."""
 
 import dataclasses
 import importlib.util
 import subprocess
-import sys
 from collections import OrderedDict, defaultdict, namedtuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import frameworks
+from workers import command
 
 import pccl
 from pccl import _arrays, tree
@@ -144,46 +145,19 @@ def test_a_description_is_short_however_many_arrays_there_are():
     assert signature([0] * 1000)[1].endswith("997 more arrays, 1000 elements in all")
 
 
-def run_with_jax(code, folder):
-    """In a process of its own: here jax must not be loaded for the sake of one test."""
+def run_with_jax(program, folder):
+    """In a process of its own: the other tests run without jax."""
     if importlib.util.find_spec("jax") is None:
         pytest.skip("jax is not installed")
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=folder)
+    subprocess.run(command(program), check=True, cwd=folder)
 
 
 def test_a_node_registered_with_jax_uses_jaxs_rule_when_jax_is_loaded(tmp_path):
-    run_with_jax(
-        "import dataclasses, jax, numpy as np\n"
-        "from pccl import tree\n"
-        "@jax.tree_util.register_dataclass\n"
-        "@dataclasses.dataclass\n"
-        "class Model:\n"
-        "    weight: object\n"
-        "    name: str = dataclasses.field(metadata={'static': True})\n"
-        "@jax.tree_util.register_pytree_node_class\n"
-        "class Pair:\n"
-        "    def __init__(self, *parts): self.parts = parts\n"
-        "    def tree_flatten(self): return self.parts, None\n"
-        "    @classmethod\n"
-        "    def tree_unflatten(cls, aux, parts): return cls(*parts)\n"
-        "flat = tree.flatten({'m': Model([1, None], 'net'), 'p': Pair(2, (3,))}, 'f')\n"
-        "assert flat.leaves == [1, 2, 3], flat\n"
-        "assert flat.paths[0] == \"['m'].weight[0]\", flat\n"
-        "again = flat.unflatten([4, 5, 6])\n"
-        "assert again['m'] == Model([4, None], 'net')\n"
-        "assert again['p'].parts == (5, (6,))\n",
-        tmp_path,
-    )
+    run_with_jax(frameworks.flatten_nodes_of_jax, tmp_path)
 
 
 def test_ordered_dicts_flatten_alike_with_and_without_jax(tmp_path):
-    run_with_jax(
-        "import collections, jax\n"
-        "from pccl import tree\n"
-        "flat = tree.flatten(collections.OrderedDict(b=1, a=2), 'f')\n"
-        "assert flat.leaves == [2, 1]\n",
-        tmp_path,
-    )
+    run_with_jax(frameworks.flatten_an_ordered_dict_with_jax, tmp_path)
 
 
 # Arrays on their way to the engine.

@@ -2,11 +2,12 @@
 
 import gc
 import subprocess
-import sys
 import weakref
 
 import numpy as np
 import pytest
+from programs import frameworks
+from workers import command
 
 import pccl
 from pccl import (
@@ -46,13 +47,7 @@ def test_bfloat16_is_known_by_name():
 
 
 def test_bfloat16_says_what_to_import_when_numpy_lacks_it(tmp_path):
-    code = (
-        "import pccl\n"
-        "try: pccl.DataType.BFLOAT16.to_numpy_dtype()\n"
-        "except pccl.NotSupported as error: assert 'ml_dtypes' in str(error)\n"
-        "else: raise SystemExit('no error')"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    subprocess.run(command(frameworks.name_a_missing_dtype), check=True, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "complex64", "object", "U3", "M8[s]"])

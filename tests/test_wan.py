@@ -1,5 +1,7 @@
-"""The wide-area lab keeps what it promises and cleans up behind it, and pccl reduces in it. Margins are wide: machines
-that run tests are busy."""
+"""The wide-area lab keeps its promises and cleans up behind it, and pccl reduces in it.
+
+Margins are wide: machines that run tests are busy.
+"""
 
 import json
 import os
@@ -7,11 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import lab
 import pytest
 from lab import Host, Lab, Stats
+from programs import wan
+from workers import command
 
 BENCHMARKS = Path(lab.FOLDER)
 PRESETS = list(lab.PRESETS)
@@ -20,57 +25,6 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(lab.why_not() is not None, reason=str(lab.why_not())),
 ]
-
-# Milliseconds of a connection that is refused: one round trip.
-REFUSED = """
-import socket, sys, time
-for _ in range(10):
-    with socket.socket() as s:
-        begin = time.perf_counter()
-        try:
-            s.connect((sys.argv[1], 9))
-        except ConnectionRefusedError:
-            print(1e3 * (time.perf_counter() - begin))
-"""
-# One connection; says how many bytes a second came after the first ones, or how it was ended.
-RECEIVE = """
-import socket, sys, time
-listener = socket.create_server(("0.0.0.0", 0))
-print(listener.getsockname()[1], flush=True)
-connection, _ = listener.accept()
-print("receiving", flush=True)
-count = begin = 0
-try:
-    count, begin = len(connection.recv(1)), time.perf_counter()
-    while data := connection.recv(1 << 20):
-        count += len(data)
-    print(count / (time.perf_counter() - begin))
-except ConnectionResetError:
-    print("reset")
-"""
-# Sends so many bytes; without a number, until the connection breaks.
-SEND = """
-import socket, sys
-connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-print("connected", flush=True)
-left = int(sys.argv[3])
-try:
-    while left != 0:
-        left -= connection.send(bytes(1 << 16)[:left] if left > 0 else bytes(1 << 16))
-    print("sent")
-except ConnectionResetError:
-    print("reset")
-"""
-DATAGRAMS = """
-import socket, sys
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-for _ in range(int(sys.argv[2])):
-    s.sendto(bytes(100), (sys.argv[1], 9))
-"""
-
-
-def python(code: str, *arguments: object) -> list[str]:
-    return [sys.executable, "-c", code, *map(str, arguments)]
 
 
 def stats_when(world: Lab, claim: Callable[[Stats], bool]) -> Stats:
@@ -82,7 +36,7 @@ def stats_when(world: Lab, claim: Callable[[Stats], bool]) -> Stats:
 
 
 def send_datagrams(world: Lab, a: int, b: int, count: int) -> Stats:
-    """All of them have arrived, or not, when it returns. The other end refuses them, which comes back."""
+    """Returns when all have arrived or are lost. The other end refuses them, which comes back."""
 
     def all_counted(stats: Stats) -> bool:
         path = stats.paths[a, b]
@@ -92,7 +46,7 @@ def send_datagrams(world: Lab, a: int, b: int, count: int) -> Stats:
         )
 
     world.clear()
-    world.run(a, python(DATAGRAMS, world.address(b), count))
+    world.run(a, command(partial(wan.send_datagrams, world.address(b), count)))
     return stats_when(world, all_counted)
 
 
@@ -101,9 +55,11 @@ class Stream:
 
     def __init__(self, world: Lab, a: int, b: int, count: int = -1) -> None:
         piped = {"stdout": subprocess.PIPE, "text": True}
-        self.receiver = world.popen(b, python(RECEIVE), **piped)
+        self.receiver = world.popen(b, command(wan.receive), **piped)
         self.port = int(self.receiver.stdout.readline())
-        self.sender = world.popen(a, python(SEND, world.address(b), self.port, count), **piped)
+        self.sender = world.popen(
+            a, command(partial(wan.send, world.address(b), self.port, count)), **piped
+        )
         assert self.sender.stdout.readline() == "connected\n"
         assert self.receiver.stdout.readline() == "receiving\n"  # a reset would end it before that
 
@@ -118,7 +74,7 @@ def test_round_trips_take_what_was_asked_for() -> None:
     delays = {(0, 1): 5, (1, 0): 15, (0, 2): 40, (2, 0): 40, (1, 2): 0, (2, 1): 0}
     with Lab([Host()] * 3, lambda a, b: delays[a, b]) as world:
         for a, b in world.pairs():
-            said = world.run(a, python(REFUSED, world.address(b))).stdout.split()
+            said = world.run(a, command(partial(wan.be_refused, world.address(b)))).stdout.split()
             rtt = delays[a, b] + delays[b, a]
             assert rtt <= min(map(float, said)) < rtt + 10, (a, b, said)
 
@@ -252,16 +208,11 @@ def test_nothing_is_left_after_a_failure_while_it_starts() -> None:
 
 
 def test_the_next_lab_removes_what_a_killed_one_left() -> None:
-    code = f"""
-import sys, time
-sys.path.insert(0, {str(BENCHMARKS)!r})
-from lab import Host, Lab
-with Lab([Host()] * 2) as world:
-    print(world._relay.pid, world.namespace(0), world.namespace(1), flush=True)
-    sys.stdin.read()
-"""
     process = subprocess.Popen(
-        python(code), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command(partial(wan.hold_a_lab, str(BENCHMARKS))),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     relay, *names = process.stdout.readline().split()
     assert set(names) <= namespaces()

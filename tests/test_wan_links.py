@@ -10,6 +10,7 @@ import lab
 import namespaces
 import pytest
 from lab import Host, Lab
+from programs import wan_links
 from workers import Worker
 
 pytestmark = [
@@ -19,29 +20,16 @@ pytestmark = [
 
 MASTER_PORT = 48148  # namespaces.py's: each namespace has its own
 
-# Reduces as many elements as it is told, and says how that went; 0: the end.
-REDUCE = """
-comm = start()
-pccl.allreduce(x(10))
-say(event="in")
-for line in sys.stdin:
-    count = json.loads(line)
-    if count == 0:
-        break
-    total, info = pccl.allreduce(x(count, np.int32), return_info=True)
-    right = bool((total == np.int32(expected(info) & 0x7FFFFFFF)).all() or
-                 (total == np.int64(expected(info)).astype(np.int32)).all())
-    say(event="done", right=right, size=info.world_size, attempts=info.attempts)
-pccl.shutdown()
-"""
-
 
 @contextmanager
 def reducing(world: Lab, **env: str) -> Iterator[list[Worker]]:
     """A worker on every host of the lab; all have reduced with each other."""
     hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(len(world.hosts))]
     with namespaces.running_on(hosts[0], **env) as run:
-        peers = [run.peer(REDUCE, host, PCCL_MIN_PEERS=str(len(hosts))) for host in hosts]
+        peers = [
+            run.peer(wan_links.reduce_as_told, host, PCCL_MIN_PEERS=str(len(hosts)))
+            for host in hosts
+        ]
         for peer in peers:
             peer.expect("in", 60)
         yield peers
@@ -111,33 +99,17 @@ def test_a_longer_cut_is_planned_around(one_way: bool) -> None:
 @pytest.mark.timeout(400)
 def test_a_link_that_becomes_slow_is_found_by_transfers_alone() -> None:
     # All stop at the same reduction: each says in it what it sees.
-    code = """
-    comm = start()
-    pccl.barrier()
-    comm.optimize_topology()
-    slow = np.zeros(4, np.int64)
-    slow[pccl.rank()] = "SLOW" in os.environ
-    slow = int(pccl.allreduce(slow).argmax())
-    before = comm.topology()
-    say(event="measured", up=before.up)
-    hear()
-    seen = 0
-    for step in range(40):
-        total, info = pccl.allreduce({"x": x(1_000_000), "seen": int(seen)}, return_info=True)
-        right = bool((total["x"] == expected(info)).all())
-        if not right or total["seen"] == 4:
-            break
-        now = comm.topology()
-        ways = [rate for way, rate in now.rate.items() if slow in way]
-        seen = now.schedules != before.schedules and min(ways, default=1e9) < before.up[slow] / 2
-    say(event="done", right=right, found=total["seen"] == 4, step=step, now=str(now))
-    hear()
-    """
     with Lab([Host(100, 100)] * 4, delay_ms=15) as world:
         hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(4)]
         with namespaces.running_on(hosts[0], PCCL_REPLAN_INTERVAL="1") as run:
-            slow = run.peer(code, hosts[3], PCCL_MIN_PEERS="4", SLOW="1")
-            peers = [slow, *(run.peer(code, host, PCCL_MIN_PEERS="4") for host in hosts[:3])]
+            slow = run.peer(wan_links.find_a_slow_link, hosts[3], PCCL_MIN_PEERS="4", SLOW="1")
+            peers = [
+                slow,
+                *(
+                    run.peer(wan_links.find_a_slow_link, host, PCCL_MIN_PEERS="4")
+                    for host in hosts[:3]
+                ),
+            ]
             for peer in peers:
                 assert None not in peer.expect("measured", 60)["up"]
             world.rate(3, 20, 20)
@@ -149,25 +121,17 @@ def test_a_link_that_becomes_slow_is_found_by_transfers_alone() -> None:
 
 
 def test_a_slow_run_measures_its_links_by_itself() -> None:
-    code = """
-    comm = start()
-    slow = np.zeros(4, np.int64)
-    slow[pccl.rank()] = "SLOW" in os.environ
-    slow = int(pccl.allreduce(slow).argmax())
-    shares = []
-    for step in range(3):
-        pccl.admit()
-        total, info = pccl.allreduce(x(500_000), return_info=True)
-        assert (total == expected(info)).all()
-        shares.append(comm.topology().schedules[-1].shares[slow])
-    say(event="done", shares=shares, up=comm.topology().up)
-    hear()
-    """
     with Lab([Host(100, 100)] * 3 + [Host(20, 20)], delay_ms=15) as world:
         hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(4)]
         with namespaces.running_on(hosts[0]) as run:
-            slow = run.peer(code, hosts[3], PCCL_MIN_PEERS="4", SLOW="1")
-            peers = [slow, *(run.peer(code, host, PCCL_MIN_PEERS="4") for host in hosts[:3])]
+            slow = run.peer(wan_links.admit_and_reduce, hosts[3], PCCL_MIN_PEERS="4", SLOW="1")
+            peers = [
+                slow,
+                *(
+                    run.peer(wan_links.admit_and_reduce, host, PCCL_MIN_PEERS="4")
+                    for host in hosts[:3]
+                ),
+            ]
             answers = [peer.expect("done", 100) for peer in peers]
     for answer in answers:
         assert answer["shares"][1:] == [0, 0], answer  # after the first, which was slow
@@ -175,24 +139,14 @@ def test_a_slow_run_measures_its_links_by_itself() -> None:
 
 
 def test_who_has_a_slow_link_owns_nothing() -> None:
-    code = """
-    comm = start()
-    pccl.barrier()
-    comm.optimize_topology()
-    topology = comm.topology()
-    pccl.allreduce(x(10))
-    slow = min(range(4), key=lambda rank: topology.up[rank] or 0)
-    total, info = pccl.allreduce(x(500_000), return_info=True)
-    say(event="done", right=bool((total == expected(info)).all()), up=topology.up,
-        down=topology.down, rtt=list(topology.rtt.values()), slow=pccl.rank() == slow,
-        share=topology.schedules[-1].shares[slow])
-    hear()
-    """
     world = Lab([Host(100, 100)] * 3 + [Host(25, 25)], delay_ms=15)
     with world:
         hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(4)]
         with namespaces.running_on(hosts[0]) as run:
-            peers = [run.peer(code, host, PCCL_MIN_PEERS="4") for host in hosts]
+            peers = [
+                run.peer(wan_links.reduce_with_a_slow_link, host, PCCL_MIN_PEERS="4")
+                for host in hosts
+            ]
             answers = [peer.expect("done", 60) for peer in peers]
     assert all(answer["right"] for answer in answers)
     assert [answer["slow"] for answer in answers] == [False, False, False, True]
@@ -206,29 +160,15 @@ def test_who_has_a_slow_link_owns_nothing() -> None:
 
 @pytest.mark.timeout(400)
 def test_sites_that_share_a_line_send_each_other_an_array_once() -> None:
-    code = """
-    import zlib
-    comm = start()
-    pccl.barrier()
-    comm.optimize_topology()
-    say(event="planned", kind=comm.topology().schedules[-1].kind)
-    for quantize in (None, None, "int8"):
-        hear()
-        mine = x(1_000_000, np.float32) / np.float32(1 << 24)
-        total, info = pccl.allreduce(mine, quantize=quantize, return_info=True)
-        right = np.float32(expected(info) / (1 << 24))
-        error = float(np.abs(total - right).max())
-        # All elements of a block are equal, so that it has no range, and rounding costs nothing.
-        say(event="done", error=error, crc=zlib.crc32(total.tobytes()))
-    hear()
-    """
     array = 4_000_000
     world = Lab([Host(100, 100)] * 4, lambda a, b: 1 if a % 2 == b % 2 else 15,
                 sites=[0, 1, 0, 1], line_mbit=15)  # fmt: skip
     with world:
         hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(4)]
         with namespaces.running_on(hosts[0]) as run:
-            peers = [run.peer(code, host, PCCL_MIN_PEERS="4") for host in hosts]
+            peers = [
+                run.peer(wan_links.reduce_between_sites, host, PCCL_MIN_PEERS="4") for host in hosts
+            ]
             kinds = {peer.expect("planned", 60)["kind"] for peer in peers}
             assert kinds == {"regional"}
             for part in (None, 1.0, 0.26):  # of float32's bytes
@@ -250,35 +190,17 @@ def test_sites_that_share_a_line_send_each_other_an_array_once() -> None:
 
 
 def test_around_a_ring_quantized_results_are_equal_everywhere() -> None:
-    code = """
-    import zlib
-    comm = start()
-    pccl.barrier()
-    how = pccl.Quantize("int8", error_feedback=True)
-    errors, crcs = [], []
-    for step in range(8):
-        rng = np.random.default_rng(value(pccl.init_peer))
-        mine = rng.standard_normal(50_000).astype(np.float32)
-        mean, info = pccl.allreduce(mine, "avg", quantize=how, tag=1, return_info=True)
-        right = sum(np.random.default_rng(value(peer)).standard_normal(50_000).astype(np.float32)
-                    for peer in info.contributors) / len(info.contributors)
-        errors.append((mean - right).tolist()[:1000])
-        crcs.append(zlib.crc32(mean.tobytes()))
-    each = np.abs(errors)
-    together = np.abs(np.mean(errors, axis=0))
-    kinds = sorted({schedule.kind for schedule in comm.topology().schedules})
-    say(event="done", crcs=crcs, kinds=kinds, size=info.world_size, worst=float(each.max()),
-        mean=float(each.mean()), together=float(together.mean()))
-    hear()
-    """
     settings = {"PCCL_LINK_TIMEOUT": "1", "PCCL_HEARTBEAT_INTERVAL": "0.3"}
     with Lab([Host(100, 100)] * 5, delay_ms=2) as world:
-        # Nobody reaches everybody: there is a ring, and nothing else. The master is on a host of its own.
+        # No peer reaches all others, so only a ring is left. The master is on a host of its own.
         world.cut(0, 1)
         world.cut(2, 3)
         hosts = [namespaces.Host(world.namespace(i), world.address(i)) for i in range(5)]
         with namespaces.running_on(hosts[4], **settings) as run:
-            peers = [run.peer(code, host, PCCL_MIN_PEERS="4") for host in hosts[:4]]
+            peers = [
+                run.peer(wan_links.reduce_quantized_with_feedback, host, PCCL_MIN_PEERS="4")
+                for host in hosts[:4]
+            ]
             answers = [peer.expect("done", 60) for peer in peers]
     for answer in answers:
         assert (answer["kinds"], answer["size"]) == (["ring"], 4)

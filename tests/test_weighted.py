@@ -1,4 +1,4 @@
-"""The weighted mean, op="avg" with weight=: what NumPy says, for everything that can be reduced, whoever is lost."""
+"""The weighted mean, op="avg" with weight=, equals NumPy's for every dtype and after losses."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from members import each, members
+from programs import weighted
 from workers import running
 
 import pccl
@@ -365,31 +366,8 @@ def test_alone_the_mean_is_the_input_exactly() -> None:
 
 @pytest.mark.parametrize("shared_memory", ["1", "0"])
 def test_survivors_of_a_killed_member_get_their_own_weighted_mean(shared_memory: str) -> None:
-    code = """
-    comm = start()
-    others = {peer: value(peer) % 97 + 1 for peer in pccl.membership().peers}
-    say(event="in")
-    if hear() == "die":
-        pccl.allreduce_async(x(100_000, np.float64), "avg", weight=others[pccl.init_peer], tag=1)
-        pccl.allreduce_async(x(100_000, np.float64), "avg", weight=others[pccl.init_peer], tag=2)
-        say(event="started")
-        hear()
-    works = [pccl.allreduce_async(x(100_000, np.float64), "avg", weight=others[pccl.init_peer], tag=tag)
-             for tag in (1, 2, 3)]
-    say(event="waiting")
-    ok, sizes, digest = True, [], []
-    for work in works:
-        result = work.wait()
-        peers = work.info.contributors
-        want = sum(value(p) * others[p] for p in peers) / sum(others[p] for p in peers)
-        ok = ok and bool(np.allclose(result, want, rtol=1e-12)) and bool((result == result[0]).all())
-        sizes.append(len(peers))
-        digest.append(result[0].hex())
-    say(event="done", ok=ok, sizes=sizes, digest=digest)
-    hear()
-    """
     with running(PCCL_SHM=shared_memory, PCCL_HEARTBEAT_TIMEOUT="2") as run:
-        workers = run.peers(3, code)
+        workers = run.peers(3, weighted.start_three)
         for worker in workers:
             worker.expect("in")
         workers[1].tell("die")

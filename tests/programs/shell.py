@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 from programs.peer import hear
 
 
-def call(program: str, positional: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-    """Calls a function, given as MODULE:FUNCTION."""
+def call(program: str, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """Calls a function, given as MODULE:FUNCTION, and returns its result."""
     module, _, function = program.partition(":")
-    getattr(importlib.import_module(module), function)(*positional, **keywords)
+    return getattr(importlib.import_module(module), function)(*positional, **keywords)
 
 
 def obey() -> NoReturn:

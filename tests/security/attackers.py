@@ -1,4 +1,4 @@
-"""What the attacks share: a run in training, what its processes take, and connections that misbehave."""
+"""A run in training, the memory of its processes, and connections that misbehave."""
 
 from __future__ import annotations
 
@@ -11,46 +11,22 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import tlspeer
+from programs import attacked
 from workers import Run, Worker, running
 
 from pccl import _testing
 
 SECRET = "correct horse battery staple, and then some more"
 
-# A process in an attacked run takes at most so much more than before the attacks: the 64 MiB that connections
-# without a name may fill and the 64 MiB that newcomers may, and room for what the allocator keeps.
+# A process in an attacked run takes at most this much more than before: 64 MiB for unidentified
+# connections, 64 MiB for newcomers, and room for what the allocator keeps.
 MEMORY_BOUND_MIB = 256
 
-# Trains until told to stop: every result is compared with the sum over those it says it is over. "count" is answered
-# with the steps until then.
-TRAIN = """
-comm = start(min_peers=PEERS)
-say(event="in", peer=pccl.init_peer)
-steps = 0
-stop = threading.Event()
-def listen():
-    while hear() == "count":
-        say(event="steps", steps=steps)
-    stop.set()
-threading.Thread(target=listen, daemon=True).start()
-while True:
-    pccl.admit()
-    mine = x(20_000)
-    total, info = pccl.allreduce({"x": mine, "stop": int(stop.is_set())}, return_info=True)
-    assert (total["x"] == expected(info)).all(), "wrong sum"
-    assert (mine == value(pccl.init_peer)).all(), "input was written"
-    steps += 1
-    if steps == 1:
-        say(event="training", size=info.world_size)
-    if total["stop"]:
-        break
-say(event="done", steps=steps, size=info.world_size)
-hear()
-"""
 
 Address = tuple[str, int]
 
@@ -79,14 +55,14 @@ def listening_port(pid: int) -> int:
 
 
 class Training:
-    """A master and two peers that reduce over TCP, and what they took before anybody attacked them."""
+    """A master and two peers that reduce over TCP, and their memory before the attacks."""
 
     def __init__(
         self, run: Run, envs: Sequence[dict[str, str]] = ({}, {}), secret: str | None = None
     ) -> None:
         self.run = run
         self.secret = secret
-        self.peers = [run.peer("PEERS = 2\n" + TRAIN, **env) for env in envs]
+        self.peers = [run.peer(partial(attacked.train, 2), **env) for env in envs]
         self.ids = [peer.expect("in")["peer"] for peer in self.peers]
         for peer in self.peers:
             peer.expect("training")
@@ -125,7 +101,7 @@ class Training:
         return int(self.peers[0].expect("steps")["steps"])
 
     def goes_on(self) -> None:
-        """It takes steps, nobody has died or seen a wrong sum, and nobody has taken too much memory."""
+        """The run makes steps, all processes live, all sums are right, and memory is bounded."""
         before = self.steps()
         until = time.monotonic() + 60
         while self.steps() < before + 3:
@@ -179,7 +155,7 @@ def connect(address: Address) -> socket.socket:
 
 
 class Insider:
-    """A connection that got through the handshake of TLS, where there is a secret, and then says what it likes."""
+    """A connection that passed the TLS handshake, if there is a secret, and then sends anything."""
 
     def __init__(self, address: Address, key: bytes | None, identity: bytes) -> None:
         self.sock = connect(address)
@@ -241,7 +217,7 @@ def here(make: Callable[[], socket.socket]) -> socket.socket:
 class Recorder:
     """Listens in front of the master, passes everything on, and keeps what peers have said.
 
-    `at`: makes its sockets (namespaces.inside). It listens at the master's address, at another port.
+    `at`: makes its sockets (namespaces.inside). It listens at another port of the master's host.
     """
 
     def __init__(
@@ -329,7 +305,7 @@ class Flooder(Recorder):
 
 
 class Spoiler:
-    """Stands at the loopback address that others try first, in front of a peer that listens at another, same port."""
+    """Listens at the loopback address that others try first, at the port of a peer behind it."""
 
     PEER = "127.0.0.2"
 

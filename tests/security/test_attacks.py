@@ -1,4 +1,4 @@
-"""A run in training, attacked by strangers: it goes on, every sum is right, and memory stays within a bound.
+"""A run that strangers attack goes on, every sum is right, and memory stays bounded.
 
 Each attack is a row of docs/security.md.
 """
@@ -17,12 +17,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import tlspeer
 from attackers import (
-    TRAIN,
     Flooder,
     Insider,
     Recorder,
@@ -39,6 +39,7 @@ from attackers import (
     send,
     training,
 )
+from programs import attacked
 from reports import rejoin, seal, text
 
 from pccl import _testing
@@ -83,7 +84,7 @@ def test_garbage_on_every_port(world: Training) -> None:
 
 def test_oversize_everything(world: Training) -> None:
     huge = 0xFFFFFFFF
-    # A group, a minimum, and a list of addresses that would be four billion long; the same for strings.
+    # A group, a minimum, and a list of addresses with four billion entries; then such strings.
     start = b"\x01" * 16 + struct.pack("<IIBB", 0, 1, 1, 0)
     for data in (
         control(0, b"", length=huge),
@@ -109,10 +110,7 @@ def _recorded(world: Training) -> bytes:
     """What a peer has said to the master, from its first byte to its last."""
     recorder = Recorder(world.master)
     try:
-        late = world.run.peer(
-            f"start(master={recorder.address!r}); pccl.admit(); say(event='in')\n"
-            "hear(); pccl.shutdown(); say(event='out')"
-        )
+        late = world.run.peer(partial(attacked.come_and_go_when_told, recorder.address))
         late.expect("in")
         late.tell("go")
         late.expect("out")
@@ -174,7 +172,7 @@ def test_one_byte_a_second_is_not_enough_to_stay(world: Training) -> None:
 
 
 def test_one_byte_a_second_is_not_enough_to_stay_for_who_knows_the_secret(world: Training) -> None:
-    """Through a ClientHello; and, when the handshake is over, nothing, or a Join and a hello byte by byte."""
+    """They stop in the ClientHello; or send nothing after the handshake, or a Join byte by byte."""
     to = world.ids[0]
     strangers: dict[socket.socket, Callable[[int], object]] = {}
     with contextlib.ExitStack() as stack:
@@ -293,7 +291,7 @@ def test_newcomers_cannot_use_up_the_masters_descriptors() -> None:
                 one = stack.enter_context(contextlib.closing(world.insider(world.master)))
                 assert one.write(join(number)) and one.read()[:4] == b"PCCL"
                 newcomers.append(one)
-            late = world.run.peer("start(); pccl.admit(); say(event='in'); pccl.shutdown()")
+            late = world.run.peer(attacked.come_and_go)
             late.expect("in", 20)
             world.goes_on()
         finally:
@@ -338,7 +336,7 @@ def test_a_member_that_floods_the_master_is_out_and_the_others_go_on() -> None:
     with training(secret=False) as world:
         flooder = Flooder(world.master, control(HEARTBEAT, b"", run=world.run_id))
         with contextlib.closing(flooder):
-            late = world.run.peer("PEERS = 1\n" + TRAIN, PCCL_MASTER=flooder.address)
+            late = world.run.peer(partial(attacked.train, 1), PCCL_MASTER=flooder.address)
             late.expect("in")
             late.expect("training")
             flooder.floods()
@@ -390,15 +388,7 @@ def test_ten_thousand_connections(world: Training, which: str) -> None:
             strangers.append(connect(address))
         before = world.steps()
         # While they are there, a newcomer comes in, and is reduced with.
-        late = world.run.peer(
-            """
-            start(); pccl.admit()
-            say(event="size", size=pccl.world_size())
-            pccl.allreduce({"x": x(20_000), "stop": 0})
-            pccl.shutdown()
-            say(event="out")
-            """
-        )
+        late = world.run.peer(attacked.come_and_reduce)
         assert late.expect("size", 60)["size"] == 3
         late.expect("out", 60)
         assert world.steps() > before
@@ -408,7 +398,7 @@ def test_ten_thousand_connections(world: Training, which: str) -> None:
 
 
 def test_handshakes_of_nobody_on_a_peers_port(world: Training) -> None:
-    """Well-formed hellos of another run, to another peer, of strangers; and data before any of them."""
+    """Well-formed hellos from another run, to another peer and from strangers; and early data."""
     me, target = b"\x07" * 16, bytes.fromhex(world.ids[0])
     hellos = [
         struct.pack("<Q", run)
@@ -446,7 +436,7 @@ def test_a_master_without_descriptors_serves_those_that_it_has(mode: str) -> Non
     with training(secret=mode == "secret", open_files=64) as world:
         strangers = [connect(world.master) for _ in range(300)]
         world.goes_on()
-        late = world.run.peer("start(); pccl.admit(); say(event='in'); pccl.shutdown()")
+        late = world.run.peer(attacked.come_and_go)
         late.expect("in", 60)
         for stranger in strangers:
             stranger.close()
@@ -454,35 +444,14 @@ def test_a_master_without_descriptors_serves_those_that_it_has(mode: str) -> Non
         assert world.run.master.stderr().count("\n") < 40
 
 
-# The system refuses to look after one more descriptor, as long as there is that file.
-_REFUSES = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdlib.h>
-#include <sys/epoll.h>
-#include <unistd.h>
-int epoll_ctl(int epoll, int what, int descriptor, struct epoll_event* event) {
-  int (*real)(int, int, int, struct epoll_event*);
-  *(void**)&real = dlsym(RTLD_NEXT, "epoll_ctl");
-  const char* file = getenv("TEST_REFUSE");
-  if (what == EPOLL_CTL_ADD && file != NULL && access(file, F_OK) == 0) {
-    errno = ENOSPC;
-    return -1;
-  }
-  return real(epoll, what, descriptor, event);
-}
-"""
-
-
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a compiler")
 
 
 def built(source: str, folder: Path) -> str:
-    """A library for LD_PRELOAD."""
-    (folder / "preload.c").write_text(source)
+    """A library for LD_PRELOAD, from a C file of this folder."""
     library = folder / "preload.so"
-    command = ["cc", "-shared", "-fPIC", "-o", str(library), str(folder / "preload.c"), "-ldl"]
+    file = str(Path(__file__).with_name(source))
+    command = ["cc", "-shared", "-fPIC", "-o", str(library), file, "-ldl"]
     subprocess.run(command, check=True, timeout=60)
     return str(library)
 
@@ -493,7 +462,7 @@ def test_connections_that_cannot_be_looked_after_cost_nobody_else(
     secret: bool, tmp_path: Path
 ) -> None:
     flag = tmp_path / "refuse"
-    env = {"LD_PRELOAD": built(_REFUSES, tmp_path), "TEST_REFUSE": str(flag)}
+    env = {"LD_PRELOAD": built("refuse_epoll.c", tmp_path), "TEST_REFUSE": str(flag)}
     with training(secret, **env) as world:
         flag.touch()
         for address in world.ports:
@@ -505,28 +474,8 @@ def test_connections_that_cannot_be_looked_after_cost_nobody_else(
             lines = worker.stderr().count("a new connection was closed")
             assert 1 <= lines <= 10
         flag.unlink()
-        late = world.run.peer("start(); pccl.admit(); say(event='in'); pccl.shutdown()")
+        late = world.run.peer(attacked.come_and_go)
         late.expect("in", 60)
-
-
-# Who would connect to the peer's own address comes to the one in front of it.
-_DETOURS = """
-#define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <dlfcn.h>
-#include <netinet/in.h>
-#include <string.h>
-#include <sys/socket.h>
-int connect(int descriptor, const struct sockaddr* to, socklen_t size) {
-  int (*real)(int, const struct sockaddr*, socklen_t);
-  *(void**)&real = dlsym(RTLD_NEXT, "connect");
-  struct sockaddr_in other;
-  if (to->sa_family != AF_INET || size < sizeof other) return real(descriptor, to, size);
-  memcpy(&other, to, sizeof other);
-  if (ntohl(other.sin_addr.s_addr) == 0x7f000002) other.sin_addr.s_addr = htonl(0x7f000001);
-  return real(descriptor, (const struct sockaddr*)&other, sizeof other);
-}
-"""
 
 
 @needs_compiler
@@ -536,7 +485,9 @@ def test_bits_flipped_and_records_cut_between_peers_end_that_connection_and_no_s
     ways = [Spoiler(), Spoiler()]  # whoever dials comes through one of them
     envs = [{"PCCL_BIND": Spoiler.PEER, "PCCL_PORT": str(way.port)} for way in ways]
     try:
-        with training(secret=True, peers=envs, LD_PRELOAD=built(_DETOURS, tmp_path)) as world:
+        with training(
+            secret=True, peers=envs, LD_PRELOAD=built("detour_connect.c", tmp_path)
+        ) as world:
             for cuts, upwards in itertools.product((False, True), (True, False, True)):
                 for way in ways:
                     way.cut(upwards) if cuts else way.flip(upwards)

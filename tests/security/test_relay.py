@@ -1,4 +1,4 @@
-"""What a master relays, and what it does not: strangers, tokens used twice, ends that never read."""
+"""What a master relays, and what it refuses: strangers, used tokens, ends that never read."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_an_end_that_never_reads_costs_what_is_said_and_no_more() -> None:
             except BlockingIOError:
                 idle += 1
             desk.run(0.002)
-        # Four buffers of the kernel's (which doubles what it is told, and more) and what the relay holds.
+        # Four kernel buffers (which are at least twice what was asked) and what the relay holds.
         assert sent <= HELD_BYTES + 4 * 4 * (16 << 10) + (256 << 10), sent
         # The way back is open meanwhile.
         b.sendall(b"still here")

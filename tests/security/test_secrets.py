@@ -6,10 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from programs import attacked
 from tlsruns import OTHER, SECRET, refused
+from workers import command
 
 import pccl
 from pccl import master
@@ -73,14 +76,14 @@ def test_an_empty_variable_is_not_the_same_as_no_secret(
     variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # As a command makes it that should have printed the secret, and failed.
-    for command in (
+    for words in (
         ["-m", "pccl", "master", "--listen", "127.0.0.1:0"],
         ["-m", "pccl", "master", "--insecure", "--listen", "127.0.0.1:0"],
         ["-m", "pccl.master", "--listen-address", "127.0.0.1:0"],
         ["-m", "pccl", "doctor", "127.0.0.1:1"],
     ):
-        done = in_the_environment([sys.executable, *command], tmp_path, **{variable: ""})
-        assert done.returncode != 0 and done.stdout == "", command
+        done = in_the_environment([sys.executable, *words], tmp_path, **{variable: ""})
+        assert done.returncode != 0 and done.stdout == "", words
         assert f"{variable} is set" in done.stderr and "Traceback" not in done.stderr
     monkeypatch.setenv(variable, "")
     with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:  # an argument wins
@@ -98,11 +101,11 @@ def test_an_empty_variable_is_not_the_same_as_no_secret(
 
 
 def test_the_line_that_a_master_prints_is_all_that_a_peer_needs(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0"]
+    words = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0"]
     env = {k: v for k, v in os.environ.items() if not k.startswith("PCCL_SECRET")}
     for extra in ([], ["--secret-file", str(tmp_path / "made")]):
         process = subprocess.Popen(
-            [*command, *extra],
+            [*words, *extra],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -116,7 +119,7 @@ def test_the_line_that_a_master_prints_is_all_that_a_peer_needs(tmp_path: Path) 
             assert line[:2] == ["join", "with:"]
             given = dict(word.split("=", 1) for word in line[2:] if "=" in word)
             done = subprocess.run(
-                [sys.executable, "-c", "import pccl; pccl.init(); print(pccl.world_size())"],
+                command(attacked.print_world_size),
                 env=env | given | {"PCCL_LOG_LEVEL": "TRACE"},
                 cwd=tmp_path,
                 capture_output=True,
@@ -140,16 +143,15 @@ def test_a_secret_file_is_the_same_to_masters_and_peers(tmp_path: Path) -> None:
     # No UTF-8, and a line end that reading as text would change.
     file = tmp_path / "secret"
     file.write_bytes(b" \xff\xfe\r\n" + bytes(range(128, 160)) + b"\r\n0123\r\n ")
-    command = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0"]
+    words = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(
-        [*command, "--secret-file", str(file)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+        [*words, "--secret-file", str(file)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
     )
     try:
         assert process.stdout is not None
         at = process.stdout.readline().removeprefix("listening on ").strip()
-        code = "import pccl; pccl.init(); print(pccl.world_size())"
         done = in_the_environment(
-            [sys.executable, "-c", code], tmp_path, PCCL_MASTER=at, PCCL_SECRET_FILE=str(file)
+            command(attacked.print_world_size), tmp_path, PCCL_MASTER=at, PCCL_SECRET_FILE=str(file)
         )
         assert done.stdout == "1\n", done.stderr
     finally:
@@ -158,23 +160,26 @@ def test_a_secret_file_is_the_same_to_masters_and_peers(tmp_path: Path) -> None:
 
 
 def test_a_secret_file_that_cannot_be_made_or_read_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0", "--secret-file"]
+    words = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0", "--secret-file"]
     (tmp_path / "short").write_text("short")
     for path, words in (
         (tmp_path / "no" / "secret", "cannot make .*no/secret: No such file"),
         (tmp_path, f"cannot read {tmp_path}: Is a directory"),
         (tmp_path / "short", "secret in .*short is too short: 5 bytes"),
     ):
-        done = in_the_environment([*command, str(path)], tmp_path)
+        done = in_the_environment([*words, str(path)], tmp_path)
         assert done.returncode == 1 and done.stdout == ""
         assert re.search(words, done.stderr) and done.stderr.count("\n") == 1, done.stderr
 
 
 def test_a_master_without_a_secret_warns_beyond_loopback(tmp_path: Path) -> None:
     for listen, warns in (("127.0.0.1:0", False), ("0.0.0.0:0", True)):
-        code = f"import pccl\nwith pccl.MasterNode('{listen}'): pass"
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            command(partial(attacked.run_a_master, listen)),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0
         assert ("no secret" in done.stderr) == warns
@@ -195,9 +200,17 @@ def test_insecure_and_a_secret_at_once_are_refused(tmp_path: Path) -> None:
 
 
 def test_ranks_of_pccl_run_have_a_secret_of_their_own(tmp_path: Path) -> None:
-    code = "import os, pccl; pccl.init(); print(len(os.environ['PCCL_SECRET']), pccl.allreduce(1))"
     done = subprocess.run(
-        [sys.executable, "-m", "pccl", "run", "-n", "2", "--", sys.executable, "-c", code],
+        [
+            sys.executable,
+            "-m",
+            "pccl",
+            "run",
+            "-n",
+            "2",
+            "--",
+            *command(attacked.print_length_of_secret),
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""Somebody between the peers and a master that relays: reads nothing with a secret, and a stolen token is of no use."""
+"""A thief between peers and a relaying master: with a secret, stolen tokens are of no use."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import nat
 import pytest
 import tlspeer
 from attackers import Recorder, connect
+from programs import attacked
 from workers import Worker
 
 from pccl import _testing
@@ -35,20 +36,9 @@ OPEN_RELAY = struct.pack("<4sBB", b"PCCL", 2, 26)
 PUT_THROUGH = struct.pack("<4sBBHIIQQ", b"PCCL", 2, 27, 0, 0, 0, 0, 0)
 ALERT, HANDSHAKE, APPLICATION_DATA = 21, 22, 23
 
-# Reduces arrays of so many elements as it is told.
-PEER = """
-comm = start()
-say(event="in", rank=pccl.rank(), peer=pccl.init_peer, pattern=value(pccl.init_peer))
-while (count := hear()) != "end":
-    total, info = pccl.allreduce(x(count), return_info=True)
-    right = bool((total == expected(info)).all()) and info.world_size == 2
-    say(event="reduced", right=right, relayed=sorted(comm.topology().relayed))
-pccl.shutdown()
-"""
-
 
 class Thief(Recorder):
-    """Uses tokens itself, for connections to the master that go through it, and keeps those from their owners."""
+    """Passes connections to the master on, but uses the tokens in them itself."""
 
     def __init__(self, master: tuple[str, int], host: namespaces.Host) -> None:
         super().__init__(master, functools.partial(namespaces.inside, host))
@@ -94,7 +84,7 @@ class Thief(Recorder):
 
 @contextlib.contextmanager
 def two_through_a_thief(**env: str) -> Iterator[tuple[Thief, list[Worker]]]:
-    """Peers behind NATs 0 and 1, which reach the master, and by it each other, through the thief."""
+    """Peers behind NATs 0 and 1, which reach the master and each other through the thief."""
     with (
         nat.hosts([0, 1, None]) as hosts,
         namespaces.running_on(hosts[-1], **SETTINGS, **env) as run,
@@ -103,7 +93,7 @@ def two_through_a_thief(**env: str) -> Iterator[tuple[Thief, list[Worker]]]:
         thief = Thief((host, int(port)), hosts[-1])
         way = {"PCCL_MASTER": thief.address, "PCCL_MIN_PEERS": "2"}
         try:
-            yield thief, [run.peer(PEER, peer, **way) for peer in hosts[:2]]
+            yield thief, [run.peer(attacked.reduce_as_told, peer, **way) for peer in hosts[:2]]
         finally:
             thief.close()
 

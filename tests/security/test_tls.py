@@ -199,7 +199,7 @@ def test_who_never_ends_the_handshake_is_closed() -> None:
 
 
 class Wire:
-    """A way to `to`, one connection after the other, that keeps what goes up and may spoil what goes over it."""
+    """Passes one connection after the other on to `to`, keeps what goes up, and may spoil bytes."""
 
     def __init__(self, to: str) -> None:
         self.to = to

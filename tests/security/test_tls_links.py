@@ -8,12 +8,14 @@ import struct
 import threading
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tlspeer
 from members import each, members
+from programs import attacked
 from tlsruns import JOIN, OTHER, SECRET, connect, needs_openssl, served
 from workers import complaints, running
 
@@ -144,28 +146,12 @@ def test_who_is_on_this_host_gets_no_memory_without_proof() -> None:
 # ---- runs
 
 
-LOOP = """
-start(min_peers=3)
-say(event="in")
-for step in range(40):
-    pccl.admit()
-    mine = x(150_000)
-    total, info = pccl.allreduce(mine, return_info=True)
-    assert (total == expected(info)).all(), "wrong sum"
-    if step == 20 and KILLED:
-        os.kill(os.getpid(), signal.SIGKILL)
-state = pccl.sync({"w": x(300_000)})
-say(event="done", size=info.world_size, w=int(state["w"][7]))
-hear()
-"""
-
-
 @pytest.mark.parametrize("shm", ["0", "1"])
 def test_a_run_with_a_secret_reduces_syncs_and_survives_kills(shm: str) -> None:
     # Keys change all the while.
     with running(PCCL_SHM=shm, PCCL_KEY_UPDATE_RECORDS="20", PCCL_SECRET=SECRET) as run:
-        stay = [run.peer("KILLED = False\n" + LOOP) for _ in range(2)]
-        run.peer("KILLED = True\n" + LOOP)
+        stay = [run.peer(partial(attacked.train_and_sync, killed=False)) for _ in range(2)]
+        run.peer(partial(attacked.train_and_sync, killed=True))
         for peer in stay:
             peer.expect("in")
         told = [peer.expect("done") for peer in stay]

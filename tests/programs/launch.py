@@ -1,0 +1,107 @@
+"""Ranks of `pccl run`. Most need no pccl, and do not load it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from types import FrameType
+
+
+def print_settings() -> None:
+    names = ("PCCL_MIN_PEERS", "PCCL_BIND", "PCCL_LOCAL_RANK", "PCCL_MASTER")
+    print(*(os.environ[name] for name in names))
+
+
+def connect_to_the_master() -> None:
+    host, port = os.environ["PCCL_MASTER"].split(":")
+    socket.create_connection((host, int(port)), 10).close()
+
+
+def print_master_and_secret() -> None:
+    print(os.environ["PCCL_MASTER"], os.environ["PCCL_SECRET"])
+
+
+def print_whether_one_process_settings() -> None:
+    print("PCCL_PORT" in os.environ or "PCCL_ADVERTISE" in os.environ)
+
+
+def grow() -> None:
+    """Lets others in until there are two."""
+    import pccl
+
+    with pccl.init():
+        while pccl.world_size() < 2:
+            pccl.admit()
+        print("together", pccl.allreduce(1), flush=True)
+
+
+def print_lines_in_two_parts() -> None:
+    for i in range(2000):
+        sys.stdout.write(f"{i} " + "x" * 50)
+        sys.stdout.write("y" * 50 + "\n")
+
+
+def print_a_long_line() -> None:
+    print("z" * 300_000, end="")
+
+
+def print_for_ever() -> None:
+    while True:
+        print("x" * 100)
+
+
+def print_an_error() -> None:
+    print("oh", file=sys.stderr)
+
+
+def fail() -> None:
+    raise SystemExit(9)
+
+
+def fail_or_sleep(failing: int) -> None:
+    """`failing`: the rank that fails."""
+    if os.environ["PCCL_LOCAL_RANK"] == str(failing):
+        sys.exit(7)
+    sleep()
+
+
+def fail_or_print(failing: int) -> None:
+    if os.environ["PCCL_LOCAL_RANK"] == str(failing):
+        sys.exit(7)
+    print("done")
+
+
+def kill_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def sleep() -> None:
+    print("ready", flush=True)
+    while True:
+        signal.pause()
+
+
+def ignore_signals() -> None:
+    def ignore(number: int, frame: FrameType | None) -> None:
+        print(signal.Signals(number).name, flush=True)
+
+    signal.signal(signal.SIGINT, ignore)
+    signal.signal(signal.SIGTERM, ignore)
+    sleep()
+
+
+def start_a_sleeper() -> None:
+    child = subprocess.Popen([sys.executable, sys.argv[0], f"{__name__}:sleep", "[[], {}]"])
+    child.wait()
+
+
+def run_master() -> None:
+    """Returns while its master serves."""
+    import pccl
+
+    master = pccl.MasterNode(listen_address="127.0.0.1:0")
+    master.run()
+    print(master.address, flush=True)
