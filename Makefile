@@ -1,4 +1,5 @@
-# make demo: the demo, on a fresh Debian or Ubuntu machine with python3 >= 3.10.   make test: everything that must be clean.
+# make demo: the demo, on a fresh Debian or Ubuntu machine with python3 >= 3.10.
+# make test: everything that must be clean.
 # Both install what they need first: system packages only when missing, the rest in $(VENV).
 
 VENV ?= .venv
@@ -9,7 +10,8 @@ BENCH_ARGS ?=
 
 .PHONY: demo test install setup build lint format types docs stress fuzz soak bench package clean
 
-# A tree that is set up for development runs the demo from its editable build; any other from a plain install.
+# A tree that is set up for development runs the demo from its editable build; any other from a
+# plain install.
 ifneq ($(wildcard $(VENV)/requirements-dev.installed),)
 demo: build
 else
@@ -21,7 +23,8 @@ install:
 	@$(STAGE) set-up tools/setup.sh $(VENV)
 	@$(STAGE) install $(PYTHON_BIN) -m pip install -q -c requirements-dev.txt '.[demo]'
 
-# pytest comes last, so that its summary is what one sees last. Two at a time: most tests wait for processes.
+# pytest comes last, so that its summary is what one sees last. Two at a time: most tests wait for
+# processes.
 test: build lint types docs stress fuzz
 	@mkdir -p build
 	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
@@ -51,7 +54,8 @@ stress: setup
 	@$(STAGE) "stress, ASan + UBSan" tools/stress.sh address,undefined
 	@$(STAGE) "stress, TSan" tools/stress.sh thread
 
-# Of each of the four targets, one on each core. Two minutes of the processor in all, but for what it takes to build them.
+# Seconds for each of the four targets; one target runs on each core. Two minutes of CPU time in all,
+# without the build.
 FUZZ_SECONDS ?= 30
 fuzz:
 	@$(STAGE) "set-up, clang" tools/setup.sh $(VENV) fuzz
@@ -71,7 +75,8 @@ soak: FUZZ_SECONDS = 3600
 soak: build stress fuzz
 	$(PYTHON_BIN) -m pytest --timeout 14400 $(PYTEST_ARGS)
 
-# A plain install in an environment of its own: the editable build has assertions on. Tables, results and plot: build/.
+# A plain install in an environment of its own: the editable build has assertions on. Tables,
+# results and plot: build/.
 bench:
 	@$(STAGE) set-up tools/setup.sh build/bench bench
 	@$(STAGE) install build/bench/bin/python -m pip install -q -c requirements-dev.txt '.[bench]' mpi4py==4.1.2

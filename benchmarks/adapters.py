@@ -1,11 +1,13 @@
-"""What the adapters add: `pccl.allreduce` of JAX arrays and torch tensors against that of a NumPy array, in one run.
+"""What the adapters add: `pccl.allreduce` of JAX arrays and torch tensors against that of a NumPy
+array, in one run.
 
     python benchmarks/adapters.py                # 64 MiB, two processes of this host, a table
     python benchmarks/adapters.py --quick --json build/adapters.json
 
-All entrances take turns, a block of calls each; a block's time is that of its slowest rank. What makes a new result
-is compared with NumPy making one, what works in place with NumPy in place. "numpy in place, as XLA" is a NumPy array
-that is reduced under what XLA imposes: memory without huge pages, and a thread of its own for each call.
+All entrances take turns, a block of calls each; a block's time is that of its slowest rank. Calls
+with new results are compared with NumPy's new results, calls in place with NumPy in place.
+"numpy in place, as XLA" is a NumPy array that is reduced under what XLA imposes: memory without
+huge pages, and a thread of its own for each call.
 """
 
 from __future__ import annotations

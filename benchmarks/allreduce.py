@@ -1,28 +1,32 @@
-"""How fast all-reduce is on this machine, side by side with what else one could use: float32 sum, all ranks local.
+"""How fast all-reduce is on this machine, side by side with what else one could use: float32 sum,
+all ranks local.
 
     python benchmarks/allreduce.py [--quick] [--peers gloo,mpi,roofline] [--transport shm,tcp,shared-array]
         [--world 2,4] [--sizes 64KiB,1MiB] [--extras latency,fresh,bfloat16,tree,iperf]
         [--json FILE] [--markdown FILE] [--plot FILE]
 
-One process per rank; the master is in the parent. All systems live in the same rank processes and take turns in blocks
-of calls, so that whatever else the machine does meets all. Before each timed call every rank rewrites its whole array,
-and all ranks meet; a rank's time runs from there. Results are checked, exactly: noise before the first block, and the
-last call of every block.
+One process per rank; the master is in the parent. All systems live in the same rank processes and
+take turns in blocks of calls, so that whatever else the machine does meets all. Before each timed
+call every rank rewrites its whole array, and all ranks meet; a rank's time runs from there. Results
+are checked, exactly: noise before the first block, and the last call of every block.
 
     ms              every rank takes the median of its own calls; the slowest rank's median is shown
-    faster / pccl   time of the faster of MPI and Gloo divided by time of pccl: above 1 pccl is faster
-    of bound        time of the bare program (benchmarks/roofline.cpp: the same passes over memory, no protocol, no
+    faster / pccl   time of the faster of MPI and Gloo divided by time of pccl: above 1 pccl is
+    faster of bound        time of the bare program (benchmarks/roofline.cpp: the same passes over
+    memory, no protocol, no
                     Python) divided by time of pccl
-    of agreed       the same, but the bare program's ranks also meet before and after their passes, as ranks do that
+    of agreed       the same, but the bare program's ranks also meet before and after their passes,
+    as ranks do that
                     agree
-    CPU s/GB        CPU seconds of all ranks, and of pccl's master, per 10^9 bytes of one rank's array, in the order of
+    CPU s/GB        CPU seconds of all ranks, and of pccl's master, per 10^9 bytes of one rank's
+    array, in the order of
                     the columns before; rewriting and meeting are not in it
     spread          the slowest block's median over the fastest one's: how quiet the machine was
 
-Arrays: "shm" are private NumPy arrays, reduced through shared memory; "tcp" the same with PCCL_SHM=0, and MPI told to
-use TCP, too; "shared" ones come from pccl.empty. pccl and MPI reduce out of place into memory that was touched before;
-Gloo has only the in-place form. Latency rows call without meeting, one call after the other. What is not installed is
-left out.
+Arrays: "shm" are private NumPy arrays, reduced through shared memory; "tcp" the same with
+PCCL_SHM=0, and MPI told to use TCP, too; "shared" ones come from pccl.empty. pccl and MPI reduce
+out of place into memory that was touched before; Gloo has only the in-place form. Latency rows call
+without meeting, one call after the other. Systems that are not installed are left out.
 """
 
 from __future__ import annotations
@@ -88,7 +92,8 @@ MOST_LATENCY_CALLS = 5000
 TRIAL_CALLS = 2
 IPERF_SECONDS = 1
 
-# What pccl reduces on a transport: the row's name, the case of ranks.py, and the kind of roofline.cpp that bounds it.
+# What pccl reduces on a transport: the row's name, the case of ranks.py, and the kind of
+# roofline.cpp that bounds it.
 VARIANTS = {
     "shm": [("shm", "pccl", "staged")],
     "tcp": [("tcp", "pccl", None)],

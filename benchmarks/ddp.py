@@ -3,9 +3,9 @@
     python benchmarks/ddp.py                     # world sizes 2 and 4, two models, a table
     python benchmarks/ddp.py --quick --json build/ddp.json
 
-All ranks are processes of this host. Each has two copies of the model, one on a group of each backend, and
-trains them in turn, a block of steps each; a block's time is that of its slowest rank. `alone` is a step
-without any exchange (DDP's no_sync), with all ranks computing at once.
+All ranks are processes of this host. Each has two copies of the model, one on a group of each
+backend, and trains them in turn, a block of steps each; a block's time is that of its slowest rank.
+`alone` is a step without any exchange (DDP's no_sync), with all ranks computing at once.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def resnet() -> tuple[nn.Module, Callable[[], torch.Tensor]]:
 
 
 def transformer() -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    """A transformer of 12 layers, 768 wide: 85 million parameters in 144 tensors, on short sequences."""
+    """A transformer of 12 layers, 768 wide: 85 million parameters in 144 tensors, on short
+    sequences."""
     layer = nn.TransformerEncoderLayer(768, 12, 3072, dropout=0.0, batch_first=True)
     return nn.TransformerEncoder(layer, 12), lambda: torch.randn(1, 32, 768)
 
@@ -145,7 +146,8 @@ def run(world: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    """Medians over blocks; `pccl / gloo` is the median of the blocks' ratios, with its quartiles."""
+    """Medians over blocks; `pccl / gloo` is the median of the blocks' ratios, with its
+    quartiles."""
     lines = [
         "| model | parameters | world | alone ms | gloo ms | pccl ms | pccl / gloo | quartiles |",
         "|---|---|---|---|---|---|---|---|",

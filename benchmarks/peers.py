@@ -1,4 +1,5 @@
-"""Peers for the benchmarks: processes that obey orders from standard input, and what both sides need for that."""
+"""Peers for the benchmarks: processes that obey orders from standard input, and what both sides
+need for that."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ PATIENCE = 120.0  # seconds for any answer
 
 
 class Peer:
-    """A process that runs `script --peer`, as its parent sees it; `prefix` is what starts it elsewhere."""
+    """A process that runs `script --peer`, as its parent sees it; `prefix` is what starts it
+    elsewhere."""
 
     def __init__(
         self,
@@ -67,7 +69,8 @@ class Peer:
         return answer
 
     def signal(self, number: signal.Signals) -> float:
-        """Sends a signal; returns when, by the clock of `time.monotonic`, which all processes share."""
+        """Sends a signal; returns when, by the clock of `time.monotonic`, which all processes
+        share."""
         now = time.monotonic()
         self.process.send_signal(number)
         return now

@@ -1,5 +1,6 @@
-"""What benchmarks/allreduce.py measures with, each a group of processes that this one starts and ends: the ranks, the
-bare program, iperf3. All take their measurements in blocks of calls, so that they can be interleaved."""
+"""What benchmarks/allreduce.py measures with, each a group of processes that this one starts and
+ends: the ranks, the bare program, iperf3. All take their measurements in blocks of calls, so that
+they can be interleaved."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Block:
 
 
 class Deadline:
-    """What is started under it must be over by then."""
+    """A deadline for the processes that are started under it."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.monotonic() + seconds
@@ -136,7 +137,7 @@ class Ranks:
         self.streams = [self.streams[ranks.index(rank)] for rank in range(self.world)]
 
     def hear(self) -> list[dict[str, Any]]:
-        """What each rank says next. Every order has one answer."""
+        """Returns the next line of each rank. Every order has one answer."""
         said = dict.fromkeys(self.streams, b"")
         while waiting := [stream for stream in said if not said[stream].endswith(b"\n")]:
             ready, _, _ = select.select(waiting, [], [], self.deadline.left())

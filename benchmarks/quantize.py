@@ -1,11 +1,12 @@
-"""What fewer bits cost and save on this host, over TCP: times, bytes, and how far results are off.
+"""Measures quantized all-reduce on this host, over TCP: times, bytes and errors of results.
 
     python benchmarks/quantize.py                # 64 MiB among 2 and 4 peers; errors among 2 and 8
     python benchmarks/quantize.py --quick --json build/quantize.json
 
-Loopback is faster than the codes are made, so this shows their cost; what they save shows on slower links. All ways
-take turns, a block of calls each; a block's time is that of its slowest rank. Errors are those of the mean of a million
-normally distributed float32 elements of each peer, as parts of the range of the 512 results around each.
+Loopback is faster than the codes are made, so this shows their cost; what they save shows on slower
+links. All ways take turns, a block of calls each; a block's time is that of its slowest rank.
+Errors are those of the mean of a million normally distributed float32 elements of each peer, as
+parts of the range of the 512 results around each.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def errors(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(what: str, world: int, args: argparse.Namespace) -> dict[str, Any]:
-    """What rank 0 of a world measured."""
+    """Returns the measurements of rank 0."""
     with pccl.MasterNode("127.0.0.1:0") as master:
         command = [sys.executable, __file__, "--peer", what, "--world", str(world)]
         for name in ("mib", "blocks", "calls", "elements"):
@@ -79,7 +80,8 @@ def run(what: str, world: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def tables(found: list[dict[str, Any]]) -> str:
-    """`float32 / this` is the median of the blocks' ratios: above 1, fewer bits are faster even here."""
+    """`float32 / this` is the median of the blocks' ratios: above 1, fewer bits are faster even
+    here."""
     lines = ["| peers | on the way | ms | float32 / this | bytes |", "|---|---|---|---|---|"]
     for one in found:
         for way in one.get("ms", ()):

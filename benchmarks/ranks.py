@@ -1,7 +1,8 @@
-"""One rank of benchmarks/allreduce.py: has the arrays, and carries out what the parent orders over a unix socket.
+"""One rank of benchmarks/allreduce.py: has the arrays, and carries out what the parent orders over
+a unix socket.
 
-prepare   makes arrays of a size, and checks every case once against NumPy
-block     a number of calls of one case. Before each one the whole array is rewritten, and all ranks meet; the time
+prepare   makes arrays of a size, and checks every case once against NumPy block     a number of
+calls of one case. Before each one the whole array is rewritten, and all ranks meet; the time
           runs from there. The last result of a block is checked again
 end       leaves
 """
@@ -188,7 +189,8 @@ class Rank:
             self.line.meet()  # some of them share arrays
 
     def pair(self, kind: str, count: int) -> list[np.ndarray]:
-        """Memory to send and to receive, both touched; the same for all cases that want that kind."""
+        """Memory to send and to receive, both touched; the same for all cases that want that
+        kind."""
         if (kind, count) not in self.arrays:
             make = pccl.empty if kind == "shared" else np.empty
             arrays = [make((count,), dtype=dtype(kind)) for _ in range(2)]

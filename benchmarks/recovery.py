@@ -2,19 +2,21 @@
 
     python benchmarks/recovery.py [--kills 50] [--stops 5] [--size 64MiB] [--json FILE] [--markdown FILE]
 
-Four peers sum a float32 array. Once they are at it, after a random part of the usual time, one of them gets SIGKILL;
-the other three finish among themselves, and check the sum. A newcomer takes the place, and so on. Undisturbed
-all-reduces of four and of three run in between, so that all meet the same machine.
+Four peers sum a float32 array. Once they are at it, after a random part of the usual time, one of
+them gets SIGKILL; the other three finish among themselves, and check the sum. A newcomer takes the
+place, and so on. Undisturbed all-reduces of four and of three run in between, so that all meet the
+same machine.
 
-    recovery      from before the signal was sent until the last survivor has the result
-    detection     the part of it until the last survivor knew: in each survivor a second thread waits in a barrier that
-                  the victim never enters, so it ends when the membership without the victim is announced. The rest is
-                  the all-reduce of the three, from its start
+    recovery      from before the signal was sent until the last survivor has the result detection
+    the part of it until the last survivor knew: in each survivor a second thread waits in a barrier
+    that
+                  the victim never enters, so it ends when the membership without the victim is
+                  announced. The rest is the all-reduce of the three, from its start
     goal          recovery < 2 x the median undisturbed all-reduce of four + 50 ms
 
-Kills that came too late, after the result was everybody's, do not count and are made again. The same with SIGSTOP and
-a heartbeat timeout of half a second: nothing breaks, so what is found out is silence, and the goal is that timeout
-more.
+Kills that came too late, after the result was everybody's, do not count and are made again. The
+same with SIGSTOP and a heartbeat timeout of half a second: nothing breaks, so what is found out is
+silence, and the goal is that timeout more.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ QUICK = {  # for SIGSTOP
 }
 
 
-# ---- a peer --------------------------------------------------------------------------------------------------------
+# ---- a peer
+# ------------------------------------------------------------------------------
 
 
 def be_peer(size: int) -> None:
@@ -71,7 +74,7 @@ def be_peer(size: int) -> None:
 
 
 def value(peer: str) -> int:
-    """What a peer's array is full of: known to all, and any sum is exact."""
+    """Returns the value of all elements of a peer's array. All peers know it; sums are exact."""
     return int(peer[:4], 16)
 
 
@@ -107,7 +110,8 @@ def reduce(
     }
 
 
-# ---- the parent ----------------------------------------------------------------------------------------------------
+# ---- the parent
+# ------------------------------------------------------------------------------
 
 
 class Cluster:

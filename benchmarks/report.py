@@ -1,4 +1,4 @@
-"""What the benchmarks say: sizes, the machine, medians, tables, the plot."""
+"""The report of a benchmark: sizes, the machine, medians, tables, the plot."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parse_worlds(text: str) -> list[int]:
 
 
 def machine(packages: Sequence[str] = ()) -> dict[str, Any]:
-    """What the numbers were measured on."""
+    """Describes the machine."""
     cpu = platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -67,7 +67,7 @@ def machine(packages: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def warnings(about: dict[str, Any], world: int) -> list[str]:
-    """What a reader must know before believing anything."""
+    """Returns warnings about the conditions of the measurement."""
     found = []
     if about["load_before"] > 0.3 * about["cores"]:
         found.append(
@@ -86,7 +86,8 @@ def percentile(numbers: Sequence[float], share: float) -> float:
 
 
 def summarise(blocks: Sequence[Block], size: int) -> dict[str, Any]:
-    """Of the slowest rank, whichever it is for each figure; CPU of all per 10^9 bytes of one rank's array."""
+    """Returns each figure of its slowest rank, and the CPU seconds of all ranks per 10^9 bytes of one
+    rank's array."""
     ranks = [
         [second for block in parts for second in block]
         for parts in zip(*(block.seconds for block in blocks), strict=True)
@@ -104,7 +105,8 @@ def summarise(blocks: Sequence[Block], size: int) -> dict[str, Any]:
     }
 
 
-# ---- tables --------------------------------------------------------------------------------------------------------
+# ---- tables
+# ------------------------------------------------------------------------------
 
 
 class Table:
@@ -163,11 +165,13 @@ def main_row(result: dict[str, Any], systems: Sequence[str]) -> list[str]:
     ]
 
 
-# ---- the plot ------------------------------------------------------------------------------------------------------
+# ---- the plot
+# ------------------------------------------------------------------------------
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> bool:
-    """Speed by size, a panel for each kind of arrays and number of ranks; False without matplotlib."""
+    """Speed by size, a panel for each kind of arrays and number of ranks; False without
+    matplotlib."""
     try:
         import matplotlib
     except ImportError:

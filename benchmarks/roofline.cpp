@@ -1,5 +1,5 @@
-// What memory allows: the passes over memory of an all-reduce between processes of one host, and
-// nothing else: no protocol, no commit, no Python. Also plain memcpy and a[i] += b[i], by one
+// The bound that memory sets: the passes over memory of an all-reduce between processes of one
+// host, without protocol, commit or Python. Also measures plain memcpy and a[i] += b[i], by one
 // process and by all.
 //
 //   roofline WORLD BYTES...   measures each size and prints a line of JSON for each
@@ -180,7 +180,7 @@ struct Order {
   std::size_t block = 0;  // elements
 };
 
-// What all processes of one size share.
+// Shared by all processes of one size.
 struct Shared {
   Barrier barrier;
   std::atomic<bool> wrong{false};

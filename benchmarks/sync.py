@@ -2,18 +2,21 @@
 
     python benchmarks/sync.py [--size 1GiB] [--rounds 5] [--json FILE] [--markdown FILE]
 
-newcomer      three members hold a state, a fourth comes in with other bytes and receives it all: seconds from when the
-              last of the four called sync until the newcomer has it, all hashing, checking and copying included. As a
-              ratio to the same bytes through one plain TCP connection between two of the processes, in the same run:
-              blocking sockets, large buffers, received straight into memory that was used before; the best of several
-              buffer sizes is taken
-hashing       a sync of a peer alone hashes its state and nothing else: bytes per CPU second, whatever the number of
-              threads, as a ratio to bytes per CPU second of NumPy reductions that only read the same memory, with as
-              many threads; the fastest kind of reduction is taken
+newcomer      three members hold a state, a fourth comes in with other bytes and receives it all:
+seconds from when the
+              last of the four called sync until the newcomer has it, all hashing, checking and
+              copying included. As a ratio to the same bytes through one plain TCP connection
+              between two of the processes, in the same run: blocking sockets, large buffers,
+              received straight into memory that was used before; the best of several buffer sizes
+              is taken
+hashing       a sync of a peer alone hashes its state and nothing else: bytes per CPU second,
+whatever the number of
+              threads, as a ratio to bytes per CPU second of NumPy reductions that only read the
+              same memory, with as many threads; the fastest kind of reduction is taken
 no-op         four members in step: seconds of a sync, and bytes of state moved, which must be 0
 
-Rates are in 10^9 bytes per second. Each figure is the median of the rounds, but the best one for what pccl is compared
-with. Needs seven times the size in memory.
+Rates are in 10^9 bytes per second. Each figure is the median of the rounds, but the best one for
+what pccl is compared with. Needs seven times the size in memory.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ COPY_BUFFERS = [0, MIB, 4 * MIB, 16 * MIB]  # of sockets; 0: the kernel adapts
 COPY_PIECE = 4 * MIB  # per call
 
 
-# ---- a peer --------------------------------------------------------------------------------------------------------
+# ---- a peer
+# ------------------------------------------------------------------------------
 
 
 class State:
@@ -186,11 +190,13 @@ def be_peer(size: int, rounds: int) -> None:
             receive_copy(state, order["port"], order["buffer"])
 
 
-# ---- the parent ----------------------------------------------------------------------------------------------------
+# ---- the parent
+# ------------------------------------------------------------------------------
 
 
 def together(answers: list[dict[str, Any]], ended: str = "all") -> float:
-    """Seconds of a sync, from the last that began to the last that ended, or to the newcomer, who is the last one."""
+    """Seconds of a sync, from the last that began to the last that ended, or to the newcomer, who
+    is the last one."""
     end = answers[-1]["ended"] if ended == "newcomer" else max(a["ended"] for a in answers)
     return end - max(a["began"] for a in answers)
 

@@ -1,7 +1,8 @@
-"""What encryption costs: all-reduce over TCP on loopback with and without a secret, in turns, with CPU seconds.
+"""The cost of encryption: all-reduce over TCP on loopback with and without a secret, in turns,
+with CPU seconds.
 
-Each world size runs two groups of processes, one plain and one with a secret, which take turns of a few calls each, so
-that both meet the same machine. The cipher alone is timed by `openssl speed`.
+Each world size runs two groups of processes, one plain and one with a secret, which take turns of a
+few calls each, so that both meet the same machine. The cipher alone is timed by `openssl speed`.
 """
 
 from __future__ import annotations

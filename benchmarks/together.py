@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 
 def run_ranks(commands: Sequence[Sequence[str]], env: Mapping[str, str]) -> list[bytes]:
-    """What each of them printed. Ends this program when one of them failed."""
+    """Returns the output of each command. Exits if one of them failed."""
     ranks = [
         subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(env)) for command in commands
     ]

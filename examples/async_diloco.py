@@ -1,4 +1,5 @@
-"""DiLoCo whose reductions run behind the training: `pccl run -n 4 -- python examples/async_diloco.py`.
+"""DiLoCo whose reductions run behind the training: `pccl run -n 4 -- python
+examples/async_diloco.py`.
 
 As torch_diloco.py, with a mode: what a round has taught is reduced while the next one is trained,
 and applied in its middle, so that hardly anybody waits for the network. --mode streaming sends the

@@ -3,10 +3,11 @@
     pccl run -n 4 -- python examples/byte_gpt.py --plot loss.svg
     pccl run -n 4 --elastic -- python examples/byte_gpt.py --quantize int8 --checkpoints run
 
-Every process is a member. Kill one, and the others go on; what it had taken of the data is taken by others. Start one
-more with the same PCCL_MASTER, and it receives everything at the end of the round. Kill all, start again with the same
-`--checkpoints`, and the run goes on. `--method ddp` averages gradients after every step instead, for comparison, and
-`--method local` is one process without pccl.
+Every process is a member. Kill one, and the others go on; what it had taken of the data is taken by
+others. Start one more with the same PCCL_MASTER, and it receives everything at the end of the
+round. Kill all, start again with the same `--checkpoints`, and the run goes on. `--method ddp`
+averages gradients after every step instead, for comparison, and `--method local` is one process
+without pccl.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from pccl.data import ElasticSampler
 
 
 def load_text() -> tuple[np.ndarray, np.ndarray]:
-    """All modules of the standard library that are one file, in order of their names; every 16th is held out."""
+    """All modules of the standard library that are one file, in order of their names; every 16th is
+    held out."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     held_out = files[8::16]
     texts = [b"".join(f.read_bytes() for f in files if (f in held_out) == out) for out in (0, 1)]
@@ -47,7 +49,8 @@ def windows(text: np.ndarray, context: int) -> np.ndarray:
 
 @functools.cache
 def turns(length: int, size: int) -> torch.Tensor:
-    """By how much each place turns each pair of a head's numbers: rotary embeddings (arXiv 2104.09864)."""
+    """By how much each place turns each pair of a head's numbers: rotary embeddings (arXiv
+    2104.09864)."""
     speeds = 1000.0 ** (-torch.arange(0, size, 2) / size)
     angles = torch.outer(torch.arange(length), speeds)
     return torch.polar(torch.ones_like(angles), angles)
@@ -103,11 +106,12 @@ def evaluate(model: nn.Module, parameters: dict, examples: np.ndarray) -> float:
     return float(nats) / len(examples) / math.log(2)
 
 
-# ---- training ------------------------------------------------------------------------------------------------------
+# ---- training
+# ------------------------------------------------------------------------------------------------------
 
 
 def rate_at(progress: float) -> float:
-    """Of the learning rate: a warm-up over a twentieth of the tokens, then a cosine down to a tenth."""
+    """Learning rate schedule: a warm-up over a twentieth of the tokens, then a cosine to a tenth."""
     return min(20 * progress + 0.01, 0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))
 
 
@@ -146,11 +150,12 @@ def train(args: argparse.Namespace) -> None:
         checkpoint.resume(args.checkpoints, state)
 
     def tokens_taken() -> int:
-        """By all members together; equal on all. In flight is what no reduction has brought in yet."""
+        """By all members together; equal on all. In flight is what no reduction has brought in
+        yet."""
         return (sampler.committed + sampler.in_flight) * args.context
 
     def revision() -> int:
-        """Of the state: what has been trained further counts when the run is resumed."""
+        """The state's revision: the highest one counts when the run is resumed."""
         return diloco.outer_step if diloco else tokens_taken()
 
     if diloco:

@@ -1,4 +1,5 @@
-"""Trains a network on handwritten digits with four peers, kills one, lets another join, and checks the outcome.
+"""Trains a network on handwritten digits with four peers, kills one, lets another join, and checks
+the outcome.
 
     python examples/digits.py
 
@@ -48,11 +49,13 @@ WANTED_ACCURACY = 0.95
 PATIENCE_SECONDS = 120
 
 
-# ---- the model, in plain NumPy -------------------------------------------------------------------------------------
+# ---- the model, in plain NumPy
+# -------------------------------------------------------------------------------------
 
 
 def load_digits() -> tuple[Any, Any, Any, Any]:
-    """1797 digits of 8 x 8 pixels, the same shuffle everywhere: images and labels to train on, and held-out ones."""
+    """1797 digits of 8 x 8 pixels, the same shuffle everywhere: images and labels to train on, and
+    held-out ones."""
     from sklearn.datasets import load_digits as load
 
     images, labels = load(return_X_y=True)
@@ -104,11 +107,13 @@ def accuracy(weights: Weights, images: Any, labels: Any) -> float:
     return float((forward(weights, images)[-1].argmax(axis=1) == labels).mean())
 
 
-# ---- a worker ------------------------------------------------------------------------------------------------------
+# ---- a worker
+# ------------------------------------------------------------------------------
 
 
 def work(number: int, steps: int, weights_file: Path) -> None:
-    """One peer: trains, reports a JSON line per step on stdout, and writes its weights in the end."""
+    """One peer: trains, reports a JSON line per step on stdout, and writes its weights in the
+    end."""
     images, labels, test_images, test_labels = load_digits()
     print(json.dumps({"ready": number}), flush=True)
     if not sys.stdin.readline():  # the launcher says when to begin; or it is gone
@@ -136,8 +141,8 @@ def work(number: int, steps: int, weights_file: Path) -> None:
         mine = batch[pccl.rank() :: pccl.world_size()]
         grads, loss = gradients(weights, images[mine], labels[mine])
 
-        # One operation for the whole tree. If a peer dies in it, the survivors' sums are made again without that peer,
-        # and `count` says of how many digits they are.
+        # One operation for the whole tree. If a peer dies in it, the survivors' sums are made again
+        # without that peer, and `count` says of how many digits they are.
         total, info = pccl.allreduce(
             {"grads": grads, "loss": loss, "count": len(mine)}, return_info=True
         )
@@ -161,7 +166,8 @@ def work(number: int, steps: int, weights_file: Path) -> None:
     weights_file.write_bytes(b"".join(weights[name].tobytes() for name in sorted(weights)))
 
 
-# ---- the launcher --------------------------------------------------------------------------------------------------
+# ---- the launcher
+# ------------------------------------------------------------------------------
 
 
 class Workers:

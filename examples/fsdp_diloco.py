@@ -2,7 +2,8 @@
 
     pccl master --listen 0.0.0.0:48148        # somewhere; prints a secret for PCCL_SECRET
     export PCCL_MASTER=that.host:48148 PCCL_SECRET=... PCCL_MIN_PEERS=2   # on each machine
-    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # or torchrun restarts ranks with the store of the dead ones
+    # Without this, torchrun restarts ranks with the store of the dead ones.
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/fsdp_diloco.py
 
 Each machine is a replica. Its ranks hold the model in shards, which FSDP2 puts together over Gloo
@@ -52,7 +53,8 @@ order = torch.randperm(len(images))  # the same everywhere
 x, y = torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(labels)[order]
 x, y, held_out = x[:1500], y[:1500], (x[1500:], y[1500:])
 
-# Divides the digits among the replicas. Only rank 0's counts: groups may see a loss at different steps.
+# Divides the digits among the replicas. Only rank 0's counts: groups may see a loss at different
+# steps.
 sampler = ElasticSampler(len(x), batch_size=32 * ranks)
 data = sampler if rank == 0 else None
 diloco = DiLoCo(model, inner, sync_every=20, data=data, join=False)  # of this rank's shards

@@ -37,7 +37,8 @@ def local_gradients(weights, x, y):
 
 
 def batch_of(step):
-    """This process's rows of the step's batch, a part for each device; the batch is always the same."""
+    """This process's rows of the step's batch, a part for each device; the batch is always the
+    same."""
     x = np.random.default_rng(step).standard_normal((BATCH, 8)).astype(np.float32)
     y = np.sin(x.sum(axis=1, keepdims=True))
     devices = jax.local_device_count()

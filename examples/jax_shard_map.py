@@ -32,7 +32,8 @@ def loss_of(weights, x, y):
 
 
 def mean_over_all(tree):
-    """The mean over all devices of all processes. Each device sends its share, so nothing goes twice."""
+    """The mean over all devices of all processes. Each device sends its share, so nothing goes
+    twice."""
     flat, unravel = ravel_pytree(tree)
     devices = jax.lax.axis_size("device")
     padded = jnp.pad(flat, (0, -flat.size % devices))
@@ -58,7 +59,8 @@ def train_step(model, x, y):
 
 
 def batch_of(step):
-    """This process's rows of the step's batch, which is the same however many processes share it."""
+    """This process's rows of the step's batch, which is the same however many processes share
+    it."""
     x = np.random.default_rng(step).standard_normal((BATCH, 8)).astype(np.float32)
     y = np.sin(x.sum(axis=1, keepdims=True))
     devices = jax.local_device_count()

@@ -1,19 +1,22 @@
-"""Churn with real processes: peers join, leave, are killed, frozen and insulted while they train, and never disagree.
+"""Churn with real processes: peers join, leave, are killed, frozen and insulted while they train,
+and never disagree.
 
     python tests/stress.py --minutes 3 --max-peers 8 --interval 0.2-1.0 [--seed N] [--json FILE]
 
-A master and peers, all processes of their own on loopback. Each peer is a training loop: a step is a `pccl.sync` of its
-state, then many tagged `pccl.allreduce_async` of arrays of all sizes and dtypes, waited for in any order and checked
-against the contributors they name; the state changes by their results. Meanwhile, one event per interval: a newcomer
-starts; a peer is SIGKILLed, at any moment of its life; one is SIGSTOPped, for a moment or until the others have put
-it out, and then wakes or is killed; one leaves; strangers connect to master and peers and send noise. Two peers
+A master and peers, all processes of their own on loopback. Each peer is a training loop: a step is
+a `pccl.sync` of its state, then many tagged `pccl.allreduce_async` of arrays of all sizes and
+dtypes, waited for in any order and checked against the contributors they name; the state changes by
+their results. Meanwhile, one event per interval: a newcomer starts; a peer is SIGKILLed, at any
+moment of its life; one is SIGSTOPped, for a moment or until the others have put it out, and then
+wakes or is killed; one leaves; strangers connect to master and peers and send noise. Two peers
 always live.
 
-Each step every peer tells this process, over a pipe, the SHA-256 of its state before and after the sync. All that
-report the same revision must report the same hash, epoch and members; a member that was in the sync before must find
-its own state unchanged; steps and revisions only count up. A peer that is put out must have been frozen, and joins
-again in the same process. At the end all that are frozen wake, everybody must get in step once more, and all stop at
-the same step. Exit code 1, with what every process was doing, if any of this fails or no step completes for a minute.
+Each step every peer tells this process, over a pipe, the SHA-256 of its state before and after the
+sync. All that report the same revision must report the same hash, epoch and members; a member that
+was in the sync before must find its own state unchanged; steps and revisions only count up. A peer
+that is put out must have been frozen, and joins again in the same process. At the end all that are
+frozen wake, everybody must get in step once more, and all stop at the same step. Exit code 1, with
+what every process was doing, if any of this fails or no step completes for a minute.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ from workers import Run, Worker, running
 
 import pccl
 
-# Failure detection in two seconds instead of six; the ratio between the settings is about that of the defaults.
+# Failure detection in two seconds instead of six; the ratio between the settings is about that of
+# the defaults.
 SETTINGS = {
     "PCCL_BIND": "127.0.0.1",
     "PCCL_HEARTBEAT_INTERVAL": "0.3",
@@ -61,7 +65,8 @@ END_SECONDS = 60.0  # to get everybody in step, and again to end
 KEPT_STRANGERS = 48
 
 
-# ---- a peer --------------------------------------------------------------------------------------------------------
+# ---- a peer
+# ------------------------------------------------------------------------------
 
 PERIOD = 97
 LARGEST = 200_000
@@ -70,7 +75,8 @@ NUMBERS = 1000
 DTYPES = ("int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64")
 COMBINE = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
-# Everybody's inputs are slices of these, so that any sum of up to 20 of them is known to all and exact.
+# Everybody's inputs are slices of these, so that any sum of up to 20 of them is known to all and
+# exact.
 PATTERNS = {
     name: (np.arange(LARGEST + PERIOD) % PERIOD).astype(name)  # at most 96 * 8 in int8: wraps
     for name in DTYPES
@@ -87,12 +93,12 @@ class Operation:
     count: int
 
     def input_of(self, peer: str, step: int) -> np.ndarray:
-        """What the peer of that id gives."""
+        """Returns the input of the peer with that id."""
         first = (int(peer[:8], 16) + 7 * step + 13 * self.tag) % PERIOD
         return PATTERNS[self.dtype][first : first + self.count]
 
     def result_of(self, peers: tuple[str, ...], step: int) -> np.ndarray:
-        """What the contributors' inputs make."""
+        """Returns the result for these contributors."""
         result = self.input_of(peers[0], step).copy()
         for peer in peers[1:]:
             COMBINE[self.op](result, self.input_of(peer, step), out=result)
@@ -114,7 +120,7 @@ def operations(step: int) -> list[Operation]:
 
 
 def first_state(rng: np.random.Generator, whole: bool) -> dict[str, Any]:
-    """What a peer brings; no two bring the same. Not `whole`: without what the first step makes."""
+    """Returns a peer's state; no two are equal. Not `whole`: without what the first step adds."""
     state = {
         "weights": rng.standard_normal(WEIGHTS, np.float32),
         "layers": [
@@ -226,7 +232,8 @@ class Peer:
                 return
 
     def step(self, members: tuple[str, ...]) -> tuple[int, int, bool]:
-        """Reduces, checks, and changes the state. Returns re-runs, results checked, and whether to stop."""
+        """Reduces, checks, and changes the state. Returns re-runs, results checked, and whether to
+        stop."""
         step: int = self.state["step"]
         wanted = operations(step)
         started = self.order.sample(wanted, len(wanted))
@@ -270,12 +277,13 @@ class Peer:
 
 
 def be_peer(seed: int, whole: bool) -> None:
-    """What a peer's process runs."""
+    """Runs a peer; the body of its process."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     Peer(seed, whole).run()
 
 
-# ---- the parent ----------------------------------------------------------------------------------------------------
+# ---- the parent
+# ------------------------------------------------------------------------------
 
 
 class Process(Worker):
@@ -297,7 +305,7 @@ class Process(Worker):
         self.last: dict[str, Any] = {}
         whole = "PCCL_MIN_PEERS" in env or seed % 2 == 0
         tests = str(Path(__file__).parent)
-        code = f"sys.path.insert(0, {tests!r})\nimport stress\nstress.be_peer({seed}, {whole})\n"
+        code = f"sys.path.insert(0, {tests!r}); import stress; stress.be_peer({seed}, {whole})"
         super().__init__(code, **env)
 
     def _read(self) -> None:
@@ -329,12 +337,12 @@ class Process(Worker):
 
 
 class ViolationError(Exception):
-    """What the run must not do; ends it."""
+    """A violation; ends the run."""
 
 
 @dataclass
 class Report:
-    """What happened."""
+    """Counts of a run."""
 
     seed: int
     seconds: float = 0.0
@@ -464,7 +472,7 @@ class Stress:
         if len(self.done) != 1:
             raise ViolationError(f"ended with different states: {self.done}")
 
-    # What peers say.
+    # Messages of peers.
 
     def take(self, until: float) -> None:
         """Handles what peers say until then, and at least what they have said."""
@@ -555,7 +563,7 @@ class Stress:
     # Events.
 
     def live(self) -> list[Process]:
-        """Who is in step."""
+        """Returns the peers that are in step."""
         return [process for process in self.processes if process.live]
 
     def event(self) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# check_package.sh PYTHON: what a user would get. Builds the sdist and lists it, builds the wheel from that sdist,
-# installs the wheel with nothing but its dependencies in a clean environment, and imports it from outside the tree.
-# PYTHON has the package "build".
+# check_package.sh PYTHON: what a user would get. Builds the sdist and lists it, builds the wheel
+# from that sdist, installs the wheel with nothing but its dependencies in a clean environment, and
+# imports it from outside the tree. PYTHON has the package "build".
 set -euo pipefail
 python=$1
 cd "$(dirname "$0")/.."

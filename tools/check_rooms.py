@@ -1,7 +1,7 @@
 """Checks the #include lines under cpp/pccl/ against CMakeLists.txt.
 
-A room may include the rooms that its `pccl_room` line allows. A pure room (PCCL_PURE_ROOMS) may include pure rooms
-only, and no header of Asio, OpenSSL or sockets.
+A room may include the rooms that its `pccl_room` line allows. A pure room (PCCL_PURE_ROOMS) may
+include pure rooms only, and no header of Asio, OpenSSL or sockets.
 """
 
 import re

@@ -38,6 +38,8 @@ WORDS = {
     r"\btold_now_?\b": "known_to_master",
     r"\b_halves\b": "collectives",
 }
+# A line of code in a comment or a docstring.
+COMMAND = re.compile(r"[#/\s]*(?:\$ |python |pccl |pytest |torchrun |make |cmake |PCCL_\w+=)")
 # A sentence that opens like this hides its subject; a question or a heading may.
 OPENING = re.compile(
     r"(?:^|[.!]\s)((?:Who|Whoever|Whatever|What|Of)\s[a-z][^.?!]*(?:[.!](?=\s|$)|\Z))", re.DOTALL
@@ -134,7 +136,8 @@ def all_prose() -> Iterator[Prose]:
 def check_prose() -> Iterator[str]:
     for prose in all_prose():
         for offset, raw in enumerate(prose.raw):
-            if len(raw) > MAX_COLUMNS and " " in raw.strip() and "](http" not in raw:
+            breakable = " " in raw.strip() and "](http" not in raw and not COMMAND.match(raw)
+            if len(raw) > MAX_COLUMNS and breakable:
                 yield f"{prose.path}:{prose.number + offset}: {len(raw)} columns"
         for found in OPENING.finditer(str(prose)):
             line = prose.number + str(prose)[: found.start(1)].count("\n")

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# find_fuzzer.sh: prints the first clang++ that can build the fuzz targets, or nothing. CLANGXX is tried first.
+# find_fuzzer.sh: prints the first clang++ that can build the fuzz targets, or nothing. CLANGXX is
+# tried first.
 set -euo pipefail
 for candidate in ${CLANGXX:-} clang++ clang++-{25..16}; do
   # Version 16 is the first that makes aggregates of values in parentheses.

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# fuzz.sh [SECONDS [TARGET...]]: builds the fuzz targets with clang, libFuzzer, ASan and UBSan in build/fuzz, and runs
-# each of them (control, link, manifest, neighbours) for so long (30 s), as many at a time as there are cores, from
-# cpp/tests/fuzz/corpus/ and from seeds made of real messages. What was found is kept in build/fuzz/corpus/ for the next time;
-# bytes that fail are kept in build/fuzz/crashes/ and printed.
+# fuzz.sh [SECONDS [TARGET...]]: builds the fuzz targets with clang, libFuzzer, ASan and UBSan in
+# build/fuzz, and runs each of them (control, link, manifest, neighbours) for so long (30 s), as
+# many at a time as there are cores, from cpp/tests/fuzz/corpus/ and from seeds made of real
+# messages. New inputs are kept in build/fuzz/corpus/ for the next run; failing inputs are kept in
+# build/fuzz/crashes/ and printed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-30}

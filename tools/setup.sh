@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# setup.sh VENV [dev|bench|fuzz]: makes this machine able to build pccl. Installs system packages (apt; sudo when not root)
-# only when something is missing, makes the virtual environment, and with "dev" fills it with requirements-dev.txt.
-# "bench" also wants what pccl is measured against, "fuzz" a clang that has libFuzzer.
-# PYTHON chooses the interpreter; otherwise the first of python3, python3.14 ... python3.10 that is new enough.
+# setup.sh VENV [dev|bench|fuzz]: makes this machine able to build pccl. Installs system packages
+# (apt; sudo when not root) only when something is missing, makes the virtual environment, and with
+# "dev" fills it with requirements-dev.txt. "bench" also wants what pccl is measured against, "fuzz"
+# a clang that has libFuzzer. PYTHON chooses the interpreter; otherwise the first of python3,
+# python3.14 ... python3.10 that is new enough.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# stage.sh NAME COMMAND...: runs the command between two headings, the second with the seconds it took.
+# stage.sh NAME COMMAND...: runs the command between two headings, the second with the seconds it
+# took.
 set -euo pipefail
 name=$1
 shift

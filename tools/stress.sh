@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# stress.sh SANITIZERS: builds the stress program with them (any that -fsanitize= takes: "address,undefined",
-# "thread") in build/stress-SANITIZERS, and runs it: with threads for PCCL_STRESS_SECONDS, as long again while
-# connections end, a third of that encrypted, then with processes,
-# PCCL_STRESS_KILLS of them killed and PCCL_STRESS_FREEZES frozen (the program's defaults otherwise).
+# stress.sh SANITIZERS: builds the stress program with them (any that -fsanitize= takes:
+# "address,undefined", "thread") in build/stress-SANITIZERS, and runs it: with threads for
+# PCCL_STRESS_SECONDS, as long again while connections end, a third of that encrypted, then with
+# processes, PCCL_STRESS_KILLS of them killed and PCCL_STRESS_FREEZES frozen (the program's defaults
+# otherwise).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitizers=$1
@@ -13,8 +14,8 @@ cmake -S . -B "$folder" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithD
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" >/dev/null # half of -O2 -g's time to compile
 cmake --build "$folder" --target pccl_stress
 
-# Older TSan run-times cannot start under the address randomisation of newer kernels. Containers may forbid turning
-# it off; then the program runs as it is.
+# Older TSan run-times cannot start under the address randomisation of newer kernels. Containers may
+# forbid turning it off; then the program runs as it is.
 run=()
 if setarch -R true 2>/dev/null; then run=(setarch -R); fi
 # Nothing of this run leaves the machine.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# typecheck.sh PYTHON: mypy --strict over pccl with adapters as pccl.adapters, the way a wheel lays them out, then over
-# what of tests/ uses it. mypy follows neither the redirect of an editable install nor the mapping in pyproject.toml, so
-# it is given a folder of links.
+# typecheck.sh PYTHON: mypy --strict over pccl with adapters as pccl.adapters, the way a wheel lays
+# them out, then over what of tests/ uses it. mypy follows neither the redirect of an editable
+# install nor the mapping in pyproject.toml, so it is given a folder of links.
 set -euo pipefail
 python=$1
 cd "$(dirname "$0")/.."
@@ -17,7 +17,7 @@ ln -sfn "$root/adapters" "$view/pccl/adapters"
 cd "$view"
 check() { "$python" -m mypy --config-file "$root/pyproject.toml" --cache-dir "$root/build/mypy" --strict "$@"; }
 check -p pccl
-# What users' type checkers see, against the same folder.
+# The types that users see, against the same folder.
 MYPYPATH=$PWD check "$root"/tests/typing/*.py
 # The programs that tests run, and what runs them.
 MYPYPATH=$PWD:$root/tests check "$root"/tests/programs/*.py "$root"/tests/{run_program,workers,namespaces}.py

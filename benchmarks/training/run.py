@@ -1,4 +1,5 @@
-"""examples/byte_gpt.py with several methods: loss, bytes sent, and how much of the communication is hidden.
+"""examples/byte_gpt.py with several methods: loss, bytes sent, and how much of the communication is
+hidden.
 
     python benchmarks/training/run.py --plot FILE --json FILE            # four peers on this host, three seeds
     python benchmarks/training/run.py --methods ddp async --wan 50 100   # links of 50 ms, 100 Mbit/s; needs root
@@ -6,15 +7,16 @@
     python benchmarks/training/run.py --methods ddp "diloco int8" --sync-every 100 --seeds 0
     python benchmarks/training/run.py --rejoin                           # 100 million parameters come back
 
-Every run is a master and its peers, as processes, over TCP. All start with the parameters that one process has made of
-`--pretrain` tokens, as in the paper (arXiv 2311.08105: 24,000 of 88,000 steps), and see the same tokens with the same
-seeds; `--pretrain 0` starts from nothing. `bits per byte` are of the held-out text, mean and half the range over the
-seeds; `to ddp` is that of the seeds' ratios to ddp with the same seed. `MB sent` are those of reductions, of all
-members that came to the end; `on the wire` is all that the hosts' interfaces sent meanwhile, headers included.
-`hidden` is the share of the reductions' time that passed behind inner steps, without the last one, and with it.
-`seconds` are those of the longest run. `local` is one process without pccl that takes the batches of all members;
-`bigrams` predicts each byte from the one before, counted in all of the training text. At the end of every run all
-members must hold the same parameters, bit for bit.
+Every run is a master and its peers, as processes, over TCP. All start with the parameters that one
+process has made of `--pretrain` tokens, as in the paper (arXiv 2311.08105: 24,000 of 88,000 steps),
+and see the same tokens with the same seeds; `--pretrain 0` starts from nothing. `bits per byte` are
+of the held-out text, mean and half the range over the seeds; `to ddp` is that of the seeds' ratios
+to ddp with the same seed. `MB sent` are those of reductions, of all members that came to the end;
+`on the wire` is all that the hosts' interfaces sent meanwhile, headers included. `hidden` is the
+share of the reductions' time that passed behind inner steps, without the last one, and with it.
+`seconds` are those of the longest run. `local` is one process without pccl that takes the batches
+of all members; `bigrams` predicts each byte from the one before, counted in all of the training
+text. At the end of every run all members must hold the same parameters, bit for bit.
 """
 
 from __future__ import annotations
@@ -180,7 +182,8 @@ class Run:
                 self._churn()
 
     def _churn(self) -> None:
-        """One of the members is killed, never the first one; another comes. Two go on, whose ends can be compared."""
+        """One of the members is killed, never the first one; another comes. Two go on, whose ends
+        can be compared."""
         alive = [p for p in self.processes if p.begun and not p.killed]
         if self._done() > LAST_JOIN or len(alive) < 3:
             return
@@ -240,7 +243,8 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
 
 
 def transmitted(command: Sequence[str]) -> int:
-    """Bytes that a host has sent so far: on the lab's links, or without a lab on the loopback interface."""
+    """Bytes that a host has sent so far: on the lab's links, or without a lab on the loopback
+    interface."""
     table = subprocess.run(
         [*command, "cat", "/proc/net/dev"], stdout=subprocess.PIPE, text=True, check=True
     ).stdout
@@ -250,7 +254,8 @@ def transmitted(command: Sequence[str]) -> int:
 
 
 def pretrained(args: argparse.Namespace, folder: str) -> Path | None:
-    """Parameters that all runs start with, made by one process with a seed of its own; None: they start with none."""
+    """Parameters that all runs start with, made by one process with a seed of its own; None: they
+    start with none."""
     if not args.pretrain:
         return None
     result = Path(folder) / "start.safetensors"
@@ -271,7 +276,8 @@ def load_example() -> Any:
 
 
 def bigram_bits(example: Any) -> float:
-    """Bits per byte of the held-out text, each byte from the one before; counts begin at a quarter."""
+    """Bits per byte of the held-out text, each byte from the one before; counts begin at a
+    quarter."""
     text, test = example.load_text()
     counts = np.full((256, 256), 0.25)
     np.add.at(counts, (text[:-1], text[1:]), 1)
@@ -357,7 +363,8 @@ def mean_curve(runs: list[dict[str, Any]]) -> list[tuple[float, float]]:
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
-    """All methods with all seeds. Seeds are the outer loop, so that what changes on the machine meets all methods."""
+    """All methods with all seeds. Seeds are the outer loop, so that what changes on the machine
+    meets all methods."""
     example = load_example()
     bigrams = bigram_bits(example)
     found: dict[str, list[dict[str, Any]]] = {method: [] for method in args.methods}

@@ -1,4 +1,5 @@
-"""A wide area on one machine: hosts with delays, rates, losses and cuts between them, without netem.
+"""A wide area on one machine: hosts with delays, rates, losses and cuts between them, without
+netem.
 
     with preset("europe") as lab:
         lab.run(0, ["ping", "-c", "1", lab.address(1)])
@@ -6,8 +7,8 @@
 
     python benchmarks/wan/lab.py --preset europe         # a shell on host 0; `ip netns exec` enters the others
 
-Each host is a network namespace with one device, `wan`; relay.cpp carries packets between them. Nothing outside these
-namespaces is touched. Needs root, /dev/net/tun, `ip` and a C++20 compiler.
+Each host is a network namespace with one device, `wan`; relay.cpp carries packets between them.
+Nothing outside these namespaces is touched. Needs root, /dev/net/tun, `ip` and a C++20 compiler.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ DEVICE = "wan"
 GRACE = 10.0  # seconds in which the relay starts, answers and ends
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow"]
 
-# Of two hosts, first to second: a number for all, rows by the first, or a function.
+# A value per ordered pair of hosts: one number for all, rows by the first host, or a function.
 PerPair: TypeAlias = "float | Sequence[Sequence[float]] | Callable[[int, int], float]"
 
 
@@ -73,7 +74,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Stats:
-    """What the relay has done since the start, or the last `clear`."""
+    """Counters of the relay since its start or the last `clear`."""
 
     seconds: float
     cpu_seconds: float
@@ -166,16 +167,13 @@ class Lab:
     """Hosts and what is between them, from `__enter__` to `__exit__`.
 
     Attributes:
-        hosts: Their links.
-        delay_ms: One-way delays.
-        loss: Shares of segments that get lost at random on their way.
-        queue_ms: What the queues before the links hold, as time; what does not fit is dropped.
-        sites: By host: those with the same number are on one site; (): each has one of its own.
-        line_mbit: What all that enters a site from others shares, in Mbit/s; 0: without a limit.
-        mtu: Of the hosts' devices, up to 9000.
-        congestion: The congestion control of all TCP connections; None: this machine's.
-        sysctl: More settings of the hosts' networks, such as {"net.ipv4.tcp_wmem": "4096 16384 16777216"}.
-        seed: Of the losses.
+        hosts: Their links. delay_ms: One-way delays. loss: Shares of segments that get lost at
+        random on their way. queue_ms: What the queues before the links hold, as time; what does not
+        fit is dropped. sites: By host: those with the same number are on one site; (): each has one
+        of its own. line_mbit: What all that enters a site from others shares, in Mbit/s; 0: without
+        a limit. mtu: Of the hosts' devices, up to 9000. congestion: The congestion control of all
+        TCP connections; None: this machine's. sysctl: More settings of the hosts' networks, such as
+        {"net.ipv4.tcp_wmem": "4096 16384 16777216"}. seed: Of the losses.
     """
 
     hosts: Sequence[Host]
@@ -317,7 +315,7 @@ class Lab:
     # ---- processes ----
 
     def command(self, host: int, command: Sequence[str] = ()) -> list[str]:
-        """What to start in order to run `command` on a host."""
+        """Returns the command that runs `command` on a host."""
         return ["ip", "netns", "exec", self.namespace(host), *command]
 
     def run(
@@ -360,7 +358,8 @@ class Lab:
         self._tell(f"loss {a} {b} {share:.9f}")
 
     def cut(self, a: int, b: int, one_way: bool = False) -> None:
-        """Lets nothing through, what is on its way included, and tells nobody. `one_way`: from `a` to `b`."""
+        """Lets nothing through, what is on its way included, and tells nobody. `one_way`: from `a`
+        to `b`."""
         for one, other in [(a, b)] if one_way else [(a, b), (b, a)]:
             self._tell(f"cut {one} {other}")
 
@@ -370,7 +369,8 @@ class Lab:
             self._tell(f"heal {one} {other}")
 
     def reset(self, a: int, b: int, count: int = 1, *, port: int = 0, spare: int = 0) -> None:
-        """Resets `count` TCP connections between two hosts at both ends, each when it next carries data, either way.
+        """Resets `count` TCP connections between two hosts at both ends, each when it next carries
+        data, either way.
 
         Returns at once; `stats` counts those that are done.
 
@@ -429,7 +429,8 @@ def _of(table: PerPair, a: int, b: int) -> float:
     return table[a][b] if isinstance(table, Sequence) else table
 
 
-# ---- presets -------------------------------------------------------------------------------------------------------
+# ---- presets
+# ------------------------------------------------------------------------------
 
 
 def _halves(rtts: Mapping[tuple[int, int], float]) -> Callable[[int, int], float]:
@@ -437,7 +438,8 @@ def _halves(rtts: Mapping[tuple[int, int], float]) -> Callable[[int, int], float
 
 
 def _sides(near: float, far: float) -> Callable[[int, int], float]:
-    """Even hosts on one side, odd ones on the other: the order of joining is then the worst of all rings."""
+    """Even hosts on one side, odd ones on the other: the order of joining is then the worst of all
+    rings."""
     return lambda a, b: (near if a % 2 == b % 2 else far) / 2
 
 

@@ -1,13 +1,13 @@
-"""One host of benchmarks/wan/run.py: joins, has the array, and carries out orders from standard input.
+"""One host of benchmarks/wan/run.py: joins, has the array, and carries out orders from standard
+input.
 
-size      makes arrays of that many bytes
-ready     fills them for a call
-go        one all-reduce by one system; answers with a line of JSON: when it began and ended by the clock that all
+size      makes arrays of that many bytes ready     fills them for a call go        one all-reduce
+by one system; answers with a line of JSON: when it began and ended by the clock that all
           processes of this machine share, whether every element is right, and the CRC of the result
 end       leaves
 
-Systems: "pccl" is one `pccl.allreduce`; "gloo1" one all-reduce of torch.distributed's Gloo; "gloo8" eight slices of
-the array at once, each in a group, with connections and a thread, of its own.
+Systems: "pccl" is one `pccl.allreduce`; "gloo1" one all-reduce of torch.distributed's Gloo; "gloo8"
+eight slices of the array at once, each in a group, with connections and a thread, of its own.
 
     python benchmarks/wan/peer.py --master      # serves as master instead
 """
@@ -36,7 +36,8 @@ import pccl
 
 PATIENCE = 600.0  # seconds for joining, and for one call
 PERIOD = 127  # of the numbers in an array: sums of few hosts are exact in float16, too
-# How far a sum may be off, for each host: twice the largest rounding error of numbers below PERIOD + 8, made twice.
+# How far a sum may be off, for each host: twice the largest rounding error of numbers below PERIOD
+# + 8, made twice.
 TOLERANCE = {"int8": 2 * 0.6, "int4": 2 * 10.0, "float8": 2 * 17.0}
 
 

@@ -554,7 +554,8 @@ void Relay::join_path(Packet& packet, Nanoseconds due) {
   path(packet.source, packet.target).queue.push(packet);
 }
 
-// What was due first of what comes from this site, or from others; null when nothing is due.
+// The queue whose head was due first, among those from this site or from other sites. Null: no
+// packet is due.
 Queue* Relay::earliest(std::size_t to, bool from_here, Nanoseconds now) {
   Queue* queue = nullptr;
   for (std::size_t from = 0; from < count_; ++from) {
@@ -579,8 +580,8 @@ bool Relay::pass(Packet& packet, Pipe& pipe, std::uint64_t& full) {
   return true;
 }
 
-// What is due from all paths goes through the site's line, if it comes from another one, and into
-// the down-link, in its order.
+// Moves the packets that are due, in their order, into the down-link. Packets from another site pass
+// the site's line first.
 void Relay::arrive(std::size_t to, Nanoseconds now) {
   Station& station = stations_[to];
   const auto take = [&](Queue& queue) {

@@ -1,10 +1,12 @@
-"""All-reduce over the wide area of lab.py: pccl, Gloo, and Gloo with eight connections, against what the links allow.
+"""All-reduce over the wide area of lab.py: pccl, Gloo, and Gloo with eight connections, against
+what the links allow.
 
     python benchmarks/wan/run.py --preset europe long_fat --mb 16 64
     python benchmarks/wan/run.py --preset transatlantic --idle 5 --quantize int8 --json FILE --markdown FILE
 
-Needs root and Linux; Gloo also torch. All systems live in the same processes, one for each host, and take turns. A
-call's time is from the first host's start to the last one's end. Every result is checked, all elements.
+Needs root and Linux; Gloo also torch. All systems live in the same processes, one for each host,
+and take turns. A call's time is from the first host's start to the last one's end. Every result is
+checked, all elements.
 """
 
 from __future__ import annotations
@@ -39,10 +41,11 @@ CALL = 900.0  # seconds for a call
 def bound_seconds(hosts: Sequence[Host], size: int, line_mbit: float = 0) -> float:
     """The least time for an all-reduce of `size` bytes over links of these rates.
 
-    Every host sends and receives the array at least once: size / slowest rate. And each element is sent n - 1 times in
-    order to be combined and n - 1 times as a result: 2 (n - 1) size / sum of the rates, which with equal links is the
-    well-known 2 (n - 1) / n * size / rate. Into a site with one line come at least the sums of the others, an array.
-    Delays and headers, 3.5 % of all packets, are not counted.
+    Every host sends and receives the array at least once: size / slowest rate. And each element is
+    sent n - 1 times in order to be combined and n - 1 times as a result: 2 (n - 1) size / sum of
+    the rates, which with equal links is the well-known 2 (n - 1) / n * size / rate. Into a site
+    with one line come at least the sums of the others, an array. Delays and headers, 3.5 % of all
+    packets, are not counted.
     """
     rates = [min(host.up_mbit, host.down_mbit) * 1e6 / 8 for host in hosts]
     if min(rates) <= 0:
@@ -53,7 +56,8 @@ def bound_seconds(hosts: Sequence[Host], size: int, line_mbit: float = 0) -> flo
 
 @contextmanager
 def peers_of(lab: Lab, systems: Sequence[str], args: argparse.Namespace) -> Iterator[list[Peer]]:
-    """A process on each host, all of them joined in the order of the hosts; the master is on host 0."""
+    """A process on each host, all of them joined in the order of the hosts; the master is on host
+    0."""
     script = str(FOLDER / "peer.py")
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
