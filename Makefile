@@ -54,8 +54,8 @@ stress: setup
 	@$(STAGE) "stress, ASan + UBSan" tools/stress.sh address,undefined
 	@$(STAGE) "stress, TSan" tools/stress.sh thread
 
-# Seconds for each of the four targets; one target runs on each core. Two minutes of CPU time in all,
-# without the build.
+# Seconds for each of the four targets; one target runs on each core. Two minutes of CPU time in
+# all, without the build.
 FUZZ_SECONDS ?= 30
 fuzz:
 	@$(STAGE) "set-up, clang" tools/setup.sh $(VENV) fuzz

@@ -86,8 +86,8 @@ def percentile(numbers: Sequence[float], share: float) -> float:
 
 
 def summarise(blocks: Sequence[Block], size: int) -> dict[str, Any]:
-    """Returns each figure of its slowest rank, and the CPU seconds of all ranks per 10^9 bytes of one
-    rank's array."""
+    """Returns each figure of its slowest rank, and the CPU seconds of all ranks per 10^9 bytes of
+    one rank's array."""
     ranks = [
         [second for block in parts for second in block]
         for parts in zip(*(block.seconds for block in blocks), strict=True)

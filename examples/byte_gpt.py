@@ -107,11 +107,11 @@ def evaluate(model: nn.Module, parameters: dict, examples: np.ndarray) -> float:
 
 
 # ---- training
-# ------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------
 
 
 def rate_at(progress: float) -> float:
-    """Learning rate schedule: a warm-up over a twentieth of the tokens, then a cosine to a tenth."""
+    """Learning rate: a warm-up over a twentieth of the tokens, then a cosine to a tenth."""
     return min(20 * progress + 0.01, 0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))
 
 

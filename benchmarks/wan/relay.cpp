@@ -580,8 +580,8 @@ bool Relay::pass(Packet& packet, Pipe& pipe, std::uint64_t& full) {
   return true;
 }
 
-// Moves the packets that are due, in their order, into the down-link. Packets from another site pass
-// the site's line first.
+// Moves the packets that are due, in their order, into the down-link. Packets from another site
+// pass the site's line first.
 void Relay::arrive(std::size_t to, Nanoseconds now) {
   Station& station = stations_[to];
   const auto take = [&](Queue& queue) {
