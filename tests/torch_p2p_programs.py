@@ -497,7 +497,7 @@ def lost_within_all_to_all(say: Callable[..., None], hear: Callable[[], Any]) ->
     """A rank dies when its parts are on their way."""
     import signal
 
-    from pccl.adapters.torch import channel as p2p
+    from pccl.adapters.torch import messages as p2p
 
     rank, size = begin("pccl", timeout=600)
     dist.all_to_all_single(torch.zeros(size), torch.ones(size))

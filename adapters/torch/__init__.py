@@ -1,4 +1,4 @@
-"""torch tensors, `DiLoCo` and `ddp_hook` for torch models, and the torch.distributed backend "pccl".
+"""torch tensors, `DiLoCo` and `ddp_hook` for torch models, and the c10d backend "pccl".
 
 Importing this package registers the backend: `torch.distributed.init_process_group("pccl")`.
 """

@@ -1,42 +1,36 @@
-"""Messages between two ranks of a c10d group.
+"""A channel: messages between two ranks of a c10d group.
 
-Every pair of ranks that exchanges messages has a pccl group of its own, a *channel*, founded by its first
-message. A channel is two streams, one for each direction, and a stream is a sequence of broadcasts in
-the group of two. A message is a *frame* of fixed size, which says tag and length and holds a short
-message whole, and then the rest, if there is one. So the receiver learns the length from the message,
-and the bytes travel once.
+Two ranks that exchange messages have a pccl group of their own, a *channel*, founded by the first
+message. A channel is two streams, one for each direction. A stream is a sequence of broadcasts in
+the group of two. A message is a *frame* of fixed size, followed by the rest if it does not fit. The
+frame has tag, length and the first bytes, so the bytes travel once and their number need not be
+known before.
 
-Each end of a stream has one thread, started by the first message. The sending one takes messages in
-their order. The receiving one reads the stream while some receive could take a message from it; messages
-with other tags are kept until a receive asks for them.
+Each end of a stream has one thread, started by the first message. The sender takes messages in
+order. The receiver reads the stream while some receive could take a message from it. It keeps
+messages with other tags until a receive asks for them.
 
-A frame waits for its reader in short steps: each ends in a `Timeout` that both ends see alike, and is
-followed by another one. An end may therefore stop waiting at any time without an operation that stays
-behind, and the master never sees a member that waits long, which it would call a straggler or stuck.
+A frame waits for its reader in short steps, each of which ends in a `Timeout` on both ends. So an
+end may stop waiting at any time and leave no operation behind, and the master never sees a member
+wait so long that it would call it a straggler or stuck.
 """
 
 from __future__ import annotations
 
-import copy
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 
-from pccl import _settings
-from pccl.adapters.torch.errors import as_torch_error
+from pccl.adapters.torch.mailbox import Letter, Mailbox, error_of, too_large, too_late
 from pccl.adapters.torch.rendezvous import Member
 from pccl.adapters.torch.tensor_bytes import Bytes
-from pccl.adapters.torch.work import DESTROYED, Work, await_end
+from pccl.adapters.torch.work import await_end
 from pccl.collectives import Kind
 from pccl.errors import (
     Deadlock,
-    InvalidArgument,
     InvalidUsage,
     MasterLost,
     PCCLError,
@@ -46,198 +40,45 @@ from pccl.errors import (
 )
 from pccl.types import DataType, ReduceOp
 
-# Two kinds of messages, whose tags have nothing to do with each other.
-USER = 0
-COLLECTIVE = 1
-
 _HEADER = struct.Struct("<IIqQ")  # kind, zero, tag, bytes of the message
 _FRAME = 4096  # bytes: an operation of this size takes as long as one of a few bytes
 _STEP = 0.9  # seconds; the engine reports a member as blocked after one
-_GRACE = 1.0  # seconds that a channel has to deliver what a rank sent before it left
-_WATCH = 0.1  # seconds between two looks at the members of the group
-
-
-class Receipt(Work):
-    """A message under way, and in the end from where it came."""
-
-    def __init__(self, results: Sequence[torch.Tensor]) -> None:
-        super().__init__(results)
-        self.source: Letter | None = None  # that is received
-
-    def source_rank(self) -> int:
-        """The rank that sent what was received."""
-        if self.source is None or self.source.peer is None:
-            sentence = "no message has come" if self.source else "nothing is received here"
-            raise as_torch_error(InvalidUsage.because("source_rank", sentence))
-        return self.source.peer
-
-    _source_rank = source_rank
-
-
-@dataclass(eq=False)
-class Letter:
-    """A message to send, or the wish for one.
-
-    Attributes:
-        data: The bytes to send, or where received ones go: a shorter message fills only the first.
-        kind: USER or COLLECTIVE.
-        tag: 64 bits, signed.
-        done: Called once, on any thread, with the error or None.
-        timeout: Seconds for all of it.
-        peer: The other rank. None receives from any, and is the sender's rank once it is known.
-        size: Bytes of the message that was received.
-    """
-
-    data: Bytes
-    kind: int
-    tag: int
-    done: Callable[[Exception | None], None]
-    timeout: float
-    peer: int | None
-    size: int = 0
-    deadline: _settings.Deadline = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.deadline = _settings.Deadline(self.timeout)
-
-    def takes(self, peer: int, kind: int, tag: int) -> bool:
-        return self.peer in (None, peer) and (self.kind, self.tag) == (kind, tag)
-
-    def fill(self, peer: int, data: Bytes) -> None:
-        """Receives `data`."""
-        self.peer, self.size = peer, data.size
-        if data.size > self.data.size:
-            self.done(_too_large(peer, data.size, self.data.size))
-            return
-        self.data[: data.size] = data
-        self.done(None)
-
-
-def _too_large(peer: int, size: int, room: int) -> InvalidArgument:
-    sentence = f"the message from rank {peer} has {size} bytes, the tensor {room}"
-    return InvalidArgument.because("recv", sentence)
-
-
-def _in(func: str, error: PCCLError) -> PCCLError:
-    """The error as one of a function; each caller gets its own, with its own traceback."""
-    made = copy.copy(error)
-    made.func_name = func
-    return made
 
 
 def _without_frames(error: PCCLError) -> PCCLError:
-    """For a caller on another thread: frames of this one would keep what it works with, as would a cycle."""
+    """Drops the frames of this thread, which would keep tensors alive, for another thread."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
 
 
-def _too_late(func: str, letter: Letter) -> Timeout:
-    other = "any rank" if letter.peer is None else f"rank {letter.peer}"
-    direction = "to" if func == "send" else "from"
-    sentence = f"no message {direction} {other} with tag {letter.tag}"
-    return Timeout.because(func, f"{sentence} within {letter.timeout:g} s")
+class Channel:
+    """Messages between this rank and another one. *any thread*
 
-
-@dataclass(eq=False)
-class _Message:
-    """One that came before it was asked for."""
-
-    peer: int
-    kind: int
-    tag: int
-    data: Bytes
-
-
-class _Mailbox:
-    """Receives that wait, and messages that nobody has asked for yet; of all channels. *any thread*"""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self._letters: list[Letter] = []  # in the order of the calls
-        self._early: list[_Message] = []  # in the order in which they came
-
-    def post(self, letter: Letter) -> bool:
-        """Fills a receive from what is here, else keeps it; returns whether it was filled."""
-        with self.changed:
-            for message in self._early:
-                if letter.takes(message.peer, message.kind, message.tag):
-                    self._early.remove(message)
-                    break
-            else:
-                self._letters.append(letter)
-                self.changed.notify_all()
-                return False
-        letter.fill(message.peer, message.data)
-        return True
-
-    def wanted_from(self, peer: int) -> list[Letter]:
-        """The receives that a message of this rank could end. REQUIRES: `changed` is held."""
-        return [letter for letter in self._letters if letter.peer in (None, peer)]
-
-    def waits_for(self, peer: int) -> bool:
-        with self.changed:
-            return bool(self.wanted_from(peer))
-
-    def claim(self, peer: int, kind: int, tag: int) -> Letter | None:
-        """Takes out the receive that a message ends."""
-        with self.changed:
-            for letter in self._letters:
-                if letter.takes(peer, kind, tag):
-                    self._letters.remove(letter)
-                    return letter
-        return None
-
-    def deliver(self, peer: int, kind: int, tag: int, data: Bytes) -> None:
-        with self.changed:
-            letter = self.claim(peer, kind, tag)
-            if letter is None:
-                self._early.append(_Message(peer, kind, tag, data))
-                return
-        letter.fill(peer, data)
-
-    def cancel(self, letters: Sequence[Letter]) -> list[Letter]:
-        """Takes out what is still here of these; returns it."""
-        with self.changed:
-            found = [letter for letter in self._letters if letter in letters]
-            self._letters = [letter for letter in self._letters if letter not in letters]
-        return found
-
-    def drop_collectives_before(self, tag: int) -> None:
-        """Forgets what failed collectives have left."""
-        with self.changed:
-            self._early = [
-                message
-                for message in self._early
-                if message.kind != COLLECTIVE or message.tag >= tag
-            ]
-
-    def expire(self) -> None:
-        """Ends the receives whose time is over."""
-        with self.changed:
-            late = [letter for letter in self._letters if letter.deadline.left() == 0]
-            self.cancel(late)
-        for letter in late:
-            letter.done(_too_late("recv", letter))
-
-    def fail(self, error: PCCLError, among: Callable[[Letter], bool]) -> None:
-        with self.changed:
-            failed = [letter for letter in self._letters if among(letter)]
-            self.cancel(failed)
-        for letter in failed:
-            letter.done(_in("recv", error))
-
-
-class _Channel:
-    """Messages between this rank and another one. *any thread*"""
+    Args:
+        other: The other rank.
+        name: Of its threads.
+        make: Makes this process's member of the group of two, to be founded within some seconds.
+        mailbox: Where received messages go.
+        gone: The error of a rank that has left the c10d group or was lost; None if it is there.
+        on_lost: Called once, when this channel ends.
+    """
 
     def __init__(
-        self, other: int, name: str, is_lower: bool, make: Callable[[float], Member], all: Messages
+        self,
+        other: int,
+        name: str,
+        is_lower: bool,
+        make: Callable[[float], Member],
+        mailbox: Mailbox,
+        gone: Callable[[int, str], PCCLError | None],
+        on_lost: Callable[[int, PCCLError], None],
     ) -> None:
         self.other = other
         self._is_lower = is_lower
         self._make = make
-        self._all = all
-        self._mailbox = all.mailbox
+        self._mailbox = mailbox
+        self._gone = gone
+        self._on_lost = on_lost
         self._name = name
         self._founding = threading.Lock()  # held while one thread founds the group of two
         self._lock = threading.Lock()  # guards what follows
@@ -252,10 +93,10 @@ class _Channel:
     # Asked by callers.
 
     def start(self, func: str) -> None:
-        """Makes sure that there is a thread for `func`, "send" or "recv"."""
+        """Starts the thread for `func`, "send" or "recv", if there is none."""
         with self._lock:
             if self.lost is not None:
-                raise _in(func, self.lost)
+                raise error_of(func, self.lost)
             if func in self._threads:
                 return
             target = self._send if func == "send" else self._receive
@@ -275,10 +116,10 @@ class _Channel:
                 self._queued.notify()
                 return
             lost = self.lost
-        letter.done(_in("send", lost))
+        letter.done(error_of("send", lost))
 
     def cancel(self, letters: Sequence[Letter]) -> list[Letter]:
-        """Takes out what has not begun of these sends; returns it."""
+        """Removes and returns those of these sends that have not begun."""
         with self._lock:
             found = [letter for letter in self._queue if letter in letters]
             for letter in found:
@@ -286,7 +127,7 @@ class _Channel:
         return found
 
     def waiting(self) -> str | None:
-        """What waits for the other rank, "send" or "recv"; None if nothing does."""
+        """The function that waits for the other rank, "send" or "recv"; None if neither does."""
         with self._lock:
             if self.lost is not None:
                 return None
@@ -299,7 +140,7 @@ class _Channel:
             return self._joined
 
     def lose(self, error: PCCLError) -> None:
-        """Ends what is under way, and all that comes later, with `error`."""
+        """Ends all present and later messages with `error`."""
         with self._lock:
             if self.lost is not None:
                 return
@@ -309,10 +150,10 @@ class _Channel:
             self._queue.clear()
             self._queued.notify_all()
         for letter in queued:
-            letter.done(_in("send", error))
+            letter.done(error_of("send", error))
         if member is not None:
             member.leave()
-        self._all.on_lost(self.other, error)
+        self._on_lost(self.other, error)
 
     def close(self) -> None:
         """Waits for its threads. REQUIRES: `lose` was called."""
@@ -350,10 +191,10 @@ class _Channel:
         raise lost
 
     def _why_lost(self) -> PCCLError | None:
-        return self.lost  # which another thread sets
+        return self.lost  # a call, since the type checker does not know that another thread sets it
 
     def _move(self, data: Bytes, sends: bool, limit: float) -> None:
-        """One operation of a stream; both ends see the same outcome."""
+        """One operation of a stream. Both ends see the same outcome."""
         member = self._member
         assert member is not None
         lower_sends = sends == self._is_lower
@@ -375,10 +216,10 @@ class _Channel:
             raise PeerLost.because("send" if sends else "recv", "the other rank is gone")
 
     def _judge(self, func: str, error: Exception) -> PCCLError:
-        """What an error that ends this channel means."""
+        """The error to report for one that ends this channel."""
         if self.lost is not None:
-            return _in(func, self.lost)
-        gone = self._all.gone(self.other, func)
+            return error_of(func, self.lost)
+        gone = self._gone(self.other, func)
         if gone is not None:
             return gone
         member = self._member
@@ -428,7 +269,7 @@ class _Channel:
         while True:
             left = letter.deadline.left() or 0.0
             if left == 0:
-                raise _too_late("send", letter)
+                raise too_late("send", letter)
             try:
                 self._found(left)
                 self._move(frame, True, min(_STEP, left))
@@ -439,7 +280,7 @@ class _Channel:
             try:
                 self._move(letter.data, True, letter.timeout)
             except (Timeout, Deadlock):
-                raise _too_late("send", letter) from None
+                raise too_late("send", letter) from None
 
     # The receiving thread.
 
@@ -481,258 +322,17 @@ class _Channel:
             try:
                 self._move(letter.data[:size], False, limit)
             except (Timeout, Deadlock):
-                letter.done(_too_late("recv", letter))
+                letter.done(too_late("recv", letter))
                 return
             except Exception as error:
-                letter.done(_without_frames(_in("recv", self._judge("recv", error))))
+                letter.done(_without_frames(error_of("recv", self._judge("recv", error))))
                 raise
             letter.peer, letter.size = self.other, size
             letter.done(None)
             return
         if letter is not None:
-            letter.done(_too_large(self.other, size, letter.data.size))
+            letter.done(too_large(self.other, size, letter.data.size))
         data = np.empty(size, np.uint8)
         self._move(data, False, limit)
         if letter is None:
             self._mailbox.deliver(self.other, kind, tag, data)
-
-
-class Messages:
-    """A group's messages. *any thread*
-
-    Args:
-        rank: This process's.
-        size: Of the group.
-        name: For the threads.
-        make: Makes this process's member of the pccl group of it and another rank, to be founded within
-            some seconds.
-        gone: The error of a rank that has left the group or was lost, for a function; None if it is there.
-    """
-
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        name: str,
-        make: Callable[[int, float], Member],
-        gone: Callable[[int, str], PCCLError | None],
-    ) -> None:
-        self.mailbox = _Mailbox()
-        self._rank = rank
-        self._size = size
-        self._name = name
-        self._make = make
-        self.gone = gone
-        self._lock = threading.Lock()  # guards what follows
-        self._channels: dict[int, _Channel] = {}
-        self._watcher: threading.Thread | None = None
-        self._begun = threading.Event()  # something waits, perhaps
-        self._closed = threading.Event()
-
-    def send(self, letter: Letter) -> None:
-        """Sends a message; `letter.done` tells the end.
-
-        Raises:
-            PCCLError: It cannot begin: the other rank is gone, or there is no thread for it.
-        """
-        assert letter.peer is not None
-        self._ready(letter.peer, "send").send(letter)
-        self._begun.set()
-
-    def receive(self, letter: Letter) -> None:
-        """Waits for a message; `letter.done` tells the end.
-
-        Raises:
-            PCCLError: As `send`, and from any rank if all others are gone.
-        """
-        if self.mailbox.post(letter):
-            return
-        try:
-            self._prepare(letter)
-        except PCCLError:
-            if self.mailbox.cancel([letter]):
-                raise  # else it was ended meanwhile
-        self._begun.set()
-
-    def _prepare(self, letter: Letter) -> None:
-        if letter.peer is not None:
-            self._ready(letter.peer, "recv")
-            return
-        errors = []
-        for other in range(self._size):
-            if other != self._rank:
-                try:
-                    self._ready(other, "recv")
-                except PeerLost as error:
-                    errors.append(error)
-        if len(errors) == self._size - 1:
-            sentence = "there is no other rank"
-            raise errors[0] if errors else InvalidUsage.because("recv", sentence)
-
-    def prepare(self, to: Sequence[int], by: Sequence[int]) -> None:
-        """Starts what sends to these ranks and receives by those need.
-
-        Raises:
-            PCCLError: As `send`.
-        """
-        for other in to:
-            self._ready(other, "send")
-        for other in by:
-            self._ready(other, "recv")
-
-    def cancel(self, letters: Sequence[Letter]) -> list[Letter]:
-        """Takes back what has not begun of these; returns it. `done` is not called for it."""
-        with self._lock:
-            channels = list(self._channels.values())
-        found = self.mailbox.cancel(letters)
-        for channel in channels:
-            found += channel.cancel(letters)
-        return found
-
-    def _ready(self, other: int, func: str) -> _Channel:
-        with self._lock:
-            if self._closed.is_set():
-                raise InvalidUsage.because(func, DESTROYED)
-            if self._watcher is None:
-                thread = threading.Thread(
-                    target=self._watch, name=f"{self._name} watch", daemon=True
-                )
-                try:
-                    thread.start()
-                except RuntimeError as cause:
-                    raise InvalidUsage.because(func, f"no thread for messages: {cause}") from cause
-                self._watcher = thread
-            channel = self._channels.get(other)
-            if channel is None:
-                lower, higher = sorted((self._rank, other))
-                channel = self._channels[other] = _Channel(
-                    other,
-                    f"{self._name} {lower}-{higher}",
-                    self._rank == lower,
-                    lambda timeout: self._make(other, timeout),
-                    self,
-                )
-        if not channel.is_founded():  # else it may still deliver what was sent before
-            gone = self.gone(other, func)
-            if gone is not None:
-                channel.lose(gone)
-        channel.start(func)
-        return channel
-
-    def on_lost(self, other: int, error: PCCLError) -> None:
-        """Ends the receives that only this rank could have ended."""
-        with self._lock:
-            lost = [
-                channel.other for channel in self._channels.values() if channel.lost is not None
-            ]
-            none_left = len(lost) == self._size - 1
-        self.mailbox.fail(
-            error, lambda letter: letter.peer == other or (none_left and letter.peer is None)
-        )
-        with self.mailbox.changed:
-            self.mailbox.changed.notify_all()
-
-    def _watch(self) -> None:
-        """Ends channels to ranks that have left the group.
-
-        Their masters would tell it, too, but the master of a channel may have been in the lost process.
-        """
-        seen: dict[int, _settings.Deadline] = {}
-        while not self._closed.is_set():
-            self._begun.wait()
-            self._begun.clear()
-            while self._look(seen) and not self._closed.wait(_WATCH):
-                pass
-
-    def _look(self, seen: dict[int, _settings.Deadline]) -> bool:
-        """Ends channels to ranks that are gone; returns whether something waits."""
-        with self._lock:
-            channels = list(self._channels.values())
-        waits = False
-        for channel in channels:
-            func = channel.waiting()
-            if func is None:
-                continue
-            waits = True
-            error = self.gone(channel.other, func)
-            if error is None:
-                continue
-            grace = seen.setdefault(channel.other, _settings.Deadline(_GRACE))
-            if grace.left() == 0 or not channel.is_founded():
-                channel.lose(error)
-        return waits
-
-    def leave(self) -> None:
-        """Ends all with an error. May be called again."""
-        with self._lock:
-            self._closed.set()
-            self._begun.set()
-            channels = list(self._channels.values())
-        error = InvalidUsage.because("shutdown", DESTROYED)
-        for channel in channels:
-            channel.lose(error)
-        self.mailbox.fail(error, lambda _: True)
-
-    def close(self) -> None:
-        """Leaves, and waits until its threads have ended."""
-        self.leave()
-        with self._lock:
-            channels = list(self._channels.values())
-            watcher = self._watcher
-        for channel in channels:
-            with suppress(PCCLError):
-                channel.close()
-        with self._lock:
-            self._channels.clear()  # torch keeps process groups in places; not so their connections
-        if watcher is not None:
-            await_end(watcher)
-
-    def exchange(
-        self,
-        tag: int,
-        sends: Mapping[int, Bytes],
-        receives: Mapping[int, Bytes],
-        timeout: float,
-    ) -> None:
-        """Sends to and receives from several ranks at once, within a collective.
-
-        Args:
-            tag: The number of this exchange in the group, which grows.
-            sends: By rank.
-            receives: By rank; exactly as long as what comes.
-            timeout: Seconds.
-
-        Raises:
-            PCCLError: The first that failed; nothing else begins then. The others may go on for a while.
-        """
-        self.mailbox.drop_collectives_before(tag)
-        changed = threading.Condition()
-        left = len(sends) + len(receives)
-        failures: list[Exception] = []
-
-        def done(error: Exception | None) -> None:
-            nonlocal left
-            with changed:
-                left -= 1
-                if error is not None:
-                    failures.append(error)
-                changed.notify()
-
-        def letters(parts: Mapping[int, Bytes]) -> list[Letter]:
-            return [Letter(p, COLLECTIVE, tag, done, timeout, other) for other, p in parts.items()]
-
-        deadline = _settings.Deadline(timeout)
-        coming, going = letters(receives), letters(sends)
-        try:
-            for letter in coming:
-                self.receive(letter)
-            for letter in going:
-                self.send(letter)
-            with changed:
-                changed.wait_for(lambda: left == 0 or bool(failures), deadline.left())
-        finally:
-            self.cancel([*coming, *going])
-        if failures:
-            raise failures[0]
-        if left > 0:
-            raise Timeout.because("all_to_all", f"not over after {timeout:g} s")

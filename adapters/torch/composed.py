@@ -4,28 +4,23 @@
 |---|---|---|
 | all-to-all | messages between pairs | its own output |
 | bitwise reductions | all-gather in pieces, then bitwise here | N - 1 times the tensor |
-| sparse all-reduce | all-gather of indices and values, then a sum here | all ranks' nonzeros, each padded to the most |
+| sparse all-reduce | all-gather of indices and values, then a sum | N times the most nonzeros |
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
 from pccl import _settings
+from pccl.adapters.torch.messages import Messages
+from pccl.adapters.torch.tensor_bytes import Bitwise, Bytes, bytes_of
 from pccl.errors import InvalidArgument, InvalidUsage, MismatchedCall, PCCLError, Timeout
-
-if TYPE_CHECKING:
-    from pccl.adapters.torch.channel import Messages
-
-Bytes = npt.NDArray[np.uint8]
 
 _PIECE = 16 << 20  # bytes gathered at once for a bitwise reduction, over all ranks
 _CONFIRM = 5.0  # seconds at least for the last step of an all-to-all, which all ranks must take
@@ -41,7 +36,7 @@ class Group(Protocol):
 
 @contextmanager
 def _named(func: str) -> Iterator[None]:
-    """Errors of the operations that a function is made of are the function's."""
+    """Errors of the operations inside name the function that is made of them."""
     try:
         yield
     except PCCLError as error:
@@ -50,31 +45,6 @@ def _named(func: str) -> Iterator[None]:
 
 
 # Bitwise reductions.
-
-
-class Bitwise(Enum):
-    """A reduction of bits."""
-
-    BAND = "and"
-    BOR = "or"
-    BXOR = "xor"
-
-    def combine(self, bits: Bytes) -> Bytes:
-        """Combines the rows of (ranks, bytes)."""
-        function = {
-            Bitwise.BAND: np.bitwise_and,
-            Bitwise.BOR: np.bitwise_or,
-            Bitwise.BXOR: np.bitwise_xor,
-        }[self]
-        combined: Bytes = function.reduce(bits, axis=0)
-        return combined
-
-
-BITWISE = {
-    dist.ReduceOp.BAND: Bitwise.BAND,
-    dist.ReduceOp.BOR: Bitwise.BOR,
-    dist.ReduceOp.BXOR: Bitwise.BXOR,
-}
 
 
 def reduce_bits(
@@ -89,11 +59,11 @@ def reduce_bits(
     """Combines `send` of all ranks into `recv`, for each (send, recv).
 
     Args:
-        group: Where.
+        group: The group.
         arrays: May be in place.
-        op: How.
+        op: The reduction.
         size: Ranks.
-        part: None combines all of it; a rank combines only the part of `send` that is the rank's.
+        part: A rank, to combine only that rank's part of `send`; None for all of it.
         what: Names the call in errors.
         timeout: Seconds.
     """
@@ -106,7 +76,7 @@ def reduce_bits(
             whole = np.empty(size * own.size, np.uint8)
             with _named(what.partition(" ")[0]):
                 group.all_gather([(own, whole)], what, deadline.left())
-            # Where this piece and what is wanted overlap.
+            # The overlap of this piece with the wanted part.
             low = max(begin, first)
             high = min(begin + own.size, first + recv.size)
             if low < high:
@@ -150,7 +120,7 @@ class _Counts(NamedTuple):
     number: int  # of the call in the group, the same on all ranks
 
     def check(self, func: str, own: PCCLError | None) -> None:
-        """Raises the same on all ranks, but that a rank that cannot take part raises its own error."""
+        """Raises the same error on all ranks. Only a rank that cannot take part raises its own."""
         if own is not None:
             raise own
         if self.unready:
@@ -164,34 +134,41 @@ class _Counts(NamedTuple):
             raise MismatchedCall.because(func, sentence)
 
 
+class Parts(NamedTuple):
+    """This rank's parts of an all-to-all, by the rank at the other end.
+
+    Attributes:
+        sends: Bytes for each rank.
+        receives: Memory for the bytes of each rank.
+        item: Bytes of an element.
+    """
+
+    sends: list[Bytes]
+    receives: list[Bytes]
+    item: int
+
+
 class AllToAll:
     """One all-to-all.
 
-    Every rank first says what it sends and expects, so that a mismatch is an error on all ranks before
-    anything moves. Then each part goes to the rank that needs it. In the end all ranks say whether
-    they have everything, so that the call succeeds on all ranks or on none.
+    First, all ranks tell what they send and expect, so a mismatch is an error on all ranks before
+    anything moves. Then each part goes to its rank. Last, all ranks tell whether they have all
+    parts, so the call succeeds on all ranks or on none.
     """
 
     def __init__(
-        self,
-        group: Group,
-        messages: Messages,
-        rank: int,
-        number: int,
-        sends: Sequence[Bytes],
-        receives: Sequence[Bytes],
-        item: int,
+        self, group: Group, messages: Messages, rank: int, number: int, parts: Parts
     ) -> None:
-        """`number` grows with each call. `sends` and `receives`: by rank; `item`: bytes an element."""
-        overlaps = any(np.may_share_memory(a, b) for a in sends for b in receives)
+        """`number` grows with each call."""
+        overlaps = any(np.may_share_memory(a, b) for a in parts.sends for b in parts.receives)
         self._group = group
         self._messages = messages
         self._rank = rank
-        self._size = len(sends)
+        self._size = len(parts.sends)
         self._number = number
-        self._sends = [part.copy() for part in sends] if overlaps else list(sends)
-        self._receives = receives
-        self._item = item
+        self._sends = [part.copy() for part in parts.sends] if overlaps else parts.sends
+        self._receives = parts.receives
+        self._item = parts.item
 
     def run(self, func: str, what: str, timeout: float) -> None:
         with _named(func):
@@ -212,7 +189,7 @@ class AllToAll:
         failure: BaseException | None = None
         try:
             self._messages.exchange(counts.number, sends, receives, deadline.left() or 0.0)
-        except BaseException as error:  # of Ctrl-C, too, the others must hear
+        except BaseException as error:  # the others must learn of Ctrl-C, too
             failure = error
         self._confirm(func, what, failure, deadline)
         self._receives[self._rank][:] = self._sends[self._rank]
@@ -237,18 +214,15 @@ class AllToAll:
     def _confirm(
         self, func: str, what: str, failure: BaseException | None, deadline: _settings.Deadline
     ) -> None:
-        # Also when time is over: calls of a group meet by their order, so all ranks must make this one.
+        # Also after the deadline: calls meet by their order, so all ranks must make this one.
         flag = np.array([failure is not None], np.uint8)
         flags = np.empty(self._size, np.uint8)
         limit = max(_CONFIRM, deadline.left() or 0.0)
         try:
             self._group.all_gather([(flag, flags)], f"{what}, the end", limit)
         except PCCLError:
-            if (
-                failure is None
-                or isinstance(failure, PCCLError)
-                and not isinstance(failure, Timeout)
-            ):
+            failed = isinstance(failure, PCCLError) and not isinstance(failure, Timeout)
+            if failure is None or failed:
                 raise  # a loss, which the group names better
         if failure is not None:
             raise failure
@@ -266,7 +240,7 @@ def reduce_sparse(
     """The sum of all ranks' sparse COO tensors of one shape.
 
     Args:
-        group: Where.
+        group: The group.
         tensor: This rank's.
         size: Ranks.
         what: Names the call in errors; says shape and dtype, which are the same on all ranks.
@@ -300,7 +274,7 @@ def _reduce_sparse(
     places[: indices.shape[1]] = indices.T
     numbers = torch.zeros(most, *values.shape[1:], dtype=values.dtype)
     numbers[: values.shape[0]] = values
-    sent = [_as_bytes(part) for part in (places, numbers)]
+    sent = [bytes_of(part) for part in (places, numbers)]
     wholes = [np.empty(size * part.size, np.uint8) for part in sent]
     group.all_gather(list(zip(sent, wholes, strict=True)), what, deadline.left())
     all_places = torch.from_numpy(wholes[0]).view(torch.int64).view(size, *places.shape)
@@ -311,8 +285,3 @@ def _reduce_sparse(
         torch.cat([all_numbers[r, :n] for r, n in enumerate(counts)]),
         own.shape,
     ).coalesce()
-
-
-def _as_bytes(tensor: torch.Tensor) -> Bytes:
-    made: Bytes = tensor.reshape(-1).view(torch.uint8).numpy()
-    return made

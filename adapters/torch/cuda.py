@@ -10,7 +10,7 @@ import torch
 
 
 class Cuda:
-    """A CUDA device. Copies run on a stream of their own, after what the caller's stream has to do before."""
+    """A CUDA device. Copies run on a stream of their own, after the caller's stream."""
 
     _made: dict[torch.device, Cuda] = {}
 
@@ -42,7 +42,7 @@ class Cuda:
         return self._copy(flat[begin : begin + host.size], torch.from_numpy(host))
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
-        # Also for memory that is new: the allocator may have it from work that is still under way.
+        # Also for new memory: the allocator may have taken it from work that still runs.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)

@@ -1,6 +1,6 @@
 """DDP across peers that come and go: a communication hook on `pccl.allreduce_async`."""
 
-# Annotations are evaluated here: DDP compares those of a hook with the types that it wants.
+# Annotations are evaluated here, since DDP compares those of a hook with the types it wants.
 
 from typing import Any
 
@@ -17,7 +17,7 @@ _TAG = 0xDD9_0000  # a tag, since autograd may call the hook on a thread of its 
 
 
 class DDPState:
-    """What `ddp_hook` needs to know, and tells.
+    """Settings and results of `ddp_hook`.
 
     Args:
         comm: Default: the process's communicator.
@@ -25,8 +25,8 @@ class DDPState:
         tag: Of its operations; different for models that are trained side by side.
 
     Attributes:
-        info: Of the latest step: `info.contributors` are the peers whose gradients the step has.
-        reruns: How often a step's buckets were reduced once more, because a member was lost between them.
+        info: The latest step's `ReduceInfo`: `contributors` are the peers whose gradients it has.
+        reruns: Number of times that a step was reduced again after a member was lost within it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class DDPState:
                     waiting.set_result(result)
                 self._buckets = []
         except BaseException:
-            # This call's error is the one that backward raises; the reducer still waits for the others.
+            # `backward` raises this call's error; the reducer still waits for the other buckets.
             for tensor, waiting, _ in self._buckets:
                 waiting.set_result(tensor)
             self._buckets = []
@@ -62,7 +62,7 @@ class DDPState:
     def _reduce(
         self, buckets: list[tuple[torch.Tensor, Any, pccl.Work[torch.Tensor]]]
     ) -> list[torch.Tensor]:
-        """All buckets' results, over the same members: what these are is equal on all of them."""
+        """Results of all buckets over the same members. All members agree on who they are."""
         works = [work for _, _, work in buckets]
         while True:
             results = [work.wait() for work in works]
@@ -74,13 +74,13 @@ class DDPState:
 
 
 def ddp_hook(state: DDPState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook that averages gradients over the members of the pccl run, whoever they are.
+    """A communication hook that averages gradients over the present members of the pccl run.
 
-    When a member is lost in a step, the others run the step's reduction again from their own gradients:
-    every step's gradients are over the same members, all of them, and equal on all. When that is not
-    possible (`MasterLost`, `Evicted` ...), `backward()` raises, and gradients are to be thrown away.
+    When a member is lost in a step, the others run the step's reduction again from their own
+    gradients. So all gradients of a step are over the same members, and equal on all. When that is
+    not possible (`MasterLost`, `Evicted` ...), `backward()` raises; throw the gradients away.
 
-    The module's process group must be this process alone; newcomers enter where the program calls
+    The module's process group must be this process alone. Newcomers enter where the program calls
     `pccl.admit` or `pccl.sync`, between steps.
 
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

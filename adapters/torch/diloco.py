@@ -56,7 +56,7 @@ class _Parameters:
 
 
 class _Outer:
-    """A torch optimizer as `pccl.diloco.OuterOptimizer`, on tensors over the outer parameters' memory."""
+    """A torch optimizer as `OuterOptimizer`, on tensors over the outer parameters' memory."""
 
     def __init__(
         self, make: Callable[[list[torch.Tensor]], torch.optim.Optimizer], arrays: Sequence[Array]
@@ -76,7 +76,7 @@ class _Outer:
 
 
 class DiLoCo(diloco.DiLoCo):
-    """Trains a module together with all members of the run, by DiLoCo (arXiv 2311.08105, 2501.18512).
+    """Trains a module with all members of the run, by DiLoCo (arXiv 2311.08105, 2501.18512).
 
         model = make_model()
         inner = torch.optim.AdamW(model.parameters())
@@ -92,11 +92,11 @@ class DiLoCo(diloco.DiLoCo):
     After every round all members hold the same outer parameters, byte for byte; in mode "sync" the
     model's own as well.
 
-    Outer parameters and the outer optimizer's state are in CPU memory: float32 (float64 for
-    float64), whatever dtype and device the model has; what travels is of that dtype, too, without
-    `quantize`. DTensors stand for their local shards. Shared are the parameters that the inner
-    optimizer has. Others, and buffers, are each member's own, as the inner optimizer's state is:
-    make frozen parameters from the same seed or file.
+    Outer parameters and the outer optimizer's state are in CPU memory as float32 (float64 for
+    float64), whatever dtype and device the model has. They travel in that dtype without `quantize`.
+    DTensors stand for their local shards. The run shares the parameters that the inner optimizer
+    has. Others, buffers and the inner optimizer's state are each member's own: make frozen
+    parameters from the same seed or file.
 
     The program's own collective calls belong right before `step`, not after it: a newcomer's first
     inner step comes after the round that let it in.
@@ -107,8 +107,8 @@ class DiLoCo(diloco.DiLoCo):
         outer_optimizer: Makes another outer optimizer from a list of CPU tensors, as
             `lambda parameters: torch.optim.SGD(parameters, 0.7)`; once for each fragment.
             `outer_lr`, `outer_momentum` and `nesterov` are not used then.
-        keywords: `sync_every` and all other options of `pccl.diloco.DiLoCo`. `fragments` may list the
-            parameters' names.
+        keywords: `sync_every` and all other options of `pccl.diloco.DiLoCo`. `fragments` may list
+            the parameters' names.
 
     Raises:
         InvalidArgument: An argument makes no sense, or the run has other settings than this peer.
@@ -138,7 +138,7 @@ class DiLoCo(diloco.DiLoCo):
         return {name: torch.from_numpy(array.copy()) for name, array in super().parameters.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """As of `pccl.diloco.DiLoCo`, of tensors and numbers: `torch.load(..., weights_only=True)` takes it."""
+        """As `pccl.diloco.DiLoCo`, in tensors that `torch.load(..., weights_only=True)` takes."""
         made: dict[str, Any] = _as_tensors(super().state_dict())
         return made
 

@@ -24,13 +24,13 @@ _classes = {
     for cls in vars(errors).values()
     if isinstance(cls, type) and issubclass(cls, errors.PCCLError)
 }
-# Pickle finds them here, as PyTorch's launchers and queues need.
+# Pickle, which PyTorch's launchers and queues use, finds them here.
 for _made in _classes.values():
     setattr(sys.modules[__name__], _made.__name__, _made)
 
 
 def as_torch_error(error: Exception) -> Exception:
-    """The same failure as an error that `except RuntimeError` catches; an error of another kind as it is."""
+    """A pccl error as one that `except RuntimeError` also catches; any other error as it is."""
     made_of = _classes.get(type(error)) if isinstance(error, errors.PCCLError) else None
     if made_of is None or not isinstance(error, errors.PCCLError):
         return error
@@ -40,15 +40,15 @@ def as_torch_error(error: Exception) -> Exception:
 
 
 def refused(func: str, sentence: str) -> Exception:
-    """An argument is wrong: a ValueError, and the RuntimeError that c10d's own backends raise."""
+    """A wrong argument: a ValueError, and the RuntimeError that c10d's own backends raise."""
     return as_torch_error(errors.InvalidArgument.because(func, sentence))
 
 
 def fresh(error: Exception) -> Exception:
-    """The same error without a traceback, to be raised.
+    """A copy of the error without a traceback, to be raised.
 
-    A traceback keeps the frames of those who called, and what these hold. In an error that a work keeps, that
-    would be the work itself, in a circle through C++ that the garbage collector does not see.
+    A traceback keeps the callers' frames and all that they hold. For an error that a work keeps,
+    that includes the work itself, in a cycle through C++ that the garbage collector does not see.
     """
     try:
         made = copy.copy(error)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pccl import _settings
-from pccl.adapters.torch.composed import Bitwise, reduce_bits
-from pccl.adapters.torch.tensor_bytes import Bytes
+from pccl.adapters.torch.composed import reduce_bits
+from pccl.adapters.torch.tensor_bytes import Bitwise, Bytes
 from pccl.adapters.torch.work import DESTROYED
 from pccl.collectives import Kind
 from pccl.communicator import Communicator
@@ -21,7 +21,7 @@ _TAG = 0  # of all collectives: calls of one tag meet by order, whatever thread 
 class Exchange:
     """One group's operations on the engine: blocking, one at a time, in the members' common order.
 
-    pccl ranks members in the order in which they came, c10d as it likes: `order` has the pccl rank of each.
+    pccl ranks members by their arrival, c10d by its own rules: `order` has the pccl rank of each.
     """
 
     def __init__(self, comm: Communicator, rank: int, order: Sequence[int]) -> None:
@@ -39,7 +39,7 @@ class Exchange:
         timeout: float | None,
         tag: int = _TAG,
     ) -> None:
-        """(send, recv, dtype) each; `what` must be equal on all members, and names the call in errors."""
+        """(send, recv, dtype) each. `what` names the call; it must be equal on all members."""
         if isinstance(op, Bitwise):
             pairs = [(send, recv) for send, recv, _ in arrays]
             reduce_bits(self, pairs, op, self._size, None, what, timeout)
@@ -55,7 +55,7 @@ class Exchange:
     def all_gather(
         self, pairs: Sequence[tuple[Bytes, Bytes]], what: str, timeout: float | None
     ) -> None:
-        """(send, recv) each: `recv` gets all members' `send` in rank order. `send` may be its own part."""
+        """(send, recv) each: `recv` gets all members' `send` by rank. `send` may lie in `recv`."""
         wholes = [recv if self._sorted else np.empty_like(recv) for _, recv in pairs]
         arrays = [
             (self._apart(send, whole), whole, DataType.UINT8)
@@ -85,7 +85,7 @@ class Exchange:
         self._run(ordered, what, timeout, op=op, kind=Kind.REDUCE_SCATTER)
 
     def _apart(self, send: Bytes, whole: Bytes) -> Bytes:
-        """The engine takes what is its own part of the whole, or does not overlap it."""
+        """`send`, copied unless it is exactly its own part of `whole` or does not overlap it."""
         own = whole.reshape(self._size, send.size)[self._rank]
         exactly = own.ctypes.data == send.ctypes.data
         return send if exactly or not np.may_share_memory(send, whole) else send.copy()
@@ -148,7 +148,7 @@ class Alone(Exchange):
 
 
 class Gone(Alone):
-    """What is left of a group that was destroyed. torch keeps process groups in places; not so their peers."""
+    """A destroyed group. torch may keep the process group, but its connections have ended."""
 
     def _run(
         self,

@@ -1,4 +1,4 @@
-"""`monitored_barrier`: a barrier that names the ranks that did not come."""
+"""`monitored_barrier`: a barrier that names the ranks that did not reach it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the ranks of a c10d group find each other and form a pccl group, and what a loss means for it."""
+"""How the ranks of a c10d group find each other, form a pccl group, and judge losses."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from pccl.errors import (
     Unreachable,
 )
 
-_FAREWELL = timedelta(
-    seconds=10
-)  # how long a member that runs the master waits for the others to leave
+# A member that runs the master waits this long for the others to leave.
+_FAREWELL = timedelta(seconds=10)
 
 
-# The master that this process runs for the groups whose first rank it is, when PCCL_MASTER is not set. Its
-# end ends them, as does the end of any member.
 class _Master:
+    """The master that this process runs for groups whose first rank it is, without PCCL_MASTER.
+
+    Its end ends those groups, as does the end of any member.
+    """
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._node: MasterNode | None = None
@@ -71,32 +73,44 @@ def _own_host(first_of_job: bool) -> str:
 
 
 class Member:
-    """This process as one of the fixed members of a pccl group, found through the c10d store. *any thread*
+    """This process as one of the fixed members of a pccl group. *any thread*
 
-    Keys in the store: "group" (the pccl group's number, and the master's address if a member runs it); with
-    that number before them, for each rank "here/<rank>" (a word of its own), "peer/<rank>" (its peer id) and
-    "left/<rank>", and "all" (the words that rank 0 has read). Keys of an
-    earlier start of the job differ from these: torchrun may restart the ranks with the same store.
+    Members meet through keys of the c10d store. "group" has the pccl group's number, and the
+    master's address if a member runs it. The other keys begin with that number, so those of an
+    earlier start of the job differ: torchrun may restart the ranks with the same store.
+
+    | key | value |
+    |---|---|
+    | "here/<rank>" | a word of the rank's own |
+    | "peer/<rank>" | its peer id |
+    | "left/<rank>" | it has left |
+    | "all" | the words that rank 0 has read |
+
+    Args:
+        store: Of c10d.
+        name: Of the c10d group.
+        members: Global ranks, by rank in this group.
+        rank: This process's, in this group.
+        timeout: Seconds for `join`.
+        word: Names this process in the store.
     """
 
     def __init__(
         self,
         store: Any,
         name: str,
-        members: str,
+        members: Sequence[int],
         rank: int,
-        size: int,
         timeout: float,
-        first_of_job: bool,
         word: str,
     ) -> None:
-        self.size = size
+        self.size = len(members)
         self._store = store
-        self._name = f"{name}|{members}|"
+        self._name = f"{name}|{','.join(map(str, members))}|"
         self._number = -1  # of the pccl group; none yet
         self._rank = rank
         self._timeout = timeout
-        self._first_of_job = first_of_job
+        self._first_of_job = members[0] == 0
         self._word = word
         self._master_inside = False
         self._serves = False
@@ -113,7 +127,7 @@ class Member:
         return self._comm
 
     def join(self) -> None:
-        """Founds the group, or joins it; returns when all are there. Ends with an error when this member leaves."""
+        """Founds or joins the group. Returns when all are there; raises if this member leaves."""
         if self.order:
             return
         deadline = _settings.Deadline(self._timeout)
@@ -123,11 +137,7 @@ class Member:
                 self._check_not_left()
                 self._comm = Communicator(address, peer_group=self._number)
             self._comm._join(
-                JOINING,
-                min_peers=self.size,
-                attempts=30,
-                timeout=deadline.left(),
-                enter=False,
+                JOINING, min_peers=self.size, attempts=30, timeout=deadline.left(), enter=False
             )
             engine = self._comm._joined(JOINING)
             self._store.set(self._key("peer", self._rank), engine.peer_id())
@@ -159,7 +169,7 @@ class Member:
         return given if self._master_inside or not address else address
 
     def _find(self, deadline: _settings.Deadline) -> str:
-        """Where the master is of the group that rank 0 founds now: the one in which it answers this one's word."""
+        """Where the group's master is. The group is the one in which rank 0 answers this word."""
         where = ""
 
         def answered() -> bool:
@@ -168,7 +178,7 @@ class Member:
             if group is None:
                 return False
             number, where = group.split(" ", 1)
-            if int(number) != self._number:  # the first, or what follows one of an earlier life
+            if int(number) != self._number:  # the first one seen, or newer than a previous start's
                 self._number = int(number)
                 self._store.set(self._key("here", self._rank), self._word)
             return self._word in (self._get(self._key("all")) or "").split(" ")
@@ -186,14 +196,14 @@ class Member:
         return value.decode()
 
     def _read(self, what: str, rank: int, deadline: _settings.Deadline) -> str:
-        """What a rank has set."""
+        """Waits for and returns what a rank has set."""
         key = self._key(what, rank)
         self.poll(lambda: bool(self._store.check([key])), deadline)
         value: bytes = self._store.get(key)
         return value.decode()
 
     def poll(self, is_there: Callable[[], bool], deadline: _settings.Deadline) -> None:
-        """The store's own waiting could not be interrupted."""
+        """Waits until `is_there()`. The store's own waiting could not be interrupted."""
         pause = 0.001
         while not is_there():
             self._check_not_left()
@@ -221,7 +231,7 @@ class Member:
         return address
 
     def loss(self, error: PCCLError) -> PCCLError | None:
-        """What ends this group for good, if `error` means that: to be raised by every later call."""
+        """The error for all later calls if `error` ends this group for good; else None."""
         func = error.func_name
         if isinstance(error, MasterLost) and self._master_inside:
             sentence = "rank 0, which ran the group's master, is gone"
@@ -230,7 +240,7 @@ class Member:
             return error
         if not isinstance(error, PeerLost | TooFewPeers):
             return None
-        # As of the call that failed: a member that has met the same loss may have left since.
+        # The membership of the call that failed: others that met the same loss may have left since.
         try:
             gone = self._absent(self.comm._joined(func).membership()[3])
         except PCCLError:  # another thread has closed it
@@ -242,7 +252,7 @@ class Member:
         return self._lost(func, sentence, gone[0])
 
     def gone(self) -> list[int]:
-        """The ranks that are not in the group any more, as far as this member knows."""
+        """The ranks that have left the group or were lost, as far as this member knows."""
         try:
             return self._absent(self.comm._joined("membership").present())
         except PCCLError:  # another thread has closed it
@@ -252,14 +262,14 @@ class Member:
         return [rank for rank, peer in enumerate(self._peers) if peer not in present]
 
     def say(self, what: str) -> None:
-        """This rank has come to `what`."""
+        """Tells the other ranks that this one has reached `what`."""
         self._store.set(self._key(what, self._rank), "1")
 
     def said(self, what: str, rank: int) -> bool:
         return bool(self._store.check([self._key(what, rank)]))
 
     def departed(self, rank: int, func: str) -> PCCLError | None:
-        """The error that says that a rank has left this group or was lost, as far as this member knows."""
+        """The error of a rank that has left or was lost, as far as this member knows; or None."""
         if not self.order or self._left.is_set():
             return None
         if rank in self.gone():
@@ -283,7 +293,7 @@ class Member:
         return PeerLost(code, func, f"{sentence}; {advice}", peer=self._peers[rank])
 
     def leave(self) -> None:
-        """The others see a departure. May be called again."""
+        """Leaves the group; the others see a departure. May be called again."""
         with self._lock:
             if self._left.is_set():
                 return
@@ -298,11 +308,11 @@ class Member:
             self._store.set(self._key("left", self._rank), "1")
 
     def close(self) -> None:
-        """Leaves; and who runs the master waits a while until the others have left."""
+        """Leaves. A member that runs the master first waits a while for the others to leave."""
         self.leave()
         with self._lock:
             serves, self._serves = self._serves, False
         if serves:
-            with suppress(Exception):  # who does not leave in time is cut off
+            with suppress(Exception):  # members that do not leave in time are cut off
                 self._store.wait([self._key("left", rank) for rank in self._present], _FAREWELL)
             _master.release()

@@ -1,8 +1,8 @@
 """The two forms of a process group's calls.
 
-c10d calls a backend with lists of tensors and options. Programs may also call the group itself, as in
-`group.broadcast(tensor, 0)`: with a tensor, and with a rank, an op and a timeout. torch's C++ class takes
-both forms; the methods of a class in Python are given what the caller wrote.
+c10d calls a backend with lists of tensors and options. Programs may also call the group itself with
+a tensor, a rank, an op and a timeout, as in `group.broadcast(tensor, 0)`. torch's C++ class takes
+both forms; methods of a Python class get what the caller wrote.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ def short_form(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a method that takes `lists` lists of tensors and `options` also take the short form.
 
-    `arguments`: those of the short form that are not tensors, in their order.
+    The method always gets options: the defaults, where the caller gave none.
+
+    Args:
+        options: The class of the options.
+        lists: Number of lists of tensors.
+        arguments: Those of the short form that are not tensors, in their order.
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,7 +38,8 @@ def short_form(
             is_long = isinstance(first, options) or "opts" in named
             short = any(isinstance(tensor, torch.Tensor) for tensor in tensors)
             if is_long or (not short and first is None and not named):
-                return method(self, *given, **named)
+                made = named.pop("opts", first) or options()
+                return method(self, *given[:lists], *given[lists + 1 :], opts=made, **named)
             if first is not None:
                 rest[arguments[0]] = first
             rest.pop("opts", None)

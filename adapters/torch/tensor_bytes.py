@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +11,6 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from pccl.adapters.torch.composed import BITWISE, Bitwise
 from pccl.errors import NotSupported
 from pccl.types import DataType, ReduceOp
 
@@ -31,13 +31,13 @@ class Array(NamedTuple):
     copy: torch.Tensor | None
 
     def write_back(self) -> None:
-        """After `data` was written: the tensor has the new elements, too."""
+        """Gives the tensor the elements of `data`."""
         if self.copy is not None:
             self.tensor.copy_(self.copy)
 
 
 class _Memory:
-    """A tensor's memory for NumPy. `Tensor.numpy()` would keep its storage from being resized for good."""
+    """A tensor's memory for NumPy. After `Tensor.numpy()` its storage could never be resized."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor  # owns it
@@ -57,7 +57,7 @@ def bytes_of(tensor: torch.Tensor) -> Bytes:
 
 
 def array_of(tensor: torch.Tensor, *, read: bool = True) -> Array:
-    """A tensor for the engine. `read`: its elements matter; else they are only written."""
+    """A tensor for the engine. Without `read` its elements are only written."""
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise NotSupported.because("", "backend pccl takes dense tensors only")
     plain = tensor.detach()
@@ -79,40 +79,59 @@ def names_of(tensors: Sequence[torch.Tensor]) -> str:
     return ", ".join(shown) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
 
 
-_OPS = {
+class Bitwise(Enum):
+    """A reduction of bits."""
+
+    BAND = "and"
+    BOR = "or"
+    BXOR = "xor"
+
+    def combine(self, bits: Bytes) -> Bytes:
+        """Combines the rows of (ranks, bytes)."""
+        function = {
+            Bitwise.BAND: np.bitwise_and,
+            Bitwise.BOR: np.bitwise_or,
+            Bitwise.BXOR: np.bitwise_xor,
+        }[self]
+        combined: Bytes = function.reduce(bits, axis=0)
+        return combined
+
+
+_OPS: dict[Any, ReduceOp | Bitwise] = {
     dist.ReduceOp.SUM: ReduceOp.SUM,
     dist.ReduceOp.AVG: ReduceOp.AVG,
     dist.ReduceOp.PRODUCT: ReduceOp.PROD,
     dist.ReduceOp.MIN: ReduceOp.MIN,
     dist.ReduceOp.MAX: ReduceOp.MAX,
 }
-# Ops for bool tensors, which travel as bytes of 0 and 1.
-_BOOL_OPS = {
+# Integers also have operations on their bits.
+_INTEGER_OPS = _OPS | {
+    dist.ReduceOp.BAND: Bitwise.BAND,
+    dist.ReduceOp.BOR: Bitwise.BOR,
+    dist.ReduceOp.BXOR: Bitwise.BXOR,
+}
+# bool tensors travel as bytes of 0 and 1.
+_BOOL_OPS: dict[Any, ReduceOp | Bitwise] = {
     dist.ReduceOp.SUM: ReduceOp.MAX,
     dist.ReduceOp.MAX: ReduceOp.MAX,
     dist.ReduceOp.BOR: ReduceOp.MAX,
     dist.ReduceOp.PRODUCT: ReduceOp.MIN,
     dist.ReduceOp.MIN: ReduceOp.MIN,
     dist.ReduceOp.BAND: ReduceOp.MIN,
+    dist.ReduceOp.BXOR: Bitwise.BXOR,
 }
 
-
-# Ops for complex tensors, which travel as pairs of floats.
-_COMPLEX_OPS = {
-    dist.ReduceOp.SUM: ReduceOp.SUM,
-    dist.ReduceOp.AVG: ReduceOp.AVG,
-}
+# Complex tensors travel as pairs of floats.
+_COMPLEX_OPS = {op: _OPS[op] for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)}
 
 
 def operation_of(op: Any, dtype: torch.dtype, func: str) -> tuple[ReduceOp | Bitwise, DataType]:
-    """What the engine does for a reduction of c10d."""
-    table: dict[Any, ReduceOp | Bitwise] = {**_OPS}
+    """The engine's operation and dtype for a reduction of c10d."""
+    table = _OPS if dtype.is_floating_point else _INTEGER_OPS
     if dtype == torch.bool:
-        table = {**_BOOL_OPS, dist.ReduceOp.BXOR: Bitwise.BXOR}
+        table = _BOOL_OPS
     elif dtype.is_complex:
-        table = {**_COMPLEX_OPS}
-    elif not dtype.is_floating_point:
-        table |= BITWISE
+        table = _COMPLEX_OPS
     found = next((ours for theirs, ours in table.items() if op == theirs), None)
     if found is None:
         name = getattr(op, "op", op)

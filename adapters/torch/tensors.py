@@ -1,6 +1,6 @@
-"""torch tensors as memory that the engine reads and writes: the torch half of `pccl._arrays.Adapter`.
+"""torch tensors as memory that the engine reads and writes: `pccl.adapters.Adapter` for torch.
 
-A contiguous tensor in CPU memory is reduced where it is; any other layout is packed in logical order
+A contiguous tensor in CPU memory is reduced in place. Any other layout is packed in logical order
 first, since another member's may differ. DTensors stand for their local shards. CUDA tensors go
 through pinned memory. Results carry no autograd graph.
 """
@@ -40,7 +40,7 @@ def recognises(leaf: object) -> bool:
 
 
 def _is_dtensor(leaf: torch.Tensor) -> bool:
-    # By name: importing torch.distributed.tensor takes a second, and who has a DTensor has done it.
+    # By name: importing torch.distributed.tensor takes a second.
     return any(base.__name__ == "DTensor" for base in type(leaf).__mro__)
 
 
@@ -82,7 +82,7 @@ def on_device(leaf: torch.Tensor) -> bool:
 
 
 def device_of(leaf: torch.Tensor) -> Device:
-    """What moves elements between the device of `leaf` and pinned memory."""
+    """Moves elements between the device of `leaf` and pinned memory."""
     return Cuda.of(leaf.device)
 
 
@@ -115,8 +115,8 @@ def stage(leaf: torch.Tensor) -> Staged:
 def to_buffers(leaf: torch.Tensor, *, writable: bool) -> Sequence[Buffer]:
     """One view of the tensor's memory, any strides; of a DTensor, its local shard's.
 
-    The autograd graph is not involved: writing is as in-place writing under `torch.no_grad()`, so a
-    backward that needs the old elements of `leaf` raises.
+    Writing is like in-place writing under `torch.no_grad()`: a backward that needs the old elements
+    of `leaf` raises.
 
     Raises:
         NotSupported: Not dense, or a dtype that is not there yet. Or it is on an accelerator, and
@@ -141,7 +141,7 @@ def to_buffers(leaf: torch.Tensor, *, writable: bool) -> Sequence[Buffer]:
 
 
 def from_buffers(like: torch.Tensor, buffers: Sequence[Buffer]) -> torch.Tensor:
-    """A new tensor without graph, over the result's memory if `like` is contiguous; else laid out as `like`."""
+    """A new tensor without graph: the result's memory if `like` is contiguous, else its layout."""
     ((array, dtype),) = buffers
     made = torch.from_numpy(np.asarray(array))
     if dtype is DataType.BFLOAT16:
@@ -155,7 +155,7 @@ def is_spread(leaf: torch.Tensor) -> bool:
 
 
 def _count_write(leaf: torch.Tensor) -> None:
-    """Autograd learns of a write that does not go through torch."""
+    """Tells autograd of a write that does not go through torch."""
     if not leaf.is_inference():
         torch.autograd.graph.increment_version(leaf)
 
@@ -163,7 +163,7 @@ def _count_write(leaf: torch.Tensor) -> None:
 def _as_kind_of(like: Any, made: torch.Tensor) -> torch.Tensor:
     """`made`, which has the elements, as the kind and layout of `like`."""
     local = _local(like)
-    # What has another shape is a part of it, or more than it.
+    # An array of another shape is a part of it, or more than it.
     if not local.is_contiguous() and made.shape == local.shape:
         kept = torch.empty_like(local, memory_format=torch.preserve_format)
         made = made if kept.is_contiguous() else kept.copy_(made)

@@ -27,7 +27,7 @@ _IDLE = 5.0  # seconds after which a thread for callbacks ends
 
 
 def untraced(call: Callable[..., Any]) -> None:
-    """torch.compile leaves `call` alone, and all that it calls.
+    """Keeps torch.compile from `call` and all that it calls.
 
     As `torch.compiler.disable`, which would import the compiler.
     """
@@ -50,7 +50,7 @@ def all_untraced(cls: type[_Class]) -> type[_Class]:
 class _Failure:
     """The value of a failed work's future in C++: reading tensors from it raises the error.
 
-    A future can be given an error from Python only by a callback of its own, which would be another future.
+    From Python only a future's own callback can give it an error, and that makes another future.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -61,7 +61,7 @@ class _Failure:
 
 
 class _Outcome:
-    """What is known of a collective under way. *any thread*"""
+    """The state of a collective under way. *any thread*"""
 
     def __init__(self, results: Sequence[torch.Tensor]) -> None:
         self.results = list(results)
@@ -87,7 +87,7 @@ class _Outcome:
     def finish(self, error: Exception | None) -> None:
         self.error = None if error is None else fresh(as_torch_error(error))
         assert self._in_cpp is not None
-        # Before `over`: the half in C++ gives its future a value of its own when `wait` returns, unless it has one.
+        # Before `over`: the half in C++ gives a future without value one when `wait` returns.
         self._in_cpp.set_result(self.results if self.error is None else _Failure(self.error))
         with self._lock:
             self.over.set()
@@ -116,8 +116,8 @@ class _Outcome:
                     self._future.set_result(None)
             future = self._future
 
-        # Only an error that a callback raises is one to C++: `set_exception` makes it a value, which DDP's
-        # reducer takes for tensors.
+        # C++ sees only an error that a callback raises. `set_exception` makes the error a value,
+        # which DDP's reducer takes for tensors.
         def outcome(_: Any) -> list[torch.Tensor]:
             if self.error is not None:
                 raise fresh(self.error)
@@ -130,7 +130,7 @@ class _Outcome:
 class Work(_c10d.PythonCallbackWork):  # type: ignore[misc]  # torch is not typed
     """A collective under way. *any thread*
 
-    The half in C++ keeps all that it needs: torch holds it longer than this object, as in DDP's `join`.
+    The half in C++ keeps all that it needs: torch may hold it longer, as in DDP's `join`.
     """
 
     def __init__(self, results: Sequence[torch.Tensor]) -> None:
@@ -140,7 +140,7 @@ class Work(_c10d.PythonCallbackWork):  # type: ignore[misc]  # torch is not type
         self._outcome = outcome
 
     def finish(self, error: Exception | None) -> None:
-        """Ends it. Called once. An error is raised as what torch's users catch, too."""
+        """Ends it. Called once. An error becomes one that torch's users catch."""
         self._outcome.finish(error)
 
     def at_end(self, call: Callable[[], None]) -> None:
@@ -169,7 +169,7 @@ class Work(_c10d.PythonCallbackWork):  # type: ignore[misc]  # torch is not type
         return self._outcome.future()
 
 
-# Names in profiles, as other backends', where they are not those of the methods.
+# Other backends' names in profiles, where they are not those of the methods.
 _PROFILED = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
@@ -194,8 +194,8 @@ def profile(work: Work, func: str, inputs: Sequence[torch.Tensor]) -> None:
     work.at_end(lambda: record.__exit__(None, None, None))
 
 
-# C++ code that wants a list of tensors, not a Python object that holds them, as DDP's built-in fp16 hook does,
-# gets a future of TorchScript's: Python makes none that is typed and not over.
+# Some C++ code, as DDP's built-in fp16 hook, needs a future of a list of tensors, not of a Python
+# object. TorchScript makes one that is typed and not over; Python cannot.
 @functools.cache
 def _typed() -> Any:
     return torch.jit.CompilationUnit("""
@@ -216,7 +216,7 @@ def typed_work(work: Work) -> Any:
 class _Callbacks:
     """Runs callbacks of futures apart from the threads that make progress. *any thread*
 
-    One may wait for another's collective, so that none waits for a thread: a new one starts if none is idle.
+    A callback may wait for another's collective, so a new thread starts if none is idle.
     """
 
     def __init__(self) -> None:
@@ -257,7 +257,7 @@ os.register_at_fork(after_in_child=_callbacks.forget)
 
 
 def await_end(thread: threading.Thread) -> None:
-    # The interpreter cuts off threads that outlive it wherever they are; inside of torch's C++, that is an abort.
+    # The interpreter cuts off threads that outlive it. Inside of torch's C++ that is an abort.
     if thread is not threading.current_thread():
         thread.join(_ENDING)
 
@@ -275,7 +275,7 @@ class Queue:
         self._thread: threading.Thread | None = None
 
     def run(self, job: Callable[[], None], *, here: bool) -> None:
-        """Runs `job` after all before it: on this thread if `here` and nothing is before it, else on the queue's."""
+        """Runs `job` after all earlier ones: here if `here` and none is left, else on a thread."""
         with self._lock:
             if self._closed:
                 raise InvalidUsage.because(JOINING, DESTROYED)
