@@ -1,9 +1,9 @@
 """Arrays of any library that shows its CPU memory, by DLPack or by Python's buffer protocol.
 
 The last resort, for types that no other adapter knows: CuPy's and MLX's arrays in CPU memory, those
-of Array-API libraries, array.array, bytearray, memoryview, ctypes. Inputs are read where they are. A
-result comes back as its own kind when its library takes memory over (`from_dlpack` or `asarray` of
-its `__array_namespace__`), or is array.array, bytearray or memoryview; else as a NumPy array.
+of Array-API libraries, array.array, bytearray, memoryview, ctypes. Inputs are read in place. A
+result has the input's kind if its library takes memory over (`from_dlpack` or `asarray` of its
+`__array_namespace__`), or is array.array, bytearray or memoryview; else it is a NumPy array.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DLPACK_CPU = 1
 
 
 def recognises(leaf: object) -> bool:
-    """Whether `leaf` shows memory. Bytes do, but are refused: they are text as often as numbers."""
+    """Whether `leaf` shows memory. Bytes are refused: they are text as often as numbers."""
     if isinstance(leaf, bytes | str | np.generic):
         return False
     if _has_dlpack(leaf):
@@ -35,7 +35,7 @@ def recognises(leaf: object) -> bool:
     except TypeError:
         return False
     except (BufferError, ValueError):
-        pass  # it has some, and `to_buffers` will tell why not now
+        pass  # it has memory, and `to_buffers` tells why it does not show it now
     return True
 
 
@@ -48,7 +48,7 @@ def _view(leaf: Any, *, writable: bool) -> Array:
 
     Raises:
         InvalidArgument: It gives none.
-        NotSupported: It is elsewhere than in CPU memory, or its elements are unknown to NumPy.
+        NotSupported: It is not in CPU memory, or NumPy does not know its elements.
     """
     try:
         if not _has_dlpack(leaf):
@@ -74,7 +74,7 @@ def _imported(leaf: Any, *, writable: bool) -> Array:
     except BufferError:
         if writable:
             raise
-        # To be read, a copy will do; nobody would see what is written to it.
+        # A copy serves for reading. Writes to it would be lost.
         copy: Array = np.from_dlpack(leaf)
         copy.flags.writeable = False
         return copy
@@ -117,7 +117,7 @@ def _handed_over(like: Any, result: Array) -> object:
         try:
             made = None if take is None else take(result)
         except (BufferError, RuntimeError, TypeError, ValueError):
-            continue  # the values are there in any case: as NumPy's then
+            continue  # the values are returned as a NumPy array then
         if isinstance(made, type(like)):
             return made
     return result

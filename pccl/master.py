@@ -36,13 +36,13 @@ def serve_with_secret(
     relay: bool | None = None,
     min_peers: int = 1,
 ) -> int:
-    """As `serve`, of a master that has a secret; also prints the line to join with.
+    """As `serve`, for a master with a secret. Also prints the line to join with.
 
     Args:
         listen: "host:port" to listen on.
-        secret_file: Where the secret is; made there, for this user's eyes only, when there is no
-            such file. Default: PCCL_SECRET or PCCL_SECRET_FILE; without any of them one is made,
-            and printed.
+        secret_file: File with the secret. If there is none, it is made, readable for this user
+            only. Default: PCCL_SECRET or PCCL_SECRET_FILE; without any of them a secret is made and
+            printed.
         straggler_timeout: Seconds, instead of PCCL_STRAGGLER_TIMEOUT.
         relay: Whether to relay between peers that cannot connect, instead of PCCL_RELAY.
         min_peers: As of `MasterNode`.
@@ -71,7 +71,7 @@ def serve_with_secret(
 
 
 def _secret_in(path: str) -> _core.Secret:
-    """What peers read there, too: byte for byte."""
+    """The secret in a file, read as peers read it, byte for byte."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w") as file:
@@ -90,11 +90,11 @@ def _failed(error: PCCLError) -> int:
 
 
 def _as_others_see(address: str) -> str:
-    """`address`, with one of this machine's in the place of "all interfaces"."""
+    """`address`, with one of this machine's addresses instead of "all interfaces"."""
     host, _, port = address.rpartition(":")
     if host not in ("0.0.0.0", "[::]"):
         return address
-    # An address of documentation says which interface leads out; nothing is sent.
+    # An address reserved for documentation selects the interface that leads out; nothing is sent.
     ways = [(socket.AF_INET, "192.0.2.1", "{}")]
     if host == "[::]":
         ways.append((socket.AF_INET6, "2001:db8::1", "[{}]"))
@@ -116,7 +116,8 @@ def serve(
 ) -> int:
     """Prints `listening on HOST:PORT` and serves until SIGINT or SIGTERM.
 
-    Without PCCL_LOG_LEVEL it logs at INFO: who joins, and who is out, why, and how many go on.
+    Without PCCL_LOG_LEVEL it logs at INFO: peers that join, those that are out and why, and how
+    many go on.
 
     Args:
         listen: "host:port" to listen on.
@@ -124,7 +125,7 @@ def serve(
         relay: Whether to relay between peers that cannot connect, instead of PCCL_RELAY.
         min_peers: As of `MasterNode`.
         secret: The run's secret. Default: the environment's, if there is one.
-        join: How others are told of it, to be printed in the line to join with.
+        join: The secret's part of the line to join with, to be printed.
 
     Returns:
         The exit status: 0, or 1 when it could not listen.
@@ -138,7 +139,7 @@ def serve(
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        # Of connections there may be more than the usual limit, which is for programs with select().
+        # There may be more connections than the usual limit, which is for programs with select().
         resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
         with MasterNode(listen, secret=secret, min_peers=min_peers) as master:
             print(f"listening on {master.address}", flush=True)

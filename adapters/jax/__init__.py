@@ -1,7 +1,7 @@
 """JAX arrays, averaged gradients and DiLoCo for JAX programs.
 
-In a function that JAX traces `pccl.allreduce` becomes a call of the compiled program, in place where
-its input is donated; `typed_errors` and `average_gradients` are for such programs.
+In a function that JAX traces, `pccl.allreduce` becomes a call of the compiled program, in place if
+its input is donated. `typed_errors` and `average_gradients` are for such programs.
 """
 
 from pccl.adapters.jax import arrays

@@ -24,7 +24,7 @@ def _wide(dtype: Any) -> Any:
 
 
 class _Leaves:
-    """A pytree's arrays as `pccl.diloco.Inner`: those of the latest call, replaced where they change."""
+    """The latest call's pytree as `pccl.diloco.Inner`. Arrays that change are replaced."""
 
     def __init__(self, params: Any) -> None:
         found, self.structure = jax.tree_util.tree_flatten_with_path(params)
@@ -40,7 +40,7 @@ class _Leaves:
         return made
 
     def write(self, index: int, value: Array) -> None:
-        # A copy: the outer parameters' memory will be written, and JAX may share what it is given.
+        # A copy: the outer parameters' memory changes, and JAX may share what it is given.
         leaf = self.leaves[index]
         made = np.array(value, leaf.dtype)
         self.leaves[index] = (
@@ -54,7 +54,9 @@ class _Leaves:
 
 
 class DiLoCoState:
-    """What `init` makes and `update` carries on. It knows the run, so it cannot be copied nor enter a jitted function.
+    """The state that `init` makes and `update` carries on.
+
+    It holds the run, so it can neither be copied nor enter a jitted function.
 
     Attributes:
         params: The parameters after `init`: the run's. Begin with these.
@@ -74,7 +76,7 @@ class DiLoCoState:
 
 
 class DiLoCo(NamedTuple):
-    """A pair of functions: `init(params) -> state` and `update(params, state, tokens=None) -> (params, state)`."""
+    """`init(params) -> state` and `update(params, state, tokens=None) -> (params, state)`."""
 
     init: Callable[[Any], DiLoCoState]
     update: Callable[..., tuple[Any, DiLoCoState]]
@@ -95,15 +97,15 @@ def diloco(
             params, state = outer.update(params, state)
 
     `init` is a collective call, after `pccl.init`: it waits to be let in. `update` counts an inner
-    step, and returns `params` as they are but where a round (or a fragment's turn) ends. It stands
-    outside of jit. `tokens=` weighs this member's step, as in `pccl.diloco.DiLoCo.step`.
+    step, outside of jit. It changes `params` only where a round (or a fragment's turn) ends.
+    `tokens=` weighs this member's step, as in `pccl.diloco.DiLoCo.step`.
 
     Args:
         outer_optimizer: Makes another outer optimizer from a list of NumPy arrays: see
             `pccl.diloco.OuterOptimizer`.
         keywords: `sync_every` and all other options of `pccl.diloco.DiLoCo`. `fragments` may list
-            names as `jax.tree_util.keystr` has them. With `join=False` `init` does not join yet: call
-            `state.core.load_state_dict(...)`, then `state.core.join()`.
+            names as `jax.tree_util.keystr` has them. With `join=False` `init` does not join yet:
+            call `state.core.load_state_dict(...)`, then `state.core.join()`.
 
     Returns:
         The pair. `params` are pytrees of floating-point `jax.Array`s of any float dtype; results

@@ -68,7 +68,7 @@ class _Part(NamedTuple):
 
 
 def _parts(leaf: jax.Array) -> list[_Part]:
-    """What this process holds of an array, each piece once, in the order of their places in it."""
+    """The pieces of an array that this process holds, each once, in the order of their places."""
     if len(leaf.sharding.device_set) == 1:
         return [_Part(leaf, [])]
     parts: dict[tuple[int, ...], _Part] = {}
@@ -81,9 +81,9 @@ def _parts(leaf: jax.Array) -> list[_Part]:
 def to_buffers(leaf: jax.Array, *, writable: bool) -> Sequence[Buffer]:
     """Read-only views of the array's memory; waits until it is computed.
 
-    One view for each piece of it: an array on one device, or replicated, is one piece, a sharded
-    one as many as this process holds different shards. Members shard alike, or their calls do not
-    match.
+    One view for each piece: an array on one device, or replicated, is one piece. A sharded array
+    has a piece for each different shard that this process holds. Members must shard alike for their
+    calls to match.
 
     Raises:
         NotSupported: Inside jit, not on CPU devices, or a dtype that is not there yet.
@@ -104,7 +104,7 @@ def from_buffers(like: jax.Array, buffers: Sequence[Buffer]) -> jax.Array:
     """A new array with the sharding of `like`, over the results' memory where it is aligned."""
     arrays = [array for array, _ in buffers]
     if len(like.sharding.device_set) == 1:
-        # Uncommitted arrays may move to other devices later: the result of one is uncommitted too.
+        # An uncommitted array may move to other devices later, and so may its result.
         return _put(arrays[0], like.sharding if like.committed else None)
     on_device = {
         device: _put(array, device)

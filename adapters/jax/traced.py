@@ -1,8 +1,8 @@
 """`pccl.allreduce` in a function that JAX traces: a custom call of the compiled program.
 
-XLA may run independent calls of a program in any order, on each member in another one, so calls
-meet by tags. A tag stands for the traced function's name, the place of the call among those of its
-trace, and the local device: the same on all members that run the same program.
+XLA may run independent calls of a program in any order, and members may differ in it, so calls meet
+by tags. A tag stands for the traced function's name, the call's place in its trace, and the local
+device. It is the same on all members that run the same program.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _FUNC = "allreduce"
 _LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
 _ERROR = re.compile(r"\[pccl error (\d+)\]")
 _EXACT = quantization.Codes(0, False, False, Quantize.block)
-# Where a call has its weight, as the custom call numbers them.
+# Where a call has its weight, in the numbers of the custom call.
 _NOWHERE, _CONSTANT, _ARGUMENT = 0, 1, 2
-# Each call has one more result, which is the next call's argument: so they run in order.
+# Each call has one more result, which is the next call's argument, so they run in order.
 _BYTE = jax.core.ShapedArray((), np.dtype(np.uint8))
 # Weights' dtypes that the custom call reads; others become float32.
 _READABLE = "int8 uint8 int16 uint16 int32 uint32 int64 uint64 float32 float64".split()
@@ -53,13 +53,13 @@ class Call(NamedTuple):
     """One all-reduce of a traced function.
 
     Attributes:
-        name: What errors call it: "allreduce 0 of step".
+        name: For errors: "allreduce 0 of step".
         tag: The user's, or one made from the name.
         op: How elements are combined.
         communicator: Its number; 0 for the process's.
         timeout: Seconds; None for no limit.
         quantize: How it travels; None: exact.
-        nones: Where None stands in the tree.
+        nones: Paths of None in the tree.
     """
 
     name: str
@@ -81,7 +81,7 @@ def typed_errors() -> Iterator[None]:
     """Turns JAX's error of a compiled `pccl.allreduce` that failed into the `PCCLError` behind it.
 
     A context manager, and a decorator. JAX raises such an error where a result is waited for, so
-    that has to happen inside: `jax.block_until_ready(results)`.
+    wait inside: `jax.block_until_ready(results)`.
 
     Raises:
         PCCLError: As `pccl.allreduce` does; JAX's error is its cause.
@@ -150,6 +150,10 @@ def allreduce(
     factor = _as_weight(weight)
     leaves = [_as_varying(leaf, factor) for leaf in leaves]
     return flat.unflatten(_differentiable_mean(call, flat.paths, None)(*leaves, factor))
+
+
+def _unsupported(name: str, sentence: str) -> NotSupported:
+    return NotSupported.because(_FUNC, f"{name}: {sentence}")
 
 
 def _register() -> None:
@@ -242,18 +246,20 @@ def _differentiable(call: Call, paths: Sequence[str]) -> Callable[..., list[jax.
 
     def backward(_: None, cotangents: list[Any]) -> tuple[Any, ...]:
         if call.op not in _LINEAR:
-            sentence = f"{call.name}: only sum and avg have a gradient, not {call.op.name.lower()}"
-            raise NotSupported.because(_FUNC, sentence)
-        real = [i for i, value in enumerate(cotangents) if value.dtype != jax.dtypes.float0]
-        named = [paths[i] for i in real]
-        combined = _differentiable(call.backward(), named)(*(cotangents[i] for i in real))
-        made = list(cotangents)
-        for i, value in zip(real, combined, strict=True):
-            made[i] = value
-        return tuple(made)
+            sentence = f"only sum and avg have a gradient, not {call.op.name.lower()}"
+            raise _unsupported(call.name, sentence)
+        combined = _combined(call, paths, cotangents)
+        return tuple(combined.get(i, value) for i, value in enumerate(cotangents))
 
     reduce.defvjp(forward, backward)
     return cast(Callable[..., list[jax.Array]], reduce)
+
+
+def _combined(call: Call, paths: Sequence[str], cotangents: list[Any]) -> dict[int, jax.Array]:
+    """All members' cotangents, combined, by index. Results without a gradient have none."""
+    real = [i for i, value in enumerate(cotangents) if value.dtype != jax.dtypes.float0]
+    reduce = _differentiable(call.backward(), [paths[i] for i in real])
+    return dict(zip(real, reduce(*(cotangents[i] for i in real)), strict=True))
 
 
 def _differentiable_mean(
@@ -281,12 +287,9 @@ def _differentiable_mean(
         arguments, means, mean_weight = kept
         arrays, weight = split(arguments)
         wanted = constant is None and jnp.issubdtype(weight.dtype, np.inexact)
-        real = [i for i, value in enumerate(cotangents) if value.dtype != jax.dtypes.float0]
-        named = [paths[i] for i in real]
-        combined = _differentiable(call.backward(), named)(*(cotangents[i] for i in real))
         made: list[Any] = list(cotangents)
         of_weight: Any = None
-        for i, value in zip(real, combined, strict=True):
+        for i, value in _combined(call, paths, cotangents).items():
             wide = value.astype(jnp.promote_types(value.dtype, mean_weight.dtype)) / mean_weight
             made[i] = _as_cotangent(wide * weight, arrays[i])
             if wanted:
@@ -347,18 +350,15 @@ def _lower(context: Any, *operands: Any, gathered: np.int64, **attributes: Any) 
     manual = getattr(axes, "manual_axes", None)
     if manual is not None and manual != frozenset(axes.mesh.axis_names):
         free = ", ".join(str(name) for name in axes.mesh.axis_names if name not in manual)
-        sentence = (
-            f"{attributes['name']}: a shard_map over some axes of its mesh only, not over {free}; "
-            "give shard_map all axes"
-        )
-        raise NotSupported.because(_FUNC, sentence)
+        sentence = f"a shard_map over some axes of its mesh only, not over {free}"
+        raise _unsupported(attributes["name"], f"{sentence}; give shard_map all axes")
     devices = getattr(axes, "num_devices", 1)
     before = _latest_ticket()
     if manual is not None or devices == 1:
         return _custom_call(context, operands, before, gathered=gathered, **attributes)[:-1]
     if jax.process_count() > 1:
-        sentence = f"{attributes['name']}: arrays sharded over devices of several processes"
-        raise NotSupported.because(_FUNC, sentence)
+        sentence = "arrays sharded over devices of several processes"
+        raise _unsupported(attributes["name"], sentence)
 
     def call(*given: jax.Array) -> Any:
         ticket = given[len(operands) :] or (jnp.zeros((), np.uint8),)
@@ -394,7 +394,7 @@ def _custom_call(
     gathered: np.int64,
     **attributes: Any,
 ) -> list[Any]:
-    """A custom call that XLA neither drops nor repeats, and whose results take its arguments' memory.
+    """A custom call that XLA neither drops nor repeats. Results take the arguments' memory.
 
     Not those of a weighted mean: the engine makes the products where the results will be, and a
     member that turns out to be alone needs its input again.
@@ -431,7 +431,7 @@ def _is_call(operation: Any) -> bool:
 
 
 def _surrounds_call(operation: Any) -> bool:
-    """Whether it is what `_lower` puts around a call, not a `shard_map` of the user's with a call."""
+    """Whether `_lower` made it around a call, unlike a `shard_map` of the user's with a call."""
     return operation.name == "sdy.manual_computation" and any(
         _is_call(inner.operation)
         and ir.IntegerAttr(
@@ -442,13 +442,11 @@ def _surrounds_call(operation: Any) -> bool:
 
 
 def _refuse_device(context: Any, *operands: Any, name: str, **attributes: Any) -> Any:
-    sentence = f"{name}: only programs for CPU devices are supported yet"
-    raise NotSupported.because(_FUNC, sentence)
+    raise _unsupported(name, "only programs for CPU devices are supported yet")
 
 
 def _refuse_vmap(operands: object, axes: object, *, name: str, **attributes: object) -> Any:
-    sentence = f"{name}: pccl.allreduce inside vmap; call it outside, on the whole batch"
-    raise NotSupported.because(_FUNC, sentence)
+    raise _unsupported(name, "pccl.allreduce inside vmap; call it outside, on the whole batch")
 
 
 def _results(*avals: Any, weighted: np.int64, gathered: np.int64, **attributes: Any) -> list[Any]:

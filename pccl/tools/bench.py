@@ -1,4 +1,4 @@
-"""`pccl bench`: how fast all-reduce is between the peers that run it, and how fast each pair of them is."""
+"""`pccl bench`: the speed of all-reduce between the peers that run it, and of each pair."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from pccl.types import ReduceOp, Topology
 __all__ = ["add_arguments", "run"]
 
 DEFAULT_SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
-# Not the group of a training run at the same master. Pairs of peers use the numbers after it.
+# Apart from the group of a training run at the same master. Pairs of peers use the next numbers.
 DEFAULT_GROUP = 1_650_811_392
 _MAX_GROUP = 4_000_000_000
 _MAX_PEERS = 4096
 _UNITS = {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _JOIN_ATTEMPTS = 10  # one second apart
-_MEET_SECONDS = 30.0  # for two peers, whom the barrier before has brought here
-_PAIR_SECONDS = 120.0  # for a call of theirs
+_MEET_SECONDS = 30.0  # for two peers to meet after the barrier
+_PAIR_SECONDS = 120.0  # for a call between two peers
 _PAIR_BYTES = (1 << 18, 1 << 22, 1 << 25)  # the largest that is quick enough counts
 _LEAST_CALLS = 3
 _MOST_CALLS = 1000
@@ -50,7 +50,9 @@ and receives, per second. Pairs are measured one after the other, with all-reduc
 
 
 class _Stopped(Exception):
-    """The peers are not what they were."""
+    """The peers have changed; the measurement cannot go on."""
+
+    reason = ""
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -74,25 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers", type=int, metavar="N", help="how many run it (default: PCCL_MIN_PEERS, else 2)"
     )
+    sizes = parse_sizes(DEFAULT_SIZES)
+    words = f"bytes of each peer's array (default: {DEFAULT_SIZES})"
+    parser.add_argument("--sizes", type=parse_sizes, default=sizes, metavar="SIZES", help=words)
+    words = "about how long each size is measured (default: %(default)s)"
+    parser.add_argument("--seconds", type=float, default=1.0, help=words)
+    words = "for a second bench at the same master; a thousand apart or more"
     parser.add_argument(
-        "--sizes",
-        type=parse_sizes,
-        default=parse_sizes(DEFAULT_SIZES),
-        metavar="SIZES",
-        help=f"bytes of each peer's array (default: {DEFAULT_SIZES})",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=1.0,
-        help="about how long each size is measured (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--peer-group",
-        type=int,
-        default=DEFAULT_GROUP,
-        metavar="GROUP",
-        help="for a second bench at the same master; a thousand apart or more",
+        "--peer-group", type=int, default=DEFAULT_GROUP, metavar="GROUP", help=words
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
@@ -105,11 +96,8 @@ def run(options: argparse.Namespace) -> int:
     """
     try:
         result = _measure(options)
-    except PCCLError as error:
+    except (PCCLError, _Stopped) as error:
         print(f"pccl bench: {error.reason or error}", file=sys.stderr)
-        return 1
-    except _Stopped as stopped:
-        print(f"pccl bench: {stopped}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -124,12 +112,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    func = "bench"
-    address = options.master or _settings.text("PCCL_MASTER")
+    func, address = "bench", options.master or _settings.text("PCCL_MASTER")
     if address is None:
-        raise InvalidArgument.because(
-            func, "no master: give --master HOST:PORT, or set PCCL_MASTER"
-        )
+        sentence = "no master: give --master HOST:PORT, or set PCCL_MASTER"
+        raise InvalidArgument.because(func, sentence)
     count = _settings.integer(
         options.peers, "--peers", func, 2, _MAX_PEERS, variable="PCCL_MIN_PEERS", default=2
     )
@@ -139,9 +125,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     try:
         comm._join(func, min_peers=count, attempts=_JOIN_ATTEMPTS, timeout=None, enter=False)
         if api.rank(comm) < 0:
-            raise _Stopped(
-                "others run it there already; wait for them, or take another --peer-group"
-            )
+            sentence = "others run it there already; wait for them, or take another --peer-group"
+            raise _Stopped(sentence)
         bench = _Bench(comm, address, group, options.seconds)
         if bench.world < count:
             raise _Stopped("a peer is gone")
@@ -151,7 +136,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 class _Bench:
-    """This peer's part. All peers make the same calls, from what they agreed on."""
+    """This peer's part. All peers make the same calls, since they decide from agreed values."""
 
     def __init__(self, comm: Communicator, address: str, group: int, seconds: float) -> None:
         self._comm = comm
@@ -177,14 +162,8 @@ class _Bench:
                 left_out.append({"bytes": size, "expected_seconds": expected})
             else:
                 rows.append(self._all_reduce(size))
-        pairs = self._pairs()
-        return {
-            "peers": names,
-            "network": _as_json(network),
-            "all_reduce": rows,
-            "left_out": left_out,
-            "pairs": pairs,
-        }
+        found = {"network": _as_json(network), "all_reduce": rows, "left_out": left_out}
+        return {"peers": names, **found, "pairs": self._pairs()}
 
     def _say(self, text: str) -> None:
         if self._rank == 0:
@@ -195,23 +174,19 @@ class _Bench:
             raise _Stopped("a peer is gone")
 
     def _names(self) -> list[str]:
-        """Who the peers are, in rank order: host names, and process numbers where one has several."""
+        """The peers in rank order: host names, and process numbers where a host has several."""
         own = np.zeros((self.world, _NAME_BYTES), np.uint8)
         name = f"{socket.gethostname()}\0{os.getpid()}".encode()[-_NAME_BYTES:]
         own[self._rank, : len(name)] = np.frombuffer(name, np.uint8)
         every = api.allreduce(own, comm=self._comm)
         self._check_peers()
         parts = [bytes(line).rstrip(b"\0").decode(errors="replace").split("\0") for line in every]
-        hosts = [part[0] for part in parts]
-        return [
-            part[0] if hosts.count(part[0]) == 1 else f"{part[0]} ({part[-1]})" for part in parts
-        ]
+        hosts = [host for host, *_ in parts]
+        return [f"{p[0]} ({p[-1]})" if hosts.count(p[0]) > 1 else p[0] for p in parts]
 
     def _all_reduce(self, size: int) -> dict[str, Any]:
         """One row: all peers together."""
-        send = np.zeros(size // 4, np.float32)
-        recv = np.zeros_like(send)
-        times = self._times(self._comm, send, recv, self._rank, self.world, self._seconds)
+        times = self._times(self._comm, size, self._rank, self._seconds)
         self._check_peers()
         median = api.allreduce(statistics.median(times), "max", comm=self._comm)
         worst = api.allreduce(max(times), "max", comm=self._comm)
@@ -226,18 +201,14 @@ class _Bench:
         }
 
     def _times(
-        self,
-        comm: Communicator,
-        send: np.ndarray[Any, Any],
-        recv: np.ndarray[Any, Any],
-        rank: int,
-        world: int,
-        seconds: float,
-        timeout: float | None = None,
+        self, comm: Communicator, size: int, rank: int, seconds: float, timeout: float | None = None
     ) -> list[float]:
-        """Seconds of this peer's calls, as many as fit; every result is looked at."""
+        """Seconds of this peer's calls, as many as fit. Every result is checked."""
+        world = self.world if comm is self._comm else 2
+        send = np.zeros(size // 4, np.float32)
+        recv = np.zeros_like(send)
         times: list[float] = []
-        calls = 2  # at first: one that warms up, and one to know how many fit
+        calls = 2  # at first: one to warm up, and one to know how many fit
         while len(times) < calls:
             number = len(times)
             send.fill(rank + 1 + number % 16)
@@ -267,7 +238,7 @@ class _Bench:
                     found = self._pair(self._group + 1 + number, pair.index(self._rank))
                     if self._rank == pair[0]:
                         figures[pair] = found
-                except PCCLError as error:  # the rest may work
+                except PCCLError as error:  # the other pairs may work
                     print(f"pccl bench: pair {pair}: {error.reason or error}", file=sys.stderr)
             api.barrier(comm=self._comm)
             self._check_peers()
@@ -283,7 +254,7 @@ class _Bench:
         ]
 
     def _pair(self, group: int, rank: int) -> tuple[float, float]:
-        """Seconds of an all-reduce of 4 bytes, and bytes per second each way; the slower one's."""
+        """Seconds of an all-reduce of 4 bytes, and bytes per second each way; the slower peer's."""
         comm = Communicator(self._address, group)
         try:
             comm._join(
@@ -291,14 +262,11 @@ class _Bench:
             )
 
             def median(size: int) -> float:
-                send = np.zeros(size // 4, np.float32)
-                recv = np.zeros_like(send)
-                times = self._times(comm, send, recv, rank, 2, self._seconds / 4, _PAIR_SECONDS)
+                times = self._times(comm, size, rank, self._seconds / 4, _PAIR_SECONDS)
                 middle = statistics.median(times)
                 return float(api.allreduce(middle, "max", comm=comm, timeout=_PAIR_SECONDS))
 
-            latency = median(4)
-            rate = 0.0
+            latency, rate = median(4), 0.0
             for size in _PAIR_BYTES:
                 seconds = median(size)
                 rate = size / seconds
@@ -329,24 +297,22 @@ def _as_json(network: Topology) -> dict[str, Any]:
 
 
 def _size(size: int) -> str:
-    for unit, bytes_ in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size % bytes_ == 0:
-            return f"{size // bytes_} {unit}"
-    return f"{size} B"
+    units = (("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
+    return next(f"{size // scale} {unit}" for unit, scale in units if size % scale == 0)
+
+
+def _scaled(value: float, *units: tuple[str, float]) -> str:
+    """`value` in the largest unit that it reaches; the last one is for all smaller values."""
+    unit, scale = next((one for one in units if value >= one[1]), units[-1])
+    return f"{value / scale:.3g} {unit}"
 
 
 def _duration(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
+    return _scaled(seconds, ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 
 def _rate(bytes_per_second: float) -> str:
-    for unit, scale in (("GB/s", 1e9), ("MB/s", 1e6)):
-        if bytes_per_second >= scale:
-            return f"{bytes_per_second / scale:.3g} {unit}"
-    return f"{bytes_per_second / 1e3:.3g} kB/s"
+    return _scaled(bytes_per_second, ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -375,11 +341,8 @@ def _show(result: dict[str, Any]) -> None:
             cells[one][other] = _rate(pair["each_way_bytes_per_second"])
             cells[other][one] = _duration(pair["seconds"])
     rows = [[f"{rank} {name}", *cells[rank]] for rank, name in enumerate(names)]
-    _table(
-        "Pairs: bandwidth each way (upper right), latency of 4 bytes (lower left)",
-        ["peer", *map(str, range(len(names)))],
-        rows,
-    )
+    title = "Pairs: bandwidth each way (upper right), latency of 4 bytes (lower left)"
+    _table(title, ["peer", *map(str, range(len(names)))], rows)
 
 
 def _show_network(names: Sequence[str], network: dict[str, Any]) -> None:
@@ -396,15 +359,11 @@ def _show_network(names: Sequence[str], network: dict[str, Any]) -> None:
         for rank, name in enumerate(names)
     ]
     if any(cell != "-" for row in rows for cell in row[1:]):
-        _table(
-            "Network: all flows out and in at once, and round trips",
-            ["peer", "up", "down", *map(str, range(len(names)))],
-            rows,
-        )
+        columns = ["peer", "up", "down", *map(str, range(len(names)))]
+        _table("Network: all flows out and in at once, and round trips", columns, rows)
     for schedule in network["schedules"]:
-        sizes = "larger ones"
-        if schedule["up_to_bytes"] is not None:
-            sizes = f"up to {_size(schedule['up_to_bytes'])}"
+        up_to = schedule["up_to_bytes"]
+        sizes = "larger ones" if up_to is None else f"up to {_size(up_to)}"
         shares = "/".join(f"{100 * share:.0f}" for share in schedule["shares"])
         print(f"plan: {sizes}: {schedule['kind']}, shares of {shares} %")
     print("ring: " + " ".join(map(str, network["ring"])))

@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from pccl import __version__, master
+from pccl import __version__
 from pccl.errors import PCCLError
+from pccl.master import DEFAULT_LISTEN, make_secret, serve, serve_with_secret
 from pccl.tools import bench, doctor
 from pccl.tools.run import launch
 
@@ -33,94 +35,72 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"pccl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    raw = argparse.RawDescriptionHelpFormatter
 
-    serve = commands.add_parser(
-        "master",
-        help="run a master",
-        description="Runs a master and prints the line to join with. All connections of the run are "
-        "encrypted with its secret: that of --secret-file, PCCL_SECRET or PCCL_SECRET_FILE, else a new one.",
+    words = (
+        "Runs a master and prints the line to join with. All connections of the run are encrypted "
+        "with its secret: that of --secret-file, PCCL_SECRET or PCCL_SECRET_FILE, else a new one."
     )
-    serve.add_argument(
-        "--listen",
-        default=master.DEFAULT_LISTEN,
-        metavar="HOST:PORT",
-        help="where to listen; port 0 takes a free one (default: %(default)s)",
-    )
-    serve.add_argument(
-        "--straggler-timeout",
-        metavar="SECONDS",
-        help="evict members that most others have waited for this long in one call (default: never)",
-    )
-    serve.add_argument(
-        "--min-peers",
-        type=int,
-        default=1,
-        metavar="N",
-        help="start a group when N peers are there, whatever they ask for (default: %(default)s)",
-    )
-    serve.add_argument(
-        "--no-relay",
-        action="store_true",
-        help="relay nothing between peers that cannot connect to each other (as PCCL_RELAY=0)",
-    )
-    whose = serve.add_mutually_exclusive_group()
-    whose.add_argument(
-        "--secret-file",
-        metavar="PATH",
-        help="a file with the secret; made, with a new one, when it is not there",
-    )
-    whose.add_argument(
-        "--insecure",
-        action="store_true",
-        help="no secret: whoever reaches the master may join, and nothing is encrypted",
+    _add_master_options(commands.add_parser("master", help="run a master", description=words))
+
+    words = "Prints a new secret for PCCL_SECRET, or for a file that PCCL_SECRET_FILE names."
+    commands.add_parser("secret", help="make a secret", description=words)
+
+    _add_run_options(
+        commands.add_parser(
+            "run",
+            help="run a program as several peers on this machine",
+            description="Runs a program as several peers on this machine, with a master of their own.",
+            usage="pccl run [-h] -n N [--elastic] [--show-join] -- COMMAND [ARG ...]",
+            epilog=_RUN_EPILOG,
+            formatter_class=raw,
+        )
     )
 
-    commands.add_parser(
-        "secret",
-        help="make a secret",
-        description="Prints a new secret for PCCL_SECRET, or for a file that PCCL_SECRET_FILE names.",
+    words = (
+        "Tells on one screen whether this machine can join a run at that master. PCCL_PORT, "
+        "PCCL_BIND and PCCL_ADVERTISE count as they do for a peer."
     )
+    brief = "tell whether this machine can join a run"
+    doctor.add_arguments(commands.add_parser("doctor", help=brief, description=words))
 
-    run = commands.add_parser(
-        "run",
-        help="run a program as several peers on this machine",
-        description="Runs a program as several peers on this machine, with a master of their own.",
-        usage="pccl run [-h] -n N [--elastic] [--show-join] -- COMMAND [ARG ...]",
-        epilog=_RUN_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    words = "Measures all-reduce between the peers that run this, and each pair of them."
+    brief = "measure all-reduce between the peers that run this"
+    bench.add_arguments(
+        commands.add_parser(
+            "bench", help=brief, description=words, epilog=bench.EPILOG, formatter_class=raw
+        )
     )
-    run.add_argument("-n", "--nproc", type=int, required=True, metavar="N", help="number of ranks")
-    run.add_argument(
-        "--elastic",
-        action="store_true",
-        help="go on without ranks that fail, while at least one lives",
-    )
-    run.add_argument(
-        "--show-join",
-        action="store_true",
-        help="print the whole line to join with from another terminal of this machine, the secret too",
-    )
-    run.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="COMMAND", help="e.g. python train.py"
-    )
-
-    examine = commands.add_parser(
-        "doctor",
-        help="tell whether this machine can join a run",
-        description="Tells on one screen whether this machine can join a run at that master. "
-        "PCCL_PORT, PCCL_BIND and PCCL_ADVERTISE count as they do for a peer.",
-    )
-    doctor.add_arguments(examine)
-
-    measure = commands.add_parser(
-        "bench",
-        help="measure all-reduce between the peers that run this",
-        description="Measures all-reduce between the peers that run this, and each pair of them.",
-        epilog=bench.EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    bench.add_arguments(measure)
     return parser
+
+
+def _add_master_options(parser: argparse.ArgumentParser) -> None:
+    words = "where to listen; port 0 takes a free one (default: %(default)s)"
+    parser.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=words)
+    words = "evict members that most others have waited for this long in one call (default: never)"
+    parser.add_argument("--straggler-timeout", metavar="SECONDS", help=words)
+    words = "start a group when N peers are there, whatever they ask for (default: %(default)s)"
+    parser.add_argument("--min-peers", type=int, default=1, metavar="N", help=words)
+    words = "relay nothing between peers that cannot connect to each other (as PCCL_RELAY=0)"
+    parser.add_argument("--no-relay", action="store_true", help=words)
+    secret = parser.add_mutually_exclusive_group()
+    words = "a file with the secret; made, with a new one, when it is not there"
+    secret.add_argument("--secret-file", metavar="PATH", help=words)
+    words = "no secret: whoever reaches the master may join, and nothing is encrypted"
+    secret.add_argument("--insecure", action="store_true", help=words)
+
+
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
+    words = "number of ranks"
+    parser.add_argument("-n", "--nproc", type=int, required=True, metavar="N", help=words)
+    words = "go on without ranks that fail, while at least one lives"
+    parser.add_argument("--elastic", action="store_true", help=words)
+    words = (
+        "print the whole line to join with from another terminal of this machine, the secret too"
+    )
+    parser.add_argument("--show-join", action="store_true", help=words)
+    rest, words = argparse.REMAINDER, "e.g. python train.py"
+    parser.add_argument("program", nargs=rest, metavar="COMMAND", help=words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,37 +114,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if argv is None else argv)
     program: list[str] = []
-    if (
-        given[:1] == ["run"] and "--" in given
-    ):  # argparse's own reading of -- differs between versions
+    # argparse's own reading of -- differs between versions.
+    if given[:1] == ["run"] and "--" in given:
         at = given.index("--")
         given, program = given[:at], given[at + 1 :]
     parser = _parser()
     options = parser.parse_args(given)
     if options.command == "master":
-        if options.min_peers < 1:
-            parser.error("--min-peers must be at least 1")
-        if not options.insecure:
-            return master.serve_with_secret(
-                options.listen,
-                secret_file=options.secret_file,
-                straggler_timeout=options.straggler_timeout,
-                relay=False if options.no_relay else None,
-                min_peers=options.min_peers,
-            )
-        for variable in ("PCCL_SECRET", "PCCL_SECRET_FILE"):
-            if variable in os.environ:
-                parser.error(f"--insecure, but {variable} is set")
-        return master.serve(
-            options.listen,
-            straggler_timeout=options.straggler_timeout,
-            relay=False if options.no_relay else None,
-            min_peers=options.min_peers,
-        )
+        return _master(parser, options)
     if options.command == "doctor":
         return doctor.run(options)
     if options.command == "secret":
-        print(master.make_secret())
+        print(make_secret())
         return 0
     if options.command == "bench":
         return bench.run(options)
@@ -174,9 +135,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not command:
         parser.error("no program to run; e.g. pccl run -n 4 -- python train.py")
     try:
-        return launch(command, options.nproc, elastic=options.elastic, show_join=options.show_join)
+        elastic, show_join = options.elastic, options.show_join
+        return launch(command, options.nproc, elastic=elastic, show_join=show_join)
     except PCCLError as error:
         print(f"pccl run: {error.reason or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _master(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.min_peers < 1:
+        parser.error("--min-peers must be at least 1")
+    more: Any = {
+        "straggler_timeout": options.straggler_timeout,
+        "relay": False if options.no_relay else None,
+        "min_peers": options.min_peers,
+    }
+    if not options.insecure:
+        return serve_with_secret(options.listen, secret_file=options.secret_file, **more)
+    for variable in ("PCCL_SECRET", "PCCL_SECRET_FILE"):
+        if variable in os.environ:
+            parser.error(f"--insecure, but {variable} is set")
+    return serve(options.listen, **more)

@@ -19,9 +19,8 @@ from pccl.errors import PCCLError
 __all__: list[str] = []
 
 _MIB = 1 << 20
-# Fewer descriptors leave a link few connections; the last number of each bounds one connection's rate at 100 ms.
-_FILES = 1024
-_BUFFER = 4 * _MIB
+_FILES = 1024  # fewer descriptors leave a link few connections
+_BUFFER = 4 * _MIB  # bytes of tcp_rmem and tcp_wmem; they bound a connection's rate at 100 ms
 
 Verdict = Literal["ok", "warn", "fail", "info"]
 
@@ -35,17 +34,11 @@ class Check(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of `pccl doctor`."""
-    parser.add_argument(
-        "master",
-        nargs="?",
-        default=os.environ.get("PCCL_MASTER"),
-        metavar="MASTER",
-        help="host:port (default: PCCL_MASTER)",
-    )
-    parser.add_argument(
-        "--group", type=int, default=0, metavar="N", help="peer group to look at (default: 0)"
-    )
+    """The options of `pccl doctor`."""
+    usual, words = os.environ.get("PCCL_MASTER"), "host:port (default: PCCL_MASTER)"
+    parser.add_argument("master", nargs="?", default=usual, metavar="MASTER", help=words)
+    words = "peer group to look at (default: 0)"
+    parser.add_argument("--group", type=int, default=0, metavar="N", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -68,17 +61,17 @@ def run(options: argparse.Namespace) -> int:
     good = all(check.verdict != "fail" for check in checks)
     if options.json:
         print(json.dumps({"ok": good, "checks": [check._asdict() for check in checks]}))
-        return 0 if good else 1
-    marks = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL", "info": "    "}
-    width = max(len(check.name) for check in checks)
-    for check in checks:
-        print(f"{marks[check.verdict]}  {check.name:{width}}  {check.text}")
-    print(f"This machine {'can' if good else 'cannot'} join.")
+    else:
+        marks = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL", "info": "    "}
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            print(f"{marks[check.verdict]}  {check.name:{width}}  {check.text}")
+        print(f"This machine {'can' if good else 'cannot'} join.")
     return 0 if good else 1
 
 
 def _in_background(master: str, group: int) -> dict[str, Any]:
-    """So that Ctrl-C is obeyed."""
+    """Diagnoses on another thread, so that Ctrl-C works."""
     result: list[dict[str, Any] | BaseException] = []
     port = _settings.integer(None, "port", "doctor", 0, 65535, variable="PCCL_PORT", default=0)
     advertise = _settings.addresses(None, "doctor")
@@ -112,19 +105,18 @@ def _resolved(master: str) -> Check:
 def _of_the_master(master: str, found: dict[str, Any]) -> Iterator[Check]:
     if found["failure"]:
         where, failure = found["address"] or master, found["failure"]
-        told = failure.startswith(where)  # what the system said begins with the address
+        told = failure.startswith(where)  # the system's own sentence begins with the address
         yield Check("master", "fail", failure if told else f"{where}: {failure}")
         return
     yield Check("master", "ok", f"{found['address']} answers")
     encryption = "TLS 1.3, with the run's secret" if found["encrypted"] else "none"
     yield Check("encryption", "info", encryption)
     ours = f"pccl {__version__}"
-    same = found["software"] == ours
-    yield Check(
-        "versions",
-        "ok" if same else "warn",
-        ours if same else f"{found['software']} there, {ours} here; the protocol is the same",
-    )
+    if found["software"] == ours:
+        yield Check("versions", "ok", ours)
+    else:
+        text = f"{found['software']} there, {ours} here; the protocol is the same"
+        yield Check("versions", "warn", text)
     yield Check("round trip", "info", f"{found['round_trip'] * 1000:.2f} ms to the master")
     yield from _ways(found)
 
@@ -139,20 +131,17 @@ def _ways(found: dict[str, Any]) -> Iterator[Check]:
     if reached == "yes":
         yield Check("from outside", "ok", f"the master reaches {where}")
     elif hidden:
-        yield Check(
-            "from outside",
-            "warn",
+        text = (
             f"the master does not reach {where} ({why}); links are dialled from here, and need "
-            "peers that are reached, or a port that is open (PCCL_PORT, PCCL_ADVERTISE)",
+            "peers that are reached, or a port that is open (PCCL_PORT, PCCL_ADVERTISE)"
         )
+        yield Check("from outside", "warn", text)
     else:
         yield Check("from outside", "info", f"not known: the master is busy ({where})")
     if found["untested"]:
-        yield Check(
-            "advertised",
-            "info",
-            f"not tested: {', '.join(found['untested'])}: the master sees {found['seen']} instead",
-        )
+        untested = ", ".join(found["untested"])
+        text = f"not tested: {untested}: the master sees {found['seen']} instead"
+        yield Check("advertised", "info", text)
     if found["size"] == 0:
         yield Check("peers", "info", "nobody is in the group yet")
         return
@@ -167,23 +156,19 @@ def _ways(found: dict[str, Any]) -> Iterator[Check]:
             lost.append(f"{peer[:8]} (to: {failure}; from: {why})")
         else:
             lost.append(f"{peer[:8]} (to: {failure})")
-    both = sum(
-        bool(address) and back.get(peer, ("",))[0] == "yes"
-        for peer, address, _ in found["we_reached_members"]
-    )
-    out = sum(bool(address) for _, address, _ in found["we_reached_members"])
+    tried = [peer for peer, _, _ in found["we_reached_members"]]
+    out = [peer for peer, address, _ in found["we_reached_members"] if address]
+    both = sum(back.get(peer, ("",))[0] == "yes" for peer in out)
     backs = sum(reached == "yes" for reached, _ in back.values())
     text = (
-        f"{found['size']} in the group; of {len(found['we_reached_members'])} tried {out} are "
+        f"{found['size']} in the group; of {len(tried)} tried {len(out)} are "
         f"reached from here, of {len(back)} asked {backs} reach this machine, {both} both ways"
     )
     if lost:
         text += "; no way either way: " + ", ".join(lost[:3])
         if good == 0 and found["relays"]:
             text += "; what goes to them goes through the master, as fast as that can"
-    # One that is reached may carry all, be it one that was not tried; and an address that nobody has
-    # tried may lead here.
-    tried = [peer for peer, _, _ in found["we_reached_members"]]
+    # A peer that was not tried may carry all traffic, and an untried address may lead here.
     refuted = hidden or all(back.get(peer, ("",))[0] == "no" for peer in tried)
     all_known = refuted and found["size"] <= len(tried) and not found["untested"]
     closed = good == 0 and not found["relays"] and all_known
@@ -205,16 +190,12 @@ def _of_this_machine() -> Iterator[Check]:
     else:
         yield Check("shared memory", "ok", "works")
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = files == resource.RLIM_INFINITY or files >= _FILES
-    yield Check(
-        "open files",
-        "ok" if enough else "warn",
-        f"{files}"
-        if enough
-        else f"{files}; with fewer than {_FILES} links have fewer connections (ulimit -n)",
-    )
-    small = []
-    shown = []
+    if files == resource.RLIM_INFINITY or files >= _FILES:
+        yield Check("open files", "ok", str(files))
+    else:
+        text = f"{files}; with fewer than {_FILES} links have fewer connections (ulimit -n)"
+        yield Check("open files", "warn", text)
+    small, shown = [], []
     for name in ("net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"):
         values = _sysctl(name)
         if values is None:
@@ -233,11 +214,6 @@ def _of_this_machine() -> Iterator[Check]:
         yield Check("buffers", "ok", ", ".join(shown))
     idle = _sysctl("net.ipv4.tcp_slow_start_after_idle")
     if idle is not None:
-        yield Check(
-            "slow start",
-            "info",
-            "again after every pause (net.ipv4.tcp_slow_start_after_idle=1; 0 is better where "
-            "steps are apart)"
-            if idle[0]
-            else "not after pauses",
-        )
+        again = "again after every pause (net.ipv4.tcp_slow_start_after_idle=1; 0 is better where "
+        text = again + "steps are apart)" if idle[0] else "not after pauses"
+        yield Check("slow start", "info", text)

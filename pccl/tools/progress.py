@@ -1,4 +1,4 @@
-"""What a user sees while much state is received."""
+"""Progress shown to the user while much state is received."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Progress = Callable[[int, int], None]
 
 @contextmanager
 def reporting(progress: Progress | bool | None, func: str) -> Iterator[Progress | None]:
-    """What the engine is to call with (bytes done, bytes wanted): the user's function, a bar, or nothing.
+    """The function that gets (bytes done, bytes wanted): the user's, a bar or None.
 
     Raises:
         InvalidArgument: `progress` is neither a function nor a bool.
@@ -37,7 +37,7 @@ def reporting(progress: Progress | bool | None, func: str) -> Iterator[Progress 
 
 
 class _Bar:
-    """A progress bar on standard error, from the second second on."""
+    """A progress bar on standard error, shown after a second."""
 
     def __init__(self) -> None:
         self._since: float | None = None

@@ -18,7 +18,7 @@ from pccl.master import make_secret
 __all__ = ["launch"]
 
 _GRACE_SECONDS = 5.0  # between SIGINT, SIGTERM and SIGKILL
-_DRAIN_SECONDS = 2.0  # for output after a rank's end, when something it left behind holds the pipe
+_DRAIN_SECONDS = 2.0  # for output after a rank's end, when a process it left behind holds the pipe
 _READ_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 20  # a longer line is written in pieces
 _FAILED_TO_START = 127
@@ -41,23 +41,22 @@ def launch(
         ranks: Number of processes.
         elastic: Go on without ranks that fail, while at least one lives. Otherwise the first
             failure stops all.
-        show_join: Print the line to join with from another terminal, the run's secret in it.
-            Otherwise only where the master is, and how to get that line.
+        show_join: Print the line to join with from another terminal, with the run's secret.
+            Otherwise print the master's address and how to get that line.
         grace: Seconds between SIGINT, SIGTERM and SIGKILL when ranks are stopped.
         environment: Variables of the processes. Default: this process's.
 
     Returns:
         The exit status: 0; else the first failing rank's (128 + n for signal n), with `elastic`
-            only when no rank
-        succeeded; 130 after Ctrl-C, 143 after SIGTERM.
+        only when no rank succeeded; 130 after Ctrl-C, 143 after SIGTERM.
 
     Raises:
         PCCLError: The master could not be started.
     """
-    secret = make_secret()  # others on this machine reach the port, too
+    secret = make_secret()  # other users of this machine reach the port, too
     with MasterNode("127.0.0.1:0", secret=secret) as master:
         base = dict(os.environ if environment is None else environment)
-        # What one process alone can have, and what this run has anew.
+        # These belong to one process, or this run makes its own.
         own = ("PCCL_PORT", "PCCL_ADVERTISE", "PCCL_SECRET_FILE")
         base = {k: v for k, v in base.items() if k not in own}
         base |= {
@@ -130,7 +129,7 @@ class _Launch:
             return status
 
     async def _start(self, rank: int) -> asyncio.subprocess.Process:
-        # Pipes of our own: with asyncio's, waiting for a process may also wait for whoever
+        # Not asyncio's pipes: with these, waiting for a process may also wait for others that
         # inherited its output.
         out = await self._pipe(rank, sys.stdout.buffer)
         err = await self._pipe(rank, sys.stderr.buffer)
@@ -159,8 +158,7 @@ class _Launch:
 
     async def _supervise(self, exits: Sequence[asyncio.Future[int]]) -> int:
         """Waits for the ranks, or for a reason to stop them. Returns the status."""
-        succeeded = False
-        failure = 0
+        succeeded, failure = False, 0
         told = asyncio.ensure_future(self._signals.get())
         running = set(exits)
         try:
@@ -198,7 +196,7 @@ class _Launch:
         return "; stopping the others"
 
     async def _stop(self, running: set[asyncio.Future[int]], steps: Sequence[int]) -> None:
-        """Signals the ranks, step by step; another Ctrl-C takes the next step at once."""
+        """Signals the ranks, step by step. Another Ctrl-C takes the next step at once."""
         for number in steps:
             for process in self._processes:
                 if process.returncode is None:
@@ -222,13 +220,13 @@ class _Launch:
             os.killpg(process.pid, number)
 
     def _kill_all(self) -> None:
-        """Whatever happened: no rank outlives its launcher."""
+        """Kills ranks that still run, so that none outlives its launcher."""
         for process in self._processes:
             if process.returncode is None:
                 self._signal(process, signal.SIGKILL)
 
     async def _drain(self) -> None:
-        """Waits for the rest of the output, but not for what a rank left behind."""
+        """Waits for the rest of the output, but not for processes that a rank left behind."""
         _, unfinished = await asyncio.wait(self._readers, timeout=_DRAIN_SECONDS)
         for reader in unfinished:
             reader.cancel()

@@ -1,1 +1,1 @@
-"""What training programs need beside reductions: DiLoCo, elastic data and checkpoints."""
+"""Training on top of reductions: DiLoCo, elastic data and checkpoints."""

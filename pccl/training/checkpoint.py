@@ -7,8 +7,8 @@
         name = f"run/{state['step']}.safetensors"
         checkpoint.save(name, state, revision=state["step"], keep=3)
 
-Arrays are tensors of the file, named by their key paths; any reader of safetensors can read them. Numbers, text, None,
-and how to make what the reader's state lacks, are in its metadata.
+Arrays are tensors of the file, named by their key paths; any reader of safetensors can read them.
+Its metadata has numbers, text, None, and how to make what the reader's state lacks.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ _DTYPES = {
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
 }
 
+_Path = str | os.PathLike[str]
 _Tree = TypeVar("_Tree")
 
 
@@ -64,21 +65,19 @@ class _Entry(NamedTuple):
     value: Any  # of a Python value, as JSON; None for arrays
 
 
-def save(
-    path: str | os.PathLike[str], state: object, *, revision: int, keep: int | None = None
-) -> Path:
+def save(path: _Path, state: object, *, revision: int, keep: int | None = None) -> Path:
     """Writes `state` to a file, which is whole or not there.
 
-    So it is after a power failure, and when several members save at once. Any member may save; one
-    is enough, since the state is equal on all. No other member waits for it.
+    This holds after a power failure, and when several members save at once. One member is enough,
+    since the state is equal on all. No other member waits for it.
 
     Args:
-        path: The file, which is replaced; best with the revision in its name, and ending in ".safetensors" so that
-            `latest` finds it. Folders are made.
+        path: The file to replace; best with the revision in its name. It must end in ".safetensors"
+            for `latest` to find it. Missing folders are made.
         state: As for `pccl.sync`.
         revision: Of this state: `SyncInfo.revision` of the sync that it comes from.
-        keep: Leave only so many checkpoints in that folder, those of the highest revisions, and this one.
-            Default: all.
+        keep: Number of checkpoints to leave in that folder: those of the highest revisions, and
+            this one. Default: all.
 
     Returns:
         The path.
@@ -86,7 +85,7 @@ def save(
     Raises:
         InvalidArgument: A leaf cannot be saved; names its path.
         NotSupported: safetensors is not installed.
-        OSError: The file could not be written. What was there before is there still.
+        OSError: The file could not be written. An earlier file is unchanged.
     """
     func = "checkpoint.save"
     safetensors = _safetensors(func)
@@ -124,11 +123,11 @@ def save(
     return target
 
 
-def load(path: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int]:
-    """Reads what `save` has written, into `state`.
+def load(path: _Path, state: _Tree) -> tuple[_Tree, int]:
+    """Reads a checkpoint into `state`.
 
-    As a newcomer's in `pccl.sync`, `state` may lack entries, as an optimizer's does that has not stepped yet. Arrays
-    are written in place where they can be, objects get it through `load_state_dict`.
+    `state` may lack entries, as a newcomer's in `pccl.sync`: an optimizer may not have stepped yet.
+    Arrays are written in place where possible. Objects get theirs through `load_state_dict`.
 
     Args:
         path: The file.
@@ -138,12 +137,13 @@ def load(path: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int]:
         The state, and its revision: for the first `pccl.sync(state, revision=revision)`.
 
     Raises:
-        CheckpointError: The file is damaged or of another state; names what differs. Nothing was changed.
+        CheckpointError: The file is damaged or of another state; names the differences. Nothing was
+            changed.
         InvalidArgument: A leaf of `state` cannot be shared, or two of its arrays overlap; names
             their paths.
         NotSupported: safetensors is not installed, or a dtype is not known here.
         OSError: The file cannot be read.
-        Exception: What an object's `load_state_dict` raises passes through.
+        Exception: An error of an object's `load_state_dict` passes through.
     """
     func = "checkpoint.load"
     with _opened(path, func) as (file, entries, revision):
@@ -151,11 +151,7 @@ def load(path: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int]:
 
 
 def _load(
-    path: str | os.PathLike[str],
-    file: BufferedReader,
-    entries: list[_Entry],
-    state: _Tree,
-    func: str,
+    path: _Path, file: BufferedReader, entries: list[_Entry], state: _Tree, func: str
 ) -> _Tree:
     shared = State(state, func)
     own = {name: (kind, shape) for name, kind, shape, *_ in shared.entries}
@@ -163,7 +159,7 @@ def _load(
     if differences:
         more = len(differences) - _NAMED
         shown = differences[:_NAMED] + ([f"{more} more differences"] if more > 0 else [])
-        raise CheckpointError.because(func, f"{os.fspath(path)}: {'; '.join(shown)}")
+        raise _refused(path, func, f": {'; '.join(shown)}")
     data = _read_data(path, file, entries, func)
     offered = [
         (e.name, e.kind, e.shape, e.hint, bytes_.size)
@@ -172,32 +168,32 @@ def _load(
     misfit = shared.check(offered)
     if misfit is not None:
         sentence = misfit.replace(" of the run cannot", " of the checkpoint cannot")
-        raise CheckpointError.because(func, f"{os.fspath(path)}: {sentence}")
+        raise _refused(path, func, f": {sentence}")
     ties, flaw = _core.find_ties(shared.entries)
     if flaw is not None:
         raise InvalidArgument.because(func, f"the state cannot be loaded: {flaw}")
     saved = {e.name: bytes_ for e, bytes_ in zip(entries, data, strict=True)}
     for name, other in ties:
         if not np.array_equal(saved[name], saved[other]):
-            sentence = f"{name} and {other} are the same memory here, and differ there"
-            raise CheckpointError.because(func, f"{os.fspath(path)}: {sentence}")
+            sentence = f": {name} and {other} are the same memory here, and differ there"
+            raise _refused(path, func, sentence)
     replaced = [(e.name, e.kind, e.shape, e.hint, saved[e.name]) for e in entries]
     result: _Tree = shared.finish([], replaced)
     return result
 
 
-def resume(folder: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int | None]:
+def resume(folder: _Path, state: _Tree) -> tuple[_Tree, int | None]:
     """Reads the checkpoint of the highest revision in `folder` into `state`, if there is one.
 
-    As `latest` and `load`, and also while another process saves to that folder and removes what is old.
+    As `latest` and `load`. Another process may save to that folder and remove old files meanwhile.
 
     Args:
-        folder: Where checkpoints were saved to.
+        folder: The folder of the checkpoints.
         state: As for `load`.
 
     Returns:
-        The state, and its revision for the first `pccl.sync(state, revision=revision)`; the state as it is and None
-        if there is no checkpoint, or no such folder.
+        The state, and its revision for the first `pccl.sync(state, revision=revision)`. Without a
+        checkpoint, or such a folder: the state as it is, and None.
 
     Raises:
         CheckpointError, InvalidArgument, NotSupported, OSError, Exception: As `load`.
@@ -208,16 +204,17 @@ def resume(folder: str | os.PathLike[str], state: _Tree) -> tuple[_Tree, int | N
             return load(found, state)
         except FileNotFoundError:
             newer = latest(folder)
-            if newer in (None, found):  # not replaced by a newer one, but lost
+            if newer in (None, found):  # lost, not replaced by a newer one
                 raise
             found = newer
     return state, None
 
 
-def latest(folder: str | os.PathLike[str]) -> Path | None:
+def latest(folder: _Path) -> Path | None:
     """The checkpoint of the highest revision in `folder`; None if there is none, or no such folder.
 
-    Looks at the beginning of every ".safetensors" file; those that are damaged, or not written by `save`, do not count.
+    Reads the beginning of every ".safetensors" file. Damaged ones, and those that `save` has not
+    written, do not count.
 
     Raises:
         NotSupported: safetensors is not installed.
@@ -239,7 +236,7 @@ def _safetensors(func: str) -> Any:
 
 
 def _to_json(value: object) -> object:
-    """A value as JSON that says all of it: Python reads no long decimal numbers, and JSON has no infinity."""
+    """A value as exact JSON: Python reads no long decimal numbers, and JSON has no infinity."""
     if type(value) is int:
         return f"{value:x}"
     if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
@@ -265,14 +262,14 @@ def _from_json(kind: str, value: Any) -> Array:
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
     """A temporary file that takes the place of `target` at the end, or goes."""
-    # Of no other process, and not what `latest` looks at.
+    # The name is this process's own, and `latest` does not look at it.
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     with open(temporary, "xb") as file:
         mode = os.fstat(file.fileno()).st_mode
     try:
         yield temporary
         with open(temporary, "r+b") as file:
-            os.fchmod(file.fileno(), mode & 0o777)  # what wrote it may have replaced the file
+            os.fchmod(file.fileno(), mode & 0o777)  # safetensors may have replaced the file
             os.fsync(file.fileno())
         os.replace(temporary, target)
     except BaseException:
@@ -296,14 +293,16 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
                 vanished = True
             except (CheckpointError, OSError):
                 pass
-        if found or not vanished:  # else somebody has replaced all of them
+        if found or not vanished:  # else another process has replaced all of them
             return found
 
 
+def _refused(path: _Path, func: str, sentence: str) -> CheckpointError:
+    return CheckpointError.because(func, f"{os.fspath(path)}{sentence}")
+
+
 @contextmanager
-def _opened(
-    path: str | os.PathLike[str], func: str
-) -> Iterator[tuple[BufferedReader, list[_Entry], int]]:
+def _opened(path: _Path, func: str) -> Iterator[tuple[BufferedReader, list[_Entry], int]]:
     """A file with its entries and revision, all of them of one save."""
     _safetensors(func)
     while True:
@@ -321,7 +320,7 @@ def _prune(written: Path, keep: int) -> None:
             path.unlink(missing_ok=True)  # another member may do the same
 
 
-def _read_metadata(path: str | os.PathLike[str], func: str) -> tuple[list[_Entry], int]:
+def _read_metadata(path: _Path, func: str) -> tuple[list[_Entry], int]:
     """The entries of a file, and its revision.
 
     Raises:
@@ -334,11 +333,10 @@ def _read_metadata(path: str | os.PathLike[str], func: str) -> tuple[list[_Entry
         with safetensors.safe_open(os.fspath(path), framework="numpy") as file:
             metadata, names = file.metadata() or {}, set(file.keys())
     except safetensors.SafetensorError as error:
-        sentence = f"{os.fspath(path)} is damaged, or no safetensors file: {error}"
-        raise CheckpointError.because(func, sentence) from error
+        sentence = f" is damaged, or no safetensors file: {error}"
+        raise _refused(path, func, sentence) from error
     if metadata.get(_VERSION) != _FORMAT:
-        sentence = f"{os.fspath(path)} is no checkpoint, or of another version of pccl"
-        raise CheckpointError.because(func, sentence)
+        raise _refused(path, func, " is no checkpoint, or of another version of pccl")
     try:
         entries = [_Entry(*entry) for entry in json.loads(metadata[_ENTRIES])]
         revision = int(metadata[_REVISION])
@@ -346,15 +344,15 @@ def _read_metadata(path: str | os.PathLike[str], func: str) -> tuple[list[_Entry
         if arrays != names:
             raise ValueError("names")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        sentence = f"{os.fspath(path)} is damaged: its tensors and its metadata disagree"
-        raise CheckpointError.because(func, sentence) from error
+        sentence = " is damaged: its tensors and its metadata disagree"
+        raise _refused(path, func, sentence) from error
     return entries, revision
 
 
 def _differences(
     entries: list[_Entry], own: dict[str, tuple[str, tuple[int, ...]]]
 ) -> Iterator[str]:
-    """What keeps a state with entries `own` from being such a checkpoint's, in words."""
+    """The differences between a checkpoint and a state with entries `own`, in words."""
     saved = {entry.name for entry in entries}
     for name, (kind, shape) in own.items():
         if name not in saved:
@@ -375,10 +373,8 @@ def _words(kind: str, shape: list[int] | tuple[int, ...]) -> str:
     return f"{kind}[{','.join(map(str, shape))}]"
 
 
-def _read_data(
-    path: str | os.PathLike[str], file: BufferedReader, entries: list[_Entry], func: str
-) -> list[Array]:
-    """The bytes of each entry, in memory of its own: NumPy has not all of the dtypes."""
+def _read_data(path: _Path, file: BufferedReader, entries: list[_Entry], func: str) -> list[Array]:
+    """The bytes of each entry, in memory of its own: NumPy lacks some of the dtypes."""
     data = []
     try:
         header_size = int.from_bytes(file.read(8), "little")
@@ -394,6 +390,5 @@ def _read_data(
                 raise ValueError(f"state{entry.name} is cut off")
             data.append(made)
     except (KeyError, TypeError, ValueError) as error:
-        sentence = f"{os.fspath(path)} is damaged: {error}"
-        raise CheckpointError.because(func, sentence) from error
+        raise _refused(path, func, f" is damaged: {error}") from error
     return data

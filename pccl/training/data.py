@@ -1,9 +1,9 @@
-"""Which examples this member trains on, so that the group sees each once per epoch while members come and go.
+"""Assigns examples to members, so that the group sees each once per epoch as members come and go.
 
-An epoch is a permutation of all examples. The group shares one place in it: every step takes the next
-examples of the permutation, divided among the members. What a step took is settled when the reduction that it
-led to has succeeded: the parts of those that contributed are done with, the part of a member that was lost goes back
-and is the first to be taken again.
+An epoch is a permutation of all examples. The group shares one place in it: every step takes the
+next examples, divided among the members. They are settled when the reduction that the step led to
+has succeeded. The parts of members that contributed are done; the part of a lost member goes back,
+to be taken first.
 
     sampler = ElasticSampler(len(examples), batch_size=32)
     state = {"weights": weights, "sampler": sampler}
@@ -41,7 +41,7 @@ Indices = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
 _ROUNDS = 8  # of the cipher: each half is changed four times
-_MIN_BITS = 6  # fewer would leave a round too little to mix
+_MIN_BITS = 6  # with fewer, a round has too little to mix
 _MAX_LENGTH = 1 << 62
 _ALONE = Membership(epoch=0, rank=0, world_size=1, peers=("",), peer_group=0)
 
@@ -55,13 +55,13 @@ class _Span(NamedTuple):
 
 
 class _Take(NamedTuple):
-    """What one step took: for all members together, in order; and who they were, in rank order."""
+    """The members of one step, in rank order, and what it took for all of them together."""
 
     peers: tuple[str, ...]
     spans: list[_Span]
 
     def part(self, rank: int) -> list[_Span]:
-        """One member's: equal parts, the first ones longer by one where it does not divide."""
+        """One member's share: all are equal, but the first are longer by one where needed."""
         share, over = divmod(sum(span.stop - span.start for span in self.spans), len(self.peers))
         skip = rank * share + min(rank, over)
         left = share + (rank < over)
@@ -79,18 +79,19 @@ class _Take(NamedTuple):
 class ElasticSampler:
     """Hands out indices of examples: to all members together each one once per epoch.
 
-    Belongs into the shared state (`pccl.sync`) and into checkpoints: it has `state_dict` and
+    Keep it in the shared state (`pccl.sync`) and in checkpoints: it has `state_dict` and
     `load_state_dict`. All members call `take` and `commit` at the same places of the program.
 
-    An example counts as seen when a reduction has succeeded to which a member contributed that took it before. So a
-    member that is killed takes nothing with it: what it took since the last commit is taken again, by whoever is
-    there. An epoch's order depends on `seed` and the epoch's number alone, the same on every machine.
+    An example counts as seen when the member that took it has contributed to a successful
+    reduction. The others take again what a killed member took since the last commit. An epoch's
+    order depends on `seed` and the epoch's number alone, the same on every machine.
 
     One thread: no two calls at once.
 
     Attributes:
         length: Number of examples.
-        batch_size: Examples per member and step. May be set, on all members at the same place of the program.
+        batch_size: Examples per member and step. All members may set it at the same place of the
+            program.
         committed: Examples seen so far, over all epochs.
     """
 
@@ -108,14 +109,16 @@ class ElasticSampler:
 
         Args:
             length: Number of examples; the same on all members.
-            batch_size: Examples per member and step, unless `take` says otherwise; the same on all members, and when
-                a run is resumed.
+            batch_size: Examples per member and step, unless `take` says otherwise; the same on all
+                members, and when a run is resumed.
             shuffle: Another order in every epoch; otherwise they come in their own order.
-            seed: Which orders. A newcomer takes over the run's.
-            remainder: What a step does when the epoch has too few examples left for all; the same on all members.
-                "carry": fills up with the next epoch's first ones, so every step is full. "short": takes what is left,
-                divided as evenly as it goes; some members may get nothing, so weight the mean with `len(batch)`.
-            comm: Whose members. Default: the process's communicator; before `pccl.init` the process is alone.
+            seed: Selects the orders. A newcomer takes over the run's.
+            remainder: Rule for a step when the epoch has too few examples left for all; the same on
+                all members. "carry" adds the next epoch's first ones, so every step is full.
+                "short" takes what is left, divided as evenly as possible. Some members may get
+                nothing, so weight the mean with `len(batch)`.
+            comm: Its members take part. Default: those of the process's communicator; before
+                `pccl.init` the process is alone.
 
         Raises:
             InvalidArgument: An argument makes no sense.
@@ -138,19 +141,20 @@ class ElasticSampler:
         self._epoch = 0  # of the next example that nobody has taken yet
         self._position = 0  # its place; always less than the length
         self._returned: list[_Span] = []  # in order; of this epoch or earlier ones
-        # What was taken and is not settled: by the reduction that it belongs to, oldest first. The last one is open.
         self._pinned: Membership | None = None
+        # Unsettled takes by the reduction that they belong to, oldest first. The last list is open.
         self._phases: list[list[_Take]] = [[]]
-        self._sealed = 0  # how many of them by this peer itself, since it got the state: the last ones but the open one
+        # How many of them this peer sealed since it got the state: the last before the open one.
+        self._sealed = 0
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next `take` begins with. May go back by one when a lost member's examples return."""
+        """The epoch that the next `take` begins with. Returned examples may set it back by one."""
         return self._returned[0].epoch if self._returned else self._epoch
 
     @property
     def remaining(self) -> int:
-        """Examples of that epoch that nobody has taken, for all members together."""
+        """Examples of that epoch that no member has taken, for all members together."""
         epoch = self.epoch
         fresh = self.length - self._position if epoch == self._epoch else 0
         return fresh + sum(stop - start for e, start, stop in self._returned if e == epoch)
@@ -166,9 +170,9 @@ class ElasticSampler:
         """This member's next examples. All members call it.
 
         Args:
-            batch_size: For this member; the same on all. For the H steps of a DiLoCo round take H
+            batch_size: For each member; the same on all. For the H steps of a DiLoCo round take H
                 times as many at once, or call it H times. Default: the sampler's.
-            membership: Whom to divide them among. Default: the group's present members.
+            membership: Divides them among these. Default: the group's present members.
 
         Returns:
             Indices, int64[batch_size]; at an epoch's end with remainder="short" fewer, or none.
@@ -191,23 +195,24 @@ class ElasticSampler:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def seal(self) -> None:
-        """What was taken so far belongs to the reduction that starts now, and what follows to the next.
+        """Assigns earlier takes to the reduction that starts now, and later ones to the next.
 
-        Only for reductions in flight while training goes on, as in asynchronous DiLoCo: call it when one is
-        launched, and `commit` when it has succeeded.
+        Only for reductions that run while training goes on, as in asynchronous DiLoCo: call it when
+        one starts, and `commit` when it has succeeded.
         """
         self._phases.append([])
         self._sealed += 1
 
     def commit(self, contributors: ReduceInfo | Iterable[str] | None = None) -> None:
-        """The reduction has succeeded: settles what was taken for it. All members call it.
+        """Settles what was taken for a reduction that has succeeded. All members call it.
 
-        What those took that did not contribute goes back, to be taken next.
+        Examples of members that did not contribute go back, to be taken next.
 
         Args:
-            contributors: The reduction's `ReduceInfo`, or ids of the peers whose examples are in its result.
-                Default: the present members; good directly after the reduction. A member that contributed
-                and was lost since does not count then, and its examples are seen twice.
+            contributors: The reduction's `ReduceInfo`, or ids of the peers whose examples are in
+                its result. Default: the present members; good directly after the reduction. A
+                member that contributed and was lost since does not count then, and its examples are
+                seen twice.
         """
         if contributors is None:
             contributors = self._present().peers
@@ -224,9 +229,9 @@ class ElasticSampler:
         self._pinned = None
 
     def rollback(self) -> None:
-        """Gives back all that was taken and not committed: the steps are not made. All members call it.
+        """Gives back all that was taken and not committed, undoing the steps. All members call it.
 
-        What comes next is for whoever is a member then, whatever `pin` said.
+        Later takes are for the members at that time, whatever `pin` said.
         """
         self._pinned = None
         for phase in self._phases:
@@ -234,10 +239,10 @@ class ElasticSampler:
         self._phases, self._sealed = [[]], 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Goes to the beginning of an epoch. Does nothing in that epoch, so that a resumed loop goes on in it.
+        """Goes to the beginning of an epoch. Does nothing in that epoch, as in a resumed loop.
 
-        What is left of the epoch before is skipped, but for what a lost member gave back of it when all the rest
-        was taken.
+        The rest of the epoch before is skipped, but not what a lost member gave back when all the
+        rest was taken.
 
         Raises:
             InvalidUsage: Examples are in flight; `commit` or `rollback` first.
@@ -254,8 +259,8 @@ class ElasticSampler:
     def __iter__(self) -> Iterator[int]:
         """This member's indices until the epoch ends, for `DataLoader(sampler=...)`.
 
-        Taken `batch_size` at a time, when the first of them is asked for: the loader needs the same
-        `batch_size` and `num_workers=0`, since workers would ask for more than the loop has used.
+        They are taken `batch_size` at a time, at the first of each. The loader needs the same
+        `batch_size`, and `num_workers=0`, since workers ask for more than the loop has used.
 
         Raises:
             InvalidArgument: As `batches`.
@@ -271,7 +276,7 @@ class ElasticSampler:
             InvalidArgument: The sampler has remainder="short".
         """
         if self._remainder == "short":
-            # A loader has no empty batch: a member whose part is empty would make one step less than the others.
+            # A loader has no empty batch: a member with an empty part would make one step less.
             sentence = 'a loader needs remainder="carry"; with "short" call take() for every step'
             raise InvalidArgument.because("ElasticSampler.batches", sentence)
         return _Batches(self)
@@ -296,13 +301,14 @@ class ElasticSampler:
         """Goes to the place of `state`.
 
         Raises:
-            InvalidArgument: It is of another number of examples, batch_size or remainder; or no such state.
+            InvalidArgument: It is of another number of examples, batch_size or remainder; or no
+                such state.
         """
         func = "ElasticSampler.load_state_dict"
         if state.get("length") != self.length:
             sentence = f"the state is of {state.get('length')} examples, not {self.length}"
             raise InvalidArgument.because(func, sentence)
-        # What members would divide each step by differently. Not taken over: a loader around this has it as well.
+        # Members would divide steps differently. Not taken over: a loader around this has it, too.
         for name, own in (("batch_size", self.batch_size), ("remainder", self._remainder)):
             if state.get(name) != own:
                 sentence = f"this peer has {name}={own!r}; the state has {state.get(name)!r}"
@@ -321,18 +327,17 @@ class ElasticSampler:
         self._shuffle, self._returned, self._phases = shuffle, returned, phases or [[]]
         self._sealed = 0
         if any(take.peers == _ALONE.peers for phase in self._phases for take in phase):
-            self.rollback()  # by a process that was alone and has ended; this one has no other name
+            self.rollback()  # taken by a process that was alone and has ended
 
     def pin(self, info: ReduceInfo | None = None) -> None:
-        """Takes are for who are members now, until the next call, `rollback` or `follow`. All members call it
-        at the same places.
+        """Makes takes be for the present members, until the next call, `rollback` or `follow`.
 
-        For reductions that run while training goes on: what a member waits for alone may show it a loss
-        before the others see it. `DiLoCo(data=...)` does it.
+        All members call it at the same places. It is for reductions that run while training goes
+        on: a member that waits alone may see a loss before the others. `DiLoCo(data=...)` does it.
 
         Args:
-            info: Of a reduction: takes are for the pinned members that it has not lost. One that is of
-                an earlier membership than the pinned one says nothing.
+            info: Of a reduction: takes are for the pinned members that it has not lost. An info of
+                an earlier membership than the pinned one changes nothing.
 
         Raises:
             InvalidArgument: The reduction was not one of the sampler's members.
@@ -367,7 +372,7 @@ class ElasticSampler:
         return api.membership(self._comm)
 
     def _draw(self, count: int) -> list[_Span]:
-        """The next examples: what came back first, then fresh ones."""
+        """The next examples: returned ones first, then fresh ones."""
         only = self.epoch if self._remainder == "short" else None
         drawn: list[_Span] = []
         while count and only in (None, self.epoch):
@@ -397,9 +402,9 @@ class ElasticSampler:
         self._returned = _merged(sorted(back))
 
     def _abandon(self, present: Sequence[str]) -> None:
-        """Gives back what only peers took that are gone, where no commit of it comes. So it is after a restart.
+        """Gives back what only lost peers took, if no commit will settle it, as after a restart.
 
-        A reduction that this peer has sealed itself has a commit, whoever is gone: what they took may be in its result.
+        A reduction that this peer sealed will be committed: their examples may be in its result.
         """
         here = frozenset(present)
 
@@ -448,12 +453,12 @@ def _merged(spans: Iterable[_Span]) -> list[_Span]:
 
 
 def permuted(places: npt.ArrayLike, length: int, seed: int, epoch: int) -> Indices:
-    """Which examples are at these places of an epoch's order.
+    """The examples at these places of an epoch's order.
 
-    A permutation of range(length) that is computed where it is asked for, in integers alone: no memory but for
-    the result, the same everywhere and with every NumPy. A Feistel network over the least power of two that
-    is large enough (Luby and Rackoff 1988; both halves are kept in place); what falls outside is sent through again
-    (cycle walking, Black and Rogaway 2002).
+    A permutation of range(length), computed on demand in integers alone: it needs no memory beyond
+    the result, and is the same everywhere and with every NumPy. It is a Feistel network over the
+    least sufficient power of two (Luby and Rackoff 1988; both halves stay in place). Results
+    outside the range are sent through again (cycle walking, Black and Rogaway 2002).
 
     Args:
         places: Integers in [0, length).
@@ -492,7 +497,7 @@ def _cipher(words: _Words, bits: int, keys: _Words) -> _Words:
 
 
 def _mix(words: _Words, key: np.uint64) -> _Words:
-    """Every bit of the result depends on every bit of word and key; the constants are MurmurHash3's."""
+    """Every bit of the result depends on every bit of word and key. Constants: MurmurHash3's."""
     shift = np.uint64(33)
     mixed: _Words = words ^ key
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):

@@ -1,4 +1,4 @@
-"""The algorithm: what `DiLoCo` does at each inner step, at a round's end, and when it joins or returns."""
+"""The algorithm: an inner step, a round's end, joining and coming back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Made = TypeVar("_Made")
 
 @dataclass
 class _Seen:
-    """What this member did since it last gave a fragment's pseudo-gradient: the weight of the next one."""
+    """This member's work since its last pseudo-gradient of a fragment: the weight of the next."""
 
     steps: int = 0
     tokens: float = 0.0
@@ -38,7 +38,7 @@ class _Seen:
 
 
 def _retried(call: Callable[[], _Made]) -> _Made:
-    """Calls again when another member was interrupted. All members learn of it, and nothing has changed."""
+    """Calls again when another member was interrupted. All members do, and nothing has changed."""
     while True:
         try:
             return call()
@@ -47,7 +47,7 @@ def _retried(call: Callable[[], _Made]) -> _Made:
 
 
 class DiLoCo(Reductions):
-    """The algorithm around any model that `Inner` describes. All members make one, with the same arguments.
+    """The algorithm around any model that `Inner` describes. Arguments are equal on all members.
 
         diloco = DiLoCo({"w": w, "b": b}, sync_every=50)
         while diloco.outer_step < rounds:  # of the run; a newcomer begins where the others are
@@ -76,11 +76,11 @@ class DiLoCo(Reductions):
             inner steps, after which its result is applied. "streaming": fragments take turns, each
             behind `overlap` steps.
         fragments: "streaming" only: number of parts to cut the parameters into (default 4, or fewer
-            if there are fewer parameters), in their order and of about equal size; or lists of names.
+            if there are fewer parameters), in order and of about equal size; or lists of names.
         overlap: Inner steps behind which a reduction runs. "async": from 1 to `sync_every`, where
-            the mean comes a whole round later; default half of it. "streaming": the paper's tau, from
-            0 to `sync_every` - 1; default a twentieth of `sync_every`, at least 1. Fewer steps are
-            closer to "sync"; take enough for a reduction to be over by then (see `hidden`).
+            the mean comes a whole round later; default half of it. "streaming": the paper's tau,
+            from 0 to `sync_every` - 1; default a twentieth of `sync_every`, at least 1. Fewer steps
+            are closer to "sync"; take enough for a reduction to be over by then (see `hidden`).
         mixing: "streaming" only: share of a member's own parameters that stays when new ones come,
             the paper's alpha; from 0, none, to 1. Default 0.5.
         quantize: As in `pccl.allreduce`: pseudo-gradients in fewer bits between hosts.
@@ -91,9 +91,9 @@ class DiLoCo(Reductions):
             learn its place. Each round's reduction settles what was taken for it, in mode
             "streaming" that of the first fragment. The program does not call its `commit` then.
         comm: Default: the process's communicator.
-        rejoin: Makes a new communicator, as `pccl.init`, when this peer was put out of the run or cut
-            off. It then returns as a newcomer by itself. The old communicator is closed before. Not
-            for a rank of a replica. Default: `step` raises, and `join` comes back.
+        rejoin: Makes a new communicator, as `pccl.init`, when this peer was put out of the run or
+            cut off. It then returns as a newcomer by itself. The old communicator is closed before.
+            Not for a rank of a replica. Default: `step` raises, and `join` comes back.
         join: False: do not join yet; load a checkpoint and call `join`. Default: True.
 
     Attributes:
@@ -106,8 +106,8 @@ class DiLoCo(Reductions):
         waited_seconds: The part of it that this member has waited.
 
     Raises:
-        InvalidArgument: An argument makes no sense, or the run has other settings than this peer, which
-            leaves it.
+        InvalidArgument: An argument makes no sense, or the run has other settings than this peer,
+            which leaves it.
         PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
     """
 
@@ -146,7 +146,7 @@ class DiLoCo(Reductions):
         self._optimizers = [made(self._arrays(fragment)) for fragment in fragments]
         self._steps = 0
         self._seen = [_Seen() for _ in fragments]
-        # What this member has learned is measured from here, if not from the outer parameters.
+        # Where this member's learning is measured from; None: from the outer parameters.
         self._origin: list[Array] | None = None
         # Whether the shared state is that of a round's end, where reductions begin.
         self._between = False
@@ -158,8 +158,6 @@ class DiLoCo(Reductions):
         self.sync_info: SyncInfo | None = None
         if options.join:
             self.join()
-
-    # What a program sees.
 
     @property
     def outer_step(self) -> int:
@@ -184,20 +182,20 @@ class DiLoCo(Reductions):
 
         Also call it after an exception of `step`: if its advice was "rejoin", after
         `pccl.shutdown()` and `pccl.init()`; after a `Timeout`, on all members. What the model has
-        learned since its last reduction is dropped then. After a Ctrl-C in the middle of `step`, which
-        the others go on with, leave and come back first; with `rejoin` this method does both.
+        learned since its last reduction is dropped then. After a Ctrl-C in the middle of `step`,
+        which the others go on with, leave and come back first; with `rejoin` this method does both.
 
         Raises:
             InvalidArgument: The run has other settings than this peer, which leaves it.
-            InvalidUsage: This member was interrupted in the middle of a step, and has not left since.
+            InvalidUsage: This member was interrupted in the middle of a step and has not left.
             PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
         """
         self._joined = False
         if self._torn and self._torn == self._own_id():
             if self._rejoin is None or self._replicas:
                 sentence = (
-                    "interrupted in the middle of a step, with which the others go on: leave and come back, "
-                    "as by pccl.shutdown() and pccl.init(), then join()"
+                    "interrupted in the middle of a step, with which the others go on: leave and "
+                    "come back, as by pccl.shutdown() and pccl.init(), then join()"
                 )
                 raise InvalidUsage.because(FUNC, sentence)
             return self._come_back()
@@ -227,8 +225,8 @@ class DiLoCo(Reductions):
                 does. Default: all steps weigh the same.
 
         Returns:
-            Whether a round has ended. Also True where this member came back to the run (`info` may be
-            None then).
+            Whether a round has ended. Also True where this member came back to the run (`info` may
+            be None then).
 
         Raises:
             InvalidArgument: `tokens` is no such number.
@@ -255,15 +253,15 @@ class DiLoCo(Reductions):
             with self._attempt():
                 self._advance()
         except PCCLError as error:
-            # The other ranks of a replica are put out with this one, but may be past their calls: they would wait
-            # for this rank inside the replica, and this one for them at the master.
+            # The other ranks of a replica are put out with this one, but may be past their calls:
+            # they would wait for this rank in the replica, and this one for them at the master.
             if error.advice != "rejoin" or self._rejoin is None or self._replicas:
                 raise
             self._come_back()
         return self._steps % self._plan.sync_every == 0
 
     def finish(self) -> None:
-        """Applies what is still in flight, and gives the model the outer parameters. All members call it.
+        """Applies what is in flight, and gives the model the outer parameters. All members call it.
 
         For the end of training, or before an evaluation that needs the same model on all members.
         What the model has learned since its last reduction is dropped, and with `data` its examples
@@ -283,7 +281,7 @@ class DiLoCo(Reductions):
                 self._pinned = False
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs: arrays (copies) and numbers in nested dicts and lists.
+        """The state for a checkpoint: arrays (copies) and numbers in nested dicts and lists.
 
         Outer parameters and optimizers, and the count of steps up to the latest round's end. Waits
         for reductions in flight, which are part of it. No collective call: one member may do it
@@ -307,15 +305,14 @@ class DiLoCo(Reductions):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a checkpoint, before `join`. The member whose checkpoint has the most rounds gives the
-        state to all.
+        """Takes over a checkpoint, before `join`. The one with the most rounds becomes the run's.
 
         A newcomer's does not count: it receives the run's state. One that is ahead of the run is
         refused (`RevisionMismatch`). Reductions that were in flight are applied.
 
         Raises:
-            InvalidArgument: It is of another model, other fragments, another `sync_every` or another kind of
-                outer optimizer. Nothing is changed then.
+            InvalidArgument: It is of another model, other fragments, another `sync_every` or
+                another kind of outer optimizer. Nothing is changed then.
             InvalidUsage: Joined already, so the others would not learn of it.
         """
         if self._joined:
@@ -338,7 +335,7 @@ class DiLoCo(Reductions):
         self._begin()
 
     def _layout(self) -> dict[str, Any]:
-        """What a checkpoint's numbers mean, and how they are laid out."""
+        """The meaning and layout of a checkpoint's numbers."""
         return {
             "parameters": {
                 name: f"{array.dtype}{list(array.shape)}" for name, array in self._named_outer()
@@ -394,7 +391,7 @@ class DiLoCo(Reductions):
             try:
                 return self.join()
             except RevisionMismatch:
-                # The run was founded again by a member that had not seen the latest round, or from a checkpoint.
+                # The run was founded again from an older state: a member's or a checkpoint's.
                 if self._steps == 0:
                     raise
                 self._steps = 0
@@ -410,12 +407,12 @@ class DiLoCo(Reductions):
     def _advance(self) -> None:
         leaving = self._plan.leaving(self._steps)
         due = [p for p, flight in self._flying.items() if flight.due == self._steps]
-        # Before anything is applied: what this member has learned from the parameters that it began with.
+        # Before anything is applied: the differences to the parameters that this member began with.
         given = {p: (self._weight(p), self._difference(p)) for p in leaving}
         for fragment in due:
             self._apply(fragment)
         if self._steps % self._plan.sync_every == 0 and self._admit():
-            # This member's state was not the group's: what it has learned was from something else.
+            # This member's state was not the group's, so its difference is meaningless.
             self._begin()
             given, due = {}, []
         self._go_on(leaving, given, due)
@@ -427,7 +424,7 @@ class DiLoCo(Reductions):
 
         Args:
             leaving: Fragments whose reductions begin.
-            given: Their weights and pseudo-gradients. One that is missing takes part without counting.
+            given: Their weights and pseudo-gradients. Missing ones take part without counting.
             due: Fragments that were applied before.
         """
         for fragment in leaving:
@@ -459,7 +456,7 @@ class DiLoCo(Reductions):
         ]
 
     def _give(self, fragment: int, mixing: float) -> None:
-        """Gives the model the outer parameters, plus what it has learned meanwhile or a share of its own."""
+        """Gives the model the outer parameters, with its learning since or a share of its own."""
         for index in self._plan.fragments[fragment]:
             value = self._outer[index]
             if self._origin is not None:
@@ -486,8 +483,8 @@ class DiLoCo(Reductions):
     def _apply(self, fragment: int) -> None:
         result = self._complete(self._flying[fragment])
         flight = self._flying.pop(fragment)
-        # Not where the result came, which may be at another step on another member. Restored flights have no info, and
-        # no examples; those that newcomers are given are never the first fragment's.
+        # Not where the result came: that may be at different steps on different members. Restored
+        # flights have neither info nor examples; those given to newcomers are never fragment 0's.
         if fragment == 0 and self._data is not None and flight.info is not None:
             self._data.commit(flight.info)
         if flight.info is not None:
@@ -499,8 +496,8 @@ class DiLoCo(Reductions):
     def _pin(self, info: ReduceInfo | None = None) -> None:
         """Later examples are for the present members, or those of a reduction.
 
-        Called where all members have met, or apply this reduction. Nothing else asks who they are: a later
-        reduction may have shown a loss to some members by then, and one may have waited alone for a checkpoint.
+        Called where all members have met, or apply this reduction, and nowhere else: at other times
+        some members may know of a loss that others do not.
         """
         self._pinned = True
         if self._data is not None:
@@ -517,8 +514,8 @@ class DiLoCo(Reductions):
         every = self._plan.verify_every
         for flight in self._flying.values():
             self._complete(flight)
-        # Replicas may be let in for some of their ranks' groups and lost before the others' get there. All ranks
-        # have to make the same calls all the same.
+        # A replica may be let into some of its ranks' groups and be lost before the others let it
+        # in. All ranks must make the same calls nevertheless.
         verify = every > 0 and self.outer_step % every == 0
         verify = verify or bool(api.membership(self._comm).replicas)
         if not verify and not _retried(lambda: api.admit(comm=self._comm)):

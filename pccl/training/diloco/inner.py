@@ -22,7 +22,7 @@ class Inner(Protocol):
     names: Sequence[str]
 
     def read(self, index: int) -> Array:
-        """The present elements as float32 (float64 for float64). The caller does not write or keep them."""
+        """The present elements as float32 (float64 for float64). Not written to, not kept."""
 
     def write(self, index: int, value: Array) -> None:
         """Sets them; `value` has the dtype and shape of `read`."""

@@ -1,4 +1,4 @@
-"""The options of DiLoCo, which its NumPy, torch and JAX forms share, and the plan made from them."""
+"""The options that the NumPy, torch and JAX forms of DiLoCo share, and the plan made from them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def refused(sentence: str) -> InvalidArgument:
 
 
 class Data(Protocol):
-    """Assigns examples to members, as `pccl.data.ElasticSampler`. Its state is part of the shared state."""
+    """Assigns examples to members, as `pccl.data.ElasticSampler`. Its state is shared state."""
 
     def seal(self) -> None:
         """A reduction begins. It covers what was learned from the examples taken so far."""
@@ -98,7 +98,7 @@ class Plan:
         mode: "sync", "async" or "streaming".
         sync_every: Inner steps in a round.
         fragments: Indices of each fragment's parameters.
-        overlap: Inner steps between a reduction's start and its application.
+        overlap: Inner steps from a reduction's start to its application.
         mixing: Share of a member's own parameters that stays.
         verify_every: Rounds between comparisons of all members' states; 0 for none.
         quantize: How pseudo-gradients travel; None: exactly.
@@ -149,12 +149,12 @@ class Plan:
         )
 
     def leaving(self, step: int) -> list[int]:
-        """The fragments whose reduction begins after that inner step. Each has its own place in a round."""
+        """The fragments whose reduction begins after that inner step of the run."""
         every, count = self.sync_every, len(self.fragments)
         return [p for p in range(count) if (step - p * every // count) % every == 0]
 
     def __str__(self) -> str:
-        """What all members must have in common; a newcomer with another text is refused."""
+        """The settings that all members must have in common, compared as text."""
         how = " exactly" if self.quantize is None else quantization.words(self.quantize)
         return (
             f"mode={self.mode}, sync_every={self.sync_every}, fragments={self.fragments}, "

@@ -17,8 +17,8 @@ class OuterOptimizer(Protocol):
     """
 
     def state(self) -> Mapping[str, Any]:
-        """What a newcomer needs: writable NumPy arrays, written in place, and objects with `state_dict` and
-        `load_state_dict`, in nested dicts and lists."""
+        """The state that a newcomer receives, in nested dicts and lists: writable NumPy arrays,
+        which are written in place, and objects with `state_dict` and `load_state_dict`."""
 
     def step(self, parameters: Sequence[Array], gradients: Sequence[Array]) -> None:
         """One step, in place.
@@ -30,7 +30,7 @@ class OuterOptimizer(Protocol):
 
 
 class SGD:
-    """Gradient descent with momentum (Sutskever et al., ICML 2013), as torch's SGD without dampening.
+    """Gradient descent with momentum (Sutskever et al., ICML 2013), as torch's without dampening.
 
     Args:
         parameters: Arrays of float32 or float64, which the momentum is made for.

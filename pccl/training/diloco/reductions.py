@@ -17,7 +17,8 @@ from pccl.types import ReduceInfo
 
 # One tag for all: these operations meet in the order of the calls, apart from the program's own.
 _TAG = 0xD11_0C0
-# The least weight there is: it vanishes in the sum beside any other. A total of 0 would be an error on all members.
+# The least weight: it vanishes in a sum with any other, and keeps the total from being 0, which
+# would be an error on all members.
 _UNCOUNTED = 1e-18
 
 
@@ -27,7 +28,7 @@ class Flight:
 
     Attributes:
         due: The inner step at which it is applied.
-        result: {"gradients": by name, "present": whether any member's weight counted}; None: under way.
+        result: {"gradients": by name, "present": whether any weight counted}; None: under way.
     """
 
     due: int
@@ -55,14 +56,14 @@ class Reductions:
 
     @property
     def hidden(self) -> float:
-        """Share of the reductions' time that was spent on inner steps, not waiting; 1.0 before the first."""
+        """Share of the reductions' time spent on inner steps, not waiting; 1.0 before the first."""
         if self.reduction_seconds <= 0:
             return 1.0
         return max(0.0, 1 - self.waited_seconds / self.reduction_seconds)
 
     def _launch(self, due: int, weight: float, gradients: dict[str, Array]) -> Flight:
         """A weight of 0 takes part without counting."""
-        # The mean of "present" is 0 when no member's weight counts, as when newcomers alone are left.
+        # The mean of "present" is 0 if no weight counts, as when newcomers alone are left.
         tree = {"gradients": gradients, "present": np.array([float(weight > 0)])}
         flight = Flight(due, None, tree, weight or _UNCOUNTED)
         self._reduce(flight)
@@ -90,7 +91,7 @@ class Reductions:
 
         Args:
             flight: Which.
-            together: Whether all members wait here, so that they may start it once more.
+            together: Whether all members wait here, so that they may start it again.
         """
         if flight.result is None:
             waiting = time.perf_counter()
@@ -100,11 +101,11 @@ class Reductions:
                 try:
                     flight.result = flight.work.wait()
                     break
-                except PeerLost:  # another member was interrupted; all are told, in the same order
+                except PeerLost:  # another member was interrupted; all learn it in the same order
                     if not together:
                         raise
                     self._reduce(flight)
-            # One that was over before counts up to where it was last seen, so `hidden` is never too high.
+            # One that was over counts up to where it was last seen, so `hidden` is never too high.
             if flight.seen >= waiting:
                 flight.seen = time.perf_counter()
                 self.waited_seconds += flight.seen - waiting
