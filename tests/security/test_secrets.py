@@ -160,14 +160,14 @@ def test_a_secret_file_is_the_same_to_masters_and_peers(tmp_path: Path) -> None:
 
 
 def test_a_secret_file_that_cannot_be_made_or_read_is_named(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0", "--secret-file"]
+    arguments = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0", "--secret-file"]
     (tmp_path / "short").write_text("short")
     for path, words in (
         (tmp_path / "no" / "secret", "cannot make .*no/secret: No such file"),
         (tmp_path, f"cannot read {tmp_path}: Is a directory"),
         (tmp_path / "short", "secret in .*short is too short: 5 bytes"),
     ):
-        done = in_the_environment([*words, str(path)], tmp_path)
+        done = in_the_environment([*arguments, str(path)], tmp_path)
         assert done.returncode == 1 and done.stdout == ""
         assert re.search(words, done.stderr) and done.stderr.count("\n") == 1, done.stderr
 
