@@ -1,4 +1,4 @@
-"""Every program with a loop in README, docs, docstrings and examples takes in a peer that starts late.
+"""Every loop in README, docs, docstrings and examples takes in a peer that starts late.
 
 All end at the same step, with the same state, and nobody is left alone.
 """
@@ -45,7 +45,7 @@ def python_in(path: Path) -> list[str]:
 
 
 def loops(path: Path) -> list[str]:
-    """What is shown there that meets other peers in a loop."""
+    """The programs shown there that meet other peers in a loop."""
     return [code for code in python_in(path) if LOOP.search(code)]
 
 
@@ -65,13 +65,13 @@ class Shown:
     """A program that is shown.
 
     Attributes:
-        result: What all must have in the end, an expression in its names.
-        before: What a program has before the part that is shown.
+        result: An expression in its names. All must have its value in the end.
+        before: A module of programs/shown, whose names the part that is shown uses.
         needs: Modules.
         turn: The admission point at which the newcomer comes.
         last: The last one, if the test is to be made there, too.
         early: How many start with the run.
-        instead: What the test puts in the place of other text.
+        instead: (text, what replaces it)
     """
 
     result: str
@@ -83,41 +83,6 @@ class Shown:
     instead: tuple[tuple[str, str], ...] = ()
 
 
-NUMPY = """
-import itertools
-import numpy as np
-import pccl
-steps, rounds = 6, 4
-weights, momentum = np.zeros(5), np.zeros(5)
-def batch():
-    return np.ones(5)
-def gradients(state, batch=None):
-    return {"weights": np.full(5, 1.0 + pccl.rank())}
-def update(state, mean):
-    state["weights"] -= 0.1 * mean["weights"]
-def train_one_step(state):
-    update(state, pccl.allreduce(gradients(state), "avg"))
-"""
-TORCH = """
-import torch
-import pccl
-torch.set_num_threads(1)
-rounds = 4
-model = torch.nn.Linear(3, 1)
-inner = torch.optim.SGD(model.parameters(), 0.05)
-batches = iter(lambda: torch.randn(8, 3), None)
-def loss_of(model, batch):
-    return (model(batch) - batch.sum(1, keepdim=True)).square().mean()
-"""
-IN_A_RUN = "pccl.init()\n"
-JAX = """
-import jax, jax.numpy as jnp, pccl
-import pccl.adapters.jax
-pccl.init()
-rounds, params, moments, batches = 4, {"w": jnp.zeros(3)}, None, iter(lambda: jnp.ones(3), None)
-def train_step(params, moments, batch):
-    return {"w": params["w"] + 0.1 * batch}, moments
-"""
 JAX_ROUNDS = "params, state.core.outer_step"
 ROUNDS = "[p.detach() for p in model.parameters()], diloco.outer_step"
 FEWER_STEPS = (("sync_every=50", "sync_every=5"), ("sync_every=100", "sync_every=5"))
@@ -128,12 +93,10 @@ PROGRAMS = {
     "README.md 3": Shown(ROUNDS, needs="torch"),  # diloco.py
     "README.md 4": Shown("state", needs="jax"),  # jax_train.py
     "README.md 5": Shown("state", needs="jax"),  # jax_jit.py
-    "docs/api.md 1": Shown(
-        "state", NUMPY + 'state = {"weights": weights, "step": 0}', last=7
-    ),
+    "docs/api.md 1": Shown("state", "numpy_loop", last=7),
     "docs/checkpoints.md 1": Shown(
         "state",
-        NUMPY + "model = optimizer = sampler = None",
+        "numpy_loop",
         "safetensors",
         last=7,
         instead=(
@@ -141,32 +104,16 @@ PROGRAMS = {
             ("min_peers=4", ""),
         ),
     ),
-    "docs/data.md 1": Shown("state", NUMPY + "examples = np.arange(960.0)", last=11),
+    "docs/data.md 1": Shown("state", "numpy_loop", last=11),
     "docs/data.md 2": Shown(
         "state",
-        TORCH
-        + """
-from torch.utils.data import DataLoader, TensorDataset
-from pccl.data import ElasticSampler
-pccl.init()
-epochs, data = 2, TensorDataset(torch.randn(640, 3), torch.randn(640, 1))
-sampler = ElasticSampler(640, batch_size=32)
-state = {"model": model, "sampler": sampler}
-def gradients(model):
-    return [p.detach() for p in model.parameters()]
-""",
+        "torch_sampler",
         "torch",
     ),
-    "docs/failure.md 1": Shown("state", NUMPY + 'state = {"weights": weights, "step": 0}', last=7),
+    "docs/failure.md 1": Shown("state", "numpy_loop", last=7),
     "docs/fsdp.md 1": Shown(
         "[p.detach().to_local() for p in model.parameters()], diloco.outer_step",
-        TORCH
-        + """
-import os
-os.environ["REPLICA"] = str(os.getpid())
-def make_optimizer(parameters):
-    return torch.optim.SGD(parameters, 0.05)
-""",
+        "torch_sharded",
         "torch",
         instead=(
             *FEWER_STEPS,
@@ -174,63 +121,44 @@ def make_optimizer(parameters):
             ("fully_shard(model)", 'fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))'),
         ),
     ),
-    "docs/shared-state.md 1": Shown("state", NUMPY, last=7),
+    "docs/shared-state.md 1": Shown("state", "numpy_loop", last=7),
     "docs/shared-state.md 2": Shown(
         "weights, m, state.revision",
-        TORCH
-        + """
-import os
-import numpy as np
-steps, weights, m = 6, np.zeros(5, np.float32), torch.zeros(3)
-gradient, mean = np.ones(5, np.float32), np.zeros(5, np.float32)
-""",
+        "torch_level_1",
         "torch",
         last=6,
         early=1,  # one that founds the group alone, as at level 1 the first one does
         instead=(
             ('"10.0.0.1:48148"', 'os.environ["PCCL_MASTER"]'),
-            ("        comm.all_reduce(gradient, mean, op=ReduceOp.AVG)\n",
-             "        if pccl.world_size(comm) > 1:\n"
-             "            comm.all_reduce(gradient, mean, op=ReduceOp.AVG)\n"),
+            (
+                "        comm.all_reduce(gradient, mean, op=ReduceOp.AVG)\n",
+                "        if pccl.world_size(comm) > 1:\n"
+                "            comm.all_reduce(gradient, mean, op=ReduceOp.AVG)\n",
+            ),
         ),
     ),
     "docs/shared-state.md 3": Shown(
         "state",
-        NUMPY + 'from pccl import checkpoint\nstate = {"weights": weights, "step": 0}',
+        "numpy_checkpoints",
         "safetensors",
         instead=(("min_peers=4", ""),),
     ),
-    "docs/training.md 1": Shown(ROUNDS, TORCH, "torch", instead=FEWER_STEPS),
-    "docs/training.md 2": Shown(JAX_ROUNDS, JAX, "jax", instead=FEWER_STEPS),
-    "pccl/training/data.py 1": Shown(
-        "state", NUMPY + IN_A_RUN + "from pccl.data import ElasticSampler\nexamples = np.arange(960.0)"
-    ),
+    "docs/training.md 1": Shown(ROUNDS, "torch_loop", "torch", instead=FEWER_STEPS),
+    "docs/training.md 2": Shown(JAX_ROUNDS, "jax_loop", "jax", instead=FEWER_STEPS),
+    "pccl/training/data.py 1": Shown("state", "numpy_in_a_run"),
     "pccl/training/diloco/algorithm.py 1": Shown(
         "w, b, diloco.outer_step",
-        NUMPY
-        + IN_A_RUN
-        + """
-from pccl.diloco import DiLoCo
-w, b, batches = np.zeros(5), np.zeros(3), itertools.repeat(batch())
-def train(w, b, batch):
-    w += 0.1 * batch
-""",
+        "numpy_diloco",
         instead=FEWER_STEPS,
     ),
     "adapters/torch/diloco.py 1": Shown(
         ROUNDS,
-        TORCH
-        + IN_A_RUN
-        + """
-from pccl.adapters.torch import DiLoCo
-def make_model():
-    return torch.nn.Linear(3, 1)
-""",
+        "torch_in_a_run",
         "torch",
         instead=FEWER_STEPS,
     ),
-    "adapters/jax/_diloco.py 1": Shown(JAX_ROUNDS, JAX, "jax", instead=FEWER_STEPS),
-}  # fmt: skip
+    "adapters/jax/_diloco.py 1": Shown(JAX_ROUNDS, "jax_loop", "jax", instead=FEWER_STEPS),
+}
 
 
 # Arguments, modules, and whether the first peer founds the run alone.
@@ -298,7 +226,7 @@ class Peers:
                 return
 
     def ends(self, deadline: float) -> list[str]:
-        """What each says at its end."""
+        """Returns the last line of each."""
         left = len(self._processes)
         while left:
             left -= self._next(deadline)[1] is None
@@ -328,7 +256,7 @@ class Peers:
 def check(
     folder: Path, program: Path, result: str, arguments: list[str], turn: int, early: int
 ) -> None:
-    """All end with the same, and with each other, though one comes at that admission point."""
+    """All end together and alike, though one comes at that admission point."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     peers = Peers(folder, program, result, arguments)
     with pccl.MasterNode("127.0.0.1:0") as master:
@@ -360,7 +288,8 @@ def test_a_late_peer_joins_what_is_shown_and_all_end_alike(
     shown = PROGRAMS[name]
     for module in shown.needs.split():
         pytest.importorskip(module)
-    code = f"{shown.before}\n{LOOPS[name]}"
+    before = f"from programs.shown.{shown.before} import *\n" if shown.before else ""
+    code = before + LOOPS[name]
     for old, new in shown.instead:
         code = code.replace(old, new)
     program = tmp_path / "program.py"
