@@ -1,4 +1,4 @@
-"""What a user is told of a run: who came, who went and why, and what a peer waits for."""
+"""The messages of a run to its user: who came, who left and why, and what a peer waits for."""
 
 from __future__ import annotations
 
@@ -7,25 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
-from workers import Worker, complaints, running, wait_for_line
+from programs import news
+from workers import Program, Run, Worker, command, complaints, wait_for_line
 
 import pccl
-
-# Lets newcomers in and reduces, each time it is told to.
-STEPS = """
-    comm = start()
-    say(event="ready")
-    for line in sys.stdin:
-        if json.loads(line) == "end":
-            break
-        pccl.admit()
-        say(event="step", world=pccl.allreduce(1))
-    pccl.shutdown()
-    say(event="done")
-"""
 
 
 def step(workers: list[Worker], world: int) -> None:
@@ -54,49 +43,47 @@ def end(workers: list[Worker]) -> None:
     ids=["killed", "terminated", "frozen", "returns early"],
 )
 def test_each_survivor_is_told_who_is_lost_why_and_how_many_go_on(
-    how: signal.Signals | None, why: str
+    run: Run, how: signal.Signals | None, why: str
 ) -> None:
-    with running() as run:
-        workers = run.peers(3, STEPS, PCCL_HEARTBEAT_TIMEOUT="2", PCCL_LINK_TIMEOUT="1")
-        for worker in workers:
-            worker.expect("ready")
-        step(workers, 3)
-        *rest, gone = workers
-        if how is None:
-            end([gone])
-        else:
-            gone.signal(how)
-        step(rest, 2)
-        for worker in rest:
-            line = re.search(r"WARN: lost (.*)", worker.stderr())
-            assert line is not None, worker.stderr()
-            pattern = rf"rank \d \(\w{{8}}\): .*({why}).*; 2 members go on"
-            assert re.fullmatch(pattern, line[1]), line[1]
-        assert complaints(rest[0].stderr()).count("\n") == 1, rest[0].stderr()
+    workers = run.peers(3, news.admit_and_reduce, PCCL_HEARTBEAT_TIMEOUT="2", PCCL_LINK_TIMEOUT="1")
+    for worker in workers:
+        worker.expect("ready")
+    step(workers, 3)
+    *rest, gone = workers
+    if how is None:
+        end([gone])
+    else:
+        gone.signal(how)
+    step(rest, 2)
+    for worker in rest:
+        line = re.search(r"WARN: lost (.*)", worker.stderr())
+        assert line is not None, worker.stderr()
+        pattern = rf"rank \d \(\w{{8}}\): .*({why}).*; 2 members go on"
+        assert re.fullmatch(pattern, line[1]), line[1]
+    assert complaints(rest[0].stderr()).count("\n") == 1, rest[0].stderr()
 
 
-def test_members_are_told_who_joins_and_the_end_of_a_run_is_silent() -> None:
-    with running() as run:
-        first = run.peers(2, STEPS)
+def test_members_are_told_who_joins_and_the_end_of_a_run_is_silent(run: Run) -> None:
+    first = run.peers(2, news.admit_and_reduce)
+    for worker in first:
+        worker.expect("ready")
+    step(first, 2)
+    late = run.peer(news.admit_and_reduce)
+    late.expect("ready")
+    late.tell("step")
+    world = 2
+    while world == 2:
         for worker in first:
-            worker.expect("ready")
-        step(first, 2)
-        late = run.peer(STEPS)
-        late.expect("ready")
-        late.tell("step")
-        world = 2
-        while world == 2:
-            for worker in first:
-                worker.tell("step")
-            world = [worker.expect("step")["world"] for worker in first][0]
-        assert late.expect("step")["world"] == 3
-        step([*first, late], 3)
-        end([*first, late])
-        for worker in first:
-            told = complaints(worker.stderr())
-            assert re.fullmatch(
-                r"pccl\[\w+\] WARN: 1 peer joined: rank 2 \(\w{8}\); 3 members now\n", told
-            ), told
+            worker.tell("step")
+        world = [worker.expect("step")["world"] for worker in first][0]
+    assert late.expect("step")["world"] == 3
+    step([*first, late], 3)
+    end([*first, late])
+    for worker in first:
+        told = complaints(worker.stderr())
+        assert re.fullmatch(
+            r"pccl\[\w+\] WARN: 1 peer joined: rank 2 \(\w{8}\); 3 members now\n", told
+        ), told
 
 
 def test_a_master_in_a_terminal_tells_who_comes_and_goes() -> None:
@@ -108,7 +95,7 @@ def test_a_master_in_a_terminal_tells_who_comes_and_goes() -> None:
     ) as master:
         assert master.stdout is not None and master.stderr is not None
         address = master.stdout.readline().split()[-1]
-        worker = Worker(STEPS, PCCL_MASTER=address)
+        worker = Worker(news.admit_and_reduce, PCCL_MASTER=address)
         try:
             worker.expect("ready")
             end([worker])
@@ -120,48 +107,39 @@ def test_a_master_in_a_terminal_tells_who_comes_and_goes() -> None:
             master.terminate()
 
 
-def test_a_peer_that_has_started_alone_is_told_of_those_that_come_too_late() -> None:
-    with running() as run:
-        alone = run.peer(STEPS)
-        alone.expect("ready")
-        late = run.peer(STEPS)
-        late.expect("ready")
-        line = wait_for_line(alone, "has started group 0 alone")
-        assert "PCCL_MIN_PEERS" in line and "--min-peers" in line
-        end([alone])
-        after = run.peer(STEPS)
-        after.expect("ready")
+def test_a_peer_that_has_started_alone_is_told_of_those_that_come_too_late(run: Run) -> None:
+    alone = run.peer(news.admit_and_reduce)
+    alone.expect("ready")
+    late = run.peer(news.admit_and_reduce)
+    late.expect("ready")
+    line = wait_for_line(alone, "has started group 0 alone")
+    assert "PCCL_MIN_PEERS" in line and "--min-peers" in line
+    end([alone])
+    after = run.peer(news.admit_and_reduce)
+    after.expect("ready")
 
 
-def test_a_peer_that_starts_alone_just_after_another_went_is_told() -> None:
-    with running() as run:
-        first = run.peer(STEPS)
-        first.expect("ready")
-        end([first])
-        second = run.peer(STEPS)
-        second.expect("ready")
-        assert "just before" in wait_for_line(second, "has started group 0 alone")
+def test_a_peer_that_starts_alone_just_after_another_went_is_told(run: Run) -> None:
+    first = run.peer(news.admit_and_reduce)
+    first.expect("ready")
+    end([first])
+    second = run.peer(news.admit_and_reduce)
+    second.expect("ready")
+    assert "just before" in wait_for_line(second, "has started group 0 alone")
 
 
-def test_a_level_1_peer_that_connects_first_is_told_nothing() -> None:
-    code = """
-        comm = pccl.Communicator(os.environ["PCCL_MASTER"])
-        comm.connect()
-        while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:
-            comm.update_topology()
-        say(event="together")
-        hear()
-    """
-    with running() as run:
-        workers = [run.peer(code) for _ in range(2)]
-        for worker in workers:
-            worker.expect("together")
-            assert "alone" not in worker.stderr()
+def test_a_level_1_peer_that_connects_first_is_told_nothing(run: Run) -> None:
+    workers = [run.peer(news.level_1) for _ in range(2)]
+    for worker in workers:
+        worker.expect("together")
+        assert "alone" not in worker.stderr()
 
 
 def test_the_master_can_say_how_many_peers_a_group_starts_with() -> None:
     with pccl.MasterNode("127.0.0.1:0", min_peers=2) as master:
-        first, second = [Worker(STEPS, PCCL_MASTER=master.address) for _ in range(2)]
+        first, second = [
+            Worker(news.admit_and_reduce, PCCL_MASTER=master.address) for _ in range(2)
+        ]
         try:
             for worker in (first, second):
                 worker.expect("ready")
@@ -173,30 +151,27 @@ def test_the_master_can_say_how_many_peers_a_group_starts_with() -> None:
         pccl.MasterNode("127.0.0.1:0", min_peers=0)
 
 
-def test_init_says_after_a_second_what_it_waits_for() -> None:
-    with running() as run:
-        worker = run.peer(STEPS, PCCL_MIN_PEERS="2")
-        assert wait_for_line(worker, "waiting for").endswith("WARN: waiting for 1 more peer")
-        lost = Worker(STEPS, PCCL_MASTER="127.0.0.1:1")
-        try:
-            line = wait_for_line(lost, "no master at")
-            assert line.endswith("no master at 127.0.0.1:1: Connection refused; trying again")
-        finally:
-            lost.destroy()
+def test_init_says_after_a_second_what_it_waits_for(run: Run) -> None:
+    worker = run.peer(news.admit_and_reduce, PCCL_MIN_PEERS="2")
+    assert wait_for_line(worker, "waiting for").endswith("WARN: waiting for 1 more peer")
+    lost = Worker(news.admit_and_reduce, PCCL_MASTER="127.0.0.1:1")
+    try:
+        line = wait_for_line(lost, "no master at")
+        assert line.endswith("no master at 127.0.0.1:1: Connection refused; trying again")
+    finally:
+        lost.destroy()
 
 
-def test_a_second_replica_of_one_name_is_told_why_it_waits() -> None:
-    with running() as run:
-        code = "start(replica_id='a', ranks_per_replica=1); say(event='in'); pccl.admit()"
-        first = run.peer(code + "; hear()")
-        first.expect("in")
-        second = run.peer(code + "; hear()")
-        assert 'replica named "a" already' in wait_for_line(second, "two names")
+def test_a_second_replica_of_one_name_is_told_why_it_waits(run: Run) -> None:
+    first = run.peer(news.join_as_replica)
+    first.expect("in")
+    second = run.peer(news.join_as_replica)
+    assert 'replica named "a" already' in wait_for_line(second, "two names")
 
 
-def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+def finished(program: Program, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code],
+        command(program),
         capture_output=True,
         text=True,
         env={**os.environ, **env},
@@ -205,8 +180,9 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_unknown_setting_is_named_once_and_those_of_tests_are_not() -> None:
-    code = "import pccl; [pccl.MasterNode('127.0.0.1:0').run() for _ in range(2)]; import os; os._exit(0)"
-    told = python(code, PCCL_MINPEERS="2", PCCL_SIM_SCHEDULES="5", PCCL_STRESS_SEED="1").stderr
+    told = finished(
+        news.run_two_masters, PCCL_MINPEERS="2", PCCL_SIM_SCHEDULES="5", PCCL_STRESS_SEED="1"
+    ).stderr
     assert told == (
         "pccl WARN: there is no setting PCCL_MINPEERS: it is ignored; "
         "did you mean PCCL_MIN_PEERS?\n"
@@ -214,7 +190,7 @@ def test_an_unknown_setting_is_named_once_and_those_of_tests_are_not() -> None:
 
 
 def test_a_level_of_the_log_that_does_not_exist_is_refused() -> None:
-    done = python("import pccl; pccl.MasterNode('127.0.0.1:0').run()", PCCL_LOG_LEVEL="foo")
+    done = finished(news.run_master, PCCL_LOG_LEVEL="foo")
     assert 'PCCL_LOG_LEVEL="foo" is not TRACE, DEBUG, INFO, WARN' in done.stderr
 
 
@@ -230,66 +206,29 @@ def test_a_number_is_no_address_to_listen_at() -> None:
 
 
 def test_modules_are_there_as_attributes_and_loaded_when_they_are_used() -> None:
-    code = (
-        "import sys, pccl\n"
-        "assert pccl.adapters.generic.__name__ == 'pccl.adapters.generic'\n"
-        "assert pccl.diloco.DiLoCo and pccl.data and pccl.checkpoint\n"
-        "assert not {'torch', 'jax'} & set(sys.modules)\n"
-        "try:\n"
-        "    pccl.nothing\n"
-        "except AttributeError as error:\n"
-        "    print(error)\n"
+    assert (
+        finished(news.use_modules_as_attributes).stdout
+        == "module 'pccl' has no attribute 'nothing'\n"
     )
-    assert python(code).stdout == "module 'pccl' has no attribute 'nothing'\n"
 
 
 def test_diloco_for_jax_is_where_the_docs_say() -> None:
     pytest.importorskip("jax")
-    done = python("import pccl; print(pccl.adapters.jax.diloco.__name__)")
+    done = finished(news.name_diloco_of_jax)
     assert done.stdout == "diloco\n", done.stderr
 
 
-TREE = """
-    start()
-    def refused(call):
-        try:
-            call()
-        except pccl.InvalidArgument as error:
-            return str(error)
-    for tree in ([None, None], {}, None, {"a": [], "b": None}):
-        for call in (pccl.allreduce, pccl.allgather, pccl.broadcast, pccl.reduce_scatter):
-            text = refused(lambda: call(tree))
-            assert text and "no array in it" in text, (tree, call, text)
-    same = pccl.allreduce([np.ones(2), None])
-    assert same[1] is None and (same[0] == pccl.world_size()).all()
-    say(event="ok")
-"""
+def test_a_tree_without_an_array_is_refused_and_none_beside_arrays_is_not(run: Run) -> None:
+    for worker in run.peers(2, news.trees_with_none):
+        worker.expect("ok")
 
 
-def test_a_tree_without_an_array_is_refused_and_none_beside_arrays_is_not() -> None:
-    with running() as run:
-        for worker in run.peers(2, TREE):
-            worker.expect("ok")
-
-
-@pytest.mark.parametrize("kind", ["np.ones(2)", "np.ones(2, bool)"], ids=["plain", "the long way"])
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "the long way"])
 @pytest.mark.parametrize("call", ["allreduce", "allgather", "broadcast"])
-def test_none_has_to_be_in_the_same_places_on_all_members(call: str, kind: str) -> None:
-    if call == "allreduce":
-        kind = kind.replace("np.ones(2, bool)", "np.ones((2, 2)).T[:1]")
-    code = f"""
-        start()
-        me = pccl.rank()
-        tree = {{"a": {kind}, "b": None}} if me else {{"a": {kind}}}
-        try:
-            pccl.{call}(tree)
-        except pccl.MismatchedCall as error:
-            say(event="refused", text=str(error))
-    """
-    with running() as run:
-        for worker in run.peers(2, code):
-            text = worker.expect("refused")["text"]
-            assert "None at ['b']" in text and re.search(r"rank \d \(\w{8}\) called it", text), text
+def test_none_has_to_be_in_the_same_places_on_all_members(run: Run, call: str, plain: bool) -> None:
+    for worker in run.peers(2, partial(news.none_on_one, call, plain)):
+        text = worker.expect("refused")["text"]
+        assert "None at ['b']" in text and re.search(r"rank \d \(\w{8}\) called it", text), text
 
 
 def test_a_meta_tensor_has_no_elements_to_reduce() -> None:
@@ -304,17 +243,8 @@ def test_a_meta_tensor_has_no_elements_to_reduce() -> None:
                     pccl.allreduce(tensor, comm=comm)
 
 
-def test_members_in_calls_that_cannot_meet_are_named_with_what_they_called() -> None:
-    code = """
-        start()
-        me = pccl.rank()
-        try:
-            pccl.allgather(np.ones(3)) if me else pccl.barrier()
-        except pccl.Deadlock as error:
-            say(event="stuck", text=str(error))
-    """
-    with running() as run:
-        for worker in run.peers(2, code):
-            text = worker.expect("stuck")["text"]
-            assert "RANK_CONNECTION_LOST" not in text
-            assert "collective #0 (all_gather of float64[3])" in text and "barrier #0" in text
+def test_members_in_calls_that_cannot_meet_are_named_with_what_they_called(run: Run) -> None:
+    for worker in run.peers(2, news.calls_that_cannot_meet):
+        text = worker.expect("stuck")["text"]
+        assert "RANK_CONNECTION_LOST" not in text
+        assert "collective #0 (all_gather of float64[3])" in text and "barrier #0" in text

@@ -1,13 +1,14 @@
-"""Replicas, whose ranks are let in and put out together, with real processes: one master, two groups."""
+"""The ranks of a replica are let in and put out together: one master, two groups."""
 
 from __future__ import annotations
 
 import signal
-from textwrap import dedent
+from functools import partial
 from typing import Any
 
 import pytest
-from workers import Run, Worker, running, wait_until_asleep
+from programs import replicas
+from workers import Run, Worker, wait_until_asleep
 
 import pccl
 
@@ -18,67 +19,9 @@ FAST = {
     "PCCL_RECONNECT_TIMEOUT": "6",
 }
 
-# Admits, reduces, and says so when its group's replicas have changed. Ends when a rank of its group is told to; comes
-# back after an eviction when told "again".
-LOOP = """
-import time
-state = {"stop": False, "order": None, "points": 0}
-def listen():
-    while True:
-        order = hear()
-        if order == "stop":
-            state["stop"] = True
-        elif order == "count":
-            state["points"] = 100
-        else:
-            state["order"] = order
-            heard.set()
-heard = threading.Event()
-threading.Thread(target=listen, daemon=True).start()
-lives = 0
-while True:
-    lives += 1
-    start(peer_group=RANK, replica_id=NAME, ranks_per_replica=RANKS)
-    say(event="joined")
-    seen = ()
-    steps = 0
-    try:
-        while True:
-            added = pccl.admit()
-            point = pccl.membership()
-            mine = x(1000)
-            total, info = pccl.allreduce({"x": mine, "stop": int(state["stop"])}, return_info=True)
-            assert (total["x"] == expected(info)).all(), "wrong sum"
-            now = pccl.membership()
-            steps += 1
-            if now.replicas != seen:
-                say(event="replicas", names=list(now.replicas), rank=now.rank, added=added)
-                seen = now.replicas
-            if total["stop"]:
-                break
-            if state["points"] > 0:
-                state["points"] -= 1
-                if state["points"] == 0:
-                    say(event="counted")
-            time.sleep(0.002)
-        say(event="done", steps=steps, lives=lives)
-        heard.wait(60)
-        if state["order"] == "reduce":
-            total, info = pccl.allreduce(x(1000), return_info=True)
-            say(event="after", size=info.world_size)
-        pccl.shutdown()
-        break
-    except pccl.Evicted as error:
-        say(event="evicted", reason=error.reason, advice=error.advice, at=time.time())
-        pccl.shutdown()
-        heard.wait(60)
-        heard.clear()
-"""
-
 
 def rank(run: Run, name: str, rank: int, *, ranks: int = 2, min_peers: int = 1) -> Worker:
-    code = f"NAME, RANK, RANKS = {name!r}, {rank}, {ranks}\n" + LOOP
-    return run.peer(code, PCCL_MIN_PEERS=str(min_peers))
+    return run.peer(partial(replicas.run_rank, name, rank, ranks), PCCL_MIN_PEERS=str(min_peers))
 
 
 def replica(run: Run, name: str, **options: Any) -> list[Worker]:
@@ -105,7 +48,10 @@ def hundred_points(worker: Worker) -> None:
 
 
 def finish(told: list[Worker], others: list[Worker]) -> list[dict[str, Any]]:
-    """Ends the loops of all groups; a rank that left while another one goes on would take that one along."""
+    """Ends the loops of all groups.
+
+    A rank that left while another one goes on would take that one along.
+    """
     for worker in told:
         worker.tell("stop")
     answers = [worker.expect("done") for worker in (*told, *others)]
@@ -116,193 +62,175 @@ def finish(told: list[Worker], others: list[Worker]) -> list[dict[str, Any]]:
     return answers
 
 
-def test_a_killed_rank_takes_its_replica_along_and_the_others_go_on() -> None:
+@pytest.mark.env(**{**FAST, "PCCL_HEARTBEAT_TIMEOUT": "60"})
+def test_a_killed_rank_takes_its_replica_along_and_the_others_go_on(run: Run) -> None:
     # Found by its broken connections: by its silence it would be in a minute.
-    with running(**{**FAST, "PCCL_HEARTBEAT_TIMEOUT": "60"}) as run:
-        a, b, c = (replica(run, name, min_peers=3) for name in "abc")
-        for worker in [*a, *b, *c]:
-            worker.expect("joined")
-        for workers in (a, b, c):
-            in_both(workers, "a", "b", "c")
-        b[1].signal(signal.SIGKILL)
-        evicted = b[0].expect("evicted", 20)
-        assert evicted["advice"] == "rejoin"
-        assert evicted["reason"].startswith("a rank of its replica was lost: rank 1: ")
-        for workers in (a, c):
-            in_both(workers, "a", "c")
-        finish(a, c)
+    a, b, c = (replica(run, name, min_peers=3) for name in "abc")
+    for worker in [*a, *b, *c]:
+        worker.expect("joined")
+    for workers in (a, b, c):
+        in_both(workers, "a", "b", "c")
+    b[1].signal(signal.SIGKILL)
+    evicted = b[0].expect("evicted", 20)
+    assert evicted["advice"] == "rejoin"
+    assert evicted["reason"].startswith("a rank of its replica was lost: rank 1: ")
+    for workers in (a, c):
+        in_both(workers, "a", "c")
+    finish(a, c)
 
 
-def test_an_evicted_replica_comes_back_under_its_name() -> None:
-    with running(**FAST) as run:
-        a, b = (replica(run, name, min_peers=2) for name in "ab")
-        for worker in (*a, *b):
-            worker.expect("joined")
-            sees(worker, "a", "b")
-        b[1].signal(signal.SIGKILL)
-        b[0].expect("evicted", 10)
-        for worker in a:
-            sees(worker, "a")
-        # Only one of its ranks is there again: it must not come in.
-        b[0].tell("again")
-        b[0].expect("joined")
-        hundred_points(a[0])
-        b[1] = rank(run, "b", 1)
-        b[1].expect("joined")
-        for workers in (a, b):
-            in_both(workers, "a", "b")
-        assert [answer["lives"] for answer in finish(a, b)] == [1, 1, 2, 1]
+@pytest.mark.env(**FAST)
+def test_an_evicted_replica_comes_back_under_its_name(run: Run) -> None:
+    a, b = (replica(run, name, min_peers=2) for name in "ab")
+    for worker in (*a, *b):
+        worker.expect("joined")
+        sees(worker, "a", "b")
+    b[1].signal(signal.SIGKILL)
+    b[0].expect("evicted", 10)
+    for worker in a:
+        sees(worker, "a")
+    # Only one of its ranks is there again: it must not come in.
+    b[0].tell("again")
+    b[0].expect("joined")
+    hundred_points(a[0])
+    b[1] = rank(run, "b", 1)
+    b[1].expect("joined")
+    for workers in (a, b):
+        in_both(workers, "a", "b")
+    assert [answer["lives"] for answer in finish(a, b)] == [1, 1, 2, 1]
 
 
-def test_an_incomplete_replica_waits_and_comes_in_with_its_last_rank() -> None:
-    with running(**FAST) as run:
-        a = replica(run, "a", ranks=3)
-        for worker in a:
-            worker.expect("joined")
-        in_both(a, "a")
-        b = [rank(run, "b", 0, ranks=3), rank(run, "b", 2, ranks=3)]
-        for worker in b:
-            worker.expect("joined")
-        hundred_points(a[0])
-        b.append(rank(run, "b", 1, ranks=3))
-        b[2].expect("joined")
-        for workers in (a, b):
-            in_both(workers, "a", "b")  # and nothing between
-        finish(a, b)
+@pytest.mark.env(**FAST)
+def test_an_incomplete_replica_waits_and_comes_in_with_its_last_rank(run: Run) -> None:
+    a = replica(run, "a", ranks=3)
+    for worker in a:
+        worker.expect("joined")
+    in_both(a, "a")
+    b = [rank(run, "b", 0, ranks=3), rank(run, "b", 2, ranks=3)]
+    for worker in b:
+        worker.expect("joined")
+    hundred_points(a[0])
+    b.append(rank(run, "b", 1, ranks=3))
+    b[2].expect("joined")
+    for workers in (a, b):
+        in_both(workers, "a", "b")  # and nothing between
+    finish(a, b)
 
 
-def test_replicas_that_join_at_once_are_in_the_same_order_in_every_group() -> None:
-    with running(**FAST) as run:
-        a = replica(run, "a")
-        for worker in a:
-            worker.expect("joined")
-        in_both(a, "a")
-        newcomers = {name: replica(run, name) for name in "bcd"}
-        seen: list[list[tuple[str, ...]]] = []
-        for workers in (a, *newcomers.values()):
-            histories = []
-            for worker in workers:
-                if workers is not a:
-                    worker.expect("joined")
-                history: list[tuple[str, ...]] = []
-                while len(history[-1] if history else ()) < 4:
-                    history.append(tuple(worker.expect("replicas")["names"]))
-                histories.append(history)
-            assert histories[0] == histories[1]  # the same steps in both groups
-            seen.append(histories[0])
-        assert all(history[-1] == seen[0][-1] for history in seen)
-        finish(a, [worker for workers in newcomers.values() for worker in workers])
+@pytest.mark.env(**FAST)
+def test_replicas_that_join_at_once_are_in_the_same_order_in_every_group(run: Run) -> None:
+    a = replica(run, "a")
+    for worker in a:
+        worker.expect("joined")
+    in_both(a, "a")
+    newcomers = {name: replica(run, name) for name in "bcd"}
+    seen: list[list[tuple[str, ...]]] = []
+    for workers in (a, *newcomers.values()):
+        histories = []
+        for worker in workers:
+            if workers is not a:
+                worker.expect("joined")
+            history: list[tuple[str, ...]] = []
+            while len(history[-1] if history else ()) < 4:
+                history.append(tuple(worker.expect("replicas")["names"]))
+            histories.append(history)
+        assert histories[0] == histories[1]  # the same steps in both groups
+        seen.append(histories[0])
+    assert all(history[-1] == seen[0][-1] for history in seen)
+    finish(a, [worker for workers in newcomers.values() for worker in workers])
 
 
-def test_the_group_starts_with_whole_replicas_only() -> None:
-    with running(**FAST) as run:
-        a = replica(run, "a", min_peers=2)
-        b = [rank(run, "b", 1, min_peers=2)]
-        c = [rank(run, "c", 0, min_peers=2)]
-        for worker in (*a, *b, *c):
-            wait_until_asleep(worker)
-        b.append(rank(run, "b", 0, min_peers=2))
-        for worker in (*a, *b):
-            worker.expect("joined")
-        for worker in (*a, *b):
-            sees(worker, "a", "b")
-        c[0].expect("joined")  # as one that waits to be let in
-        c.append(rank(run, "c", 1))
-        c[1].expect("joined")
-        for worker in (*a, *b, *c):
-            sees(worker, "a", "b", "c")
-        finish(a, [*b, *c])
+@pytest.mark.env(**FAST)
+def test_the_group_starts_with_whole_replicas_only(run: Run) -> None:
+    a = replica(run, "a", min_peers=2)
+    b = [rank(run, "b", 1, min_peers=2)]
+    c = [rank(run, "c", 0, min_peers=2)]
+    for worker in (*a, *b, *c):
+        wait_until_asleep(worker)
+    b.append(rank(run, "b", 0, min_peers=2))
+    for worker in (*a, *b):
+        worker.expect("joined")
+    for worker in (*a, *b):
+        sees(worker, "a", "b")
+    c[0].expect("joined")  # as one that waits to be let in
+    c.append(rank(run, "c", 1))
+    c[1].expect("joined")
+    for worker in (*a, *b, *c):
+        sees(worker, "a", "b", "c")
+    finish(a, [*b, *c])
 
 
-def test_a_rank_may_end_before_the_others_of_its_replica() -> None:
-    with running(**FAST) as run:
-        a, b = (replica(run, name, min_peers=2) for name in "ab")
-        for worker in (*a, *b):
-            worker.expect("joined")
-            sees(worker, "a", "b")
-        for worker in a:
-            worker.tell("stop")
-        for worker in (*a, *b):
-            worker.expect("done")
-        for worker in (a[0], b[0]):
-            worker.tell("leave")
-        assert a[0].ends() == b[0].ends() == 0
-        for worker in (a[1], b[1]):
-            worker.tell("reduce")
-        for worker in (a[1], b[1]):
-            assert worker.expect("after")["size"] == 2
-            assert worker.ends() == 0
+@pytest.mark.env(**FAST)
+def test_a_rank_may_end_before_the_others_of_its_replica(run: Run) -> None:
+    a, b = (replica(run, name, min_peers=2) for name in "ab")
+    for worker in (*a, *b):
+        worker.expect("joined")
+        sees(worker, "a", "b")
+    for worker in a:
+        worker.tell("stop")
+    for worker in (*a, *b):
+        worker.expect("done")
+    for worker in (a[0], b[0]):
+        worker.tell("leave")
+    assert a[0].ends() == b[0].ends() == 0
+    for worker in (a[1], b[1]):
+        worker.tell("reduce")
+    for worker in (a[1], b[1]):
+        assert worker.expect("after")["size"] == 2
+        assert worker.ends() == 0
 
 
-def test_a_rank_that_ends_by_an_exception_takes_its_replica_along_at_once() -> None:
-    code = """
-    start(peer_group=RANK, replica_id=NAME, ranks_per_replica=2)
-    pccl.allreduce(x())
-    say(event="joined")
-    hear()
-    if NAME == "b" and RANK == 0:
-        raise ValueError("a bug")
-    try:
-        while True:
-            info = pccl.allreduce(x(), return_info=True)[1]
-            if info.world_size == 1:
-                say(event="alone")
-                break
-    except pccl.Evicted as error:
-        say(event="evicted", reason=error.reason)
-    """
-    with running(**FAST) as run:
-        peers = {
-            (name, at): run.peer(
-                f"NAME, RANK = {name!r}, {at}\n" + dedent(code), PCCL_MIN_PEERS="2"
-            )
-            for name in "ab"
-            for at in (0, 1)
-        }
-        for worker in peers.values():
-            worker.expect("joined")
-        for worker in peers.values():
-            worker.tell("go")
-        evicted = peers["b", 1].expect("evicted")
-        assert evicted["reason"].endswith("rank 0: its program ended with ValueError")
-        for at in (0, 1):
-            peers["a", at].expect("alone")
+@pytest.mark.env(**FAST)
+def test_a_rank_that_ends_by_an_exception_takes_its_replica_along_at_once(run: Run) -> None:
+    peers = {
+        (name, at): run.peer(partial(replicas.raise_in_one, name, at), PCCL_MIN_PEERS="2")
+        for name in "ab"
+        for at in (0, 1)
+    }
+    for worker in peers.values():
+        worker.expect("joined")
+    for worker in peers.values():
+        worker.tell("go")
+    evicted = peers["b", 1].expect("evicted")
+    assert evicted["reason"].endswith("rank 0: its program ended with ValueError")
+    for at in (0, 1):
+        peers["a", at].expect("alone")
 
 
-def test_a_master_without_memory_keeps_replicas_together() -> None:
-    with running(**{**FAST, "PCCL_RECONNECT_TIMEOUT": "20"}) as run:
-        a, b, c = (replica(run, name, min_peers=3) for name in "abc")
-        for worker in (*a, *b, *c):
-            worker.expect("joined")
-            sees(worker, "a", "b", "c")
-        run.master.signal(signal.SIGKILL)
-        run.master.ends()
-        run.restart_master()
-        c[0].signal(signal.SIGKILL)
-        assert c[1].expect("evicted", 40)["reason"].startswith("a rank of its replica was lost")
-        for workers in (a, b):
-            in_both(workers, "a", "b")
-        d = replica(run, "d")
-        for worker in d:
-            worker.expect("joined")
-        for workers in (a, b, d):
-            in_both(workers, "a", "b", "d")
-        finish(a, [*b, *d])
+@pytest.mark.env(**{**FAST, "PCCL_RECONNECT_TIMEOUT": "20"})
+def test_a_master_without_memory_keeps_replicas_together(run: Run) -> None:
+    a, b, c = (replica(run, name, min_peers=3) for name in "abc")
+    for worker in (*a, *b, *c):
+        worker.expect("joined")
+        sees(worker, "a", "b", "c")
+    run.master.signal(signal.SIGKILL)
+    run.master.ends()
+    run.restart_master()
+    c[0].signal(signal.SIGKILL)
+    assert c[1].expect("evicted", 40)["reason"].startswith("a rank of its replica was lost")
+    for workers in (a, b):
+        in_both(workers, "a", "b")
+    d = replica(run, "d")
+    for worker in d:
+        worker.expect("joined")
+    for workers in (a, b, d):
+        in_both(workers, "a", "b", "d")
+    finish(a, [*b, *d])
 
 
-def test_peers_that_are_no_ranks_of_this_runs_replicas_are_refused() -> None:
-    with running(**FAST) as run:
-        for worker in replica(run, "a"):
-            worker.expect("joined")
-        for options, sentence in [
-            ({}, "are ranks of replicas, and this one names none"),
-            ({"replica_id": "b", "ranks_per_replica": 3}, "have 2 ranks, and not 3"),
-        ]:
-            with pytest.raises(pccl.Refused, match=sentence):
-                pccl.init(run.address, timeout=20, **options)  # type: ignore[arg-type]
-        # Other groups have nothing to do with it.
-        comm = pccl.init(run.address, timeout=20, peer_group=2)
-        assert pccl.membership(comm).replicas == ()
-        pccl.shutdown()
-        with pytest.raises(pccl.InvalidArgument, match="ranks_per_replica"):
-            pccl.init(run.address, replica_id="b")
+@pytest.mark.env(**FAST)
+def test_peers_that_are_no_ranks_of_this_runs_replicas_are_refused(run: Run) -> None:
+    for worker in replica(run, "a"):
+        worker.expect("joined")
+    for options, sentence in [
+        ({}, "are ranks of replicas, and this one names none"),
+        ({"replica_id": "b", "ranks_per_replica": 3}, "have 2 ranks, and not 3"),
+    ]:
+        with pytest.raises(pccl.Refused, match=sentence):
+            pccl.init(run.address, timeout=20, **options)  # type: ignore[arg-type]
+    # Other groups have nothing to do with it.
+    comm = pccl.init(run.address, timeout=20, peer_group=2)
+    assert pccl.membership(comm).replicas == ()
+    pccl.shutdown()
+    with pytest.raises(pccl.InvalidArgument, match="ranks_per_replica"):
+        pccl.init(run.address, replica_id="b")
