@@ -43,9 +43,7 @@ def serve_with_secret(
         secret_file: File with the secret. If there is none, it is made, readable for this user
             only. Default: PCCL_SECRET or PCCL_SECRET_FILE; without any of them a secret is made and
             printed.
-        straggler_timeout: Seconds, instead of PCCL_STRAGGLER_TIMEOUT.
-        relay: Whether to relay between peers that cannot connect, instead of PCCL_RELAY.
-        min_peers: As of `MasterNode`.
+        straggler_timeout, relay, min_peers: As of `serve`.
     """
     join = "PCCL_SECRET=..."
     secret: str | _core.Secret | None = None

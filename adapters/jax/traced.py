@@ -205,7 +205,7 @@ def _as_varying(array: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def _as_cotangent(value: jax.Array, like: jax.Array) -> jax.Array:
-    """Of the type of `like`, and added up where the one `like` stands for many devices."""
+    """`value` in the type of `like`, added up where the one `like` stands for many devices."""
     axes = tuple(_varying(value) - _varying(like))
     return (jax.lax.psum(value, axes) if axes else value).astype(like.dtype)
 
@@ -267,9 +267,9 @@ def _differentiable_mean(
 ) -> Callable[..., list[jax.Array]]:
     """A weighted mean as a function of its arrays and, if it is no constant, of its weight.
 
-    Of y = sum(w x) / sum(w) over the members, with cotangents g whose mean over them is m, and the
-    mean weight v: that of a member's x is m w / v, as `pmean` has it where weights are equal, and
-    that of its w is the sum over all elements of m (x - y) / v.
+    Let y = sum(w x) / sum(w) over the members, m the mean of their cotangents of y, and v their
+    mean weight. The cotangent of a member's x is m w / v, as `pmean` has it for equal weights. That
+    of its w is the sum over all elements of m (x - y) / v.
     """
 
     def split(arguments: Sequence[jax.Array]) -> tuple[Sequence[jax.Array], Any]:
@@ -308,7 +308,7 @@ def _bind(
     arrays: Sequence[jax.Array],
     weight: float | jax.Array | None = None,
 ) -> list[jax.Array]:
-    """The results; of a weighted mean, and then the members' mean weight."""
+    """The results. A weighted mean has one more, the members' mean weight."""
     buffers = [[Buffer(array, DataType.from_numpy_dtype(array.dtype))] for array in arrays]
     constant = weight if isinstance(weight, float) else None
     where = _NOWHERE if weight is None else _ARGUMENT if constant is None else _CONSTANT
@@ -339,10 +339,9 @@ def _bind(
 def _lower(context: Any, *operands: Any, gathered: np.int64, **attributes: Any) -> Any:
     """A custom call on one device, on each of a `shard_map`, or once for all that share a program.
 
-    In the third case XLA divides the program among `gathered` devices, and a call with side effects
-    that is neither in a `shard_map` nor on one device has no place there. So a `shard_map` over all
-    devices is put around it: it gathers the operands, every device calls with all of them, and the
-    engine makes one call of these.
+    In the third case XLA divides the program among `gathered` devices, which it cannot do with a
+    call that has side effects. So a `shard_map` over all devices is put around the call: it gathers
+    the operands, every device calls with all of them, and the engine makes one call of these.
     """
     if gathered:
         return _custom_call(context, operands, (), gathered=gathered, **attributes)
@@ -396,10 +395,10 @@ def _custom_call(
 ) -> list[Any]:
     """A custom call that XLA neither drops nor repeats. Results take the arguments' memory.
 
-    Not those of a weighted mean: the engine makes the products where the results will be, and a
+    The results of a weighted mean do not: the engine makes the products in their memory, and a
     member that turns out to be alone needs its input again.
 
-    One more result, a byte, is the last argument of the next call: so calls run in the order of
+    One more result, a byte, is the last argument of the next call, so calls run in the order of
     their trace, which members share, also where XLA runs one thing at a time.
     """
     if not gathered:  # else the byte is an argument and a result already

@@ -27,7 +27,7 @@ import numpy as np
 from pccl.adapters.torch.mailbox import Letter, Mailbox, error_of, too_large, too_late
 from pccl.adapters.torch.rendezvous import Member
 from pccl.adapters.torch.tensor_bytes import Bytes
-from pccl.adapters.torch.work import await_end
+from pccl.adapters.torch.work import await_end, start_thread
 from pccl.collectives import Kind
 from pccl.errors import (
     Deadlock,
@@ -100,13 +100,8 @@ class Channel:
             if func in self._threads:
                 return
             target = self._send if func == "send" else self._receive
-            thread = threading.Thread(target=target, name=f"{self._name} {func}", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:
-                sentence = f"no thread for messages with rank {self.other}: {error}"
-                raise InvalidUsage.because(func, sentence) from error
-            self._threads[func] = thread
+            purpose = f"messages with rank {self.other}"
+            self._threads[func] = start_thread(target, f"{self._name} {func}", func, purpose)
 
     def send(self, letter: Letter) -> None:
         self.start("send")

@@ -92,8 +92,7 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
     def getBackendName(self) -> str:
         return "pccl"
 
-    def name(self) -> str:
-        return "pccl"
+    name = getBackendName
 
     def getGroupName(self) -> str:
         return self._name

@@ -14,7 +14,7 @@ from pccl.adapters.torch.errors import as_torch_error
 from pccl.adapters.torch.mailbox import COLLECTIVE, Letter, Mailbox
 from pccl.adapters.torch.rendezvous import Member
 from pccl.adapters.torch.tensor_bytes import Bytes
-from pccl.adapters.torch.work import DESTROYED, Work, await_end
+from pccl.adapters.torch.work import DESTROYED, Work, await_end, start_thread
 from pccl.errors import InvalidUsage, PCCLError, PeerLost, Timeout
 
 _GRACE = 1.0  # seconds that a channel has to deliver what a rank sent before it left
@@ -122,26 +122,22 @@ class Messages:
 
     def cancel(self, letters: Sequence[Letter]) -> list[Letter]:
         """Removes and returns those of these that have not begun. Their `done` is not called."""
-        with self._lock:
-            channels = list(self._channels.values())
         found = self.mailbox.cancel(letters)
-        for channel in channels:
+        for channel in self._all():
             found += channel.cancel(letters)
         return found
+
+    def _all(self) -> list[Channel]:
+        with self._lock:
+            return list(self._channels.values())
 
     def _ready(self, other: int, func: str) -> Channel:
         with self._lock:
             if self._closed.is_set():
                 raise InvalidUsage.because(func, DESTROYED)
             if self._watcher is None:
-                thread = threading.Thread(
-                    target=self._watch, name=f"{self._name} watch", daemon=True
-                )
-                try:
-                    thread.start()
-                except RuntimeError as cause:
-                    raise InvalidUsage.because(func, f"no thread for messages: {cause}") from cause
-                self._watcher = thread
+                name = f"{self._name} watch"
+                self._watcher = start_thread(self._watch, name, func, "messages")
             channel = self._channels.get(other)
             if channel is None:
                 lower, higher = sorted((self._rank, other))
@@ -163,9 +159,8 @@ class Messages:
 
     def on_lost(self, other: int, error: PCCLError) -> None:
         """Ends the receives that only this rank could have ended."""
-        with self._lock:
-            lost = sum(channel.lost is not None for channel in self._channels.values())
-            none_left = lost == self._size - 1
+        lost = sum(channel.lost is not None for channel in self._all())
+        none_left = lost == self._size - 1
         self.mailbox.fail(
             error, lambda letter: letter.peer == other or (none_left and letter.peer is None)
         )
@@ -186,43 +181,37 @@ class Messages:
 
     def _look(self, seen: dict[int, _settings.Deadline]) -> bool:
         """Ends channels to ranks that are gone; returns whether something waits."""
-        with self._lock:
-            channels = list(self._channels.values())
         waits = False
-        for channel in channels:
+        for channel in self._all():
             func = channel.waiting()
             if func is None:
                 continue
             waits = True
             error = self.gone(channel.other, func)
-            if error is None:
-                continue
-            grace = seen.setdefault(channel.other, _settings.Deadline(_GRACE))
-            if grace.left() == 0 or not channel.is_founded():
-                channel.lose(error)
+            if error is not None:
+                grace = seen.setdefault(channel.other, _settings.Deadline(_GRACE))
+                if grace.left() == 0 or not channel.is_founded():
+                    channel.lose(error)
         return waits
 
     def leave(self) -> None:
         """Ends all messages with an error. May be called again."""
-        with self._lock:
+        with self._lock:  # no channel is made after this
             self._closed.set()
             self._begun.set()
-            channels = list(self._channels.values())
         error = InvalidUsage.because("shutdown", DESTROYED)
-        for channel in channels:
+        for channel in self._all():
             channel.lose(error)
         self.mailbox.fail(error, lambda _: True)
 
     def close(self) -> None:
         """Leaves, and waits until its threads have ended."""
         self.leave()
-        with self._lock:
-            channels = list(self._channels.values())
-            watcher = self._watcher
-        for channel in channels:
+        for channel in self._all():
             with suppress(PCCLError):
                 channel.close()
         with self._lock:
+            watcher = self._watcher
             self._channels.clear()  # torch may keep the process group; its connections must end
         if watcher is not None:
             await_end(watcher)

@@ -112,7 +112,7 @@ class Member:
         self._timeout = timeout
         self._first_of_job = members[0] == 0
         self._word = word
-        self._master_inside = False
+        self.master_inside = False  # whether a member runs the master
         self._serves = False
         self._comm: Communicator | None = None
         self._peers: list[str] = []  # ids, by rank
@@ -165,8 +165,8 @@ class Member:
         else:
             where = self._find(deadline)
         where, given = where.split(" ")
-        self._master_inside = where == "inside"
-        return given if self._master_inside or not address else address
+        self.master_inside = where == "inside"
+        return given if self.master_inside or not address else address
 
     def _find(self, deadline: _settings.Deadline) -> str:
         """Where the group's master is. The group is the one in which rank 0 answers this word."""
@@ -199,8 +199,7 @@ class Member:
         """Waits for and returns what a rank has set."""
         key = self._key(what, rank)
         self.poll(lambda: bool(self._store.check([key])), deadline)
-        value: bytes = self._store.get(key)
-        return value.decode()
+        return self._get(key) or ""
 
     def poll(self, is_there: Callable[[], bool], deadline: _settings.Deadline) -> None:
         """Waits until `is_there()`. The store's own waiting could not be interrupted."""
@@ -233,7 +232,7 @@ class Member:
     def loss(self, error: PCCLError) -> PCCLError | None:
         """The error for all later calls if `error` ends this group for good; else None."""
         func = error.func_name
-        if isinstance(error, MasterLost) and self._master_inside:
+        if isinstance(error, MasterLost) and self.master_inside:
             sentence = "rank 0, which ran the group's master, is gone"
             return self._lost(func, sentence, 0)
         if isinstance(error, MasterLost | Evicted | Unreachable):
@@ -278,14 +277,9 @@ class Member:
             if self.comm._joined(func).is_open():
                 return None
         # The engine has ended.
-        if rank == 0 and self._master_inside:
+        if rank == 0 and self.master_inside:
             return self._lost(func, "rank 0, which ran the group's master, is gone", 0)
         return None
-
-    @property
-    def master_inside(self) -> bool:
-        """Whether a member runs the master."""
-        return self._master_inside
 
     def _lost(self, func: str, sentence: str, rank: int) -> PeerLost:
         advice = "a c10d group has a fixed world: make new groups, or restart the job"

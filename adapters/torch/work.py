@@ -69,12 +69,8 @@ class _Outcome:
         self.over = threading.Event()
         self._lock = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
-        self._in_cpp: torch.futures.Future[Any] | None = None
+        self.in_cpp: torch.futures.Future[Any] | None = None  # the future that C++ sees
         self._at_end: list[Callable[[], None]] = []
-
-    def show(self, in_cpp: torch.futures.Future[Any]) -> None:
-        """`in_cpp`: the future that C++ sees."""
-        self._in_cpp = in_cpp
 
     def at_end(self, call: Callable[[], None]) -> None:
         """Calls `call` on the thread that ends the collective, or here if it has ended."""
@@ -86,9 +82,9 @@ class _Outcome:
 
     def finish(self, error: Exception | None) -> None:
         self.error = None if error is None else fresh(as_torch_error(error))
-        assert self._in_cpp is not None
+        assert self.in_cpp is not None
         # Before `over`: the half in C++ gives a future without value one when `wait` returns.
-        self._in_cpp.set_result(self.results if self.error is None else _Failure(self.error))
+        self.in_cpp.set_result(self.results if self.error is None else _Failure(self.error))
         with self._lock:
             self.over.set()
             future, calls = self._future, self._at_end
@@ -136,7 +132,7 @@ class Work(_c10d.PythonCallbackWork):  # type: ignore[misc]  # torch is not type
     def __init__(self, results: Sequence[torch.Tensor]) -> None:
         outcome = _Outcome(results)
         super().__init__(outcome.wait)
-        outcome.show(super().get_future())
+        outcome.in_cpp = super().get_future()
         self._outcome = outcome
 
     def finish(self, error: Exception | None) -> None:
@@ -254,6 +250,17 @@ class _Callbacks:
 
 _callbacks = _Callbacks()
 os.register_at_fork(after_in_child=_callbacks.forget)
+
+
+def start_thread(
+    target: Callable[[], None], name: str, func: str, purpose: str
+) -> threading.Thread:
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise InvalidUsage.because(func, f"no thread for {purpose}: {error}") from error
+    return thread
 
 
 def await_end(thread: threading.Thread) -> None:

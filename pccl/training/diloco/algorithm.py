@@ -181,9 +181,9 @@ class DiLoCo(Reductions):
         """Joins the run, as its founder or a newcomer, and gives the model the run's parameters.
 
         Also call it after an exception of `step`: if its advice was "rejoin", after
-        `pccl.shutdown()` and `pccl.init()`; after a `Timeout`, on all members. What the model has
-        learned since its last reduction is dropped then. After a Ctrl-C in the middle of `step`,
-        which the others go on with, leave and come back first; with `rejoin` this method does both.
+        `pccl.shutdown()` and `pccl.init()`; after a `Timeout`, on all members. The model then loses
+        what it has learned since its last reduction. After a Ctrl-C in the middle of `step`, which
+        the others go on with, leave and come back first; with `rejoin` this method does both.
 
         Raises:
             InvalidArgument: The run has other settings than this peer, which leaves it.
@@ -231,8 +231,8 @@ class DiLoCo(Reductions):
         Raises:
             InvalidArgument: `tokens` is no such number.
             InvalidUsage: Not joined; or not again after an exception.
-            PCCLError: What `pccl.admit`, `pccl.sync` and `pccl.allreduce` raise. What the round
-                brought so far is kept or dropped by `join`. With `rejoin`, errors whose advice is
+            PCCLError: What `pccl.admit`, `pccl.sync` and `pccl.allreduce` raise. `join` keeps or
+                drops what the round brought so far. With `rejoin`, errors whose advice is
                 "rejoin" are raised only if coming back fails, or on a rank of a replica, since all
                 ranks of it have to come back.
         """
@@ -264,8 +264,8 @@ class DiLoCo(Reductions):
         """Applies what is in flight, and gives the model the outer parameters. All members call it.
 
         For the end of training, or before an evaluation that needs the same model on all members.
-        What the model has learned since its last reduction is dropped, and with `data` its examples
-        are given back.
+        The model loses what it has learned since its last reduction, and with `data` the examples
+        of that are given back.
 
         Raises:
             InvalidUsage: Not joined.
