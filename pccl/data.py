@@ -1,5 +1,6 @@
 """Elastic data; see `pccl.training.data`."""
 
-from pccl.training.data import ElasticSampler, permuted
+from pccl.training.data import ElasticSampler
+from pccl.training.permutation import permuted
 
 __all__ = ["ElasticSampler", "permuted"]

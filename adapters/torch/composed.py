@@ -44,6 +44,16 @@ def _named(func: str) -> Iterator[None]:
         raise
 
 
+def _gather_row(
+    group: Group, row: Sequence[int], size: int, what: str, timeout: float | None
+) -> npt.NDArray[np.int64]:
+    """All ranks' rows, which are equally long."""
+    own = np.array(row, np.int64)
+    table = np.empty((size, own.size), np.int64)
+    group.all_gather([(own.view(np.uint8), table.reshape(-1).view(np.uint8))], what, timeout)
+    return table
+
+
 # Bitwise reductions.
 
 
@@ -195,15 +205,9 @@ class AllToAll:
         self._receives[self._rank][:] = self._sends[self._rank]
 
     def _agree(self, what: str, unready: bool, timeout: float) -> _Counts:
-        row = np.array(
-            [part.size // self._item for part in [*self._sends, *self._receives]]
-            + [unready, self._number],
-            np.int64,
-        )
-        table = np.empty((self._size, row.size), np.int64)
-        self._group.all_gather(
-            [(row.view(np.uint8), table.reshape(-1).view(np.uint8))], what, timeout
-        )
+        row = [part.size // self._item for part in [*self._sends, *self._receives]]
+        row += [unready, self._number]
+        table = _gather_row(self._group, row, self._size, what, timeout)
         return _Counts(
             table[:, : self._size],
             table[:, self._size : -2].T,
@@ -234,6 +238,7 @@ class AllToAll:
 # Sparse tensors.
 
 
+@_named("allreduce")
 def reduce_sparse(
     group: Group, tensor: torch.Tensor, size: int, what: str, timeout: float | None
 ) -> torch.Tensor:
@@ -249,21 +254,12 @@ def reduce_sparse(
     Returns:
         A coalesced tensor.
     """
-    with _named("allreduce"):
-        return _reduce_sparse(group, tensor, size, what, _settings.Deadline(timeout))
-
-
-def _reduce_sparse(
-    group: Group, tensor: torch.Tensor, size: int, what: str, deadline: _settings.Deadline
-) -> torch.Tensor:
+    deadline = _settings.Deadline(timeout)
     own = tensor.detach().cpu().coalesce()
     indices, values = own.indices(), own.values()
     # Hybrid tensors have a dense part, which `what` does not tell.
-    row = np.array([values.shape[0], own.sparse_dim()], np.int64)
-    table = np.empty((size, 2), np.int64)
-    group.all_gather(
-        [(row.view(np.uint8), table.reshape(-1).view(np.uint8))], what, deadline.left()
-    )
+    row = [values.shape[0], own.sparse_dim()]
+    table = _gather_row(group, row, size, what, deadline.left())
     if len(set(table[:, 1])) > 1:
         sentence = f"ranks have tensors with {table[:, 1].tolist()} sparse dimensions"
         raise MismatchedCall.because("allreduce", sentence)
