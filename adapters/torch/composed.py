@@ -66,16 +66,9 @@ def reduce_bits(
     what: str,
     timeout: float | None,
 ) -> None:
-    """Combines `send` of all ranks into `recv`, for each (send, recv).
+    """Combines `send` of all `size` ranks into `recv`, for each (send, recv); may be in place.
 
-    Args:
-        group: The group.
-        arrays: May be in place.
-        op: The reduction.
-        size: Ranks.
-        part: A rank, to combine only that rank's part of `send`; None for all of it.
-        what: Names the call in errors.
-        timeout: Seconds.
+    With `part`, a rank, it combines only that rank's part. `what` names the call in errors.
     """
     deadline = _settings.Deadline(timeout)
     step = max(1, _PIECE // size)
@@ -98,14 +91,10 @@ def reduce_bits(
 
 
 def split(data: Bytes, splits: Sequence[int], rows: int, size: int, name: str) -> list[Bytes]:
-    """The parts of a tensor for `all_to_all_single`, by rank.
+    """A tensor's bytes for `all_to_all_single`, by rank.
 
-    Args:
-        data: The tensor's bytes.
-        splits: Rows for each rank; empty: as many for each.
-        rows: Of the tensor.
-        size: Ranks.
-        name: "input" or "output", for errors.
+    `splits` has the number of rows for each of `size` ranks; empty means equal parts. `name` is
+    "input" or "output", for errors.
     """
     func = "all_to_all_single"
     if not splits:
@@ -242,17 +231,9 @@ class AllToAll:
 def reduce_sparse(
     group: Group, tensor: torch.Tensor, size: int, what: str, timeout: float | None
 ) -> torch.Tensor:
-    """The sum of all ranks' sparse COO tensors of one shape.
+    """The sum of all `size` ranks' sparse COO tensors of one shape, coalesced.
 
-    Args:
-        group: The group.
-        tensor: This rank's.
-        size: Ranks.
-        what: Names the call in errors; says shape and dtype, which are the same on all ranks.
-        timeout: Seconds.
-
-    Returns:
-        A coalesced tensor.
+    `what` names the call in errors. It has shape and dtype, which must be the same on all ranks.
     """
     deadline = _settings.Deadline(timeout)
     own = tensor.detach().cpu().coalesce()

@@ -87,19 +87,13 @@ class DiLoCo(diloco.DiLoCo):
             inner.zero_grad()
             diloco.step()
 
-    Making one is a collective call, after `pccl.init`: it waits to be let in, and gives the model
-    the run's parameters. Members may be lost and come while the loop runs; `step` deals with both.
-    After every round all members hold the same outer parameters, byte for byte; in mode "sync" the
-    model's own as well.
+    This is `pccl.diloco.DiLoCo` around a module; see there for its rules, options and methods.
 
     Outer parameters and the outer optimizer's state are in CPU memory as float32 (float64 for
     float64), whatever dtype and device the model has. They travel in that dtype without `quantize`.
     DTensors stand for their local shards. The run shares the parameters that the inner optimizer
     has. Others, buffers and the inner optimizer's state are each member's own: make frozen
     parameters from the same seed or file.
-
-    The program's own collective calls belong right before `step`, not after it: a newcomer's first
-    inner step comes after the round that let it in.
 
     Args:
         model: Any module; names in the run's state are those of its `named_parameters`.

@@ -422,10 +422,8 @@ class DiLoCo(Reductions):
     ) -> None:
         """The end of a step, from where newcomers take part.
 
-        Args:
-            leaving: Fragments whose reductions begin.
-            given: Their weights and pseudo-gradients. Missing ones take part without counting.
-            due: Fragments that were applied before.
+        Reductions begin for the fragments `leaving`, with the weights and pseudo-gradients `given`;
+        without these a fragment takes part without counting. `due` were applied before.
         """
         for fragment in leaving:
             weight, gradients = given.get(fragment, (0.0, []))

@@ -87,12 +87,7 @@ class Reductions:
                 flight.seen = time.perf_counter()
 
     def _complete(self, flight: Flight, *, together: bool = True) -> dict[str, Any]:
-        """Waits for a reduction.
-
-        Args:
-            flight: Which.
-            together: Whether all members wait here, so that they may start it again.
-        """
+        """Waits for a reduction. Only where all members wait `together` may they start it again."""
         if flight.result is None:
             waiting = time.perf_counter()
             self._look()
