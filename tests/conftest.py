@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import hypothesis
 import members as local
 import pytest
+from clibrary import installed, library  # noqa: F401  # fixtures
 from namespaces import Host, namespaces
 from workers import Run, running
 
@@ -65,7 +66,7 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if metafunc.module.__name__.rpartition(".")[2] in TWICE:
-        metafunc.fixturenames.append("transport")
+        metafunc.fixturenames.insert(0, "transport")  # before `run`
         metafunc.parametrize("transport", ["shm", "tcp"], indirect=True)
 
 

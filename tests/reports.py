@@ -1,10 +1,20 @@
-"""What a member says to the master when it comes back, byte by byte (docs/protocol.md: Rejoin)."""
+"""What members say to the master, byte by byte, as docs/protocol.md says."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
 from collections.abc import Sequence
+
+from pccl import _testing
+
+JOIN, REJOIN, REQUEST_ADMISSION, PREPARED, ENTER_ROUND, OP_REPORT, ABORT = range(7)
+LINK_REPORT, BLOCKED, LEAVE, HEARTBEAT = range(7, 11)
+WITHDRAW, NEIGHBOURHOOD, MEASURED, INQUIRY, TRIED, WANT_RELAY = 17, 18, 19, 20, 23, 24
+LOG_PART = 29
+BROKEN, UNREACHABLE, SILENT, MENDED, RELAYED = range(5)
+BARRIER = 2
+TIMEOUT, ENTERED = 0, 0
 
 
 def u32(*numbers: int) -> bytes:
@@ -66,3 +76,40 @@ def rejoin(
 def log_part(log: Sequence[bytes], *, last: bool) -> bytes:
     """What answers RequestLog."""
     return listed(log) + (b"\1" if last else b"\0")
+
+
+def peer(number: int) -> bytes:
+    """The id of the member with that number."""
+    return bytes([number]) * 16
+
+
+def op_key(tag: int, admission: int = 1) -> bytes:
+    """What names an operation."""
+    return u64(admission) + b"\x01" + u64(tag, 0)
+
+
+def op_state(
+    tag: int, what: str = "", admission: int = 1, attempt: int = 1, phase: int = ENTERED
+) -> bytes:
+    """A member's state in an operation."""
+    return op_key(tag, admission) + u64(attempt) + bytes([phase, 1]) + u64(5) + text(what)
+
+
+def join(
+    number: int, group: int = 0, hosts: list[str] | None = None, waiting: bool = True
+) -> bytes:
+    """What a newcomer says first."""
+    addresses = [text(host) + struct.pack("<H", 1) for host in hosts or ["192.0.2.1"]]
+    founder = u32(group, 1) + bytes([waiting, 0])
+    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + peer(number)
+    return peer(number) + founder + listed(addresses) + rest
+
+
+def link_report(about: int, epoch: int, state: int = BROKEN) -> bytes:
+    """A member's report of its link to `about`."""
+    return peer(about) + bytes([state]) + u64(epoch) + text("reset")
+
+
+def gone(play: _testing.MasterPlay) -> dict[int, str]:
+    """The reason of each connection that was refused since the last look."""
+    return {connection: why for connection, what, _, why in play.told() if what == "refused"}

@@ -5,13 +5,14 @@ import gc
 import importlib.util
 import os
 import subprocess
-import sys
 import threading
 import weakref
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from programs import arrays
+from workers import command
 
 import pccl
 from pccl import (
@@ -419,26 +420,7 @@ def test_torch_bfloat16_keeps_its_memory_and_dtype(fake):
 def test_jax_arrays_come_back_as_jax_arrays(tmp_path):
     if importlib.util.find_spec("jax") is None:
         pytest.skip("jax is not installed")
-    code = (
-        "import jax, jax.numpy as jnp, numpy as np, pccl\n"
-        "from pccl import _arrays\n"
-        "x = jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3)\n"
-        "leaf = _arrays.read(x, 'f', 'tree')\n"
-        "(buffer,) = leaf.buffers\n"
-        "assert buffer.dtype is pccl.DataType.BFLOAT16 and buffer.array.shape == (2, 3)\n"
-        "result = leaf.restore([buffer.array.copy()])\n"
-        "assert isinstance(result, jax.Array) and result.dtype == x.dtype\n"
-        "assert (result == x).all() and result.devices() == x.devices()\n"
-        "def refused(kind, call):\n"
-        "    try: call()\n"
-        "    except kind as error: assert 'tree' in str(error)\n"
-        "    else: raise SystemExit('not refused')\n"
-        "refused(pccl.InvalidArgument, lambda: _arrays.write(x, 'f', 'tree'))\n"
-        "refused(pccl.InvalidArgument, lambda: _arrays.read(x > 1, 'f', 'tree'))\n"
-        "refused(pccl.InvalidArgument, lambda: _arrays.read(jax.random.key(0), 'f', 'tree'))\n"
-        "refused(pccl.NotSupported, lambda: jax.jit(lambda y: _arrays.read(y, 'f', 'tree'))(x))\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    subprocess.run(command(arrays.read_arrays_of_jax), check=True, cwd=tmp_path)
 
 
 def test_another_frameworks_arrays_can_be_registered(fake, monkeypatch):

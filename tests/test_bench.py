@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from programs import idle
 from workers import Run, running
 
 import pccl.tools.bench
@@ -74,10 +76,9 @@ def test_all_peers_print_the_same_figures_for_every_size_and_pair(tmp_path: Path
     assert all(p["seconds"] > 0 and p["each_way_bytes_per_second"] > 0 for p in result["pairs"])
 
 
-def test_one_master_serves_bench_after_bench(tmp_path: Path) -> None:
-    with running() as run:
-        for _ in range(2):
-            assert [status for status, _, _ in bench(tmp_path, run, 2)] == [0, 0]
+def test_one_master_serves_bench_after_bench(run: Run, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert [status for status, _, _ in bench(tmp_path, run, 2)] == [0, 0]
 
 
 def test_the_tables_are_plain_text_without_a_terminal(tmp_path: Path) -> None:
@@ -104,24 +105,22 @@ def test_it_runs_under_pccl_run_without_options(tmp_path: Path) -> None:
     assert done.stdout.count("All-reduce between 2 peers") == 2
 
 
-def test_a_peer_that_goes_ends_the_others_with_the_reason(tmp_path: Path) -> None:
-    with running() as run:
-        run.peer(f"start(peer_group={DEFAULT_GROUP}, min_peers=3)")  # and leaves at once
-        master = ["--master", run.address, "--peers", "3"]
-        with benches(tmp_path, 2, *master) as processes:
-            for status, out, err in ends(processes):
-                assert (status, out) == (1, "")
-                assert "gone" in err
+def test_a_peer_that_goes_ends_the_others_with_the_reason(run: Run, tmp_path: Path) -> None:
+    run.peer(partial(idle.leave, peer_group=DEFAULT_GROUP, min_peers=3))
+    master = ["--master", run.address, "--peers", "3"]
+    with benches(tmp_path, 2, *master) as processes:
+        for status, out, err in ends(processes):
+            assert (status, out) == (1, "")
+            assert "gone" in err
 
 
-def test_a_latecomer_is_told_that_others_run_it(tmp_path: Path) -> None:
-    with running() as run:
-        holder = run.peer(f"start(peer_group={DEFAULT_GROUP}); say(event='in'); hear()")
-        holder.expect("in")
-        with benches(tmp_path, 1, "--master", run.address) as processes:
-            [(status, _, err)] = ends(processes)
-        assert status == 1
-        assert "already" in err
+def test_a_latecomer_is_told_that_others_run_it(run: Run, tmp_path: Path) -> None:
+    holder = run.peer(partial(idle.wait, peer_group=DEFAULT_GROUP))
+    holder.expect("in")
+    with benches(tmp_path, 1, "--master", run.address) as processes:
+        [(status, _, err)] = ends(processes)
+    assert status == 1
+    assert "already" in err
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import checkpoints
 from workers import Run, running
 
 import pccl
@@ -338,41 +339,9 @@ def test_without_safetensors_the_extra_is_named(
             call()
 
 
-TRAIN = """
-from pathlib import Path
-from pccl import checkpoint
-from pccl.data import ElasticSampler
-
-def train(steps):
-    global state, revision
-    while state["step"] < steps:
-        state, info = pccl.sync(state, revision=revision, return_info=True)
-        revision = None
-        batch = state["sampler"].take()
-        total, reduced = pccl.allreduce(batch.sum(), return_info=True)
-        state["sampler"].commit(reduced)
-        state["w"] += total
-        state["step"] += 1
-        state["seen"] = state["seen"] + f" {total}"
-        if state["step"] % 2 == 1:
-            path = Path(folder) / f"{info.revision + 1}.safetensors"
-            checkpoint.save(path, state, revision=info.revision + 1, keep=2)
-    say(event="trained", w=int(state["w"][0]), step=state["step"], seen=state["seen"],
-        sampler=state["sampler"].state_dict())
-
-start()
-folder = hear()
-sampler = ElasticSampler(1000, batch_size=4, seed=5)
-state, revision = {"w": np.zeros(3, np.int64), "step": 0, "sampler": sampler, "seen": ""}, None
-state, revision = checkpoint.resume(folder, state)
-say(event="ready", step=state["step"], revision=revision)
-train(hear())
-"""
-
-
 def test_a_run_that_lost_all_its_peers_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     def begin(run: Run, folder: Path, count: int) -> list[Any]:
-        peers = run.peers(count, TRAIN)
+        peers = run.peers(count, checkpoints.train)
         for peer in peers:
             peer.tell(str(folder))
         return peers

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from workers import running
+from programs import data
+from workers import Run, running
 
 import pccl
 from pccl.data import ElasticSampler, permuted
@@ -437,46 +439,15 @@ def test_a_loader_is_not_given_short_steps_of_which_some_are_empty() -> None:
 
 # ---- a run ---------------------------------------------------------------------------------------------------------
 
-# Counts in the shared state how often each example was in a reduction's result. `steps`: takes per reduction.
-PEER = """
-from pccl.data import ElasticSampler
-
-start()
-steps, dies_at = int(os.environ["STEPS"]), int(os.environ.get("DIES_AT", "-1"))
-sampler = ElasticSampler(1000, batch_size=6, seed=3, remainder="short")
-state = {"seen": np.zeros(1000, np.int64), "sampler": sampler, "waited": False}
-known = set()
-say(event="in")
-while True:
-    state = pccl.sync(state)
-    known.update(pccl.membership().peers)
-    if sampler.epoch == 3:
-        break
-    if sampler.committed > 1500 and not state["waited"]:
-        say(event="waiting")
-        while "NEW" not in os.environ and len(known) < 5:
-            state = pccl.sync(state)
-            known.update(pccl.membership().peers)
-        state["waited"] = True
-    marks = np.zeros(1000, np.int64)
-    for _ in range(steps):
-        if sampler.epoch < 3:
-            np.add.at(marks, sampler.take(), 1)
-    if 0 <= dies_at <= sampler.committed:
-        os.kill(os.getpid(), signal.SIGKILL)
-    total, info = pccl.allreduce(marks, return_info=True)
-    sampler.commit(info)
-    state["seen"] += total
-    say(event="step", members=info.world_size)
-say(event="done", seen=state["seen"].tolist(), committed=sampler.committed, size=pccl.world_size())
-"""
-
 
 @pytest.mark.parametrize("steps", [1, 5])
 def test_members_are_killed_and_come_and_each_example_is_seen_once_per_epoch(steps: int) -> None:
-    with running(STEPS=str(steps)) as run:
-        peers = [run.peer(PEER, PCCL_MIN_PEERS="4") for _ in range(3)]
-        peers.append(run.peer(PEER, PCCL_MIN_PEERS="4", DIES_AT="700"))
+    with running() as run:
+        peers = [
+            run.peer(partial(data.count_examples, steps), PCCL_MIN_PEERS="4") for _ in range(3)
+        ]
+        dies = partial(data.count_examples, steps, dies_at=700)
+        peers.append(run.peer(dies, PCCL_MIN_PEERS="4"))
         for peer in peers:
             peer.expect("in")
         assert peers[3].ends() == -signal.SIGKILL
@@ -485,7 +456,7 @@ def test_members_are_killed_and_come_and_each_example_is_seen_once_per_epoch(ste
         peers[2].signal(signal.SIGKILL)
         while peers[0].next()["event"] != "waiting":
             pass
-        newcomer = run.peer(PEER, NEW="1")
+        newcomer = run.peer(partial(data.count_examples, steps, newcomer=True))
         finished = []
         for peer in (peers[0], peers[1], newcomer):
             answer = peer.next()
@@ -497,32 +468,11 @@ def test_members_are_killed_and_come_and_each_example_is_seen_once_per_epoch(ste
         assert (answer["committed"], answer["size"]) == (3000, 3)
 
 
-SIZED = """
-from pccl.data import ElasticSampler
-
-start()
-sampler = ElasticSampler(100, batch_size=int(os.environ["SIZE"]))
-state, met = {"sampler": sampler}, False
-say(event="in")
-try:
-    while not met or pccl.world_size() == 2:  # until another one has come and gone
-        state = pccl.sync(state)
-        met = met or pccl.world_size() == 2
-        sampler.take()
-        _, info = pccl.allreduce(1, return_info=True)
-        sampler.commit(info)
-    say(event="went on")
-except pccl.InvalidArgument as error:
-    say(event="refused", reason=error.reason)
-"""
-
-
-def test_a_newcomer_with_another_batch_size_is_told_and_the_run_goes_on() -> None:
-    with running() as run:
-        member = run.peer(SIZED, SIZE="6")
-        member.expect("in")
-        newcomer = run.peer(SIZED, SIZE="8")
-        newcomer.expect("in")
-        reason = newcomer.expect("refused")["reason"]
-        assert "this peer has batch_size=8; the state has 6" in reason
-        member.expect("went on")
+def test_a_newcomer_with_another_batch_size_is_told_and_the_run_goes_on(run: Run) -> None:
+    member = run.peer(partial(data.meet_another, 6))
+    member.expect("in")
+    newcomer = run.peer(partial(data.meet_another, 8))
+    newcomer.expect("in")
+    reason = newcomer.expect("refused")["reason"]
+    assert "this peer has batch_size=8; the state has 6" in reason
+    member.expect("went on")

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+import programs.doctor
 import pytest
+from programs import idle
 from workers import running
 
 import pccl
@@ -64,17 +66,9 @@ def test_a_master_with_a_secret_is_asked_with_it_alone() -> None:
 
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["plain", "with a secret"])
 def test_peers_of_a_run_are_tried_both_ways_and_the_run_goes_on(secret: str | None) -> None:
-    peer = """
-    comm = start(min_peers=2)
-    pccl.barrier()
-    say(event="in")
-    hear()
-    total, info = pccl.allreduce(x(), return_info=True)
-    say(event="done", right=bool((total == expected(info)).all()), size=info.world_size)
-    """
     env = {"PCCL_SECRET": secret} if secret else {}
     with running(**env) as run:
-        peers = [run.peer(peer) for _ in range(2)]
+        peers = [run.peer(programs.doctor.reduce_when_told) for _ in range(2)]
         for worker in peers:
             worker.expect("in")
         status, checks = doctor(run.address, **env)
@@ -112,14 +106,13 @@ def listening(answer: bytes) -> Iterator[str]:
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["plain", "with a secret"])
 def test_who_listens_where_a_member_should_is_not_taken_for_it(secret: str | None) -> None:
     env = {"PCCL_SECRET": secret} if secret else {}
-    code = "start()\npccl.barrier()\nsay(event='in')\nhear()"
     with (
         listening(b"") as silent,
         listening(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4) as web,
         pccl.MasterNode("127.0.0.1:0", secret=secret) as master,
         running(PCCL_HEARTBEAT_TIMEOUT="60", PCCL_RELAY="0", **env) as run,
     ):
-        member = run.peer(code, PCCL_ADVERTISE=f"{silent}, {web}, {master.address}")
+        member = run.peer(idle.wait_inside, PCCL_ADVERTISE=f"{silent}, {web}, {master.address}")
         member.expect("in")
         member.signal(signal.SIGSTOP)  # so that it does not answer, but for the kernel
         _, checks = doctor(run.address, **env)

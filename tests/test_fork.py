@@ -2,12 +2,13 @@
 
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from programs import fork
+from workers import command
 
 import pccl
 
@@ -85,37 +86,13 @@ def test_children_that_end_leave_the_parents_reductions_alone() -> None:
             comm.close()
 
 
-_PROGRAM = """
-import os, sys
-import numpy as np
-import pccl
-
-pccl.init(min_peers=2)
-children = []
-for number in range(20):
-    assert pccl.allreduce(np.ones(1000), "sum")[0] == 2.0
-    child = os.fork()
-    if child == 0:
-        if number % 2:
-            raise RuntimeError('the child fails')
-        sys.exit(7)  # runs exit handlers, collects garbage, ends the interpreter
-    children.append(child)
-    assert pccl.allreduce(np.ones(1000), "sum")[0] == 2.0
-for number, child in enumerate(children):
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (1 if number % 2 else 7)
-    assert pccl.allreduce(np.ones(1000), "sum")[0] == 2.0
-assert pccl.world_size() == 2
-"""
-
-
 def test_children_that_run_the_whole_exit_of_python_leave_the_run_alone(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(_PROGRAM)
     with pccl.MasterNode("127.0.0.1:0") as master:
         peers = [
             subprocess.Popen(
-                [sys.executable, str(program)],
+                command(fork.have_children_that_exit),
                 env={**os.environ, "PCCL_MASTER": master.address},
+                cwd=tmp_path,
                 stderr=subprocess.PIPE,
                 text=True,
             )
@@ -126,29 +103,13 @@ def test_children_that_run_the_whole_exit_of_python_leave_the_run_alone(tmp_path
             assert peer.returncode == 0, errors
 
 
-_VANISHING = """
-import os
-import numpy as np
-import pccl
-
-pccl.init(min_peers=2)
-pccl.allreduce(np.ones(10))
-child = os.fork()
-if child == 0:
-    os.read(0, 1)  # lives on, until the test says so
-    os._exit(0)
-os.kill(os.getpid(), 9)
-"""
-
-
 def test_a_child_that_lives_on_does_not_keep_its_dead_parents_connections(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(_VANISHING)
     with pccl.MasterNode("127.0.0.1:0") as master:
         comm = pccl.Communicator(master.address)
         with subprocess.Popen(
-            [sys.executable, str(program)],
+            command(fork.die_before_the_child),
             env={**os.environ, "PCCL_MASTER": master.address},
+            cwd=tmp_path,
             stdin=subprocess.PIPE,
         ) as other:
             comm._join("init", min_peers=2, attempts=5, timeout=30.0, enter=False)

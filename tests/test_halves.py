@@ -10,7 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from workers import running
+from programs import halves
+from workers import Run
 
 import pccl
 
@@ -321,46 +322,6 @@ def test_alone_nothing_is_sent() -> None:
         comm.close()
 
 
-# Waits in each kind of call until it is told to go on, or a member is gone.
-LOSS = """
-import threading, time
-def tell_when_calling():
-    engine = pccl.api._default._engine
-    while not engine.unfinished():
-        time.sleep(0.001)
-    say(event="calling")
-pccl.init(min_peers=3)
-pccl.barrier()
-say(event="in", rank=pccl.rank())
-for line in sys.stdin:
-    order = json.loads(line)
-    if order == "stop":
-        break
-    x = np.full(200_000, pccl.rank() + 1.0)
-    order, told = order
-    sent = np.tile(x, (pccl.world_size(), 1)) if order == "scatter" else x
-    before = sent.copy()
-    if told:
-        threading.Thread(target=tell_when_calling).start()
-    try:
-        if order == "broadcast":
-            made = pccl.broadcast(x, 1, out=x)  # in place
-        elif order == "from the first":
-            made = pccl.broadcast(x)
-        elif order == "allgather":
-            made = pccl.allgather(x)
-        elif order == "into":
-            made = pccl.allgather(x, out=np.zeros((pccl.world_size(), x.size)))
-        else:
-            made = pccl.reduce_scatter(sent)
-        say(event="done", values=np.unique(made).tolist(), shape=list(made.shape))
-    except pccl.PeerLost as error:
-        assert (sent == before).all()
-        say(event="lost")
-pccl.shutdown()
-"""
-
-
 @pytest.mark.parametrize(
     ("call", "victim", "outcome"),
     [
@@ -371,29 +332,31 @@ pccl.shutdown()
         ("scatter", 0, {"event": "lost"}),
     ],
 )
-def test_a_loss_is_survived_or_told(call: str, victim: int, outcome: dict[str, Any]) -> None:
-    with running(PCCL_MIN_PEERS="3") as run:
-        peers = [run.peer(LOSS) for _ in range(3)]
-        order = {}
-        for peer in peers:
-            order[peer.expect("in", 60)["rank"]] = peer
-        rest = [order[rank] for rank in range(3) if rank != victim]
-        for peer in rest:
-            peer.tell([call, True])
-        for peer in rest:
-            peer.expect("calling")
-        order[victim].signal(signal.SIGKILL)  # it has not called: the others wait for it
-        for peer in rest:
-            answer = peer.expect(outcome["event"], 60)
-            assert {key: answer[key] for key in outcome} == outcome
-        # And go on together.
-        for peer in rest:
-            peer.tell(["allgather", False])
-        for peer in rest:
-            assert peer.expect("done", 60)["shape"] == [2, 200_000]
-        for peer in rest:
-            peer.tell("stop")
-            assert peer.ends() == 0
+@pytest.mark.env(PCCL_MIN_PEERS="3")
+def test_a_loss_is_survived_or_told(
+    run: Run, call: str, victim: int, outcome: dict[str, Any]
+) -> None:
+    peers = [run.peer(halves.call_among_losses) for _ in range(3)]
+    order = {}
+    for peer in peers:
+        order[peer.expect("in", 60)["rank"]] = peer
+    rest = [order[rank] for rank in range(3) if rank != victim]
+    for peer in rest:
+        peer.tell([call, True])
+    for peer in rest:
+        peer.expect("calling")
+    order[victim].signal(signal.SIGKILL)  # it has not called: the others wait for it
+    for peer in rest:
+        answer = peer.expect(outcome["event"], 60)
+        assert {key: answer[key] for key in outcome} == outcome
+    # And go on together.
+    for peer in rest:
+        peer.tell(["allgather", False])
+    for peer in rest:
+        assert peer.expect("done", 60)["shape"] == [2, 200_000]
+    for peer in rest:
+        peer.tell("stop")
+        assert peer.ends() == 0
 
 
 @pytest.mark.parametrize(
@@ -405,25 +368,25 @@ def test_a_loss_is_survived_or_told(call: str, victim: int, outcome: dict[str, A
         ("allgather", {"event": "done", "values": [2.0, 3.0], "shape": [2, 200_000]}),
     ],
 )
+@pytest.mark.env(PCCL_MIN_PEERS="3")
 def test_a_loss_between_calls_does_not_change_who_is_meant(
-    call: str, outcome: dict[str, Any]
+    run: Run, call: str, outcome: dict[str, Any]
 ) -> None:
-    with running(PCCL_MIN_PEERS="3") as run:
-        peers = [run.peer(LOSS) for _ in range(3)]
-        order = {}
-        for peer in peers:
-            order[peer.expect("in", 60)["rank"]] = peer
-        order[0].signal(signal.SIGKILL)
-        order[0].ends()
-        for rank in (1, 2):
-            order[rank].tell([call, False])
-        for rank in (1, 2):
-            answer = order[rank].expect(outcome["event"], 60)
-            assert {key: answer[key] for key in outcome} == outcome
-        for rank in (1, 2):
-            order[rank].tell(["allgather", False])
-        for rank in (1, 2):
-            assert order[rank].expect("done", 60)["shape"] == [2, 200_000]
+    peers = [run.peer(halves.call_among_losses) for _ in range(3)]
+    order = {}
+    for peer in peers:
+        order[peer.expect("in", 60)["rank"]] = peer
+    order[0].signal(signal.SIGKILL)
+    order[0].ends()
+    for rank in (1, 2):
+        order[rank].tell([call, False])
+    for rank in (1, 2):
+        answer = order[rank].expect(outcome["event"], 60)
+        assert {key: answer[key] for key in outcome} == outcome
+    for rank in (1, 2):
+        order[rank].tell(["allgather", False])
+    for rank in (1, 2):
+        assert order[rank].expect("done", 60)["shape"] == [2, 200_000]
 
 
 def test_level_1_members_that_send_other_elements_are_told(pair: list[Comm]) -> None:

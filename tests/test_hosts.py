@@ -4,38 +4,21 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
+import programs.hosts
 import pytest
 from namespaces import Host, namespaces, running_on
 from workers import Worker
-
-# Reduces until the plan knows who shares a host (with several ranks on one: the second epoch), then
-# as it is told.
-REDUCE = """
-import zlib
-start()
-info = pccl.ReduceInfo()
-while os.environ["TEST_PLANNED"] == "1" and info.epoch < 2:
-    _, info = pccl.allreduce(x(10), return_info=True)
-say(event="in")
-for line in sys.stdin:
-    count = json.loads(line)
-    if count == 0:
-        break
-    total, info = pccl.allreduce(x(count), return_info=True)
-    half = pccl.allreduce((x(count) % 7).astype("float16"))
-    say(event="done", ok=bool((total == expected(info)).all()), size=info.world_size, half=zlib.crc32(half))
-pccl.shutdown()
-"""
 
 
 @contextmanager
 def reducing(hosts: list[Host], ranks: list[int], **env: str) -> Iterator[list[Worker]]:
     """`ranks[i]` workers on host i, under a plan that knows where they are."""
     with running_on(hosts[0], **env) as run:
-        planned = str(int(max(ranks) > 1))
+        program = partial(programs.hosts.reduce, planned=max(ranks) > 1)
         peers = [
-            run.peer(REDUCE, host, PCCL_MIN_PEERS=str(sum(ranks)), TEST_PLANNED=planned)
+            run.peer(program, host, PCCL_MIN_PEERS=str(sum(ranks)))
             for host, here in zip(hosts, ranks, strict=True)
             for _ in range(here)
         ]

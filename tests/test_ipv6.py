@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import namespaces
 import pytest
+from programs import idle, ipv6
 from workers import Worker
 
 import pccl
@@ -25,26 +27,6 @@ def ipv6_works() -> bool:
 
 
 pytestmark = pytest.mark.skipif(not ipv6_works(), reason="there is no IPv6 here")
-# Reduces arrays of several sizes, then as it is told.
-PEER = """
-comm = start()
-pccl.barrier()
-world = int(os.environ["PCCL_MIN_PEERS"])
-for count in (10, 20_000, 2_000_000):
-    total, info = pccl.allreduce(x(count), return_info=True)
-    assert (total == expected(info)).all() and info.world_size == world, info
-say(event="reduced")
-for line in sys.stdin:
-    total, info = pccl.allreduce(x(100_000), return_info=True)
-    assert (total == expected(info)).all() and info.world_size == world, info
-    say(event="again")
-"""
-DOCTOR = """
-import subprocess
-command = [sys.executable, "-m", "pccl", "doctor", "--json"]
-done = subprocess.run(command, capture_output=True, text=True)
-say(event="doctor", status=done.returncode, screen=done.stdout or done.stderr)
-"""
 
 
 def reduce_once_more(peers: Sequence[Worker]) -> None:
@@ -73,11 +55,11 @@ def test_a_run_on_loopback(listen: str, secret: str | None) -> None:
         # One that listens at all its addresses does so at those of IPv4, too.
         ways = ["[::1]", "127.0.0.1" if host == "[::]" else "[::1]"]
         env["PCCL_BIND"] = host.strip("[]")
-        workers = [Worker(PEER, PCCL_MASTER=f"{way}:{port}", **env) for way in ways]
+        workers = [Worker(ipv6.reduce, PCCL_MASTER=f"{way}:{port}", **env) for way in ways]
         try:
             for peer in workers:
                 peer.expect("reduced", 60)
-            doctor = Worker(DOCTOR, PCCL_MASTER=f"[::1]:{port}", **env)
+            doctor = Worker(ipv6.doctor, PCCL_MASTER=f"[::1]:{port}", **env)
             workers.append(doctor)
             assert "::1, port" in all_is_well(doctor, 2)["from outside"]["text"]
             reduce_once_more(workers[:2])
@@ -94,10 +76,10 @@ def test_a_run_between_hosts_that_have_nothing_else(secret: str | None) -> None:
         namespaces.namespaces(3, ["6"] * 3) as hosts,
         namespaces.running_on(hosts[0], **env) as run,
     ):
-        peers = [run.peer(PEER, host) for host in hosts]
+        peers = [run.peer(ipv6.reduce, host) for host in hosts]
         for peer in peers:
             peer.expect("reduced", 60)
-        checks = all_is_well(run.peer(DOCTOR, hosts[2]), 3)
+        checks = all_is_well(run.peer(ipv6.doctor, hosts[2]), 3)
         assert hosts[2].address in checks["from outside"]["text"]
         reduce_once_more(peers)
 
@@ -121,14 +103,14 @@ def test_a_run_between_hosts_of_which_some_have_the_one_and_some_the_other(
     ):
         masters = {"6": namespaces.at(hosts[0].address6), "4": namespaces.at(hosts[0].address)}
         peers = [
-            run.peer(PEER, host, PCCL_MASTER=masters[version[-1]])
+            run.peer(ipv6.reduce, host, PCCL_MASTER=masters[version[-1]])
             for host, version in zip(hosts, versions, strict=True)
         ]
         for peer in peers:
             peer.expect("reduced", 60)
         for host, version in zip(hosts, versions, strict=True):
             if len(version) == 1:
-                doctor = run.peer(DOCTOR, host, PCCL_MASTER=masters[version])
+                doctor = run.peer(ipv6.doctor, host, PCCL_MASTER=masters[version])
                 all_is_well(doctor, sum(version in other for other in versions))
         reduce_once_more(peers)
 
@@ -138,21 +120,16 @@ def test_a_run_between_hosts_of_which_some_have_the_one_and_some_the_other(
     ("listen", "version"), [("0.0.0.0", "4"), ("[::]", "4"), ("[::]", "6"), ("[::]", "46")]
 )
 def test_the_line_that_a_master_prints_leads_to_it(listen: str, version: str) -> None:
-    serves = f"""
-    import pccl.master
-    pccl.master.print = lambda line, **_: say(line=line)
-    pccl.master.serve_with_secret("{listen}:0")
-    """
-    joins = "start(min_peers=1)\nsay(event='in')\nhear()"
     with namespaces.namespaces(2, [version] * 2) as hosts:
         for number in version:
             namespaces.ip(*f"-n {hosts[0].name} -{number} route add default dev eth".split())
-        workers = [namespaces.worker(serves, hosts[0])]
+        workers = [namespaces.worker(partial(ipv6.serve_with_secret, f"{listen}:0"), hosts[0])]
         try:
             assert workers[0].next()["line"].startswith("listening on ")
             line = workers[0].next()["line"]
             words = dict(word.split("=", 1) for word in line.split() if "=" in word)
-            workers.append(namespaces.worker(joins, hosts[1], PCCL_BIND="", **words))
+            program = partial(idle.wait, min_peers=1)
+            workers.append(namespaces.worker(program, hosts[1], PCCL_BIND="", **words))
             workers[1].expect("in")
         finally:
             for worker in workers:

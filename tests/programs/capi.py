@@ -1,8 +1,12 @@
-"""libpccl.so through ctypes, for the workers of test_capi.py: pccl.h's structs, written down once more, and calls."""
+"""libpccl.so through ctypes: the structs of pccl.h, written down once more, and its calls.
+
+PCCL_C_LIBRARY is the path of the library. It is loaded with the first call.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -92,6 +96,7 @@ class BuildInfo(Structure):
     _fields_ = [("has_cuda_support", c_bool)]
 
 
+@functools.cache
 def _load() -> Any:
     library = ctypes.CDLL(os.environ["PCCL_C_LIBRARY"])
     pointer = c_void_p
@@ -125,7 +130,14 @@ def _load() -> Any:
     return library
 
 
-lib = _load()
+class _Library:
+    """The library, loaded when it is used first: the test's process imports this module, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_load(), name)
+
+
+lib = _Library()
 
 
 class Failed(Exception):

@@ -1,0 +1,208 @@
+"""Members of a DiLoCo run that take examples from one data set.
+
+The parameters count how often each example was seen. A mean over n members times n is what they
+have counted together. n shows in the places where each member adds a one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+import pccl
+from pccl.data import ElasticSampler
+from pccl.diloco import DiLoCo
+from programs.peer import hear, peer_id, say, start
+from programs.shell import obey
+
+Array = npt.NDArray[Any]
+
+
+class Add:
+    """An outer optimizer that adds what all members counted."""
+
+    def __init__(self, arrays: Sequence[Array]) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def step(self, parameters: Sequence[Array], gradients: Sequence[Array]) -> None:
+        counts, _ = parameters
+        n = round(1 / float(np.abs(gradients[1]).max()))
+        counts -= np.rint(gradients[0] * n)
+
+
+class Counter:
+    """A member that has the number `own`, and a DiLoCo with these options."""
+
+    def __init__(self, own: int, **options: Any) -> None:
+        self.own = own
+        self.steps = 0
+        self.model = {"counts": np.zeros(500, np.float32), "places": np.zeros(8, np.float32)}
+        self.sampler = ElasticSampler(500, batch_size=5, seed=1, remainder="short")
+        self.diloco = DiLoCo(self.model, sync_every=3, data=self.sampler, **options)
+
+    def count(
+        self, *, dies_at: int = -1, is_complete: Callable[[], bool], stop_at: int | None = None
+    ) -> None:
+        """Goes through three epochs.
+
+        It does not go far until all members are there (`is_complete`). `dies_at`: killed in that
+        inner step. `stop_at`: stops after that outer step.
+        """
+        met = False
+        while self.sampler.epoch < 3 or self.sampler.in_flight:
+            met = met or (self.sampler.committed > 300 and is_complete())
+            if self.sampler.epoch < 3 and (met or self.sampler.committed <= 300):
+                np.add.at(self.model["counts"], self.sampler.take(), 1)
+            self.model["places"][self.own] += 1 / 3
+            self.steps += 1
+            if self.steps == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self.diloco.step() and self.diloco.outer_step == stop_at:
+                break
+
+    def end(self) -> None:
+        """Applies what is in flight, and says what was counted."""
+        self.diloco.finish()
+        counts = self.diloco.parameters["['counts']"].tolist()
+        say(event="done", counts=counts, steps=self.steps, committed=self.sampler.committed)
+
+
+def count(own: int, mode: dict[str, Any], dies_at: int = -1) -> None:
+    """Counts with two others."""
+    start()
+    counter = Counter(own, outer_optimizer=Add, **mode)
+    say(event="in")
+    counter.count(dies_at=dies_at, is_complete=lambda: pccl.world_size() == 3)
+    counter.end()
+
+
+def count_and_save(mode: dict[str, Any], path: str) -> None:
+    """Counts alone to the fourth round, and writes a checkpoint there."""
+    start()
+    counter = Counter(0, outer_optimizer=Add, **mode)
+    say(event="in")
+    counter.count(is_complete=lambda: True, stop_at=4)
+    saved = {"diloco": counter.diloco.state_dict(), "sampler": counter.sampler.state_dict()}
+    Path(path).write_bytes(pickle.dumps(saved))
+    counter.end()
+
+
+def resume_and_count(mode: dict[str, Any], path: str) -> None:
+    """Counts alone from a checkpoint to the end."""
+    start()
+    counter = Counter(0, outer_optimizer=Add, join=False, **mode)
+    saved = pickle.loads(Path(path).read_bytes())
+    counter.diloco.load_state_dict(saved["diloco"])
+    counter.sampler.load_state_dict(saved["sampler"])
+    counter.diloco.join()
+    say(event="in")
+    counter.count(is_complete=lambda: True)
+    counter.end()
+
+
+def count_with_own_communicators(own: int) -> None:
+    """Counts with two others, through a communicator that is not the process's.
+
+    It goes on when it is told to. Member 0 says when there are three members, and then two. Each
+    says at the end how many communicators it has had.
+    """
+    made: list[pccl.Communicator] = []
+    told, pause = threading.Event(), threading.Event()
+
+    def fresh() -> pccl.Communicator:
+        comm = pccl.Communicator(os.environ["PCCL_MASTER"])
+        comm.connect()
+        made.append(comm)
+        return comm
+
+    def listen() -> None:
+        hear()
+        told.set()
+
+    def look() -> None:
+        for count in (3, 2):
+            while pccl.world_size(made[-1]) != count:
+                pause.wait(0.01)
+            say(event=f"{count} members")
+
+    fresh()
+    threading.Thread(target=listen, daemon=True).start()
+    counter = Counter(own, outer_optimizer=Add, comm=made[0], rejoin=fresh)  # the sampler follows
+    say(event="in")
+    if own == 0:
+        threading.Thread(target=look, daemon=True).start()
+    counter.count(is_complete=lambda: told.is_set() and pccl.world_size(made[-1]) == 3)
+    counter.end()
+    say(event="came back", times=len(made))
+
+
+def go_on_alone_after_the_end(own: int) -> None:
+    """Takes examples in two rounds with another member, leaves, and takes more alone."""
+    start()
+    counter = Counter(own)
+    sampler = counter.sampler
+    say(event="in")
+    for _ in range(6):
+        sampler.take()
+        counter.diloco.step()
+    counter.diloco.finish()
+    pccl.shutdown()
+    alone = sampler.take()
+    sampler.commit()
+    say(event="done", taken=len(alone), committed=sampler.committed, left=sampler.in_flight)
+
+
+# A member that goes step by step, with two fragments whose reductions overlap.
+
+sampler: ElasticSampler
+diloco: DiLoCo
+
+
+def serve() -> NoReturn:
+    """Joins, and waits for calls of the functions below."""
+    global sampler, diloco
+    start()
+    model = {name: np.zeros(4, np.float32) for name in "ab"}
+    sampler = ElasticSampler(10_000, batch_size=5)
+    diloco = DiLoCo(model, sync_every=8, mode="streaming", fragments=2, overlap=6, data=sampler)
+    say(event="in", peer=peer_id())
+    obey()
+
+
+def go(until: int) -> None:
+    """Takes inner steps up to that one."""
+    while diloco.inner_step < until:
+        taken = sampler.take()
+        diloco.step()
+    place, flying = sampler.state_dict(), len(diloco._flying)
+    say(event="went", taken=taken.tolist(), place=place, flying=flying)
+
+
+def wait_for_the_first() -> None:
+    """Waits for the first fragment's reduction."""
+    work = diloco._flying[0].work
+    assert work is not None
+    work.wait()
+    say(event="first")
+
+
+def save() -> None:
+    """Makes a checkpoint, for which it waits for all reductions."""
+    diloco.state_dict()
+    say(event="saved", members=pccl.world_size())
+
+
+def show_members() -> None:
+    """Says among how many members the examples are divided now."""
+    say(event="later", members=len(sampler._phases[-1][-1].peers))

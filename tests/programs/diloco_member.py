@@ -1,0 +1,304 @@
+"""Members of a DiLoCo run, which do what the test tells them.
+
+What a member "learns" is a function of its number and of the parameters, so that the test can say
+what every round must give, whoever took part in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+import pccl
+from pccl.diloco import DiLoCo
+from pccl.errors import PCCLError
+from programs.peer import peer_id, say, start
+from programs.shell import obey
+
+Array = npt.NDArray[Any]
+Model = dict[str, Array]
+
+SHAPES: dict[str, tuple[int, ...]] = {"a": (3, 5), "b": (300,), "c": (), "d": (7, 11), "e": (64, 2)}
+
+
+def fresh(seed: int = 0) -> Model:
+    """Parameters to begin with."""
+    random = np.random.default_rng(seed)
+    return {
+        name: np.array(random.standard_normal(shape), np.float32) for name, shape in SHAPES.items()
+    }
+
+
+def train(model: Model, number: int) -> None:
+    """An inner step: the member with that number pulls the parameters toward its own place."""
+    for name, target in fresh(1000 + number).items():
+        model[name][...] -= np.float32(0.1) * (model[name] - target)
+
+
+def digest(tree: Any) -> str:
+    """A hash of every array of a tree."""
+    whole = hashlib.sha256()
+
+    def walk(part: Any) -> None:
+        if isinstance(part, dict):
+            for key in sorted(part):
+                whole.update(key.encode())
+                walk(part[key])
+        elif isinstance(part, list | tuple):
+            for child in part:
+                walk(child)
+        elif hasattr(part, "state_dict"):
+            walk(part.state_dict())
+        else:
+            whole.update(np.ascontiguousarray(part).tobytes())
+
+    walk(tree)
+    return whole.hexdigest()
+
+
+def rounds(
+    count: int,
+    until: int,
+    info: Callable[[], pccl.ReduceInfo | None],
+    step: Callable[[], dict[str, Any] | None],
+) -> list[dict[str, Any]]:
+    """Takes inner steps until `until` members took part in the reduction applied last (`info`).
+
+    Then it makes `count` rounds more. All members see that in the same round. `step` returns what
+    to log at the end of a round. Returns the log.
+    """
+
+    def full() -> bool:
+        applied = info()
+        return not until or (applied is not None and len(applied.contributors) >= until)
+
+    log, left, reached = [], count, full()
+    while not (reached and left == 0):
+        ended = step()
+        if ended is not None:
+            log.append(ended)
+            left -= reached
+            reached = reached or full()
+    return log
+
+
+comm: pccl.Communicator
+diloco: DiLoCo
+model: Model
+number: int
+
+
+def serve(**options: Any) -> NoReturn:
+    """Joins with these options of pccl.init, and waits for calls of the functions below."""
+    global comm
+    comm = start(**options)
+    say(event="in", peer=peer_id())
+    obey()
+
+
+def look() -> dict[str, Any]:
+    """What this member holds after a round."""
+    info = diloco.info
+    return {
+        "round": diloco.outer_step,
+        "outer": digest([diloco.parameters, [made.state() for made in diloco._optimizers]]),
+        "inner": digest(model),
+        "size": pccl.world_size(),
+        "contributors": None if info is None else sorted(info.contributors),
+    }
+
+
+REJOIN: dict[str, Callable[[], pccl.Communicator]] = {"init": pccl.init, "start": start}
+
+
+def make(
+    own_number: int,
+    *,
+    seed: int | None = None,
+    dtype: str = "float32",
+    rejoin: str | None = None,
+    quantize: str | dict[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """Makes the DiLoCo. Every member begins with other parameters, unless it is told a seed.
+
+    `rejoin`: a key of REJOIN. `quantize`: may be the arguments of pccl.Quantize.
+    """
+    global diloco, model, number
+    number = own_number
+    begun = fresh(own_number if seed is None else seed)
+    model = {name: array.astype(dtype) for name, array in begun.items()}
+    if options.get("mode") == "async":
+        options.setdefault("overlap", options["sync_every"])
+    if isinstance(quantize, dict):
+        options["quantize"] = pccl.Quantize(**quantize)
+    elif quantize is not None:
+        options["quantize"] = quantize
+    diloco = DiLoCo(model, rejoin=None if rejoin is None else REJOIN[rejoin], **options)
+    say(event="made", **look())
+
+
+def make_what_is_refused(own_number: int, **options: Any) -> None:
+    """Makes a DiLoCo that the run refuses, and says why."""
+    try:
+        make(own_number, **options)
+    except pccl.InvalidArgument as error:
+        say(event="refused", text=str(error))
+
+
+def go(
+    count: int = 0, *, until: int = 0, tokens: int | None = None, die: int | None = None
+) -> None:
+    """Trains through rounds, as `rounds` says. `die`: killed after that many of the inner steps."""
+    steps = 0
+
+    def step() -> dict[str, Any] | None:
+        nonlocal steps
+        train(model, number)
+        steps += 1
+        if steps == die:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return look() if diloco.step(tokens) else None
+
+    say(event="went", log=rounds(count, until, lambda: diloco.info, step))
+
+
+def show() -> None:
+    """Says the outer parameters."""
+    held = {name[2:-2]: array.tolist() for name, array in diloco.parameters.items()}  # ['a']
+    say(event="shown", **held)
+
+
+def show_own() -> None:
+    """Says this member's own parameters."""
+    say(event="own", **{name: array.tolist() for name, array in model.items()})
+
+
+def show_types() -> None:
+    """Says the types of the outer parameters."""
+    say(event="kept", dtypes=[str(array.dtype) for array in diloco.parameters.values()])
+
+
+def show_diverged() -> None:
+    """Says which members the latest comparison found to be different."""
+    assert diloco.sync_info is not None
+    say(event="diverged", who=list(diloco.sync_info.diverged))
+
+
+def finish() -> None:
+    """Applies what is in flight, and says whether the model is the outer one then."""
+    diloco.finish()
+    same = all((model[name[2:-2]] == outer).all() for name, outer in diloco.parameters.items())
+    say(event="same", same=bool(same))
+
+
+def forget_info() -> None:
+    """Forgets the members of the reduction that was applied last."""
+    diloco.info = None
+
+
+def _die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_in_the_next_reduction() -> None:
+    """From now on: killed before its part of a reduction begins."""
+    diloco._start = _die  # type: ignore[assignment, method-assign]
+
+
+def die_in_the_first_reduction_of_three() -> None:
+    """From now on: killed before its part of a reduction begins, once there are three members."""
+    begin = diloco._start
+
+    def start_or_die(*what: Any) -> None:
+        if pccl.world_size() > 2:
+            _die()
+        begin(*what)
+
+    diloco._start = start_or_die  # type: ignore[assignment, method-assign]
+
+
+def begin_again() -> None:
+    """Leaves, and begins another run alone."""
+    pccl.shutdown()
+    pccl.init(min_peers=1)
+    make(7, sync_every=3)
+
+
+def go_although_put_out() -> None:
+    """Says what the error of a member that was put out advises."""
+    try:
+        go(1)
+    except PCCLError as error:
+        say(event="told", advice=error.advice)
+
+
+def be_interrupted_in_a_step() -> None:
+    """Is interrupted where the other member waits for it, and comes back."""
+
+    def interrupted(flight: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    reduce = diloco._reduce
+    diloco._reduce = interrupted  # type: ignore[method-assign]
+    try:
+        go(1)
+    except KeyboardInterrupt:
+        diloco._reduce = reduce  # type: ignore[method-assign]
+    try:
+        diloco.join()
+        say(event="back")
+    except pccl.InvalidUsage as error:
+        say(event="told", text=str(error))
+        pccl.shutdown()
+        start()
+        diloco.join()
+        say(event="back")
+    go(2, until=2)
+
+
+def close_and_join_again() -> None:
+    """Closes the communicator under the DiLoCo, says what fails then, and comes back."""
+    comm.close()
+    try:
+        go(1)
+    except PCCLError as error:
+        say(event="failed", kind=type(error).__name__)
+    try:
+        diloco.step()
+    except pccl.InvalidUsage as error:
+        say(event="failed", kind=str(error))
+    start()
+    diloco.join()
+    go(2, until=2)
+
+
+def save() -> None:
+    """Says this member's checkpoint."""
+    say(event="saved", state=pickle.dumps(diloco.state_dict()).hex())
+
+
+def load(saved: str) -> None:
+    """Loads what `save` said."""
+    diloco.load_state_dict(pickle.loads(bytes.fromhex(saved)))
+
+
+def join() -> None:
+    """Joins the run, and says what this member holds then."""
+    diloco.join()
+    say(event="joined", **look())
+
+
+def load_too_late() -> None:
+    """Loads a checkpoint after it has joined, and says what it is told."""
+    try:
+        diloco.load_state_dict(diloco.state_dict())
+    except pccl.InvalidUsage as error:
+        say(event="told", text=str(error))

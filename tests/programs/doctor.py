@@ -1,0 +1,16 @@
+"""Members of a run that a doctor looks at."""
+
+from __future__ import annotations
+
+import pccl
+from programs.peer import expected, hear, say, start, x
+
+
+def reduce_when_told() -> None:
+    """Reduces with another member once it is told to."""
+    start(min_peers=2)
+    pccl.barrier()
+    say(event="in")
+    hear()
+    total, info = pccl.allreduce(x(), return_info=True)
+    say(event="done", right=bool((total == expected(info)).all()), size=info.world_size)

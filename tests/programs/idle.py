@@ -1,0 +1,28 @@
+"""Peers that join and make no call of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pccl
+from programs.peer import hear, say, start
+
+
+def wait(**options: Any) -> None:
+    """Joins, says "in", and leaves when it is told anything."""
+    start(**options)
+    say(event="in")
+    hear()
+
+
+def wait_inside() -> None:
+    """Is a member before it says "in"."""
+    start()
+    pccl.barrier()
+    say(event="in")
+    hear()
+
+
+def leave(**options: Any) -> None:
+    """Joins, and leaves at once."""
+    start(**options)
