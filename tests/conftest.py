@@ -2,17 +2,15 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import hypothesis
 import members as local
 import pytest
 from clibrary import installed, library  # noqa: F401  # fixtures
-from namespaces import Host, namespaces
+from namespaces import Lab, namespaces
 from workers import Run, running
-
-import pccl
 
 # Before any engine object is made, and inherited by every process a test starts.
 os.environ["PCCL_BIND"] = "127.0.0.1"
@@ -40,15 +38,15 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 
 
 @pytest.fixture
-def members() -> Iterator[Callable[..., list[pccl.Communicator]]]:
-    """Makes that many members of one run in this process: members.members as a function."""
+def members() -> Iterator[local.Members]:
+    """Makes that many members of one run in this process, as members.members does."""
     with ExitStack() as stack:
         yield lambda count, **options: stack.enter_context(local.members(count, **options))
 
 
 @pytest.fixture
-def lab() -> Iterator[Callable[..., list[Host]]]:
-    """Makes hosts on one network: namespaces.namespaces as a function."""
+def lab() -> Iterator[Lab]:
+    """Makes that many hosts on one network, as namespaces.namespaces does."""
     with ExitStack() as stack:
         yield lambda count, *versions: stack.enter_context(namespaces(count, versions))
 

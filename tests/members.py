@@ -1,4 +1,4 @@
-"""Members of one run in this process: each of their calls is made on a thread of its own."""
+"""Members of one run in this process. Each call is made on a thread of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pccl
+
+# Makes so many members, in rank order. Keywords are those of `members`.
+Members = Callable[..., list[pccl.Communicator]]
 
 
 @contextmanager

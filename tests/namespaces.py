@@ -25,6 +25,8 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from programs import netns
 netns.enter(os.environ["TEST_NETNS"])
 """
+# Makes so many hosts on one network, each with an IP version of its own if that is given.
+Lab = Callable[..., list["Host"]]
 _PORT = 48148  # each namespace has its own
 _T = TypeVar("_T")
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import programs.hosts
 import pytest
-from namespaces import Host, namespaces, running_on
+from namespaces import Host, Lab, running_on
 from workers import Worker
 
 
@@ -49,36 +49,37 @@ def sent_by_each(hosts: list[Host], ranks: list[int], count: int, **env: str) ->
 
 
 @pytest.mark.root
-def test_bytes_between_hosts_do_not_grow_with_ranks_per_host() -> None:
+def test_bytes_between_hosts_do_not_grow_with_ranks_per_host(lab: Lab) -> None:
     count = 1_000_000  # of int64, and of float16, whose partial results are twice as wide
-    with namespaces(2) as hosts:
-        alone = sent_by_each(hosts, [1, 1], count)
-        for ranks in ([2, 2], [4, 4]):
-            sent = sent_by_each(hosts, ranks, count)
-            # Half of the array as partial results, half of it as final ones.
-            assert all(total < 1.1 * (8 + 3) * count for total in sent)
-            assert max(sent) < 1.1 * max(alone) + 3 * count
+    hosts = lab(2)
+    alone = sent_by_each(hosts, [1, 1], count)
+    for ranks in ([2, 2], [4, 4]):
+        sent = sent_by_each(hosts, ranks, count)
+        # Half of the array as partial results, half of it as final ones.
+        assert all(total < 1.1 * (8 + 3) * count for total in sent)
+        assert max(sent) < 1.1 * max(alone) + 3 * count
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("count", [7, 5_000, 300_001])
-def test_uneven_hosts_reduce_every_size(count: int) -> None:
-    with namespaces(3) as hosts:
-        sent_by_each(hosts, [3, 1, 2], count)
+def test_uneven_hosts_reduce_every_size(lab: Lab, count: int) -> None:
+    hosts = lab(3)
+    sent_by_each(hosts, [3, 1, 2], count)
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("ranks", [[1, 3, 1], [2, 1, 2]])
-def test_windows_of_one_segment_let_everything_through(ranks: list[int]) -> None:
+def test_windows_of_one_segment_let_everything_through(lab: Lab, ranks: list[int]) -> None:
     small = {"PCCL_SEGMENT_BYTES": "4096", "PCCL_BUFFER_BYTES": "16384"}
-    with namespaces(3) as hosts:
-        sent_by_each(hosts, ranks, 1_000_003, **small)
+    hosts = lab(3)
+    sent_by_each(hosts, ranks, 1_000_003, **small)
 
 
 @pytest.mark.root
-def test_ranks_of_one_host_of_several_exchange_through_memory() -> None:
+def test_ranks_of_one_host_of_several_exchange_through_memory(lab: Lab) -> None:
     count = 1_000_000
-    with namespaces(2) as hosts, reducing(hosts, [2, 1]) as peers:
+    hosts = lab(2)
+    with reducing(hosts, [2, 1]) as peers:
         deadline = time.monotonic() + 30
         while True:
             before = hosts[0].sent("lo")
@@ -91,8 +92,9 @@ def test_ranks_of_one_host_of_several_exchange_through_memory() -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_the_others_go_on_when_a_rank_of_several_hosts_is_killed(victim: int) -> None:
-    with namespaces(2) as hosts, reducing(hosts, [2, 2]) as peers:
+def test_the_others_go_on_when_a_rank_of_several_hosts_is_killed(lab: Lab, victim: int) -> None:
+    hosts = lab(2)
+    with reducing(hosts, [2, 2]) as peers:
         reduce(peers, 2_000_000)
         for peer in peers:
             peer.tell(2_000_000)
