@@ -1,4 +1,4 @@
-"""What every test shares: loopback only, reproducible hypothesis, and which tests a plain run leaves out."""
+"""Fixtures and settings of all tests, and which tests a plain run leaves out."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    """A master, whose peers the test starts; all are processes. `pytest.mark.env` sets their settings."""
+    """A master whose peers the test starts, all as processes. `pytest.mark.env`: their settings."""
     env: dict[str, str] = {}
     for mark in reversed(list(request.node.iter_markers("env"))):  # the test's own mark comes last
         env.update(mark.kwargs)

@@ -1,4 +1,4 @@
-"""What the tests of DiLoCo share: telling members what to do, and what must come out in one process."""
+"""Tells members of a DiLoCo run what to do, and computes the right results in one process."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def connections(pid: int) -> int:
 
 
 def asked(worker: Worker) -> None:
-    """Returns when a newcomer has a link to a member, and its main thread sleeps: it waits to be let in."""
+    """Returns when a newcomer waits to be let in: it has a link to a member and sleeps."""
     deadline = time.monotonic() + 60
     while connections(worker.pid) < 2:  # to the master, and to a member
         assert time.monotonic() < deadline, worker.stderr()

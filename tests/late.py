@@ -1,4 +1,6 @@
-"""Runs a program as a peer that the run waits for: python late.py ROLE TURN RESULT PROGRAM [ARGUMENTS].
+"""Runs a program as a peer that the run waits for.
+
+    python late.py ROLE TURN RESULT PROGRAM [ARGUMENTS]
 
 ROLE is "early" or "late". At its admission point number TURN (counted from 1), an early peer says
 so, and asks again until a newcomer has come in. So the newcomer, which the test starts then, enters

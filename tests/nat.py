@@ -1,6 +1,6 @@
-"""Hosts with and without a NAT between them and a network that all of them dial out to.
+"""Hosts on one network, some of them behind a NAT.
 
-Every NAT masquerades (nftables), and drops what comes from outside and was not asked for. The networks
+Every NAT masquerades (nftables), and drops packets from outside that nobody asked for. The networks
 behind two NATs have the same numbers, as homes do.
 """
 
@@ -68,14 +68,14 @@ def _nft(namespace: str, rules: str) -> None:
 
 
 def forget_after(nat: int, seconds: int) -> None:
-    """That NAT does not know a connection any more on which nothing has moved for so long."""
+    """Has that NAT forget connections that were idle for so long."""
     for setting in (f"timeout_established={seconds}", "loose=0"):
         name = f"net.netfilter.nf_conntrack_tcp_{setting}"
         ip("netns", "exec", f"pccl{os.getpid()}n{nat}", "sysctl", "-qw", name)
 
 
 def address_of_nat(nat: int) -> str:
-    """Where the outside sees who is behind it."""
+    """The address that the outside sees of hosts behind it."""
     return f"10.77.3.{100 + nat}"
 
 
@@ -85,7 +85,7 @@ def hosts(
 ) -> Iterator[list[Host]]:
     """A host for each entry: behind the NAT of that number, or (None) without one.
 
-    `forwards[nat] = (port, to)`: that port of the NAT leads to that one of the first host behind it.
+    `forwards[nat] = (port, to)`: the NAT forwards `port` to port `to` of the first host behind it.
     """
     prefix = f"pccl{os.getpid()}"
     outside = f"{prefix}o"
@@ -108,7 +108,7 @@ def hosts(
             ip(*f"-n {into} link set {port} master {bridge} up".split())
             ip(*f"-n {name} link set {device} up".split())
 
-        # What is sent to an address that is nobody's gets no answer.
+        # Packets to an address that nobody has get no answer.
         network(namespace(outside), "net", "10.77.3.254")
         for nat in nats:
             name = namespace(f"{prefix}n{nat}")

@@ -26,7 +26,11 @@ def make_table(
     host: Callable[[int], tuple[int, int]] = lambda a: (0, 0),
     bad: set[Edge] | None = None,
 ) -> Table:
-    """`link`: (kilobytes per s, rtt in us[, kilobytes per s beside all others]) from a to b; `host`: (up, down)."""
+    """The input of a plan.
+
+    `link`: (kilobytes per s, rtt in us[, kilobytes per s beside all others]) from a to b.
+    `host`: (up, down).
+    """
     links = []
     for a, b in itertools.product(range(n), repeat=2):
         if a == b:

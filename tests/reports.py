@@ -52,10 +52,10 @@ def rejoin(
     replicas: int = 0,
     hosts: Sequence[str] = (),
 ) -> bytes:
-    """Of `peer` in epoch 1, whose members are it and `others`.
+    """The Rejoin of `peer` in epoch 1, whose members are it and `others`.
 
-    Tickets are what ids are; `ticket`: that of `peer`, also in the record. `replicas`: ranks of each.
-    `hosts`: addresses that each member has.
+    Tickets equal ids. `ticket`: that of `peer` instead, also in the record. `replicas`: ranks of
+    each. `hosts`: addresses that each member has.
     """
     ids = [peer, *others]
     tickets = [ticket or peer, *others]
@@ -74,7 +74,7 @@ def rejoin(
 
 
 def log_part(log: Sequence[bytes], *, last: bool) -> bytes:
-    """What answers RequestLog."""
+    """The answer to RequestLog."""
     return listed(log) + (b"\1" if last else b"\0")
 
 
@@ -84,7 +84,7 @@ def peer(number: int) -> bytes:
 
 
 def op_key(tag: int, admission: int = 1) -> bytes:
-    """What names an operation."""
+    """The key of an operation."""
     return u64(admission) + b"\x01" + u64(tag, 0)
 
 
@@ -98,7 +98,7 @@ def op_state(
 def join(
     number: int, group: int = 0, hosts: list[str] | None = None, waiting: bool = True
 ) -> bytes:
-    """What a newcomer says first."""
+    """The first message of a newcomer."""
     addresses = [text(host) + struct.pack("<H", 1) for host in hosts or ["192.0.2.1"]]
     founder = u32(group, 1) + bytes([waiting, 0])
     rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + peer(number)

@@ -44,7 +44,7 @@ class RefusedError(Exception):
 
 
 def deliver(sender: object, receiver: object) -> Any:
-    """What a sync gives a newcomer with `receiver`."""
+    """The state of a newcomer with `receiver` after a sync."""
     source, target = share(sender), share(receiver)
     own = {entry[0]: entry for entry in target.entries}
     written: dict[str, tuple[Any, Any]] = {}

@@ -1,19 +1,22 @@
-"""Churn with real processes: peers join, leave, are killed, frozen and insulted while they train, and never disagree.
+"""Churn with real processes: peers join, leave, are killed and frozen, and never disagree.
 
     python tests/stress.py --minutes 3 --max-peers 8 --interval 0.2-1.0 [--seed N] [--json FILE]
 
-A master and peers, all processes of their own on loopback. Each peer is a training loop: a step is a `pccl.sync` of its
-state, then many tagged `pccl.allreduce_async` of arrays of all sizes and dtypes, waited for in any order and checked
-against the contributors they name; the state changes by their results. Meanwhile, one event per interval: a newcomer
-starts; a peer is SIGKILLed, at any moment of its life; one is SIGSTOPped, for a moment or until the others have put
-it out, and then wakes or is killed; one leaves; strangers connect to master and peers and send noise. Two peers
-always live.
+A master and peers are processes on loopback. Each peer is a training loop. A step is a
+`pccl.sync` of its state, then many tagged `pccl.allreduce_async` of arrays of all sizes and dtypes.
+They are waited for in any order and checked against the contributors they name. The state changes
+by their results.
 
-Each step every peer tells this process, over a pipe, the SHA-256 of its state before and after the sync. All that
-report the same revision must report the same hash, epoch and members; a member that was in the sync before must find
-its own state unchanged; steps and revisions only count up. A peer that is put out must have been frozen, and joins
-again in the same process. At the end all that are frozen wake, everybody must get in step once more, and all stop at
-the same step. Exit code 1, with what every process was doing, if any of this fails or no step completes for a minute.
+There is one event per interval. A newcomer starts. A peer is killed at any moment of its life. One
+is stopped, for a moment or until the others have evicted it, and then wakes or is killed. One leaves.
+Strangers connect to master and peers and send noise. Two peers always live.
+
+Each step every peer tells this process, over a pipe, the SHA-256 of its state before and after the
+sync. All that report the same revision must report the same hash, epoch and members. A member that
+was in the sync before must find its own state unchanged. Steps and revisions only count up. A peer
+that is evicted must have been frozen, and joins again in the same process. At the end all that are
+frozen wake, all must get in step once more, and all stop at the same step. The exit code is 1, with
+the state of every process, if any of this fails or no step completes for a minute.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ import numpy as np
 from programs.stress import be_peer
 from workers import Run, Worker, running
 
-# Failure detection in two seconds instead of six; the ratio between the settings is about that of the defaults.
+# A failure is detected in two seconds instead of six, in about the ratio of the defaults.
 SETTINGS = {
     "PCCL_BIND": "127.0.0.1",
     "PCCL_HEARTBEAT_INTERVAL": "0.3",
@@ -105,12 +108,12 @@ class Process(Worker):
 
 
 class ViolationError(Exception):
-    """What the run must not do; ends it."""
+    """The run did something that it must not do. It ends there."""
 
 
 @dataclass
 class Report:
-    """What happened."""
+    """The events of a run."""
 
     seed: int
     seconds: float = 0.0
@@ -240,7 +243,7 @@ class Stress:
         if len(self.done) != 1:
             raise ViolationError(f"ended with different states: {self.done}")
 
-    # What peers say.
+    # Lines that peers say.
 
     def take(self, until: float) -> None:
         """Handles what peers say until then, and at least what they have said."""
@@ -331,7 +334,7 @@ class Stress:
     # Events.
 
     def live(self) -> list[Process]:
-        """Who is in step."""
+        """The processes that are in step."""
         return [process for process in self.processes if process.live]
 
     def event(self) -> None:

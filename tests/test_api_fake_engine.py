@@ -1,4 +1,4 @@
-"""The Python layers over a fake engine: whatever is called, all `WORLD` members are equal, so sums multiply."""
+"""The Python layers over a fake engine with `WORLD` equal members, so that sums multiply."""
 
 import asyncio
 import gc

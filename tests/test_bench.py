@@ -1,4 +1,4 @@
-"""`pccl bench`: peers that measure each other print the same figures, and say why when they cannot."""
+"""`pccl bench`: peers print the same figures, or say why they cannot."""
 
 from __future__ import annotations
 

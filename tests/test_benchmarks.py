@@ -1,4 +1,4 @@
-"""The benchmark program runs, and its own checks of results pass. Its figures are nobody's business here."""
+"""The benchmark program runs, and its own checks of results pass. Figures are not checked here."""
 
 import json
 import re
@@ -176,7 +176,7 @@ def test_training_ends_with_equal_parameters_though_members_are_killed_and_join(
     found, _ = train(tmp_path, *options, "--tokens", "60000")
     (run,) = found["runs"]["diloco"]
     assert run["kills"] >= 1 and run["joins"] == run["kills"]
-    # Of three that began two are never killed. Newcomers may take longer to start than the others to finish.
+    # Two of the first three are never killed. Newcomers may start more slowly than those finish.
     assert run["members"] >= 2
 
 

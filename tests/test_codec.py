@@ -1,4 +1,4 @@
-"""The control protocol's codec and the byte pump of links, with arbitrary values and arbitrary bytes."""
+"""The control protocol's codec and the byte pump of links, with arbitrary values and bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ pieces = st.lists(st.integers(1, 90), max_size=30)
 def decode(
     data: bytes, cuts: list[int] | None = None, max_payload: int = MAX_PAYLOAD
 ) -> tuple[list[bytes], str]:
-    """Frames read and why the rest was refused; fails when a message takes memory out of proportion."""
+    """Frames read, and why the rest was refused.
+
+    Fails when a message takes memory out of proportion.
+    """
     frames, error, heaviest = _testing.control_decode(data, cuts or [], max_payload)
     assert heaviest <= 64 * len(data) + 1024
     return frames, error
@@ -65,7 +68,7 @@ def test_a_changed_frame_is_read_or_refused(kind: int, entropy: bytes, data: st.
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
     frames, _error = decode(bytes(frame))
     for read in frames:
-        # Whatever is accepted is one of our messages: its own bytes are read the same way again.
+        # An accepted message is one of ours: its own bytes are read the same way again.
         assert decode(read) == ([read], "")
 
 

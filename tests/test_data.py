@@ -1,4 +1,4 @@
-"""Elastic data: each example once per epoch, whoever comes, goes or is killed; in a model, and with real processes."""
+"""Elastic data gives each example once per epoch, whatever members come, go or are killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers import Run, running
 import pccl
 from pccl.data import ElasticSampler, permuted
 
-# ---- the order -----------------------------------------------------------------------------------------------------
+# ---- the order -----------------------------------------------------------------------------------
 
 
 @given(length=st.integers(1, 700), seed=st.integers(), epoch=st.integers(0, 2**70))
@@ -64,7 +64,7 @@ def test_a_part_of_a_huge_epoch_takes_no_memory_of_its_length() -> None:
     assert len(set(sampler.take().tolist())) == 1000
 
 
-# ---- a run in a model ----------------------------------------------------------------------------------------------
+# ---- a run in a model ----------------------------------------------------------------------------
 
 
 def group_of(peers: list[str], peer: str) -> pccl.Membership:
@@ -72,7 +72,7 @@ def group_of(peers: list[str], peer: str) -> pccl.Membership:
 
 
 class Model:
-    """Members with a sampler each, as a run has them; and what reductions have really brought in."""
+    """Members with a sampler each, as in a run, and the examples that reductions brought in."""
 
     def __init__(self, length: int, batch_size: int, members: int, remainder: Any) -> None:
         self.length = length
@@ -168,9 +168,12 @@ EVENTS = st.lists(
 
 
 def play(model: Model, events: list[tuple[str, int]], kind: str) -> None:
-    """`kind`: "settled": every round is reduced before the next one begins. "in flight": it is behind the next one, and
-    newcomers come at any time; "between": only where nothing is in flight, as documented, so they take part in what
-    begins there."""
+    """Goes through rounds of that kind.
+
+    "settled": every round is reduced before the next one begins. "in flight": it is reduced behind
+    the next one, and newcomers come at any time. "between": newcomers come only where nothing is
+    in flight, as documented, and take part in the reduction that begins there.
+    """
     checkpoint = model.state(), model.seen.copy()
     waiting = 0
     under_way: list[str] | None = None  # who contributes to the reduction in flight
@@ -208,7 +211,7 @@ def play(model: Model, events: list[tuple[str, int]], kind: str) -> None:
             under_way = sorted(model.members)
 
 
-# All that took something for the reduction in flight are lost; a newcomer that takes part in it goes on.
+# All that took examples for the reduction in flight are lost. A newcomer that is in it goes on.
 @example(
     20,
     2,
@@ -286,7 +289,8 @@ def test_a_newcomer_commits_what_it_sealed_though_all_that_took_are_gone() -> No
     own = model.taken[-1]["peer 2"]
     assert not set(own) & set(first)
     model.join()
-    # The reduction had succeeded before they were lost. What was taken since is of another one, and is still open.
+    # The reduction had succeeded before they were lost. Examples taken since belong to another one,
+    # which is still open.
     model.commit(["peer 0", "peer 1", "peer 2"])
     assert model.any_sampler().in_flight == 5
     del model.members["peer 2"]
@@ -304,7 +308,7 @@ def test_the_last_epoch_is_gone_back_to_when_its_last_step_loses_a_member() -> N
     assert (model.any_sampler().epoch, model.any_sampler().remaining) == (0, 10)
 
 
-# ---- one process ---------------------------------------------------------------------------------------------------
+# ---- one process ---------------------------------------------------------------------------------
 
 
 def test_alone_it_needs_no_run() -> None:
@@ -437,7 +441,7 @@ def test_a_loader_is_not_given_short_steps_of_which_some_are_empty() -> None:
         sampler.batches()
 
 
-# ---- a run ---------------------------------------------------------------------------------------------------------
+# ---- a run ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps", [1, 5])

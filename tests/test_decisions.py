@@ -1,4 +1,4 @@
-"""The master's judgements as pure functions: the odd one out, whom to evict, who is stuck, which links to use."""
+"""The master's decisions as pure functions: odd members, evictions, stuck calls, usable links."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_rounds_are_those_of_the_paper_bit_for_bit(run: Run, mode: str) -> None:
     made(peers)
     go(peers, 5, inner=mode != "async")
     assert equal(shown(peers), reference(mode, 4, [[0, 1]] * 5))
-    # What was in flight comes with finish, and the model is the outer one.
+    # A finish applies the reduction in flight, and the model is the outer one.
     tell(peers, member.finish)
     assert all(peer.expect("same")["same"] for peer in peers)
     want = reference(mode, 4, [[0, 1]] * 5) if mode == "sync" else reference(mode, 4, [[0, 1]] * 6)
@@ -109,7 +109,7 @@ def test_members_weigh_by_their_tokens(run: Run, mode: dict[str, Any], like: str
 def streamed(
     every: int, fragments: Sequence[Sequence[str]], overlap: int, mixing: float, steps: int
 ) -> tuple[Model, list[Model]]:
-    """Streaming DiLoCo of two members, in one process: the outer parameters, and each member's own."""
+    """Streaming DiLoCo of two members, in one process: the outer parameters and each one's own."""
     theta = fresh(0)
     velocity = {name: np.zeros_like(array) for name, array in theta.items()}
     models = [fresh(0), fresh(0)]
@@ -135,7 +135,7 @@ def streamed(
 
 
 def overlapped(every: int, overlap: int, rounds: int) -> tuple[Model, list[Model]]:
-    """Asynchronous DiLoCo of two members, in one process: the outer parameters, and each member's own."""
+    """Asynchronous DiLoCo of two members, in one process: outer parameters and each one's own."""
     theta = fresh(0)
     velocity = {name: np.zeros_like(array) for name, array in theta.items()}
     models = [fresh(0), fresh(0)]

@@ -1,4 +1,4 @@
-"""DiLoCo with elastic data: each example is learned from once, whoever is killed, comes or comes back."""
+"""DiLoCo with elastic data learns from each example once, whatever members do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages under docs/ name everything that the code has. Whether what they say is true, people must read."""
+"""The pages under docs/ name everything that the code has."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whose state counts, as a pure function: standing members over newcomers, revision, majority, seniority."""
+"""The choice of the state that counts: standing members, then revision, majority, seniority."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_in_a_first_sync_those_that_worked_first_are_standing() -> None:
     assert judge(votes)["removals"] == [(1, AHEAD)]
     both = [("m", "float32"), ("w", "float32")]
     assert judge([vote(0, 1, worked=1, entries=both), vote(1, 2, since=2)])["step"] == TRANSFER
-    # Whoever only receives has nothing to lose.
+    # A member that only receives has nothing to lose.
     votes = [vote(0, 1, 0, RECEIVE_ONLY, worked=1), vote(1, 2, 0, SEND_ONLY, since=3)]
     assert judge(votes, owned=False)["content"] == 2
 
@@ -186,7 +186,7 @@ def test_members_that_end_with_different_states_are_never_told_that_they_agree()
     assert (found["code"], found["culprit"]) == (BROKEN, 1)
     found = _testing.judge_ends([(0, OK, 7, 1, []), (1, OK, 8, 1, [])])
     assert found["code"] == BROKEN
-    # Who failed has nothing to say in it.
+    # A member that failed has no say in it.
     found = _testing.judge_ends([(0, BROKEN, 9, 9, []), (1, OK, 7, 1, [])])
     assert (found["removals"], found["revision"]) == ([(0, BROKEN)], 7)
 
@@ -242,7 +242,7 @@ def test_only_a_newcomer_may_lack_entries_and_only_where_the_library_counts() ->
     assert judge([vote(0, 1, entries=both), vote(1, 2)], 3, [0, 1])["code"] == MISMATCHED
     level1 = judge([vote(0, 1, 4, entries=both), vote(1, 2, 0)], 3, [0], owned=False)
     assert level1["removals"] == [(1, MISMATCHED)]
-    # What the group does not have cannot be made equal.
+    # An entry that the group does not have cannot be made equal.
     assert judge([vote(0, 1), vote(1, 2, entries=both)], 3, [0])["removals"] == [(1, MISMATCHED)]
 
 
@@ -286,7 +286,8 @@ def test_a_holders_list_must_fit_to_what_this_member_has() -> None:
         ("a", "int8", [5], 2**63, True),
     ):
         assert not _testing.manifest_fits([other], [mine]), other
-    assert _testing.manifest_fits([("v", "Python int", [], 9, False)], [("v", "Python int", [], 2, False)])  # fmt: skip
+    nine, two = ([("v", "Python int", [], size, False)] for size in (9, 2))
+    assert _testing.manifest_fits(nine, two)
 
 
 @given(st.lists(st.integers(0, 3 * CHUNK), max_size=8))

@@ -199,7 +199,7 @@ def test_fsdp_replicas_learn_hold_the_same_shards_and_go_on_at_one_round(tmp_pat
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
     def train(names: str, rounds: int) -> str:
-        """What these replicas show."""
+        """The output of these replicas."""
         example = [str(EXAMPLES / "fsdp_diloco.py"), "--rounds", str(rounds)]
         with pccl.MasterNode("127.0.0.1:0") as master:
             env = {

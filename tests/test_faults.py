@@ -1,4 +1,4 @@
-"""Faults of peers, masters and strangers: kills, freezes, garbage, Ctrl-C. All are real processes."""
+"""Faults of real peers, masters and strangers: kills, freezes, garbage, Ctrl-C."""
 
 import os
 import random

@@ -17,7 +17,7 @@ _WORLD = 2
 
 
 def _child(comm: pccl.Communicator, raises: bool) -> None:
-    """What a forked child does; ends the process as Python programs end."""
+    """The work of a forked child. Ends the process as Python programs end."""
     status = 1
     try:
         with pytest.raises(pccl.InvalidUsage):

@@ -19,7 +19,7 @@ from pccl import _arrays
 
 
 class Shown:
-    """The least that DLPack asks for, of version 1.0: around NumPy's memory, without a namespace."""
+    """The minimum of DLPack 1.0: around NumPy's memory, without a namespace."""
 
     def __init__(self, values: Any) -> None:
         self.values = np.asarray(values)

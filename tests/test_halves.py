@@ -41,7 +41,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[list[Comm]]:
 
 
 def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
-    """What the calls return, or raise, when each is made in a thread of its own."""
+    """The results, or exceptions, of calls that are each made in a thread of their own."""
     told: list[Any] = [None] * len(calls)
 
     def make(index: int) -> None:

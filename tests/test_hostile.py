@@ -1,4 +1,4 @@
-"""Members that misbehave, one message at a time: they lose their membership, and the others stay."""
+"""Members that misbehave, message by message: they lose their membership, and the others stay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from reports import (
 
 from pccl import _testing
 
-# What a member may say once, and not without end: (message, payload, limit, words of the reason).
+# Messages that are allowed a few times: (message, payload, limit, words of the reason).
 TOO_OFTEN = {
     "calls given up": (
         ABORT,

@@ -1,4 +1,4 @@
-"""Hostile peers and links: relays that make no sense, and frames that have no place in an operation."""
+"""Relays that make no sense, and frames that have no place in an operation."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_member_asks_for_relays_again_and_again_and_never_too_often(others: in
         assert own[0] < 0.1 and min(gaps) >= 1 and max(gaps) < max(1.2, 0.16 * others)
 
 
-# What one member's links bring, while three sum 100,000 float32: each combines a third, some 33 segments of 4 KiB.
+# Frames from one member, while three sum 100,000 float32: each combines 33 segments of 4 KiB.
 
 ELEMENTS = 100_000
 SEGMENT = 4096

@@ -99,7 +99,7 @@ def test_nobody_comes_back_as_a_member_that_he_is_not() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_who_comes_back_in_the_name_of_another_keeps_it_not_out(first: bool) -> None:
-    """To a master that was restarted, and knows nobody: its record says which ticket is the right one."""
+    """The restarted master knows nobody: the record says which ticket is the right one."""
     play = _testing.MasterPlay(2)
     play.connect(9, "192.0.2.9")
     honest = rejoin(peer(5), 7, others=[peer(6)], applied=2)
@@ -184,7 +184,7 @@ def test_a_member_that_does_not_say_its_log_holds_nobody_up(how: str) -> None:
 
 
 def test_a_newcomer_that_has_not_heard_of_its_admission_joins_again() -> None:
-    """Its control connection broke just then. Before, its id was in use, and it was refused for good."""
+    """Its control connection broke just then, and its id is still in use."""
     play = _testing.MasterPlay(2)
     play.disconnect(2)
     play.connect(9, "192.0.2.2")

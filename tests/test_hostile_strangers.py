@@ -1,4 +1,4 @@
-"""Connections that have not said who they are, and questions of strangers, stay within their bounds."""
+"""Unidentified connections, and questions of strangers, stay within their bounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REACHED, BUSY = 1, 3
 
 
 def asks(play: _testing.MasterPlay, connection: int, address: str) -> list[tuple[int, str]]:
-    """Who was told what since: the master tries it, or members are asked to; or the answer's code."""
+    """The messages of the master since: it tries, or asks members to; or the answer's code."""
     play.connect(connection, address)
     play.says(connection, INQUIRY, u32(0) + struct.pack("<H", 4242) + text("pccl"))
     return [(to, what if what != "findings" else str(code)) for to, what, code, _ in play.told()]
@@ -86,7 +86,7 @@ def test_who_asked_and_went_leaves_its_place_to_others() -> None:
     play.disconnect(12)
     assert (21, "tries") in asks(play, 21, "203.0.113.9")
     assert asks(play, 22, "203.0.113.9") == [(22, str(BUSY))]
-    # What is found out for the one that went is nobody's.
+    # Findings for the connection that went have no reader.
     play.tried(12, True)
     assert play.told() == []
 

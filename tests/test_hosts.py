@@ -1,4 +1,4 @@
-"""Several ranks on each of several hosts: right results, and no more bytes between hosts than with one rank each."""
+"""Several ranks per host reduce exactly, and send no more between hosts than one rank does."""
 
 import signal
 import time

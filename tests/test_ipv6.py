@@ -1,4 +1,4 @@
-"""Runs over IPv6: on loopback, between hosts that have nothing else, and between such and others."""
+"""Runs over IPv6: on loopback, between hosts with IPv6 only, and between those and others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reduce_once_more(peers: Sequence[Worker]) -> None:
 
 
 def all_is_well(doctor: Worker, reached: int) -> dict[str, Any]:
-    """What it says, when so many peers are reached both ways."""
+    """The checks of a doctor that reached so many peers both ways."""
     found = doctor.expect("doctor", 60)
     assert found["status"] == 0, found
     checks = {check["name"]: check for check in json.loads(found["screen"])["checks"]}

@@ -1,4 +1,4 @@
-"""One end of a TLS connection by the system's OpenSSL, which does whatever it is told, also what ours never does."""
+"""One end of a TLS connection, by the system's OpenSSL. It can do things that ours never does."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def link_key(secret: str, run: int, to: bytes) -> bytes:
 
 
 def run_id(sock: socket.socket, secret: str) -> int:
-    """Of the run of the master at the other end, which takes this for a newcomer that changed its mind."""
+    """The id of the run of the master at the other end. It sees a newcomer that leaves again."""
     sample = _testing.control_sample("join")
     end = End(sock, client=True, key=control_key(secret))
     # Its envelope without a run, a term and an ordinal: what a newcomer says first.
@@ -67,7 +67,7 @@ PSK_KE, PSK_DHE_KE = b"\x00", b"\x01"  # modes of a key exchange
 
 
 def client_hello(key: bytes, identity: bytes, modes: bytes, *, share: bool = True) -> bytes:
-    """A record with a ClientHello that proves to know `key`, by the rules of RFC 8446, section 4.2.11.
+    """A record with a ClientHello that proves knowledge of `key`, by RFC 8446, section 4.2.11.
 
     OpenSSL never offers the mode psk_ke alone.
     """
@@ -231,7 +231,7 @@ class End:
         return bool(self._ssl.SSL_get_early_data_status(self._end) == 2)
 
     def read(self, most: int = 65536) -> bytes:
-        """What has come; nothing at the end or after a failure."""
+        """The bytes that have come; none at the end or after a failure."""
         data = ctypes.create_string_buffer(most)
         got = self._ssl.SSL_read(self._end, data, most)
         return data.raw[:got] if got > 0 else b""

@@ -21,7 +21,7 @@ from typing import Any
 
 from programs import master
 
-# Settings with which a failure is detected in a second instead of six, in the ratio of the defaults.
+# With these a failure is detected in a second instead of six, in the ratio of the defaults.
 FAST = {
     "PCCL_HEARTBEAT_INTERVAL": "0.2",
     "PCCL_HEARTBEAT_TIMEOUT": "1.5",

@@ -168,7 +168,7 @@ def resolve(text: str) -> Address:
 def describe(
     array: np.ndarray[Any, Any], op: str = "sum", tag: int = 0, **more: Any
 ) -> ReduceDescriptor:
-    """What to reduce. bfloat16 arrays are of uint16: `datatype="bfloat16"`."""
+    """A descriptor for that array. bfloat16 arrays are of uint16: `datatype="bfloat16"`."""
     datatype = DTYPES.index(more.pop("datatype", array.dtype.name))
     return ReduceDescriptor(count=array.size, op=OPS.index(op), tag=tag, datatype=datatype, **more)
 

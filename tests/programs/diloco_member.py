@@ -1,7 +1,7 @@
 """Members of a DiLoCo run, which do what the test tells them.
 
-What a member "learns" is a function of its number and of the parameters, so that the test can say
-what every round must give, whoever took part in it.
+A member's training is a function of its number and of the parameters, so that the test knows the
+right result of every round.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def serve(**options: Any) -> NoReturn:
 
 
 def look() -> dict[str, Any]:
-    """What this member holds after a round."""
+    """Hashes of the parameters that this member holds after a round, and the members."""
     info = diloco.info
     return {
         "round": diloco.outer_step,

@@ -19,7 +19,7 @@ from programs.peer import expected, hear, peer_id, say, say_when_calling, start,
 
 
 def loop(count: int) -> None:
-    """Reduces until told to stop, admits newcomers, and checks each result against its contributors."""
+    """Reduces and admits newcomers until told to stop. Checks each result by its contributors."""
     start()
     say(event="in", peer=peer_id())
     stop = threading.Event()
@@ -269,7 +269,7 @@ def end_with_daemon_threads_in(call: str) -> None:
 
 
 def interrupt_the_multi_call() -> None:
-    """Told "call": is interrupted in the multi call. Told otherwise: makes the same operations later."""
+    """Told "call": is interrupted in the multi call. Else: makes the same operations later."""
     comm = connect_of_level_1()
     gather(comm, 2)
     say(event="in")

@@ -51,7 +51,7 @@ class Interrupts:
 
 
 def sweep() -> None:
-    """Makes each call that it is told, interrupted at its first line of Python, its second, and so on.
+    """Makes each call that it is told, interrupted at its first line of Python, then its second...
 
     The last line is that at which the call blocks, for the other member makes no call. Its timeout
     ends it there.

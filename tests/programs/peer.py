@@ -1,4 +1,4 @@
-"""What a program that is a peer needs: its input, the sum to expect, and a line to its test."""
+"""The tools of a program that is a peer: its input, the sum to expect, and lines to its test."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def expected(info: pccl.ReduceInfo) -> int:
 
 
 def say_when_calling(comm: pccl.Communicator, operations: int = 1) -> None:
-    """Says "calling" once the engine has that many operations of this peer, so that a signal meets them."""
+    """Says "calling" once this peer has that many operations, so that a signal meets them."""
     pause = threading.Event()
 
     def watch() -> None:

@@ -29,7 +29,7 @@ NUMBERS = 1000
 DTYPES = ("int8", "uint8", "int16", "int32", "int64", "uint64", "float16", "float32", "float64")
 COMBINE = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
-# Everybody's inputs are slices of these, so that any sum of up to 20 of them is known to all and exact.
+# Inputs are slices of these: every peer knows any sum of up to 20 of them, and it is exact.
 PATTERNS = {
     name: (np.arange(LARGEST + PERIOD) % PERIOD).astype(name)  # at most 96 * 8 in int8: wraps
     for name in DTYPES
@@ -46,13 +46,13 @@ class Operation:
     count: int
 
     def input_of(self, peer: str, step: int) -> npt.NDArray[Any]:
-        """What the peer of that id gives."""
+        """The input of the peer with that id."""
         first = (int(peer[:8], 16) + 7 * step + 13 * self.tag) % PERIOD
         given: npt.NDArray[Any] = PATTERNS[self.dtype][first : first + self.count]
         return given
 
     def result_of(self, peers: tuple[str, ...], step: int) -> npt.NDArray[Any]:
-        """What the contributors' inputs make."""
+        """The result of these contributors' inputs."""
         result: npt.NDArray[Any] = self.input_of(peers[0], step).copy()
         for peer in peers[1:]:
             COMBINE[self.op](result, self.input_of(peer, step), out=result)
@@ -74,7 +74,7 @@ def operations(step: int) -> list[Operation]:
 
 
 def first_state(rng: np.random.Generator, whole: bool) -> dict[str, Any]:
-    """What a peer brings; no two bring the same. Not `whole`: without what the first step makes."""
+    """The state of a new peer; no two are equal. Not `whole`: without momentum."""
     state = {
         "weights": rng.standard_normal(WEIGHTS, np.float32),
         "layers": [
@@ -186,7 +186,10 @@ class Peer:
                 return
 
     def step(self, members: tuple[str, ...]) -> tuple[int, int, bool]:
-        """Reduces, checks, and changes the state. Returns re-runs, results checked, and whether to stop."""
+        """Reduces, checks, and changes the state.
+
+        Returns re-runs, results checked, and whether to stop.
+        """
         step: int = self.state["step"]
         wanted = operations(step)
         started = self.order.sample(wanted, len(wanted))
@@ -231,6 +234,6 @@ class Peer:
 
 
 def be_peer(seed: int, whole: bool) -> None:
-    """What a peer's process runs."""
+    """Trains until it is told to end."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     Peer(seed, whole).run()

@@ -1,4 +1,4 @@
-"""What type checkers know about level 1. Never run: tools/typecheck.sh has mypy read it."""
+"""Types of level 1, as type checkers see them. Never run: tools/typecheck.sh has mypy read it."""
 
 import numpy as np
 from typing_extensions import assert_type

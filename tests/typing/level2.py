@@ -1,4 +1,4 @@
-"""What type checkers know about level 2. Never run: tools/typecheck.sh has mypy read it."""
+"""Types of level 2, as type checkers see them. Never run: tools/typecheck.sh has mypy read it."""
 
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ def allreduce(
     assert_type(pccl.allreduce(array, return_info=True), tuple[Floats, ReduceInfo])
     assert_type(pccl.allreduce(array, return_info=False), Floats)
     pccl.allreduce(array, return_info=flag)
-    # What was to be written comes back, whatever went in.
+    # The array to write to comes back, whatever the input is.
     assert_type(pccl.allreduce(array, out=array), Floats)
     assert_type(pccl.allreduce(foreign, out=array), Floats)
     assert_type(
