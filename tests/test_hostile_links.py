@@ -80,13 +80,13 @@ PAIRS = list(itertools.combinations(range(16), 2))
     ("pairs", "reason"),
     [
         pytest.param(PAIRS[:64], "", id="as many as there may be"),
-        pytest.param(PAIRS[:65], "65 pairs to be relayed, of 64", id="too many"),
-        pytest.param(PAIRS[:2] + PAIRS[1:3], "named twice", id="repeated"),
+        pytest.param(PAIRS[:65], "65 relayed pairs are over the limit of 64", id="too many"),
+        pytest.param(PAIRS[:2] + PAIRS[1:3], "listed twice", id="repeated"),
         pytest.param(PAIRS[:3][::-1], "out of order", id="out of order"),
-        pytest.param([(1, 0)], "none of its members", id="turned round"),
-        pytest.param([(1, 1)], "none of its members", id="with itself"),
-        pytest.param([(1, 16)], "none of its members", id="a stranger"),
-        pytest.param([(0, 1)] * 100_000, "100000 pairs", id="one without end"),
+        pytest.param([(1, 0)], "not a pair of its members", id="turned round"),
+        pytest.param([(1, 1)], "not a pair of its members", id="with itself"),
+        pytest.param([(1, 16)], "not a pair of its members", id="a stranger"),
+        pytest.param([(0, 1)] * 100_000, "100000 relayed pairs", id="one without end"),
     ],
 )
 def test_relays_that_make_no_sense_are_refused_by_master_and_member(
