@@ -39,7 +39,7 @@ class Peers:
         return [answer(worker, timeout) for worker in self.workers]
 
     def both(self, *programs: Program) -> list[Any]:
-        """Calls the function on all peers. What its asserts say is this test's failure."""
+        """Calls the function on all peers. An assert that fails there fails this test."""
         self.tell(*programs)
         return self.answers()
 

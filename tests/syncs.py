@@ -102,7 +102,7 @@ def whether_equal(state: Any) -> Program:
     return partial(sync_shell.say_whether_equal, state)
 
 
-# What peers are told, and what they answer.
+# Calls of peers, and their answers.
 
 
 def tell(peers: Sequence[Worker], *programs: Program) -> None:

@@ -1,4 +1,4 @@
-"""The JAX examples: as good as one process, equal bit for bit between processes, and through churn."""
+"""The JAX examples are as good as one process, equal bit for bit, and survive churn."""
 
 from __future__ import annotations
 

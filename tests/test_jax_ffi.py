@@ -106,10 +106,9 @@ def compile_with(lines: list[str], folder: Path) -> subprocess.CompletedProcess[
     if not (Path(include) / "xla" / "ffi" / "api" / "c_api.h").exists():
         pytest.skip("this jaxlib comes without xla/ffi/api/c_api.h")
     source = folder / "layout.cpp"
-    checks = "\n".join(f"static_assert({line});" for line in lines)
-    source.write_text(
-        f'#include <xla/ffi/api/c_api.h>\n#include "pccl/bindings/xla_ffi.h"\n{checks}\n'
-    )
+    includes = ["#include <xla/ffi/api/c_api.h>", '#include "pccl/bindings/xla_ffi.h"']
+    checks = [f"static_assert({line});" for line in lines]
+    source.write_text("\n".join([*includes, *checks, ""]))
     command = [compiler, "-std=c++20", "-fsyntax-only", "-Wno-invalid-offsetof"]
     command += [f"-I{ROOT / 'cpp'}", f"-isystem{include}", str(source)]
     return subprocess.run(command, capture_output=True, text=True)

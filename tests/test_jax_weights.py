@@ -128,7 +128,7 @@ def test_members_with_and_without_weights_or_codes_are_told(peers: Peers) -> Non
     peers.both(jax_weights.members_with_and_without_weights_or_codes_are_told)
 
 
-# Of each member's loss, and added up over the members, as `lax.psum` and `lax.pmean` have it.
+# Gradients of each member's loss, added up over the members, as `lax.psum` and `lax.pmean` do.
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_gradients_are_those_of_a_weighted_mean_over_devices(
     peers: Peers, quantize: str | None
@@ -137,7 +137,7 @@ def test_gradients_are_those_of_a_weighted_mean_over_devices(
 
 
 def test_gradients_agree_with_differences(peers: Peers) -> None:
-    # Of the sum of all members' losses, by what only one member changes.
+    # Differences of the sum of all members' losses, for a change on one member.
     peers.both(jax_weights.gradients_agree_with_differences)
 
 

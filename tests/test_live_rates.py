@@ -1,4 +1,4 @@
-"""What transfers show of the network while they go on: from one member's looks at its links to a new plan."""
+"""Rates measured from running transfers: from a member's looks at its links to a new plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOKS = 5
 def after(
     watcher: _testing.RateWatcher, links: list[tuple[int, int, bool]], looks: int = LOOKS
 ) -> tuple[list[tuple[int, bool, int, int]], int, int]:
-    """What is news after so many looks like that; the first of them only shows how it begins."""
+    """Returns the news after so many equal looks. The first one only starts the count."""
     for _ in range(looks - 1):
         assert watcher.look(links) == NOTHING
     return watcher.look(links)
@@ -134,7 +134,7 @@ def test_a_round_trip_keeps_the_rate_that_the_way_has() -> None:
     assert watcher.round_trip(2, 30_000) == ([(2, False, 700, 30_000)], 0, 0)
 
 
-# ---- what the master makes of it -------------------------------------------------------------------
+# ---- the master
 
 
 def table(

@@ -1,4 +1,4 @@
-"""The package as such: what importing it does, what is in it, and what a release of it would contain."""
+"""The package: the effects of its import, its content, and the content of a release."""
 
 import ast
 import importlib.metadata

@@ -101,7 +101,7 @@ def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 def both(pair: Pair, first: Callable[..., object], second: Callable[..., object]) -> list[object]:
-    """What the calls return, or raise, when each member makes one."""
+    """Returns what the calls return or raise when each member makes one."""
     told: list[object] = [None] * WORLD
 
     def call(index: int) -> None:
@@ -169,12 +169,12 @@ def test_a_tree_comes_back_as_it_does_in_the_general_way(
     told = both(pair, call, call)
     assert ways == [True, True]
     general()
-    for (tree, result), (_, expected) in zip(told, both(pair, call, call), strict=True):  # type: ignore[misc]
+    for (tree, result), (_, expected) in zip(told, both(pair, call, call), strict=True):
         assert skeleton(result) == skeleton(expected)
         paths, leaves, *_ = trees.flatten(tree, "test")
         assert trees.flatten(result, "test").paths == paths
         for leaf, made in zip(leaves, trees.flatten(result, "test").leaves, strict=True):
-            np.testing.assert_array_equal(made, np.asarray(leaf) * WORLD)  # type: ignore[call-overload]
+            np.testing.assert_array_equal(made, np.asarray(leaf) * WORLD)
             assert made.dtype == leaf.dtype  # type: ignore[attr-defined]
 
 
@@ -184,7 +184,7 @@ def skeleton(tree: object) -> object:
         return {"": list(tree), **{str(key): skeleton(value) for key, value in tree.items()}}
     if isinstance(tree, list | tuple):
         return type(tree), [skeleton(value) for value in tree]
-    return None if tree is None else (type(tree), tree.dtype, tree.shape)  # type: ignore[attr-defined]
+    return None if tree is None else (type(tree), tree.dtype, tree.shape)
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -197,7 +197,7 @@ def test_a_member_may_go_the_plain_way_and_another_the_general_one(
     def generally(comm: pccl.Communicator) -> object:
         tree = TREES[name]()
         flat = trees.flatten(tree, "test")
-        return pccl.allreduce(flat.unflatten([x.view(Sub) for x in flat.leaves]), comm=comm)  # type: ignore[attr-defined]
+        return pccl.allreduce(flat.unflatten([x.view(Sub) for x in flat.leaves]), comm=comm)
 
     for result in both(pair, plain, generally):
         for leaf, made in zip(
@@ -205,7 +205,7 @@ def test_a_member_may_go_the_plain_way_and_another_the_general_one(
             trees.flatten(result, "test").leaves,
             strict=True,
         ):
-            np.testing.assert_array_equal(made, np.asarray(leaf) * WORLD)  # type: ignore[call-overload]
+            np.testing.assert_array_equal(made, np.asarray(leaf) * WORLD)
     assert sorted(ways) == [False, True]
 
 
@@ -232,7 +232,7 @@ def test_every_op_is_what_it_is_in_the_general_way(
     told = both(pair, *calls)
     assert ways == [True, True]
     general()
-    for (result, info), (expected, other) in zip(told, both(pair, *calls), strict=True):  # type: ignore[misc]
+    for (result, info), (expected, other) in zip(told, both(pair, *calls), strict=True):
         np.testing.assert_array_equal(result, expected)
         assert type(info) is type(other) and info.contributors == other.contributors
         assert (info.local_world_size, info.epoch, info.attempts) == (WORLD, other.epoch, 1)
@@ -375,7 +375,7 @@ def test_level_1_takes_arrays_of_one_size_in_any_shape(pair: Pair, long_ways: li
         return recv
 
     for recv in both(pair, call, call):
-        np.testing.assert_array_equal(recv, np.full((2, 3), 2, np.float32))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(recv, np.full((2, 3), 2, np.float32))
     assert not long_ways
 
 
@@ -384,7 +384,7 @@ def test_level_1_is_native_only_when_nothing_is_special(
 ) -> None:
     def call(options: dict[str, object]) -> Callable[[pccl.Communicator], object]:
         send, recv = np.ones(3, np.float32), np.zeros(3, np.float32)
-        return lambda comm: comm.all_reduce(send, recv, **{"op": "sum", **options})  # type: ignore[arg-type]
+        return lambda comm: comm.all_reduce(send, recv, **{"op": "sum", **options})
 
     def long_way(options: dict[str, object]) -> bool:
         before = len(long_ways)
@@ -464,7 +464,7 @@ def test_a_call_that_nobody_meets_ends_at_its_deadline(
         begin = time.monotonic()
         alone = both(
             pair,
-            lambda comm, options=options: pccl.allreduce(array, comm=comm, **options),  # type: ignore[misc]
+            lambda comm, options=options: pccl.allreduce(array, comm=comm, **options),
             lambda comm: None,
         )
         assert isinstance(alone[0], pccl.Timeout) and "allreduce failed" in str(alone[0])

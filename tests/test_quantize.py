@@ -241,7 +241,7 @@ def run():
 
 
 def results(run: Run, count: int, program: Program, **env: str) -> list[dict[str, Any]]:
-    """What each of the peers says at the end. Programs get their number: 0, 1, ... as started."""
+    """Returns what each peer says at the end. Programs get their number: 0, 1, ... as started."""
     env["PCCL_MIN_PEERS"] = str(count)
     peers = [run.peer(partial(program, number), **env) for number in range(count)]
     said = [peer.expect("done", timeout=60) for peer in peers]

@@ -10,7 +10,7 @@ import pytest
 README = Path(__file__).resolve().parent.parent / "README.md"
 BLOCK = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PROGRAMS: dict[str, str] = dict(BLOCK.findall(README.read_text()))
-# What each program is about at its end, and what it needs.
+# An expression with the result of each program, and the module that it needs.
 RESULTS = {
     "train.py": ("state['w'], state['b']", "numpy"),
     "torch_train.py": ("*[p.detach() for p in model.parameters()]", "torch"),
@@ -30,7 +30,9 @@ def test_every_program_is_run() -> None:
 def test_it_runs_and_all_peers_end_with_the_same(name: str, tmp_path: Path) -> None:
     result, needed = RESULTS[name]
     pytest.importorskip(needed)
-    told = f"\nimport numpy as np\nprint('end', *[np.asarray(a).tobytes().hex() for a in ({result},)])\n"
+    told = (
+        f"import numpy as np\nprint('end', *[np.asarray(a).tobytes().hex() for a in ({result},)])\n"
+    )
     script = tmp_path / name
     script.write_text(PROGRAMS[name] + told)
     done = subprocess.run(

@@ -121,7 +121,7 @@ def test_a_frozen_one_is_put_out_and_the_others_go_on() -> None:
         for worker in (workers[0], workers[2]):
             answer = worker.expect("reduced", 60)
             assert answer["right"] and answer["size"] == 2
-        # What the frozen one's kernel still holds open is nobody's any more.
+        # No connection is left to the kernel of the frozen one.
         deadline = time.monotonic() + 30
         while connected(hosts[-1], frozen) > 0:
             assert time.monotonic() < deadline, connections(hosts[-1])

@@ -188,7 +188,7 @@ def test_what_leaves_a_host_does_not_grow_with_its_ranks(count: int, per_host: i
     for chunk in range(n):
         for host, chunks in bytes_between(hosts, [flows[chunk] for flows in ranks]).items():
             total[host] += chunks
-    # Of the array, 2(h - 1)/h; every rank carries an equal part.
+    # A host sends 2(h - 1)/h of the array, and each of its ranks an equal part.
     assert all(chunks * count == 2 * (count - 1) * n for chunks in total.values())
     carried = [
         sum(

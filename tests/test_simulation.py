@@ -1,7 +1,8 @@
-"""Whole runs of one master and up to eight peers in one thread, from a seed: real reductions, a fake network, faults.
+"""Whole runs of one master and up to eight peers in one thread, from a seed.
 
-After every event the engine's invariants are checked (docs/architecture.md). A failure prints the seed; the same
-seed and options replay it: `_testing.simulate(seed, trace=True, ...)`.
+Reductions are real; the network and its faults are simulated. After every event the engine's
+invariants are checked (docs/architecture.md). A failure prints the seed. The same seed and options
+replay it: `_testing.simulate(seed, trace=True, ...)`.
 """
 
 from __future__ import annotations
@@ -156,7 +157,8 @@ def test_replicas_come_and_go_as_a_whole(program: str, ranks: int) -> None:
     totals = run_many(200_000, max(count // 4, 20), quiet=True, **options)
     assert totals["commits"] > 0
     if program != "sync":  # there users spoil their states, and cannot take one over
-        # Who stops waiting at the moment it is let in takes its replica along: once, in so few schedules.
+        # A rank that stops waiting at the moment it is let in takes its replica along. That happens
+        # once in so few schedules.
         assert totals["evictions"] <= ranks
 
 
@@ -185,7 +187,7 @@ def test_plans_from_measurements_survive_whatever_breaks() -> None:
 
 @pytest.mark.parametrize("program", ["level1", "level2", "sync"])
 def test_who_cannot_be_dialled_reduces_with_who_can(program: str) -> None:
-    # Whoever is put out for links though a member is left that reaches all is a violation.
+    # It is a violation to put a member out for its links while one is left that reaches all.
     count = max(SCHEDULES // 10, 20)
     totals: Counter[str] = Counter()
     for hidden, most in ((40, 4), (75, 8)):
@@ -198,7 +200,7 @@ def test_who_cannot_be_dialled_reduces_with_who_can(program: str) -> None:
 
 @pytest.mark.parametrize("program", ["level1", "level2", "sync"])
 def test_where_nobody_can_be_dialled_the_master_relays(program: str) -> None:
-    # Whoever is put out for links is a violation, as long as nothing else breaks.
+    # It is a violation to put a member out for its links while nothing else breaks.
     count = max(SCHEDULES // 20, 20)
     totals: Counter[str] = Counter()
     for machines in (0, 2):
@@ -308,7 +310,10 @@ def test_every_change_of_phase_of_a_link_or_a_call_is_reached(
 
 
 def said_by_master(report: SimulationReport, words: str) -> list[tuple[list[str], str]]:
-    """Of lines of the master with these words: the peers named, and the line; but not of peers that had ended."""
+    """The peers named in each line of the master with these words, and the line.
+
+    Lines about peers that had ended are left out.
+    """
     found = []
     ended = set()
     for line in report["trace"]:

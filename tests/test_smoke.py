@@ -1,4 +1,4 @@
-"""Several communicators as threads of one process: the quickest look at whether reductions work at all."""
+"""Several communicators in one process: the quickest check that reductions work at all."""
 
 import socket
 import threading

@@ -1,4 +1,7 @@
-"""tests/stress.py as a test: PCCL_STRESS_MINUTES (default 0.3), PCCL_STRESS_PEERS (8), PCCL_STRESS_SEED (1)."""
+"""tests/stress.py as a test.
+
+PCCL_STRESS_MINUTES (default 0.3), PCCL_STRESS_PEERS (8) and PCCL_STRESS_SEED (1) are its settings.
+"""
 
 import json
 import os

@@ -148,7 +148,7 @@ UNFIT: list[tuple[Any, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("state", "unfit", "why"), UNFIT, ids=range(len(UNFIT)))
+@pytest.mark.parametrize(("state", "unfit", "why"), UNFIT, ids=[why for *_, why in UNFIT])
 def test_a_newcomer_that_cannot_take_the_state_over_is_put_out_and_the_others_go_on(
     run: Run, state: Any, unfit: Any, why: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Calls without a tag meet by the order in which one thread makes them: a second thread is refused."""
+"""Calls without a tag meet by the order of one thread's calls: a second thread is refused."""
 
 from __future__ import annotations
 

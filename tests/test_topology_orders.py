@@ -46,7 +46,11 @@ def test_the_ring_is_as_good_as_the_best_of_all(table: Table) -> None:
 def test_a_ring_of_eight_is_the_best_of_all() -> None:
     for seed in range(3):
         noise = random.Random(seed)
-        table = make_table(8, lambda a, b: (noise.randint(9, 99) * 1000, noise.randint(1, 9999)))  # noqa: B023
+
+        def link(a: int, b: int, noise: random.Random = noise) -> tuple[int, int]:
+            return noise.randint(9, 99) * 1000, noise.randint(1, 9999)
+
+        table = make_table(8, link)
         net = Net(table)
         order = _testing.best_ring(table)
         assert order is not None
@@ -59,8 +63,11 @@ def test_among_equally_fast_rings_the_nearest_neighbours_win() -> None:
     names = [0, 5, 2, 7, 3, 8, 1, 6, 4, 9, 11, 10]
     for n in (5, 8, 12):
         place = {name: at for at, name in enumerate(name for name in names if name < n)}
-        distance = lambda a, b: min((place[a] - place[b]) % n, (place[b] - place[a]) % n)  # noqa: B023, E731
-        table = make_table(n, lambda a, b: (50_000, 1000 * distance(a, b)))  # noqa: B023
+
+        def distance(a: int, b: int, n: int = n, place: dict[int, int] = place) -> int:
+            return min((place[a] - place[b]) % n, (place[b] - place[a]) % n)
+
+        table = make_table(n, lambda a, b, far=distance: (50_000, 1000 * far(a, b)))
         order = _testing.best_ring(table)
         assert order is not None
         assert all(distance(a, b) == 1 for a, b in zip(order, [*order[1:], 0], strict=True))

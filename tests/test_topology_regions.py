@@ -32,7 +32,7 @@ def test_sites_that_share_their_lines_reduce_at_home_first() -> None:
     assert class_for(plan, LARGE)[1] == "regional"
     assert "by regions" in why
     assert plan[3] == [0, 1] * 4
-    # Each site sends the array once, on as many pairs as it has hosts; `direct` would use all pairs.
+    # Each site sends the array once, on as many pairs as it has hosts; `direct` uses all pairs.
     across: dict[Edge, int] = defaultdict(int)
     for rank in range(8):
         for _, partial_to, _, final_to in _testing.plan_flows(plan, LARGE, rank)[0]:

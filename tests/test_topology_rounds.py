@@ -75,7 +75,7 @@ def test_a_rebuilt_master_plans_the_same() -> None:
 def test_what_a_row_does_not_say_stays_known() -> None:
     group = _testing.Planner(3)
     group.optimize(rows_of(even(3), [1, 2, 3]))
-    # Of a stranger, of itself, nothing of a member, half of something, and a pair that broke.
+    # Rows about a stranger, itself, an empty one, half of one, and a pair that broke.
     group.optimize([([(9, False, 7, 7), (1, False, 7, 7), (2, False, 0, 0)], 0, 0),
                     ([(3, False, 0, 33)], 0, 44), ([(1, True, 5, 5)], 0, 0)])  # fmt: skip
     hosts, links = group.record()[3]

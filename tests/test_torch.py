@@ -1,4 +1,4 @@
-"""torch tensors as arrays: any layout and dtype, autograd left alone, DTensors, and the pipeline for accelerators."""
+"""torch tensors as arrays: layouts, dtypes, autograd, DTensors and the accelerator pipeline."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_pieces_cover_every_byte_once_and_split_no_element(sizes: list[int], lin
 
 
 class Lagging:
-    """A stand-in for an accelerator: a copy happens when somebody waits for it, or for a later one; not before."""
+    """A stand-in for an accelerator. A copy happens when it, or a later one, is waited for."""
 
     def __init__(self) -> None:
         self.begun: list[Callable[[], None]] = []

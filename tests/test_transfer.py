@@ -1,4 +1,4 @@
-"""One receiver's transfer of a shared state, frame by frame: what it asks and takes, when it gives a source up."""
+"""One receiver's transfer of a shared state, frame by frame: requests, frames, lost sources."""
 
 from __future__ import annotations
 
@@ -196,5 +196,5 @@ def test_a_member_comes_back_in_the_middle_of_a_sync_whatever_the_size_of_its_li
 ) -> None:
     first, later = _testing.rejoin_sizes(entries, name_bytes)
     assert first < FIRST_PAYLOAD / 2
-    # What does not fit comes by itself, once the master knows it again.
+    # Entries that do not fit come in messages of their own, once the master knows the peer again.
     assert max([first, *later]) > entries * name_bytes

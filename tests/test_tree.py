@@ -164,7 +164,7 @@ def test_ordered_dicts_flatten_alike_with_and_without_jax(tmp_path):
 
 
 def reduce_twice(inputs, outputs=None):
-    """What an engine with two equal members does with a staging: everything is doubled."""
+    """Does with a staging what an engine with two equal members does: doubles everything."""
     staging = _arrays.Staging(
         [_arrays.read(array, "f", "tree").buffers[0] for array in inputs],
         None

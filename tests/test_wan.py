@@ -64,7 +64,7 @@ class Stream:
         assert self.receiver.stdout.readline() == "receiving\n"  # a reset would end it before that
 
     def ends(self) -> tuple[str, str]:
-        """What the sender and the receiver say at last."""
+        """Returns the last lines of the sender and the receiver."""
         sent, _ = self.sender.communicate(timeout=30)
         received, _ = self.receiver.communicate(timeout=30)
         return sent.strip(), received.strip()

@@ -205,6 +205,6 @@ def test_around_a_ring_quantized_results_are_equal_everywhere() -> None:
     for answer in answers:
         assert (answer["kinds"], answer["size"]) == (["ring"], 4)
         assert answer["crcs"] == answers[0]["crcs"]
-        # A step of the result's range is about 0.016. What it left out of one comes with the next.
+        # A step of the result's range is about 0.016. Error feedback adds the rest to the next one.
         assert answer["worst"] < 0.03
         assert answer["together"] < answer["mean"] / 2

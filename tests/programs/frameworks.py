@@ -1,4 +1,4 @@
-"""What depends on which libraries a process has loaded."""
+"""Behaviour that depends on the libraries that a process has loaded."""
 
 from __future__ import annotations
 

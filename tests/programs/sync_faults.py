@@ -1,4 +1,4 @@
-"""What goes wrong around a sync: misfits, losses and interrupts."""
+"""Syncs of misfits, and syncs in which a peer is lost or interrupted."""
 
 from __future__ import annotations
 

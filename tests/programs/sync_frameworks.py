@@ -121,7 +121,7 @@ def say_whether_tied() -> None:
 
 
 def sync_with_a_view(transposed: bool) -> None:
-    """Of a part of the weights, or of all of them in another order."""
+    """The view has a part of the weights, or all of them in another order."""
     weight = shell.state["model"].embed.weight
     view = weight.data.T if transposed else weight[:3]
     shell.sync_tree({"model": shell.state["model"], "view": view})

@@ -1,4 +1,4 @@
-"""Peers of the tests of shared state (level 2): they hold a state, change it and sync it as told."""
+"""Peers that hold a shared state, and change and sync it as told (level 2)."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def sync_given(**options: Any) -> None:
 
 
 def at(path: list[Any]) -> tuple[Any, Any]:
-    """What holds the entry of that path, and its key there."""
+    """Returns the container of that entry, and its key there."""
     holder = state
     for key in path[:-1]:
         holder = holder[key]
@@ -235,7 +235,7 @@ def remove(path: list[Any]) -> None:
     del holder[key]
 
 
-# What it says of the state.
+# Answers about the state.
 
 
 def say_whether_equal(spec: Any) -> None:
@@ -243,7 +243,7 @@ def say_whether_equal(spec: Any) -> None:
 
 
 def say_whether_given(*path: Any) -> None:
-    """Whether the state, or its entry of that path, is the object that was given to the last sync."""
+    """Whether the state, or an entry of it, is the object that was given to the last sync."""
     now, before = state, given
     for key in path:
         now, before = now[key], before[key]

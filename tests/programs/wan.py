@@ -1,4 +1,4 @@
-"""What hosts of the wide-area lab run: ends of connections, without pccl."""
+"""Ends of connections, run on hosts of the wide-area lab without pccl."""
 
 from __future__ import annotations
 

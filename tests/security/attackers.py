@@ -86,7 +86,7 @@ class Training:
             return int(struct.unpack_from("<Q", one.read(), 16)[0])
 
     def insider(self, at: Address, peer: str = "") -> Insider:
-        """Who knows the secret, if there is one, at the master's port or that of `peer`, an id."""
+        """A connection with the secret, if there is one, to the master or to `peer`, an id."""
         if self.secret is None:
             return Insider(at, None, b"")
         if not tlspeer.available:
@@ -176,7 +176,7 @@ class Insider:
         return True
 
     def read(self) -> bytes:
-        """What has come; nothing at the end."""
+        """Returns what has come. Empty at the end."""
         if self._end is not None:
             return self._end.read()
         try:
@@ -402,7 +402,7 @@ def frame(
 
 
 def greeting(run: int, sender: str, to: str, generation: int) -> bytes:
-    """What a peer says first on a connection to another one."""
+    """The first message of a peer on a connection to another one."""
     said = struct.pack("<Q", run) + bytes.fromhex(sender) + bytes.fromhex(to)
     said += struct.pack("<QIBB", generation, 0, 1, 0)
     return frame(_testing.link_seal, 0, said, len(said))

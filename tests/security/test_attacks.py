@@ -107,7 +107,7 @@ def test_oversize_everything(world: Training) -> None:
 
 
 def _recorded(world: Training) -> bytes:
-    """What a peer has said to the master, from its first byte to its last."""
+    """All bytes that a peer has sent to the master."""
     recorder = Recorder(world.master)
     try:
         late = world.run.peer(partial(attacked.come_and_go_when_told, recorder.address))
@@ -255,7 +255,7 @@ def test_half_handshakes_take_little_memory(world: Training) -> None:
 
 
 def test_newcomers_cannot_fill_the_master(world: Training) -> None:
-    """Who has said who it is, and is no member, may not send more than who has not."""
+    """An identified newcomer may not send more than an unidentified connection."""
     with contextlib.ExitStack() as stack:
 
         def newcomer(number: int) -> Insider:

@@ -1,4 +1,4 @@
-"""What a master relays, and what it refuses: strangers, used tokens, ends that never read."""
+"""The master relays for members, and refuses strangers, used tokens and ends that never read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, B, C = (bytes([i]) * 16 for i in (1, 2, 3))
 ONE, OTHER = b"1" * 16, b"2" * 16
 OPEN_RELAY = 26
 PUT_THROUGH = struct.pack("<4sBBHIIQQ", b"PCCL", 2, 27, 0, 0, 0, 0, 0)
-# What the kernel holds for two connections on this machine at most, and some more.
+# An upper bound on what the kernel holds for two connections on this machine.
 KERNEL_BYTES = 16 << 20
 HELD_BYTES = 128 << 10
 
@@ -243,7 +243,7 @@ def test_two_that_have_much_to_say_share_the_rate() -> None:
             for i in (0, 1):
                 with contextlib.suppress(BlockingIOError):
                     heard[i] += len(made[2 * i + 1][0].recv(1 << 20))
-        # What may go at once at the beginning may all be the first one's.
+        # The first one may use up the whole burst at the beginning.
         assert min(heard) > 100_000, heard
 
 
@@ -266,7 +266,7 @@ def address(run: Run) -> tuple[str, int]:
 def test_a_token_that_nobody_was_told_ends_the_connection(master: Run) -> None:
     for token in (bytes(16), ONE):
         assert send(address(master), control(OPEN_RELAY, token)) == b""
-    # What comes with it is not read, nor does another message in the clear get through by it.
+    # The master reads no message that comes with it, and no other message in the clear.
     join = control(0, bytes(200))
     assert PUT_THROUGH not in send(address(master), control(OPEN_RELAY, ONE) + join)
     if "PCCL_SECRET" in master.env:

@@ -75,7 +75,7 @@ class Thief(Recorder):
             there.close()  # the other end has not come in time
 
     def cut(self) -> None:
-        """What is relayed breaks."""
+        """Breaks all relayed connections."""
         for relayed in self._relayed:
             with contextlib.suppress(OSError):
                 relayed.shutdown(socket.SHUT_RDWR)
@@ -208,5 +208,5 @@ def test_what_the_master_relays_is_ciphertext_where_there_is_a_secret(secret: st
     for said in relayed if secret else []:
         token = said[len(PUT_THROUGH) : len(PUT_THROUGH) + 16]
         assert said.startswith(OPEN_RELAY) and len(token) == 16
-        # What is left is TLS, but for what was on its way when it ended.
+        # The rest is TLS, except for bytes that were on their way at its end.
         assert said[len(PUT_THROUGH) + 16] in (HANDSHAKE, APPLICATION_DATA)

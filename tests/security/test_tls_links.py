@@ -130,7 +130,7 @@ def test_who_is_on_this_host_gets_no_memory_without_proof() -> None:
                     sock.connect(f"\0pccl-{me}")
                     challenge = sock.recv(256)
                     challenges.add(challenge[72:])
-                    # What it says of itself is all right; it proves nothing.
+                    # Its name and numbers are right, but it proves nothing.
                     sock.send(
                         challenge[:6]
                         + struct.pack("<HQQQQ", kind, 0, 7, 0, 0)

@@ -1,4 +1,4 @@
-"""What the tests of secrets and TLS share: secrets, servers to talk to, refusals."""
+"""Secrets, servers to talk to and refusals, for the tests of secrets and TLS."""
 
 from __future__ import annotations
 
