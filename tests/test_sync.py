@@ -29,15 +29,7 @@ from syncs import (
     whether_equal,
     zeros,
 )
-from workers import Run
-
-# Failure detection in a second instead of six. The ratio between the settings is the defaults'.
-FAST = {
-    "PCCL_HEARTBEAT_INTERVAL": "0.2",
-    "PCCL_HEARTBEAT_TIMEOUT": "1.5",
-    "PCCL_LINK_TIMEOUT": "0.8",
-    "PCCL_RECONNECT_TIMEOUT": "2",
-}
+from workers import FAST, Run
 
 
 def test_founders_end_with_the_state_of_the_longest_standing_one(run: Run) -> None:

@@ -30,15 +30,7 @@ from syncs import (
     whether_equal,
     zeros,
 )
-from workers import Run, Worker, running, wait_until_asleep
-
-# Failure detection in a second instead of six. The ratio between the settings is the defaults'.
-FAST = {
-    "PCCL_HEARTBEAT_INTERVAL": "0.2",
-    "PCCL_HEARTBEAT_TIMEOUT": "1.5",
-    "PCCL_LINK_TIMEOUT": "0.8",
-    "PCCL_RECONNECT_TIMEOUT": "2",
-}
+from workers import FAST, Run, Worker, running, wait_until_asleep
 
 # 512 MiB, of which a newcomer's ones differ everywhere.
 BIG = 512 * MIB
