@@ -1,15 +1,18 @@
-"""Connections that end: nothing is lost and nothing comes twice, and links find how many they need."""
+"""Connections that end lose and repeat nothing, and links find how many stripes they need."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from workers import running
+from programs import links
+from workers import Run
 
 from pccl import _testing
 
-# ---- one stripe -----------------------------------------------------------------------------------
+# ---- one stripe
 
 sizes = st.lists(st.integers(1, 2000), max_size=20)
 pieces = st.lists(st.integers(1, 3000), max_size=5)
@@ -53,7 +56,7 @@ def test_nothing_of_an_operation_that_ended_is_sent_again(
     assert not again
 
 
-# ---- how many -------------------------------------------------------------------------------------
+# ---- how many
 
 
 def rates(knee: int, one: float = 2e6) -> list[float]:
@@ -89,93 +92,16 @@ def test_windows_that_say_nothing_change_nothing() -> None:
     assert set(_testing.tune_stripes(10, 2, 32, idle * 20)) == {10}
 
 
-# ---- real connections -----------------------------------------------------------------------------
-
-# Ends connections to other peers while these reduce: every few milliseconds one, chosen at random.
-SABOTEUR = """
-import random, socket
-comm = start()
-master = int(os.environ["PCCL_MASTER"].rpartition(":")[2])
-done = threading.Event()
-ended = 0
-
-def links():
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            copy = os.dup(int(name))
-        except OSError:
-            continue
-        try:
-            end = socket.socket(fileno=copy)
-        except OSError:
-            os.close(copy)
-            continue
-        with end:
-            try:
-                if end.type == socket.SOCK_STREAM and end.family in (socket.AF_INET, socket.AF_INET6) \
-                        and master not in (end.getpeername()[1], end.getsockname()[1]):
-                    yield end
-            except OSError:
-                continue
-
-def sabotage():
-    global ended
-    rng = random.Random(1)
-    while not done.wait(0.03):
-        alive = 0
-        chosen = None
-        for end in links():
-            alive += 1
-            if rng.randrange(alive) == 0:
-                if chosen: chosen.close()
-                chosen = end.dup()
-        if chosen and alive > 12:  # of 16: no pair ever loses its last one
-            try:
-                chosen.shutdown(rng.choice([socket.SHUT_RDWR, socket.SHUT_WR]))
-                ended += 1
-            except OSError:
-                pass
-        if chosen: chosen.close()
-
-pccl.barrier()
-threading.Thread(target=sabotage, daemon=True).start()
-attempts = operations = all_ended = 0
-while operations < 2 * STEPS or all_ended <= 20:
-    total, info = pccl.allreduce(x(200_000), return_info=True, **KEYWORDS)
-    assert info.world_size == 3, info
-    assert close(total, expected(info)), operations
-    attempts += info.attempts
-    # How many ended everywhere: the same number for all, so all stop after the same operation.
-    total, info = pccl.allreduce(np.array([ended]), return_info=True)
-    all_ended = int(total[0])
-    attempts += info.attempts
-    operations += 2
-done.set()
-pccl.barrier()
-say(event="done", attempts=attempts, operations=operations, all_ended=all_ended,
-    open=len(os.listdir("/proc/self/fd")))
-hear()
-"""
+# ---- real connections
 
 
 @pytest.mark.parametrize("quantize", [False, True])
-def test_connections_that_end_cost_no_operation_its_attempt(quantize: bool) -> None:
-    close = "lambda got, sum: bool((got == sum).all())"
-    keywords = "{}"
-    if quantize:
-        close = "lambda got, sum: bool((abs(got - sum) <= 0.02 * abs(sum) + 1).all())"
-        keywords = "{'quantize': pccl.Quantize('int8', error_feedback=True), 'tag': 1}"
-    code = f"STEPS = 60\nclose = {close}\nKEYWORDS = {keywords}\n"
-    if quantize:
-        code += "plain = x\nx = lambda count: plain(count, np.float32)\n"
-    with running(
-        PCCL_SHM="0",
-        PCCL_STRIPES="8",
-        PCCL_CHECKSUM="always",
-        PCCL_HEARTBEAT_INTERVAL="0.2",
-    ) as run:
-        peers = run.peers(3, code + SABOTEUR)
-        answers = [peer.expect("done", timeout=90) for peer in peers]
-        assert min(answer["all_ended"] for answer in answers) > 20
-        assert max(answer["open"] for answer in answers) < 200  # what ended was closed
-        assert all(answer["attempts"] == answer["operations"] for answer in answers), answers
+@pytest.mark.env(
+    PCCL_SHM="0", PCCL_STRIPES="8", PCCL_CHECKSUM="always", PCCL_HEARTBEAT_INTERVAL="0.2"
+)
+def test_connections_that_end_cost_no_operation_its_attempt(run: Run, quantize: bool) -> None:
+    peers = run.peers(3, partial(links.reduce_and_end_connections, 60, quantize))
+    answers = [peer.expect("done", timeout=90) for peer in peers]
+    assert min(answer["all_ended"] for answer in answers) > 20
+    assert max(answer["open"] for answer in answers) < 200  # what ended was closed
+    assert all(answer["attempts"] == answer["operations"] for answer in answers), answers

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
+from functools import partial
 
 import pytest
-from workers import running, wait_until_asleep
+from programs import optimize
+from workers import Run, wait_until_asleep
 
 import pccl
 from pccl import _testing
 
-# ---- what one member says --------------------------------------------------------------------------
+# ---- what one member reports
 
 COUNTED = 0.8  # seconds
 
@@ -51,199 +53,102 @@ def test_who_does_not_answer_is_left_out_and_absurd_answers_harm_nobody() -> Non
     assert _testing.probed_row([]) == ([], 0, 0)
 
 
-# ---- real peers ------------------------------------------------------------------------------------
-
-MEASURE = """
-comm = start()
-pccl.barrier()
-before = comm.topology()
-began = __import__("time").monotonic()
-comm.optimize_topology()
-took = __import__("time").monotonic() - began
-after = comm.topology()
-total, info = pccl.allreduce(x(200_000), return_info=True)
-assert (total == expected(info)).all()
-pairs = [(a, b) for a in range(3) for b in range(3) if a != b]
-say(
-    event="done",
-    took=took,
-    rtt=[after.rtt.get(pair) for pair in pairs],
-    up=after.up,
-    down=after.down,
-    unreachable=len(after.unreachable),
-    peers=after.peers == pccl.membership().peers,
-    ring=sorted(after.ring),
-    shares=[sum(schedule.shares) for schedule in after.schedules],
-    last=after.schedules[-1].up_to,
-    nothing_before=not before.rtt and set(before.up) == {None} and before.hosts == after.hosts,
-)
-hear()
-"""
+# ---- real peers
 
 
-def test_all_ways_are_measured_at_once() -> None:
-    with running(PCCL_SHM="0") as run:
-        peers = run.peers(3, MEASURE)
-        for answer in [peer.expect("done", 60) for peer in peers]:
-            assert answer["nothing_before"]
-            assert answer["peers"]
-            assert 2 < answer["took"] < 15  # three seconds, and two rounds
-            assert None not in answer["rtt"] + answer["up"] + answer["down"], answer
-            assert all(0 < rtt < 1 for rtt in answer["rtt"])
-            assert all(rate > 1e6 for rate in answer["up"] + answer["down"])
-            assert answer["unreachable"] == 0
-            assert answer["ring"] == [0, 1, 2]
-            assert all(abs(total - 1) < 1e-3 for total in answer["shares"])
-            assert answer["last"] is None
+@pytest.mark.env(PCCL_SHM="0")
+def test_all_ways_are_measured_at_once(run: Run) -> None:
+    peers = run.peers(3, optimize.measure)
+    for answer in [peer.expect("done", 60) for peer in peers]:
+        assert answer["nothing_before"]
+        assert answer["peers"]
+        assert 2 < answer["took"] < 15  # three seconds, and two rounds
+        assert None not in answer["rtt"] + answer["up"] + answer["down"], answer
+        assert all(0 < rtt < 1 for rtt in answer["rtt"])
+        assert all(rate > 1e6 for rate in answer["up"] + answer["down"])
+        assert answer["unreachable"] == 0
+        assert answer["ring"] == [0, 1, 2]
+        assert all(abs(total - 1) < 1e-3 for total in answer["shares"])
+        assert answer["last"] is None
 
 
-def test_peers_that_share_memory_have_nothing_to_measure() -> None:
-    code = """
-    comm = start()
-    info = pccl.ReduceInfo()
-    while info.epoch < 2:  # of one that is planned for shared memory
-        _, info = pccl.allreduce(x(10), return_info=True)
-    began = __import__("time").monotonic()
-    comm.optimize_topology()
-    topology = comm.topology()
-    say(event="done", took=__import__("time").monotonic() - began, known=bool(topology.rtt),
-        hosts=len(set(topology.hosts)))
-    hear()
-    """
-    with running() as run:
-        for answer in [peer.expect("done", 60) for peer in run.peers(2, code)]:
-            assert not answer["known"]
-            assert answer["took"] < 2
-            assert answer["hosts"] == 1
+def test_peers_that_share_memory_have_nothing_to_measure(run: Run) -> None:
+    for answer in [peer.expect("done", 60) for peer in run.peers(2, optimize.measure_in_memory)]:
+        assert not answer["known"]
+        assert answer["took"] < 2
+        assert answer["hosts"] == 1
 
 
-def test_pairs_that_the_plan_does_without_are_not_taken_for_broken() -> None:
+def test_pairs_that_the_plan_does_without_are_not_taken_for_broken(run: Run) -> None:
     # Two hosts of two: between them go only the links of the same place.
-    code = """
-    comm = start()
-    info = pccl.ReduceInfo()
-    while info.epoch < 2:
-        _, info = pccl.allreduce(x(10), return_info=True)
-    comm.optimize_topology()
-    topology = comm.topology()
-    pairs = [(a, b) for a in range(4) for b in range(4) if topology.hosts[a] != topology.hosts[b]]
-    say(event="done", hosts=sorted(topology.hosts), unreachable=len(topology.unreachable),
-        known=sum(pair in topology.rtt for pair in pairs))
-    hear()
-    """
-    with running() as run:
-        peers = [run.peer(code, PCCL_MIN_PEERS="4", PCCL_HOST_ID=host) for host in "aabb"]
-        for answer in [peer.expect("done", 60) for peer in peers]:
-            assert len(set(answer["hosts"])) == 2
-            assert answer["unreachable"] == 0
-            assert answer["known"] == 8
+    peers = [
+        run.peer(optimize.measure_two_hosts, PCCL_MIN_PEERS="4", PCCL_HOST_ID=host)
+        for host in "aabb"
+    ]
+    for answer in [peer.expect("done", 60) for peer in peers]:
+        assert len(set(answer["hosts"])) == 2
+        assert answer["unreachable"] == 0
+        assert answer["known"] == 8
 
 
-def test_alone_there_is_nothing_to_measure() -> None:
-    code = """
-    comm = start()
-    comm.optimize_topology()
-    topology = comm.topology()
-    say(event="done", peers=len(topology.peers), up=topology.up)
-    """
-    with running() as run:
-        answer = run.peer(code).expect("done")
-        assert answer["peers"] == 1
-        assert answer["up"] == [None]
+def test_alone_there_is_nothing_to_measure(run: Run) -> None:
+    answer = run.peer(optimize.measure_alone).expect("done")
+    assert answer["peers"] == 1
+    assert answer["up"] == [None]
 
 
-def test_a_peer_killed_while_it_measures_delays_nobody() -> None:
-    code = """
-    comm = start()
-    pccl.barrier()
-    say(event="in")
-    comm.optimize_topology()
-    say(event="done", size=pccl.world_size(), known=len(comm.topology().peers))
-    hear()
-    """
-    with running(PCCL_SHM="0") as run:
-        peers = run.peers(3, code)
-        for peer in peers:
-            peer.expect("in")
-        victim = peers.pop()
-        victim.signal(signal.SIGKILL)
-        for peer in peers:
-            answer = peer.expect("done", 30)
-            assert answer["size"] == answer["known"] == 2
+@pytest.mark.env(PCCL_SHM="0")
+def test_a_peer_killed_while_it_measures_delays_nobody(run: Run) -> None:
+    peers = run.peers(3, optimize.measure_with_one_that_dies)
+    for peer in peers:
+        peer.expect("in")
+    victim = peers.pop()
+    victim.signal(signal.SIGKILL)
+    for peer in peers:
+        answer = peer.expect("done", 30)
+        assert answer["size"] == answer["known"] == 2
 
 
 @pytest.mark.parametrize("when", ["timeout", "interrupt"])
-def test_it_can_be_given_up(when: str) -> None:
-    code = f"""
-    comm = start()
-    pccl.barrier()
-    try:
-        say(event="in")
-        comm.optimize_topology(timeout=1.0 if {when == "timeout"!r} else None)
-        say(event="done", how="done")
-    except KeyboardInterrupt:
-        say(event="done", how="interrupted")
-    except pccl.PCCLError as error:
-        say(event="done", how=type(error).__name__)
-    total, info = pccl.allreduce(x(100), return_info=True)
-    say(event="after", right=bool((total == expected(info)).all()), size=info.world_size)
-    hear()
-    """
-    with running(PCCL_SHM="0") as run:
-        peers = run.peers(2, code)
-        for peer in peers:
-            peer.expect("in")
-        if when == "interrupt":
-            # At any moment of it, all of them are told.
-            wait_until_asleep(peers[0])
-            peers[0].signal(signal.SIGINT)
-        answers = [peer.expect("done", 30)["how"] for peer in peers]
-        if when == "timeout":
-            assert set(answers) == {"Timeout"}
-        else:
-            assert answers == ["interrupted", "PeerLost"]
-        for peer in peers:
-            after = peer.expect("after", 30)
-            assert after["right"] and after["size"] == 2
-
-
-# The first operation takes more than a millisecond, so members measure at their next admission point.
-BY_ITSELF = """
-comm = start()
-pccl.allreduce(x(1_000_000))
-for attempt in range(2):
-    try:
-        pccl.admit()
-        how = "done"
-    except KeyboardInterrupt:
-        how = "interrupted"
-    except pccl.PCCLError as error:
-        how = type(error).__name__
-    say(event="admitted", how=how, size=pccl.world_size())
-    total, info = pccl.allreduce(x(100), return_info=True)
-    assert (total == expected(info)).all()
-hear()
-"""
+@pytest.mark.env(PCCL_SHM="0")
+def test_it_can_be_given_up(run: Run, when: str) -> None:
+    peers = run.peers(2, partial(optimize.measure_or_give_up, 1.0 if when == "timeout" else None))
+    for peer in peers:
+        peer.expect("in")
+    if when == "interrupt":
+        # At any moment of it, all of them are told.
+        wait_until_asleep(peers[0])
+        peers[0].signal(signal.SIGINT)
+    answers = [peer.expect("done", 30)["how"] for peer in peers]
+    if when == "timeout":
+        assert set(answers) == {"Timeout"}
+    else:
+        assert answers == ["interrupted", "PeerLost"]
+    for peer in peers:
+        after = peer.expect("after", 30)
+        assert after["right"] and after["size"] == 2
 
 
 @pytest.mark.parametrize("what", ["kill", "interrupt"])
-def test_members_that_measure_by_themselves_survive_what_happens_to_one(what: str) -> None:
-    with running(PCCL_SHM="0", PCCL_MEASURE_AFTER="0.001", PCCL_LOG_LEVEL="INFO") as run:
-        peers = run.peers(3, BY_ITSELF)
-        deadline = time.monotonic() + 60
-        while "so the links are measured" not in run.master.stderr():
-            assert time.monotonic() < deadline, run.master.stderr()
-            time.sleep(0.01)  # until all are in admit
-        if what == "kill":
-            peers.pop().signal(signal.SIGKILL)
-            first = ["done", "done"]
-        else:
-            peers[0].signal(signal.SIGINT)
-            first = ["interrupted", "PeerLost", "PeerLost"]
-        for hows in (first, ["done"] * len(peers)):
-            answers = [peer.expect("admitted", 30) for peer in peers]
-            assert [answer["how"] for answer in answers] == hows
-            assert {answer["size"] for answer in answers} == {len(peers)}
+@pytest.mark.env(PCCL_SHM="0", PCCL_MEASURE_AFTER="0.001", PCCL_LOG_LEVEL="INFO")
+def test_members_that_measure_by_themselves_survive_what_happens_to_one(
+    run: Run, what: str
+) -> None:
+    peers = run.peers(3, optimize.admit_twice)
+    deadline = time.monotonic() + 60
+    while "so the links are measured" not in run.master.stderr():
+        assert time.monotonic() < deadline, run.master.stderr()
+        time.sleep(0.01)  # until all are in admit
+    if what == "kill":
+        peers.pop().signal(signal.SIGKILL)
+        first = ["done", "done"]
+    else:
+        peers[0].signal(signal.SIGINT)
+        first = ["interrupted", "PeerLost", "PeerLost"]
+    for hows in (first, ["done"] * len(peers)):
+        answers = [peer.expect("admitted", 30) for peer in peers]
+        assert [answer["how"] for answer in answers] == hows
+        assert {answer["size"] for answer in answers} == {len(peers)}
 
 
 def test_measuring_by_itself_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,11 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from functools import partial
 
-from workers import running
+import pytest
+from programs import returning
+from workers import Run, running
 
 import pccl
 
@@ -19,21 +22,6 @@ FAST = {
     "PCCL_HEARTBEAT_TIMEOUT": "6",
     "PCCL_RECONNECT_TIMEOUT": "20",
 }
-
-# The entries of all these calls, with what describes them, are longer than a first message may be.
-MANY = f"""
-comm = start()
-say(event="in")
-hear()
-tree = {{f"a layer with a long name {{i}}": np.ones(2, np.float32) for i in range(4)}}
-works = [pccl.allreduce_async(tree, tag=n) for n in range({CALLS})]
-say(event="called", open=comm._engine.unfinished())
-for work in works:
-    for array in work.wait().values():
-        assert (array == pccl.world_size()).all()
-say(event="done")
-hear()
-"""
 
 
 class Middle:
@@ -92,8 +80,10 @@ def between(master: str) -> Iterator[Middle]:
 
 def test_a_member_with_many_open_calls_comes_back_to_its_master() -> None:
     with running(**FAST, PCCL_SHM="0") as run, between(run.address) as middle:
-        caller = run.peer(MANY, PCCL_MIN_PEERS="2", PCCL_MASTER=middle.address)
-        other = run.peer(MANY, PCCL_MIN_PEERS="2")
+        caller = run.peer(
+            partial(returning.call_many, CALLS), PCCL_MIN_PEERS="2", PCCL_MASTER=middle.address
+        )
+        other = run.peer(partial(returning.call_many, CALLS), PCCL_MIN_PEERS="2")
         for peer in (caller, other):
             peer.expect("in")
         caller.tell("go")
@@ -105,65 +95,42 @@ def test_a_member_with_many_open_calls_comes_back_to_its_master() -> None:
             peer.expect("done", 120)
 
 
-def test_members_with_many_open_calls_come_back_to_a_restarted_master() -> None:
-    with running(**FAST, PCCL_SHM="0") as run:
-        caller, other = run.peers(2, MANY)
-        for peer in (caller, other):
-            peer.expect("in")
-        caller.tell("go")
-        assert caller.expect("called", 60)["open"] == CALLS
-        run.master.signal(signal.SIGKILL)
-        run.master.ends()
-        run.restart_master()
-        other.tell("go")
-        other.expect("called", 60)
-        for peer in (caller, other):
-            peer.expect("done", 120)
+@pytest.mark.env(**FAST, PCCL_SHM="0")
+def test_members_with_many_open_calls_come_back_to_a_restarted_master(run: Run) -> None:
+    caller, other = run.peers(2, partial(returning.call_many, CALLS))
+    for peer in (caller, other):
+        peer.expect("in")
+    caller.tell("go")
+    assert caller.expect("called", 60)["open"] == CALLS
+    run.master.signal(signal.SIGKILL)
+    run.master.ends()
+    run.restart_master()
+    other.tell("go")
+    other.expect("called", 60)
+    for peer in (caller, other):
+        peer.expect("done", 120)
 
 
-def test_a_call_that_started_over_in_memory_is_over_for_the_master_too() -> None:
+@pytest.mark.env(**FAST, PCCL_STRAGGLER_TIMEOUT="2", PCCL_MIN_PEERS="2")
+def test_a_call_that_started_over_in_memory_is_over_for_the_master_too(run: Run) -> None:
     """It was entered over the network; then the two found out that they share memory."""
-    code = """
-    late = os.environ.get("LATE")
-    start()
-    if late:
-        threading.Event().wait(0.5)  # longer than it takes to find the other one's memory
-    pccl.allreduce(x())
-    say(event="called")
-    end = threading.Event()
-    threading.Timer(4, end.set).start()  # twice the straggler timeout
-    while not pccl.allreduce(int(end.is_set())):
-        pass
-    say(event="done")
-    hear()
-    """
-    with running(**FAST, PCCL_STRAGGLER_TIMEOUT="2", PCCL_MIN_PEERS="2") as run:
-        peers = [run.peer(code), run.peer(code, LATE="1")]
-        for event in ("called", "done"):
-            for peer in peers:
-                peer.expect(event)
-        assert all("waiting for 1 peer in" not in peer.stderr() for peer in peers)
+    peers = [
+        run.peer(returning.call_before_memory_is_found),
+        run.peer(returning.call_before_memory_is_found, LATE="1"),
+    ]
+    for event in ("called", "done"):
+        for peer in peers:
+            peer.expect(event)
+    assert all("waiting for 1 peer in" not in peer.stderr() for peer in peers)
 
 
 def test_a_loss_that_ended_very_many_calls_is_told_to_a_restarted_master() -> None:
     """The log that the master asks for has it as one entry, longer than a first message may be."""
     count = 43_000
-    code = f"""
-    comm = start()
-    say(event="in")
-    hear()
-    x, made = np.ones(1, np.int64), np.zeros(({count}, 1), np.int64)
-    handles = [comm.all_reduce_async(x, one, op="sum") for one in made]
-    say(event="called", open=comm._engine.unfinished())
-    say(event="ended", ends=sorted({{handle.wait()[1] for handle in handles}}))
-    hear()
-    comm.all_reduce(x, made[0], op="sum")
-    say(event="done", made=int(made[0][0]))
-    """
     # Nobody is evicted while one member is stopped.
     patient = {**FAST, "PCCL_HEARTBEAT_TIMEOUT": "90", "PCCL_RECONNECT_TIMEOUT": "90"}
     with running(**patient, PCCL_SHM="0") as run:
-        *callers, lost = run.peers(3, code)
+        *callers, lost = run.peers(3, partial(returning.call_many_that_a_loss_ends, count))
         for peer in (*callers, lost):
             peer.expect("in")
         for peer in callers:

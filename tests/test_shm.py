@@ -1,4 +1,4 @@
-"""Peers on one host reduce in shared memory: who finds whom, what if there is none, what faults leave behind."""
+"""Peers of one host reduce in shared memory: discovery, hosts without it, and what faults leave."""
 
 import random
 import signal
@@ -9,40 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from programs import shm
 from workers import Run, Worker, running
-
-# Reduces until the plan is for shared memory (its epoch is the second), then as it is told. Over the
-# network all elements are sent twice, to be combined and as the result; in memory each is laid out
-# for others once.
-REDUCE = """
-def in_memory(info, count):
-    others = info.world_size - 1
-    return info.tx_bytes * info.world_size < 1.5 * 8 * count * others
-def reduce(count):
-    total, info = pccl.allreduce(x(count), return_info=True)
-    in_place = x(count)
-    _, last = pccl.allreduce(in_place, out=in_place, return_info=True)
-    return bool((total == expected(info)).all() and (in_place == expected(last)).all()), last
-start()
-ok, info = True, pccl.ReduceInfo()
-for _ in range(int(os.environ.get("WARM_UP", "100000"))):
-    ok, info = reduce(10)
-    if not ok or info.epoch > 1:
-        break
-say(event="in", ok=ok, epoch=info.epoch, peer=pccl.init_peer)
-for line in sys.stdin:
-    order = json.loads(line)
-    if order == "stop":
-        break
-    if order == "admit":
-        say(event="admitted", some=bool(pccl.admit()))
-        continue
-    ok, info = reduce(order)
-    say(event="done", ok=ok, world=info.world_size, epoch=info.epoch, memory=in_memory(info, order),
-        descriptors=len(os.listdir("/proc/self/fd")),
-        mappings=open("/proc/self/maps").read().count("memfd:pccl"))
-pccl.shutdown()
-"""
 
 # Enough elements to tell memory from the network by what is sent.
 MANY = 300_001
@@ -69,7 +37,7 @@ def until(
 
 def join(run: Run, members: list[Worker]) -> Worker:
     """A newcomer on this host, let in, and in memory with the others."""
-    late = run.peer(REDUCE, WARM_UP="0")
+    late = run.peer(shm.reduce_as_told, WARM_UP="0")
     late.expect("in")
     late.tell(MANY)  # it waits in there
     deadline = time.monotonic() + 30
@@ -93,85 +61,89 @@ def planned(run: Run) -> bool:
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
-def test_results_are_exact_at_every_size(world: int) -> None:
-    with running(PCCL_LOG_LEVEL="INFO") as run:
-        peers = run.peers(world, REDUCE)
-        for peer in peers:
-            assert peer.expect("in", 60)["ok"]
-        assert planned(run)
-        # The master plans for parts of the group when a member takes long to find the others.
-        epoch = until(peers, lambda answer: answer["memory"])[0]["epoch"]
-        # Around what fits behind an arrival, one round of one block each, several rounds, and the
-        # staging area.
-        round_of_blocks = world * (32 << 10) // 8
-        around = (round_of_blocks - 1, round_of_blocks, round_of_blocks + 1)
-        for count in (0, 1, 2, 511, 512, 513, 4096, *around, 65_536, MANY, 3_000_000):
-            for answer in together(peers, count):
-                assert (answer["ok"], answer["world"], answer["epoch"]) == (True, world, epoch)
-                assert answer["memory"] or count < MANY
+@pytest.mark.env(PCCL_LOG_LEVEL="INFO")
+def test_results_are_exact_at_every_size(run: Run, world: int) -> None:
+    peers = run.peers(world, shm.reduce_as_told)
+    for peer in peers:
+        assert peer.expect("in", 60)["ok"]
+    assert planned(run)
+    # The master plans for parts of the group when a member takes long to find the others.
+    epoch = until(peers, lambda answer: answer["memory"])[0]["epoch"]
+    # Around what fits behind an arrival, one round of one block each, several rounds, and the
+    # staging area.
+    round_of_blocks = world * (32 << 10) // 8
+    around = (round_of_blocks - 1, round_of_blocks, round_of_blocks + 1)
+    for count in (0, 1, 2, 511, 512, 513, 4096, *around, 65_536, MANY, 3_000_000):
+        for answer in together(peers, count):
+            assert (answer["ok"], answer["world"], answer["epoch"]) == (True, world, epoch)
+            assert answer["memory"] or count < MANY
 
 
 @pytest.mark.parametrize("without", [{"PCCL_SHM": "0"}, {"PCCL_HOST_ID": "elsewhere"}])
-def test_one_that_shares_no_memory_takes_all_to_the_network(without: dict[str, str]) -> None:
-    with running(PCCL_LOG_LEVEL="INFO", WARM_UP="20", PCCL_MIN_PEERS="3") as run:
-        peers = [run.peer(REDUCE), run.peer(REDUCE), run.peer(REDUCE, **without)]
-        for peer in peers:
-            assert peer.expect("in", 60)["ok"]
-        for count in (1, 5000, MANY):
-            answers = together(peers, count)
-            assert all(answer["ok"] for answer in answers)
-        assert not any(answer["memory"] for answer in answers)
+@pytest.mark.env(PCCL_LOG_LEVEL="INFO", WARM_UP="20", PCCL_MIN_PEERS="3")
+def test_one_that_shares_no_memory_takes_all_to_the_network(
+    run: Run, without: dict[str, str]
+) -> None:
+    peers = [
+        run.peer(shm.reduce_as_told),
+        run.peer(shm.reduce_as_told),
+        run.peer(shm.reduce_as_told, **without),
+    ]
+    for peer in peers:
+        assert peer.expect("in", 60)["ok"]
+    for count in (1, 5000, MANY):
+        answers = together(peers, count)
+        assert all(answer["ok"] for answer in answers)
+    assert not any(answer["memory"] for answer in answers)
 
 
-def test_two_hosts_by_name_are_two_hosts() -> None:
-    with running(PCCL_LOG_LEVEL="INFO", WARM_UP="20", PCCL_MIN_PEERS="2") as run:
-        peers = [run.peer(REDUCE, PCCL_HOST_ID=name) for name in ("one", "two")]
-        for peer in peers:
-            assert peer.expect("in", 60)["ok"]
-        assert all(answer["ok"] for answer in together(peers, 100_000))
-        assert not planned(run)
+@pytest.mark.env(PCCL_LOG_LEVEL="INFO", WARM_UP="20", PCCL_MIN_PEERS="2")
+def test_two_hosts_by_name_are_two_hosts(run: Run) -> None:
+    peers = [run.peer(shm.reduce_as_told, PCCL_HOST_ID=name) for name in ("one", "two")]
+    for peer in peers:
+        assert peer.expect("in", 60)["ok"]
+    assert all(answer["ok"] for answer in together(peers, 100_000))
+    assert not planned(run)
 
 
-def test_nothing_is_left_behind_by_the_killed() -> None:
-    """Killed in the midst of it, again and again: those who stay hold no more than after the first."""
-    with running() as run:
-        stay = run.peers(2, REDUCE)
-        for peer in stay:
-            assert peer.expect("in", 60)["ok"]
-        most: dict[str, int] = {}
-        for cycle in range(5):
-            late = join(run, stay)
-            for peer in [*stay, late]:
-                peer.tell(MANY * (cycle + 1))
-            late.signal(signal.SIGKILL)
-            late.ends()
-            assert all(peer.expect("done", 60)["ok"] for peer in stay)
-            answers = until(
-                stay,
-                lambda answer: (
-                    answer["memory"]
-                    and answer["world"] == 2
-                    and all(answer[what] <= most[what] for what in most)
-                ),
-            )
-            if not most:
-                # Two boards, a page, the results of each; and both ends of a pipe, if the newcomer
-                # was long in finding them.
-                assert max(answer["mappings"] for answer in answers) <= 7
-                most["mappings"] = 7
-                most["descriptors"] = max(answer["descriptors"] for answer in answers) + 1
+def test_nothing_is_left_behind_by_the_killed(run: Run) -> None:
+    """Newcomers are killed within operations. The others hold no more than after the first one."""
+    stay = run.peers(2, shm.reduce_as_told)
+    for peer in stay:
+        assert peer.expect("in", 60)["ok"]
+    most: dict[str, int] = {}
+    for cycle in range(5):
+        late = join(run, stay)
+        for peer in [*stay, late]:
+            peer.tell(MANY * (cycle + 1))
+        late.signal(signal.SIGKILL)
+        late.ends()
+        assert all(peer.expect("done", 60)["ok"] for peer in stay)
+        answers = until(
+            stay,
+            lambda answer: (
+                answer["memory"]
+                and answer["world"] == 2
+                and all(answer[what] <= most[what] for what in most)
+            ),
+        )
+        if not most:
+            # Two boards, a page, the results of each; and both ends of a pipe, if the newcomer
+            # was long in finding them.
+            assert max(answer["mappings"] for answer in answers) <= 7
+            most["mappings"] = 7
+            most["descriptors"] = max(answer["descriptors"] for answer in answers) + 1
 
 
-def test_memory_for_results_that_were_read_is_let_go() -> None:
-    with running() as run:
-        peers = run.peers(3, REDUCE)
-        for peer in peers:
-            assert peer.expect("in", 60)["ok"]
-        for count in (MANY, 2 * MANY, 4 * MANY, 7 * MANY, 10 * MANY, 14 * MANY):
-            answers = together(peers, count)
-            assert all(answer["ok"] and answer["memory"] for answer in answers)
-            # A board and the results of each, and the page; pipes, if one was long in coming.
-            assert max(answer["mappings"] for answer in answers) <= 7 + 2 * 2
+def test_memory_for_results_that_were_read_is_let_go(run: Run) -> None:
+    peers = run.peers(3, shm.reduce_as_told)
+    for peer in peers:
+        assert peer.expect("in", 60)["ok"]
+    for count in (MANY, 2 * MANY, 4 * MANY, 7 * MANY, 10 * MANY, 14 * MANY):
+        answers = together(peers, count)
+        assert all(answer["ok"] and answer["memory"] for answer in answers)
+        # A board and the results of each, and the page; pipes, if one was long in coming.
+        assert max(answer["mappings"] for answer in answers) <= 7 + 2 * 2
 
 
 def visit(name: bytes) -> socket.socket:
@@ -190,7 +162,7 @@ def say_to(visitor: socket.socket, what: bytes, descriptors: list[int]) -> None:
 
 def test_strangers_at_a_peers_local_socket_disturb_nobody() -> None:
     with running() as run, open("/dev/null") as null:
-        peers = run.peers(2, REDUCE)
+        peers = run.peers(2, shm.reduce_as_told)
         ids = []
         for peer in peers:
             answer = peer.expect("in", 60)
@@ -225,7 +197,7 @@ def test_strangers_at_a_peers_local_socket_disturb_nobody() -> None:
             visitors += [visit(name) for _ in range(80)]
         for answer in together(peers, MANY):
             assert answer["ok"] and answer["memory"]
-        # Who belongs to the run gets through all the same.
+        # A peer of the run gets through all the same.
         peers.append(join(run, peers))
         for visitor in visitors:
             visitor.close()
@@ -240,46 +212,13 @@ def test_strangers_at_a_peers_local_socket_disturb_nobody() -> None:
         )
 
 
-LOOP = (
-    REDUCE[: REDUCE.index("start()")]
-    + """
-start()
-while True:
-    ok, info = reduce(10)
-    if info.epoch > 1:
-        break
-say(event="in")
-steps = 0
-memory = True
-try:
-    while True:
-        # Larger each time, so that others get new memory for the results each time.
-        count = min(int(20_000 * 1.3**steps), 2_000_000)
-        mine = x(count)
-        array = mine.copy()
-        _, info = pccl.allreduce(array, out=array, return_info=True)
-        assert (array == expected(info)).all(), "a wrong sum"
-        steps += 1
-        if info.world_size == 2:
-            pccl.allreduce(1)  # nobody is left out of the last one
-            break
-        memory = memory and in_memory(info, count)
-        say(event="step")
-    say(event="end", world=info.world_size, steps=steps, memory=memory)
-except pccl.errors.PCCLError as error:
-    whole = bool((array == mine).all())
-    say(event="out", kind=type(error).__name__, whole=whole)
-"""
-)
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_a_frozen_member_that_wakes_up_has_harmed_nobody(seed: int) -> None:
-    """Frozen anywhere in an operation, put out, resumed when the others have gone on."""
+    """It is frozen anywhere in an operation, evicted, and resumed when the others have gone on."""
     env = {"PCCL_HEARTBEAT_TIMEOUT": "0.6", "PCCL_HEARTBEAT_INTERVAL": "0.1"}
     rng = random.Random(seed)
     with running(**env) as run:
-        peers = run.peers(3, LOOP)
+        peers = run.peers(3, shm.reduce_until_one_is_lost)
         for peer in peers:
             peer.expect("in", 60)
         frozen = peers[seed % 3]
