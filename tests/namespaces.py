@@ -19,7 +19,7 @@ import pytest
 from programs import master, netns
 from workers import Program, Worker
 
-# What a worker that is given as a string starts with.
+# Workers that are given as a string start with this.
 _ENTER = f"""
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from programs import netns

@@ -7,9 +7,9 @@ A master and peers are processes on loopback. Each peer is a training loop. A st
 They are waited for in any order and checked against the contributors they name. The state changes
 by their results.
 
-There is one event per interval. A newcomer starts. A peer is killed at any moment of its life. One
-is stopped, for a moment or until the others have evicted it, and then wakes or is killed. One leaves.
-Strangers connect to master and peers and send noise. Two peers always live.
+There is one event per interval. A newcomer starts. A peer is killed at any moment of its life.
+One is stopped, for a moment or until the others have evicted it, and then wakes or is killed. One
+leaves. Strangers connect to master and peers and send noise. Two peers always live.
 
 Each step every peer tells this process, over a pipe, the SHA-256 of its state before and after the
 sync. All that report the same revision must report the same hash, epoch and members. A member that

@@ -32,7 +32,7 @@ FAST = {
 # A function of tests/programs, or a functools.partial of one with arguments that JSON can say.
 Program = Callable[[], object]
 
-# What every worker that is given as a string starts with.
+# Workers that are given as a string start with this.
 # `x()` is this peer's own array: every element is a number made from its id, so that the
 # sum over any set of contributors is known to everybody and exact.
 PRELUDE = """
