@@ -38,22 +38,13 @@ std::vector<std::string> interface_addresses() {
   std::vector<std::string> loopback;
   for (const ifaddrs* item = list; item != nullptr; item = item->ifa_next) {
     if (item->ifa_addr == nullptr || (item->ifa_flags & IFF_UP) == 0) continue;
-    asio::ip::address address;
-    if (item->ifa_addr->sa_family == AF_INET) {
-      sockaddr_in raw{};
-      std::memcpy(&raw, item->ifa_addr, sizeof raw);
-      address = asio::ip::address_v4(ntohl(raw.sin_addr.s_addr));
-    } else if (item->ifa_addr->sa_family == AF_INET6) {
-      sockaddr_in6 raw{};
-      std::memcpy(&raw, item->ifa_addr, sizeof raw);
-      asio::ip::address_v6::bytes_type bytes;
-      std::memcpy(bytes.data(), &raw.sin6_addr, bytes.size());
-      const asio::ip::address_v6 v6(bytes);
-      if (v6.is_link_local()) continue;
-      address = v6;
-    } else {
-      continue;
-    }
+    const int family = item->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    asio::ip::tcp::endpoint endpoint;
+    std::memcpy(endpoint.data(), item->ifa_addr,
+                family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6));
+    const asio::ip::address address = endpoint.address();
+    if (address.is_v6() && address.to_v6().is_link_local()) continue;
     auto& where = address.is_loopback() ? loopback : found;
     const std::string text = address.to_string();
     if (std::find(where.begin(), where.end(), text) == where.end()) where.push_back(text);

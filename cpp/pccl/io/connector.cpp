@@ -1,6 +1,8 @@
 #include "pccl/io/connector.h"
 
+#include <algorithm>
 #include <asio/post.hpp>
+#include <cerrno>
 #include <utility>
 
 #include "pccl/io/address.h"
@@ -14,26 +16,37 @@ constexpr std::size_t kMaxEndpoints = 16;
 
 }  // namespace
 
-Connector::Connector(asio::io_context& context, Done done, std::unique_ptr<Tls> tls)
+Connector::Connector(asio::io_context& context, Duration timeout, Done done,
+                     std::unique_ptr<Tls> tls, Relay relay)
     : context_(context),
+      timeout_(timeout),
       deadline_(context),
       stagger_(context),
+      answer_(std::move(relay.answer)),
       done_(std::move(done)),
-      tls_(std::move(tls)) {}
+      tls_(std::move(tls)) {
+  request_.append(relay.request);
+}
 
 std::shared_ptr<Connector> Connector::start(asio::io_context& context, const wire::Address& address,
-                                            Duration timeout, Done done, std::unique_ptr<Tls> tls) {
-  std::shared_ptr<Connector> made(new Connector(context, std::move(done), std::move(tls)));
-  made->begin(address, timeout);
+                                            Duration timeout, Done done, std::unique_ptr<Tls> tls,
+                                            Relay relay) {
+  std::shared_ptr<Connector> made(
+      new Connector(context, timeout, std::move(done), std::move(tls), std::move(relay)));
+  made->begin(address);
   return made;
 }
 
-void Connector::begin(const wire::Address& address, Duration timeout) {
-  auto self = shared_from_this();
-  deadline_.expires_after(timeout);
-  deadline_.async_wait([self](const asio::error_code& error) {
-    if (!error) self->finish(nullptr, self->failure_.empty() ? "no answer" : self->failure_);
+void Connector::arm_deadline() {
+  deadline_.expires_after(timeout_);
+  deadline_.async_wait([self = shared_from_this()](const asio::error_code& error) {
+    if (!error) self->finish(self->failure_.empty() ? "no answer" : self->failure_);
   });
+}
+
+void Connector::begin(const wire::Address& address) {
+  auto self = shared_from_this();
+  arm_deadline();
   if (const auto numeric = numeric_endpoint(address)) {
     endpoints_.push_back(*numeric);
     asio::post(context_, [self] { self->try_next(); });
@@ -43,7 +56,7 @@ void Connector::begin(const wire::Address& address, Duration timeout) {
   resolver->async_resolve(
       address.host, std::to_string(address.port), asio::ip::tcp::resolver::numeric_service,
       [self, resolver, host = address.host](const asio::error_code& error, const auto& results) {
-        if (error) return self->finish(nullptr, "cannot resolve " + host + ": " + error.message());
+        if (error) return self->finish("cannot resolve " + host + ": " + error.message());
         for (const auto& result : results) {
           if (self->endpoints_.size() < kMaxEndpoints)
             self->endpoints_.push_back(result.endpoint());
@@ -75,7 +88,7 @@ void Connector::try_next() {
     }
     return;
   }
-  if (done_ && open_ == 0) finish(nullptr, failure_.empty() ? "the host has no address" : failure_);
+  if (done_ && open_ == 0) finish(failure_.empty() ? "the host has no address" : failure_);
 }
 
 void Connector::writable(std::size_t attempt) {
@@ -87,19 +100,56 @@ void Connector::writable(std::size_t attempt) {
     --open_;
     return try_next();
   }
-  // Registered anew: a descriptor that has waited to be writable is reported as such for ever
-  // after, with every event.
-  finish(std::make_unique<Socket>(context_, tried.socket->give()), {});
+  // Registered anew: the loop reports a descriptor that has waited to be writable with every later
+  // event.
+  socket_ = std::make_unique<Socket>(context_, tried.socket->give());
+  stagger_.cancel();
+  attempts_.clear();
+  if (answer_.empty()) return finish({});
+  failure_ = "the other end did not connect to the relay in time";
+  arm_deadline();
+  write_request();
+  read_answer();
 }
 
-void Connector::finish(std::unique_ptr<Socket> connection, const std::string& failure) {
+void Connector::write_request() {
+  if (!done_) return;
+  const int result =
+      request_.flush(*socket_, [self = shared_from_this()](const asio::error_code& error) {
+        self->request_.resume();
+        if (!error) self->write_request();
+      });
+  if (result != 0 && result != -EAGAIN) finish(error_text(-result));
+}
+
+void Connector::read_answer() {
+  while (done_ && !answer_.empty()) {
+    wire::Bytes bytes(answer_.size());
+    const ssize_t got = socket_->read(bytes);
+    if (got == -EAGAIN) {
+      return socket_->wait_readable([self = shared_from_this()](const asio::error_code& error) {
+        if (!error) self->read_answer();
+      });
+    }
+    if (got <= 0) return finish("the master closed the connection");
+    if (!std::equal(bytes.begin(), bytes.begin() + got, answer_.begin()))
+      return finish("the master sent an unknown answer to the relay request");
+    answer_.erase(answer_.begin(), answer_.begin() + got);
+  }
+  if (!done_) return;
+  socket_ = std::make_unique<Socket>(context_, socket_->give());  // registered anew, as above
+  finish({});
+}
+
+void Connector::finish(const std::string& failure) {
   if (!done_) return;
   Done done = std::exchange(done_, nullptr);
-  const Error reason{Code::unreachable, failure, {}, {}};
+  std::unique_ptr<Socket> connection = failure.empty() ? std::move(socket_) : nullptr;
   cancel();
-  if (connection == nullptr || tls_ == nullptr) return done(std::move(connection), reason);
+  if (connection == nullptr || tls_ == nullptr)
+    return done(std::move(connection), {Code::unreachable, failure, {}, {}});
   handshake_ =
-      Handshake::start(context_, std::move(connection), std::move(tls_), {}, std::move(done));
+      TlsHandshake::start(context_, std::move(connection), std::move(tls_), {}, std::move(done));
 }
 
 void Connector::cancel() {
@@ -107,6 +157,7 @@ void Connector::cancel() {
   deadline_.cancel();
   stagger_.cancel();
   attempts_.clear();
+  socket_.reset();
   if (handshake_) handshake_->cancel();
   handshake_.reset();
 }

@@ -1,4 +1,5 @@
-// Connects to a host by name or number, at all of its addresses.
+// Connects to a host by name or number, at all of its addresses; on request, through the master's
+// relay to another peer.
 #pragma once
 
 #include <asio/io_context.hpp>
@@ -11,35 +12,48 @@
 #include <vector>
 
 #include "pccl/base/error.h"
-#include "pccl/io/handshake.h"
 #include "pccl/io/socket.h"
+#include "pccl/io/tls_handshake.h"
+#include "pccl/io/write_queue.h"
 #include "pccl/wire/records.h"
 
 namespace pccl::io {
 
-// One attempt: addresses are tried in the resolver's order, the next one when the one before fails
-// or does not answer quickly; the first that connects wins. Keeps itself alive until it is over.
+// One attempt. Tries addresses in the resolver's order, each when the one before fails or does not
+// answer quickly; the first that connects wins. Keeps itself alive until it is over.
 // *one thread at a time: whoever drives the loop*
 class Connector : public std::enable_shared_from_this<Connector> {
  public:
-  // Gets the connection, or why there is none (see Handshake; else unreachable). Called once, from
+  // Gets the connection, or an error: unreachable, or that of the TLS handshake. Called once, from
   // the loop, unless cancelled.
   using Done = std::function<void(std::unique_ptr<Socket> connection, const Error& failure)>;
-  // `tls`: this end of the connection; null: nothing is encrypted.
+  // For a connection to the master that the master relays: what this end writes first, and the
+  // answer once the other end has come. Nothing behind the answer is read.
+  struct Relay {
+    wire::Bytes request;
+    wire::Bytes answer;
+  };
+  // `timeout`: to connect, and again to be relayed. `tls`: this end of the connection; null:
+  // nothing is encrypted. `relay`: empty for a direct connection.
   static std::shared_ptr<Connector> start(asio::io_context& context, const wire::Address& address,
                                           Duration timeout, Done done,
-                                          std::unique_ptr<Tls> tls = nullptr);
+                                          std::unique_ptr<Tls> tls = nullptr, Relay relay = {});
   // `done` is not called any more.
   void cancel();
 
  private:
-  Connector(asio::io_context& context, Done done, std::unique_ptr<Tls> tls);
-  void begin(const wire::Address& address, Duration timeout);
+  Connector(asio::io_context& context, Duration timeout, Done done, std::unique_ptr<Tls> tls,
+            Relay relay);
+  void begin(const wire::Address& address);
+  void arm_deadline();
   void try_next();
   void writable(std::size_t attempt);
-  void finish(std::unique_ptr<Socket> connection, const std::string& failure);
+  void write_request();
+  void read_answer();
+  void finish(const std::string& failure);
 
   asio::io_context& context_;
+  const Duration timeout_;
   asio::steady_timer deadline_;
   asio::steady_timer stagger_;
   std::vector<asio::ip::tcp::endpoint> endpoints_;
@@ -51,9 +65,12 @@ class Connector : public std::enable_shared_from_this<Connector> {
   std::vector<Attempt> attempts_;
   std::size_t open_ = 0;
   std::string failure_;
+  std::unique_ptr<Socket> socket_;  // connected
+  WriteQueue request_;
+  wire::Bytes answer_;  // still to come
   Done done_;
   std::unique_ptr<Tls> tls_;
-  std::shared_ptr<Handshake> handshake_;
+  std::shared_ptr<TlsHandshake> handshake_;
 };
 
 }  // namespace pccl::io

@@ -1,34 +1,32 @@
 #include "pccl/io/loop.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <asio/post.hpp>
 #include <chrono>
-#include <csignal>
 #include <exception>
 #include <utility>
+
+#include "pccl/base/clock.h"
+#include "pccl/io/thread.h"
 
 namespace pccl::io {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// How long the background thread leaves the loop alone after a caller has let it go. Longer than a
-// Python program takes between two small reductions, shorter than anybody notices.
+// How long the loop stays undriven after a caller has released it. Longer than a Python program
+// takes between two small reductions, and too short to matter otherwise.
 constexpr Duration kLinger = std::chrono::milliseconds(1);
-// While callers come and go faster than this, the background thread looks now and then whether it
-// is needed, instead of being told each time: waking it costs the caller more than all the rest of
-// release().
+// While callers come and go faster than this, the background thread polls whether it is needed.
+// Waking it in every release() would cost the caller more than the rest of release().
 constexpr Duration kBusy = std::chrono::milliseconds(20);
-// ... and looks only this often while they come that thick: each look takes a core from them.
+// ... and polls only this often after kThick visits since the last poll: a poll takes a core from
+// the callers.
 constexpr Duration kDoze = std::chrono::milliseconds(8);
-constexpr unsigned kThick = 16;  // visits between two looks
-// Without anybody driving the loop for so long, timers and heartbeats come too late.
+constexpr unsigned kThick = 16;
+// If no thread drives the loop for so long, timers and heartbeats are late.
 constexpr Duration kStarving = std::chrono::milliseconds(20);
 constexpr int kStarvedHandlers = 64;  // then the callers have the turn again
 constexpr int kStarvedSteps = 16;     // ... of the work between events
-// Between two looks for events, which cost a system call each.
+// Between two polls for events, which cost a system call each.
 constexpr unsigned kSpinsPerPoll = 64;
 constexpr unsigned kStepsPerPoll = 8;
 constexpr int kHandlersPerPoll = 16;
@@ -48,13 +46,7 @@ LoopDriver::LoopDriver() : work_(asio::make_work_guard(context_)) {}
 LoopDriver::~LoopDriver() = default;
 
 void LoopDriver::start() {
-  // Signals are for the program's own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { background(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = start_thread([this] { background(); });
 }
 
 void LoopDriver::stop() {
@@ -100,7 +92,7 @@ void LoopDriver::acquire() {
 }
 
 void LoopDriver::release() {
-  const Instant now = Clock::now();
+  const Instant now = clock_now();
   std::unique_lock lock(mutex_);
   linger_until_ = now + kLinger;
   ++visits_;
@@ -120,7 +112,7 @@ void LoopDriver::notify() {
   if (sleepers_ > 0) changed_.notify_all();
 }
 
-// A handler that throws has met something nobody planned for, memory that ran out above all.
+// A handler throws only when something unexpected happens, mostly when memory runs out.
 template <class Work>
 void LoopDriver::drive(const Work& work) {
   try {
@@ -131,7 +123,7 @@ void LoopDriver::drive(const Work& work) {
   }
 }
 
-// One step of the work between events. Events are looked for every so many.
+// One step of the work between events. Polls for events every few steps.
 Pace LoopDriver::between() {
   if (!work_between_) return Pace::idle;
   Pace pace = Pace::idle;
@@ -148,7 +140,7 @@ Pace LoopDriver::between() {
       }
     });
     const std::lock_guard lock(mutex_);
-    polled_at_ = Clock::now();
+    polled_at_ = clock_now();
   }
   if (pace == Pace::spinning) relax();
   if (pace == Pace::yielding) std::this_thread::yield();
@@ -158,7 +150,7 @@ Pace LoopDriver::between() {
 bool LoopDriver::wait(const std::function<bool()>& done, Instant until) {
   for (;;) {
     if (done()) return true;
-    if (Clock::now() >= until) return false;
+    if (clock_now() >= until) return false;
     const Pace pace = between();
     if (pace != Pace::idle && wanted_.load(std::memory_order_relaxed) == 0) continue;
     if (done()) return true;
@@ -167,7 +159,7 @@ bool LoopDriver::wait(const std::function<bool()>& done, Instant until) {
       if (wanted_ > 0) {
         ++sleepers_;
         give(lock);
-        // Also while `held_` is momentarily false, those in take() come first.
+        // Threads in take() come first, even while `held_` is false for a moment.
         changed_.wait_until(lock, until, [&] { return done() || (!held_ && wanted_ == 0); });
         --sleepers_;
         take(lock);
@@ -180,7 +172,7 @@ bool LoopDriver::wait(const std::function<bool()>& done, Instant until) {
     const std::lock_guard lock(mutex_);
     polling_ = false;
     woken_ = false;
-    polled_at_ = Clock::now();
+    polled_at_ = clock_now();
   }
 }
 
@@ -188,8 +180,8 @@ void LoopDriver::background() {
   std::unique_lock lock(mutex_);
   const auto free = [&] { return !held_ && wanted_ == 0 && sleepers_ == 0; };
   while (!stopping_) {
-    const Instant now = Clock::now();
-    // Callers that come and go without ever waiting must not keep the loop from its work.
+    const Instant now = clock_now();
+    // Callers that come and go without waiting must not starve the loop.
     const bool starving = now - polled_at_ >= kStarving && !polling_ && sleepers_ == 0;
     const bool thick = std::exchange(visits_, 0) > kThick;
     const auto sleep_until = [&](Instant until) {
@@ -238,7 +230,7 @@ void LoopDriver::background() {
     lock.lock();
     polling_ = false;
     woken_ = false;
-    polled_at_ = Clock::now();
+    polled_at_ = clock_now();
     give(lock);
   }
 }

@@ -1,7 +1,7 @@
-// Who drives an event loop. Everything that lives on the loop is touched only by the thread that
-// has the *turn*. A background thread takes it when nobody else wants it; a calling thread takes it
-// over, works on the loop's objects directly, and drives the loop itself while it waits, so that
-// what it waits for costs no hand-off between threads.
+// Decides which thread drives an event loop. Only the thread that has the *turn* may touch the
+// loop's objects. A background thread has the turn when no other thread wants it. A calling thread
+// takes it over, works on the objects directly, and drives the loop while it waits, so that its
+// wait costs no hand-off between threads.
 #pragma once
 
 #include <asio/executor_work_guard.hpp>
@@ -26,37 +26,36 @@ class LoopDriver {
   LoopDriver(const LoopDriver&) = delete;
   LoopDriver& operator=(const LoopDriver&) = delete;
 
-  // Handlers are run by whoever has the turn. Posting to it is for any thread.
+  // The thread with the turn runs the handlers. Any thread may post.
   [[nodiscard]] asio::io_context& context() { return context_; }
 
-  // What is told, with the turn, when a handler throws. Call before start().
+  // `failed` is called with the turn when a handler throws. Call before start().
   void on_failure(std::function<void(const char*)> failed) { failed_ = std::move(failed); }
 
-  // What is called, with the turn, before the loop waits for events: work that makes no events. As
-  // long as it is not idle the loop only looks for events now and then. Call before start().
+  // `work` is called with the turn before the loop waits for events: work that makes no events.
+  // While it is not idle, the loop only polls for events now and then. Call before start().
   void on_idle(std::function<Pace()> work) { work_between_ = std::move(work); }
 
-  // Starts and ends the background thread. Waiting callers go on driving after stop(). Call each
-  // once; stop() not with the turn, and not from a handler.
+  // Starts and ends the background thread. Waiting callers continue to drive after stop(). Call
+  // each once; stop() without the turn, and not from a handler.
   void start();
   void stop();
 
-  // Blocks until the calling thread has the turn; a driver steps aside for it at once. Not
-  // recursive.
+  // Blocks until the calling thread has the turn, which its driver gives up at once. Not recursive.
   void acquire();
-  // Gives the turn back. The background thread takes over a moment later, so that a caller that
-  // comes back soon finds the turn free.
+  // Gives the turn back. The background thread takes it a moment later, so that a caller that
+  // returns soon finds it free.
   void release();
-  // There is work that no caller waits for: the background thread is not to sleep on while many
+  // There is work that no caller waits for: the background thread must not sleep through it while
   // callers come and go. REQUIRES: the turn.
   void attend();
 
-  // Until `done()`, or `until` has passed: drives the loop, or sleeps while another caller drives
-  // it. Returns done(). REQUIRES: the turn, before; it is there afterwards too, but others may have
-  // had it meanwhile. `done` reads only what any thread may read at any time, and is quick: it is
-  // also called under the driver's lock.
+  // Drives the loop, or sleeps while another caller drives it, until `done()` or `until`. Returns
+  // done(). REQUIRES: the turn, which the caller also has afterwards; others may have it meanwhile.
+  // `done` is quick and reads only what any thread may read: it is also called under the driver's
+  // lock.
   bool wait(const std::function<bool()>& done, Instant until);
-  // Callers that sleep look at their `done` again. REQUIRES: the turn.
+  // Sleeping callers check their `done` again. REQUIRES: the turn.
   void notify();
 
  private:
@@ -75,11 +74,11 @@ class LoopDriver {
   std::condition_variable turn_free_;   // threads in take()
   std::condition_variable changed_;     // callers that sleep in wait()
   std::condition_variable background_;  // the background thread
-  bool held_ = false;                   // somebody has the turn
+  bool held_ = false;                   // a thread has the turn
   bool polling_ = false;                // ... and is inside the loop
-  bool woken_ = false;                  // ... and was told to come out
-  bool parked_ = false;                 // the background thread sleeps until told
-  bool dozing_ = false;                 // ... sleeps for long, as callers come and go
+  bool woken_ = false;                  // ... and was woken to leave it
+  bool parked_ = false;                 // the background thread sleeps until it is woken
+  bool dozing_ = false;                 // ... sleeps longer, since callers come and go
   bool stopping_ = false;
   unsigned visits_ = 0;              // since the background thread last looked
   std::atomic<unsigned> wanted_{0};  // threads in take(); changed under the lock
@@ -88,7 +87,7 @@ class LoopDriver {
   Instant polled_at_{};  // when the loop was last driven
   std::function<void(const char*)> failed_;
   std::function<Pace()> work_between_;
-  unsigned rounds_ = 0;  // of work since the last look for events
+  unsigned rounds_ = 0;  // of work since the last poll for events
 };
 
 // The turn, for a scope.

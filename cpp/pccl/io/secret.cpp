@@ -34,7 +34,7 @@ Key hmac(std::string_view key, std::string_view text) {
   const auto* done = HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
                           reinterpret_cast<const unsigned char*>(text.data()), text.size(),
                           made.bytes.data(), &size);
-  // Never a key that everybody knows.
+  // Never return a key of zeros.
   if (done == nullptr || size != made.bytes.size()) throw std::runtime_error("HMAC-SHA256 failed");
   return made;
 }
@@ -51,7 +51,7 @@ std::optional<std::string_view> variable(const char* name) {
   return value;
 }
 
-// Somebody wanted a secret there, and what should have read it found none: that is not "no secret".
+// An empty variable is an error: a program that should have read the secret has failed.
 Error refuse_empty(const std::string& name) {
   return refuse(name + " is set, but empty: unset it, if the run has no secret");
 }
@@ -108,7 +108,7 @@ Result<Secret> Secret::from_environment() {
   return Secret();
 }
 
-// HKDF-Expand of 32 bytes (RFC 5869); the root is what HKDF-Extract makes.
+// HKDF-Expand of 32 bytes (RFC 5869); the root is the output of HKDF-Extract.
 Key Secret::derive(const std::string& label) const {
   const std::string info = "pccl " + std::to_string(wire::kProtocolVersion) + " " + label + '\x01';
   return hmac({reinterpret_cast<const char*>(root_->bytes.data()), root_->bytes.size()}, info);
@@ -123,9 +123,9 @@ Key Secret::link_key(std::uint64_t run, const PeerId& to) const {
   return derive(label);
 }
 
-PeerId Secret::host_word(const PeerId& word) const {
+PeerId Secret::host_key(const PeerId& memory_key) const {
   std::string label = "host";
-  label.append(reinterpret_cast<const char*>(word.bytes.data()), word.bytes.size());
+  label.append(reinterpret_cast<const char*>(memory_key.bytes.data()), memory_key.bytes.size());
   const Key key = derive(label);
   PeerId made;
   std::memcpy(made.bytes.data(), key.bytes.data(), made.bytes.size());

@@ -1,5 +1,4 @@
-// The run's secret, and the keys that are made of it. Nothing of it is ever printed, and what holds
-// it is wiped when it is dropped.
+// The run's secret, and the keys derived from it. It is never printed, and its memory is wiped.
 #pragma once
 
 #include <array>
@@ -13,7 +12,7 @@
 
 namespace pccl::io {
 
-// 256 bits, wiped at the end.
+// 256 bits, wiped by the destructor.
 class Key {
  public:
   Key() = default;
@@ -23,26 +22,26 @@ class Key {
   std::array<std::uint8_t, 32> bytes{};
 };
 
-// Bytes that all of a run know and nobody else. What is kept is a hash of them. *immutable*
+// Bytes that only the members of a run know. Holds a hash of them. *immutable*
 class Secret {
  public:
   Secret() = default;  // none
-  // invalid_argument when they are too few or too much alike; `name` says where they are from.
+  // invalid_argument: too few or too uniform bytes. `name`: their source, for the error.
   [[nodiscard]] static Result<Secret> from(std::string_view bytes, const std::string& name);
-  // PCCL_SECRET, or what is in the file PCCL_SECRET_FILE, without blanks; none when neither is set;
-  // an error when one is empty. Not to be called while another thread changes the environment.
+  // PCCL_SECRET, or the content of the file PCCL_SECRET_FILE, without blanks around it; none if
+  // neither is set; an error if one is empty. REQUIRES: no other thread changes the environment.
   [[nodiscard]] static Result<Secret> from_environment();
   [[nodiscard]] static Result<Secret> from_file(const std::string& path, const std::string& name);
 
   explicit operator bool() const { return root_ != nullptr; }
 
-  // -- REQUIRES: there is one. docs/protocol.md has the derivation.
-  // Between peers and their master.
+  // -- REQUIRES: operator bool. docs/protocol.md has the derivation.
+  // For connections between peers and their master.
   [[nodiscard]] Key control_key() const;
-  // For connections to this one peer, in this run.
+  // For connections to the peer `to`, in this run.
   [[nodiscard]] Key link_key(std::uint64_t run, const PeerId& to) const;
-  // What a peer's word becomes: peers of one host prove to each other that they know that.
-  [[nodiscard]] PeerId host_word(const PeerId& word) const;
+  // Made of a peer's memory key; peers of one host prove to each other that they know it.
+  [[nodiscard]] PeerId host_key(const PeerId& memory_key) const;
 
  private:
   [[nodiscard]] Key derive(const std::string& label) const;

@@ -23,9 +23,8 @@ void set_option(int descriptor, int level, int option, int value) {
   (void)::setsockopt(descriptor, level, option, &value, sizeof value);
 }
 
-// Whoever is between the two ends and keeps track of connections (a NAT, a firewall) hears of this
-// one at least so often, whatever heartbeats are set to; many forget after half a minute or more.
-// What ends connections is heartbeats: they are quicker, and see more.
+// Keeps NATs and firewalls from forgetting the connection, whatever the heartbeat interval is; many
+// forget after half a minute of silence. Heartbeats end dead connections: they are quicker.
 void keep_alive(int descriptor) {
   set_option(descriptor, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, 15);
@@ -68,7 +67,7 @@ bool Socket::buffered() const { return tls_ != nullptr && tls_->buffered(); }
 
 void Socket::close() {
   if (raw_ < 0) return;
-  // Taken off the loop first, then closed where forks are watched for.
+  // Off the loop first, then closed in a way that is safe with forks.
   descriptor_.release();
   close_descriptor(std::exchange(raw_, -1));
 }
@@ -92,13 +91,23 @@ ssize_t Socket::write(std::span<const iovec> from) const {
   return tls_ != nullptr ? tls_->write(raw_, from) : transmit(raw_, from);
 }
 
+ssize_t Socket::read(std::span<std::uint8_t> into) const {
+  const iovec part{into.data(), into.size()};
+  return read({&part, 1});
+}
+
+ssize_t Socket::write(std::span<const std::uint8_t> from) const {
+  const iovec part{const_cast<std::uint8_t*>(from.data()), from.size()};
+  return write({&part, 1});
+}
+
 Begins begins_with(int descriptor, std::span<const std::uint8_t> bytes) {
   std::vector<std::uint8_t> first(bytes.size());
   const ssize_t got = ::recv(descriptor, first.data(), first.size(), MSG_PEEK | MSG_DONTWAIT);
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) return Begins::not_yet;
   const bool same = got > 0 && std::equal(first.begin(), first.begin() + got, bytes.begin());
   const bool all = got == static_cast<ssize_t>(bytes.size());
-  // Else who sends one byte and waits would keep us looking at it.
+  // Otherwise a client that sends one byte and waits would keep the socket readable.
   set_option(descriptor, SOL_SOCKET, SO_RCVLOWAT,
              same && !all ? static_cast<int>(bytes.size()) : 1);
   if (same && !all) return Begins::perhaps;
@@ -134,10 +143,8 @@ asio::ip::tcp::endpoint Socket::remote() const {
 
 Result<int> listen_on(const asio::ip::tcp::endpoint& endpoint) {
   const auto fail = [&](int number) {
-    return Error{Code::invalid_usage,
-                 "cannot listen on " + to_string(endpoint) + ": " + error_text(number),
-                 {},
-                 {}};
+    return Result<int>(Code::invalid_usage,
+                       "cannot listen on " + to_string(endpoint) + ": " + error_text(number));
   };
   const int descriptor = open_socket(endpoint.protocol().family());
   if (descriptor < 0) return fail(errno);
@@ -162,7 +169,7 @@ Result<int> listen_at(const wire::Address& address) {
   }
   if (const auto numeric = numeric_endpoint(address)) return listen_on(*numeric);
   const auto fail = [&](const std::string& why) {
-    return Error{Code::invalid_argument, "cannot listen on " + address.host + ": " + why, {}, {}};
+    return Result<int>(Code::invalid_argument, "cannot listen on " + address.host + ": " + why);
   };
   asio::io_context context;
   asio::ip::tcp::resolver resolver(context);
@@ -188,7 +195,7 @@ int accept_on(const Socket& listener) {
     }
     const int error = errno;
     if (error == EINTR || error == ECONNABORTED) continue;
-    // There being no descriptor is said also where nobody waits for one.
+    // The error for no free descriptor also comes when no connection waits.
     pollfd waiting{listener.raw(), POLLIN, 0};
     const bool nobody = (error == EMFILE || error == ENFILE) && ::poll(&waiting, 1, 0) == 0;
     return nobody ? -EAGAIN : -error;

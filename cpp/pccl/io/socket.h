@@ -1,6 +1,6 @@
-// A TCP descriptor on an event loop. The loop only says when it may be read or written; the reading
-// and writing is done by the owner, without blocking, so that no buffer is referenced between two
-// calls. What is read and written may be encrypted on its way (tls.h).
+// A TCP descriptor on an event loop. The loop only reports when it is readable or writable. The
+// owner reads and writes, without blocking, so that no buffer is in use between two calls. Bytes
+// may be encrypted on their way (tls.h).
 #pragma once
 
 #include <sys/types.h>
@@ -10,6 +10,7 @@
 #include <asio/ip/tcp.hpp>
 #include <asio/posix/basic_stream_descriptor.hpp>
 #include <asio/post.hpp>
+#include <cerrno>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -22,7 +23,7 @@ namespace pccl::io {
 
 class Tls;
 
-// All descriptors are non-blocking, close-on-exec and not kept by forked children; a broken
+// All descriptors are non-blocking and close-on-exec, and forked children close them. A broken
 // connection raises no signal. *one thread at a time: whoever drives the loop*
 class Socket {
  public:
@@ -34,12 +35,12 @@ class Socket {
 
   [[nodiscard]] int raw() const { return raw_; }
   [[nodiscard]] bool is_open() const { return raw_ >= 0; }
-  // Handlers that wait are called with an error. May be called again.
+  // Calls waiting handlers with an error. May be called again.
   void close();
-  // The descriptor is somebody else's now. REQUIRES: it is not secured.
+  // Gives the descriptor to the caller. REQUIRES: not secured.
   [[nodiscard]] int give();
 
-  // From now on all goes through this. REQUIRES: its handshake is over.
+  // Encrypts all that follows. REQUIRES: the handshake of `tls` is over.
   void secure(std::unique_ptr<Tls> tls);
   [[nodiscard]] bool secured() const { return tls_ != nullptr; }
 
@@ -59,15 +60,17 @@ class Socket {
     descriptor_.async_wait(asio::posix::descriptor_base::wait_write, std::forward<Handler>(ready));
   }
 
-  // To be writable only while little is on its way to the network: what is not handed over yet may
-  // go on another connection.
+  // Makes the socket writable only while the kernel holds few unsent bytes: bytes that the kernel
+  // does not have may still go over another connection.
   void hold_little() const;
 
-  // Bytes moved; 0 from read: the other end closed; negative: -errno (-EAGAIN: not now). A read of
-  // less than there was room for has taken all that had come.
+  // Bytes moved; 0 from read: the other end closed; negative: -errno (-EAGAIN: not now). A read
+  // that leaves room has taken all bytes that had come.
   [[nodiscard]] ssize_t read(std::span<const iovec> into) const;
+  [[nodiscard]] ssize_t read(std::span<std::uint8_t> into) const;
   [[nodiscard]] ssize_t write(std::span<const iovec> from) const;
-  // Some of what was written is not on its way yet: write again, be it nothing, when writable.
+  [[nodiscard]] ssize_t write(std::span<const std::uint8_t> from) const;
+  // Some written bytes are not sent yet: write again, even nothing, when the socket is writable.
   [[nodiscard]] bool unsent() const;
 
   [[nodiscard]] asio::ip::tcp::endpoint local() const;
@@ -81,8 +84,23 @@ class Socket {
   std::unique_ptr<Tls> tls_;  // null: nothing is encrypted
 };
 
-// Whether the first bytes that come are these, without reading them. `perhaps`: as far as they have
-// come; then it is not readable before there are as many, or it has ended.
+// Reads what has come, at most `reads` times, into `buffer`, and gives each part to `take`, which
+// returns false to stop. -EAGAIN: the connection goes on; 0: the other end closed it; any other
+// -errno: it is broken.
+template <class Take>
+[[nodiscard]] ssize_t read_available(const Socket& socket, std::span<std::uint8_t> buffer,
+                                     int reads, const Take& take) {
+  for (int i = 0; i < reads; ++i) {
+    const ssize_t got = socket.read(buffer);
+    if (got <= 0) return got;
+    const auto bytes = static_cast<std::size_t>(got);
+    if (!take(buffer.first(bytes)) || bytes < buffer.size()) break;
+  }
+  return -EAGAIN;
+}
+
+// Whether the connection begins with these bytes; does not consume them. `perhaps`: some have come,
+// and they are equal; the socket is readable again when as many have come, or at its end.
 enum class Begins : std::uint8_t { no, yes, perhaps, not_yet };
 [[nodiscard]] Begins begins_with(int descriptor, std::span<const std::uint8_t> bytes);
 
@@ -90,15 +108,15 @@ enum class Begins : std::uint8_t { no, yes, perhaps, not_yet };
 [[nodiscard]] ssize_t receive(int descriptor, std::span<const iovec> into);
 [[nodiscard]] ssize_t transmit(int descriptor, std::span<const iovec> from);
 
-// A descriptor that listens, or why not. At "::": at all addresses, those of IPv4 included.
+// A listening descriptor. At "::" it listens at all addresses, those of IPv4 included.
 [[nodiscard]] Result<int> listen_on(const asio::ip::tcp::endpoint& endpoint);
-// No host: on all interfaces, IPv6 and IPv4 at once where the system can, else IPv4. A name: at the
-// first of its addresses that is this machine's.
+// Without a host: on all interfaces, with IPv6 and IPv4 if the system can, else IPv4 alone. With a
+// name: at its first address that belongs to this machine.
 [[nodiscard]] Result<int> listen_at(const wire::Address& address);
 // The next connection; negative: -errno.
 [[nodiscard]] int accept_on(const Socket& listener);
-// Begins to connect; the socket is writable when that is over, and connect_error says how it went.
-// Negative: -errno.
+// Begins to connect. The socket is writable when the attempt is over; connect_error tells its
+// result. Negative: -errno.
 [[nodiscard]] int connect_to(const asio::ip::tcp::endpoint& endpoint);
 [[nodiscard]] int connect_error(int descriptor);
 

@@ -1,4 +1,4 @@
-// What the kernel knows of a TCP connection.
+// The kernel's statistics of a TCP connection, and its congestion control.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 namespace pccl::io {
 
 struct TcpInfo {
-  Duration least_rtt{};         // of the connection's life
-  Duration busy{};              // how long there was something to send ...
-  Duration held_by_sender{};    // ... but no room in the send buffer for more
-  Duration held_by_receiver{};  // ... but no room at the receiver
+  Duration least_rtt{};         // since the connection began
+  Duration busy{};              // with bytes to send ...
+  Duration held_by_sender{};    // ... while the send buffer was full
+  Duration held_by_receiver{};  // ... while the receive window was full
 };
-// Nothing where the kernel does not tell.
+// Nothing if the kernel does not have them.
 [[nodiscard]] std::optional<TcpInfo> tcp_info(int descriptor);
 
-// Whether connections may be made with that congestion control, by name.
+// Whether connections may use the congestion control with this name.
 [[nodiscard]] Status check_congestion_control(const std::string& name);
 void set_congestion_control(int descriptor, const std::string& name);
 

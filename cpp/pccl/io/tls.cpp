@@ -36,7 +36,7 @@ std::string last_error() {
 
 }  // namespace
 
-// What OpenSSL calls. It is C: nothing may throw through it.
+// Callbacks of OpenSSL, which is C: they must not throw.
 struct TlsCallbacks {
   static Tls& of(BIO* bio) { return *static_cast<Tls*>(BIO_get_data(bio)); }
   static Tls& of(const SSL* ssl) { return *static_cast<Tls*>(SSL_get_app_data(ssl)); }
@@ -67,8 +67,8 @@ struct TlsCallbacks {
 
   static long control(BIO*, int command, long, void*) { return command == BIO_CTRL_FLUSH ? 1 : 0; }
 
-  // `hash` is that of the suite that the server has chosen already (HelloRetryRequest): of another
-  // one our key would be silently left out, and the server's certificate asked for instead.
+  // `hash`: of the suite that the server has chosen already (HelloRetryRequest). With another hash
+  // OpenSSL would silently ignore the key, and ask for the server's certificate instead.
   static int offer_key(SSL* ssl, const EVP_MD* hash, const unsigned char** identity,
                        std::size_t* size, SSL_SESSION** session) {
     const Tls& tls = of(ssl);
@@ -115,11 +115,10 @@ bool PlainMessages::admit(std::span<const std::uint8_t> bytes) {
   return true;
 }
 
-// ---- what connections share
-// -----------------------------------------------------------------------------------------------------
+// ---- TlsContext
 
 Result<std::shared_ptr<TlsContext>> TlsContext::make(std::uint64_t key_update_records) {
-  // Without a clean-up at exit: our threads may still run then.
+  // Without a clean-up at exit: threads of the library may still run then.
   (void)OPENSSL_init_ssl(OPENSSL_INIT_NO_ATEXIT, nullptr);
   std::shared_ptr<TlsContext> made(new TlsContext(key_update_records));
   SSL_CTX* context = made->context_ = SSL_CTX_new(TLS_method());
@@ -174,8 +173,7 @@ std::unique_ptr<Tls> TlsContext::make_end(TlsRole role, const Key& key, bool cli
   SSL_set_app_data(made->ssl_, made.get());
   if (client) {
     SSL_set_connect_state(made->ssl_);
-    // A server that does not know the key would go on with a certificate. There are none that
-    // count.
+    // A server that does not know the key would go on with a certificate; none is accepted.
     SSL_set_verify(made->ssl_, SSL_VERIFY_PEER, nullptr);
   } else {
     SSL_set_accept_state(made->ssl_);
@@ -183,8 +181,7 @@ std::unique_ptr<Tls> TlsContext::make_end(TlsRole role, const Key& key, bool cli
   return made;
 }
 
-// ---- one end
-// -----------------------------------------------------------------------------------------------------
+// ---- Tls
 
 Tls::Tls(std::shared_ptr<TlsContext> context, TlsRole role, const Key& key, bool client)
     : context_(std::move(context)),
@@ -195,7 +192,7 @@ Tls::Tls(std::shared_ptr<TlsContext> context, TlsRole role, const Key& key, bool
 
 Tls::~Tls() { SSL_free(ssl_); }
 
-// It travels in the clear: nothing of the run is in it.
+// It is sent unencrypted, so it tells nothing about the run.
 std::string Tls::identity() const {
   return role_ == TlsRole::control ? "pccl control" : "pccl link";
 }
@@ -224,7 +221,7 @@ Status Tls::shake(int descriptor) {
     } else if (error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE) {
       status = failure(error);
     }
-    const ssize_t put = flush(descriptor);  // an alert, too: it says why
+    const ssize_t put = flush(descriptor);  // of an alert, too, which tells the reason
     if (!status) return status;
     if (put < 0 && put != -EAGAIN) return Status(Code::unreachable, "closed the connection");
     if (done == 1) {
@@ -243,21 +240,22 @@ Status Tls::shake(int descriptor) {
       constexpr std::array<std::uint8_t, 4> kPlain{'P', 'C', 'C', 'L'};
       if (first_filled_ < kPlain.size() &&
           std::equal(first_.begin(), first_.begin() + first_filled_, kPlain.begin())) {
-        in_ = {};  // who it is shows in the rest of these
+        in_ = {};  // wait for the rest of the first four bytes
         continue;
       }
       met_plain_peer_ = first_ == kPlain;
       return failure(SSL_ERROR_NONE);
     }
     if (!plain_messages_.admit(in_)) {
-      return Status(Code::authentication_failed,
-                    "announces more in the TLS handshake than any version of pccl says");
+      return Status(
+          Code::authentication_failed,
+          "announces a longer message in the TLS handshake than any version of pccl sends");
     }
   }
-  return Status(Code::authentication_failed, "does not come to the end of the TLS handshake");
+  return Status(Code::authentication_failed, "does not finish the TLS handshake");
 }
 
-// Whatever the handshake has accepted: nothing but our key counts.
+// Accepts nothing but the key, whatever else the handshake has accepted.
 Status Tls::check_peer() {
   if (SSL_session_reused(ssl_) == 1 && SSL_version(ssl_) == TLS1_3_VERSION) return {};
   return Status(Code::authentication_failed, "does not know the secret");
@@ -278,8 +276,8 @@ Status Tls::failure(int error) {
                 "does not know the secret, or has another version of pccl (" + last_error() + ")");
 }
 
-// Takes what has come, when all that came before is used up; not much more than `wanted`, which
-// what is left over would have to be copied away for.
+// Reads ciphertext, when all that came before is used up; not much more than `wanted`, since the
+// rest would have to be copied.
 ssize_t Tls::fill(int descriptor, std::size_t wanted) {
   if (broken_ != 0) return broken_;
   if (ended_) return 0;
@@ -293,7 +291,7 @@ ssize_t Tls::fill(int descriptor, std::size_t wanted) {
   return got;
 }
 
-// The context's input is somebody else's when this call is over.
+// Copies unused ciphertext: the next call of any connection overwrites the context's input.
 void Tls::keep_rest() {
   if (in_.empty()) {
     rest_.clear();
@@ -305,7 +303,7 @@ void Tls::keep_rest() {
   in_ = {};
 }
 
-// 0, or -errno; what is not taken yet stays `unsent`.
+// 0, or -errno; bytes that the descriptor does not take stay `unsent`.
 ssize_t Tls::flush(int descriptor) {
   auto& output = context_->output_;
   if (unsent()) {
@@ -379,7 +377,7 @@ bool Tls::encrypt(const void* data, std::size_t size) {
   return SSL_key_update(ssl_, SSL_KEY_UPDATE_NOT_REQUESTED) == 1;  // before the next record
 }
 
-// Full records: parts that are smaller than one are gathered.
+// Writes full records: gathers parts that are smaller than a record.
 ssize_t Tls::write(int descriptor, std::span<const iovec> from) {
   if (broken_ != 0) return broken_;
   if (unsent()) {

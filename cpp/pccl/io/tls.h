@@ -1,6 +1,6 @@
-// TLS 1.3 with a key that both ends have (an external PSK), over a descriptor that never blocks.
-// OpenSSL does the cryptography; reading and writing is ours, several records in a system call.
-// docs/security.md says what is set how, and why.
+// TLS 1.3 with a key that both ends have (an external PSK), over a non-blocking descriptor. OpenSSL
+// does the cryptography. This file reads and writes, with several records in a system call.
+// docs/security.md explains the options.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +17,7 @@
 #include "pccl/base/error.h"
 #include "pccl/io/secret.h"
 
-// OpenSSL's, whose headers are for tls.cpp alone.
+// Of OpenSSL, whose headers only tls.cpp includes.
 struct bio_method_st;
 struct ssl_ctx_st;
 struct ssl_session_st;
@@ -27,11 +27,12 @@ namespace pccl::io {
 
 class Tls;
 
-// Reads along what is said in the clear at the beginning of a TLS connection. OpenSSL makes room
-// for a message as soon as its length is announced, 128 KiB for a ClientHello: of strangers.
+// Checks the unencrypted messages at the beginning of a TLS connection. OpenSSL allocates a message
+// as soon as its length is announced, 128 KiB for a ClientHello, before the client has proved
+// anything.
 class PlainMessages {
  public:
-  // False: a message is announced that is longer than any of ours.
+  // False: a message is announced that is longer than any version of pccl sends.
   [[nodiscard]] bool admit(std::span<const std::uint8_t> bytes);
 
  private:
@@ -43,19 +44,19 @@ class PlainMessages {
   std::size_t message_left_ = 0;
 };
 
-// What a connection is for. Keys and names of one kind are of no use for the other.
+// The purpose of a connection. Keys and names of one kind are invalid for the other.
 enum class TlsRole : std::uint8_t { control, link };
 
-// What the connections of one owner share. *one thread at a time: whoever drives the loop*
+// Shared by the connections of one owner. *one thread at a time: whoever drives the loop*
 class TlsContext : public std::enable_shared_from_this<TlsContext> {
  public:
-  // `key_update_records`: after so many a sender changes its key.
+  // `key_update_records`: a sender changes its key after so many records.
   [[nodiscard]] static Result<std::shared_ptr<TlsContext>> make(std::uint64_t key_update_records);
   ~TlsContext();
   TlsContext(const TlsContext&) = delete;
   TlsContext& operator=(const TlsContext&) = delete;
 
-  // The end that has connected, and the one that has accepted.
+  // The end that connected, and the end that accepted.
   [[nodiscard]] std::unique_ptr<Tls> client(TlsRole role, const Key& key);
   [[nodiscard]] std::unique_ptr<Tls> server(TlsRole role, const Key& key);
 
@@ -68,8 +69,8 @@ class TlsContext : public std::enable_shared_from_this<TlsContext> {
   ssl_ctx_st* context_ = nullptr;
   bio_method_st* method_ = nullptr;
   const std::uint64_t key_update_records_;
-  // Ciphertext on its way in or out in the current call: the same memory for all, which stays in
-  // the processor's cache.
+  // Ciphertext of the current call: the same memory for all connections, so that it stays in the
+  // processor's cache.
   std::vector<std::uint8_t> input_;
   std::vector<std::uint8_t> output_;
   std::vector<std::uint8_t> gathered_;
@@ -82,22 +83,22 @@ class Tls {
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
 
-  // The handshake, as far as it goes now. authentication_failed: the other end does not know the
-  // key, or does not speak TLS; unreachable: the connection has ended. The reason is what the other
-  // end did, as in "it refuses the secret" without the "it".
+  // Continues the handshake as far as possible. authentication_failed: the other end does not know
+  // the key, or does not speak TLS; unreachable: the connection has ended. The reason is a
+  // predicate about the other end, as in "does not know the secret".
   Status shake(int descriptor);
   [[nodiscard]] bool established() const { return established_; }
-  // After a failure: its first bytes were a control message in the clear.
+  // After a failure: the first bytes were an unencrypted control message.
   [[nodiscard]] bool met_plain_peer() const { return met_plain_peer_; }
 
-  // -- REQUIRES: established. As Socket::read and Socket::write; -EBADMSG: the other end, or
-  // somebody between, sent what is none of ours. What write returned may still be `unsent`.
+  // -- REQUIRES: established. As Socket::read and Socket::write; -EBADMSG: bytes came that the
+  // other end's TLS did not make. Bytes that write has taken may still be `unsent`.
   [[nodiscard]] ssize_t read(int descriptor, std::span<const iovec> into);
   [[nodiscard]] ssize_t write(int descriptor, std::span<const iovec> from);
 
-  // There is something to read although nothing may come any more.
+  // There is something to read, even if no more bytes come.
   [[nodiscard]] bool buffered() const;
-  // The descriptor took less than there was: write, be it nothing, when it is writable.
+  // The descriptor has not taken all bytes: write, even nothing, when it is writable.
   [[nodiscard]] bool unsent() const { return unsent_at_ < unsent_.size(); }
 
  private:
@@ -122,17 +123,17 @@ class Tls {
   const std::string identity_;
   bool established_ = false;
   bool met_plain_peer_ = false;
-  std::array<std::uint8_t, 4> first_{};  // that came
+  std::array<std::uint8_t, 4> first_{};  // the first bytes that came
   std::size_t first_filled_ = 0;
   PlainMessages plain_messages_;
 
   std::span<const std::uint8_t> in_;  // ciphertext: of the context's input, or of `rest_`
-  std::vector<std::uint8_t> rest_;    // of it, what was not asked for yet
+  std::vector<std::uint8_t> rest_;    // of it, not read yet
   std::vector<std::uint8_t> unsent_;  // ciphertext
   std::size_t unsent_at_ = 0;
   std::uint64_t records_ = 0;  // sent under the present key
   bool ended_ = false;         // by the other end
-  int broken_ = 0;             // what read returns from now on
+  int broken_ = 0;             // the result of every later read
 };
 
 }  // namespace pccl::io

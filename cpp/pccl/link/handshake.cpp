@@ -12,7 +12,7 @@ constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
 constexpr Duration kLateHello = std::chrono::seconds(1);
 constexpr std::size_t kMaxParked = 64;
 // Accepted connections that have not identified themselves. The shell chooses which of them go when
-// there are too many (io/anteroom.h); offers and pipes count here, too.
+// there are too many (io/pending_connections.h); offers and pipes count here, too.
 constexpr std::size_t kMaxHandshakes = 2048;
 constexpr std::size_t kMaxReason = 256;  // bytes of a refusal that are shown
 constexpr unsigned kRelayStripes = 2;

@@ -1,5 +1,5 @@
-// The calls of a user, for the bindings: they block, obey deadlines and Ctrl-C, and may come from
-// any thread.
+// A user's calls, for the bindings: they block, obey deadlines and Ctrl-C, and may come from any
+// thread.
 #pragma once
 
 #include <atomic>
@@ -10,55 +10,54 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pccl/node/runtime.h"
 
 namespace pccl::node {
 
-struct CommunicatorOptions {
-  wire::Address master;
+struct CommunicatorOptions : NodeOptions {
   std::uint32_t group = 0;
-  Settings settings;
-  std::uint16_t port = 0;
-  std::vector<wire::Address> advertise;
-  std::string replica;  // with its other peers, one in each group, it comes and goes; empty: none
+  std::string replica;  // its peers, one in each group, join and leave together; empty: none
   std::uint32_t ranks_per_replica = 0;
-  io::Secret secret;  // the run's; none: nothing is encrypted
-  // The calling thread, as the caller's language numbers it, and whether such a thread has ended.
-  // Called from the calling thread, without any lock. Empty: threads are those of the system.
+  // The calling thread's number in the caller's language, and whether the thread with a number has
+  // ended. Called from the calling thread, without any lock. Empty: the system's threads count.
   std::function<std::uint64_t()> thread;
   std::function<bool(std::uint64_t thread)> ended;
 };
 
-// What ends a call before its work does.
+// Limits of a blocking call.
 struct Limit {
   std::optional<Duration> timeout;
-  // Asked every 100 ms or so while the call is blocked, from the calling thread, without any lock:
+  // Called about every 100 ms while the call is blocked, from the calling thread, without any lock:
   // true ends the call as interrupted. May call the communicator. May be empty.
   std::function<bool()> interrupted;
 };
 
-// Told every 100 ms or so, like Limit::interrupted: bytes received, and to be received.
+// Called like Limit::interrupted, with the bytes received, and to be received.
 using Progress = std::function<void(std::uint64_t, std::uint64_t)>;
 
-// Asked once what is to be received is known, from the calling thread, without any lock: can these
-// entries be taken over here, in the place of what cannot be written or of nothing? An error puts
-// this peer out of the run; nothing means that the call is interrupted.
+// Called once it is known what will be received, from the calling thread, without any lock: whether
+// this peer can create or replace these entries. An error puts this peer out of the run; nullopt
+// ends the call as interrupted.
 using StateCheck = std::function<std::optional<Error>(const std::vector<wire::StateEntry>&)>;
 
 struct JoinRequest {
   std::uint32_t min_peers = 1;
   unsigned attempts = 1;  // to reach the master, a second apart
-  bool enter =
-      true;  // come back as a member; else already when the group turns out to have started before
+  // Return as a member; false: return as a newcomer, if the group has started already.
+  bool enter = true;
 };
 
-// Who reduces together, as of this communicator's latest call.
+// The membership, as of this communicator's latest call.
 struct View {
   peer::Record record;  // null: no member yet
   wire::Census census;
 };
+
+class Visit;
+struct Until;
 
 // One peer. *any thread*. After a fork the child's copy answers invalid_usage to everything.
 class Communicator {
@@ -68,28 +67,28 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // -- calls that block. A deadline or Ctrl-C asks the master to end the call for everybody; what
-  // it says within a second is the result.
+  // -- calls that block. A deadline or Ctrl-C asks the master to end the call for all members; its
+  // verdict is the result.
 
-  // Once.
+  // Call once.
   Status join(const JoinRequest& request, const Limit& limit);
-  // Level 2's admission point; first completes this peer's own operations. True when members were
-  // added.
+  // The admission point of level 2. First completes this peer's own operations. True when members
+  // were added.
   [[nodiscard]] Result<bool> admit(const Limit& limit);
-  // Level 1's: pending_operations while there are unfinished ones.
+  // The admission point of level 1. pending_operations: some are unfinished.
   Status update_topology(const Limit& limit);
   [[nodiscard]] Result<bool> peers_pending(const Limit& limit);
   Status barrier(const Limit& limit);
-  // Measures the network and has the master plan with that. pending_operations while there are
-  // unfinished ones.
+  // Measures the network, and has the master plan with the result. pending_operations: some are
+  // unfinished.
   Status optimize(const Limit& limit);
-  // Makes the state equal on all members. When it returns, entries that can be written have their
-  // new bytes (or all have their old ones), and the call's update has what else changed: also when
-  // the caller was interrupted too late. Level 2 (vote.owned) first lets newcomers in.
+  // Makes the state equal on all members. On success, writable entries have their new bytes, and
+  // the call's update has the other changes; on failure, all entries have their old bytes. An
+  // interruption that comes too late is ignored. Level 2 (vote.owned) first lets newcomers in.
   [[nodiscard]] Result<peer::CallPtr> sync(std::vector<state::LocalEntry> entries,
                                            wire::SyncVote vote, const Progress& progress,
                                            const StateCheck& check, const Limit& limit);
-  // What the latest sync has changed here is where it belongs. Without this, a peer that received
+  // The caller has applied all changes of the latest sync. Without this, a peer that received
   // something takes part in the next sync as a newcomer.
   void took_over() { whole_ = true; }
   // Blocks only a newcomer, until it is let in. The request's arrays must stay valid until the call
@@ -98,61 +97,64 @@ class Communicator {
   // The verdict. May be called again.
   Status wait(const peer::CallPtr& call, const Limit& limit);
 
-  // Both in one, with one deadline. `started` is told the call before it is waited for: its arrays
-  // are in use until it is done, however this ends.
+  // start and wait, with one deadline. Calls `started` before it waits: the arrays are in use until
+  // the call is done, however this function ends.
   Status reduce(peer::OperationRequest request, const Limit& limit,
                 const std::function<void(const peer::CallPtr&)>& started);
 
-  // Leaves the run: the others see a departure, not a loss. Other threads' calls end. Takes a
-  // second at most. `failure`: why this peer is gone before its work was done; its replica goes
-  // with it at once.
+  // Leaves the run: the others see a departure, not a loss. Ends the calls of other threads. Takes
+  // at most a second. `failure`: why this peer leaves before its work is done; its replica leaves
+  // with it.
   void close(const std::string& failure = {});
 
   // -- calls that do not block
   [[nodiscard]] Result<View> view();
-  // The newest epoch that is known here, which no call may have seen yet; null: no member yet.
+  // The newest epoch that this peer knows, even if no call has used it; null: no member yet.
   [[nodiscard]] Result<peer::Record> newest();
   [[nodiscard]] std::size_t unfinished();
-  // Joined, and neither closed, evicted nor cut off.
+  // Joined, and not closed, evicted or cut off since.
   [[nodiscard]] bool is_open();
   [[nodiscard]] const PeerId& id() const { return id_; }
   [[nodiscard]] std::uint32_t group() const { return options_.group; }
-  // A copy that a fork made.
+  // This is a forked child's copy.
   [[nodiscard]] bool inert() const;
 
  private:
-  class Visit;
-  using Deadline = std::optional<Instant>;
-
   [[nodiscard]] Result<std::shared_ptr<Runtime>> runtime();
-  // REQUIRES, for what follows: the turn.
-  Status await_call(Visit& visit, const peer::CallPtr& call, const Deadline& deadline,
-                    const Limit& limit, bool give_up, const std::function<void()>& reply = {});
+  // Runs `body(visit)`, as a member: waits first until this peer is let in.
+  template <class Body>
+  [[nodiscard]] auto as_member(const Limit& limit, const Body& body)
+      -> decltype(body(std::declval<Visit&>()));
+  // Waits until the call is done, or for `until`. `give_up`: then the call ends for all members;
+  // else only this wait ends. `reply` answers the engine's question about the call.
+  Status await_call(Visit& visit, const peer::CallPtr& call, const Until& until, bool give_up,
+                    const std::function<void()>& reply = {});
+  void await_verdict(Visit& visit, const peer::CallPtr& call);
   void give_up(Visit& visit, wire::RoundKind kind, Code code);
-  Status await_standing(Visit& visit, const std::function<bool()>& done, const Deadline& deadline,
-                        const Limit& limit, const std::function<void()>& remind);
-  Status finish_own(Visit& visit, const Deadline& deadline, const Limit& limit);
-  Status become_member(Visit& visit, const Deadline& deadline, const Limit& limit);
-  [[nodiscard]] Result<peer::CallPtr> round(Visit& visit, wire::RoundKind kind,
-                                            const Deadline& deadline, const Limit& limit);
+  Status await_standing(Visit& visit, const std::function<bool()>& done,
+                        const std::function<void()>& remind);
+  Status finish_own(Visit& visit);
+  Status become_member(Visit& visit);
+  [[nodiscard]] Result<peer::CallPtr> round(Visit& visit, wire::RoundKind kind);
   [[nodiscard]] Result<peer::CallPtr> admission_point(
-      Visit& visit, wire::RoundKind kind, const Deadline& deadline, const Limit& limit,
-      const std::function<void(Code)>& gave_up = {});
-  [[nodiscard]] Result<peer::CallPtr> begin(Visit& visit, peer::OperationRequest request,
-                                            const Deadline& deadline, const Limit& limit);
-  // The thread whose calls meet by their order.
-  struct Owner {
-    std::uint64_t thread = 0;                 // 0: none yet
-    std::weak_ptr<const std::uint64_t> life;  // ends with the thread
-    std::uint64_t caller = 0;                 // CommunicatorOptions::thread
-  };
+      Visit& visit, wire::RoundKind kind, const std::function<void(Code)>& gave_up = {});
+  Status optimize_now(Visit& visit);
+  [[nodiscard]] bool alone(Visit& visit);
+  [[nodiscard]] Result<peer::CallPtr> begin(Visit& visit, peer::OperationRequest request);
   [[nodiscard]] Status claim_order(const peer::OperationRequest& request);
   void look(peer::Engine& engine, const peer::Record& record);
   void see(const peer::Record& record);  // REQUIRES: mutex_
 
+  // The thread whose calls are matched by their order.
+  struct Owner {
+    std::uint64_t thread = 0;                 // 0: none yet
+    std::weak_ptr<const std::uint64_t> life;  // expires with the thread
+    std::uint64_t caller = 0;                 // CommunicatorOptions::thread
+  };
+
   CommunicatorOptions options_;
   const PeerId id_ = PeerId::random();
-  const std::uint64_t generation_;  // of forks
+  const std::uint64_t generation_;  // see fork_generation
   std::atomic<bool> closed_{false};
   std::atomic<bool> joined_{false};
   std::atomic<bool> whole_{true};

@@ -3,16 +3,19 @@
 #include <algorithm>
 #include <array>
 #include <asio/io_context.hpp>
+#include <cerrno>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "pccl/base/clock.h"
 #include "pccl/io/address.h"
 #include "pccl/io/connector.h"
-#include "pccl/io/handshake.h"
 #include "pccl/io/socket.h"
 #include "pccl/io/tls.h"
+#include "pccl/io/tls_handshake.h"
 #include "pccl/link/stripe.h"
 
 #ifndef PCCL_VERSION
@@ -25,18 +28,35 @@ namespace {
 constexpr Duration kConnectTime = std::chrono::seconds(5);
 constexpr Duration kAnswerTime = std::chrono::seconds(4);
 constexpr Duration kContactTime = std::chrono::seconds(2);
-constexpr Duration kMeetTime = std::chrono::seconds(4);  // connecting included
-constexpr int kQuestions = 5;                            // whose round trips are compared
+constexpr Duration kProbeTime = std::chrono::seconds(4);  // connecting included
+constexpr int kQuestions = 5;                             // whose round trips are compared
 
-// A connection to where a member should be, and the question whether it is: other programs may
-// listen there, and other hosts have the same private addresses. *one thread: who calls*
-class Meeting {
+using Bytes = std::span<const std::uint8_t>;
+
+// Reads until `take` returns false. Calls `ended` at the end of the connection.
+void read_all(io::Socket& socket, const std::function<bool(Bytes)>& take,
+              const std::function<void()>& ended) {
+  socket.wait_readable([&socket, take, ended](const asio::error_code& error) {
+    if (error) return;
+    std::array<std::uint8_t, 4096> buffer{};
+    bool more = true;
+    const ssize_t result =
+        io::read_available(socket, buffer, 1, [&](Bytes bytes) { return more = take(bytes); });
+    if (!more) return;  // the socket may be gone
+    if (result != -EAGAIN) return ended();
+    read_all(socket, take, ended);
+  });
+}
+
+// Connects to an address of a member, and asks whether it is this member: other programs may listen
+// there, and other hosts may have the same private address. *one thread: the caller's*
+class MemberProbe {
  public:
   // `tls`: for a link to that peer; null: nothing is encrypted.
-  Meeting(asio::io_context& context, const PeerId& peer, const wire::Address& address,
-          std::unique_ptr<io::Tls> tls)
+  MemberProbe(asio::io_context& context, const PeerId& peer, const wire::Address& address,
+              std::unique_ptr<io::Tls> tls)
       : address_(wire::to_string(address)) {
-    link::Hello hello;  // of no run: answered at once, and nothing else comes of it
+    link::Hello hello;  // of no run: refused at once, without any effect
     hello.from = PeerId::random();
     hello.to = peer;
     wire::Writer writer(question_);
@@ -45,20 +65,21 @@ class Meeting {
         context, address, kContactTime,
         [this](std::unique_ptr<io::Socket> socket, const Error& failure) {
           if (socket == nullptr) {
-            const bool known = failure.code == Code::authentication_failed;
-            return end(known ? "another listens there: it " + failure.reason : failure.reason);
+            const bool stranger = failure.code == Code::authentication_failed;
+            return end(stranger ? "another program listens there: it " + failure.reason
+                                : failure.reason);
           }
           socket_ = std::move(socket);
           ask();
         },
         std::move(tls));
   }
-  ~Meeting() { attempt_->cancel(); }
-  Meeting(const Meeting&) = delete;
-  Meeting& operator=(const Meeting&) = delete;
+  ~MemberProbe() { attempt_->cancel(); }
+  MemberProbe(const MemberProbe&) = delete;
+  MemberProbe& operator=(const MemberProbe&) = delete;
 
   [[nodiscard]] bool over() const { return over_; }
-  [[nodiscard]] bool met() const { return over_ && failure_.empty(); }
+  [[nodiscard]] bool found() const { return over_ && failure_.empty(); }
   [[nodiscard]] const std::string& address() const { return address_; }
   [[nodiscard]] std::string failure() const { return address_ + ": " + failure_; }
 
@@ -79,20 +100,14 @@ class Meeting {
     const std::array<iovec, 2> all{iovec{first.data(), first.size()}, payload};
     if (socket_->write(all) != static_cast<ssize_t>(first.size() + question_.size()))
       return end("the connection broke");
-    await_answer();
-  }
-
-  void await_answer() {
-    socket_->wait_readable([this](const asio::error_code& error) {
-      if (error) return;
-      std::array<std::uint8_t, 1024> bytes{};
-      const iovec into{bytes.data(), bytes.size()};
-      const ssize_t got = socket_->read({&into, 1});
-      if (got <= 0 && got != -EAGAIN) return end("who listens there closes the connection");
-      if (got > 0) answer_.insert(answer_.end(), bytes.begin(), bytes.begin() + got);
-      judge();
-      if (!over_) await_answer();
-    });
+    read_all(
+        *socket_,
+        [this](Bytes bytes) {
+          answer_.insert(answer_.end(), bytes.begin(), bytes.end());
+          judge();
+          return !over_;
+        },
+        [this] { end("the program that listens there closes the connection"); });
   }
 
   void judge() {
@@ -100,7 +115,7 @@ class Meeting {
     if (answer_.size() < kHeader) return;
     const auto header = link::decode(std::span(answer_).first<kHeader>());
     if (!header || header->type != link::FrameType::refused)
-      return end("who listens there is no pccl peer");
+      return end("the program that listens there is no pccl peer");
     if (answer_.size() < kHeader + header->payload_bytes) return;
     const std::string_view why(reinterpret_cast<const char*>(answer_.data()) + kHeader,
                                header->payload_bytes);
@@ -116,7 +131,7 @@ class Meeting {
   std::string failure_ = "no answer";
 };
 
-// *one thread: who calls*
+// *one thread: the caller's*
 class Doctor {
  public:
   Doctor(const wire::Address& master, std::uint32_t group, const Settings& settings,
@@ -124,21 +139,32 @@ class Doctor {
       : master_(master), group_(group), settings_(settings), secret_(secret) {}
 
   Diagnosis run(std::uint16_t port, const std::vector<wire::Address>& advertise) {
-    if (!connect()) return std::move(result_);
-    result_.round_trip = Duration::max();
-    for (int i = 0; i < kQuestions; ++i) {
-      const Instant asked = clock_now();
-      if (!ask(0)) return std::move(result_);
-      result_.round_trip = std::min(result_.round_trip, clock_now() - asked);
-    }
-    listen(port);
-    if (result_.port != 0 && !ask_who_reaches_us(advertise)) return std::move(result_);
-    contact_members();
+    examine(port, advertise);
     return std::move(result_);
   }
 
  private:
-  // Lets things happen until `over`, or the time has passed.
+  // False: the examination ended early, for the reason in result_.failure.
+  bool examine(std::uint16_t port, const std::vector<wire::Address>& advertise) {
+    if (!connect()) return false;
+    result_.round_trip = Duration::max();
+    for (int i = 0; i < kQuestions; ++i) {
+      const Instant asked = clock_now();
+      if (!ask(0)) return false;
+      result_.round_trip = std::min(result_.round_trip, clock_now() - asked);
+    }
+    listen(port);
+    if (result_.port != 0 && !ask_who_reaches_us(advertise)) return false;
+    contact_members();
+    return true;
+  }
+
+  bool fail(const std::string& reason) {
+    if (result_.failure.empty()) result_.failure = reason;
+    return false;
+  }
+
+  // Runs the event loop until `over()`, or for `most`.
   template <class Over>
   void drive(Duration most, Over over) {
     const Instant until = clock_now() + most;
@@ -151,10 +177,7 @@ class Doctor {
     reader_ = wire::FrameReader();
     if (secret_ && tls_ == nullptr) {
       auto made = io::TlsContext::make(settings_.key_update_records);
-      if (!made) {
-        result_.failure = made.error().reason;
-        return false;
-      }
+      if (!made) return fail(made.error().reason);
       tls_ = std::move(*made);
     }
     bool over = false;
@@ -168,43 +191,43 @@ class Doctor {
         secret_ ? tls_->client(io::TlsRole::control, secret_.control_key()) : nullptr);
     drive(kConnectTime + io::kTlsTimeout + std::chrono::seconds(1), [&] { return over; });
     attempt->cancel();
-    if (socket_ == nullptr) {
-      if (result_.failure.empty()) result_.failure = "no answer";
-      return false;
-    }
+    if (socket_ == nullptr) return fail("no answer");
     result_.address = io::to_string(socket_->remote());
     return true;
   }
 
-  // Into result_.findings, or result_.failure.
+  // Asks the master, for result_.findings. `port`: to be reached there from outside; 0: none.
   bool ask(std::uint16_t port) {
     const wire::Bytes question =
         wire::encode({}, wire::Inquiry{group_, port, std::string("pccl ") + PCCL_VERSION});
-    const iovec from{const_cast<std::uint8_t*>(question.data()), question.size()};
-    if (socket_->write({&from, 1}) != static_cast<ssize_t>(question.size())) {
-      result_.failure = "the connection broke";
-      return false;
-    }
+    if (socket_->write(question) != static_cast<ssize_t>(question.size()))
+      return fail("the connection broke");
     std::optional<wire::Frame> answer;
     bool broken = false;
-    await_answer(answer, broken);
+    read_all(
+        *socket_,
+        [&](Bytes bytes) {
+          reader_.feed(bytes);
+          wire::Frame frame;
+          const Result<bool> next = reader_.next(frame);
+          if (!next) broken = !fail(next.error().reason);
+          if (next && *next) answer = std::move(frame);
+          return !answer && !broken;
+        },
+        [&] { broken = true; });
     drive(kAnswerTime, [&] { return answer.has_value() || broken; });
-    if (answer) {
-      if (auto* findings = std::get_if<wire::Findings>(&answer->message)) {
-        run_ = answer->envelope.run;
-        result_.findings = std::move(*findings);
-        return true;
-      }
-      const auto* refused = std::get_if<wire::Refused>(&answer->message);
-      result_.failure = refused == nullptr ? "this is no pccl master" : refused->reason;
-    } else if (result_.failure.empty()) {
-      result_.failure = broken ? "the master closed the connection" : "no answer";
+    if (!answer) return fail(broken ? "the master closed the connection" : "no answer");
+    if (auto* findings = std::get_if<wire::Findings>(&answer->message)) {
+      run_ = answer->envelope.run;
+      result_.findings = std::move(*findings);
+      return true;
     }
-    return false;
+    const auto* refused = std::get_if<wire::Refused>(&answer->message);
+    return fail(refused == nullptr ? "this is no pccl master" : refused->reason);
   }
 
-  // At the address that the master sees, since no other is tried for anybody: the first port that
-  // is advertised there, and our own.
+  // Master and members try to reach this host at the address that the master sees, and at no other.
+  // Asks for the first port that is advertised there, and then for the port of this host.
   bool ask_who_reaches_us(const std::vector<wire::Address>& advertise) {
     std::uint16_t forwarded = 0;
     for (const wire::Address& address : advertise) {
@@ -236,7 +259,7 @@ class Doctor {
     return true;
   }
 
-  // Whether that is one of the host's addresses.
+  // Whether `seen` is one of the host's addresses.
   static bool leads_to(const wire::Address& address, const std::string& seen) {
     if (const auto numeric = io::numeric_endpoint(address))
       return io::plain(numeric->address()).to_string() == seen;
@@ -249,30 +272,6 @@ class Doctor {
     return false;
   }
 
-  void await_answer(std::optional<wire::Frame>& answer, bool& broken) {
-    socket_->wait_readable([this, &answer, &broken](const asio::error_code& error) {
-      if (error) return;
-      std::array<std::uint8_t, 4096> bytes{};
-      const iovec into{bytes.data(), bytes.size()};
-      const ssize_t got = socket_->read({&into, 1});
-      if (got <= 0 && got != -EAGAIN) {
-        broken = true;
-        return;
-      }
-      if (got > 0) reader_.feed(std::span(bytes).first(static_cast<std::size_t>(got)));
-      wire::Frame frame;
-      const Result<bool> next = reader_.next(frame);
-      if (!next) {
-        result_.failure = next.error().reason;
-        broken = true;
-      } else if (*next) {
-        answer = std::move(frame);
-      } else {
-        await_answer(answer, broken);
-      }
-    });
-  }
-
   void listen(std::uint16_t port) {
     const auto descriptor = io::listen_at({settings_.bind_address, port});
     if (!descriptor) {
@@ -283,31 +282,31 @@ class Doctor {
     result_.port = listener_->local().port();
   }
 
-  // All at once, at all of their addresses. REQUIRES: nobody else asks who reaches us: what listens
-  // here is closed, so that it is not taken for a member.
+  // Tries all addresses of all members at once. Closes the listener first, so that it is not taken
+  // for a member.
   void contact_members() {
     listener_.reset();
-    std::vector<std::vector<std::unique_ptr<Meeting>>> meetings;
+    std::vector<std::vector<std::unique_ptr<MemberProbe>>> probes;
     for (const wire::Member& member : result_.findings.members) {
-      auto& all = meetings.emplace_back();
+      auto& all = probes.emplace_back();
       for (const wire::Address& address : member.addresses) {
         auto tls = tls_ == nullptr
                        ? nullptr
                        : tls_->client(io::TlsRole::link, secret_.link_key(run_, member.id));
-        all.push_back(std::make_unique<Meeting>(context_, member.id, address, std::move(tls)));
+        all.push_back(std::make_unique<MemberProbe>(context_, member.id, address, std::move(tls)));
       }
     }
-    drive(kMeetTime, [&] {
-      return std::all_of(meetings.begin(), meetings.end(), [](const auto& all) {
+    drive(kProbeTime, [&] {
+      return std::all_of(probes.begin(), probes.end(), [](const auto& all) {
         return std::all_of(all.begin(), all.end(), [](const auto& one) { return one->over(); });
       });
     });
-    for (std::size_t i = 0; i < meetings.size(); ++i) {
+    for (std::size_t i = 0; i < probes.size(); ++i) {
       Contact contact{result_.findings.members[i].id, {}, {}};
-      for (const auto& one : meetings[i]) {
-        if (contact.address.empty() && one->met()) contact.address = one->address();
-        // Of the first address: the last ones are those that mean this host.
-        if (contact.reason.empty() && !one->met()) contact.reason = one->failure();
+      for (const auto& one : probes[i]) {
+        if (contact.address.empty() && one->found()) contact.address = one->address();
+        // The first address's failure: the last addresses often mean this host.
+        if (contact.reason.empty() && !one->found()) contact.reason = one->failure();
       }
       result_.contacts.push_back(std::move(contact));
     }
@@ -319,9 +318,9 @@ class Doctor {
   const io::Secret& secret_;
   asio::io_context context_;
   std::shared_ptr<io::TlsContext> tls_;  // null: there is no secret
-  std::uint64_t run_ = 0;                // what the master says it is
+  std::uint64_t run_ = 0;                // as the master says
   std::unique_ptr<io::Socket> socket_;
-  std::unique_ptr<io::Socket> listener_;  // the kernel accepts; nobody has to look
+  std::unique_ptr<io::Socket> listener_;  // the kernel accepts; no code has to
   wire::FrameReader reader_;
   Diagnosis result_;
 };

@@ -1,4 +1,4 @@
-// Asks a master, before anything is joined, what it and the members of a run see of this host.
+// Asks a master, without joining, how it and the members of a run see this host.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,21 @@
 
 namespace pccl::node {
 
-// One member, dialled from here.
+// One member, dialled from this host.
 struct Contact {
   PeerId peer;
-  std::string address;  // that answered; empty: none did
-  std::string reason;   // why not
+  std::string address;  // the one that answered; empty: none did
+  std::string reason;   // why none did
 };
 
 struct Diagnosis {
-  std::string failure;       // why nothing more is known; empty: there was a master
-  std::string address;       // of the master, as it was reached
-  Duration round_trip{};     // of a question and its answer, the least of several
-  std::uint16_t port = 0;    // at which this host listened meanwhile; 0: it could not
-  std::string port_failure;  // why not
-  std::uint16_t asked = 0;   // of the ports tried from outside: that was reached, or the last one
-  std::vector<std::string> untested;  // advertised addresses that are not the one the master sees
+  std::string failure;       // why the rest is unknown; empty: the master answered
+  std::string address;       // the master's, as it was reached
+  Duration round_trip{};     // the least of several questions
+  std::uint16_t port = 0;    // where this host listened meanwhile; 0: it could not
+  std::string port_failure;  // why it could not
+  std::uint16_t asked = 0;   // the port that was reached from outside, or else the last one tried
+  std::vector<std::string> untested;  // advertised addresses other than the one the master sees
   wire::Findings findings;
   std::vector<Contact> contacts;
 };

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "pccl/base/clock.h"
 #include "pccl/base/fork.h"
 #include "pccl/digest/proof.h"
 #include "pccl/memory/board.h"
@@ -21,17 +22,14 @@
 namespace pccl::node {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr std::uint32_t kMagic = 0x4c4c4350;  // "PCLL"
 constexpr std::uint16_t kVersion = 4;
 constexpr int kBacklog = 256;
 constexpr int kReads = 64;                               // in one turn
 constexpr std::size_t kMaxUnknown = 64;                  // channels without a hello
-constexpr std::size_t kMaxOutgoing = 256;                // offers that a neighbour does not take
-constexpr Duration kGreeting = std::chrono::seconds(5);  // until both ends have proven themselves
+constexpr std::size_t kMaxOutgoing = 256;                // packets that a neighbour does not read
+constexpr Duration kGreeting = std::chrono::seconds(5);  // until both ends have proved the key
 constexpr Duration kTick = std::chrono::milliseconds(100);
-constexpr Duration kAcceptPause = std::chrono::milliseconds(100);  // when descriptors have run out
 
 enum class Kind : std::uint16_t { hello, welcome, offer, ring, forget, challenge };
 
@@ -58,13 +56,13 @@ bool right_size(memory::Offer offer, std::uint64_t size) {
   if (offer == memory::Offer::page) return size == memory::kPageBytes;
   if (offer == memory::Offer::pipe || offer == memory::Offer::pipe_answer)
     return size == memory::kPipeEndBytes;
-  // More than the host has was never made.
+  // A region cannot be larger than the host's memory.
   struct sysinfo host {};
   if (::sysinfo(&host) != 0) return false;
   return size > 0 && size <= (std::uint64_t{host.totalram} + host.totalswap) * host.mem_unit;
 }
 
-// The other end runs as the same user: as whoever called listen or connect there.
+// Whether the process that called listen or connect at the other end runs as the same user.
 bool same_user(int descriptor) {
   ucred other{};
   socklen_t size = sizeof other;
@@ -72,10 +70,12 @@ bool same_user(int descriptor) {
          other.uid == ::geteuid();
 }
 
-// Did not work, but may: memory or descriptors under way have run out.
-bool passes(int error) { return error == ETOOMANYREFS || error == ENOBUFS || error == ENOMEM; }
+// Memory, or descriptors in flight, have run out: worth another try.
+bool is_temporary(int error) {
+  return error == ETOOMANYREFS || error == ENOBUFS || error == ENOMEM;
+}
 
-// A descriptor that came with a packet. Whoever maps it leaves it here.
+// Closes a descriptor that came with a packet.
 class Passed {
  public:
   explicit Passed(int descriptor) : descriptor_(descriptor) {}
@@ -90,8 +90,7 @@ class Passed {
   int descriptor_;
 };
 
-// Every descriptor that came with `message` is ours: the first is returned, -1 if there is none,
-// the others are closed.
+// Returns the first descriptor that came with `message`, or -1, and closes the others.
 int first_descriptor(msghdr& message) {
   int first = -1;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
@@ -113,7 +112,7 @@ int first_descriptor(msghdr& message) {
 
 }  // namespace
 
-// All that is ever said, as it lies in memory: both ends are one host.
+// The one kind of packet, sent as it lies in memory: both ends are on one host.
 struct Neighbours::Packet {
   std::uint32_t magic = kMagic;
   std::uint16_t version = kVersion;
@@ -126,25 +125,27 @@ struct Neighbours::Packet {
   PeerId to;
   PeerId proof;
 
-  // What a hello or a welcome proves the listener's word with.
-  [[nodiscard]] PeerId proven(const PeerId& word, const PeerId& challenge) const {
+  // The proof, in a hello or a welcome, that its sender knows the listener's key.
+  [[nodiscard]] PeerId proven(const PeerId& key, const PeerId& challenge) const {
     std::array<std::uint64_t, 9> about{static_cast<std::uint64_t>(kind), host, number};
     std::memcpy(&about[3], from.bytes.data(), sizeof from.bytes);
     std::memcpy(&about[5], to.bytes.data(), sizeof to.bytes);
     std::memcpy(&about[7], challenge.bytes.data(), sizeof challenge.bytes);
-    return digest::proof(word, about);
+    return digest::proof(key, about);
   }
 };
 
-Neighbours::Neighbours(asio::io_context& context, const PeerId& self, const PeerId& word,
+Neighbours::Neighbours(asio::io_context& context, const PeerId& self, const PeerId& key,
                        std::uint64_t host, NeighbourEvents events)
     : context_(context),
       self_(self),
-      word_(word),
+      key_(key),
       host_(host),
       events_(std::move(events)),
-      timer_(context),
-      accept_again_(context) {
+      acceptor_(
+          context,
+          {[this](int descriptor) { greet(descriptor); }, [this] { events_.read(); }, {}, {}}),
+      timer_(context) {
   static_assert(sizeof(Packet) == sizeof(Outgoing::bytes));
 }
 
@@ -160,37 +161,11 @@ Status Neighbours::listen() {
     close_descriptor(descriptor);
     return Status(Code::not_supported, io::error_text(number));
   }
-  listener_ = std::make_unique<io::Socket>(context_, descriptor);
-  accept();
+  acceptor_.start(descriptor);
   return {};
 }
 
-void Neighbours::accept() {
-  listener_->wait_readable([this, here = std::weak_ptr(here_)](const asio::error_code& error) {
-    if (error || here.expired()) return;
-    int number = 0;
-    for (int i = 0; i < kReads; ++i) {
-      const int descriptor = open_descriptor([&] {
-        return ::accept4(listener_->raw(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-      });
-      number = descriptor < 0 ? errno : 0;
-      if (number == EINTR || number == ECONNABORTED) continue;
-      if (number != 0) break;
-      greet(descriptor);
-    }
-    if (number == 0 || number == EAGAIN || number == EINTR || number == ECONNABORTED) {
-      accept();
-    } else {
-      accept_again_.expires_after(kAcceptPause);
-      accept_again_.async_wait([this, here](const asio::error_code& cancelled) {
-        if (!cancelled && !here.expired()) accept();
-      });
-    }
-    events_.read();
-  });
-}
-
-// Somebody connected.
+// A new connection.
 void Neighbours::greet(int descriptor) {
   if (!same_user(descriptor)) return close_descriptor(descriptor);
   const std::uint64_t id = open(descriptor);
@@ -204,7 +179,7 @@ void Neighbours::greet(int descriptor) {
   for (const auto& [other, channel] : channels_) {
     if (channel.peer.empty()) unknown.push_back(other);
   }
-  // The oldest goes: who says nothing is not to keep those out who would.
+  // Close the oldest: a silent client must not keep others out.
   if (unknown.size() > kMaxUnknown) channels_.erase(unknown.front());
 }
 
@@ -212,12 +187,12 @@ std::uint64_t Neighbours::open(int descriptor) {
   const std::uint64_t id = next_++;
   Channel& channel = channels_[id];
   channel.socket = std::make_unique<io::Socket>(context_, descriptor);
-  channel.since = Clock::now();
+  channel.since = clock_now();
   arm();
   return id;
 }
 
-void Neighbours::connect(const PeerId& peer, const PeerId& word) {
+void Neighbours::connect(const PeerId& peer, const PeerId& key) {
   drop(peer);
   const int descriptor = open_channel();
   if (descriptor < 0) return events_.down(peer, io::error_text(errno));
@@ -229,12 +204,12 @@ void Neighbours::connect(const PeerId& peer, const PeerId& word) {
   }
   if (!same_user(descriptor)) {
     close_descriptor(descriptor);
-    return events_.down(peer, "another user's");
+    return events_.down(peer, "it belongs to another user");
   }
   const std::uint64_t id = open(descriptor);
   Channel& channel = channels_.at(id);
   channel.peer = peer;
-  channel.word = word;
+  channel.key = key;
   channel.dialled = true;
   by_peer_[peer] = id;
   await(id);
@@ -250,10 +225,10 @@ void Neighbours::say_hello(std::uint64_t id) {
   std::memcpy(&hello.number, once.bytes.data(), sizeof hello.number);
   hello.from = self_;
   hello.to = channel.peer;
-  hello.proof = hello.proven(channel.word, channel.challenge);
+  hello.proof = hello.proven(channel.key, channel.challenge);
   Packet welcome = hello;
   welcome.kind = Kind::welcome;
-  channel.welcome = welcome.proven(channel.word, channel.challenge);
+  channel.welcome = welcome.proven(channel.key, channel.challenge);
   push(id, hello, nullptr);
 }
 
@@ -286,14 +261,14 @@ void Neighbours::ring(const PeerId& peer) {
   if (it == channels_.end() || !it->second.up) return;
   const Packet packet;
   const iovec part{const_cast<Packet*>(&packet), sizeof packet};
-  // When its queue is full it has enough to wake up for.
+  // If its queue is full, other packets wake it.
   (void)it->second.socket->write({&part, 1});
 }
 
 void Neighbours::push(std::uint64_t id, const Packet& packet, memory::RegionPtr region) {
   const auto it = channels_.find(id);
   if (it == channels_.end() || it->second.ended) return;
-  if (it->second.out.size() >= kMaxOutgoing) return lose(id, "it takes nothing any more");
+  if (it->second.out.size() >= kMaxOutgoing) return lose(id, "it reads nothing any more");
   Outgoing& out = it->second.out.emplace_back();
   std::memcpy(out.bytes.data(), &packet, sizeof packet);
   out.region = std::move(region);
@@ -337,10 +312,10 @@ void Neighbours::write(std::uint64_t id) {
             found->second.writing = false;
             write(id);
           });
-    } else if (passes(number)) {
-      arm();  // the socket is writable all the while: only time helps
+    } else if (is_temporary(number)) {
+      arm();  // the socket stays writable, so only time helps
     } else if (number == EPIPE || number == ECONNRESET) {
-      // What it sent before its end is still to be read: reading finds the end.
+      // Its last packets are unread: reading finds the end.
       channel.ended = true;
       channel.out.clear();
     } else {
@@ -350,7 +325,7 @@ void Neighbours::write(std::uint64_t id) {
   }
 }
 
-// A tick from now: somebody has not greeted yet, or something is to be written again.
+// Calls tick() soon: a channel has not greeted, or a packet must be written again.
 void Neighbours::arm() {
   if (armed_) return;
   armed_ = true;
@@ -364,11 +339,11 @@ void Neighbours::arm() {
 }
 
 void Neighbours::tick() {
-  const auto now = Clock::now();
+  const auto now = clock_now();
   for (const std::uint64_t id : ids()) {
     auto it = channels_.find(id);
     if (it != channels_.end() && !it->second.up && now - it->second.since >= kGreeting) {
-      read(id);  // perhaps it is we who were late
+      read(id);  // this process may have been late
       it = channels_.find(id);
       if (it != channels_.end() && !it->second.up) lose(id, "no greeting came");
     }
@@ -414,11 +389,11 @@ void Neighbours::read(std::uint64_t id) {
     message.msg_controllen = control.size();
     ssize_t got = 0;
     int error = 0;
-    // As one step: a fork in between would leave the child with descriptors that nobody knows of.
+    // One step, so that a fork in between cannot leave unknown descriptors in the child.
     const Passed passed(open_descriptor([&]() -> int {
       got = ::recvmsg(it->second.socket->raw(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
       error = errno;
-      return got < 0 ? -1 : first_descriptor(message);  // an empty packet may carry some too
+      return got < 0 ? -1 : first_descriptor(message);  // even an empty packet may carry some
     }));
     if (got < 0 && error == EINTR) continue;
     if (got < 0 && error == EAGAIN) return;
@@ -447,15 +422,16 @@ bool Neighbours::take(std::uint64_t id, const Packet& packet, int descriptor) {
   if (packet.kind == Kind::hello) {
     if (!channel.peer.empty() || packet.to != self_ || packet.from.empty())
       return fail("a greeting out of turn");
-    if (packet.proof != packet.proven(word_, channel.challenge)) return fail("a stranger");
-    if (packet.host != host_) return fail("it is to count as another host (PCCL_HOST_ID)");
+    if (packet.proof != packet.proven(key_, channel.challenge))
+      return fail("it does not know the key of this run");
+    if (packet.host != host_) return fail("it counts as another host (PCCL_HOST_ID)");
     if (const std::uint64_t before = channel_of(packet.from); before != 0) channels_.erase(before);
     by_peer_[packet.from] = id;
     channel.peer = packet.from;
     channel.up = true;
     Packet welcome = packet;
     welcome.kind = Kind::welcome;
-    welcome.proof = welcome.proven(word_, channel.challenge);
+    welcome.proof = welcome.proven(key_, channel.challenge);
     push(id, welcome, nullptr);
     if (!channels_.contains(id)) return false;
     events_.up(packet.from);
@@ -464,7 +440,7 @@ bool Neighbours::take(std::uint64_t id, const Packet& packet, int descriptor) {
   if (packet.kind == Kind::welcome) {
     if (!channel.dialled || channel.up || channel.challenge.empty())
       return fail("a welcome out of turn");
-    if (packet.proof != channel.welcome) return fail("somebody else answers in its place");
+    if (packet.proof != channel.welcome) return fail("the welcome has a wrong proof");
     channel.up = true;
     events_.up(channel.peer);
     return channels_.contains(id);
@@ -475,13 +451,13 @@ bool Neighbours::take(std::uint64_t id, const Packet& packet, int descriptor) {
     const auto what = static_cast<memory::Offer>(packet.offer);
     if (what != memory::Offer::array && what != memory::Offer::pipe &&
         what != memory::Offer::pipe_answer)
-      return fail("it takes back what is in use");
+      return fail("it withdraws memory that is in use");
     events_.offered(channel.peer, what, packet.number, nullptr);
     return channels_.contains(id);
   }
   if (packet.kind != Kind::offer || descriptor < 0 ||
       packet.offer > static_cast<std::uint64_t>(memory::Offer::pipe_answer)) {
-    return fail("an offer of nothing");  // or no descriptor was left to take it with
+    return fail("an offer without memory");  // or without a free descriptor to receive it
   }
   const auto what = static_cast<memory::Offer>(packet.offer);
   if (!right_size(what, packet.size)) return fail("memory of the wrong size");

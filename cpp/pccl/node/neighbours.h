@@ -1,14 +1,13 @@
-// Peers on this host: found by a proof, not by an address, and given what they may map. A socket in
-// the abstract namespace, which ends at the borders of a network namespace: whoever can connect to
-// it as the same user, and knows the word that only members of the run are told, is on this host.
-// Both ends prove that they know it, each to a number of the other's, so that what was said once is
-// of no use again; before that nothing is passed on.
+// Finds the peers of this host, and passes memory to and from them. A peer proves that it is on
+// this host; its address proves nothing. The socket is in the abstract namespace, which ends at the
+// borders of a network namespace: a process that connects to it as the same user, and knows the key
+// that only members of the run have, is on this host. Each end proves that it knows the key, with a
+// number chosen by the other end, so a recorded proof is useless. Nothing else is sent before.
 #pragma once
 
 #include <array>
 #include <asio/io_context.hpp>
 #include <asio/steady_timer.hpp>
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -18,41 +17,42 @@
 #include <vector>
 
 #include "pccl/base/ids.h"
+#include "pccl/io/acceptor.h"
 #include "pccl/io/socket.h"
 #include "pccl/memory/offer.h"
 #include "pccl/memory/region.h"
 
 namespace pccl::node {
 
-// What comes of neighbours. Called from the loop, or from inside connect and poll.
+// Called from the loop, or from inside connect and poll.
 struct NeighbourEvents {
   std::function<void(const PeerId&)> up;
-  std::function<void(const PeerId&, const std::string& reason)> down;  // or never was up
+  std::function<void(const PeerId&, const std::string& reason)> down;  // or never came up
   std::function<void(const PeerId&, memory::Offer, std::uint64_t number, const memory::RegionPtr&)>
       offered;
-  std::function<void()> read;  // what came on the loop was told, and whoever was rung is awake
+  std::function<void()> read;  // after the others, in each turn of the loop
 };
 
 // *one thread at a time: whoever drives the loop*
 class Neighbours {
  public:
-  // `word`: what others must know to be let in. `host`: names this host; equal on all its peers.
-  Neighbours(asio::io_context& context, const PeerId& self, const PeerId& word, std::uint64_t host,
+  // `key`: others must know it. `host`: names this host; all its peers have the same.
+  Neighbours(asio::io_context& context, const PeerId& self, const PeerId& key, std::uint64_t host,
              NeighbourEvents events);
   ~Neighbours();
   Neighbours(const Neighbours&) = delete;
   Neighbours& operator=(const Neighbours&) = delete;
 
   Status listen();
-  // Ends in `up` or `down`, within seconds.
-  void connect(const PeerId& peer, const PeerId& word);
-  // Without a `down`.
+  // Leads to `up` or `down`, within seconds.
+  void connect(const PeerId& peer, const PeerId& key);
+  // Does not call `down`.
   void drop(const PeerId& peer);
-  // Ignored when the peer is not there (any more). Null: what was offered is of no use any more.
+  // Ignored if the peer is not connected. A null region withdraws an earlier offer.
   void offer(const PeerId& peer, memory::Offer what, std::uint64_t number,
              const memory::RegionPtr& region);
   void ring(const PeerId& peer);
-  // Takes what has come and was not read yet.
+  // Reads what has come.
   void poll();
 
  private:
@@ -64,18 +64,17 @@ class Neighbours {
   struct Channel {
     std::unique_ptr<io::Socket> socket;
     PeerId peer;       // zero until its hello
-    PeerId word;       // dialled: what both prove to know
+    PeerId key;        // dialled: the key that both ends prove to know
     PeerId challenge;  // the listener's number: sent, or zero until it comes
-    PeerId welcome;    // dialled: the proof that its answer must have
-    std::chrono::steady_clock::time_point since{};
+    PeerId welcome;    // dialled: the proof that the answer must have
+    Instant since{};
     bool dialled = false;
     bool up = false;
     bool writing = false;
-    bool ended = false;  // by the other end; what it said before is read
+    bool ended = false;  // closed by the other end; what it sent before is still read
     std::deque<Outgoing> out;
   };
 
-  void accept();
   void greet(int descriptor);
   std::uint64_t open(int descriptor);
   void arm();
@@ -92,17 +91,16 @@ class Neighbours {
 
   asio::io_context& context_;
   PeerId self_;
-  PeerId word_;
+  PeerId key_;
   std::uint64_t host_;
   NeighbourEvents events_;
-  std::unique_ptr<io::Socket> listener_;
+  io::Acceptor acceptor_;
   std::map<std::uint64_t, Channel> channels_;
   std::map<PeerId, std::uint64_t> by_peer_;
   std::uint64_t next_ = 1;
   bool armed_ = false;
   asio::steady_timer timer_;
-  asio::steady_timer accept_again_;
-  // Handlers that were due already may still run when this object is gone.
+  // Expires with this object: a handler that is already due may run after its end.
   std::shared_ptr<const bool> here_ = std::make_shared<const bool>(true);
 };
 

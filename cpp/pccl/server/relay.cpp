@@ -32,36 +32,36 @@ Relays::Relays(asio::io_context& context, std::uint64_t rate, std::size_t most_o
 void Relays::stop() {
   refill_.cancel();
   tokens_.clear();
-  meetings_.clear();
+  expected_.clear();
   open_.clear();
 }
 
 void Relays::expect(const PeerId& one, const PeerId& other, const PeerId& token_of_one,
                     const PeerId& token_of_other, Instant now) {
   if (count_of(ordered(one, other)) >= kMostOfPair) return;
-  if (meetings_.size() >= kMostExpected) forget(meetings_.begin()->first);
+  if (expected_.size() >= kMostExpected) forget(expected_.begin()->first);
   const std::uint64_t id = next_++;
-  Meeting& meeting = meetings_[id];
-  meeting.pair = ordered(one, other);
-  meeting.tokens = {token_of_one, token_of_other};
-  meeting.until = now + kTokenTime;
-  for (const PeerId& token : meeting.tokens) tokens_[token] = id;
+  Expected& ends = expected_[id];
+  ends.pair = ordered(one, other);
+  ends.tokens = {token_of_one, token_of_other};
+  ends.until = now + kTokenTime;
+  for (const PeerId& token : ends.tokens) tokens_[token] = id;
 }
 
 void Relays::forget(std::uint64_t id) {
-  for (const PeerId& token : meetings_.at(id).tokens) tokens_.erase(token);
-  meetings_.erase(id);
+  for (const PeerId& token : expected_.at(id).tokens) tokens_.erase(token);
+  expected_.erase(id);
 }
 
 std::size_t Relays::count_of(const Pair& pair) const {
   const auto same = [&](const auto& item) { return item.second.pair == pair; };
-  return static_cast<std::size_t>(std::count_if(meetings_.begin(), meetings_.end(), same) +
+  return static_cast<std::size_t>(std::count_if(expected_.begin(), expected_.end(), same) +
                                   std::count_if(open_.begin(), open_.end(), same));
 }
 
 std::size_t Relays::taken() const {
   return open_.size() + static_cast<std::size_t>(
-                            std::count_if(meetings_.begin(), meetings_.end(), [](const auto& item) {
+                            std::count_if(expected_.begin(), expected_.end(), [](const auto& item) {
                               const auto& sockets = item.second.sockets;
                               return sockets[0] != nullptr || sockets[1] != nullptr;
                             }));
@@ -72,63 +72,43 @@ bool Relays::enter(const PeerId& token, std::unique_ptr<io::Socket> socket, Inst
   if (it == tokens_.end()) return false;
   const std::uint64_t id = it->second;
   tokens_.erase(it);
-  Meeting& meeting = meetings_.at(id);
-  const bool second = meeting.sockets[0] != nullptr || meeting.sockets[1] != nullptr;
-  if (now >= meeting.until || (!second && taken() >= most_open_)) {
+  Expected& ends = expected_.at(id);
+  const bool second = ends.sockets[0] != nullptr || ends.sockets[1] != nullptr;
+  if (now >= ends.until || (!second && taken() >= most_open_)) {
     forget(id);
     return false;
   }
-  const std::size_t side = token == meeting.tokens[0] ? 0 : 1;
-  meeting.sockets[side] = std::move(socket);
-  if (meeting.sockets[1 - side] == nullptr) return true;
-  Meeting complete = std::move(meeting);
+  const std::size_t side = token == ends.tokens[0] ? 0 : 1;
+  ends.sockets[side] = std::move(socket);
+  if (ends.sockets[1 - side] == nullptr) return true;
+  Expected complete = std::move(ends);
   forget(id);
   begin(std::move(complete), now);
   return true;
 }
 
-void Relays::begin(Meeting meeting, Instant now) {
-  const wire::Bytes word = wire::encode({}, wire::Relayed{});
-  const iovec from{const_cast<std::uint8_t*>(word.data()), word.size()};
-  for (const auto& socket : meeting.sockets) {
-    // It has room for the first bytes that are written to it; if it has ended, reading says so.
-    (void)socket->write({&from, 1});
+void Relays::begin(Expected ends, Instant now) {
+  const wire::Bytes relayed = wire::encode({}, wire::Relayed{});
+  for (const auto& socket : ends.sockets) {
+    // A new socket has room for these bytes. If its other end is gone, reading finds that.
+    (void)socket->write(relayed);
     socket->hold_little();
   }
-  const auto [tally, fresh] = tallies_.try_emplace(meeting.pair);
+  const auto [tally, fresh] = tallies_.try_emplace(ends.pair);
   if (fresh) {
     tally->second.since = now;
     log(LogLevel::warn, "master",
-        "peers " + brief(meeting.pair) +
-            " cannot connect: what goes between them goes through this master (PCCL_RELAY)");
+        "peers " + brief(ends.pair) +
+            " cannot connect: this master relays between them (PCCL_RELAY)");
   }
   ++tally->second.open;
   const std::uint64_t id = next_++;
   Open& open = open_[id];
-  open.pair = meeting.pair;
-  open.sockets = std::move(meeting.sockets);
+  open.pair = ends.pair;
+  open.sockets = std::move(ends.sockets);
   for (const std::size_t side : {0U, 1U}) {
     asio::post(context_, [this, id, side] { turn(id, side); });
   }
-}
-
-// Writes what is held. False: that end takes no more now, and it is waited for.
-bool Relays::push(Open& open, std::size_t from) {
-  Direction& way = open.directions[from];
-  while (way.held_at < way.held.size()) {
-    const iovec rest{way.held.data() + way.held_at, way.held.size() - way.held_at};
-    const ssize_t put = open.sockets[1 - from]->write({&rest, 1});
-    if (put == -EAGAIN) return false;
-    if (put < 0) {
-      way.ended = true;
-      break;
-    }
-    way.held_at += static_cast<std::size_t>(put);
-    way.stuck_since.reset();
-  }
-  way.held_at = 0;
-  std::vector<std::uint8_t>().swap(way.held);
-  return true;
 }
 
 void Relays::turn(std::uint64_t id, std::size_t from) {
@@ -140,7 +120,6 @@ void Relays::turn(std::uint64_t id, std::size_t from) {
   }
 }
 
-// Moves bytes from that end to the other, as many as can be.
 void Relays::pump(std::uint64_t id, std::size_t from) {
   const auto it = open_.find(id);
   if (it == open_.end()) return;
@@ -151,14 +130,21 @@ void Relays::pump(std::uint64_t id, std::size_t from) {
     const auto found = open_.find(id);
     if (error || found == open_.end()) return;
     found->second.directions[from].waits = false;
+    found->second.directions[from].held.resume();
     turn(id, from);
   };
+  io::Socket& sender = *open.sockets[from];
+  io::Socket& receiver = *open.sockets[1 - from];
   for (std::size_t moved = 0;;) {
-    if (!push(open, from)) {
+    const std::size_t held = way.held.size();
+    const int result = way.held.flush(receiver, again);
+    if (way.held.size() < held) way.stuck_since.reset();
+    if (result == -EAGAIN) {
       way.waits = true;
       if (!way.stuck_since) way.stuck_since = clock_now();
-      return open.sockets[1 - from]->wait_writable(again);
+      return;
     }
+    if (result < 0) way.ended = true;
     if (way.ended) return close(id);
     if (moved >= kTurnBytes) {
       way.waits = true;
@@ -166,24 +152,22 @@ void Relays::pump(std::uint64_t id, std::size_t from) {
     }
     const std::size_t room = allowed(scratch_.size());
     if (room == 0) return wait_for_allowance(id, from);
-    const iovec into{scratch_.data(), room};
-    const ssize_t got = open.sockets[from]->read({&into, 1});
+    const ssize_t got = sender.read(std::span(scratch_).first(room));
     if (got == -EAGAIN) {
       way.waits = true;
-      return open.sockets[from]->wait_readable(again);
+      return sender.wait_readable(again);
     }
     if (got <= 0) {
       way.ended = true;
       continue;
     }
-    const auto bytes = static_cast<std::size_t>(got);
-    moved += bytes;
-    tallies_.at(open.pair).bytes += bytes;
-    allowance_ -= static_cast<double>(bytes);
-    if (share_) *share_ -= static_cast<double>(bytes);
-    const iovec out{scratch_.data(), bytes};
-    const ssize_t put = std::max<ssize_t>(0, open.sockets[1 - from]->write({&out, 1}));
-    way.held.assign(scratch_.begin() + put, scratch_.begin() + got);
+    const auto bytes = std::span(scratch_).first(static_cast<std::size_t>(got));
+    moved += bytes.size();
+    tallies_.at(open.pair).bytes += bytes.size();
+    allowance_ -= static_cast<double>(bytes.size());
+    if (share_) *share_ -= static_cast<double>(bytes.size());
+    const auto put = static_cast<std::size_t>(std::max<ssize_t>(0, receiver.write(bytes)));
+    way.held.append(bytes.subspan(put));
   }
 }
 
@@ -201,11 +185,11 @@ void Relays::close(std::uint64_t id) {
   open_.erase(it);
 }
 
-void Relays::end(const PeerId& one, const PeerId& other, Instant) {
+void Relays::end(const PeerId& one, const PeerId& other) {
   const Pair pair = ordered(one, other);
   std::vector<std::uint64_t> ids;
-  for (const auto& [id, meeting] : meetings_)
-    if (meeting.pair == pair) ids.push_back(id);
+  for (const auto& [id, ends] : expected_)
+    if (ends.pair == pair) ids.push_back(id);
   for (const std::uint64_t id : ids) forget(id);
   ids.clear();
   for (const auto& [id, open] : open_)
@@ -214,8 +198,8 @@ void Relays::end(const PeerId& one, const PeerId& other, Instant) {
 }
 
 void Relays::on_time(Instant now) {
-  while (!meetings_.empty() && now >= meetings_.begin()->second.until)
-    forget(meetings_.begin()->first);
+  while (!expected_.empty() && now >= expected_.begin()->second.until)
+    forget(expected_.begin()->first);
   std::vector<std::uint64_t> stuck;
   for (const auto& [id, open] : open_) {
     if (std::any_of(open.directions.begin(), open.directions.end(), [&](const Direction& way) {
@@ -226,7 +210,7 @@ void Relays::on_time(Instant now) {
   for (const std::uint64_t id : stuck) close(id);
 }
 
-// Bytes that may be read now. Who waits already comes first.
+// Bytes that may be read now. Directions that wait already come first.
 std::size_t Relays::allowed(std::size_t wanted) {
   if (rate_ == 0) return wanted;
   const Instant now = clock_now();
@@ -246,7 +230,7 @@ void Relays::wait_for_allowance(std::uint64_t id, std::size_t from) {
   refill_.expires_after(kRefill);
   refill_.async_wait([this](const asio::error_code& error) {
     if (error) return;
-    // Equal parts, and at least a byte for the one that has waited longest.
+    // Equal shares, of at least one byte.
     const auto waiting = std::exchange(starved_, {});
     (void)allowed(0);
     const double part = std::max(1.0, allowance_ / static_cast<double>(waiting.size()));

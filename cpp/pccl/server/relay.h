@@ -1,11 +1,11 @@
-// Connections between two peers that go through the master: what comes on one socket goes out on
-// the other, unread. Beside server.cpp the only file here with I/O.
+// Connections between two peers through the master: bytes that come on one socket are written to
+// the other, unread.
 //
-// Each end of a connection has a token of its own, which the master has told it on its control
-// connection: random, good once and for a few seconds. Nothing else is known of who comes, and
-// nothing else is needed: with a secret the two peers shake hands through us, end to end.
+// Each end of a connection has a token of its own, which the master sends on the control
+// connection: random, valid once and for a few seconds. The relay knows nothing else of its
+// clients, and with a secret the two peers run their TLS handshake through it, end to end.
 //
-// A direction holds what its receiver does not take: at most kHeldBytes, then nothing more is read.
+// A direction holds at most kHeldBytes that its receiver does not read; then it reads no more.
 #pragma once
 
 #include <array>
@@ -21,6 +21,7 @@
 
 #include "pccl/base/ids.h"
 #include "pccl/io/socket.h"
+#include "pccl/io/write_queue.h"
 
 namespace pccl::server {
 
@@ -28,11 +29,10 @@ namespace pccl::server {
 class Relays {
  public:
   static constexpr std::size_t kHeldBytes = 128 << 10;
-  // Tokens that were told and did not come both yet; connections that are up.
-  static constexpr std::size_t kMostExpected = 1024;
-  static constexpr std::size_t kMostOpen = 512;
-  static constexpr std::size_t kMostOfPair = 8;  // of both kinds
-  // A connection of which an end has taken nothing for so long is closed, though there was some.
+  static constexpr std::size_t kMostExpected = 1024;  // pairs of ends that have not both come
+  static constexpr std::size_t kMostOpen = 512;       // connections
+  static constexpr std::size_t kMostOfPair = 8;       // of both kinds, between two peers
+  // A connection is closed if one end has bytes to read and reads none for so long.
   static constexpr Duration kStuck = std::chrono::seconds(30);
   static constexpr Duration kTokenTime = std::chrono::seconds(5);
 
@@ -45,36 +45,35 @@ class Relays {
 
   void expect(const PeerId& one, const PeerId& other, const PeerId& token_of_one,
               const PeerId& token_of_other, Instant now);
-  // Somebody came with it. False, and the connection is closed: nobody is expected with it, or too
-  // many are open.
+  // A connection came with this token. False, and the connection is closed: the token is not
+  // expected, or too many connections are open.
   bool enter(const PeerId& token, std::unique_ptr<io::Socket> socket, Instant now);
-  // No more between these two.
-  void end(const PeerId& one, const PeerId& other, Instant now);
-  // Forgets who has not come in time, and ends what does not move.
+  // Closes all connections between these two.
+  void end(const PeerId& one, const PeerId& other);
+  // Forgets tokens that are too old, and closes connections that are stuck.
   void on_time(Instant now);
   void stop();
 
  private:
   using Pair = std::pair<PeerId, PeerId>;  // the smaller one first
-  struct Meeting {
+  struct Expected {
     Pair pair;
     std::array<PeerId, 2> tokens;
     std::array<std::unique_ptr<io::Socket>, 2> sockets;
     Instant until{};
   };
   struct Direction {
-    std::vector<std::uint8_t> held;
-    std::size_t held_at = 0;
-    bool waits = false;                  // for its socket, or for its turn
-    bool ended = false;                  // nothing more comes
-    std::optional<Instant> stuck_since;  // its receiver has taken nothing since
+    io::WriteQueue held{0};
+    bool waits = false;                  // for a socket, for its turn, or for the rate limit
+    bool ended = false;                  // the sender has closed
+    std::optional<Instant> stuck_since;  // the receiver has read nothing since
   };
   struct Open {
     Pair pair;
     std::array<std::unique_ptr<io::Socket>, 2> sockets;
     std::array<Direction, 2> directions;  // [i]: from socket i
   };
-  // What is shown of a pair when its last connection has ended.
+  // Logged when the last connection of a pair has ended.
   struct Tally {
     std::size_t open = 0;
     std::uint64_t bytes = 0;
@@ -82,35 +81,34 @@ class Relays {
   };
 
   static Pair ordered(const PeerId& one, const PeerId& other) { return std::minmax(one, other); }
-  void begin(Meeting meeting, Instant now);
-  // Moves bytes of that direction. An exception costs that connection alone.
+  void begin(Expected meeting, Instant now);
+  // Moves bytes of one direction. An exception closes this connection and no other.
   void turn(std::uint64_t id, std::size_t from);
   void pump(std::uint64_t id, std::size_t from);
-  bool push(Open& open, std::size_t from);
-  // Of these two, connected or expected.
+  // Connections of this pair, open or expected.
   [[nodiscard]] std::size_t count_of(const Pair& pair) const;
-  // Descriptors' worth of connections: those that are up, and ends that wait for the other one.
+  // Connections that hold descriptors: open ones, and those of which one end has come.
   [[nodiscard]] std::size_t taken() const;
   void close(std::uint64_t id);
-  void forget(std::uint64_t meeting);
+  void forget(std::uint64_t id);
   [[nodiscard]] std::size_t allowed(std::size_t wanted);
   void wait_for_allowance(std::uint64_t id, std::size_t from);
 
   asio::io_context& context_;
   const std::uint64_t rate_;
   const std::size_t most_open_;
-  std::map<PeerId, std::uint64_t> tokens_;     // meetings
-  std::map<std::uint64_t, Meeting> meetings_;  // the oldest first
+  std::map<PeerId, std::uint64_t> tokens_;      // ids in expected_
+  std::map<std::uint64_t, Expected> expected_;  // the oldest first
   std::map<std::uint64_t, Open> open_;
   std::map<Pair, Tally> tallies_;
   std::uint64_t next_ = 1;
   std::vector<std::uint8_t> scratch_;
-  // of the rate
+  // -- the rate limit
   asio::steady_timer refill_;
   double allowance_ = 0;
   Instant filled_{};
-  std::vector<std::pair<std::uint64_t, std::size_t>> starved_;  // who waits, in their order
-  std::optional<double> share_;                                 // of who has its turn
+  std::vector<std::pair<std::uint64_t, std::size_t>> starved_;  // directions that wait, in order
+  std::optional<double> share_;  // bytes for the direction that has its turn
 };
 
 }  // namespace pccl::server

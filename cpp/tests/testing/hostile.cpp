@@ -25,7 +25,7 @@
 
 #include "pccl/base/allowance.h"
 #include "pccl/collective/executor.h"
-#include "pccl/io/anteroom.h"
+#include "pccl/io/pending_connections.h"
 #include "pccl/master/master.h"
 #include "pccl/topology/plan.h"
 #include "pccl/wire/address.h"
@@ -381,19 +381,19 @@ void bind_hostile(nb::module_& m) {
       .def("data", &Sums::data, "peer"_a, "sequence"_a, "segment"_a, "bytes"_a, "eager"_a = false,
            "final"_a = false)
       .def("sends", &Sums::sends, "to"_a);
-  using pccl::io::Anteroom;
-  nb::class_<Anteroom>(m, "Anteroom")
+  using pccl::io::PendingConnections;
+  nb::class_<PendingConnections>(m, "Anteroom")
       .def(nb::init<std::size_t, std::size_t, std::size_t>(), "most"_a, "most_from_one"_a,
            "most_bytes"_a)
       .def(
           "enter",
-          [](Anteroom& self, std::uint64_t id, const std::string& from) {
-            self.enter(id, asio::ip::make_address(from));
+          [](PendingConnections& self, std::uint64_t id, const std::string& from) {
+            self.add(id, asio::ip::make_address(from));
           },
           "connection"_a, "address"_a)
-      .def("holds", &Anteroom::holds, "connection"_a, "bytes"_a)
-      .def("leave", &Anteroom::leave, "connection"_a)
-      .def("crowded", &Anteroom::crowded)
-      .def("size", &Anteroom::size);
+      .def("holds", &PendingConnections::set_bytes, "connection"_a, "bytes"_a)
+      .def("leave", &PendingConnections::remove, "connection"_a)
+      .def("crowded", &PendingConnections::over_limit)
+      .def("size", &PendingConnections::size);
   m.def("allowed", &allowed, "at_once"_a, "per_second"_a, "times"_a);
 }

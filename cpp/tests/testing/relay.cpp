@@ -49,9 +49,7 @@ class Desk {
     ::close(descriptor);
     return relays_.enter(id_of(token), std::make_unique<pccl::io::Socket>(context_, own), now_);
   }
-  void end(const nb::bytes& one, const nb::bytes& other) {
-    relays_.end(id_of(one), id_of(other), now_);
-  }
+  void end(const nb::bytes& one, const nb::bytes& other) { relays_.end(id_of(one), id_of(other)); }
   // Of the clock of tokens.
   void wait(double seconds) {
     now_ += std::chrono::round<pccl::Duration>(std::chrono::duration<double>(seconds));

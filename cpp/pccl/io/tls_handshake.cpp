@@ -1,4 +1,4 @@
-#include "pccl/io/handshake.h"
+#include "pccl/io/tls_handshake.h"
 
 #include <sys/socket.h>
 
@@ -16,23 +16,24 @@ constexpr Duration kPartTimeout = std::chrono::seconds(1);
 
 }  // namespace
 
-Handshake::Handshake(asio::io_context& context, std::unique_ptr<Socket> socket,
-                     std::unique_ptr<Tls> tls, wire::Bytes to_plain, Done done, wire::Bytes exempt)
+TlsHandshake::TlsHandshake(asio::io_context& context, std::unique_ptr<Socket> socket,
+                           std::unique_ptr<Tls> tls, wire::Bytes plain_reply, Done done,
+                           wire::Bytes plain_prefix)
     : context_(context),
       deadline_(context),
       socket_(std::move(socket)),
       tls_(std::move(tls)),
-      to_plain_(std::move(to_plain)),
+      plain_reply_(std::move(plain_reply)),
       done_(std::move(done)),
-      exempt_(std::move(exempt)) {}
+      plain_prefix_(std::move(plain_prefix)) {}
 
-std::shared_ptr<Handshake> Handshake::start(asio::io_context& context,
-                                            std::unique_ptr<Socket> socket,
-                                            std::unique_ptr<Tls> tls, wire::Bytes to_plain,
-                                            Done done, wire::Bytes exempt) {
-  std::shared_ptr<Handshake> made(new Handshake(context, std::move(socket), std::move(tls),
-                                                std::move(to_plain), std::move(done),
-                                                std::move(exempt)));
+std::shared_ptr<TlsHandshake> TlsHandshake::start(asio::io_context& context,
+                                                  std::unique_ptr<Socket> socket,
+                                                  std::unique_ptr<Tls> tls, wire::Bytes plain_reply,
+                                                  Done done, wire::Bytes plain_prefix) {
+  std::shared_ptr<TlsHandshake> made(new TlsHandshake(context, std::move(socket), std::move(tls),
+                                                      std::move(plain_reply), std::move(done),
+                                                      std::move(plain_prefix)));
   made->deadline_.expires_after(kTlsTimeout);
   made->deadline_.async_wait([made](const asio::error_code& error) {
     if (error) return;
@@ -41,7 +42,7 @@ std::shared_ptr<Handshake> Handshake::start(asio::io_context& context,
             ? made->why_
             : Error{Code::unreachable, "did not finish the TLS handshake in 5 seconds", {}, {}});
   });
-  // Not from inside: the caller does not have us yet.
+  // Posted, since `done` must not be called before the caller has the returned pointer.
   asio::post(context, [made] {
     made->go_on();
     made->await_readable();
@@ -49,7 +50,7 @@ std::shared_ptr<Handshake> Handshake::start(asio::io_context& context,
   return made;
 }
 
-void Handshake::await_readable() {
+void TlsHandshake::await_readable() {
   if (!done_) return;
   socket_->wait_readable([self = shared_from_this()](const asio::error_code& error) {
     if (error || !self->done_) return;
@@ -58,7 +59,7 @@ void Handshake::await_readable() {
   });
 }
 
-void Handshake::go_on() {
+void TlsHandshake::go_on() {
   if (!done_) return;
   if (parting_) {
     std::array<std::uint8_t, 4096> nowhere;
@@ -67,13 +68,13 @@ void Handshake::go_on() {
     if (got == 0 || (got < 0 && got != -EAGAIN)) finish(why_);
     return;
   }
-  if (!exempt_.empty()) {
-    const Begins begins = begins_with(socket_->raw(), exempt_);
+  if (!plain_prefix_.empty()) {
+    const Begins begins = begins_with(socket_->raw(), plain_prefix_);
     if (begins == Begins::yes) return finish({});
     if (begins == Begins::not_yet) return;
-    // Once: if it is readable and has no more, that was all.
+    // Only once: if it is readable again without more bytes, it has ended.
     if (begins == Begins::perhaps && !std::exchange(looked_, true)) return;
-    exempt_.clear();
+    plain_prefix_.clear();
   }
   const Status status = tls_->shake(socket_->raw());
   if (!status) return part(status.error());
@@ -88,11 +89,11 @@ void Handshake::go_on() {
   });
 }
 
-// What was said last must not be lost to a reset, which closing at once might be.
-void Handshake::part(const Error& failure) {
+// Closing at once might send a reset, which could overtake the last bytes.
+void TlsHandshake::part(const Error& failure) {
   if (failure.code != Code::authentication_failed) return finish(failure);
-  if (tls_->met_plain_peer() && !to_plain_.empty()) {
-    const iovec from{to_plain_.data(), to_plain_.size()};
+  if (tls_->met_plain_peer() && !plain_reply_.empty()) {
+    const iovec from{plain_reply_.data(), plain_reply_.size()};
     (void)transmit(socket_->raw(), {&from, 1});
   }
   ::shutdown(socket_->raw(), SHUT_WR);
@@ -104,7 +105,7 @@ void Handshake::part(const Error& failure) {
   });
 }
 
-void Handshake::finish(const Error& failure) {
+void TlsHandshake::finish(const Error& failure) {
   if (!done_) return;
   const Done done = std::exchange(done_, nullptr);
   deadline_.cancel();
@@ -113,7 +114,7 @@ void Handshake::finish(const Error& failure) {
   done(std::move(socket), failure);
 }
 
-void Handshake::cancel() {
+void TlsHandshake::cancel() {
   done_ = nullptr;
   deadline_.cancel();
   socket_.reset();

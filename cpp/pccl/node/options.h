@@ -1,0 +1,26 @@
+// Options of a peer's shell.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "pccl/base/settings.h"
+#include "pccl/io/secret.h"
+#include "pccl/peer/engine.h"
+#include "pccl/wire/records.h"
+
+namespace pccl::node {
+
+struct NodeOptions {
+  wire::Address master;
+  Settings settings;
+  std::uint16_t port = 0;                // where other peers connect; 0: any free port
+  std::vector<wire::Address> advertise;  // port 0: the port above
+  io::Secret secret;                     // the run's; none: nothing is encrypted
+};
+
+struct RuntimeOptions : NodeOptions {
+  peer::JoinOptions join;  // Runtime::open fills in the addresses
+};
+
+}  // namespace pccl::node
