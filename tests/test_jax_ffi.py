@@ -23,7 +23,7 @@ STRUCTS = {
         "struct_size version:api_version traits state_type:state_type_id",
     ),
     "MetadataExtension": ("XLA_FFI_Metadata_Extension", "base:extension_base metadata"),
-    "Buffer": ("XLA_FFI_Buffer", "type:dtype data rank extents:dims"),
+    "ArrayBuffer": ("XLA_FFI_Buffer", "type:dtype data rank extents:dims"),
     "Text": ("XLA_FFI_ByteSpan", "data:ptr size:len"),
     "Scalar": ("XLA_FFI_Scalar", "type:dtype value"),
     "Attributes": ("XLA_FFI_Attrs", "count:size kinds:types names values:attrs"),
@@ -122,7 +122,7 @@ def test_sizes_offsets_and_numbers_are_those_of_jaxlib(tmp_path: Path) -> None:
 
 @needs_jax
 def test_the_check_fails_where_they_differ(tmp_path: Path) -> None:
-    done = compile_with(["sizeof(pccl::xla::Buffer) == sizeof(XLA_FFI_ByteSpan)"], tmp_path)
+    done = compile_with(["sizeof(pccl::xla::ArrayBuffer) == sizeof(XLA_FFI_ByteSpan)"], tmp_path)
     assert done.returncode != 0 and "static assertion failed" in done.stderr
 
 

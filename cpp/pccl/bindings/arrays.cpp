@@ -1,4 +1,4 @@
-// Memory for arrays that peers of the host may read where they are.
+// Memory for arrays that peers of the host may read directly.
 #include "pccl/memory/arrays.h"
 
 #include <nanobind/ndarray.h>

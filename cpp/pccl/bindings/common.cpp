@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "pccl/wire/address.h"
+
 namespace pccl::bindings {
 
 void raise(const Error& error, CallKind kind, const char* function) {
@@ -14,6 +16,24 @@ void raise(const Error& error, CallKind kind, const char* function) {
   throw nb::python_error();
 }
 
+void refuse(const char* function, std::string reason) {
+  raise({Code::invalid_argument, std::move(reason), {}, {}}, CallKind::collective, function);
+}
+
+wire::Address parse_address(const std::string& text, std::uint16_t default_port,
+                            const char* function) {
+  auto address = value_of(wire::parse_address(text, default_port), CallKind::collective, function);
+  if (address.host.empty()) refuse(function, "\"" + text + "\" names no host");
+  return address;
+}
+
+std::vector<wire::Address> parse_addresses(const std::vector<std::string>& texts,
+                                           const char* function) {
+  std::vector<wire::Address> addresses;
+  for (const std::string& text : texts) addresses.push_back(parse_address(text, 0, function));
+  return addresses;
+}
+
 std::optional<Duration> duration(const Seconds& seconds) {
   constexpr double kMost = 1e8;  // three years; keeps every sum of durations far from overflow
   if (!seconds || std::isnan(*seconds)) return std::nullopt;
@@ -22,9 +42,7 @@ std::optional<Duration> duration(const Seconds& seconds) {
 }
 
 Settings read_settings(const char* function) {
-  const Result<Settings> settings = Settings::from_environment();
-  if (!settings) raise(settings.error(), CallKind::collective, function);
-  return *settings;
+  return value_of(Settings::from_environment(), CallKind::collective, function);
 }
 
 bool Signals::check() {

@@ -1,27 +1,28 @@
-// A communicator as Python holds it: the engine's, and the arrays of operations whose handles are
-// gone.
+// A communicator as Python holds it: the engine's, and the arrays of unfinished operations that
+// have no handle any more.
 #pragma once
 
 #include <cstddef>
 #include <list>
 #include <memory>
+#include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "pccl/bindings/common.h"
-#include "pccl/node/communicator.h"
 
 namespace pccl::bindings {
 
 using Arrays = std::vector<nb::object>;
 
 // All methods: REQUIRES the GIL.
-struct Comm {
-  explicit Comm(node::CommunicatorOptions options)
+struct CommunicatorHandle {
+  explicit CommunicatorHandle(node::CommunicatorOptions options)
       : engine(std::make_shared<node::Communicator>(std::move(options))) {}
-  ~Comm();
-  Comm(const Comm&) = delete;
-  Comm& operator=(const Comm&) = delete;
+  ~CommunicatorHandle();
+  CommunicatorHandle(const CommunicatorHandle&) = delete;
+  CommunicatorHandle& operator=(const CommunicatorHandle&) = delete;
 
   // Keeps the arrays until the call is done.
   void keep(peer::CallPtr call, Arrays arrays);
@@ -29,12 +30,37 @@ struct Comm {
 
   std::shared_ptr<node::Communicator> engine;
   std::list<std::pair<peer::CallPtr, Arrays>> kept;
-  std::size_t look_again = 0;  // for finished ones behind others, when so many are kept
-  // Of the latest plain reduction: the tuple is made once for a membership.
+  std::size_t look_again = 0;  // when so many are kept, look at all of them
+  // Of the latest plain reduction. The tuple is made once per membership.
   peer::Record contributors_of;
   nb::object contributors;
 };
 
-void bind_sync(nb::module_& m, nb::class_<Comm>& communicator);
+// Runs `call(engine, limit)`, which may block, without the GIL. REQUIRES: the GIL, before and
+// after.
+template <class Call>
+auto without_gil(const CommunicatorHandle& comm, Signals& signals, const Seconds& timeout,
+                 const Call& call) {
+  const node::Limit limit{duration(timeout), signals.hook()};
+  const std::shared_ptr<node::Communicator> engine = comm.engine;
+  const GilRelease release;
+  return call(*engine, limit);
+}
+
+// The same, and raises its failure. An exception of a signal handler comes first.
+template <class Call>
+auto block(const CommunicatorHandle& comm, const Seconds& timeout, CallKind kind,
+           const char* function, const Call& call) {
+  Signals signals;
+  auto result = without_gil(comm, signals, timeout, call);
+  signals.rethrow();
+  if (!result) raise(result.error(), kind, function);
+  if constexpr (!std::is_same_v<decltype(result), Status>) return *result;
+}
+
+// The members' ids, in rank order.
+[[nodiscard]] std::vector<std::string> ids_of(const peer::Record& record);
+
+void bind_sync(nb::module_& m, nb::class_<CommunicatorHandle>& communicator);
 
 }  // namespace pccl::bindings

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "pccl/base/clock.h"
 #include "pccl/base/fork.h"
 #include "pccl/bindings/common.h"
 #include "pccl/io/address.h"
@@ -13,33 +15,31 @@ namespace {
 
 constexpr Duration kSlice = std::chrono::milliseconds(100);  // between two looks for Ctrl-C
 
-class Node {
+// *any thread that has the GIL*
+class Master {
  public:
-  Node(const std::string& listen, const io::Secret* secret, std::uint32_t min_peers)
+  Master(const std::string& listen, const io::Secret* secret, std::uint32_t min_peers)
       : generation_(fork_generation()) {
-    const auto address = wire::parse_address(listen, wire::kDefaultPort);
-    if (!address) raise(address.error(), CallKind::collective, "MasterNode");
+    const auto address = value_of(wire::parse_address(listen, wire::kDefaultPort),
+                                  CallKind::collective, "MasterNode");
     server_ =
-        std::make_unique<server::Server>(*address, read_settings("MasterNode"),
+        std::make_unique<server::Server>(address, read_settings("MasterNode"),
                                          secret == nullptr ? io::Secret() : *secret, min_peers);
   }
-  ~Node() {
+  ~Master() {
     if (inert()) {
-      (void)server_.release();  // it cannot be destroyed without its thread
+      (void)server_.release();  // not destroyed, since its thread is not in this process
       return;
     }
     const GilRelease release;
     server_.reset();
   }
-  Node(const Node&) = delete;
-  Node& operator=(const Node&) = delete;
+  Master(const Master&) = delete;
+  Master& operator=(const Master&) = delete;
 
   void run() {
     check("MasterNode.run");
-    if (ran_)
-      raise({Code::invalid_usage, "a master runs once", {}, {}}, CallKind::collective,
-            "MasterNode.run");
-    const Status status = server_->run();
+    const Status status = ran_ ? Status(Code::invalid_usage, "a master runs once") : server_->run();
     if (!status) raise(status.error(), CallKind::collective, "MasterNode.run");
     ran_ = true;
   }
@@ -56,18 +56,14 @@ class Node {
     check("MasterNode.wait");
     Signals signals;
     const auto limit = duration(timeout);
-    const Instant start = std::chrono::steady_clock::now();
+    const Instant start = clock_now();
+    const auto left = [&] { return limit ? *limit - (clock_now() - start) : kSlice; };
     bool ended = false;
     {
       const GilRelease release;
-      for (;;) {
-        Instant until = std::chrono::steady_clock::now() + kSlice;
-        if (limit) until = std::min(until, start + *limit);
-        ended = server_->wait(until);
-        if (ended || signals.check() ||
-            (limit && std::chrono::steady_clock::now() >= start + *limit))
-          break;
-      }
+      do {
+        ended = server_->wait(clock_now() + std::min(kSlice, left()));
+      } while (!ended && !signals.check() && left() > Duration{});
     }
     signals.rethrow();
     return ended;
@@ -87,24 +83,24 @@ class Node {
 };
 
 int run_master(const std::string& listen) {
-  const auto secret = io::Secret::from_environment();
-  if (!secret) raise(secret.error(), CallKind::collective, "run_master");
-  Node node(listen, &*secret, 1);
-  node.run();
-  (void)node.wait(std::nullopt);
+  const io::Secret secret =
+      value_of(io::Secret::from_environment(), CallKind::collective, "run_master");
+  Master master(listen, &secret, 1);
+  master.run();
+  (void)master.wait(std::nullopt);
   return 0;
 }
 
 }  // namespace
 
 void bind_master(nb::module_& m) {
-  nb::class_<Node>(m, "Master")
+  nb::class_<Master>(m, "Master")
       .def(nb::init<const std::string&, const io::Secret*, std::uint32_t>(), "listen"_a,
            nb::arg("secret").none() = nb::none(), "min_peers"_a = 1)
-      .def("run", &Node::run)
-      .def("address", &Node::address)
-      .def("interrupt", &Node::interrupt)
-      .def("wait", &Node::wait, nb::arg("timeout").none());
+      .def("run", &Master::run)
+      .def("address", &Master::address)
+      .def("interrupt", &Master::interrupt)
+      .def("wait", &Master::wait, nb::arg("timeout").none());
   m.def("run_master", &run_master, "listen"_a);
 }
 

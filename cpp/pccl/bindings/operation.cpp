@@ -1,9 +1,7 @@
 #include "pccl/bindings/operation.h"
 
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/vector.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -19,24 +17,22 @@ namespace {
 using Input = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-[[noreturn]] void refuse(const char* function, const char* reason) {
-  raise({Code::invalid_argument, reason, {}, {}}, CallKind::collective, function);
-}
-
-Info await(Operation& operation, Seconds timeout) {
-  Signals signals;
-  const node::Limit limit{duration(timeout), signals.hook()};
-  const std::shared_ptr<node::Communicator> engine = operation.comm->engine;
-  const peer::CallPtr call = operation.call;
-  const char* function = operation.function;
-  const Status status = [&] {
-    const GilRelease release;
-    return engine->wait(call, limit);
-  }();
+// After a wait: the operation's outcome, or its failure raised.
+Info end(OperationHandle& operation, const peer::CallPtr& call, Signals& signals,
+         const Status& status) {
   if (operation.done()) operation.arrays.clear();
   signals.rethrow();
-  if (!status) raise(status.error(), CallKind::collective, function);
+  if (!status) raise(status.error(), CallKind::collective, operation.function);
   return Info(*call);
+}
+
+Info await(OperationHandle& operation, Seconds timeout) {
+  Signals signals;
+  const peer::CallPtr call = operation.call;
+  const Status status =
+      without_gil(*operation.comm, signals, timeout,
+                  [&](auto& engine, const auto& limit) { return engine.wait(call, limit); });
+  return end(operation, call, signals, status);
 }
 
 }  // namespace
@@ -54,17 +50,17 @@ const char* function_of(int level, collective::Kind kind) {
   return collective::name(kind);
 }
 
-Operation::~Operation() {
+OperationHandle::~OperationHandle() {
   if (done()) return;
   if (comm->engine->inert()) {
-    new Arrays(std::move(arrays));  // a forked copy: the parent's engine has them
+    new Arrays(std::move(arrays));  // never freed: they belong to the parent's engine
     return;
   }
   comm->keep(std::move(call), std::move(arrays));
 }
 
-std::shared_ptr<Operation> start_operation(
-    const std::shared_ptr<Comm>& comm, const nb::iterable& arrays, int op,
+std::shared_ptr<OperationHandle> start_operation(
+    const std::shared_ptr<CommunicatorHandle>& comm, const nb::iterable& arrays, int op,
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout, int kind, std::uint32_t root,
     std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals,
@@ -75,13 +71,13 @@ std::shared_ptr<Operation> start_operation(
   Arrays in_use;
   if (op < 0 || op >= kReduceOpCount) refuse(function, "no such op");
   if (kind < 0 || kind > 3) refuse(function, "no such collective");
-  // How many times as long the longer array is.
+  // The longer array's length, in lengths of the shorter one.
   const std::uint64_t sends = request.kind == collective::Kind::reduce_scatter ? parts : 1;
   const std::uint64_t recvs = request.kind == collective::Kind::all_gather ? parts : 1;
   for (const nb::handle item : arrays) {
     const auto entry = nb::cast<nb::tuple>(item);
     if (entry.size() != 3) refuse(function, "an entry is (send, recv, dtype)");
-    // Never a converted copy: results would go to the copy.
+    // No implicit conversion, which would make a copy: results would go to the copy.
     Input send;
     Output recv;
     if (!nb::try_cast(entry[0], send, false) || !nb::try_cast(entry[1], recv, false)) {
@@ -132,51 +128,36 @@ std::shared_ptr<Operation> start_operation(
   request.description = description;
   if (wait) {
     comm->drop_finished();
-    auto operation = std::make_shared<Operation>(comm, nullptr, std::move(in_use), function);
+    auto operation = std::make_shared<OperationHandle>(comm, nullptr, std::move(in_use), function);
     (void)carry_out(*operation, std::move(request), timeout);
     return operation;
   }
   return launch(comm, std::move(request), std::move(in_use), function, timeout);
 }
 
-std::shared_ptr<Operation> launch(const std::shared_ptr<Comm>& comm, peer::OperationRequest request,
-                                  Arrays in_use, const char* function, const Seconds& timeout) {
+std::shared_ptr<OperationHandle> launch(const std::shared_ptr<CommunicatorHandle>& comm,
+                                        peer::OperationRequest request, Arrays in_use,
+                                        const char* function, const Seconds& timeout) {
   comm->drop_finished();
   Signals signals;
-  const node::Limit limit{duration(timeout), signals.hook()};
-  const std::shared_ptr<node::Communicator> engine = comm->engine;
-  const Result<peer::CallPtr> call = [&] {
-    const GilRelease release;
-    return engine->start(std::move(request), limit);
-  }();
+  const Result<peer::CallPtr> call = without_gil(
+      *comm, signals, timeout,
+      [&](auto& engine, const auto& limit) { return engine.start(std::move(request), limit); });
   if (!call) {
     signals.rethrow();
     raise(call.error(), CallKind::collective, function);
   }
-  return std::make_shared<Operation>(comm, *call, std::move(in_use), function);
+  return std::make_shared<OperationHandle>(comm, *call, std::move(in_use), function);
 }
 
-Info carry_out(Operation& operation, peer::OperationRequest request, const Seconds& timeout) {
+Info carry_out(OperationHandle& operation, peer::OperationRequest request, const Seconds& timeout) {
   Signals signals;
-  const node::Limit limit{duration(timeout), signals.hook()};
-  const std::shared_ptr<node::Communicator> engine = operation.comm->engine;
-  const Status status = [&] {
-    const GilRelease release;
-    return engine->reduce(std::move(request), limit,
-                          [&](const peer::CallPtr& call) { operation.call = call; });
-  }();
-  if (operation.done()) operation.arrays.clear();
-  signals.rethrow();
-  if (!status) raise(status.error(), CallKind::collective, operation.function);
-  return Info(*operation.call);
-}
-
-nb::tuple contributors(const peer::Record& record) {
-  nb::list ids;
-  if (record != nullptr) {
-    for (const wire::Member& member : record->members) ids.append(member.id.hex());
-  }
-  return nb::tuple(ids);
+  const Status status =
+      without_gil(*operation.comm, signals, timeout, [&](auto& engine, const auto& limit) {
+        return engine.reduce(std::move(request), limit,
+                             [&](const peer::CallPtr& call) { operation.call = call; });
+      });
+  return end(operation, operation.call, signals, status);
 }
 
 void bind_operation(nb::module_& m) {
@@ -184,15 +165,16 @@ void bind_operation(nb::module_& m) {
       .def_prop_ro(
           "world_size",
           [](const Info& info) { return info.record == nullptr ? 0 : info.record->members.size(); })
-      .def_prop_ro("contributors", [](const Info& info) { return contributors(info.record); })
+      .def_prop_ro("contributors",
+                   [](const Info& info) { return nb::tuple(nb::cast(ids_of(info.record))); })
       .def_prop_ro("epoch",
                    [](const Info& info) { return info.record == nullptr ? 0 : info.record->epoch; })
       .def_ro("attempts", &Info::attempts)
       .def_ro("tx_bytes", &Info::tx_bytes)
       .def_ro("rx_bytes", &Info::rx_bytes);
-  nb::class_<Operation>(m, "Operation")
+  nb::class_<OperationHandle>(m, "Operation")
       .def("wait", &await, nb::arg("timeout").none())
-      .def("done", &Operation::done);
+      .def("done", &OperationHandle::done);
 }
 
 }  // namespace pccl::bindings

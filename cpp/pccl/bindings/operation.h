@@ -1,4 +1,4 @@
-// An operation in flight as Python holds it.
+// Operations as Python holds them.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "pccl/bindings/communicator.h"
 
@@ -13,7 +14,7 @@ namespace pccl::bindings {
 
 // REQUIRES, for all: the GIL.
 
-// How an operation went, as pccl.types.ReduceInfo wants it.
+// The outcome of an operation, for pccl.types.ReduceInfo.
 struct Info {
   explicit Info(const peer::Call& call)
       : record(call.record),
@@ -26,20 +27,22 @@ struct Info {
   std::uint64_t rx_bytes;
 };
 
-struct Operation {
-  Operation(std::shared_ptr<Comm> owner, peer::CallPtr handle, Arrays in_use, const char* name)
+// A handle of an operation that has begun, or is about to.
+struct OperationHandle {
+  OperationHandle(std::shared_ptr<CommunicatorHandle> owner, peer::CallPtr handle, Arrays in_use,
+                  const char* name)
       : comm(std::move(owner)),
         call(std::move(handle)),
         arrays(std::move(in_use)),
         function(name) {}
-  ~Operation();
-  Operation(const Operation&) = delete;
-  Operation& operator=(const Operation&) = delete;
+  ~OperationHandle();
+  OperationHandle(const OperationHandle&) = delete;
+  OperationHandle& operator=(const OperationHandle&) = delete;
   [[nodiscard]] bool done() const {
     return call == nullptr || call->done.load(std::memory_order_acquire);
   }
 
-  std::shared_ptr<Comm> comm;
+  std::shared_ptr<CommunicatorHandle> comm;
   peer::CallPtr call;  // null: not started
   Arrays arrays;
   const char* function;
@@ -48,28 +51,38 @@ struct Operation {
 // (code, zero_exact, stochastic, block) of a reduce::Quantization.
 using Quantized = std::tuple<unsigned, bool, bool, std::uint32_t>;
 
-[[nodiscard]] std::shared_ptr<Operation> start_operation(
-    const std::shared_ptr<Comm>& comm, const nb::iterable& arrays, int op,
+[[nodiscard]] std::shared_ptr<OperationHandle> start_operation(
+    const std::shared_ptr<CommunicatorHandle>& comm, const nb::iterable& arrays, int op,
     std::optional<std::uint64_t> tag, int level, bool rerun, const nb::bytes& structure,
     const std::string& description, Seconds timeout, int kind, std::uint32_t root,
     std::uint32_t parts, const std::optional<Quantized>& quantize, const nb::iterable& residuals,
     bool any_thread, bool wait, const nb::object& kept);
 
-// Starts it. A newcomer is let in first.
-[[nodiscard]] std::shared_ptr<Operation> launch(const std::shared_ptr<Comm>& comm,
-                                                peer::OperationRequest request, Arrays in_use,
-                                                const char* function, const Seconds& timeout);
+// Starts an operation. A newcomer waits first until it is let in.
+[[nodiscard]] std::shared_ptr<OperationHandle> launch(
+    const std::shared_ptr<CommunicatorHandle>& comm, peer::OperationRequest request, Arrays in_use,
+    const char* function, const Seconds& timeout);
 
-// Starts it and waits until it is over. Nothing comes between the two: an interruption after the
+// Starts an operation and waits for its end, in one call of the engine: an interruption after the
 // start ends the operation for all members. REQUIRES: `operation` has no call yet.
-[[nodiscard]] Info carry_out(Operation& operation, peer::OperationRequest request,
+[[nodiscard]] Info carry_out(OperationHandle& operation, peer::OperationRequest request,
                              const Seconds& timeout);
+
+// -- the fast path: one native call, since a small reduction takes no longer than the general
+// path's preparation. Level 2, for plain arrays (plain.h). With other arrays nothing is started,
+// and nothing returned.
+
+// A whole operation: its result, and its outcome.
+[[nodiscard]] std::optional<std::pair<nb::object, Info>> reduce_tree(
+    const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
+    nb::handle tag, Seconds timeout);
+// An operation that has begun, and its result, which is complete when it is done.
+[[nodiscard]] std::optional<std::pair<std::shared_ptr<OperationHandle>, nb::object>> start_tree(
+    const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
+    nb::handle tag, Seconds timeout);
 
 // The public name of the call.
 [[nodiscard]] const char* function_of(int level,
                                       collective::Kind kind = collective::Kind::all_reduce);
-
-// Their ids, in rank order.
-[[nodiscard]] nb::tuple contributors(const peer::Record& record);
 
 }  // namespace pccl::bindings

@@ -21,7 +21,7 @@ using Output = nb::ndarray<nb::c_contig, nb::device::cpu>;
 constexpr int kMaxDepth = 64;
 constexpr std::size_t kDescribed = 3;  // as pccl.tree
 
-// What is looked up once. Never freed: the interpreter may be gone before static objects are.
+// Looked up once.
 struct Python {
   nb::object ndarray = nb::module_::import_("numpy").attr("ndarray");
   nb::object uint16 = nb::module_::import_("numpy").attr("uint16");
@@ -29,50 +29,36 @@ struct Python {
   nb::object bfloat16 = nb::str("bfloat16");
 };
 
-const Python& python() {
-  // Guarded by the GIL. A guard of C++'s would be waited for with the GIL held.
-  static const Python* found = nullptr;
-  if (found == nullptr) found = new Python;
-  return *found;
-}
+const Python& python() { return immortal<Python>(); }
 
 std::optional<DataType> data_type(nb::dlpack::dtype given) {
   using Kind = nb::dlpack::dtype_code;
-  const auto kind = static_cast<Kind>(given.code);
-  if (given.lanes != 1) return std::nullopt;
-  switch (given.bits) {
-    case 8:
-      if (kind == Kind::Int) return DataType::int8;
-      if (kind == Kind::UInt) return DataType::uint8;
-      break;
-    case 16:
-      if (kind == Kind::Int) return DataType::int16;
-      if (kind == Kind::UInt) return DataType::uint16;
-      if (kind == Kind::Float) return DataType::float16;
-      break;
-    case 32:
-      if (kind == Kind::Int) return DataType::int32;
-      if (kind == Kind::UInt) return DataType::uint32;
-      if (kind == Kind::Float) return DataType::float32;
-      break;
-    case 64:
-      if (kind == Kind::Int) return DataType::int64;
-      if (kind == Kind::UInt) return DataType::uint64;
-      if (kind == Kind::Float) return DataType::float64;
-      break;
-    default:
-      break;
+  struct Known {
+    Kind kind;
+    unsigned bits;
+    DataType type;
+  };
+  static constexpr Known kKnown[] = {
+      {Kind::Float, 32, DataType::float32}, {Kind::Float, 64, DataType::float64},
+      {Kind::Float, 16, DataType::float16}, {Kind::Int, 8, DataType::int8},
+      {Kind::Int, 16, DataType::int16},     {Kind::Int, 32, DataType::int32},
+      {Kind::Int, 64, DataType::int64},     {Kind::UInt, 8, DataType::uint8},
+      {Kind::UInt, 16, DataType::uint16},   {Kind::UInt, 32, DataType::uint32},
+      {Kind::UInt, 64, DataType::uint64}};
+  for (const Known& known : kKnown) {
+    if (given.lanes == 1 && given.bits == known.bits && static_cast<Kind>(given.code) == known.kind)
+      return known.type;
   }
   return std::nullopt;
 }
 
-// An array's memory, and what its elements are. Never a converted copy: results would go to the
-// copy.
+// Finds an array's memory, and its element type. No implicit conversion, which would make a copy:
+// results would go to the copy.
 template <class Array>
 std::optional<DataType> see(nb::handle given, Array& seen) {
   if (!given.type().is(python().ndarray)) return std::nullopt;
   if (nb::try_cast(given, seen, false)) return data_type(seen.dtype());
-  // NumPy's own interfaces leave out the types that others taught it.
+  // NumPy's array interfaces do not carry types of other packages.
   if (!given.attr("dtype").attr("name").equal(python().bfloat16)) return std::nullopt;
   if (!nb::try_cast(given.attr("view")(python().uint16), seen, false)) return std::nullopt;
   return DataType::bfloat16;
@@ -106,7 +92,7 @@ struct Range {
   std::size_t index;
 };
 
-// Whether outputs are apart from each other, and from inputs other than their own exactly.
+// Whether each output overlaps no other output, and no input but its own, which it equals.
 bool apart(const std::vector<collective::ArrayRef>& arrays) {
   const auto range = [](const void* at, const collective::ArrayRef& array, std::size_t index) {
     const auto begin = reinterpret_cast<std::uintptr_t>(at);
@@ -132,7 +118,7 @@ bool apart(const std::vector<collective::ArrayRef>& arrays) {
   return true;
 }
 
-// One walk over a tree, in the order that all members share.
+// One walk over a tree, in an order that is the same on all members.
 class Walk {
  public:
   // The result's part for `node`: `out`, or a new one where that is null. Invalid: not plain.
@@ -165,7 +151,7 @@ class Walk {
   }
 
  private:
-  // No array, but a part of the structure.
+  // None is a part of the structure.
   nb::object none(nb::handle out) {
     if (out.is_valid() && !out.is_none()) return {};
     nones_ += '\n' + path_ + ":None";
@@ -235,7 +221,7 @@ class Walk {
   }
 
   nb::object sequence(nb::handle node, nb::handle out, bool list, int depth) {
-    // Of a list's own, should another thread change it meanwhile.
+    // Copied, since another thread may change the list meanwhile.
     const auto children = nb::steal<nb::tuple>(PySequence_Tuple(node.ptr()));
     const auto targets =
         out.is_valid() ? nb::steal<nb::tuple>(PySequence_Tuple(out.ptr())) : nb::tuple();

@@ -1,5 +1,4 @@
-#include "pccl/bindings/reducer.h"
-
+// The fast path of reductions, and the base class of pccl.Communicator.
 #include <nanobind/stl/shared_ptr.h>
 
 #include <cmath>
@@ -7,13 +6,13 @@
 #include <cstdlib>
 #include <utility>
 
+#include "pccl/bindings/operation.h"
 #include "pccl/bindings/plain.h"
-#include "pccl/bindings/xla.h"
 
 namespace pccl::bindings {
 namespace {
 
-// What is looked up once. Never freed: the interpreter may be gone before static objects are.
+// Looked up once.
 struct Python {
   nb::object op_codes = nb::module_::import_("pccl.types").attr("OP_CODES");
   nb::object reduce_op = nb::module_::import_("pccl.types").attr("ReduceOp");
@@ -26,17 +25,10 @@ struct Python {
   nb::object attempts = nb::str("attempts");
 };
 
-const Python& python() {
-  // Guarded by the GIL. A guard of C++'s would be waited for with the GIL held.
-  static const Python* found = nullptr;
-  if (found == nullptr) found = new Python;
-  return *found;
-}
-
-// A pccl.types.ReduceInfo. Not by its constructor: that of a frozen dataclass takes as long as a
-// small reduction.
-nb::object reduce_info(Comm& comm, const Info& info) {
-  const Python& py = python();
+// A pccl.types.ReduceInfo. Made without its constructor: that of a frozen dataclass takes as long
+// as a small reduction.
+nb::object reduce_info(CommunicatorHandle& comm, const Info& info) {
+  const auto& py = immortal<Python>();
   nb::object made =
       nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(py.reduce_info.ptr()), 0));
   if (!made.is_valid()) throw nb::python_error();
@@ -45,7 +37,7 @@ nb::object reduce_info(Comm& comm, const Info& info) {
   };
   const bool known = info.record != nullptr;
   if (!comm.contributors.is_valid() || comm.contributors_of != info.record) {
-    comm.contributors = contributors(info.record);
+    comm.contributors = nb::tuple(nb::cast(ids_of(info.record)));
     comm.contributors_of = info.record;
   }
   set(py.local_world_size, nb::int_(known ? info.record->members.size() : 0));
@@ -57,9 +49,9 @@ nb::object reduce_info(Comm& comm, const Info& info) {
   return made;
 }
 
-// The op's code, or -1 when it takes longer to tell.
+// The op's code, or -1 if only the general path can tell.
 int code_of(nb::handle op) {
-  const Python& py = python();
+  const auto& py = immortal<Python>();
   if (!op.type().is(py.reduce_op) && PyUnicode_CheckExact(op.ptr()) == 0) return -1;
   PyObject* const code = PyDict_GetItemWithError(py.op_codes.ptr(), op.ptr());
   if (code != nullptr) return static_cast<int>(PyLong_AsLong(code));
@@ -67,7 +59,7 @@ int code_of(nb::handle op) {
   return -1;
 }
 
-// Fills in what the arrays do not say; false when the tag or the op make no sense.
+// Fills in the request's other fields. False: the tag or the op is invalid.
 bool complete(Plain& plain, int op, nb::handle tag, int level) {
   std::uint64_t number = 0;
   if (level == 1 || !tag.is_none()) {
@@ -81,11 +73,11 @@ bool complete(Plain& plain, int op, nb::handle tag, int level) {
   return true;
 }
 
-Info run(const std::shared_ptr<Comm>& comm, Plain plain, const Seconds& timeout) {
+Info run(const std::shared_ptr<CommunicatorHandle>& comm, Plain plain, const Seconds& timeout) {
   comm->drop_finished();
   const int level = plain.request.rerun ? 2 : 1;
-  // Keeps the arrays, should the wait end before the operation.
-  Operation operation(comm, nullptr, std::move(plain.in_use), function_of(level));
+  // Keeps the arrays if the wait ends before the operation.
+  OperationHandle operation(comm, nullptr, std::move(plain.in_use), function_of(level));
   return carry_out(operation, std::move(plain.request), timeout);
 }
 
@@ -109,27 +101,28 @@ Raises:
     MismatchedCall: Members disagree on count, dtype or op.
     InvalidArgument: The arrays do not fit together.)";
 
-// The base of pccl.Communicator, for the one method that is native.
+// The base class of pccl.Communicator, which has its one native method.
 struct Reducer {
   Reducer() = default;
   ~Reducer() { attach(nullptr); }
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
-  void attach(std::shared_ptr<Comm> comm) {
+  void attach(std::shared_ptr<CommunicatorHandle> comm) {
     engine = std::move(comm);
     enlist_communicator(number, engine == nullptr ? nullptr : engine->engine);
   }
 
-  std::shared_ptr<Comm> engine;  // null: every call goes the long way, where errors are told
+  std::shared_ptr<CommunicatorHandle> engine;  // null: the general path makes the error
   const std::int64_t number = next_communicator();
 };
 
-// What is not plain, or wrong, is left to the long way, which is written in Python.
+// Leaves other arrays, and errors, to the general path, which is written in Python.
 nb::object all_reduce(Reducer& self, nb::handle send, nb::handle recv, nb::handle op,
                       nb::handle tag, nb::handle operand, nb::handle quantization,
                       nb::handle timeout) {
   Seconds seconds;
-  const std::shared_ptr<Comm> comm = self.engine;  // another thread may close it meanwhile
+  const std::shared_ptr<CommunicatorHandle> comm =
+      self.engine;  // another thread may close it meanwhile
   bool plain =
       comm != nullptr && !comm->engine->inert() && operand.is_none() && quantization.is_none();
   if (timeout.is_none()) {
@@ -153,9 +146,9 @@ nb::object all_reduce(Reducer& self, nb::handle send, nb::handle recv, nb::handl
 
 }  // namespace
 
-std::optional<std::pair<nb::object, Info>> reduce_tree(const std::shared_ptr<Comm>& comm,
-                                                       nb::handle tree, nb::handle out, int op,
-                                                       nb::handle tag, Seconds timeout) {
+std::optional<std::pair<nb::object, Info>> reduce_tree(
+    const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
+    nb::handle tag, Seconds timeout) {
   std::optional<Plain> plain = plain_tree(tree, out);
   if (!plain || !complete(*plain, op, tag, 2)) return std::nullopt;
   nb::object result = plain->result;
@@ -163,9 +156,9 @@ std::optional<std::pair<nb::object, Info>> reduce_tree(const std::shared_ptr<Com
   return std::pair(std::move(result), info);
 }
 
-std::optional<std::pair<std::shared_ptr<Operation>, nb::object>> start_tree(
-    const std::shared_ptr<Comm>& comm, nb::handle tree, nb::handle out, int op, nb::handle tag,
-    Seconds timeout) {
+std::optional<std::pair<std::shared_ptr<OperationHandle>, nb::object>> start_tree(
+    const std::shared_ptr<CommunicatorHandle>& comm, nb::handle tree, nb::handle out, int op,
+    nb::handle tag, Seconds timeout) {
   std::optional<Plain> plain = plain_tree(tree, out);
   if (!plain || !complete(*plain, op, tag, 2)) return std::nullopt;
   return std::pair(
@@ -180,7 +173,7 @@ void bind_reducer(nb::module_& m) {
       .def(
           "_attach",
           [](Reducer& self, nb::handle engine) {
-            std::shared_ptr<Comm> comm;
+            std::shared_ptr<CommunicatorHandle> comm;
             self.attach(nb::try_cast(engine, comm, false) ? std::move(comm) : nullptr);
           },
           nb::arg("engine").none())

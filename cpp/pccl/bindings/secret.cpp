@@ -6,34 +6,28 @@
 #include "pccl/bindings/common.h"
 
 namespace pccl::bindings {
-namespace {
-
-io::Secret checked(Result<io::Secret> made, const std::string& function) {
-  if (!made) raise(made.error(), CallKind::collective, function.c_str());
-  return std::move(*made);
-}
-
-}  // namespace
-
-// Python holds it without seeing it: there is nothing to print or to pickle.
+// Python cannot see inside a secret: there is nothing to print or to pickle.
 void bind_secret(nb::module_& m) {
   nb::class_<io::Secret>(m, "Secret")
       .def_static(
           "of",
           [](const nb::bytes& bytes, const std::string& function) {
-            return checked(io::Secret::from({bytes.c_str(), bytes.size()}, "the secret"), function);
+            return value_of(io::Secret::from({bytes.c_str(), bytes.size()}, "the secret"),
+                            CallKind::collective, function.c_str());
           },
           "bytes"_a, "function"_a)
       .def_static(
           "from_file",
           [](const std::string& path, const std::string& function) {
-            return checked(io::Secret::from_file(path, "the secret"), function);
+            return value_of(io::Secret::from_file(path, "the secret"), CallKind::collective,
+                            function.c_str());
           },
           "path"_a, "function"_a)
       .def_static(
           "from_environment",
           [](const std::string& function) -> std::optional<io::Secret> {
-            io::Secret secret = checked(io::Secret::from_environment(), function);
+            io::Secret secret =
+                value_of(io::Secret::from_environment(), CallKind::collective, function.c_str());
             if (!secret) return std::nullopt;
             return secret;
           },

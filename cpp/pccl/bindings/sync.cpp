@@ -1,10 +1,7 @@
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <optional>
@@ -22,7 +19,7 @@ using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::dev
 using WritableBytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using NewBytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 
-// What a sync did.
+// The outcome of a sync.
 struct Synced {
   std::uint64_t revision = 0;
   std::uint64_t epoch = 0;
@@ -32,16 +29,16 @@ struct Synced {
   std::vector<std::string> written;  // names of entries with new bytes in their own memory
   nb::list replaced;                 // (name, kind, shape, containers, bytes)
   nb::list diverged;                 // (peer, names)
-  Signals interrupt;                 // what came when it was too late to stop
+  Signals interrupt;                 // raised when it was too late to stop
   std::shared_ptr<node::Communicator> engine;
 };
 
-// (address, bytes of an element, shape, strides in bytes, reading, written)
-using Place = std::tuple<std::uint64_t, std::uint64_t, std::vector<std::uint64_t>,
-                         std::vector<std::int64_t>, std::string, bool>;
+// An entry's memory: (address, bytes per element, shape, strides in bytes, reading, written).
+using Layout = std::tuple<std::uint64_t, std::uint64_t, std::vector<std::uint64_t>,
+                          std::vector<std::int64_t>, std::string, bool>;
 
-state::Memory memory_at(const Place& place) {
-  const auto& [address, item, shape, strides, reading, written] = place;
+state::Memory memory_at(const Layout& layout) {
+  const auto& [address, item, shape, strides, reading, written] = layout;
   if (shape.size() != strides.size()) throw nb::value_error("as many strides as dimensions");
   state::Memory memory{address, item, {}, reading, written};
   for (std::size_t axis = 0; axis < shape.size(); ++axis) {
@@ -50,8 +47,8 @@ state::Memory memory_at(const Place& place) {
   return memory;
 }
 
-// Entries: (name, kind, shape, containers, loose, bytes, writable, place). `kept` keeps their
-// memory.
+// Entries: (name, kind, shape, containers, loose, bytes, writable, layout). `kept` keeps their
+// memory alive.
 std::vector<state::LocalEntry> take_entries(const nb::iterable& given,
                                             std::vector<nb::object>& kept) {
   std::vector<state::LocalEntry> entries;
@@ -67,7 +64,7 @@ std::vector<state::LocalEntry> take_entries(const nb::iterable& given,
     Bytes bytes;
     WritableBytes writable;
     if (nb::cast<bool>(fields[6])) {
-      // Never a converted copy: what is received would go to the copy.
+      // No implicit conversion, which would make a copy: received bytes would go to the copy.
       if (!nb::try_cast(nb::handle(fields[5]), writable, false))
         throw nb::value_error("the bytes of an entry must be flat, C-contiguous and writable");
       entry.writable = writable.data();
@@ -76,7 +73,7 @@ std::vector<state::LocalEntry> take_entries(const nb::iterable& given,
       throw nb::value_error("the bytes of an entry must be flat and C-contiguous");
     entry.data = bytes.data();
     entry.what.bytes = bytes.size();
-    if (!fields[7].is_none()) entry.memory = memory_at(nb::cast<Place>(fields[7]));
+    if (!fields[7].is_none()) entry.memory = memory_at(nb::cast<Layout>(fields[7]));
     kept.emplace_back(nb::borrow(fields[5]));
     entries.push_back(std::move(entry));
   }
@@ -91,7 +88,7 @@ nb::object to_array(Buffer buffer, std::size_t size) {
   return nb::cast(NewBytes(owned->data(), {size}, owner));
 }
 
-std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int level,
+std::shared_ptr<Synced> sync(const CommunicatorHandle& comm, const nb::iterable& given, int level,
                              std::optional<std::uint64_t> revision, int strategy,
                              const nb::object& progress, const nb::object& check, Seconds timeout) {
   const char* function = level == 1 ? "sync_shared_state" : "sync";
@@ -105,7 +102,6 @@ std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int le
   if (strategy < 0 || strategy > 2) throw nb::value_error("no such strategy");
   vote.strategy = static_cast<wire::SyncStrategy>(strategy);
   Signals signals;
-  const node::Limit limit{duration(timeout), signals.hook()};
   const node::Progress tell = [&](std::uint64_t done, std::uint64_t wanted) {
     signals.run([&] { progress(done, wanted); });
   };
@@ -124,12 +120,11 @@ std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int le
     });
     return answer;
   };
-  const std::shared_ptr<node::Communicator> engine = comm.engine;
-  auto call = [&] {
-    const GilRelease release;
-    return engine->sync(std::move(entries), vote, progress.is_none() ? node::Progress() : tell,
-                        check.is_none() ? node::StateCheck() : can_adopt, limit);
-  }();
+  const auto call =
+      without_gil(comm, signals, timeout, [&](node::Communicator& engine, const auto& limit) {
+        return engine.sync(std::move(entries), vote, progress.is_none() ? node::Progress() : tell,
+                           check.is_none() ? node::StateCheck() : can_adopt, limit);
+      });
   if (!call) {
     signals.rethrow();
     raise(call.error(), kind, function);
@@ -142,7 +137,7 @@ std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int le
   result->written = std::move(update.written);
   if (const peer::Record& record = (*call)->record; record != nullptr) {
     result->epoch = record->epoch;
-    for (const wire::Member& member : record->members) result->members.push_back(member.id.hex());
+    result->members = ids_of(record);
   }
   for (state::Update::Replacement& replacement : update.replacements) {
     const wire::StateEntry& what = replacement.what;
@@ -153,11 +148,11 @@ std::shared_ptr<Synced> sync(const Comm& comm, const nb::iterable& given, int le
   for (const wire::Divergence& found : update.decision.diverged)
     result->diverged.append(nb::make_tuple(found.peer.hex(), nb::cast(found.names)));
   result->interrupt = std::move(signals);
-  result->engine = engine;
+  result->engine = comm.engine;
   return result;
 }
 
-// Names of entries and what they are the same memory as; and why these cannot be shared, if so.
+// (name, name) of entries that are the same memory, and why they cannot be shared, if so.
 std::pair<std::vector<std::pair<std::string, std::string>>, std::optional<std::string>> find_ties(
     const nb::iterable& given) {
   std::vector<nb::object> kept;
@@ -174,7 +169,7 @@ std::pair<std::vector<std::pair<std::string, std::string>>, std::optional<std::s
 
 }  // namespace
 
-void bind_sync(nb::module_& m, nb::class_<Comm>& communicator) {
+void bind_sync(nb::module_& m, nb::class_<CommunicatorHandle>& communicator) {
   nb::class_<Synced>(m, "Synced")
       .def_ro("revision", &Synced::revision)
       .def_ro("epoch", &Synced::epoch)
@@ -185,7 +180,7 @@ void bind_sync(nb::module_& m, nb::class_<Comm>& communicator) {
       .def_ro("replaced", &Synced::replaced)
       .def_ro("diverged", &Synced::diverged)
       .def("finish", [](Synced& synced) {
-        // An interrupted caller does not get what is new.
+        // An interrupted caller does not get the replaced entries.
         if (synced.replaced.size() == 0) synced.engine->took_over();
         synced.interrupt.rethrow();
         synced.engine->took_over();

@@ -14,7 +14,7 @@ namespace pccl::bindings {
 void WeightedMean::scale(peer::OperationRequest& request) {
   for (Part& part : parts_) {
     const DataType wide = reduce::product_type(part.dtype);
-    // The input is needed again by a member that turns out to be alone.
+    // A member that turns out to be alone needs its input again.
     if (part.from == part.to || element_size(wide) != element_size(part.dtype))
       part.products = std::make_unique_for_overwrite<std::byte[]>(part.count * element_size(wide));
     reduce::scale(part.dtype, part.from, weight_, part.sums(), part.count);
@@ -28,7 +28,7 @@ Result<double> WeightedMean::finish() {
   const auto [total, members] = own_;
   if (!(total > 0)) return unfit(total);
   for (const Part& part : parts_) {
-    if (members == 1) {  // exactly the input, not what a product and a quotient make of it
+    if (members == 1) {  // the exact input, since a product and a quotient would round
       if (part.to != part.from && part.count != 0)
         std::memcpy(part.to, part.from, part.count * element_size(part.dtype));
     } else {
@@ -57,7 +57,7 @@ namespace {
 using Input = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Output = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// How many elements of `dtype` there are, when both arrays have as many.
+// The number of elements of `dtype`, which is the same in both arrays.
 std::size_t elements(unsigned dtype, std::size_t bytes, std::size_t wide_bytes) {
   if (dtype < kDataTypeCount) {
     const auto type = static_cast<DataType>(dtype);
@@ -67,7 +67,7 @@ std::size_t elements(unsigned dtype, std::size_t bytes, std::size_t wide_bytes) 
       return count;
     }
   }
-  throw nb::value_error("arrays that do not fit together");
+  throw nb::value_error("the arrays have different sizes");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// One member's part in a weighted mean, for calls that Python does not make: what travels is the
-// same as in pccl/reduce/weighted.py, so both meet.
+// One member's part in a weighted mean, for calls that Python does not make. It sends the same
+// arrays as the Python layer, so both kinds of calls meet.
 #pragma once
 
 #include <cstddef>
@@ -16,24 +16,24 @@ namespace pccl::bindings {
 // The arrays' memory stays its caller's. *one thread*
 class WeightedMean {
  public:
-  // What is no weight takes part as such, and all members are told.
+  // An invalid weight is sent as such, so that all members get an error.
   explicit WeightedMean(double weight)
       : given_(weight), weight_(reduce::as_weight(weight)), own_{weight_, 1} {}
   WeightedMean(const WeightedMean&) = delete;
   WeightedMean& operator=(const WeightedMean&) = delete;
 
-  // The mean of `from` is to be in `to`, which may be the same memory and is used on the way. They
-  // do not overlap otherwise.
+  // The mean of `from` will be in `to`, which is also used on the way. They are the same memory or
+  // do not overlap.
   void add(const void* from, void* to, std::size_t count, DataType dtype) {
     parts_.push_back({from, to, count, dtype, {}});
   }
 
-  // Makes the products and asks for their sum, in place. REQUIRES: once, after all arrays; this
-  // object lives as long as the operation.
+  // Computes the products, and requests their sum, in place. REQUIRES: called once, after all
+  // arrays; this object outlives the operation.
   void scale(peer::OperationRequest& request);
 
-  // Makes the means of the sums. Returns the members' mean weight; an error, and nothing is
-  // written, when the weights add up to nothing, or one was none.
+  // Computes the means from the sums, and returns the members' mean weight. An error, with nothing
+  // written: the weights add up to 0, or one was invalid.
   [[nodiscard]] Result<double> finish();
 
  private:

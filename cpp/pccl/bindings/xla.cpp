@@ -1,5 +1,4 @@
-#include "pccl/bindings/xla.h"
-
+// All-reduce as a custom call in a program compiled by XLA, for `pccl.allreduce` inside jax.jit.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -19,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "pccl/bindings/common.h"
 #include "pccl/bindings/weighted.h"
 #include "pccl/bindings/xla_ffi.h"
 
@@ -31,8 +31,8 @@ constexpr const char* kNotJoined = "no communicator: pccl.init() before the comp
 
 using Engine = std::shared_ptr<node::Communicator>;
 
-// What compiled calls share, by number or by tag. *any thread*
-class Desk {
+// The communicators, calls and errors of compiled programs. *any thread*
+class Registry {
  public:
   std::int64_t next() {
     const std::lock_guard lock(mutex_);
@@ -53,20 +53,21 @@ class Desk {
     default_ = number;
   }
 
-  // Zero: the process's communicator.
+  // Number 0: the process's communicator.
   Engine find(std::int64_t number) {
     const std::lock_guard lock(mutex_);
     const auto it = engines_.find(number == 0 ? default_ : number);
     return it == engines_.end() ? nullptr : it->second.lock();
   }
 
-  // A call begins. Calls of one tag meet those of the other members by their order, which only a
-  // program's own order of one place gives: anything else could pair them differently there.
-  Status begin(const Engine& engine, std::uint64_t tag, std::int64_t run, const void* place,
+  // A call begins. Calls with one tag are matched with those of the other members by their order.
+  // XLA keeps the order of the runs of one call site; the order of two call sites may differ
+  // between members, so they must not share a tag.
+  Status begin(const Engine& engine, std::uint64_t tag, std::int64_t run, const void* call_site,
                const std::string& name) {
     const std::lock_guard lock(mutex_);
     Use& use = uses_[{engine.get(), tag}];
-    if (use.run == run && use.place != place) {
+    if (use.run == run && use.call_site != call_site) {
       return Status(Code::invalid_usage,
                     name +
                         " stands at two places of one compiled program (its function was traced "
@@ -75,7 +76,7 @@ class Desk {
     if (use.in_flight) {
       return Status(Code::invalid_usage, name + " is in flight already, from another thread");
     }
-    use = {run, place, true};
+    use = {run, call_site, true};
     return {};
   }
 
@@ -84,7 +85,7 @@ class Desk {
     uses_[{engine.get(), tag}].in_flight = false;
   }
 
-  // Keeps what a status of XLA's cannot carry; returns its number.
+  // Keeps an error, since an XLA status cannot carry all of it. Returns its number.
   std::uint64_t remember(const Error& error) {
     const std::lock_guard lock(mutex_);
     errors_.emplace_back(++errors_made_, error);
@@ -102,8 +103,8 @@ class Desk {
 
  private:
   struct Use {
-    std::int64_t run = -1;        // of XLA's executions, the latest
-    const void* place = nullptr;  // the custom call in its program
+    std::int64_t run = -1;            // the latest of XLA's executions
+    const void* call_site = nullptr;  // the custom call in its program
     bool in_flight = false;
   };
   std::mutex mutex_;
@@ -115,9 +116,9 @@ class Desk {
   std::uint64_t errors_made_ = 0;
 };
 
-// Never destroyed: threads of XLA's may outlive static objects.
-Desk& desk() {
-  static Desk& all = *new Desk;
+// Never destroyed, since XLA's threads may outlive static objects.
+Registry& registry() {
+  static Registry& all = *new Registry;
   return all;
 }
 
@@ -148,54 +149,54 @@ constexpr xla::Header header() {
   return {sizeof(Arguments), nullptr};
 }
 
-// An error as XLA has them. Its number leads back to the whole one.
+// An XLA error. The number in its message leads back to the whole error.
 xla::Error* to_xla(const xla::Api* api, const Error& error) {
   const std::string message =
-      error.reason + " [pccl error " + std::to_string(desk().remember(error)) + "]";
+      error.reason + " [pccl error " + std::to_string(registry().remember(error)) + "]";
   xla::CreateError create{header<xla::CreateError>(), message.c_str(), status_of(error.code)};
   return api->create_error(&create);
 }
 
-// What the API's own functions complain of cannot be told to anybody.
+// There is nobody to report an error of XLA's own functions to.
 void drop(const xla::Api* api, xla::Error* error) {
   if (error == nullptr) return;
   xla::DestroyError destroy{header<xla::DestroyError>(), error};
   api->destroy_error(&destroy);
 }
 
-std::optional<DataType> data_type(xla::Type type) {
-  switch (type) {
-    case xla::Type::s8:
-      return DataType::int8;
-    case xla::Type::s16:
-      return DataType::int16;
-    case xla::Type::s32:
-      return DataType::int32;
-    case xla::Type::s64:
-      return DataType::int64;
-    case xla::Type::u8:
-      return DataType::uint8;
-    case xla::Type::u16:
-      return DataType::uint16;
-    case xla::Type::u32:
-      return DataType::uint32;
-    case xla::Type::u64:
-      return DataType::uint64;
-    case xla::Type::f16:
-      return DataType::float16;
-    case xla::Type::bf16:
-      return DataType::bfloat16;
-    case xla::Type::f32:
-      return DataType::float32;
-    case xla::Type::f64:
-      return DataType::float64;
-  }
-  return std::nullopt;
+// An element of any type as Python's float() has it.
+template <class T>
+double number_as(const void* data) {
+  return static_cast<double>(*static_cast<const T*>(data));
+}
+
+struct Element {
+  xla::Type type;
+  DataType dtype;
+  double (*number)(const void* data);  // null: the adapter widens such weights
+};
+constexpr Element kElements[] = {{xla::Type::s8, DataType::int8, number_as<std::int8_t>},
+                                 {xla::Type::s16, DataType::int16, number_as<std::int16_t>},
+                                 {xla::Type::s32, DataType::int32, number_as<std::int32_t>},
+                                 {xla::Type::s64, DataType::int64, number_as<std::int64_t>},
+                                 {xla::Type::u8, DataType::uint8, number_as<std::uint8_t>},
+                                 {xla::Type::u16, DataType::uint16, number_as<std::uint16_t>},
+                                 {xla::Type::u32, DataType::uint32, number_as<std::uint32_t>},
+                                 {xla::Type::u64, DataType::uint64, number_as<std::uint64_t>},
+                                 {xla::Type::f16, DataType::float16, nullptr},
+                                 {xla::Type::bf16, DataType::bfloat16, nullptr},
+                                 {xla::Type::f32, DataType::float32, number_as<float>},
+                                 {xla::Type::f64, DataType::float64, number_as<double>}};
+
+// Null: unknown.
+const Element* element(xla::Type type) {
+  const auto* const found = std::ranges::find(kElements, type, &Element::type);
+  return found == std::end(kElements) ? nullptr : found;
 }
 
 Error wrong(std::string what) { return {Code::internal_error, std::move(what), {}, {}}; }
 
-// The attributes of a call, which adapters/jax/traced.py has written.
+// The attributes of a call, as the JAX adapter writes them.
 class Reader {
  public:
   explicit Reader(const xla::Attributes& given) : given_(given) {}
@@ -235,7 +236,7 @@ class Reader {
   std::string missing_;
 };
 
-// A local device that waits for a call, and where it wants the results.
+// A local device that waits for a call, and its memory for the results.
 struct Waiting {
   xla::Future* future = nullptr;
   std::vector<std::span<std::uint8_t>> results;
@@ -253,18 +254,18 @@ struct Job {
   bool mean_weight_wide = false;       // float64, else float32
 };
 
-// Where a call has its weight, by the numbers that adapters/jax/traced.py writes.
+// Where a call has its weight, with the numbers of the JAX adapter.
 enum class WeightIn : std::int64_t { none = 0, attribute = 1, argument = 2 };
 
-// The calls of devices that have one program and the same operands: one operation, which begins
-// when the last of them has come. *any thread*
-class Lobby {
+// Gathers the calls of several devices with one program and the same operands: together they are
+// one operation, which begins with the last call. *any thread*
+class Gathering {
  public:
-  // One of `count` devices has come with `job`. Returns the operation once all are here.
+  // One of `count` devices calls. Returns the operation once all have called.
   std::optional<Job> gather(std::int64_t run, std::int64_t count, Job job) {
     const std::lock_guard lock(mutex_);
     const Key key{job.engine.get(), job.tag, run};
-    const auto [it, first] = here_.try_emplace(key);
+    const auto [it, first] = calls_.try_emplace(key);
     if (first) {
       it->second = std::move(job);
     } else {
@@ -272,77 +273,42 @@ class Lobby {
     }
     if (static_cast<std::int64_t>(it->second.devices.size()) < count) return std::nullopt;
     Job whole = std::move(it->second);
-    here_.erase(it);
+    calls_.erase(it);
     return whole;
   }
 
  private:
   using Key = std::tuple<const void*, std::uint64_t, std::int64_t>;
   std::mutex mutex_;
-  std::map<Key, Job> here_;
+  std::map<Key, Job> calls_;
 };
 
-Lobby& lobby() {
-  static Lobby& all = *new Lobby;  // as the desk
+Gathering& gathering() {
+  static Gathering& all = *new Gathering;  // never destroyed, like the registry
   return all;
 }
 
-// Each device of a shard_map is a member of operations of its own: its tag is the call's, but for
-// the first device's, which may meet calls that name the tag themselves.
+// Each device of a shard_map takes part in operations of its own, with a tag of its own. The first
+// device keeps the call's tag, so that it meets calls that name this tag themselves.
 std::uint64_t tag_on(std::uint64_t tag, std::int32_t device) {
   if (device == 0) return tag;
   return XXH3_64bits_withSeed(&tag, sizeof tag, static_cast<XXH64_hash_t>(device));
 }
 
-const xla::Buffer& buffer(const xla::Values& values, std::int64_t i) {
-  return *static_cast<const xla::Buffer*>(values.values[i]);
+const xla::ArrayBuffer& buffer(const xla::Values& values, std::int64_t i) {
+  return *static_cast<const xla::ArrayBuffer*>(values.values[i]);
 }
 
-// An element of any type as Python's float() has it.
-template <class T>
-std::optional<double> number_as(const void* data) {
-  return static_cast<double>(*static_cast<const T*>(data));
-}
-
-std::uint64_t elements(const xla::Buffer& array) {
+std::uint64_t elements(const xla::ArrayBuffer& array) {
   std::uint64_t count = 1;
   for (std::int64_t axis = 0; axis < array.rank; ++axis)
     count *= static_cast<std::uint64_t>(array.extents[axis]);
   return count;
 }
 
-std::optional<double> number(const xla::Buffer& scalar) {
-  switch (scalar.type) {
-    case xla::Type::s8:
-      return number_as<std::int8_t>(scalar.data);
-    case xla::Type::s16:
-      return number_as<std::int16_t>(scalar.data);
-    case xla::Type::s32:
-      return number_as<std::int32_t>(scalar.data);
-    case xla::Type::s64:
-      return number_as<std::int64_t>(scalar.data);
-    case xla::Type::u8:
-      return number_as<std::uint8_t>(scalar.data);
-    case xla::Type::u16:
-      return number_as<std::uint16_t>(scalar.data);
-    case xla::Type::u32:
-      return number_as<std::uint32_t>(scalar.data);
-    case xla::Type::u64:
-      return number_as<std::uint64_t>(scalar.data);
-    case xla::Type::f32:
-      return number_as<float>(scalar.data);
-    case xla::Type::f64:
-      return number_as<double>(scalar.data);
-    case xla::Type::f16:  // the adapter widens them
-    case xla::Type::bf16:
-      break;
-  }
-  return std::nullopt;
-}
-
-// Results are the arguments' own memory, or apart from it: the call was declared so. After the
-// arrays come, with weights, the weight among the arguments, if it is no constant, and the mean
-// weight among the results; then in both a byte, which the program's next call has from this one.
+// Arguments: the arrays; the weight, unless it is a constant; a byte. Results: the arrays; with
+// weights, the mean weight; a byte. The byte makes the program's next call wait for this one. A
+// result is the memory of its argument, or does not overlap it: the call was declared so.
 std::optional<Error> read_arrays(const xla::CallFrame& frame, WeightIn where, double weight,
                                  Job& job) {
   const std::int64_t arrays = frame.results.count - (where == WeightIn::none ? 1 : 2);
@@ -350,30 +316,32 @@ std::optional<Error> read_arrays(const xla::CallFrame& frame, WeightIn where, do
   if (arrays < 0 || frame.arguments.count < operands) return wrong("arguments and results differ");
   *static_cast<std::uint8_t*>(buffer(frame.results, frame.results.count - 1).data) = 0;
   if (where == WeightIn::argument) {
-    const std::optional<double> given = number(buffer(frame.arguments, arrays));
-    if (!given) return wrong("a weight of an unknown type");
-    weight = *given;
+    const xla::ArrayBuffer& given = buffer(frame.arguments, arrays);
+    const Element* const type = element(given.type);
+    if (type == nullptr || type->number == nullptr) return wrong("a weight of an unknown type");
+    weight = type->number(given.data);
   }
   if (where != WeightIn::none) {
     job.mean = std::make_shared<WeightedMean>(weight);
-    const xla::Buffer& mean_weight = buffer(frame.results, arrays);
+    const xla::ArrayBuffer& mean_weight = buffer(frame.results, arrays);
     job.mean_weight = mean_weight.data;
     job.devices.front().results.emplace_back(static_cast<std::uint8_t*>(mean_weight.data),
                                              mean_weight.type == xla::Type::f64 ? 8U : 4U);
     job.mean_weight_wide = mean_weight.type == xla::Type::f64;
   }
   for (std::int64_t i = 0; i < arrays; ++i) {
-    const xla::Buffer& from = buffer(frame.arguments, i);
-    const xla::Buffer& to = buffer(frame.results, i);
-    const std::optional<DataType> type = data_type(from.type);
-    if (!type || to.type != from.type) return wrong("an argument of an unknown type");
+    const xla::ArrayBuffer& from = buffer(frame.arguments, i);
+    const xla::ArrayBuffer& to = buffer(frame.results, i);
+    const Element* const type = element(from.type);
+    if (type == nullptr || to.type != from.type) return wrong("an argument of an unknown type");
+    const DataType dtype = type->dtype;
     const std::uint64_t count = elements(from);
     job.devices.front().results.emplace_back(static_cast<std::uint8_t*>(to.data),
-                                             count * element_size(*type));
+                                             count * element_size(dtype));
     if (job.mean == nullptr) {
-      job.request.arrays.push_back({from.data, to.data, count, *type});
+      job.request.arrays.push_back({from.data, to.data, count, dtype});
     } else {
-      job.mean->add(from.data, to.data, count, *type);
+      job.mean->add(from.data, to.data, count, dtype);
     }
   }
   return std::nullopt;
@@ -384,7 +352,7 @@ struct Call {
   Job job;
   std::string name;
   std::int64_t run = 0;       // of XLA's executions
-  std::int64_t gathered = 0;  // so many devices make it together; 0: this one alone
+  std::int64_t gathered = 0;  // this many devices make the call together; 0: this one alone
 };
 
 Result<Call> read(const xla::CallFrame& frame) {
@@ -426,7 +394,7 @@ Result<Call> read(const xla::CallFrame& frame) {
   job.request.rerun = true;
   job.request.structure = XXH3_64bits(structure.data(), structure.size());
   if (auto error = read_arrays(frame, where, weight, job)) return *error;
-  job.engine = desk().find(communicator);
+  job.engine = registry().find(communicator);
   if (job.engine == nullptr) return Error{Code::not_initialized, kNotJoined, {}, {}};
   return call;
 }
@@ -463,8 +431,8 @@ void answer(const xla::Api* api, xla::Future* future, const Status& status) {
   }
 }
 
-// All that wait. Each on a thread of its own: XLA may go on with the device's program on it, and
-// block there until the other devices come.
+// Answers all waiting devices, each from a thread of its own: XLA may run the device's program on
+// this thread, and block there until the other devices come.
 void answer_all(const Job& job, const Status& status) {
   for (std::size_t i = 1; i < job.devices.size(); ++i) {
     try {
@@ -478,20 +446,21 @@ void answer_all(const Job& job, const Status& status) {
   answer(job.api, job.devices[0].future, status);
 }
 
-// On a thread of its own: XLA's are needed for the program's other work, and be it another
-// all-reduce that the others begin with. XLA may go on with the program on it, and block. It ends
-// with the call, so that a thread that does nothing never counts as one that may still call.
+// Runs on a thread of its own: the program's other work needs XLA's threads, even another
+// all-reduce that other members begin with. XLA may run the program on this thread, and block. The
+// thread ends with the call, so that the deadlock rule never counts an idle thread as one that may
+// still call.
 void run(Job job) {
-  // XLA's threads, and what they start, take tiny numbers for zero. We do not.
+  // XLA's threads, and those that they start, flush denormals to zero. pccl keeps them.
   std::fenv_t theirs;
   std::fegetenv(&theirs);
   std::fesetenv(FE_DFL_ENV);
   const Status status = reduce(job);
   std::fesetenv(&theirs);
-  desk().end(job.engine, job.tag);
+  registry().end(job.engine, job.tag);
   job.engine.reset();
   if (status) {
-    // First all copies: with its future the first device's memory is XLA's again.
+    // Copy before the answer: after it the first device's memory belongs to XLA again.
     for (std::size_t i = 1; i < job.devices.size(); ++i) {
       for (std::size_t j = 0; j < job.devices[i].results.size(); ++j)
         std::ranges::copy(job.devices[0].results[j], job.devices[i].results[j].begin());
@@ -500,7 +469,7 @@ void run(Job job) {
   answer_all(job, status);
 }
 
-// XLA asks which version of its interface the handler has.
+// Answers XLA's question for the handler's version of the interface.
 bool answer_metadata(const xla::CallFrame& frame) {
   const xla::Extension* extension = frame.header.extensions;
   if (extension == nullptr || extension->kind != xla::kMetadataExtension) return false;
@@ -511,15 +480,15 @@ bool answer_metadata(const xla::CallFrame& frame) {
   return true;
 }
 
-// The operation begins; its devices wait for their futures.
-void start(Job job, const Call& call, const void* place) {
-  Status status = desk().begin(job.engine, job.tag, call.run, place, call.name);
+// Begins the operation. Its devices wait for their futures.
+void start(Job job, const Call& call, const void* call_site) {
+  Status status = registry().begin(job.engine, job.tag, call.run, call_site, call.name);
   if (status) {
     try {
       std::thread(run, job).detach();
       return;
     } catch (const std::exception& error) {  // no memory, no thread
-      desk().end(job.engine, job.tag);
+      registry().end(job.engine, job.tag);
       status = wrong(error.what());
     }
   }
@@ -537,7 +506,7 @@ xla::Error* handle(xla::CallFrame* frame) {
     if (call->gathered == 0) {
       start(std::move(call->job), *call, frame->attributes.values);
     } else if (std::optional<Job> whole =
-                   lobby().gather(call->run, call->gathered, std::move(call->job))) {
+                   gathering().gather(call->run, call->gathered, std::move(call->job))) {
       start(std::move(*whole), *call, frame->attributes.values);
     }
     frame->future = create.future;
@@ -549,20 +518,20 @@ xla::Error* handle(xla::CallFrame* frame) {
 
 }  // namespace
 
-std::int64_t next_communicator() { return desk().next(); }
+std::int64_t next_communicator() { return registry().next(); }
 
 void enlist_communicator(std::int64_t number, const std::shared_ptr<node::Communicator>& engine) {
-  desk().enlist(number, engine);
+  registry().enlist(number, engine);
 }
 
 void bind_xla(nb::module_& m) {
   m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&handle)); });
   m.def(
-      "use_by_default", [](std::int64_t number) { desk().use_by_default(number); }, "number"_a);
+      "use_by_default", [](std::int64_t number) { registry().use_by_default(number); }, "number"_a);
   m.def(
       "raise_xla_error",
       [](std::uint64_t number) {
-        if (const std::optional<Error> error = desk().recall(number))
+        if (const std::optional<Error> error = registry().recall(number))
           raise(*error, CallKind::collective, kFunction);
       },
       "number"_a);

@@ -1,8 +1,7 @@
-// The part of XLA's foreign-function interface that a custom call needs, so that nothing of jaxlib
-// is needed to build it: layouts and numbers of its C ABI, version 0.3. XLA calls a handler with a
-// CallFrame, and passes in it a table of functions to call back. Every struct begins with its own
-// size and a list of extensions. tests/test_jax_ffi.py holds this file to the header that jaxlib
-// installs.
+// The part of XLA's foreign-function interface that a custom call needs: layouts and numbers of its
+// C ABI, version 0.3. With it, pccl builds without jaxlib. XLA calls a handler with a CallFrame,
+// which has a table of functions to call back. Every struct begins with its own size and a list of
+// extensions. tests/test_jax_ffi.py compares this file with the header that jaxlib installs.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +21,7 @@ struct Extension {
   Extension* next;
 };
 
-// What every struct begins with.
+// The beginning of every struct.
 struct Header {
   std::size_t struct_size;
   Extension* extensions;
@@ -34,7 +33,7 @@ struct Version {
   int minor;
 };
 
-// XLA asks a handler for this by a call with a MetadataExtension, before any other.
+// XLA asks for it with a MetadataExtension, in the first call of a handler.
 struct Metadata {
   std::size_t struct_size;
   Version version;
@@ -78,7 +77,7 @@ enum class ValueKind : std::int32_t { buffer = 1 };  // arguments and results
 enum class AttributeKind : std::int32_t { array = 1, dictionary = 2, scalar = 3, string = 4 };
 enum class Stage : std::int32_t { instantiate = 0, prepare = 1, initialize = 2, execute = 3 };
 
-struct Buffer {
+struct ArrayBuffer {
   Header header;
   Type type;
   void* data;
@@ -96,7 +95,7 @@ struct Scalar {
   void* value;
 };
 
-// Arguments, or results: `values` points to Buffers.
+// Arguments, or results: `values` points to ArrayBuffers.
 struct Values {
   Header header;
   std::int64_t count;
@@ -114,8 +113,8 @@ struct Attributes {
 
 struct Error;    // owned by whoever receives it
 struct Context;  // of one execution
-// Of an asynchronous handler: until it is set, XLA keeps arguments and results alive, and goes on
-// with other work.
+// Set by an asynchronous handler when its work is done. Until then XLA keeps arguments and results
+// alive, and goes on with other work.
 struct Future;
 
 struct Api;
