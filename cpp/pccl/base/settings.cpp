@@ -17,7 +17,7 @@ namespace pccl {
 
 namespace {
 
-// Variables that the Python layer, capi/environment.h or io/secret.h read.
+// Variables that the Python layer, capi/communicator.cpp or io/secret.h read.
 constexpr std::array<std::string_view, 6> kReadElsewhere = {"PCCL_MASTER", "PCCL_MIN_PEERS",
                                                             "PCCL_PORT",   "PCCL_ADVERTISE",
                                                             "PCCL_SECRET", "PCCL_SECRET_FILE"};

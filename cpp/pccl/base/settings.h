@@ -1,4 +1,4 @@
-// All PCCL_* variables of the engine, read in one place. The Python layer and capi/environment.h
+// All PCCL_* variables of the engine, read in one place. The Python layer and capi/communicator.cpp
 // read those that stand for an argument of `pccl.init` (PCCL_MASTER, PCCL_MIN_PEERS, PCCL_PORT,
 // PCCL_ADVERTISE, PCCL_SECRET).
 #pragma once

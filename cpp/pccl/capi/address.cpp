@@ -40,7 +40,7 @@ Result<wire::Address> from_c(const ccoip_socket_address_t& address) {
     std::copy(std::begin(inet.ipv6.data), std::end(inet.ipv6.data), bytes.begin());
     return wire::Address{asio::ip::address_v6(bytes).to_string(), address.port};
   }
-  return Error{Code::invalid_argument, "the address is neither inetIPv4 nor inetIPv6", {}, {}};
+  return {Code::invalid_argument, "the address is neither inetIPv4 nor inetIPv6"};
 }
 
 Result<ccoip_socket_address_t> to_c(const wire::Address& address) {
@@ -50,10 +50,7 @@ Result<ccoip_socket_address_t> to_c(const wire::Address& address) {
   asio::error_code error;
   const auto found = resolver.resolve(address.host, std::to_string(address.port), error);
   if (error || found.empty()) {
-    return Error{Code::invalid_argument,
-                 "cannot resolve \"" + address.host + "\": " + error.message(),
-                 {},
-                 {}};
+    return {Code::invalid_argument, "cannot resolve \"" + address.host + "\": " + error.message()};
   }
   const auto v4 = std::find_if(found.begin(), found.end(), [](const auto& entry) {
     return entry.endpoint().address().is_v4();

@@ -6,65 +6,49 @@
 namespace pccl::capi {
 namespace {
 
-thread_local std::array<char, 4096> last{};  // cut, if need be
+thread_local std::array<char, 4096> last{};  // longer texts are cut
 
-const char* name(pcclResult_t result) {
-  switch (result) {
-    case pcclSuccess:
-      return "pcclSuccess";
-    case pcclNotInitialized:
-      return "pcclNotInitialized";
-    case pcclInternalError:
-      return "pcclInternalError";
-    case pcclInvalidArgument:
-      return "pcclInvalidArgument";
-    case pcclInvalidUsage:
-      return "pcclInvalidUsage";
-    case pcclTooFewPeers:
-      return "pcclTooFewPeers";
-    case pcclMasterConnectionFailed:
-      return "pcclMasterConnectionFailed";
-    case pcclRankConnectionFailed:
-      return "pcclRankConnectionFailed";
-    case pcclRankConnectionLost:
-      return "pcclRankConnectionLost";
-    case pcclNoSharedStateAvailable:
-      return "pcclNoSharedStateAvailable";
-    case pcclPendingAsyncOps:
-      return "pcclPendingAsyncOps";
-    case pcclUpdateTopologyFailed:
-      return "pcclUpdateTopologyFailed";
-    case pcclTopologyOptimizationFailed:
-      return "pcclTopologyOptimizationFailed";
+struct Named {
+  pcclResult_t result;
+  Result1 engine;
+  const char* name;
+};
+#define PCCL_RESULT(c, engine) \
+  Named { c, Result1::engine, #c }
+constexpr std::array kResults{
+    PCCL_RESULT(pcclSuccess, success),
+    PCCL_RESULT(pcclNotInitialized, not_initialized),
+    PCCL_RESULT(pcclInternalError, internal_error),
+    PCCL_RESULT(pcclInvalidArgument, invalid_argument),
+    PCCL_RESULT(pcclInvalidUsage, invalid_usage),
+    PCCL_RESULT(pcclTooFewPeers, too_few_peers),
+    PCCL_RESULT(pcclMasterConnectionFailed, master_connection_failed),
+    PCCL_RESULT(pcclRankConnectionFailed, rank_connection_failed),
+    PCCL_RESULT(pcclRankConnectionLost, rank_connection_lost),
+    PCCL_RESULT(pcclNoSharedStateAvailable, no_shared_state_available),
+    PCCL_RESULT(pcclPendingAsyncOps, pending_async_ops),
+    PCCL_RESULT(pcclUpdateTopologyFailed, update_topology_failed),
+    PCCL_RESULT(pcclTopologyOptimizationFailed, topology_optimization_failed)};
+#undef PCCL_RESULT
+
+// The engine's results are those of pccl.h, and index the table.
+constexpr bool in_order() {
+  for (std::size_t i = 0; i < kResults.size(); ++i) {
+    if (static_cast<std::size_t>(kResults[i].result) != i) return false;
+    if (static_cast<std::size_t>(kResults[i].engine) != i) return false;
   }
-  return "an unknown result";
+  return true;
 }
-
-// The result codes of C are the engine's.
-constexpr bool same(pcclResult_t c, Result1 engine) {
-  return static_cast<int>(c) == static_cast<int>(engine);
-}
-static_assert(same(pcclNotInitialized, Result1::not_initialized));
-static_assert(same(pcclInternalError, Result1::internal_error));
-static_assert(same(pcclInvalidArgument, Result1::invalid_argument));
-static_assert(same(pcclInvalidUsage, Result1::invalid_usage));
-static_assert(same(pcclTooFewPeers, Result1::too_few_peers));
-static_assert(same(pcclMasterConnectionFailed, Result1::master_connection_failed));
-static_assert(same(pcclRankConnectionFailed, Result1::rank_connection_failed));
-static_assert(same(pcclRankConnectionLost, Result1::rank_connection_lost));
-static_assert(same(pcclNoSharedStateAvailable, Result1::no_shared_state_available));
-static_assert(same(pcclPendingAsyncOps, Result1::pending_async_ops));
-static_assert(same(pcclUpdateTopologyFailed, Result1::update_topology_failed));
-static_assert(same(pcclTopologyOptimizationFailed, Result1::topology_optimization_failed));
+static_assert(in_order());
 
 }  // namespace
 
 pcclResult_t fail(const char* function, CallKind kind, const Error& error) noexcept {
-  const auto result = static_cast<pcclResult_t>(result_of(error.code, kind));
-  (void)std::snprintf(last.data(), last.size(), "%s failed with %s: %s%s%s", function, name(result),
+  const Named& result = kResults[static_cast<std::size_t>(result_of(error.code, kind))];
+  (void)std::snprintf(last.data(), last.size(), "%s failed with %s: %s%s%s", function, result.name,
                       error.reason.c_str(), error.waiting.empty() ? "" : "\n",
                       error.waiting.c_str());
-  return result;
+  return result.result;
 }
 
 const char* last_error() noexcept { return last.data(); }

@@ -1,5 +1,5 @@
-// What every function of pccl.h does around its work: nothing is thrown into C, and what failed is
-// kept for pcclGetLastError.
+// The frame of every function of pccl.h: exceptions become results, and the
+// last failure is kept for pcclGetLastError.
 #pragma once
 
 #include <pthread.h>
@@ -15,12 +15,14 @@
 
 namespace pccl::capi {
 
-// Keeps the failure as the calling thread's last one. Allocates nothing.
+// Keeps the failure as the calling thread's last one, and returns its result.
+// Allocates nothing.
 pcclResult_t fail(const char* function, CallKind kind, const Error& error) noexcept;
 
 [[nodiscard]] const char* last_error() noexcept;
 
-// Nobody may leave the engine half-way, so a thread that is cancelled goes on until the call's end.
+// Delays the cancellation of a thread to the call's end, so that it does not
+// leave the engine in the middle of its work.
 class Inside {
  public:
   Inside() {
@@ -34,7 +36,8 @@ class Inside {
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
 
-  // Whether the calling thread is in a call: true in a signal handler that has interrupted one.
+  // Whether the calling thread is in a call: true in a signal handler that has
+  // interrupted one.
   [[nodiscard]] static bool here() { return depth() > 0; }
 
  private:

@@ -1,11 +1,15 @@
-// pccl.h: making communicators, joining and leaving, and who is there.
+// pccl.h: communicators, joining and leaving, and the membership.
 #include "pccl/capi/communicator.h"
 
+#include <charconv>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "pccl/capi/address.h"
-#include "pccl/capi/environment.h"
+#include "pccl/io/address.h"
 
 namespace pccl::capi {
 namespace {
@@ -14,9 +18,54 @@ constexpr const char* kOut = "this peer is out of the run; it may connect again"
 
 std::atomic<bool> initialized{false};
 
-Status forked() {
-  return Status(Code::invalid_usage,
-                "this process was forked; its copy of the communicator cannot be used");
+Error usage(std::string sentence) { return {Code::invalid_usage, std::move(sentence), {}, {}}; }
+Error forked() {
+  return usage("this process was forked; its copy of the communicator cannot be used");
+}
+Error destroyed() { return usage("this communicator was destroyed"); }
+
+// Empty counts as unset.
+std::string_view text(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value == nullptr ? std::string_view() : value;
+}
+
+std::string_view trim(std::string_view part) {
+  constexpr std::string_view kBlank = " \t\r\n";
+  const std::size_t first = part.find_first_not_of(kBlank);
+  if (first == std::string_view::npos) return {};
+  return part.substr(first, part.find_last_not_of(kBlank) - first + 1);
+}
+
+// PCCL_PORT, which Python takes as an argument. 0: any port.
+Result<std::uint16_t> own_port() {
+  const std::string_view given = text("PCCL_PORT");
+  std::uint16_t port = 0;
+  const auto [end, error] = std::from_chars(given.data(), given.data() + given.size(), port);
+  if (!given.empty() && (error != std::errc() || end != given.data() + given.size())) {
+    return {Code::invalid_argument, "PCCL_PORT must be a port, not \"" + std::string(given) + "\""};
+  }
+  return port;
+}
+
+// PCCL_ADVERTISE: "host[:port],...".
+Result<std::vector<wire::Address>> advertised() {
+  std::vector<wire::Address> addresses;
+  std::string_view rest = text("PCCL_ADVERTISE");
+  while (!rest.empty()) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view part = trim(rest.substr(0, comma));
+    rest.remove_prefix(comma == std::string_view::npos ? rest.size() : comma + 1);
+    if (part.empty()) continue;
+    auto address = wire::parse_address(part, 0);
+    if (!address) return address.error();
+    if (address->host.empty()) {
+      return {Code::invalid_argument,
+              "PCCL_ADVERTISE: \"" + std::string(part) + "\" names no host"};
+    }
+    addresses.push_back(std::move(*address));
+  }
+  return addresses;
 }
 
 Result<node::CommunicatorOptions> options_from(const pcclCommCreateParams_t& params) {
@@ -66,7 +115,8 @@ Status Connection::take(std::span<const std::uint64_t> tags) {
   for (const std::uint64_t tag : tags) {
     if (tags_.contains(tag)) {
       return refuse("tag " + std::to_string(tag) +
-                    " is taken by another reduction, which has not ended or was not awaited");
+                    " is taken by another reduction, which has not ended or "
+                    "was not awaited");
     }
   }
   for (const std::uint64_t tag : tags) tags_[tag] = nullptr;
@@ -87,10 +137,7 @@ Result<peer::CallPtr> Connection::find(std::uint64_t tag) {
   const std::lock_guard lock(mutex_);
   const auto found = tags_.find(tag);
   if (found != tags_.end() && found->second != nullptr) return found->second;
-  return Error{Code::invalid_usage,
-               "no asynchronous reduction with tag " + std::to_string(tag) + " to await",
-               {},
-               {}};
+  return usage("no asynchronous reduction with tag " + std::to_string(tag) + " to await");
 }
 
 void Connection::awaited(std::uint64_t tag, const peer::CallPtr& call) {
@@ -104,10 +151,10 @@ Status Comm::connect() {
   ConnectionPtr made;
   {
     const std::lock_guard lock(mutex_);
-    if (closed_) return Status(Code::invalid_usage, "this communicator was destroyed");
+    if (closed_) return destroyed();
     if (joining_ != nullptr || (connection_ != nullptr && connection_->peer.is_open()))
-      return Status(Code::invalid_usage, "connected already");
-    // A peer that failed to join, or was cut off, comes back as a new peer.
+      return usage("connected already");
+    // After a failure to join, or its loss, this process joins as a new peer.
     made = joining_ = std::make_shared<Connection>(options_);
   }
   Status status;
@@ -121,17 +168,17 @@ Status Comm::connect() {
   ConnectionPtr before;  // closed without the lock
   const std::lock_guard lock(mutex_);
   joining_.reset();
-  if (status && closed_) status = Status(Code::invalid_usage, "this communicator was destroyed");
+  if (status && closed_) status = destroyed();
   if (!status) return status;
   before = std::exchange(connection_, std::move(made));
   return {};
 }
 
 Result<ConnectionPtr> Comm::connection() {
-  if (inert()) return forked().error();
+  if (inert()) return forked();
   const std::lock_guard lock(mutex_);
   if (connection_ != nullptr) return connection_;
-  return Error{Code::invalid_usage, "not connected; call pcclConnect first", {}, {}};
+  return usage("not connected; call pcclConnect first");
 }
 
 void Comm::close() {
@@ -177,30 +224,23 @@ pcclResult_t pcclCreateCommunicator(const pcclCommCreateParams_t* params, pcclCo
 }
 
 pcclResult_t pcclDestroyCommunicator(pcclComm_t* comm) {
-  return call(__func__, CallKind::connect, [&]() -> Status {
-    if (Status status = check_initialized(); !status) return status;
-    if (comm == nullptr) return refuse("comm is NULL");
-    if (comm->comm->inert()) return {};  // its memory is the parent's engine's, too
-    comm->comm->close();
+  return with_comm(__func__, CallKind::connect, comm, [&](Comm& kept) -> Status {
+    if (kept.inert()) return {};  // its threads are in the parent process
+    kept.close();
     delete comm;
     return {};
   });
 }
 
 pcclResult_t pcclConnect(pcclComm_t* comm) {
-  return call(__func__, CallKind::connect, [&]() -> Status {
-    if (Status status = check_initialized(); !status) return status;
-    if (comm == nullptr) return refuse("comm is NULL");
-    const std::shared_ptr<Comm> kept = comm->comm;
-    return kept->connect();
-  });
+  return with_comm(__func__, CallKind::connect, comm, [](Comm& kept) { return kept.connect(); });
 }
 
 pcclResult_t pcclGetAttribute(const pcclComm_t* comm, pcclAttribute_t attribute, int* value_out) {
   return connected(__func__, CallKind::question, comm,
                    [&](Connection& connection, const node::Limit&) -> Status {
                      if (value_out == nullptr) return refuse("value_out is NULL");
-                     if (!connection.peer.is_open()) return Status(Code::invalid_usage, kOut);
+                     if (!connection.peer.is_open()) return usage(kOut);
                      const Result<node::View> view = connection.peer.view();
                      if (!view) return view.error();
                      const Result<std::uint64_t> value = read(*view, attribute);

@@ -1,5 +1,5 @@
-// A communicator as C holds it: the engine's, once it is connected, and the tags of reductions that
-// nobody has awaited yet.
+// A communicator as C holds it: the engine's, once it is connected, and the
+// tags of reductions that were not awaited yet.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace pccl::capi {
 
-// What one connect has made: a peer, and its reductions. *any thread*
+// The result of one connect: a peer, and its reductions. *any thread*
 class Connection {
  public:
   explicit Connection(const node::CommunicatorOptions& options) : peer(options) {}
@@ -67,10 +67,10 @@ class Comm final : public ClosedAtExit {
   ~Comm() { gone(); }
 
   Status connect();
-  // The latest one that came about, even if this peer was put out since.
+  // The latest connection, even if this peer is out of the run since.
   [[nodiscard]] Result<ConnectionPtr> connection();
   void close() override;
-  // A copy that a fork made.
+  // This is a forked child's copy.
   [[nodiscard]] bool inert() const { return fork_generation() != generation_; }
   [[nodiscard]] node::Limit limit() const { return {options_.settings.timeout, {}}; }
 
@@ -83,29 +83,38 @@ class Comm final : public ClosedAtExit {
   bool closed_ = false;
 };
 
-// What all functions but those of masters ask first.
 [[nodiscard]] Status check_initialized();
 
 }  // namespace pccl::capi
 
 struct pcclComm_t {
-  // Calls keep it until they return, even if another thread destroys the handle meanwhile.
+  // Calls keep it until they return, even if another thread destroys the handle
+  // meanwhile.
   std::shared_ptr<pccl::capi::Comm> comm;
 };
 
 namespace pccl::capi {
 
-// Runs `body`, which takes a Connection and a Limit and returns a Status.
+// Runs `body`, which takes a Comm and returns a Status.
 template <class Body>
-pcclResult_t connected(const char* function, CallKind kind, const pcclComm_t* comm,
+pcclResult_t with_comm(const char* function, CallKind kind, const pcclComm_t* comm,
                        const Body& body) noexcept {
   return call(function, kind, [&]() -> Status {
     if (Status status = check_initialized(); !status) return status;
     if (comm == nullptr) return refuse("comm is NULL");
     const std::shared_ptr<Comm> kept = comm->comm;
-    const Result<ConnectionPtr> connection = kept->connection();
+    return body(*kept);
+  });
+}
+
+// Runs `body`, which takes a Connection and a Limit and returns a Status.
+template <class Body>
+pcclResult_t connected(const char* function, CallKind kind, const pcclComm_t* comm,
+                       const Body& body) noexcept {
+  return with_comm(function, kind, comm, [&](Comm& kept) -> Status {
+    const Result<ConnectionPtr> connection = kept.connection();
     if (!connection) return connection.error();
-    return body(**connection, kept->limit());
+    return body(**connection, kept.limit());
   });
 }
 

@@ -26,17 +26,18 @@ Open& open() {
 }
 
 void close_all() noexcept {
-  // exit() was called by a signal handler that has interrupted a call of ours: closing would wait
-  // for that call.
+  // A signal handler has interrupted a call of the library, and called exit().
+  // Closing would wait for that call.
   if (Inside::here()) return;
   const Inside inside;
   try {
-    // Taken only if a thread that was copied by a fork had it, or somebody closes one by hand.
+    // Held by another thread: one that closes a handle, or one that a fork did
+    // not copy.
     const std::unique_lock lock(open().mutex, std::try_to_lock);
     if (!lock) return;
     for (ClosedAtExit* one : open().all) one->close();
   } catch (...) {
-    // The process ends anyway; the others notice.
+    // The process ends anyway, and the other peers notice.
   }
 }
 

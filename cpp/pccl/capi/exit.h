@@ -1,5 +1,6 @@
-// What is still open when the process ends through exit() is closed: peers see a departure and not
-// a loss, and no thread of ours runs while statics are destroyed.
+// Closes open handles when the process ends through exit(): other peers see a
+// departure and not a loss, and no thread of the library runs while static
+// objects are destroyed.
 #pragma once
 
 namespace pccl::capi {
@@ -15,8 +16,8 @@ class ClosedAtExit {
  protected:
   ClosedAtExit() = default;
   ~ClosedAtExit() = default;
-  // To be called when the object is complete, and before it is no more: while it is being closed,
-  // the latter waits.
+  // Call opened() when the object is complete, and gone() before its end.
+  // gone() waits while the object is being closed.
   void opened();
   void gone();
 };

@@ -1,20 +1,20 @@
 // pccl.h: masters, and the library itself.
-#include <pthread.h>
 #include <semaphore.h>
 
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <mutex>
 #include <string>
 #include <thread>
 
+#include "pccl/base/clock.h"
 #include "pccl/base/fork.h"
 #include "pccl/capi/address.h"
 #include "pccl/capi/call.h"
 #include "pccl/capi/exit.h"
 #include "pccl/io/address.h"
+#include "pccl/io/thread.h"
 #include "pccl/server/server.h"
 
 namespace pccl::capi {
@@ -42,7 +42,7 @@ class Master final : public ClosedAtExit {
   Status wait();
   [[nodiscard]] Result<wire::Address> address() const;
   void close() override;
-  // A copy that a fork made: neither used nor destroyed.
+  // This is a forked child's copy: neither used nor destroyed.
   [[nodiscard]] bool inert() const { return fork_generation() != generation_; }
 
  private:
@@ -50,9 +50,9 @@ class Master final : public ClosedAtExit {
 
   const std::uint64_t generation_ = fork_generation();
   server::Server server_;
-  std::mutex mutex_;  // guards what is done once: run, and the end of the thread
+  std::mutex mutex_;  // guards run, and the end of the thread
   std::atomic<bool> ran_{false};
-  // A signal handler may do no more than post it; the thread then does the work.
+  // A signal handler may only post it; the thread does the work.
   sem_t stop_;
   std::thread stopper_;
 };
@@ -69,23 +69,16 @@ Status Master::run() {
   const std::lock_guard lock(mutex_);
   if (ran_) return Status(Code::invalid_usage, "a master runs once");
   if (Status status = server_.run(); !status) return status;
-  // Signals are for the program's own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    stopper_ = std::thread([this] {
+    stopper_ = io::start_thread([this] {
       while (sem_wait(&stop_) != 0 && errno == EINTR) {
       }
       server_.interrupt();
     });
   } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     server_.interrupt();
     throw;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   ran_.store(true, std::memory_order_release);
   return {};
 }
@@ -98,7 +91,7 @@ Status Master::interrupt() {
 
 Status Master::wait() {
   if (Status status = check_ran(); !status) return status;
-  while (!server_.wait(std::chrono::steady_clock::now() + kSlice)) {
+  while (!server_.wait(clock_now() + kSlice)) {
   }
   return {};
 }
@@ -122,6 +115,28 @@ struct pcclMasterInstanceState_t {
   pccl::capi::Master master;
 };
 
+namespace pccl::capi {
+namespace {
+
+// Runs `body`, which takes a Master and returns a Status.
+template <class Handle, class Body>
+pcclResult_t with_master(const char* function, Handle* handle, const Body& body) noexcept {
+  return call(function, CallKind::collective, [&]() -> Status {
+    return handle == nullptr ? refuse("master is NULL") : body(handle->master);
+  });
+}
+
+Status write_address(const Result<wire::Address>& address, ccoip_socket_address_t& out) {
+  if (!address) return address.error();
+  const Result<ccoip_socket_address_t> made = to_c(*address);
+  if (!made) return made.error();
+  out = *made;
+  return {};
+}
+
+}  // namespace
+}  // namespace pccl::capi
+
 // ---- pccl.h
 
 using namespace pccl;        // NOLINT: this file implements a C header
@@ -143,42 +158,29 @@ pcclResult_t pcclCreateMaster(ccoip_socket_address_t listen_address,
 }
 
 pcclResult_t pcclRunMaster(pcclMasterInstance_t* master) {
-  return call(__func__, CallKind::collective, [&]() -> Status {
-    return master == nullptr ? refuse("master is NULL") : master->master.run();
-  });
+  return with_master(__func__, master, [](Master& it) { return it.run(); });
 }
 
 pcclResult_t pcclInterruptMaster(pcclMasterInstance_t* master) {
-  return call(__func__, CallKind::collective, [&]() -> Status {
-    return master == nullptr ? refuse("master is NULL") : master->master.interrupt();
-  });
+  return with_master(__func__, master, [](Master& it) { return it.interrupt(); });
 }
 
 pcclResult_t pcclMasterAwaitTermination(pcclMasterInstance_t* master) {
-  return call(__func__, CallKind::collective, [&]() -> Status {
-    return master == nullptr ? refuse("master is NULL") : master->master.wait();
-  });
+  return with_master(__func__, master, [](Master& it) { return it.wait(); });
 }
 
 pcclResult_t pcclDestroyMaster(pcclMasterInstance_t* master) {
-  return call(__func__, CallKind::collective, [&]() -> Status {
-    if (master == nullptr) return refuse("master is NULL");
-    if (!master->master.inert()) delete master;
+  return with_master(__func__, master, [&](Master& it) -> Status {
+    if (!it.inert()) delete master;
     return {};
   });
 }
 
 pcclResult_t pcclGetMasterAddress(const pcclMasterInstance_t* master,
                                   ccoip_socket_address_t* address_out) {
-  return call(__func__, CallKind::collective, [&]() -> Status {
-    if (master == nullptr) return refuse("master is NULL");
+  return with_master(__func__, master, [&](const Master& it) -> Status {
     if (address_out == nullptr) return refuse("address_out is NULL");
-    const Result<wire::Address> bound = master->master.address();
-    if (!bound) return bound.error();
-    const Result<ccoip_socket_address_t> address = to_c(*bound);
-    if (!address) return address.error();
-    *address_out = *address;
-    return {};
+    return write_address(it.address(), *address_out);
   });
 }
 
@@ -189,10 +191,7 @@ pcclResult_t pcclResolveAddress(const char* text, ccoip_socket_address_t* addres
     const Result<wire::Address> parsed = wire::parse_address(text, wire::kDefaultPort);
     if (!parsed) return parsed.error();
     if (parsed->host.empty()) return refuse("\"" + std::string(text) + "\" names no host");
-    const Result<ccoip_socket_address_t> address = to_c(*parsed);
-    if (!address) return address.error();
-    *address_out = *address;
-    return {};
+    return write_address(parsed, *address_out);
   });
 }
 

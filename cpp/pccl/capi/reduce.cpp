@@ -16,23 +16,18 @@
 namespace pccl::capi {
 namespace {
 
-static_assert(pcclUint8 == static_cast<int>(DataType::uint8));
-static_assert(pcclInt8 == static_cast<int>(DataType::int8));
-static_assert(pcclInt16 == static_cast<int>(DataType::int16));
-static_assert(pcclUint16 == static_cast<int>(DataType::uint16));
-static_assert(pcclUint32 == static_cast<int>(DataType::uint32));
-static_assert(pcclInt32 == static_cast<int>(DataType::int32));
-static_assert(pcclUint64 == static_cast<int>(DataType::uint64));
-static_assert(pcclInt64 == static_cast<int>(DataType::int64));
-static_assert(pcclFloat16 == static_cast<int>(DataType::float16));
-static_assert(pcclBFloat16 == static_cast<int>(DataType::bfloat16));
-static_assert(pcclFloat == static_cast<int>(DataType::float32));
-static_assert(pcclDouble == static_cast<int>(DataType::float64));
-static_assert(pcclSum == static_cast<int>(ReduceOp::sum));
-static_assert(pcclAvg == static_cast<int>(ReduceOp::avg));
-static_assert(pcclProd == static_cast<int>(ReduceOp::prod));
-static_assert(pcclMax == static_cast<int>(ReduceOp::max));
-static_assert(pcclMin == static_cast<int>(ReduceOp::min));
+// The enumerators of pccl.h have the engine's values.
+constexpr bool same(int c, DataType engine) { return c == static_cast<int>(engine); }
+constexpr bool same(int c, ReduceOp engine) { return c == static_cast<int>(engine); }
+static_assert(same(pcclUint8, DataType::uint8) && same(pcclInt8, DataType::int8) &&
+              same(pcclInt16, DataType::int16) && same(pcclUint16, DataType::uint16) &&
+              same(pcclUint32, DataType::uint32) && same(pcclInt32, DataType::int32) &&
+              same(pcclUint64, DataType::uint64) && same(pcclInt64, DataType::int64) &&
+              same(pcclFloat16, DataType::float16) && same(pcclBFloat16, DataType::bfloat16) &&
+              same(pcclFloat, DataType::float32) && same(pcclDouble, DataType::float64));
+static_assert(same(pcclSum, ReduceOp::sum) && same(pcclAvg, ReduceOp::avg) &&
+              same(pcclProd, ReduceOp::prod) && same(pcclMax, ReduceOp::max) &&
+              same(pcclMin, ReduceOp::min));
 
 template <class Enum>
 bool within(Enum value, Enum last) {
@@ -62,8 +57,9 @@ Status check(const pcclReduceDescriptor_t& what) {
   return {};
 }
 
-// What members must ask for alike, in the words of Python's level 1: " as uint8 (min_max)".
-std::string words_of(const pcclQuantizationOptions_t& quantize) {
+// The text that members compare, equal to that of Python's level 1: " as uint8
+// (min_max)".
+std::string text_of(const pcclQuantizationOptions_t& quantize) {
   if (quantize.algorithm == pcclQuantNone) return {};
   const char* how = quantize.algorithm == pcclQuantMinMax ? "min_max" : "zero_point_scale";
   return std::string(" as ") + name(static_cast<DataType>(quantize.quantized_datatype)) + " (" +
@@ -88,7 +84,7 @@ Result<peer::OperationRequest> request_from(const void* send, void* recv,
   request.tag = what.tag;
   request.rerun = rerun;
   request.alone_is_error = true;
-  const std::string quantized = words_of(what.quantization_options);
+  const std::string quantized = text_of(what.quantization_options);
   request.structure = XXH3_64bits(quantized.data(), quantized.size());
   if (what.quantization_options.algorithm != pcclQuantNone) {
     request.quantization.code = reduce::CodeType::bits8;
@@ -109,17 +105,17 @@ pcclReduceInfo_t info_of(const peer::Call& call) {
   return info;
 }
 
-// Reductions of one call, at most `limit` of them in flight.
+// The reductions of one call, at most `most` of them in flight.
 class Batch {
  public:
   Batch(Connection& connection, const node::Limit& limit, std::size_t most)
       : connection_(connection), limit_(limit), most_(most) {}
-  // The callers' memory is in use until they have ended, however this does.
+  // Waits for all, even after an exception: they use the caller's memory.
   ~Batch() {
     while (!running_.empty()) {
       try {
         finish();
-      } catch (...) {  // no memory: told by what came here first
+      } catch (...) {  // no memory: the first exception is reported
       }
     }
   }
@@ -138,7 +134,7 @@ class Batch {
     }
     return status_.ok();
   }
-  // Of the last one, with the bytes of all; or the first failure.
+  // The last one's info, with the bytes of all; or the first failure.
   Result<pcclReduceInfo_t> end() {
     while (!running_.empty()) finish();
     if (!status_) return status_.error();
