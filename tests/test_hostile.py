@@ -57,7 +57,7 @@ TOO_OFTEN = {
         NEIGHBOURHOOD,
         lambda i: listed([peer(1)] if i % 2 == 0 else []) + u32(0),
         "restarts",
-        "come and go",
+        "stops sharing",
     ),
     "relays that are not due": (WANT_RELAY, lambda i: peer(1) + u32(1), "strays", "relays that no"),
     "heartbeats": (HEARTBEAT, lambda i: b"", "talk", "floods"),

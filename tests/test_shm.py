@@ -57,7 +57,7 @@ def join(run: Run, members: list[Worker]) -> Worker:
 
 
 def planned(run: Run) -> bool:
-    return "planned for who shares memory" in run.master.stderr()
+    return "planned for changed memory sharing" in run.master.stderr()
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])

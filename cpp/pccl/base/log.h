@@ -10,7 +10,7 @@
 
 namespace pccl {
 
-// What a waiting user must know is logged at `warn`. `none` silences all lines; no line has it.
+// Lines that a waiting user must see have `warn`. `none` silences all lines; no line has it.
 // Values and spellings (TRACE DEBUG INFO WARN ERR FATAL NONE) are level 1's. Logging at `fatal`
 // does not end the process.
 enum class LogLevel : std::uint8_t { trace = 0, debug, info, warn, err, fatal, none };

@@ -26,9 +26,8 @@ std::optional<Mismatch> judge_mismatch(const std::string& call, const std::vecto
   }
   const bool majority = votes[meant->signature.hash] * 2 > members;
   if (claims.size() < members && !majority && !waited_enough) return std::nullopt;
-  const auto odd = std::find_if(claims.begin(), claims.end(), [&](const Claim& claim) {
-    return claim.signature.hash != meant->signature.hash;
-  });
+  const auto odd = std::ranges::find_if(
+      claims, [&](const Claim& claim) { return claim.signature.hash != meant->signature.hash; });
   return Mismatch{odd->peer, "members disagree on " + call + ": " + named(*odd) +
                                  " called it with (" + odd->signature.text + "), " + named(*meant) +
                                  " with (" + meant->signature.text + ")"};

@@ -1,4 +1,4 @@
-// The master's judgements, each a pure function that also says why.
+// The master's judgements: pure functions that also give the reason.
 #pragma once
 
 #include <functional>
@@ -11,52 +11,53 @@
 
 namespace pccl::master {
 
-// A member's signature of an operation, in rank order.
+// A member's signature of an operation. Claims are in rank order.
 struct Claim {
   PeerId peer;
   wire::Signature signature;
   std::size_t rank = 0;
 };
 
-// Who is the odd one out, and the sentence for everybody.
+// The odd one out, and the sentence for all members.
 struct Mismatch {
   PeerId culprit;
   std::string reason;
 };
 
-// The members that entered disagree. The signature held by most is taken as meant (ties: the
+// Judges claims that disagree. The most common signature is the intended one (ties: the
 // longest-standing member's); the longest-standing member with another one is the odd one out.
-// Nothing while the claims agree, or while more claims could still tell who is odd: `members` have
-// not all entered, no signature has a majority of them, and `waited_enough` is false.
+// Empty: the claims agree, or more claims could still change the judgement, since not all `members`
+// have entered, no signature has a majority, and `waited_enough` is false.
 [[nodiscard]] std::optional<Mismatch> judge_mismatch(const std::string& call,
                                                      const std::vector<Claim>& claims,
                                                      std::size_t members, bool waited_enough);
 
-// Two members say, one of them or both, that the link between them does not work.
+// A report that the link between two members does not work.
 struct BadLink {
   PeerId reporter;
   PeerId about;
 };
 
-// Whom to evict for links that stay down: the peer in most reported pairs; ties: the newest.
-// `members` in order of joining. A pair reported from both ends counts once. Nothing when no pair
-// is left.
+// The member to evict for links that stay down: the one in most reported pairs; ties: the newest. A
+// pair reported from both ends counts once. Empty: no pair of members is reported. REQUIRES:
+// `members` are in order of joining.
 [[nodiscard]] std::optional<PeerId> judge_links(const std::vector<PeerId>& members,
                                                 const std::vector<BadLink>& reports);
 
-// What the master knows of one member's threads.
+// One member's report about its threads.
 struct Waiting {
   PeerId peer;
-  bool current = false;  // it has blocked threads, and had seen all we sent when it said so
+  bool current = false;  // the member had applied the whole log when it reported
   wire::Blocked blocked;
 };
 
-// How a group stands: moving, stuck, or stuck if it stays so (some member has several threads).
+// suspicious: stuck if it stays so, since a member with several threads may look stuck for a
+// moment.
 enum class Stuckness { moving, suspicious, stuck };
 
-// A group is stuck when every member is blocked, none has a thread outside, no link moves bytes and
-// no call that somebody waits in has been entered by all. REQUIRES: `meets` says of a call whether
-// all members have entered it.
+// A group is stuck when every member is blocked, no member has a thread outside a call, no link
+// moves bytes, and no call with waiting members has been entered by all. `meets(call)`: all members
+// have entered the call.
 template <class Meets>
 [[nodiscard]] Stuckness judge_stuck(const std::vector<Waiting>& members, const Meets& meets) {
   bool several_threads = false;
@@ -74,8 +75,8 @@ template <class Meets>
   return several_threads ? Stuckness::suspicious : Stuckness::stuck;
 }
 
-// "rank 0 (1a2b3c4d) waits in barrier #3", and so on for each member. `name`: what a call is
-// called.
+// "rank 0 (1a2b3c4d) waits in barrier #3" for each member, separated by `between`. `name(call)`:
+// the name of a call.
 [[nodiscard]] std::string describe_waiting(
     const std::vector<Waiting>& members, const std::string& between,
     const std::function<std::string(const wire::CallKey&)>& name);

@@ -10,10 +10,11 @@
 namespace pccl::master {
 namespace {
 
-// Peers that come within this time of each other were perhaps to start together.
+// Peers that join within this time of each other were perhaps meant to start together.
 constexpr Duration kTogether = std::chrono::seconds(10);
 constexpr const char* kHowTogether =
-    "Peers that are to start together wait for each other with min_peers (PCCL_MIN_PEERS, or `pccl "
+    "To start peers together, let them wait for each other with min_peers (PCCL_MIN_PEERS, or "
+    "`pccl "
     "master --min-peers N`)";
 
 std::string seconds(Duration duration) {
@@ -22,7 +23,7 @@ std::string seconds(Duration duration) {
 
 }  // namespace
 
-// ---- looking things up
+// ---- queries
 
 std::vector<PeerId> Group::ask_members(const wire::Try& question, std::size_t most,
                                        const std::function<bool(ConnectionId)>& fit) {
@@ -54,7 +55,7 @@ std::string Group::summary() const {
 
 // ---- decisions
 
-void Group::append(Log::Decision what) {
+void Group::append(DecisionLog::Decision what) {
   const wire::Log message{{log_.append(std::move(what))}};
   for (const Peer& peer : peers_.members) {
     if (peer.connection != 0) around_.send(peer.connection, log_.collected(), message);
@@ -67,13 +68,13 @@ void Group::collect_log() {
   log_.collect(least);
 }
 
-// Sends a member the entries that it has missed.
+// Sends a member the entries after `after`.
 void Group::send_log(const Peer& to, std::uint64_t after) {
   for (auto& part : wire::in_parts(log_.after(after)))
     around_.send(to.connection, log_.collected(), wire::Log{std::move(part)});
 }
 
-// Ends a call for every member, also for those that enter it later.
+// Ends a call for all members, including those that enter it later.
 void Group::decide(const wire::CallKey& key, Code code, const PeerId& culprit,
                    const std::string& reason, const std::string& waiting,
                    const wire::SyncDecision& sync) {
@@ -94,7 +95,7 @@ void Group::decide(const wire::CallKey& key, Code code, const PeerId& culprit,
   calls_.erase(key);
 }
 
-// An epoch in which the operations under way run again from the start; the `aborted` ones have
+// Begins an epoch in which operations in progress start over. `aborted`: operations that have
 // ended.
 void Group::start_over(wire::Cause cause, std::vector<wire::Departure> departures,
                        std::vector<wire::OpKey> aborted) {
@@ -102,8 +103,8 @@ void Group::start_over(wire::Cause cause, std::vector<wire::Departure> departure
   begin_epoch(cause, std::move(departures), std::move(aborted));
 }
 
-// The present members, as a new epoch. REQUIRES: plan_epoch() succeeded for them, or there are
-// none.
+// Begins an epoch of the present members. REQUIRES: plan_epoch() succeeded, or there are no
+// members.
 void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departures,
                         std::vector<wire::OpKey> aborted) {
   ++record_.epoch;
@@ -138,17 +139,17 @@ std::optional<std::string> Group::refusal_of(const wire::Join& join, const PeerI
   if (peers_.members.size() + peers_.candidates.size() >= limits.max_peers) {
     return "group " + std::to_string(id_) + " is full (" + plural(limits.max_peers, "peer") + ")";
   }
-  const bool taken = std::any_of(
-      peers_.candidates.begin(), peers_.candidates.end(),
-      [&](const Peer& other) { return other.member.id == join.id && other.member.seal != seal; });
+  const bool taken = std::ranges::any_of(peers_.candidates, [&](const Peer& other) {
+    return other.member.id == join.id && other.member.seal != seal;
+  });
   if (join.id.empty() || peers_.member(join.id) != nullptr || taken)
     return "peer id " + join.id.brief() + " is in use";
   std::size_t bytes = 0;
   for (const wire::Address& address : join.addresses) bytes += address.host.size();
-  // (The address at which the master sees it is in there, too.)
-  if (join.addresses.size() > limits.max_addresses + 1 || bytes > limits.max_address_bytes) {
-    return "a peer has at most " + plural(limits.max_addresses, "address", "es") + " of " +
-           plural(limits.max_address_bytes, "byte") + " in all";
+  // One more: the address that the master has added.
+  if (join.addresses.size() > kMaxAddresses + 1 || bytes > kMaxAddressBytes) {
+    return "a peer has at most " + plural(kMaxAddresses, "address", "es") + " of " +
+           plural(kMaxAddressBytes, "byte") + " in all";
   }
   return std::nullopt;
 }
@@ -161,15 +162,15 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
     around_.send(connection, 0, wire::Refused{Code::refused, *refusal});
     return around_.close(connection);
   }
-  // A newcomer whose connection broke may join again before the master has noticed the break: the
-  // new connection counts.
+  // A newcomer may join again before the master notices that its connection broke. The new
+  // connection replaces the old one.
   for (const Peer& candidate : peers_.candidates) {
     if (candidate.member.id == join.id) around_.close(candidate.connection);
   }
   std::erase_if(peers_.candidates,
                 [&](const Peer& candidate) { return candidate.member.id == join.id; });
   if (empty()) ranks_ = join.ranks_per_replica;
-  const bool started = ranks_ > 0 ? around_.replicas_started() : !peers_.members.empty();
+  const bool started = ranks_ > 0 ? around_.replicas().started() : !peers_.members.empty();
   Peer peer;
   peer.member = {
       join.id, around_.next_join_ordinal(), join.addresses, join.memory_key, join.replica, seal};
@@ -192,48 +193,46 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
   tell_namesake(connection);
 }
 
-// Warns about two replicas of one name: they look like one that was restarted.
+// Warns a peer whose replica has the name of another one.
 void Group::tell_namesake(ConnectionId connection) {
   const Peer* peer = peers_.on(connection);
   if (peer == nullptr || peer->member.replica.empty()) return;
   const auto has_name = [&](const Peer& other) {
     return other.member.replica == peer->member.replica && other.member.id != peer->member.id;
   };
-  if (std::none_of(peers_.members.begin(), peers_.members.end(), has_name) &&
-      std::none_of(peers_.candidates.begin(), peers_.candidates.end(), has_name))
+  if (std::ranges::none_of(peers_.members, has_name) &&
+      std::ranges::none_of(peers_.candidates, has_name))
     return;
   around_.send(connection, 0,
                wire::Notice{"another peer is rank " + std::to_string(id_) +
                             " of a replica named \"" + peer->member.replica +
-                            "\" already: this one waits until that one has gone; two replicas "
+                            "\" already; this one waits until that one has left. Two replicas "
                             "need two names"});
 }
 
-// A peer that was to start together with others has started alone, since it does not wait for them.
+// Tells a peer that it has started alone although others join at about the same time.
 void Group::tell_lone_founder(Instant now) {
   if (!alone_since_ || peers_.members.size() != 1 || now - *alone_since_ >= kTogether) return;
   alone_since_.reset();
-  around_.send(
-      peers_.members.front().connection, log_.collected(),
-      wire::Notice{
-          "this peer has started group " + std::to_string(id_) +
-          " alone, and another one has come since: it is let in at pccl.admit() or pccl.sync(). " +
-          kHowTogether});
+  around_.send(peers_.members.front().connection, log_.collected(),
+               wire::Notice{"this peer has started group " + std::to_string(id_) +
+                            " alone, and another one has joined since. It is admitted at "
+                            "pccl.admit() or pccl.sync(). " +
+                            kHowTogether});
 }
 
-// A newcomer's connection broke as it was let in: it has not heard of its admission, and joins once
-// more. Its log begins there.
+// Handles a Join of a member whose connection broke at its admission, so that it does not know of
+// it. Sends the log from the admission on. False: the peer is not such a member.
 bool Group::let_in_again(ConnectionId connection, const wire::Join& join, const PeerId& seal,
                          Instant now) {
   Peer* peer = peers_.member(join.id);
   if (peer == nullptr || peer->member.seal != seal) return false;
-  const auto admission =
-      std::find_if(log_.entries().begin(), log_.entries().end(), [&](const wire::LogEntry& entry) {
-        const auto* record = std::get_if<wire::EpochRecord>(&entry.what);
-        return record != nullptr && record->cause == wire::Cause::admission &&
-               std::any_of(record->members.begin(), record->members.end(),
-                           [&](const wire::Member& known) { return known.id == join.id; });
-      });
+  const auto admission = std::ranges::find_if(log_.entries(), [&](const wire::LogEntry& entry) {
+    const auto* record = std::get_if<wire::EpochRecord>(&entry.what);
+    return record != nullptr && record->cause == wire::Cause::admission &&
+           std::ranges::any_of(record->members,
+                               [&](const wire::Member& known) { return known.id == join.id; });
+  });
   if (admission == log_.entries().end() || admission->ordinal <= peer->applied) return false;
   if (peer->connection != 0) around_.close(peer->connection);
   peer->connection = connection;
@@ -246,9 +245,9 @@ bool Group::let_in_again(ConnectionId connection, const wire::Join& join, const 
   return true;
 }
 
-// Peers (or replicas, where there are some) still to come before the group can start.
+// The number of peers or replicas that must still join before the group can start.
 std::uint32_t Group::missing() const {
-  if (ranks_ > 0) return around_.replicas_missing();
+  if (ranks_ > 0) return around_.replicas().missing();
   std::uint32_t wanted = options_.min_peers;
   std::uint32_t present = 0;
   for (const Peer& candidate : peers_.candidates) {
@@ -259,11 +258,11 @@ std::uint32_t Group::missing() const {
   return wanted > present ? wanted - present : 0;
 }
 
-// Starts a group without members, once as many peers wait as the largest min_peers among them.
+// Starts a group without members once as many peers wait as the largest min_peers among them.
 void Group::start_if_ready(Instant now) {
-  if (ranks_ > 0) return around_.replicas_changed();
-  const bool somebody = std::any_of(peers_.candidates.begin(), peers_.candidates.end(),
-                                    [](const Peer& candidate) { return candidate.waiting; });
+  if (ranks_ > 0) return around_.replicas().changed();
+  const bool somebody = std::ranges::any_of(
+      peers_.candidates, [](const Peer& candidate) { return candidate.waiting; });
   if (!peers_.members.empty() || !somebody || missing() > 0) return;
   std::vector<Peer> founders;
   for (std::size_t at = 0; at < peers_.candidates.size();) {
@@ -273,16 +272,16 @@ void Group::start_if_ready(Instant now) {
       ++at;
     }
   }
-  std::stable_sort(founders.begin(), founders.end(),
-                   [](const Peer& a, const Peer& b) { return a.order < b.order; });
+  std::ranges::stable_sort(founders,
+                           [](const Peer& a, const Peer& b) { return a.order < b.order; });
   start(std::move(founders));
-  // Level 1's founders always start so, and let each other in.
+  // Founders at level 1 always start alone and admit each other.
   if (peers_.members.size() != 1 || !peers_.members.front().start_only) return alone_since_.reset();
   alone_since_ = now;
   if (!others_at_ || now - *others_at_ >= kTogether) return;
   around_.send(peers_.members.front().connection, log_.collected(),
                wire::Notice{"this peer has started group " + std::to_string(id_) +
-                            " alone, and another one was there just before. " + kHowTogether});
+                            " alone, and another one has just left. " + kHowTogether});
 }
 
 void Group::start(std::vector<Peer> founders) {
@@ -305,7 +304,7 @@ bool Group::newcomer_ready(const Peer& candidate) const {
          candidate.prepared_epoch == record_.epoch;
 }
 
-// A plan with this newcomer exists that does without the links which it cannot make.
+// Whether a plan with this newcomer exists that avoids the links which it cannot establish.
 bool Group::fits(const Peer& candidate) const {
   if (candidate.unreachable.empty()) return true;
   std::set<topology::Edge> edges = planning_.ranks_of(links_.unusable());
@@ -320,9 +319,9 @@ bool Group::fits(const Peer& candidate) const {
 
 bool Group::newcomers_ready() const {
   if (ranks_ > 0)
-    return around_.replicas_wait(id_, wire::next_point(record_, wire::RoundKind::admit));
-  return std::any_of(peers_.candidates.begin(), peers_.candidates.end(),
-                     [&](const Peer& candidate) { return newcomer_ready(candidate); });
+    return around_.replicas().wait(id_, wire::next_point(record_, wire::RoundKind::admit));
+  return std::ranges::any_of(peers_.candidates,
+                             [&](const Peer& candidate) { return newcomer_ready(candidate); });
 }
 
 wire::Expect Group::expected() const {
@@ -335,11 +334,11 @@ wire::Expect Group::expected() const {
   return expect;
 }
 
-// Tells newcomers whom to dial, and members whom to expect.
+// Tells newcomers which members to connect to, and members which newcomers to expect.
 void Group::tell_newcomers() {
   if (peers_.members.empty()) return;
   const wire::Expect expect = expected();
-  // Members first: a member that is dialled should know why.
+  // Members first: they must know the newcomers that connect to them.
   for (const Peer& peer : peers_.members) {
     if (peer.connection != 0) around_.send(peer.connection, log_.collected(), expect);
   }
@@ -351,15 +350,15 @@ void Group::tell_newcomers() {
   }
 }
 
-// Lets newcomers in: the ranks of these replicas in that order, or without replicas all that are
+// Admits newcomers: the ranks of these replicas in this order, or without replicas all that are
 // ready.
 void Group::let_newcomers_in(wire::RoundKind kind, const std::vector<std::string>& replicas) {
-  // All members stand at the same call, so that all counters can start anew.
+  // All members are in the same call, so that all counters can restart.
   const std::size_t before = peers_.members.size();
   calls_.clear();
   const auto let_in = [&](const std::string& replica) {
     for (std::size_t at = 0; at < peers_.candidates.size();) {
-      // (Of several, each may fit without the others.)
+      // fits() again for each one: newcomers may fit alone but not together.
       if (newcomer_ready(peers_.candidates[at]) &&
           peers_.candidates[at].member.replica == replica &&
           (!replica.empty() || fits(peers_.candidates[at]))) {
@@ -367,7 +366,7 @@ void Group::let_newcomers_in(wire::RoundKind kind, const std::vector<std::string
         const PeerId id = peers_.members.back().member.id;
         for (const PeerId& other : std::exchange(peers_.members.back().unreachable, {}))
           links_.avoid(pair_of(id, other));
-        if (!replica.empty()) return;  // of a second of that name nothing is known
+        if (!replica.empty()) return;  // one rank per replica
       } else {
         ++at;
       }
@@ -379,21 +378,21 @@ void Group::let_newcomers_in(wire::RoundKind kind, const std::vector<std::string
     links_.use_all();
     plan_epoch();
   }
-  note(plural(peers_.members.size() - before, "newcomer") + " let in, " +
+  note(plural(peers_.members.size() - before, "newcomer") + " admitted, " +
        plural(peers_.members.size(), "member"));
   const bool syncing = kind == wire::RoundKind::sync_admit;
   record_.syncing = syncing;
   if (ranks_ > 0) {
     record_.points = wire::next_point(record_, kind);
     record_.point_open = syncing;
-    around_.replicas_changed();
+    around_.replicas().changed();
   }
   begin_epoch(wire::Cause::admission, {}, {});
 }
 
-// ---- coming back
+// ---- returning members
 
-// Takes over decisions of the master before that only this member holds. False: they cannot stand.
+// Adopts decisions of the previous master that only this member holds. False: they are not valid.
 bool Group::adopt(const std::vector<wire::LogEntry>& log, std::uint64_t applied) {
   const std::vector<wire::LogEntry> fresh = log_.adoptable(log, applied);
   if (fresh.empty()) return false;
@@ -414,9 +413,9 @@ bool Group::adopt(const std::vector<wire::LogEntry>& log, std::uint64_t applied)
 Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
                             const std::vector<wire::LogEntry>* log, Instant now) {
   Peer* peer = peers_.member(rejoin.id);
-  // A peer that only knows the id does not take the member's place.
+  // A peer that knows only the member's id cannot replace it.
   if (peer == nullptr || peer->member.seal != digest::seal_of(rejoin.ticket)) return Return::out;
-  // The entries that it has missed are gone.
+  // Entries that the member lacks are gone.
   if (rejoin.applied < log_.collected()) return Return::out;
   if (rejoin.applied > log_.last()) {
     if (!log_.as_restored() || rejoin.record.epoch != record_.epoch) return Return::out;
@@ -428,8 +427,7 @@ Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
   peer->returned = true;
   peer->heard = now;
   peer->blocked = {};
-  // Its report replaces what we knew: messages that it has not applied are sent again, and it
-  // repeats its open calls.
+  // The member repeats its open calls; entries that it has not applied are sent again.
   peer->applied = std::max(peer->applied, rejoin.applied);
   if (floods(*peer,
              Budget::kReturnItems + Budget::kMissedEntryItems * (log_.last() - rejoin.applied),
@@ -437,7 +435,7 @@ Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
     return Return::in;
   around_.send(connection, log_.collected(), wire::Welcome{peer->member.joined, true, 0, {}});
   send_log(*peer, rejoin.applied);
-  // Newcomers may have come or gone meanwhile.
+  // The newcomers may have changed meanwhile.
   around_.send(connection, log_.collected(), expected());
   return Return::in;
 }
@@ -464,7 +462,7 @@ std::unique_ptr<Group> Group::rebuild(std::uint32_t id, const Options& options,
     peer.returned = false;
     members.push_back(std::move(peer));
   }
-  // Members that shared memory do so still; a member that shares no more says so.
+  // Assume that members still share memory; a member that does not reports it.
   const std::vector<std::uint32_t>& hosts = record.plan.hosts;
   for (std::size_t a = 0; a < hosts.size() && a < members.size(); ++a) {
     for (std::size_t b = 0; b < hosts.size() && b < members.size(); ++b) {
@@ -494,17 +492,16 @@ std::vector<RankStanding> Group::ranks() const {
 }
 
 bool Group::busy(const PeerId& id) const {
-  // What a single member is in ended with the others.
+  // The calls of a single member have ended with the others.
   return peers_.members.size() > 1 && calls_.busy(id);
 }
 
 void Group::start_with(const std::vector<std::string>& replicas, std::uint64_t points) {
   std::vector<Peer> founders;
   for (const std::string& replica : replicas) {
-    const auto first = std::find_if(
-        peers_.candidates.begin(), peers_.candidates.end(), [&](const Peer& candidate) {
-          return candidate.waiting && candidate.member.replica == replica;
-        });
+    const auto first = std::ranges::find_if(peers_.candidates, [&](const Peer& candidate) {
+      return candidate.waiting && candidate.member.replica == replica;
+    });
     if (first == peers_.candidates.end()) continue;
     founders.push_back(peers_.take_candidate(
         static_cast<std::size_t>(first - peers_.candidates.begin()), log_.last()));
@@ -568,7 +565,7 @@ void Group::evict(ConnectionId connection, Code code, const std::string& reason,
   const wire::Member gone = peer->member;
   peers_.drop_candidate(connection);
   tell_newcomers();
-  around_.rank_departed(id_, gone, reason, false, false);
+  around_.replicas().departed(id_, gone, reason, false, false);
 }
 
 void Group::remove(const std::vector<Departed>& departed, Instant now) {
@@ -584,15 +581,15 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
       around_.close(peer->connection);
     }
     departures.push_back({gone.id, gone.reason});
-    around_.rank_departed(id_, peer->member, gone.reason, true, gone.finished);
+    around_.replicas().departed(id_, peer->member, gone.reason, true, gone.finished);
     for (const Pair& pair : links_.drop_member(gone.id)) around_.end_relay(pair.first, pair.second);
     calls_.drop_member(gone.id);
     std::erase_if(peers_.members, [&](const Peer& other) { return other.member.id == gone.id; });
   }
   if (departures.empty()) return;
   others_at_ = now;
-  // Where no plan avoids the unusable links any more, those links are tried again, rather than to
-  // evict members for them.
+  // If no plan avoids the unusable links any more, try these links again instead of evicting
+  // members.
   if (!peers_.members.empty() && !plan_epoch()) {
     links_.use_all();
     plan_epoch();
@@ -612,14 +609,14 @@ void Group::on_disconnect(ConnectionId connection, Instant now) {
     const wire::Member away = peer->member;
     peers_.drop_candidate(connection);
     tell_newcomers();
-    return around_.rank_away(id_, away, "its control connection broke");
+    return around_.replicas().away(id_, away, "its control connection broke");
   }
   peer->connection = 0;
   peer->disconnected_at = now;
   check_links(now);
 }
 
-// Evicts members that do not apply the log: all others keep it for them.
+// Evicts members that lag behind the log, which all others must keep for them.
 void Group::evict_laggards(Instant now) {
   const std::size_t most = options_.limits.max_behind;
   if (log_.entries().size() <= most) return;
@@ -652,21 +649,21 @@ void Group::evict_silent(Instant now) {
     evict(connection, Code::evicted, "not heard for " + seconds(limit), now);
 }
 
-// Always false: the peer is out.
+// Evicts the peer. Always returns false.
 bool Group::misuse(const Peer& from, const std::string& what, Instant now) {
   evict(from.connection, Code::evicted, "protocol misuse: " + what, now);
   return false;
 }
 
-// Charges the peer for a message that an honest peer with old knowledge sends occasionally. True:
-// it was once too often, and the peer is out.
+// Charges the peer for a message that an honest but stale peer sends occasionally. True: over the
+// limit; the peer is evicted.
 bool Group::stray(Peer& from, const char* what, Instant now) {
   if (from.budget.strays.take(options_.limits.strays, now)) return false;
   return !misuse(from, std::string("too many ") + what, now);
 }
 
-// Charges the peer for a message that takes the master's time. True: it was once too often, and the
-// peer is out.
+// Charges the peer for a message that takes the master's time. True: over the limit; the peer is
+// evicted.
 bool Group::floods(Peer& from, std::size_t items, Instant now) {
   if (from.budget.talk(options_.limits, items, now)) return false;
   return !misuse(from, "it floods the master", now);
@@ -676,7 +673,7 @@ bool Group::floods(Peer& from, std::size_t items, Instant now) {
 
 void Group::on_time(Instant now) {
   if (last_tick_ != Instant{} && now - last_tick_ > options_.heartbeat_timeout / 2) {
-    // The master was frozen, perhaps with all peers: what they sent meanwhile is still to be read.
+    // The master was frozen, perhaps with its peers: messages sent meanwhile are still to be read.
     for (Peer& peer : peers_.members) peer.heard = peer.disconnected_at = now;
     for (Peer& candidate : peers_.candidates) candidate.heard = now;
   }

@@ -1,27 +1,31 @@
 // One group: decides its epochs and the verdicts of its calls. Its facts are in five tables: Peers,
-// Log, OpenCalls, LinkHealth and Planning. Pure: events in, messages out, no clock and no sockets.
+// DecisionLog, OpenCalls, LinkHealth and Planning. Pure: events in, messages out, no clock, no
+// sockets.
 //
 // clang-format off
-//   event                   | what may follow
-//   ------------------------+-------------------------------------------------------------------------------------
-//   add_candidate, asks     | group not started and min_peers reached: epoch (admission); else Prepare, Expect
-//   prepared                | the newcomer may enter at the next admit round
-//   enters a round          | all members in: outcome, or epoch (admission) when newcomers are ready (of replicas:
-//                           | when replicas.h says so); before the outcome of optimize_topology an epoch (plan), when
-//                           | somebody measured something new
+//   event                   | consequences
+//   ------------------------+---------------------------------------------------------------------
+//   add_candidate, asks     | not started and min_peers reached: epoch (admission);
+//                           | otherwise Prepare, Expect
+//   prepared                | the newcomer may enter at the next admission round
+//   enters a round          | all members in: outcome, or epoch (admission) if newcomers are ready
+//                           | (with replicas: when replicas.h says so); before the outcome of
+//                           | optimize_topology an epoch (plan) if rates are new
 //   operation entered, done | signatures differ: verdict mismatch; all done: verdict commit
-//   abort request           | verdict timeout or peer_lost (interrupted), unless decided already
-//   link report             | the peer's control is gone too: loss; else link reset (epoch, loss), a plan without the
-//                           | link, or eviction
-//   control connection gone | a bad link to the peer was reported: loss; else loss when the reconnect window is over
-//   blocked report          | nobody can move: verdict deadlock for every call that is waited in
-//   who shares memory       | epoch (plan): operations start over, none ends
-//   operation took long     | links were never measured: the next admission point's outcome asks members to
-//   measured                | at most every replan_interval, between operations, if another plan is clearly faster:
-//                           | epoch (plan)
-//   a relay is wanted       | of members that could not connect: tokens for a connection through the master, to both
+//   abort request           | unless decided already: verdict timeout, or peer_lost (interrupted)
+//   link report             | the peer's control connection is gone too: loss; otherwise link reset
+//                           | (epoch, loss), a plan without the link, or eviction
+//   control connection gone | its link was reported: loss; otherwise loss after the reconnect time
+//   blocked report          | no member can proceed: verdict deadlock for every call with waiters
+//   memory sharing changed  | epoch (plan): operations start over, none ends
+//   operation took long     | links were never measured: the outcome of the next admission point
+//                           | asks members to measure
+//   measured                | at most every replan_interval, between operations, if another plan is
+//                           | clearly faster: epoch (plan)
+//   a relay is wanted       | between members that could not connect: tokens to both
 //   leave, silence, misuse  | loss
-//   loss                    | epoch (loss): policy-abort operations end, the others lose their `done`; rounds go on
+//   loss                    | epoch (loss): policy-abort operations end, the others lose their
+//                           | `done`; rounds continue
 // clang-format on
 //
 // Every decision is an entry of the log, which all members see in the same order.
@@ -33,9 +37,9 @@
 #include <string>
 #include <vector>
 
+#include "pccl/master/decision_log.h"
 #include "pccl/master/decisions.h"
 #include "pccl/master/link_health.h"
-#include "pccl/master/log.h"
 #include "pccl/master/open_calls.h"
 #include "pccl/master/peers.h"
 #include "pccl/master/planning.h"
@@ -43,7 +47,34 @@
 
 namespace pccl::master {
 
-// What a group needs of the master around it.
+// What a group tells and asks about replicas: see replicas.h. By default there are none.
+class ReplicaRules {
+ public:
+  virtual ~ReplicaRules() = default;
+  // An event may let admissions or the start proceed.
+  virtual void changed() {}
+  // A member or a newcomer is out. `finished`: a member left regularly.
+  virtual void departed(std::uint32_t /*group*/, const wire::Member&, const std::string& /*reason*/,
+                        bool /*member*/, bool /*finished*/) {}
+  // A newcomer has lost its connection or withdrawn.
+  virtual void away(std::uint32_t /*group*/, const wire::Member&, const std::string& /*reason*/) {}
+  // All members of the group are at this admission point. Returns the replicas to admit there.
+  // Empty optional: not decided, or not ready yet; Group::retry_admission follows.
+  virtual std::optional<std::vector<std::string>> to_admit(std::uint32_t /*group*/,
+                                                           std::uint64_t /*point*/) {
+    return std::nullopt;
+  }
+  // Whether replicas would be admitted at this point.
+  [[nodiscard]] virtual bool wait(std::uint32_t /*group*/, std::uint64_t /*point*/) const {
+    return false;
+  }
+  // Whether replicas have members, in any group.
+  [[nodiscard]] virtual bool started() const { return false; }
+  // The number of replicas that must still join before the start.
+  [[nodiscard]] virtual std::uint32_t missing() const { return 0; }
+};
+
+// The master around a group.
 class Surroundings {
  public:
   virtual ~Surroundings() = default;
@@ -53,43 +84,25 @@ class Surroundings {
   virtual wire::Census census() = 0;
   virtual std::uint64_t next_join_ordinal() = 0;
 
-  // A connection between these two is to go through the master: the tokens by which they are known.
+  // Begins to relay a connection between two peers. Returns a token for each.
   virtual std::optional<std::pair<PeerId, PeerId>> expect_relay(const PeerId& /*one*/,
                                                                 const PeerId& /*other*/) {
     return std::nullopt;
   }
-  // No more of theirs.
   virtual void end_relay(const PeerId& /*one*/, const PeerId& /*other*/) {}
-
-  // -- of groups whose peers are ranks of replicas: see replicas.h
-  // Something is another way that admissions or the start may have waited for.
-  virtual void replicas_changed() {}
-  // A member, or a newcomer, is out. `finished`: a member went by itself, in good order.
-  virtual void rank_departed(std::uint32_t, const wire::Member&, const std::string& /*reason*/,
-                             bool /*member*/, bool /*finished*/) {}
-  // A newcomer's connection is gone, or it does not wait any more.
-  virtual void rank_away(std::uint32_t, const wire::Member&, const std::string& /*reason*/) {}
-  // All members stand at that admission point: the replicas that come in there. Nothing: not
-  // decided, or not ready yet; Group::retry_admission follows.
-  virtual std::optional<std::vector<std::string>> replicas_to_admit(std::uint32_t,
-                                                                    std::uint64_t /*point*/) {
-    return std::nullopt;
+  virtual ReplicaRules& replicas() {
+    static ReplicaRules none;
+    return none;
   }
-  // Some would come in at that point.
-  virtual bool replicas_wait(std::uint32_t, std::uint64_t /*point*/) { return false; }
-  // Replicas have members, here or in another group.
-  virtual bool replicas_started() { return false; }
-  // Until then: replicas still to come.
-  virtual std::uint32_t replicas_missing() { return 0; }
 };
 
-// Where one rank of a replica stands in its group.
+// The state of one rank of a replica in its group.
 struct RankStanding {
   wire::Member peer;
   std::uint32_t min_peers = 1;
   bool member = false;
-  bool waiting = false;  // a newcomer that waits to be let in
-  bool ready = false;    // ... and could be, now
+  bool waiting = false;  // a newcomer that waits for admission
+  bool ready = false;    // a newcomer that can be admitted now
 };
 
 // *one thread: the master's*
@@ -100,57 +113,60 @@ class Group {
   Group(const Group&) = delete;  // the tables refer to each other
   Group& operator=(const Group&) = delete;
 
-  // The group as its members know it. `log`: of newest(reports). REQUIRES: reports is not empty.
+  // Rebuilds a group from its members' reports. `log`: the log of newest(reports). REQUIRES:
+  // reports is not empty.
   static std::unique_ptr<Group> rebuild(std::uint32_t id, const Options& options,
                                         Surroundings& around, const std::vector<Returned>& reports,
                                         const std::vector<wire::LogEntry>& log, Instant now);
 
   void add_candidate(ConnectionId connection, const wire::Join& join, const std::string& seen,
                      Instant now);
-  // A member's new control connection. `log`: what it answered to RequestLog, or null.
+  // A member has a new control connection. `log`: its answer to RequestLog, or null.
   enum class Return : std::uint8_t {
     in,
-    out,        // it is no member any more
-    needs_log,  // it knows decisions that we do not: ask for its log, and call this again with it
+    out,        // it is no longer a member
+    needs_log,  // it knows decisions that this master lacks: call again with its log
   };
   Return rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
                 const std::vector<wire::LogEntry>* log, Instant now);
   void on_message(ConnectionId from, const wire::Frame& frame, Instant now);
   void on_disconnect(ConnectionId connection, Instant now);
   void on_time(Instant now);
-  // The peer broke the rules; it goes, with this sentence.
+  // Removes a peer that broke the rules. `reason`: for the peer and the log.
   void evict(ConnectionId connection, Code code, const std::string& reason, Instant now);
 
   // -- replicas
-  // 0: this group's peers belong to none.
+  // 0: the group's peers belong to no replicas.
   [[nodiscard]] std::uint32_t ranks_per_replica() const { return empty() ? 0 : ranks_; }
   [[nodiscard]] std::vector<RankStanding> ranks() const;
-  // The member is in a call.
+  // Whether the member is in a call with others.
   [[nodiscard]] bool busy(const PeerId& id) const;
-  // `points`: that were passed before. REQUIRES: no members; a newcomer that waits, of each.
+  // `points`: the number of admission points passed before. REQUIRES: no members; a waiting
+  // newcomer of each replica.
   void start_with(const std::vector<std::string>& replicas, std::uint64_t points);
-  // The others have started: who waited only for that asks again when its program comes so far.
+  // The group has started without the newcomers that only wanted to found it: they stop waiting.
   void leave_behind();
   void retry_admission(Instant now);
-  // The replica's rank here, as a member and as a newcomer.
+  // Evicts the replica's rank in this group: the member, and the newcomers.
   void evict_rank(const std::string& replica, bool member, bool newcomers,
                   const std::string& reason, Instant now);
-  // A line for the log of its user.
+  // Sends a line for the user's log.
   void tell_rank(const std::string& replica, const std::string& text);
 
-  // Asks some members whether they can connect there; who was asked.
+  // Asks up to `most` members that `fit` whether they can connect to an address. Returns those
+  // asked.
   [[nodiscard]] std::vector<PeerId> ask_members(const wire::Try& question, std::size_t most,
                                                 const std::function<bool(ConnectionId)>& fit);
   [[nodiscard]] PeerId member_on(ConnectionId connection) const;
   [[nodiscard]] bool knows(ConnectionId connection) const;
   [[nodiscard]] const wire::EpochRecord& record() const { return record_; }
-  [[nodiscard]] const Log& log() const { return log_; }
+  [[nodiscard]] const DecisionLog& log() const { return log_; }
   [[nodiscard]] bool empty() const { return peers_.empty(); }
-  // A decision falls due within some hundred milliseconds.
+  // Whether a decision may fall due within some hundred milliseconds.
   [[nodiscard]] bool hurried() const {
     return links_.troubled() || stuck_since_ || calls_.disagree();
   }
-  // Open operations with who entered and who is done: for the tests of rebuild.
+  // The open calls with the members that entered and those that are done: for tests of rebuild().
   [[nodiscard]] std::string summary() const;
   [[nodiscard]] const OpenCalls& calls() const { return calls_; }
 
@@ -159,11 +175,11 @@ class Group {
     PeerId id;
     Code code = Code::evicted;
     std::string reason;
-    bool finished = false;  // it left in good order
+    bool finished = false;  // it left regularly
   };
 
   // -- decisions
-  void append(Log::Decision what);
+  void append(DecisionLog::Decision what);
   void decide(const wire::CallKey& key, Code code, const PeerId& culprit, const std::string& reason,
               const std::string& waiting, const wire::SyncDecision& sync = {});
   void begin_epoch(wire::Cause cause, std::vector<wire::Departure> departures,
@@ -202,7 +218,7 @@ class Group {
   bool floods(Peer& from, std::size_t items, Instant now);
   bool adopt(const std::vector<wire::LogEntry>& log, std::uint64_t applied);
 
-  // -- messages of one peer. `from` is gone when it was evicted for what it said.
+  // -- messages of one peer. The peer may be evicted, which invalidates `from`.
   void hear_newcomer(Peer& from, const wire::Message& message, Instant now);
   void hear_member(Peer& from, const wire::Message& message, std::uint64_t applied, Instant now);
   void on_neighbourhood(Peer& from, const wire::Neighbourhood& neighbourhood, Instant now);
@@ -239,18 +255,18 @@ class Group {
   void note(const std::string& line) { around_.log("group " + std::to_string(id_) + ": " + line); }
 
   std::uint32_t id_;
-  std::uint32_t ranks_ = 0;  // per replica; as the peers that are here say
+  std::uint32_t ranks_ = 0;  // per replica, as the group's peers report; 0: no replicas
   Options options_;
   Surroundings& around_;
   wire::EpochRecord record_;
   Peers peers_;
-  Log log_;
+  DecisionLog log_;
   OpenCalls calls_{options_.limits};
   LinkHealth links_;
   Planning planning_{options_, peers_, links_};
   std::optional<Instant> stuck_since_;
-  std::optional<Instant> alone_since_;  // one peer started the group, and has not been told of this
-  std::optional<Instant> others_at_;    // when a peer went
+  std::optional<Instant> alone_since_;  // one peer founded the group and was not told so yet
+  std::optional<Instant> others_at_;    // when a peer last departed
   Instant last_tick_{};
 };
 

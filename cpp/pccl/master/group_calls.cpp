@@ -1,4 +1,4 @@
-// How a group ends its calls: verdicts, outcomes, deadlocks and stragglers.
+// How a group ends its calls: verdicts, outcomes, deadlocks, stragglers.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -19,8 +19,7 @@ void Group::check_operation(const wire::OpKey& key, Instant now) {
     const auto entry = operation.entries.find(peer.member.id);
     if (entry == operation.entries.end()) continue;
     if (entry->second.done) ++done;
-    // Plans differ between attempts, and with them signatures: only those of the present attempts
-    // are compared.
+    // A signature depends on the plan: compare only those of present attempts.
     if (entry->second.attempt >= record_.abort_floor)
       claims.push_back({peer.member.id, entry->second.signature,
                         static_cast<std::size_t>(&peer - peers_.members.data())});
@@ -33,7 +32,7 @@ void Group::check_operation(const wire::OpKey& key, Instant now) {
       decide(key, Code::mismatched_call, mismatch->culprit, mismatch->reason, {});
       return;
     }
-    const bool differ = std::any_of(claims.begin(), claims.end(), [&](const Claim& claim) {
+    const bool differ = std::ranges::any_of(claims, [&](const Claim& claim) {
       return claim.signature.hash != claims.front().signature.hash;
     });
     if (differ) {
@@ -52,10 +51,10 @@ void Group::check_round(const wire::RoundKey& key, Instant now) {
     case wire::RoundKind::admit:
     case wire::RoundKind::sync_admit:
       if (ranks_ > 0) {
-        const auto replicas = around_.replicas_to_admit(id_, wire::next_point(record_, key.kind));
+        const auto replicas = around_.replicas().to_admit(id_, wire::next_point(record_, key.kind));
         if (!replicas) return;
         if (!replicas->empty()) return let_newcomers_in(key.kind, *replicas);
-        around_.replicas_changed();
+        around_.replicas().changed();
       } else if (newcomers_ready()) {
         return let_newcomers_in(key.kind, {});
       }
@@ -73,25 +72,24 @@ void Group::check_round(const wire::RoundKey& key, Instant now) {
   decide(key, Code::ok, {}, {}, {});
 }
 
-// Whether members measure at this admission point. Not when the program of one of them measures
-// when it likes (level 1).
+// Whether members should measure at this admission point: not if a member's program decides itself
+// when to measure (level 1).
 bool Group::measure_at(const wire::RoundKey& key) {
   const auto round = calls_.rounds().find(key);
   if (round == calls_.rounds().end() || !planning_.measuring_helps(record_.admission)) return false;
-  const bool all =
-      std::all_of(round->second.entered.begin(), round->second.entered.end(), [](const auto& item) {
-        const auto* point = std::get_if<wire::AdmissionPoint>(&item.second);
-        return point != nullptr && point->measures;
-      });
-  // Asked once, also where a member says no.
+  const bool all = std::ranges::all_of(round->second.entered, [](const auto& item) {
+    const auto* point = std::get_if<wire::AdmissionPoint>(&item.second);
+    return point != nullptr && point->measures;
+  });
+  // Once per admission, even if a member declines.
   planning_.asked_to_measure(record_.admission);
   if (!all) return false;
   note("operations are slow, so the links are measured");
   return true;
 }
 
-// All members have said what they measured. The epoch record has it for all, even where the plan
-// stays: so a later master knows it, too.
+// All members have reported their measurements. Begins an epoch even if the plan does not change,
+// so that all members, and a later master, know the rates.
 void Group::optimize(const wire::RoundKey& key) {
   const OpenRound& round = calls_.rounds().at(key);
   const std::vector<PeerId> ids = peers_.ids();
@@ -103,7 +101,7 @@ void Group::optimize(const wire::RoundKey& key) {
   decide(key, Code::ok, {}, {}, {});
 }
 
-// All members have said what they have; state/election.h judges it.
+// All members have reported their states: see state/election.h.
 void Group::check_sync(const wire::RoundKey& key, Instant now) {
   const OpenRound& round = calls_.rounds().at(key);
   state::Judgement judgement;
@@ -126,7 +124,7 @@ void Group::check_sync(const wire::RoundKey& key, Instant now) {
                                                   : state::judge_details(ballots, record_.state);
   }
   if (!judgement.removals.empty()) {
-    // The round goes on without them.
+    // The round continues without these members.
     std::vector<Departed> gone;
     for (state::Removal& removal : judgement.removals)
       gone.push_back({removal.peer, removal.code, std::move(removal.reason)});
@@ -170,31 +168,30 @@ void Group::check_stuck(Instant now) {
   note("stuck: " + text);
   stuck_since_.reset();
   for (const wire::CallKey& call : calls) {
-    // (Of another admission, or of a call that is over, it would be a decision for ever.)
+    // A call of another admission, which is over, must not be decided again.
     if (std::visit([](const auto& key) { return key.admission; }, call) != record_.admission)
       continue;
     decide(call, Code::deadlock, {}, "the members wait in calls that cannot meet: " + text, lines);
   }
 }
 
-// Tells members whom they wait for: one line for all calls in which the same peers are missing.
+// Tells members which peers they wait for, with one line for all calls that lack the same peers.
 void Group::notice_stragglers(Instant now) {
   struct Wait {
     wire::CallKey oldest;
     Instant opened{};
     bool due = false;
-    std::vector<std::optional<Instant>*> noticed;  // of all its calls
+    std::vector<std::optional<Instant>*> noticed;  // of all these calls
   };
   const auto is_due = [&](Instant opened, const std::optional<Instant>& noticed) {
     return noticed ? now - *noticed >= kStragglerRepeat : now - opened >= kStragglerNotice;
   };
   const auto any_due = [&](const auto& calls) {
-    return std::any_of(calls.begin(), calls.end(), [&](const auto& item) {
-      return is_due(item.second.opened, item.second.noticed);
-    });
+    return std::ranges::any_of(
+        calls, [&](const auto& item) { return is_due(item.second.opened, item.second.noticed); });
   };
   if (!any_due(calls_.operations()) && !any_due(calls_.rounds())) return;
-  std::map<std::vector<PeerId>, Wait> waits;  // by who is missing
+  std::map<std::vector<PeerId>, Wait> waits;  // by the missing peers
   const auto count = [&](const wire::CallKey& key, auto& call, const auto& entered) {
     std::vector<PeerId> missing;
     for (const Peer& peer : peers_.members)
@@ -222,15 +219,14 @@ void Group::notice_stragglers(Instant now) {
                        " s:" + names + (missing.size() > 4 ? " ..." : "");
     if (wait.noticed.size() > 1) line += "; and in " + plural(wait.noticed.size() - 1, "more call");
     for (const Peer& peer : peers_.members) {
-      const bool waits_too =
-          std::find(missing.begin(), missing.end(), peer.member.id) == missing.end();
+      const bool waits_too = std::ranges::find(missing, peer.member.id) == missing.end();
       if (peer.connection != 0 && waits_too)
         around_.send(peer.connection, log_.collected(), wire::Notice{line});
     }
   }
 }
 
-// Evicts members for which half of the group or more has waited too long. Where more than half are
+// Evicts members for which at least half of the group has waited too long. If more than half are
 // missing, ends the call instead.
 void Group::end_overdue(Instant now) {
   if (!options_.straggler_timeout) return;
@@ -254,7 +250,8 @@ void Group::end_overdue(Instant now) {
     judge(key, operation.opened, [&](const PeerId& id) { return operation.entries.contains(id); });
   }
   for (const auto& [key, round] : calls_.rounds()) {
-    // A member that has not entered these receives state, or measures: its links are watched.
+    // Members that have not entered these rounds are receiving state or measuring; a failure shows
+    // on their links.
     if (key.kind == wire::RoundKind::sync_end || key.kind == wire::RoundKind::optimize) continue;
     judge(key, round.opened, [&](const PeerId& id) { return round.entered.contains(id); });
   }

@@ -1,4 +1,4 @@
-// How a group plans, and what it does about links that do not work.
+// How a group plans, and how it handles links that do not work.
 #include <algorithm>
 #include <utility>
 
@@ -14,7 +14,7 @@ void Group::take_plan(Draft draft) {
   if (!why.empty()) note("plan: " + why);
 }
 
-// Plans the next epoch, of the present members. False: no plan does without the unusable links.
+// Plans the next epoch for the present members. False: no plan avoids the unusable links.
 bool Group::plan_epoch() {
   planning_.forget_hosts();
   auto draft = planning_.draft(record_);
@@ -23,16 +23,16 @@ bool Group::plan_epoch() {
   return true;
 }
 
-// Plans again when members share memory in another way.
+// Plans again when memory sharing has changed.
 void Group::check_plan(Instant now) {
   if (!planning_.hosts_due(record_, now) || !plan_epoch()) return;
-  note("planned for who shares memory");
+  note("planned for changed memory sharing");
   start_over(wire::Cause::plan, {}, {});
 }
 
-// Plans again when transfers have shown other rates. Operations under way would start over, and a
-// long one perhaps again and again: so only between operations. Nor while links are in trouble:
-// what is reported of them counts from the beginning of an epoch.
+// Plans again when transfers have shown other rates. Only between operations, which would start
+// over, a long one perhaps many times. Not while links are in trouble, since an epoch restarts the
+// times of their reports.
 void Group::reconsider_plan(Instant now) {
   if (!planning_.look_due(now) || peers_.members.empty() || !calls_.operations().empty() ||
       links_.troubled())
@@ -52,24 +52,25 @@ std::set<Pair> Group::relayed_pairs() const {
 
 // ---- links
 
-// The member may be gone; the heartbeat timeout will tell. True for a peer that is no member.
+// Whether the member may be gone, which the heartbeat timeout will tell. True if it is not a
+// member.
 bool Group::silent(const PeerId& id, Instant now) const {
   const Peer* peer = peers_.member(id);
   return peer == nullptr || peer->connection == 0 ||
          now - peer->heard >= 2 * options_.heartbeat_interval;
 }
 
-// Plans without these links. False: no plan does.
+// Plans without these links. False: no plan avoids them.
 bool Group::plan_around(const std::vector<BadLink>& bad) {
   std::set<Pair> pairs;
   for (const BadLink& link : bad) pairs.insert(pair_of(link.reporter, link.about));
-  if (links_.unavoidable(pairs)) return false;  // that was tried
+  if (links_.unavoidable(pairs)) return false;  // tried before
   const std::set<Pair> relayed = relayed_pairs();
   std::vector<Pair> avoided;
   std::vector<Pair> not_relayed;
   for (const Pair& pair : pairs) {
     if (links_.avoid(pair)) avoided.push_back(pair);
-    // A link that was to be relayed has failed that way as well.
+    // The relayed link has failed as well.
     if (relayed.contains(pair) && links_.avoid_relaying(pair)) not_relayed.push_back(pair);
   }
   if (plan_epoch()) {
@@ -82,8 +83,8 @@ bool Group::plan_around(const std::vector<BadLink>& bad) {
   return false;
 }
 
-// No plan does without all of these links. As many members go at once as have to: a member that
-// goes later would be found only after as long again.
+// No plan avoids all of these links. Evicts all members that must go at once: it would take another
+// timeout to find the next one.
 void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue,
                             Instant now) {
   links_.clear_troubles();
@@ -105,7 +106,7 @@ void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink
     for (const PeerId& other : others) with += " " + other.brief();
     gone.push_back({*victim, Code::unreachable,
                     "its links to these peers do not work:" + with +
-                        "; no plan does without them: " + link_advice(options_.relays)});
+                        "; no plan avoids these links: " + link_advice(options_.relays)});
     std::erase(left, *victim);
     std::erase_if(overdue, [&](const BadLink& link) {
       return link.about == *victim || link.reporter == *victim;
@@ -113,8 +114,8 @@ void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink
     std::set<topology::Edge> edges;
     std::set<topology::Edge> never;
     const auto add = [&](const PeerId& a, const PeerId& b, std::set<topology::Edge>& to) {
-      const auto first = std::find(left.begin(), left.end(), a) - left.begin();
-      const auto second = std::find(left.begin(), left.end(), b) - left.begin();
+      const auto first = std::ranges::find(left, a) - left.begin();
+      const auto second = std::ranges::find(left, b) - left.begin();
       const auto n = static_cast<std::ptrdiff_t>(left.size());
       if (first < n && second < n)
         to.insert(
@@ -135,9 +136,8 @@ void Group::check_links(Instant now) {
   std::vector<Departed> gone;
   for (const Peer& peer : peers_.members) {
     if (peer.connection != 0) continue;
-    // A broken control connection and one report of a bad link: that is what a killed process looks
-    // like. (A connection that the master before relayed ended with that master, and says nothing
-    // of a member that has yet to come back.)
+    // A broken control connection and a report of a bad link indicate a killed process. For a
+    // member that has not returned yet, ignore relayed links: they ended with the previous master.
     const std::string* reason =
         links_.reason_about(peer.member.id, peer.returned ? std::set<Pair>{} : relayed);
     if (reason != nullptr)
@@ -149,17 +149,17 @@ void Group::check_links(Instant now) {
   if (found.ripe) {
     const bool planned = plan_around(found.bad);
     found.reset = found.reset || planned;
-    // A member has to go. A member that is evicted for a link gets as much time as one that is
-    // evicted for its silence: had one of the two ends died, the master would know by now.
+    // A member must be evicted, but not before the heartbeat timeout: had one of the two ends died,
+    // the master would know by then.
     if (!planned && !found.overdue.empty()) return evict_for_links(found.bad, found.overdue, now);
   }
   if (!found.reset) return;
   const std::vector<BadLink> worn = links_.worn(options_.limits.breaks, now);
   if (!worn.empty() && !plan_around(worn)) {
-    // A member that breaks its links to several others is in most of the pairs. For a single pair
-    // no member has to go.
+    // A member that breaks its links to several others is in most pairs. Nobody is evicted for a
+    // single pair.
     const std::optional<PeerId> victim = judge_links(peers_.ids(), worn);
-    const auto with_it = std::count_if(worn.begin(), worn.end(), [&](const BadLink& link) {
+    const auto with_it = std::ranges::count_if(worn, [&](const BadLink& link) {
       return victim && (link.about == *victim || link.reporter == *victim);
     });
     if (with_it > 1) {
@@ -170,8 +170,8 @@ void Group::check_links(Instant now) {
   reset_links();
 }
 
-// Both ends live: what was in flight on the link is lost, so operations start over while it is
-// dialled again.
+// Both ends of a broken link live. Its data in flight is lost, so operations start over while the
+// link is established again.
 void Group::reset_links() {
   const std::string reason = "a connection between two members broke" + links_.example();
   note(reason);

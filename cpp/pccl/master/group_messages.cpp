@@ -1,4 +1,4 @@
-// What members and newcomers say to their group.
+// The messages of members and newcomers to their group.
 #include <algorithm>
 #include <utility>
 
@@ -9,8 +9,8 @@
 namespace pccl::master {
 namespace {
 
-// Messages that nothing else bounds, and how long their lists are. Calls are counted where it is
-// known whether they are new.
+// The length of the list in messages that are charged by floods(); empty: charged elsewhere, as
+// entering calls is free.
 std::optional<std::size_t> talk_in(const wire::Message& message) {
   using Items = std::optional<std::size_t>;
   return std::visit(
@@ -53,19 +53,19 @@ void Group::hear_newcomer(Peer& from, const wire::Message& message, Instant now)
   std::visit(
       Overloaded{
           [](const wire::Heartbeat&) {},
-          [](const wire::Tried&) {},  // an answer to the master, not to the group
-          // A member says these, and may not have heard yet that it is none any more.
+          [](const wire::Tried&) {},  // for the master, not the group
+          // From a member that does not know yet that it was removed.
           [](const wire::LogPart&) {}, [](const wire::Measured&) {},
           [](const wire::AbortRequest&) {}, [](const wire::Blocked&) {},
           [&](const wire::RequestAdmission&) {
             if (from.waiting) return;
             if (!from.budget.turns.take(options_.limits.turns, now))
-              return (void)misuse(from, "it cannot make up its mind", now);
+              return (void)misuse(from, "it asks for admission too often", now);
             from.waiting = true;
             from.start_only = false;
             if (peers_.members.empty()) return start_if_ready(now);
             tell_newcomers();
-            around_.replicas_changed();
+            around_.replicas().changed();
           },
           [&](const wire::WithdrawAdmission&) {
             if (!from.waiting) return;
@@ -73,7 +73,7 @@ void Group::hear_newcomer(Peer& from, const wire::Message& message, Instant now)
             from.prepared_epoch = 0;
             const wire::Member away = from.member;
             tell_newcomers();
-            around_.rank_away(id_, away, "it did not wait any longer");
+            around_.replicas().away(id_, away, "it no longer waits");
           },
           [&](const wire::Prepared& prepared) { on_prepared(from, prepared, now); },
           [&](const wire::Neighbourhood& near) { on_neighbourhood(from, near, now); },
@@ -86,7 +86,7 @@ void Group::hear_newcomer(Peer& from, const wire::Message& message, Instant now)
             const wire::Member gone = from.member;
             peers_.drop_candidate(from.connection);
             tell_newcomers();
-            around_.rank_departed(id_, gone, "it left", false, false);
+            around_.replicas().departed(id_, gone, "it left", false, false);
           },
           [&](const auto&) { misuse(from, "a message that peers do not send here", now); }},
       message);
@@ -99,10 +99,10 @@ void Group::hear_member(Peer& from, const wire::Message& message, std::uint64_t 
   std::visit(
       Overloaded{
           [](const wire::Heartbeat&) {},
-          [](const wire::Tried&) {},  // an answer to the master, not to the group
-          // It was asked for its log, and then another member that knows more was.
+          [](const wire::Tried&) {},  // for the master, not the group
+          // The answer is late: another member with a newer log was asked.
           [](const wire::LogPart&) {},
-          // A newcomer says these, and may not have heard yet that it was let in.
+          // From a newcomer that does not know yet that it was admitted.
           [](const wire::RequestAdmission&) {}, [](const wire::WithdrawAdmission&) {},
           [](const wire::Prepared&) {},
           [&](const wire::Neighbourhood& near) { on_neighbourhood(from, near, now); },
@@ -125,7 +125,7 @@ void Group::hear_member(Peer& from, const wire::Message& message, std::uint64_t 
               if (sender == nullptr) return;
               on_operation(*sender, state, applied, now);
             }
-            reconsider_plan(now);  // a program that reduces all the time has no other pause
+            reconsider_plan(now);  // a busy program may be between operations only here
           },
           [&](const wire::AbortRequest& request) { on_abort(from, request, applied, now); },
           [&](const wire::LinkReport& report) { on_link(from, report, now); },
@@ -145,20 +145,18 @@ void Group::hear_member(Peer& from, const wire::Message& message, std::uint64_t 
       message);
 }
 
-// The newcomer has links to all members of the prepared epoch, `without` those.
+// The newcomer has links to all members of the prepared epoch except those in `without`.
 void Group::on_prepared(Peer& from, const wire::Prepared& prepared, Instant now) {
   if (!from.budget.turns.take(options_.limits.turns, now))
-    return (void)misuse(from, "it cannot make up its mind", now);
+    return (void)misuse(from, "it reports being prepared too often", now);
   const bool before = newcomers_ready();
   const std::set<PeerId> without(prepared.without.begin(), prepared.without.end());
-  // A link that was not accepted as unreachable may still come about, or be lost.
-  if (!std::includes(from.unreachable.begin(), from.unreachable.end(), without.begin(),
-                     without.end()))
-    return;
+  // A link that the master has not accepted as unreachable may still be established.
+  if (!std::ranges::includes(from.unreachable, without)) return;
   from.unreachable = without;
   from.prepared_epoch = prepared.epoch;
   if (newcomers_ready() != before) tell_newcomers();
-  around_.replicas_changed();
+  around_.replicas().changed();
 }
 
 void Group::on_neighbourhood(Peer& from, const wire::Neighbourhood& neighbourhood, Instant now) {
@@ -166,15 +164,15 @@ void Group::on_neighbourhood(Peer& from, const wire::Neighbourhood& neighbourhoo
     return (void)misuse(from, "more neighbours than peers", now);
   const std::set<PeerId> before =
       std::exchange(from.shares_with, {neighbourhood.peers.begin(), neighbourhood.peers.end()});
-  const bool fewer = std::any_of(before.begin(), before.end(), [&](const PeerId& other) {
+  const bool fewer = std::ranges::any_of(before, [&](const PeerId& other) {
     return !from.shares_with.contains(other) && peers_.member(other) != nullptr;
   });
   if (fewer && !from.budget.restarts.take(options_.limits.restarts, now))
-    return (void)misuse(from, "its neighbours come and go", now);
+    return (void)misuse(from, "it stops sharing memory too often", now);
   from.sharing_pending = neighbourhood.pending;
   if (!peers_.is_member(from)) return;
   planning_.forget_hosts();
-  // While other members are still finding out, the next tick is soon enough.
+  // While other members still find out with whom they share, wait for the next tick.
   if (peers_.sharing_settled()) check_plan(now);
 }
 
@@ -208,21 +206,20 @@ void Group::on_abort(Peer& from, const wire::AbortRequest& request, std::uint64_
 void Group::on_newcomers_link(Peer& from, const wire::LinkReport& report, Instant now) {
   const Peer* about = peers_.member(report.peer);
   if (about == nullptr || report.state != wire::LinkState::unreachable) return;
-  // A single member whose control connection is gone, too: there is nobody else to report that it
-  // is gone.
+  // The only member has lost its control connection too: no other member can report its loss.
   if (about->connection == 0 && peers_.members.size() == 1) {
     return remove({{report.peer, Code::evicted, "connection lost (" + report.reason + ")"}}, now);
   }
-  // A member that is silent to the master as well may be the one that is gone: the newcomer goes on
-  // dialling, and reports again.
+  // A member that the master does not hear from either may be gone. The newcomer continues to
+  // connect and reports again.
   if (!from.waiting || silent(report.peer, now)) return;
-  // The newcomer may come in where the plan can do without that link. Else it must not: it would be
-  // a loss to all members a moment later.
+  // Admit the newcomer only if a plan avoids that link: otherwise all members would lose it at
+  // once.
   from.unreachable.insert(report.peer);
   if (fits(from)) return;
   evict(from.connection, Code::unreachable,
         "it cannot reach peer " + report.peer.brief() + " (" + report.reason +
-            "), nor is it reached from there, and no plan does without that: " +
+            "), nor can that peer reach it, and no plan avoids that link: " +
             link_advice(options_.relays),
         now);
 }
@@ -230,16 +227,16 @@ void Group::on_newcomers_link(Peer& from, const wire::LinkReport& report, Instan
 void Group::on_link(Peer& from, const wire::LinkReport& report, Instant now) {
   const PeerId id = from.member.id;
   if (peers_.member(report.peer) == nullptr || report.peer == id) {
-    const bool newcomer =
-        std::any_of(peers_.candidates.begin(), peers_.candidates.end(),
-                    [&](const Peer& candidate) { return candidate.member.id == report.peer; });
+    const bool newcomer = std::ranges::any_of(peers_.candidates, [&](const Peer& candidate) {
+      return candidate.member.id == report.peer;
+    });
     if (!newcomer) (void)stray(from, "reports about links to nobody", now);
     return;
   }
   const bool relayed = report.state == wire::LinkState::relayed;
   if (relayed || report.state == wire::LinkState::mended) {
-    // A link that was to be relayed has come about without the master. (The report says which, as
-    // the link may have come about before this epoch, or under another master.)
+    // A relayed link was established without the master, perhaps before this epoch or under another
+    // master.
     const Pair pair = pair_of(id, report.peer);
     if (!relayed && relayed_pairs().contains(pair) &&
         topology::edges(record_.plan).contains(*planning_.ranks_of({pair}).begin()))
@@ -250,21 +247,21 @@ void Group::on_link(Peer& from, const wire::LinkReport& report, Instant now) {
   if (links_.report(id, report, late, now)) check_links(now);
 }
 
-// Both ends get a token each: a connection that brings one is of the peer that was told it.
+// Sends a token to each end, which identifies its connection.
 void Group::on_want_relay(Peer& from, const wire::WantRelay& want, Instant now) {
   const PeerId id = from.member.id;
   const Peer* other = peers_.member(want.peer);
-  // Of two members the newer one asks, and both know which one that is.
+  // Only the newer of two members asks.
   const bool older = other != nullptr && from.member.joined <= other->member.joined;
-  if (older || want.stripes == 0 || want.stripes > options_.limits.max_relay_stripes)
+  if (older || want.stripes == 0 || want.stripes > kMaxRelayStripes)
     return (void)misuse(from, "a relay that is not due", now);
   const Pair pair = pair_of(id, want.peer);
   if (other == nullptr || !relayed_pairs().contains(pair)) {
     (void)stray(from, "relays that no epoch speaks of", now);
     return;
   }
-  // A member that is away is asked for again until it is back. The record may be of a master that
-  // relayed, and this one does not.
+  // The peer repeats its request until the other member is connected. The record may be from
+  // another master that relayed while this one does not.
   if (other->connection == 0 || !options_.relays ||
       !from.budget.wants.take(options_.limits.wants, now))
     return;
@@ -294,9 +291,9 @@ void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t a
     if (still == nullptr || !calls_.room_for(state.key)) return;
     return on_operation(*still, state, applied, now);
   }
-  // A report of an attempt that was aborted meanwhile says only that the peer has entered.
+  // A report about an aborted attempt shows only that the peer has entered.
   const bool done = state.phase == wire::OpPhase::done && state.attempt >= record_.abort_floor;
-  // Only progress is free.
+  // Reports of progress are free.
   if (calls_.repeats(id, state, done, record_.epoch) && floods(from, 0, now)) return;
   calls_.enter(id, state, done, peers_.members.size(), now);
   check_operation(state.key, now);

@@ -1,4 +1,4 @@
-// What a master can be told, and every bound on what peers may cause.
+// The options of a master, and every bound on what peers can cause.
 #pragma once
 
 #include <cstddef>
@@ -12,73 +12,98 @@
 
 namespace pccl::master {
 
-// Bounds that no honest peer meets. tests/test_hostile.py has a test for each, with smaller values.
+// Bounds that no honest peer reaches. Tests set smaller values. In brackets: the test of each
+// bound, in tests/test_limits.py or tests/test_hostile*.py.
 struct Limits {
-  // -- what the master holds for one group
+  // -- memory of the master
+  std::size_t max_groups = 65536;  // [test_groups_have_a_limit]
+  // Of a group, newcomers included. [test_a_full_group_refuses_newcomers]
   std::size_t max_peers = 4096;
-  std::size_t max_open_calls = 1 << 16;
-  // With more open operations than these, only `short_text` bytes of each description are kept: the
-  // descriptions of 65,536 operations would take gigabytes.
+  std::size_t max_open_calls = 1 << 16;  // operations, and rounds, of a group [TOO_OFTEN]
+  // With more open operations, only kShortText bytes of each description are kept: the descriptions
+  // of 65,536 operations would take gigabytes. [test_descriptions_of_many_operations_are_cut]
   std::size_t many_open_calls = 4096;
-  std::size_t short_text = 128;
-  std::uint64_t max_open_bytes = std::uint64_t{4} << 30;  // lists of state entries in open rounds
-  // Entries of the log between the newest one and the slowest member's. All members keep entries
-  // until the slowest has applied them; a member that lags more is evicted. Each heartbeat says how
-  // far a member is, and `aborts` bounds how many calls can end without it.
+  // Lists of state entries in the open rounds of a group. [test_election.py]
+  std::uint64_t max_open_bytes = std::uint64_t{4} << 30;
+  // Lag of the slowest member in entries of the log. All members keep these entries; a member that
+  // lags more is evicted. Heartbeats report progress, and `aborts` bounds how many calls can end
+  // without the member. [test_a_member_that_never_says_what_it_has_applied...]
   std::size_t max_behind = 1 << 18;
-  // Pairs of members that the master relays, and connections of a pair that one request asks for.
-  std::size_t max_relayed = wire::kMaxRelayed;
-  std::uint32_t max_relay_stripes = 8;
+  // Calls in which the threads of a peer wait. [test_what_no_honest_member...]
+  std::size_t max_waits = 1024;
+  // Members that have returned to a restarted master, and their reports, until the groups are
+  // rebuilt. [test_returning_members_have_a_limit, test_reports_of_returning_members...]
+  std::size_t max_recovering = 4096;
+  std::size_t max_reported_bytes = 128 << 20;
 
-  // -- what one peer may report. Every epoch has all members' addresses, and must fit into a
-  // message (wire::kMaxPayload).
-  std::size_t max_addresses = 64;
-  std::size_t max_address_bytes = 2048;  // of all its host names
-  std::size_t max_waits = 1024;          // calls in which its threads wait
-
-  // -- how often one peer may do it: at once, and per second after that. An honest peer does each
-  // of these a few times when something breaks; a peer that does more is evicted.
-  Rate strays{1024, 16};     // reports about peers that are no members, or of other admissions
-  Rate aborts{65536, 64};    // calls that it ends for all: as many as may be open
-  Rate turns{1024, 16};      // changes of a newcomer that all members are told
-  Rate restarts{64, 0.1};    // plans that it undoes, because it shares memory no more
+  // -- events caused by one peer: a burst, and a rate per second. An honest peer causes a few of
+  // these when something breaks; a peer that causes more is evicted. [TOO_OFTEN, and as noted]
+  Rate strays{1024, 16};   // reports about peers that are not members, or of other admissions
+  Rate aborts{65536, 64};  // calls that it ends for all: as many as may be open
+  // Changes of a newcomer that all members are told. [test_a_newcomer_that_wants...]
+  Rate turns{1024, 16};
+  Rate restarts{64, 0.1};    // plans that are void because it stops sharing memory
   Rate talk{1 << 17, 2048};  // messages without another bound; see Budget::talk
-  // Requests for relays that are answered. link::LinkTable asks no more often than this.
+  // Requests for relays that are answered. link::LinkTable sends fewer.
+  // [test_questions_for_relays...]
   Rate wants{256, 8};
-  // Breaks of one pair's link for which operations start over. With more, the plan does without
-  // that link, if there is such a plan.
+  // Breaks of one pair's link for which operations start over. If a link breaks more often, plans
+  // avoid it where possible. [test_a_link_that_breaks_without_end...]
   Rate breaks{16, 0.1};
 };
 
+inline constexpr std::size_t kShortText = 128;  // bytes; see many_open_calls
+// Every epoch has the addresses of all members, and must fit into a message (wire::kMaxPayload).
+// [test_addresses_that_would_fill_every_epoch_are_refused]
+inline constexpr std::size_t kMaxAddresses = 64;
+inline constexpr std::size_t kMaxAddressBytes = 2048;  // of all host names of a peer
+// Connections of a pair that one request for relays may ask for. [test_what_no_honest_member...]
+inline constexpr std::uint32_t kMaxRelayStripes = 8;
+
+// Peers that ask who reaches them before they join. [test_each_question_has_its_time and following]
+inline constexpr std::size_t kMaxQuestions = 4;  // at a time
+inline constexpr Rate kQuestions{16, 1};         // of all peers together
+inline constexpr std::size_t kMaxAsked = 4;      // members, for each question
+inline constexpr unsigned kMaxInquiries = 8;     // on one connection
+inline constexpr Duration kQuestionTime = std::chrono::milliseconds(2500);
+
+// Epochs and ordinals continue from reported ones, and must not overflow.
+inline constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
+// Terms must not overflow either. Each restart adds one; a member of this run may have followed a
+// few masters of which this one does not know. [test_a_term_that_no_restart_has_made_is_refused]
+inline constexpr std::uint32_t kMaxTerm = std::uint32_t{1} << 31;
+inline constexpr std::uint32_t kMaxTermsAhead = 16;
+
 struct Options {
-  std::uint32_t min_peers = 1;  // a group starts with at least so many, whatever its peers ask for
+  std::uint32_t min_peers =
+      1;  // a group starts with at least this many, whatever its peers ask for
   Duration heartbeat_interval = std::chrono::seconds(1);
   Duration heartbeat_timeout = std::chrono::seconds(6);
   Duration reconnect_timeout = std::chrono::seconds(10);
-  // A member that at least half of the group has waited for so long is evicted; a call that most
-  // members have not made ends. Empty: never.
+  // A member for which at least half of the group has waited this long is evicted; a call that most
+  // members have not entered ends. Empty: never.
   std::optional<Duration> straggler_timeout = std::chrono::minutes(30);
-  Duration replan_interval = std::chrono::seconds(30);  // for what transfers have shown
-  Duration measure_after = std::chrono::seconds(1);     // of an operation; zero: never
+  Duration replan_interval = std::chrono::seconds(30);  // see PCCL_REPLAN_INTERVAL
+  Duration measure_after = std::chrono::seconds(1);     // see PCCL_MEASURE_AFTER; zero: never
   std::uint32_t segment_bytes = 512 << 10;
   topology::Thresholds thresholds;
-  // Where no plan does without links that cannot be made, the master relays.
-  bool relays = false;
+  bool relays =
+      false;  // the master relays where every plan needs a link that cannot be established
   Limits limits;
 };
 
-// A connection has to say who is on it within this time, and to answer questions.
+// A connection must identify itself, and answer questions, within this time.
 inline constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
 // The control connection of a killed peer breaks within this time of its links.
 inline constexpr Duration kBrokenLinkGrace = std::chrono::milliseconds(300);
-// More signatures may still tell which member called something else.
+// Within this time more signatures may tell which member is the odd one out.
 inline constexpr Duration kMismatchGrace = std::chrono::milliseconds(500);
 // Members with several threads look stuck for a moment when their threads take turns.
 inline constexpr Duration kSeveralThreadsGrace = std::chrono::seconds(10);
 inline constexpr Duration kStragglerNotice = std::chrono::seconds(10);
 inline constexpr Duration kStragglerRepeat = std::chrono::minutes(1);
 
-// What is left of one peer's rates. *one thread: the master's*
+// The remaining rates of one peer. *one thread: the master's*
 struct Budget {
   Allowance strays;
   Allowance aborts;
@@ -86,14 +111,14 @@ struct Budget {
   Allowance restarts;
   Allowance wants;
 
-  // A message costs one, and one more for every 16 items of its list. False: it was once too often.
+  // Charges one for a message, and one more for every 16 items of its list. False: over the rate.
   [[nodiscard]] bool talk(const Limits& limits, std::size_t items, Instant now) {
     return talk_.take(limits.talk, now, 1 + static_cast<double>(items) / 16);
   }
-  // Items that it costs to come back, and for each entry of the log that is sent again.
+  // Items charged for returning, and for each log entry that is sent again.
   static constexpr std::size_t kReturnItems = 1024;
   static constexpr std::size_t kMissedEntryItems = 4;
-  // Lists of entries of a state are counted in bytes: so many are an item.
+  // Lists of state entries are charged by bytes: one item for this many.
   static constexpr std::size_t kBytesOfItem = 64;
 
  private:

@@ -4,8 +4,8 @@ namespace pccl::master {
 
 std::string link_advice(bool relays) {
   std::string text =
-      "open a port of one of the two (PCCL_PORT), and where it is not found at its own address "
-      "name the other one (PCCL_ADVERTISE)";
+      "open a port of one of the two peers (PCCL_PORT), and if it is reachable at another address, "
+      "advertise that address (PCCL_ADVERTISE)";
   if (!relays) text += "; or let the master relay (PCCL_RELAY)";
   return text;
 }
@@ -22,7 +22,7 @@ bool LinkHealth::report(const PeerId& reporter, const wire::LinkReport& report, 
   known.late = late;
   if (fresh) known.since = now;
   known.broke = known.broke || report.state == wire::LinkState::broken;
-  // Unreachable and silent do not fall back to broken; they end when the link is mended.
+  // `unreachable` and `silent` do not revert to `broken`; they end when the link is mended.
   if (!fresh && report.state == wire::LinkState::broken) return true;
   if (known.state == wire::LinkState::broken && report.state != wire::LinkState::broken)
     known.since = now;
@@ -45,7 +45,7 @@ void LinkHealth::mended(const PeerId& reporter, const PeerId& about, Instant now
 }
 
 bool LinkHealth::troubled() const {
-  return std::any_of(pairs_.begin(), pairs_.end(), [](const auto& item) {
+  return std::ranges::any_of(pairs_, [](const auto& item) {
     return !item.second.of_first.reason.empty() || !item.second.of_second.reason.empty();
   });
 }
@@ -70,7 +70,7 @@ LinkFindings LinkHealth::findings(const std::function<bool(const PeerId&)>& sile
       found.reset = found.reset || age >= kBrokenLinkGrace;
       return;
     }
-    // A member from which the master hears nothing is the cause itself, and not the link.
+    // If the master does not hear from a member, the cause is the member and not the link.
     if (silent(reporter) || silent(about)) return;
     found.bad.push_back({reporter, about});
     found.ripe = found.ripe || age >= options.heartbeat_interval;
@@ -100,7 +100,7 @@ std::string LinkHealth::example() const {
   return text;
 }
 
-// ---- what is forgotten
+// ---- forgetting
 
 void LinkHealth::begin_epoch() {
   for (auto& [pair, health] : pairs_) {
@@ -140,30 +140,16 @@ void LinkHealth::use_all() {
   for (auto& [pair, health] : pairs_) health.unusable = health.unrelayable = false;
 }
 
-std::set<Pair> LinkHealth::unusable() const {
+std::set<Pair> LinkHealth::pairs_with(bool Health::*flag) const {
   std::set<Pair> found;
   for (const auto& [pair, health] : pairs_)
-    if (health.unusable) found.insert(pair);
-  return found;
-}
-
-std::set<Pair> LinkHealth::unrelayable() const {
-  std::set<Pair> found;
-  for (const auto& [pair, health] : pairs_)
-    if (health.unrelayable) found.insert(pair);
+    if (health.*flag) found.insert(pair);
   return found;
 }
 
 void LinkHealth::set_unavoidable(const std::set<Pair>& pairs) {
   for (auto& [pair, health] : pairs_) health.unavoidable = false;
   for (const Pair& pair : pairs) pairs_[pair].unavoidable = true;
-}
-
-bool LinkHealth::unavoidable(const std::set<Pair>& pairs) const {
-  std::set<Pair> known;
-  for (const auto& [pair, health] : pairs_)
-    if (health.unavoidable) known.insert(pair);
-  return known == pairs;
 }
 
 std::vector<Pair> LinkHealth::end_relays(const std::set<Pair>& relayed) {

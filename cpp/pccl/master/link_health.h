@@ -1,9 +1,8 @@
-// What members have reported of their links, and which links the plan does without.
+// The links between members: reports of trouble, and the links that plans avoid.
 #pragma once
 
 #include <functional>
 #include <map>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -19,43 +18,40 @@ namespace pccl::master {
 using Pair = std::pair<PeerId, PeerId>;
 [[nodiscard]] inline Pair pair_of(const PeerId& a, const PeerId& b) { return std::minmax(a, b); }
 
-// What the reports of an epoch amount to.
+// A summary of the reports in an epoch.
 struct LinkFindings {
-  bool reset = false;            // a link broke: what was under way on it is lost
-  bool ripe = false;             // some bad link has been bad for a heartbeat interval
-  std::vector<BadLink> bad;      // links that cannot be made, or over which nothing comes
-  std::vector<BadLink> overdue;  // of these: for a heartbeat timeout
+  bool reset = false;            // a link broke: its data in flight is lost
+  bool ripe = false;             // a link has been bad for a heartbeat interval
+  std::vector<BadLink> bad;      // links that are unreachable or silent
+  std::vector<BadLink> overdue;  // bad links that have been so for a heartbeat timeout
 };
 
-// What to do where two peers cannot reach each other. `relays`: the master relays already.
+// Advice for the user when two peers cannot reach each other. `relays`: the master relays already.
 [[nodiscard]] std::string link_advice(bool relays);
 
 // *one thread: the master's*
 class LinkHealth {
  public:
   // -- reports
-  // `late`: made before the reporter had heard of the present epoch. Such a report counts only
-  // beside a broken control connection, as when two members are killed at once.
-  // False: nothing changed.
+  // `late`: the reporter did not know the present epoch. Such a report counts only together with a
+  // broken control connection, as when two members are killed at once. False: nothing changed.
   bool report(const PeerId& reporter, const wire::LinkReport& report, bool late, Instant now);
   void mended(const PeerId& reporter, const PeerId& about, Instant now);
-  // Somebody reports trouble.
   [[nodiscard]] bool troubled() const;
-  // Why a member reports its link to `about` as bad, other than a link in `except`. Null: none
-  // does.
+  // The reason in some report about a link to `about` that is not in `except`. Null: no report.
   [[nodiscard]] const std::string* reason_about(const PeerId& about,
                                                 const std::set<Pair>& except) const;
-  // `silent`: the master does not hear from that member either, so that the link may be fine.
+  // `silent(member)`: the master does not hear from the member either, so the link may be fine.
   [[nodiscard]] LinkFindings findings(const std::function<bool(const PeerId&)>& silent,
                                       const Options& options, Instant now) const;
-  // Of the links that have just broken, those that broke too often. Which end broke a link cannot
-  // be known.
+  // The links that have just broken and have broken too often. The master cannot know which end
+  // broke a link.
   [[nodiscard]] std::vector<BadLink> worn(const Rate& breaks, Instant now);
-  // " (1a2b3c4d - 5e6f7a8b: reset by peer)" of one link in trouble; empty: there is none.
+  // " (1a2b3c4d - 5e6f7a8b: reset by peer)" for one link in trouble. Empty: there is none.
   [[nodiscard]] std::string example() const;
 
-  // -- what is forgotten
-  void begin_epoch();  // members report again what is still so
+  // -- forgetting
+  void begin_epoch();  // members repeat the reports that still hold
   void drop_late(Instant now);
   void clear_troubles();
   // Returns its pairs that had asked for a relay.
@@ -63,22 +59,24 @@ class LinkHealth {
   void clear() { pairs_.clear(); }
 
   // -- planning
-  // The plan does without it. False: it did already.
+  // Plans avoid this link. False: they did already.
   bool avoid(const Pair& pair) { return !std::exchange(pairs_[pair].unusable, true); }
-  // It did not come about through the master either. False: that was known.
+  // The link cannot be relayed either. False: that was known.
   bool avoid_relaying(const Pair& pair) { return !std::exchange(pairs_[pair].unrelayable, true); }
   void use(const Pair& pair) { pairs_[pair].unusable = false; }
   void relay(const Pair& pair) { pairs_[pair].unrelayable = false; }
-  void use_all();  // no plan avoids all of them: every link is tried again
-  [[nodiscard]] std::set<Pair> unusable() const;
-  [[nodiscard]] std::set<Pair> unrelayable() const;
-  // No plan does without these together, until the next epoch.
+  void use_all();  // no plan avoids all unusable links: try all links again
+  [[nodiscard]] std::set<Pair> unusable() const { return pairs_with(&Health::unusable); }
+  [[nodiscard]] std::set<Pair> unrelayable() const { return pairs_with(&Health::unrelayable); }
+  // No plan avoids all of these links. Valid until the next epoch.
   void set_unavoidable(const std::set<Pair>& pairs);
-  [[nodiscard]] bool unavoidable(const std::set<Pair>& pairs) const;
+  [[nodiscard]] bool unavoidable(const std::set<Pair>& pairs) const {
+    return pairs_with(&Health::unavoidable) == pairs;
+  }
 
-  // -- relays: pairs that have asked this master for one
+  // -- relays
   void want_relay(const Pair& pair) { pairs_[pair].relay_wanted = true; }
-  // Pairs that had asked, and are relayed no more.
+  // Returns the pairs that had asked for a relay and are not in `relayed` any more.
   [[nodiscard]] std::vector<Pair> end_relays(const std::set<Pair>& relayed);
 
  private:
@@ -87,7 +85,7 @@ class LinkHealth {
     Instant since{};
     std::string reason;  // empty: there is no trouble
     bool late = false;
-    bool broke = false;  // what was under way on it is lost, even if it is up again
+    bool broke = false;  // data in flight was lost, even if the link works again
   };
   struct Health {
     Trouble of_first;   // as the first of the pair reports
@@ -98,6 +96,7 @@ class LinkHealth {
     bool unavoidable = false;
     bool relay_wanted = false;
   };
+  [[nodiscard]] std::set<Pair> pairs_with(bool Health::*flag) const;
   [[nodiscard]] Trouble& trouble(const PeerId& reporter, const PeerId& about) {
     Health& health = pairs_[pair_of(reporter, about)];
     return reporter < about ? health.of_first : health.of_second;

@@ -1,10 +1,8 @@
-// The master: routes each control connection to its group, and brings a run back from its members'
-// reports when this master has no memory of it. Pure: (event, now) in, actions out. server.cpp is
-// the only file with I/O.
+// The master: routes each control connection to its group, and rebuilds groups from their members'
+// reports after a restart. Pure: (event, now) in, actions out. server/ does the I/O.
 #pragma once
 
 #include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -20,28 +18,28 @@ struct Send {
   ConnectionId to = 0;
   wire::Bytes bytes;
 };
-// Flush what was sent before, then close.
+// Close after flushing what was sent before.
 struct Close {
   ConnectionId connection = 0;
 };
 struct LogLine {
   std::string text;
 };
-// Connect there, close again, and say by on_tried how that went; of no use any more when who asked
-// has gone.
+// Connect to the address, close the connection, and report the result by on_tried. Not needed once
+// the asking connection is gone.
 struct TryAddress {
   ConnectionId for_whom = 0;
   wire::Address address;
 };
-// Two connections will come that say OpenRelay with these tokens, each good for one: what comes on
-// one goes out on the other.
+// Two connections will send OpenRelay, one with each token. Relay between them. A token is valid
+// once.
 struct ExpectRelay {
-  PeerId one;  // who they are between
+  PeerId one;  // the peers at the ends
   PeerId other;
   PeerId token_of_one;
   PeerId token_of_other;
 };
-// Nothing more is relayed between these two.
+// End all relaying between these two peers.
 struct EndRelay {
   PeerId one;
   PeerId other;
@@ -54,11 +52,11 @@ class Master final : private Surroundings {
   Master(const Options& options, std::uint64_t run, std::uint32_t term)
       : options_(options), own_run_(run), run_(run), term_(term) {}
 
-  // `address`: where the connection comes from, without the port. It is dropped when it says
-  // nothing for the handshake timeout.
+  // `address`: the connection's remote address, without port. A connection that sends nothing for
+  // the handshake timeout is closed.
   void on_connect(ConnectionId connection, const std::string& address, Instant now);
   void on_frame(ConnectionId connection, const wire::Frame& frame, Instant now);
-  // The bytes were not ours; `error` says why. The connection is refused with that sentence.
+  // The connection sent invalid bytes. Refuses it with `error`.
   void on_garbage(ConnectionId connection, const Error& error, Instant now);
   void on_disconnect(ConnectionId connection, Instant now);
   void on_tried(ConnectionId for_whom, bool reached, const std::string& reason, Instant now);
@@ -70,22 +68,23 @@ class Master final : private Surroundings {
   [[nodiscard]] std::uint64_t run() const { return run_; }
   [[nodiscard]] std::uint32_t term() const { return term_; }
   [[nodiscard]] const Group* group(std::uint32_t id) const;
-  // True until the peer on it has said who it is: the server allows such a connection little.
+  // Whether the peer on it has not identified itself. The server strictly limits such connections.
   [[nodiscard]] bool anonymous(ConnectionId connection) const;
-  // The peer on it is in an epoch: until then it has nothing long to say.
+  // Whether the peer on it is a member of an epoch. Other peers need no long messages.
   [[nodiscard]] bool member(ConnectionId connection) const;
-  // It is a member's, or a member that came back was asked for its log on it.
+  // Whether it may send long messages: a member's, or a returning member's that was asked for its
+  // log.
   [[nodiscard]] bool may_be_long(ConnectionId connection) const;
 
  private:
-  // The log of a member that came back, as far as it has come. The member was asked for it.
+  // The log that a returning member was asked for, as far as it has arrived.
   struct AskedLog {
     Returned report;
     std::uint32_t group = 0;
-    Instant since{};                 // the first question to this member
-    std::vector<wire::Bytes> parts;  // as they came: in memory, entries are several times as long
-    std::size_t bytes = 0;           // of all parts
-    std::size_t entries = 0;         // of all parts
+    Instant since{};                 // when this member was first asked
+    std::vector<wire::Bytes> parts;  // encoded: decoded entries take several times the memory
+    std::size_t bytes = 0;           // in all parts
+    std::size_t entries = 0;         // in all parts
     bool complete = false;
     [[nodiscard]] std::vector<wire::LogEntry> log() const;
   };
@@ -93,25 +92,27 @@ class Master final : private Surroundings {
     std::string address;
     Instant since{};
     std::optional<std::uint32_t> group;
-    bool recovers = false;  // a member that came back, of a group that is not back yet
+    bool recovers = false;  // a member that has returned, of a group that is not rebuilt yet
     std::optional<AskedLog> asked;
     bool closing = false;
-    std::uint64_t question = 0;  // that was asked on it; 0: none
-    unsigned inquiries = 0;      // with and without one
+    std::uint64_t question = 0;  // the question asked on it; 0: none
+    unsigned inquiries = 0;      // received on it
   };
-  // Somebody wants to know who can reach it.
+  // A peer asks who can reach it.
   struct Question {
     ConnectionId from = 0;
     Instant until{};
     wire::Findings findings;
   };
-  // Members that came back to a master that does not know their group (it was restarted).
+  // The members that have returned to this restarted master, of one group.
   struct Recovery {
     Instant since{};
     std::vector<Returned> reports;
-    std::map<Seat, Instant> asked;  // for their logs, since when
+    std::map<Seat, Instant> asked;  // members asked for their logs: since when
   };
 
+  // Null: the connection is unknown or closing.
+  [[nodiscard]] Connection* open(ConnectionId id);
   void join(ConnectionId id, Connection& connection, const wire::Join& join, Instant now);
   void rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
   void return_to(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
@@ -119,7 +120,6 @@ class Master final : private Surroundings {
   void ask_for_log(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
                    Instant now);
   void log_part(ConnectionId id, Connection& connection, const wire::LogPart& part, Instant now);
-  // For what members report before their group is back.
   [[nodiscard]] bool room_for(const Returned& more) const;
   [[nodiscard]] std::size_t reported_bytes(const Seat& without) const;
   void forget_report(ConnectionId id);
@@ -137,6 +137,9 @@ class Master final : private Surroundings {
   void send(ConnectionId to, std::uint64_t collected, const wire::Message& message) override;
   void close(ConnectionId connection) override;
   void log(std::string line) override { actions_.emplace_back(LogLine{std::move(line)}); }
+  void log_rarely(const std::string& line, Instant now) {
+    if (const auto limited = rare_.line(line, now)) log(*limited);
+  }
   wire::Census census() override;
   std::uint64_t next_join_ordinal() override { return ++joins_; }
   std::optional<std::pair<PeerId, PeerId>> expect_relay(const PeerId& one,
@@ -144,28 +147,11 @@ class Master final : private Surroundings {
   void end_relay(const PeerId& one, const PeerId& other) override {
     actions_.emplace_back(EndRelay{one, other});
   }
-  void replicas_changed() override { replicas_.changed(); }
-  void rank_departed(std::uint32_t group, const wire::Member& peer, const std::string& reason,
-                     bool member, bool finished) override {
-    replicas_.departed(group, peer, reason, member, finished);
-  }
-  void rank_away(std::uint32_t group, const wire::Member& peer,
-                 const std::string& reason) override {
-    replicas_.away(group, peer, reason);
-  }
-  std::optional<std::vector<std::string>> replicas_to_admit(std::uint32_t group,
-                                                            std::uint64_t point) override {
-    return replicas_.to_admit(group, point);
-  }
-  bool replicas_wait(std::uint32_t group, std::uint64_t point) override {
-    return replicas_.wait(group, point);
-  }
-  bool replicas_started() override { return replicas_.started(); }
-  std::uint32_t replicas_missing() override { return replicas_.missing(); }
+  ReplicaRules& replicas() override { return replicas_; }
 
   Options options_;
-  std::uint64_t own_run_;  // of runs that begin here
-  std::uint64_t run_;      // the same, or that of the members that came back
+  std::uint64_t own_run_;  // the id of a run that begins here
+  std::uint64_t run_;      // the same, or the id of the members that have returned
   std::uint32_t term_;
   std::uint64_t joins_ = 0;
   Instant last_heartbeat_{};
@@ -175,8 +161,8 @@ class Master final : private Surroundings {
   std::map<std::uint32_t, Recovery> recoveries_;
   std::map<std::uint64_t, Question> questions_;
   std::uint64_t next_question_ = 1;
-  Allowance attempts_;  // of questions
-  RareLines rare_;      // of strangers
+  Allowance attempts_;  // to reach asking peers
+  RareLines rare_;      // log lines caused by strangers
   std::vector<Action> actions_;
 };
 

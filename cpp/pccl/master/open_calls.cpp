@@ -1,7 +1,6 @@
 #include "pccl/master/open_calls.h"
 
 #include <algorithm>
-#include <set>
 
 namespace pccl::master {
 namespace {
@@ -11,22 +10,22 @@ constexpr std::size_t kShownOfSignature = 100;
 }  // namespace
 
 bool payload_fits(const wire::RoundEntry& entry) {
+  const wire::RoundPayload& payload = entry.payload;
+  const bool nothing = std::holds_alternative<wire::Nothing>(payload);
   switch (entry.key.kind) {
     case wire::RoundKind::sync:
-      return std::holds_alternative<wire::SyncVote>(entry.payload);
+      return std::holds_alternative<wire::SyncVote>(payload);
     case wire::RoundKind::sync_detail:
-      return std::holds_alternative<wire::SyncDetail>(entry.payload);
+      return std::holds_alternative<wire::SyncDetail>(payload);
     case wire::RoundKind::sync_end:
-      return std::holds_alternative<wire::SyncEnd>(entry.payload);
+      return std::holds_alternative<wire::SyncEnd>(payload);
     case wire::RoundKind::admit:
     case wire::RoundKind::sync_admit:
-      return std::holds_alternative<wire::AdmissionPoint>(entry.payload) ||
-             std::holds_alternative<wire::Nothing>(entry.payload);
+      return nothing || std::holds_alternative<wire::AdmissionPoint>(payload);
     case wire::RoundKind::optimize:  // a member that has measured nothing sends nothing
-      return std::holds_alternative<wire::Measurements>(entry.payload) ||
-             std::holds_alternative<wire::Nothing>(entry.payload);
+      return nothing || std::holds_alternative<wire::Measurements>(payload);
     default:
-      return std::holds_alternative<wire::Nothing>(entry.payload);
+      return nothing;
   }
 }
 
@@ -76,9 +75,8 @@ void OpenCalls::enter(const PeerId& from, const wire::OpState& state, bool done,
   }
   OpenOperation::Entry& entry = operation.entries[from];
   entry.signature = state.signature;
-  if (operations_.size() > limits_.many_open_calls &&
-      entry.signature.text.size() > limits_.short_text) {
-    entry.signature.text.resize(limits_.short_text);
+  if (operations_.size() > limits_.many_open_calls && entry.signature.text.size() > kShortText) {
+    entry.signature.text.resize(kShortText);
     entry.signature.text.shrink_to_fit();
   }
   entry.attempt = state.attempt;
@@ -128,7 +126,6 @@ std::vector<wire::OpKey> OpenCalls::abort_and_restart() {
     aborted.push_back(it->first);
     it = operations_.erase(it);
   }
-  // Nobody who is left has entered these.
   std::erase_if(operations_, [](const auto& item) { return item.second.entries.empty(); });
   std::erase_if(rounds_, [](const auto& item) { return item.second.entered.empty(); });
   restart();
@@ -151,24 +148,23 @@ bool OpenCalls::entered_by_all(const wire::CallKey& key, std::size_t members) co
 }
 
 bool OpenCalls::busy(const PeerId& id) const {
-  return std::any_of(operations_.begin(), operations_.end(),
-                     [&](const auto& item) { return item.second.entries.contains(id); }) ||
-         std::any_of(rounds_.begin(), rounds_.end(),
-                     [&](const auto& item) { return item.second.entered.contains(id); });
+  return std::ranges::any_of(operations_,
+                             [&](const auto& item) { return item.second.entries.contains(id); }) ||
+         std::ranges::any_of(rounds_,
+                             [&](const auto& item) { return item.second.entered.contains(id); });
 }
 
 PeerId OpenCalls::busiest() const {
   std::map<PeerId, std::size_t> counts;
   for (const auto& [key, id] : entries()) ++counts[id];
-  const auto most =
-      std::max_element(counts.begin(), counts.end(),
-                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto most = std::ranges::max_element(
+      counts, [](const auto& a, const auto& b) { return a.second < b.second; });
   return most == counts.end() ? PeerId{} : most->first;
 }
 
 bool OpenCalls::disagree() const {
-  return std::any_of(operations_.begin(), operations_.end(),
-                     [](const auto& item) { return item.second.mismatch_since.has_value(); });
+  return std::ranges::any_of(
+      operations_, [](const auto& item) { return item.second.mismatch_since.has_value(); });
 }
 
 std::vector<std::pair<wire::CallKey, PeerId>> OpenCalls::entries() const {

@@ -1,4 +1,4 @@
-// The calls of a group that members have entered and that are not decided.
+// The undecided calls that members of a group have entered.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,11 @@ struct OpenOperation {
   std::map<PeerId, Entry> entries;
   bool rerun = false;
   Instant opened{};
-  std::optional<Instant> met;  // all members have entered
+  std::optional<Instant> met;  // when all members had entered
   std::optional<Instant> mismatch_since;
-  std::optional<Instant> noticed;  // its members were told whom they wait for
+  std::optional<Instant> noticed;  // when its members were last told which peers are missing
 
-  // It begins again in a new epoch.
+  // Starts over in a new epoch.
   void restart() {
     for (auto& [id, entry] : entries) entry.done = false;
     met.reset();
@@ -36,14 +36,14 @@ struct OpenOperation {
 
 struct OpenRound {
   std::map<PeerId, wire::RoundPayload> entered;
-  std::uint64_t bytes = 0;  // of all lists of entries that came
+  std::uint64_t bytes = 0;  // of the lists in all payloads
   Instant opened{};
-  std::optional<Instant> noticed;  // its members were told whom they wait for
+  std::optional<Instant> noticed;  // when its members were last told which peers are missing
 };
 
-// The payload is of the kind that this kind of round has.
+// Whether the payload has the type that this kind of round requires.
 [[nodiscard]] bool payload_fits(const wire::RoundEntry& entry);
-// About what the lists of a payload take to be held.
+// The approximate memory of a payload's lists.
 [[nodiscard]] std::uint64_t bytes_of(const wire::RoundPayload& payload);
 
 // *one thread: the master's*
@@ -51,20 +51,20 @@ class OpenCalls {
  public:
   explicit OpenCalls(const Limits& limits) : limits_(limits) {}
 
-  // -- entering. REQUIRES of enter: room_for the key, and of a round: not too_much.
+  // -- entering. enter() REQUIRES: room_for(key), and for a round: not too_much().
   [[nodiscard]] bool room_for(const wire::OpKey& key) const {
     return operations_.size() < limits_.max_open_calls || operations_.contains(key);
   }
   [[nodiscard]] bool room_for(const wire::RoundKey& key) const {
     return rounds_.size() < limits_.max_open_calls || rounds_.contains(key);
   }
-  // A member is in one sync at a time, and the lists of all members are bounded.
+  // Whether the member is in another sync already, or all lists together would be too long.
   [[nodiscard]] bool too_much(const PeerId& from, const wire::RoundEntry& entry) const;
-  // `done`: of the present attempt. `members`: how many the group has.
+  // `done`: in the present attempt. `members`: the size of the group.
   void enter(const PeerId& from, const wire::OpState& state, bool done, std::size_t members,
              Instant now);
   void enter(const PeerId& from, const wire::RoundEntry& entry, Instant now);
-  // What the member says of its operation is no progress. `epoch`: the present one.
+  // Whether the member's report about its operation shows no progress. `epoch`: the present one.
   [[nodiscard]] bool repeats(const PeerId& from, const wire::OpState& state, bool done,
                              std::uint64_t epoch) const;
   [[nodiscard]] bool entered(const PeerId& from, const wire::RoundKey& key) const;
@@ -72,9 +72,9 @@ class OpenCalls {
   // -- ending
   void erase(const wire::CallKey& key);
   void clear();
-  // A member is gone, and with it the calls that only it had entered.
   void drop_member(const PeerId& id);
-  // Operations that do not run again end; the others begin again. Returns those that ended.
+  // Ends operations that do not run again, and calls that no member has entered; restarts the other
+  // operations. Returns the operations that ended because they do not run again.
   [[nodiscard]] std::vector<wire::OpKey> abort_and_restart();
   void restart();
 
@@ -86,15 +86,15 @@ class OpenCalls {
   [[nodiscard]] std::map<wire::RoundKey, OpenRound>& rounds() { return rounds_; }
   [[nodiscard]] const std::map<wire::RoundKey, OpenRound>& rounds() const { return rounds_; }
   [[nodiscard]] bool entered_by_all(const wire::CallKey& key, std::size_t members) const;
-  // The member is in some call.
+  // Whether the member is in a call.
   [[nodiscard]] bool busy(const PeerId& id) const;
-  // The member that has entered the most open calls. When there are too many, it made the calls
-  // that the other members have not entered.
+  // The member that has entered the most open calls. When too many calls are open, this member made
+  // those that the others have not entered.
   [[nodiscard]] PeerId busiest() const;
-  // Signatures differ somewhere, and a grace period runs.
+  // Whether signatures differ in some operation.
   [[nodiscard]] bool disagree() const;
   [[nodiscard]] std::vector<std::pair<wire::CallKey, PeerId>> entries() const;
-  // "collective #3 (all_gather of float32[8])", as far as members have said what it is.
+  // "collective #3 (all_gather of float32[8])"; without the description if none was reported.
   [[nodiscard]] std::string described(const wire::CallKey& key) const;
   [[nodiscard]] std::string summary() const;
 

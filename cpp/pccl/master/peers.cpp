@@ -3,8 +3,8 @@
 namespace pccl::master {
 
 Peer* Peers::member(const PeerId& id) {
-  const auto it = std::find_if(members.begin(), members.end(),
-                               [&](const Peer& peer) { return peer.member.id == id; });
+  const auto it =
+      std::ranges::find_if(members, [&](const Peer& peer) { return peer.member.id == id; });
   return it == members.end() ? nullptr : &*it;
 }
 

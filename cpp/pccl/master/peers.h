@@ -1,10 +1,9 @@
-// The members of a group and its newcomers, with what the master knows of each.
+// The members and the newcomers of a group.
 #pragma once
 
 #include <algorithm>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "pccl/base/ids.h"
@@ -18,27 +17,27 @@ struct Peer {
   wire::Member member;
   ConnectionId connection = 0;  // 0: its control connection is gone
   Instant heard{};
-  std::string seen;  // the address at which the master sees it
+  std::string seen;  // its address as the master sees it
   Budget budget;
 
-  // a newcomer
+  // -- newcomers
   std::uint32_t min_peers = 1;
   std::uint32_t order = 0xffffffff;
-  bool waiting = false;  // to be let in
+  bool waiting = false;  // for admission
   bool start_only = false;
   std::uint64_t prepared_epoch = 0;
-  std::set<PeerId> unreachable;  // members that it cannot reach, as it says
+  std::set<PeerId> unreachable;  // members that it cannot reach, by its own report
 
-  // memory of its host
+  // -- shared memory
   std::set<PeerId> shares_with;
-  std::uint32_t sharing_pending = 0;  // peers of which it does not know yet
+  std::uint32_t sharing_pending = 0;  // peers with which it may still come to share
 
-  // a member
+  // -- members
   Instant disconnected_at{};
-  std::uint64_t applied = 0;             // the last entry of the log that it has applied
-  wire::Blocked blocked;                 // its threads
-  std::uint64_t blocked_at_ordinal = 0;  // `applied` when it reported that
-  bool returned = true;                  // false: it has not come back to this restarted master
+  std::uint64_t applied = 0;             // ordinal of the last log entry that it has applied
+  wire::Blocked blocked;                 // its latest report about its threads
+  std::uint64_t blocked_at_ordinal = 0;  // `applied` at that report
+  bool returned = true;                  // false: it has not returned to this restarted master
 };
 
 // *one thread: the master's*
@@ -52,20 +51,21 @@ struct Peers {
   }
   [[nodiscard]] Peer* on(ConnectionId connection);
   [[nodiscard]] bool is_member(const Peer& peer) const { return member(peer.member.id) == &peer; }
-  // members.size(): it is none.
+  // members.size() if the peer is not a member.
   [[nodiscard]] std::size_t rank_of(const PeerId& id) const;
-  [[nodiscard]] std::vector<PeerId> ids() const;  // of the members, in rank order
+  [[nodiscard]] std::vector<PeerId> ids() const;  // of members, in rank order
   [[nodiscard]] bool empty() const { return members.empty() && candidates.empty(); }
-  // "rank 2 (1a2b3c4d)", or "peer 1a2b3c4d" of a peer that is no member.
+  // "rank 2 (1a2b3c4d)", or "peer 1a2b3c4d" if the peer is not a member.
   [[nodiscard]] std::string named(const PeerId& id) const;
   void drop_candidate(ConnectionId connection) {
     std::erase_if(candidates, [&](const Peer& peer) { return peer.connection == connection; });
   }
-  // Takes a newcomer out of the list; it applies the log from `last_ordinal` on.
+  // Removes a newcomer from the list and returns it. It will apply log entries after
+  // `last_ordinal`.
   [[nodiscard]] Peer take_candidate(std::size_t at, std::uint64_t last_ordinal);
-  // All members know with whom they share memory, and can say so.
+  // Whether all members are connected and know with which peers they share memory.
   [[nodiscard]] bool sharing_settled() const {
-    return std::all_of(members.begin(), members.end(), [](const Peer& peer) {
+    return std::ranges::all_of(members, [](const Peer& peer) {
       return peer.sharing_pending == 0 && peer.connection != 0;
     });
   }

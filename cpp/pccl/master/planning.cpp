@@ -24,7 +24,7 @@ std::set<topology::Edge> Planning::ranks_of(const std::set<Pair>& pairs) const {
 std::optional<Draft> Planning::draft(const wire::EpochRecord& record) {
   std::vector<PeerId> before;
   for (const wire::Member& known : record.members) before.push_back(known.id);
-  const std::size_t most = options_.limits.max_relayed;
+  const std::size_t most = wire::kMaxRelayed;
   topology::Situation present{static_cast<std::uint32_t>(peers_.members.size()),
                               options_.segment_bytes,
                               ranks_of(links_.unusable()),
@@ -43,7 +43,7 @@ std::optional<Draft> Planning::draft(const wire::EpochRecord& record) {
   if (!choice) return std::nullopt;
   Draft draft{std::move(*choice), std::move(present.rates), {}};
   if (!options_.relays) return draft;
-  // What moves beside the plan, as shared state does, may need other links.
+  // Transfers of shared state may need links that the plan does not use.
   for (const topology::Edge& pair : unusable) {
     if (relayed.size() >= most) break;
     if (!never.contains(pair)) relayed.insert(pair);
@@ -64,7 +64,7 @@ std::string Planning::take(Draft draft, wire::EpochRecord& record) {
 bool Planning::exists(std::size_t world, const std::set<topology::Edge>& unusable,
                       const std::set<topology::Edge>& unrelayable) const {
   return topology::plannable(static_cast<std::uint32_t>(world), unusable, unrelayable,
-                             options_.relays ? options_.limits.max_relayed : 0);
+                             options_.relays ? wire::kMaxRelayed : 0);
 }
 
 // ---- who shares memory
@@ -84,7 +84,7 @@ const std::vector<std::uint32_t>& Planning::hosts() {
   return hosts_.emplace(topology::hosts(static_cast<std::uint32_t>(members.size()), shared));
 }
 
-// Who shares memory is known only a moment after the group has started, and sharing may end.
+// Peers learn with whom they share memory only a moment after the group has started.
 bool Planning::hosts_due(const wire::EpochRecord& record, Instant now) {
   if (peers_.members.empty() || hosts() == record.plan.hosts) {
     hosts_differ_since_.reset();
@@ -117,12 +117,11 @@ bool Planning::measuring_helps(std::uint64_t admission) {
   const std::size_t world = peers_.members.size();
   if (!slow_ || asked_in_ == admission || world > topology::kMaxTable) return false;
   const std::vector<std::uint32_t>& numbers = hosts();
-  const bool one_host =
-      std::adjacent_find(numbers.begin(), numbers.end(), std::not_equal_to<>()) == numbers.end();
+  const bool one_host = std::ranges::adjacent_find(numbers, std::not_equal_to<>()) == numbers.end();
   if (one_host) return false;
   return rates_.hosts.size() != world ||
-         std::any_of(rates_.hosts.begin(), rates_.hosts.end(),
-                     [](const wire::HostRate& host) { return host.up_kilobytes_per_s == 0; });
+         std::ranges::any_of(
+             rates_.hosts, [](const wire::HostRate& host) { return host.up_kilobytes_per_s == 0; });
 }
 
 }  // namespace pccl::master

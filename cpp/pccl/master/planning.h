@@ -1,4 +1,4 @@
-// Which plan the group has: chosen from who shares memory, which links work, and how fast they are.
+// The plan of a group: chosen from memory sharing, usable links and their rates.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace pccl::master {
 
-// A plan, what it was chosen from, and which links of it, and beside it, may be relayed.
+// A plan, the rates from which it was chosen, and the pairs that may be relayed.
 struct Draft {
   topology::Choice choice;
   wire::RateTable rates;
@@ -28,38 +28,36 @@ class Planning {
       : options_(options), peers_(peers), links_(links) {}
 
   // -- plans
-  // The best plan for what is known at present. `record`: the epoch from which rates are known.
-  // Links are relayed only where there is no other plan. Empty: no plan does without the unusable
-  // links, even if those are relayed that may be.
+  // The best plan for the present knowledge. `record`: the epoch of the known rates. Links are
+  // relayed only if there is no other plan. Empty: no plan avoids the unusable links, even with
+  // relays.
   [[nodiscard]] std::optional<Draft> draft(const wire::EpochRecord& record);
-  // Makes it the plan of the next epoch. Returns why it was chosen, for the log.
+  // Enters the plan into `record`. Returns the reason for the choice, for the log.
   std::string take(Draft draft, wire::EpochRecord& record);
-  // As draft() would find, for a group of `world` members.
+  // Whether draft() would find a plan for a group of `world` members.
   [[nodiscard]] bool exists(std::size_t world, const std::set<topology::Edge>& unusable,
                             const std::set<topology::Edge>& unrelayable) const;
   // The pairs whose ends are both members, by rank.
   [[nodiscard]] std::set<topology::Edge> ranks_of(const std::set<Pair>& pairs) const;
 
   // -- who shares memory
-  // Members or what they share has changed.
+  // Members or their memory sharing have changed.
   void forget_hosts() { hosts_.reset(); }
-  // By rank: a number for each host.
+  // By rank: the number of its host.
   [[nodiscard]] const std::vector<std::uint32_t>& hosts();
-  // The members share memory in another way than the plan has it. True when the group is to be
-  // planned for that: all know with whom they share, or a heartbeat interval has passed.
+  // Whether to plan again because memory sharing differs from the plan's: once it is settled, or
+  // after a heartbeat interval.
   [[nodiscard]] bool hosts_due(const wire::EpochRecord& record, Instant now);
 
   // -- how fast links are
-  void clear_rates() { rates_ = {}; }
-  // As a restarted master is told them.
+  // From a report to a restarted master.
   void restore_rates(const wire::RateTable& rates) { rates_ = rates; }
   void measured(std::size_t rank, const wire::Measurements& row, const wire::RateTable& planned);
   [[nodiscard]] bool rates_differ(const wire::RateTable& planned) const {
     return rates_ != planned;
   }
-  // Transfers have shown something new, and it is time for a look. Returns a plan that was clearly
-  // better at two looks in a row: what is better once may be chance. REQUIRES: no operation runs,
-  // and no link is in trouble.
+  // Returns a plan that was clearly better at two looks in a row, since one may be chance.
+  // REQUIRES: look_due(); no operation runs, and no link is in trouble.
   [[nodiscard]] std::optional<Draft> better(const wire::EpochRecord& record, Instant now);
   [[nodiscard]] bool look_due(Instant now) const {
     return rates_moved_ && now - looked_ >= options_.replan_interval;
@@ -70,8 +68,8 @@ class Planning {
     if (options_.measure_after > Duration::zero() && taken >= options_.measure_after) slow_ = true;
   }
   void begin_group() { slow_ = false; }
-  // Operations are slow, and nobody knows how fast some link between hosts is. Asked for once after
-  // each admission: measuring takes some seconds, and may fail to find out.
+  // Whether operations are slow and the rate of some link between hosts is unknown. At most once
+  // per admission: measuring takes some seconds and may fail.
   [[nodiscard]] bool measuring_helps(std::uint64_t admission);
   void asked_to_measure(std::uint64_t admission) {
     asked_in_ = admission;
@@ -87,7 +85,7 @@ class Planning {
   bool rates_moved_ = false;  // since the last look
   bool better_ = false;       // at the last look
   Instant looked_{};
-  std::optional<std::vector<std::uint32_t>> hosts_;  // computed once: all pairs are looked at
+  std::optional<std::vector<std::uint32_t>> hosts_;  // cached: takes a look at all pairs
   std::optional<Instant> hosts_differ_since_;        // from the plan's
   bool slow_ = false;
   std::uint64_t asked_in_ = 0;  // an admission

@@ -15,7 +15,7 @@ std::string of_rank(std::size_t rank, const std::string& reason) {
 
 }  // namespace
 
-// ---- who is there ------------------------------------------------------------------------------
+// ---- the present replicas
 
 std::string Replicas::objection(const wire::Join& join) const {
   const auto it = groups_.find(join.group);
@@ -28,8 +28,9 @@ std::string Replicas::objection(const wire::Join& join) const {
   }
   if (join.replica.empty() || join.replica.size() > kMaxName || join.ranks_per_replica == 0 ||
       join.ranks_per_replica > kMaxRanks || join.group >= join.ranks_per_replica) {
-    return "a replica has a name of up to 256 bytes, and a peer in each of the groups 0 to its "
-           "number of ranks, less one";
+    return "a replica has a name of up to 256 bytes, and one peer in each of the groups 0 to n - "
+           "1, "
+           "where n is its number of ranks";
   }
   if (occupied && here == 0)
     return "the peers of group " + std::to_string(join.group) + " belong to no replicas";
@@ -49,16 +50,17 @@ std::string Replicas::objection(const wire::Rejoin& rejoin) const {
                       : !member.replica.empty() && member.replica.size() <= kMaxName;
   };
   if ((ranks != 0 && (ranks > kMaxRanks || rejoin.group >= ranks)) ||
-      !std::all_of(record.members.begin(), record.members.end(), fits))
+      !std::ranges::all_of(record.members, fits))
     return "its group has impossible replicas";
-  // Groups without replicas live here.
+  // Groups without replicas exist here.
   const bool others =
-      ranks != 0 && std::any_of(groups_.begin(), groups_.end(), [&](const auto& item) {
+      ranks != 0 && std::ranges::any_of(groups_, [&](const auto& item) {
         return item.first < ranks && !item.second->empty() && item.second->ranks_per_replica() == 0;
       });
   if (others) return "the run went on without this peer";
   const std::uint32_t usual = this->ranks();
-  // Of another number of ranks, or of none where ranks of replicas are: theirs is another run.
+  // With another number of ranks, or without replicas in a group of ranks, it belongs to another
+  // run.
   const bool differs = ranks != usual && (ranks != 0 || rejoin.group < usual);
   if (usual != 0 && (differs || (ranks != 0 && !recovering())))
     return "the run went on without this peer";
@@ -74,7 +76,7 @@ std::uint32_t Replicas::ranks() const {
 }
 
 std::size_t Replicas::Standings::count(const std::vector<char>& which) const {
-  return static_cast<std::size_t>(std::count(which.begin(), which.end(), 1));
+  return static_cast<std::size_t>(std::ranges::count(which, 1));
 }
 
 Replicas::Table Replicas::table() const {
@@ -102,13 +104,13 @@ std::vector<std::string> Replicas::pick(const Table& table, const Fits& fits) {
   for (const auto& [name, replica] : table) {
     if (fits(name, replica)) found.emplace_back(replica.joined, name);
   }
-  std::sort(found.begin(), found.end());
+  std::ranges::sort(found);
   std::vector<std::string> names;
   for (auto& [joined, name] : found) names.push_back(std::move(name));
   return names;
 }
 
-// Those that could come in now. One of a name that members still have waits for their end.
+// The replicas that can be admitted now. One whose name members still have waits for their end.
 std::vector<std::string> Replicas::ready() const {
   return pick(table(), [&](const std::string& name, const Standings& replica) {
     return replica.all(replica.ready) && replica.count(replica.member) == 0 &&
@@ -118,7 +120,7 @@ std::vector<std::string> Replicas::ready() const {
 
 bool Replicas::started() const {
   const std::uint32_t ranks = this->ranks();
-  return std::any_of(groups_.begin(), groups_.end(), [&](const auto& item) {
+  return std::ranges::any_of(groups_, [&](const auto& item) {
     return item.first < ranks && item.second->ranks_per_replica() != 0 &&
            !item.second->record().members.empty();
   });
@@ -144,7 +146,7 @@ std::uint32_t Replicas::missing() const {
   return wanted > present ? wanted - present : 0;
 }
 
-// ---- admission points --------------------------------------------------------------------------
+// ---- admission points
 
 std::optional<std::vector<std::string>> Replicas::to_admit(std::uint32_t group,
                                                            std::uint64_t point) {
@@ -152,7 +154,7 @@ std::optional<std::vector<std::string>> Replicas::to_admit(std::uint32_t group,
   if (recovering() || !lost_.empty() || own == groups_.end()) return std::nullopt;
   const std::vector<RankStanding> ranks = own->second->ranks();
   for (const RankStanding& rank : ranks) {
-    // A rank that goes on after another of its replica has come to its end.
+    // This rank continues although another rank of its replica has finished.
     if (!rank.member || !finishing_.contains(rank.peer.replica)) continue;
     lost_[rank.peer.replica] = {"another one left, and this one goes on", true};
     dirty_ = true;
@@ -169,11 +171,10 @@ std::optional<std::vector<std::string>> Replicas::to_admit(std::uint32_t group,
   if (decided == admitted_.end()) return names;
   for (const std::string& name : decided->second) {
     const auto is = [&](bool RankStanding::*what) {
-      return std::any_of(ranks.begin(), ranks.end(), [&](const RankStanding& rank) {
-        return rank.peer.replica == name && rank.*what;
-      });
+      return std::ranges::any_of(
+          ranks, [&](const RankStanding& rank) { return rank.peer.replica == name && rank.*what; });
     };
-    if (is(&RankStanding::member)) continue;  // a sync that is tried again
+    if (is(&RankStanding::member)) continue;  // a repeated sync
     if (!is(&RankStanding::ready)) return std::nullopt;
     names.push_back(name);
   }
@@ -186,7 +187,7 @@ bool Replicas::wait(std::uint32_t group, std::uint64_t point) const {
   return decided != admitted_.end() && groups_.contains(group);
 }
 
-// ---- losses ------------------------------------------------------------------------------------
+// ---- losses
 
 void Replicas::departed(std::uint32_t group, const wire::Member& peer, const std::string& reason,
                         bool member, bool finished) {
@@ -194,7 +195,7 @@ void Replicas::departed(std::uint32_t group, const wire::Member& peer, const std
   dirty_ = true;
   if (name.empty() || name == dropping_) return;
   if (member && finished && !entering_.contains(name)) {
-    // The others are about to come to the same end.
+    // The other ranks should finish soon, too.
     finishing_.try_emplace(name, now_);
     return;
   }
@@ -227,8 +228,8 @@ void Replicas::reset() {
   finishing_.clear();
 }
 
-// Members go with members. Newcomers of the same name may be its next life, started already; they
-// go only with newcomers, or with one that was half in.
+// Evicts a lost replica. If it has members, newcomers of the same name may belong to its restart
+// and stay, unless the replica was being admitted.
 void Replicas::drop(const std::string& replica, const Loss& loss, Instant now) {
   const bool half_in = entering_.contains(replica);
   forget(replica);
@@ -242,7 +243,7 @@ void Replicas::drop(const std::string& replica, const Loss& loss, Instant now) {
   dropping_.clear();
 }
 
-// A replica with members is whole, or on its way in, or on its way out.
+// Removes replicas that have members but are neither complete, nor being admitted, nor finishing.
 void Replicas::drop_incomplete(Instant now) {
   const Table table = this->table();
   for (const auto& [name, replica] : table) {
@@ -259,7 +260,8 @@ void Replicas::drop_incomplete(Instant now) {
     if (finishing_.contains(name)) continue;
     for (std::uint32_t rank = 0; rank < replica.member.size(); ++rank) {
       if (replica.member[rank] != 0) continue;
-      // With the last member of a group its state is gone, and what came in elsewhere starts anew.
+      // If a group has lost all members, its state is gone: replicas being admitted must start
+      // again.
       const auto group = groups_.find(rank);
       const bool there = group != groups_.end() && !group->second->record().members.empty();
       if (entering && there && replica.waiting[rank] != 0) continue;
@@ -276,8 +278,7 @@ void Replicas::drop_incomplete(Instant now) {
   std::erase_if(finishing_, [&](const auto& item) { return gone(item.first); });
 }
 
-// ---- the whole
-// -----------------------------------------------------------------------------------
+// ---- settling
 
 void Replicas::settle(bool recoveries, Instant now) {
   now_ = now;
@@ -301,7 +302,7 @@ void Replicas::step(Instant now) {
     group->retry_admission(now);
     passed = std::min(passed, group->record().points);
   }
-  // A point of a sync may come again until the next one is passed.
+  // The point of a sync may be repeated until the next one is passed.
   admitted_.erase(admitted_.begin(), admitted_.lower_bound(passed));
   if (!dirty_) start_if_ready();
 }
@@ -347,7 +348,7 @@ void Replicas::on_time(Instant now) {
   if (ranks == 0) return;
   now_ = now;
   const Table table = this->table();
-  // Another one of its replica went in good order, and this one does not come to its end.
+  // A rank has left regularly, but another rank of its replica does not.
   for (const auto& [name, since] : finishing_) {
     if (now - since < options_.reconnect_timeout) continue;
     const auto replica = table.find(name);

@@ -1,11 +1,12 @@
-// Replicas: a replica is one peer in each of the groups 0 to n-1, its ranks; a model is sharded
-// over them, and each reduces its shard with the same rank of the others. It is let in and put out
-// as a whole. Pure: groups tell what happened, `settle` acts on them.
+// Replicas. A replica has one peer, a rank, in each of the groups 0 to n - 1. A model is sharded
+// over the ranks, and each rank reduces its shard with the same rank of the other replicas. A
+// replica is admitted and removed as a whole. Pure: groups report events, and `settle` acts on
+// them.
 //
-// Each group comes to its admission points by itself. The first one that comes to its n-th decides
-// which replicas come in there, out of those that are ready in all groups; the others let the same
-// ones in at their n-th, and wait for them there if need be. So between two points the replicas of
-// all groups are the same, but for those that were lost.
+// Each group reaches its admission points by itself. The first group that reaches its n-th point
+// decides which replicas are admitted there, among those that are ready in all groups. The other
+// groups admit the same replicas at their n-th point, and wait for them there if necessary. Between
+// two points all groups have the same replicas, except for lost ones.
 #pragma once
 
 #include <cstdint>
@@ -23,35 +24,36 @@ namespace pccl::master {
 using Groups = std::map<std::uint32_t, std::unique_ptr<Group>>;
 
 // *one thread: the master's*
-class Replicas {
+class Replicas final : public ReplicaRules {
  public:
   Replicas(const Options& options, const Groups& groups) : options_(options), groups_(groups) {}
 
-  // Why a peer that says this cannot be in its group; empty: it can.
+  // Why a peer cannot join its group. Empty: it can.
   [[nodiscard]] std::string objection(const wire::Join& join) const;
-  // The same of a member that comes from another master, with what it says of its group.
+  // Why a member of another master cannot return here. Empty: it can.
   [[nodiscard]] std::string objection(const wire::Rejoin& rejoin) const;
-  // Per replica; 0: there are none.
+  // Ranks per replica; 0: there are no replicas.
   [[nodiscard]] std::uint32_t ranks() const;
 
-  // -- what groups tell and ask: Surroundings
-  void changed() { dirty_ = true; }
+  // -- events and questions of groups
+  void changed() override { dirty_ = true; }
   void departed(std::uint32_t group, const wire::Member& peer, const std::string& reason,
-                bool member, bool finished);
-  void away(std::uint32_t group, const wire::Member& peer, const std::string& reason);
-  std::optional<std::vector<std::string>> to_admit(std::uint32_t group, std::uint64_t point);
-  [[nodiscard]] bool wait(std::uint32_t group, std::uint64_t point) const;
-  [[nodiscard]] bool started() const;
-  [[nodiscard]] std::uint32_t missing() const;
+                bool member, bool finished) override;
+  void away(std::uint32_t group, const wire::Member& peer, const std::string& reason) override;
+  std::optional<std::vector<std::string>> to_admit(std::uint32_t group,
+                                                   std::uint64_t point) override;
+  [[nodiscard]] bool wait(std::uint32_t group, std::uint64_t point) const override;
+  [[nodiscard]] bool started() const override;
+  [[nodiscard]] std::uint32_t missing() const override;
 
-  // -- what the master tells
-  // A group's members come back to a master without memory. Until all groups are back, nobody comes
-  // in; then those go that are not in all of them.
+  // -- events of the master
+  // Members return to a restarted master. Until all groups are rebuilt no replica is admitted;
+  // afterwards replicas that are not in all groups are removed.
   void recover(std::uint32_t ranks, Instant now);
   [[nodiscard]] bool recovering() const { return recovering_since_.has_value(); }
   void on_time(Instant now);
-  // After every event: what it means for the other groups. `recoveries`: of more groups some
-  // members are back.
+  // Called after every event: applies its consequences to all groups. `recoveries`: more groups are
+  // being rebuilt.
   void settle(bool recoveries, Instant now);
 
  private:
@@ -59,11 +61,11 @@ class Replicas {
     std::string reason;
     bool member = false;
   };
-  // Where the ranks of a replica stand, by group.
+  // The ranks of a replica, by group.
   struct Standings {
     std::vector<char> member, waiting, ready;
-    std::vector<PeerId> members;               // zero: not one
-    std::uint64_t joined = ~std::uint64_t{0};  // of the first
+    std::vector<PeerId> members;               // zero: not a member
+    std::uint64_t joined = ~std::uint64_t{0};  // of the first rank
     [[nodiscard]] std::size_t count(const std::vector<char>& which) const;
     [[nodiscard]] bool all(const std::vector<char>& which) const {
       return count(which) == which.size();
@@ -72,7 +74,7 @@ class Replicas {
   using Table = std::map<std::string, Standings>;
 
   [[nodiscard]] Table table() const;
-  // Those that `fits`, the longest-waiting first.
+  // The replicas that `fits`, the longest-waiting first.
   template <class Fits>
   [[nodiscard]] static std::vector<std::string> pick(const Table& table, const Fits& fits);
   [[nodiscard]] std::vector<std::string> ready() const;
@@ -88,7 +90,7 @@ class Replicas {
   const Options& options_;
   const Groups& groups_;
   bool dirty_ = false;
-  Instant now_{};                     // of the event
+  Instant now_{};                     // of the latest event
   std::map<std::string, Loss> lost_;  // since the latest step
   std::string dropping_;
   std::uint64_t last_point_ = 0;                                // that some group has come to

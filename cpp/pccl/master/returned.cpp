@@ -29,7 +29,7 @@ wire::Rejoin Returned::rejoin() const {
   wire::Rejoin rejoin{seat_.first, group_, {}, at_.second, ticket_};
   wire::Reader reader(record_->bytes);
   reader(rejoin.record);
-  if (!reader.complete()) throw std::logic_error("what was packed cannot be unpacked");
+  if (!reader.complete()) throw std::logic_error("a packed record cannot be decoded");
   return rejoin;
 }
 
@@ -44,8 +44,8 @@ std::size_t Returned::record_bytes() const {
 }
 
 const Returned& newest(const std::vector<Returned>& reports) {
-  return *std::max_element(reports.begin(), reports.end(),
-                           [](const Returned& a, const Returned& b) { return a.at() < b.at(); });
+  return *std::ranges::max_element(
+      reports, [](const Returned& a, const Returned& b) { return a.at() < b.at(); });
 }
 
 }  // namespace pccl::master

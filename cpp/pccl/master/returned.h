@@ -1,4 +1,4 @@
-// A member that came back to a master which does not know its group, since it was restarted.
+// A member that has returned to a restarted master, which does not know its group yet.
 #pragma once
 
 #include <cstddef>
@@ -12,27 +12,27 @@
 namespace pccl::master {
 
 using ConnectionId = std::uint64_t;  // given by the server; 0 is none
-// A member's id and seal: whoever shows the ticket for it is that member.
+// A member's id and seal. The peer with the ticket for this seal is that member.
 using Seat = std::pair<PeerId, PeerId>;
 
-// Its record is kept as bytes, since decoded it would take several times as much, and but once for
-// all that report the same, as honest members do.
+// The record is kept as bytes, which take a fraction of its decoded size, and shared between
+// members that report the same record, as honest members do.
 class Returned {
  public:
   Returned(ConnectionId connection, const wire::Rejoin& rejoin);
 
   [[nodiscard]] ConnectionId connection() const { return connection_; }
   [[nodiscard]] const Seat& seat() const { return seat_; }
-  // Its last epoch, and the last entry of the log that it has applied.
+  // Its last epoch, and the ordinal of the last log entry that it has applied.
   [[nodiscard]] std::pair<std::uint64_t, std::uint64_t> at() const { return at_; }
-  // Of that epoch.
+  // The members of that epoch.
   [[nodiscard]] const std::vector<Seat>& members() const { return record_->members; }
   [[nodiscard]] wire::Rejoin rejoin() const;
 
-  // False if `other` reports another record. Else both have one in common from now on.
+  // Shares the record of `other` if both are equal. False: they differ.
   bool share(const Returned& other);
   [[nodiscard]] std::size_t record_bytes() const;
-  // One for all that share it.
+  // The identity of the record: equal for all reports that share it.
   [[nodiscard]] const void* record() const { return record_.get(); }
 
  private:
@@ -50,7 +50,7 @@ class Returned {
   PeerId ticket_;
 };
 
-// The one that knows most. REQUIRES: reports is not empty.
+// The report with the newest log. REQUIRES: reports is not empty.
 [[nodiscard]] const Returned& newest(const std::vector<Returned>& reports);
 
 }  // namespace pccl::master

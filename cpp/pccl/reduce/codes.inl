@@ -1,9 +1,9 @@
 // Kernels of reduce/quantize.h, compiled once per instruction set as a part of kernels.inl.
 //
-// A block is [lowest value, step] and a code for each element: value = lowest + code * step. The loops
-// are plain and the product is rounded before the sum, so that all processors decode the same. A
-// block with elements that are not finite or very large is encoded carefully, with halves of all
-// values, and marked by the step's sign.
+// A block is [lowest value, step] and a code for each element: value = lowest + code * step. The
+// loops are plain and the product is rounded before the sum, so that all processors decode the
+// same. A block with elements that are not finite or very large is encoded carefully, with halves
+// of all values, and marked by the step's sign.
 
 namespace pccl::reduce {
 namespace {

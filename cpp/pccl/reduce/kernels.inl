@@ -1,9 +1,9 @@
 // The kernels, compiled once per instruction set: a kernels_<set>.cpp defines PCCL_KERNEL_TABLE and
 // includes this file.
 //
-// Everything here has internal linkage and calls no inline function of a standard header: the linker
-// keeps only one copy of such a function, and an older processor must not run a copy compiled for
-// AVX-512.
+// Everything here has internal linkage and calls no inline function of a standard header: the
+// linker keeps only one copy of such a function, and an older processor must not run a copy
+// compiled for AVX-512.
 //
 // Elements are processed in blocks that stay in the L1 cache while all contributions are combined.
 // Elements narrower than the accumulation type are widened into a block first; 16-bit floats are
@@ -17,7 +17,7 @@
 
 #include "pccl/reduce/kernels.h"
 
-// `out` is the same memory as `own` or a contribution, or overlaps neither: iterations are independent.
+// Iterations are independent: `out` equals `own` or a contribution, or overlaps neither.
 #if defined(__clang__)
 #define PCCL_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -129,8 +129,8 @@ struct Minimum {
 
 // --- finishing results
 
-// Which of two NaNs an addition returns depends on the order in which the compiler puts the operands,
-// so all results have the same NaN.
+// Which of two NaNs an addition returns depends on the order in which the compiler puts the
+// operands, so all results have the same NaN.
 template <class Acc>
 Acc canonical(Acc value) {
   if constexpr (kSame<Acc, float>) {

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 
 #include "pccl/reduce/quantize.h"
 #include "pccl/reduce/reduce.h"

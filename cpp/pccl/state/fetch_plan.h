@@ -1,4 +1,4 @@
-// What a receiver of a sync has to fetch, and the memory that holds it until the sync is over.
+// The chunks that a receiver of a sync fetches, and the memory that holds them until its end.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,6 @@
 #include "pccl/state/transfer.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 #include <utility>
 

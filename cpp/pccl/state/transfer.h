@@ -3,7 +3,6 @@
 // over. Sans-I/O: stripes ask where received bytes go and what to send next.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>

@@ -211,7 +211,7 @@ std::optional<Order> search(const Graph& graph) {
   return best;
 }
 
-// Of the ring, its reverse and the order of sites: the lexicographically first that is as good.
+// The lexicographically first of the ring, its reverse and the order of sites that is as good.
 Order plainest(const Graph& graph, Order best) {
   const Badness least = judge(graph, best);
   Order other = best;

@@ -155,8 +155,8 @@ struct LinkRate {
   }
 };
 
-// What all flows out of one peer carry together (they share its up-link), and all flows into it. 0:
-// unknown.
+// The rate of all flows out of one peer together (they share its up-link), and of all flows into
+// it. 0: unknown.
 struct HostRate {
   std::uint32_t up_kilobytes_per_s = 0;
   std::uint32_t down_kilobytes_per_s = 0;
@@ -261,7 +261,7 @@ struct StateRecord {
 
 // ---- operations
 
-// What must be equal on all members of an operation: a hash, and a text for errors.
+// Must be equal on all members of an operation: a hash, and a text for errors.
 struct Signature {
   std::uint64_t hash = 0;
   std::string text;  // "1000 float32, sum"

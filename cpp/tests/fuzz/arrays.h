@@ -1,4 +1,4 @@
-// The shared state that manifest.cpp's scripts are about.
+// The shared state in manifest.cpp's scripts.
 #pragma once
 
 #include <memory>

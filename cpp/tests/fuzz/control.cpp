@@ -1,5 +1,5 @@
-// Control messages: any bytes through the reader, and a master with members, newcomers and
-// strangers that say anything in any order.
+// Control messages: arbitrary bytes for the reader, and a master with members, newcomers and
+// strangers that send arbitrary messages in any order.
 #include <optional>
 #include <utility>
 #include <vector>
@@ -15,7 +15,7 @@ constexpr std::uint64_t kRun = 77;
 constexpr std::uint32_t kTerm = 3;
 constexpr std::uint8_t kMembers = 3;  // connections 1 to this are members' of group 0
 
-// Whatever is read is one of our messages: written again, it is read the same way.
+// A frame that was read must give the same frame when it is written and read again.
 void read_stream(std::span<const std::uint8_t> bytes) {
   wire::FrameReader reader(wire::kMaxFirstPayload);
   const std::size_t cut = bytes.size() / 2;
@@ -37,7 +37,7 @@ void read_stream(std::span<const std::uint8_t> bytes) {
 
 class World {
  public:
-  // `remembers`: the master knows its group; else it was restarted a moment ago.
+  // `remembers`: the master knows its group; otherwise it has just been restarted.
   explicit World(bool remembers) : master_(options(), kRun, kTerm) {
     for (std::uint8_t id = 1; id <= 2 * kMembers; ++id) connect(id);
     if (!remembers) return;
@@ -97,7 +97,7 @@ class World {
     master_.on_frame(id, {{master_.run(), master_.term(), ordinal}, message}, now_);
   }
 
-  // A message of a kind and a payload from the script, in an envelope that mostly fits.
+  // A message whose kind and payload come from the script, in a mostly valid envelope.
   void frame(master::ConnectionId id, bool foreign, Script& script) {
     const std::uint8_t type = script.byte();
     const std::uint8_t behind = script.byte();
@@ -109,7 +109,7 @@ class World {
     bytes[9] = static_cast<std::uint8_t>(payload.size() >> 8);
     const master::Group* group = master_.group(0);
     const std::uint64_t last = group == nullptr ? 0 : group->log().last();
-    // Mostly all that there is; now and then more than that.
+    // Mostly the newest ordinal, sometimes a higher one.
     const std::uint64_t ordinal =
         behind == 255 ? last + 1 : last - std::min<std::uint64_t>(last, behind % 8);
     for (std::size_t i = 0; i < 8; ++i)
@@ -140,7 +140,7 @@ class World {
     (void)master_.tick();
   }
 
-  // What members are told is something that they can read, and follow.
+  // Members must be able to read and apply the messages that they are sent.
   static void check(const wire::Bytes& bytes) {
     wire::FrameReader reader;
     reader.feed(bytes);

@@ -1,7 +1,7 @@
-// What the fuzz targets share: the bytes of one run as numbers and pieces, and what must hold.
+// Common parts of the fuzz targets: readers of a run's bytes, and assertions.
 //
-// A target reads a script from the bytes, so that what the fuzzer changes is what happens and not
-// whether a checksum fits: frames are sealed after they were spoilt.
+// A target reads a script from the bytes, so that the fuzzer changes events instead of breaking
+// checksums: frames get valid checksums after they were changed.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ inline void must(bool holds, const char* what) {
   std::abort();
 }
 
-// Takes what it is asked for off the front; zeros when nothing is left.
+// Reads values from the front; zeros once no bytes are left.
 class Script {
  public:
   Script(const std::uint8_t* data, std::size_t size) : rest_(data, size) {}
@@ -39,7 +39,7 @@ class Script {
     const std::uint8_t low = byte();
     return static_cast<std::uint16_t>(low | (byte() << 8));
   }
-  // A length, then so many bytes.
+  // A length, then this many bytes.
   std::span<const std::uint8_t> piece() {
     const std::size_t size = std::min<std::size_t>(pair(), rest_.size());
     const auto piece = rest_.first(size);
@@ -52,7 +52,7 @@ class Script {
   std::span<const std::uint8_t> rest_;
 };
 
-// The other way round, for seeds.
+// The inverse, for seeds.
 class Scribe {
  public:
   Scribe& byte(std::uint8_t value) {

@@ -1,5 +1,5 @@
-// The links of one peer: connections that say anything, before and after the handshake, while an
-// all-reduce and a sync are under way. The other end is a member of the run.
+// The links of one peer: connections that send anything, before and after the handshake, during an
+// all-reduce or a sync. The other end is a member of the run.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -19,7 +19,8 @@ constexpr std::size_t kMostBytes = 8 << 20;  // given to one run
 
 class World {
  public:
-  // Ranks 0 (this one), 1 and 2, who have come later and dial it. `sync`: else an all-reduce.
+  // Ranks 0 (this peer), 1 and 2, which joined later and dial it. `sync`: a sync, otherwise an
+  // all-reduce.
   World(bool sync, std::uint8_t op) : engine_(options(), std::make_shared<BufferPool>(1 << 20)) {
     engine_.start(now_);
     (void)engine_.take_actions();
@@ -51,7 +52,7 @@ class World {
   ~World() {
     engine_.leave("over", now_);
     (void)engine_.take_actions();
-    // There was no commit: nothing is written over what was given.
+    // There was no commit, so the input must be unchanged.
     must(std::all_of(sums_.begin(), sums_.end(), [](float x) { return x == 1.0F; }), "inputs stay");
     must(std::all_of(weights_.begin(), weights_.end(), [](std::uint8_t x) { return x == 5; }),
          "the state stays");
@@ -111,7 +112,7 @@ class World {
   }
   void log(const wire::EpochRecord& record) { tell(wire::Log{{{++ordinal_, record}}}); }
 
-  // The operations start over.
+  // Restarts the operations in a new epoch.
   void log_plan() {
     if (engine_.record() == nullptr || engine_.record()->epoch > kEpoch + 3) return;
     wire::EpochRecord record = *engine_.record();
@@ -160,7 +161,7 @@ class World {
     send(stripe, header, payload, false);
   }
 
-  // A header whose checks fit, and a payload of the length that it says.
+  // A header with a valid check, and a payload of its length.
   void frame(std::uint64_t stripe, Script& script) {
     link::FrameHeader header;
     header.type = static_cast<link::FrameType>(script.byte() % enum_count(link::FrameType{}));
@@ -177,7 +178,7 @@ class World {
     if (header.segment >= 250) header.segment = 0xffffffff;
     header.credit = script.pair();
     if (header.credit >= 0xfff0) header.credit = 0xffffffff - (0xffff - header.credit);
-    // What it would be if it were honest, so that disagreeing is not all that is tried.
+    // Often the honest value, so that the script does not only test disagreement.
     header.signature = flags & 32 ? script.pair() : signature_;
     const auto given = script.piece();
     wire::Bytes payload(given.begin(), given.end());
@@ -221,7 +222,7 @@ class World {
     }
   }
 
-  // What the shell would do; what goes out is read as the other end would.
+  // Acts as the shell, and reads outgoing bytes as the other end would.
   void settle() {
     for (int turn = 0; turn < 100; ++turn) {
       peer::EngineActions actions = engine_.take_actions();
@@ -254,7 +255,7 @@ class World {
       std::size_t bytes = 0;
       const auto parts = stripe->outgoing();
       for (const iovec& part : parts) bytes += part.iov_len;
-      // The first segment that it sends says what it is.
+      // The first segment that it sends shows its content.
       if (!parts.empty() && parts[0].iov_len == link::kFrameHeaderBytes) {
         const auto* head = static_cast<const std::uint8_t*>(parts[0].iov_base);
         const auto header = link::decode(

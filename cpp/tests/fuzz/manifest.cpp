@@ -1,5 +1,5 @@
-// A shared state on its way: manifests that hold together or nearly so, chunks, and requests for
-// state, from a holder that says anything.
+// The transfer of a shared state: consistent and nearly consistent manifests, chunks and requests
+// from an arbitrary peer.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -76,8 +76,8 @@ class Play final : private link::Carrier {
   }
 
  private:
-  // Its bytes are read as a manifest, and its hashes made to fit: what is refused is refused for
-  // more than a wrong sum.
+  // Reads the bytes as a manifest and corrects its hashes, so that it is not refused for these
+  // alone.
   void manifest(const PeerId& from, link::FrameHeader header, std::span<const std::uint8_t> bytes) {
     state::Manifest manifest;
     wire::Reader reader(bytes);

@@ -1,5 +1,5 @@
-// The local neighbours' protocol, over a real socket of this host: packets from a peer that knows
-// the word, or does not, with memory that is what it says, or is not.
+// The protocol of neighbours on one host, over a real socket: packets from a peer that knows the
+// key or not, with valid or invalid memory.
 #include "pccl/node/neighbours.h"
 
 #include <fcntl.h>
@@ -44,7 +44,7 @@ class World {
             {[this](const PeerId& id) { up_ = id; }, [](const PeerId&, const std::string&) {},
              [](const PeerId&, memory::Offer, std::uint64_t, const memory::RegionPtr& region) {
                if (region == nullptr || region->size() == 0) return;
-               // Mapped memory can be touched, to its end.
+               // All mapped memory must be accessible.
                volatile std::uint8_t last = region->data()[region->size() - 1];
                (void)last;
              },
@@ -80,7 +80,7 @@ class World {
   }
 
  private:
-  // The parts that an honest packet has; and of a hello the proof.
+  // Fills the parts of an honest packet, and the proof of a hello.
   void greet(std::array<std::uint8_t, kPacketBytes + 8>& packet, std::uint8_t flags) {
     const std::uint32_t magic = 0x4c4c4350;
     const std::uint16_t version = 3;
@@ -101,7 +101,7 @@ class World {
     std::memcpy(packet.data() + 72, proof.bytes.data(), 16);
   }
 
-  // With so many descriptors of one kind or another.
+  // Sends the packet with this many descriptors.
   void send(const void* data, std::size_t size, unsigned how) const {
     std::vector<int> passed;
     if ((how & 3) != 0) {

@@ -1,5 +1,5 @@
-// Writes what the fuzz targets begin with, into FOLDER/<target>/: scripts of real messages, so that
-// they change with the protocol.
+// Writes the initial corpus of the fuzz targets into FOLDER/<target>/: scripts of real messages, so
+// that they follow the protocol.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -62,7 +62,7 @@ wire::LogPart log_part() {
           true};
 }
 
-// What a member may say, one of each.
+// One of each message that a member may send.
 std::vector<wire::Message> messages() {
   const wire::OpKey operation{1, true, 7, 2};
   wire::SyncDetail detail;
@@ -98,7 +98,7 @@ std::vector<wire::Message> messages() {
   return all;
 }
 
-// A step of control.cpp's script: that message, from connection `from`.
+// A step of control.cpp's script: a message from connection `from`.
 void say(Scribe& script, std::uint8_t from, const wire::Message& message) {
   const wire::Bytes bytes = wire::encode({}, message);
   script.byte(5)

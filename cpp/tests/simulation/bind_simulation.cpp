@@ -19,7 +19,7 @@ namespace simulation = pccl::simulation;
 
 namespace {
 
-// Calls `visit(name, field)` for every number a test may set.
+// Calls `visit(name, field)` for every number that a test may set.
 template <class Visit>
 void each_number(simulation::Options& options, Visit&& visit) {
   visit("peers", options.peers);
@@ -56,7 +56,7 @@ Enum by_name(const char* const (&names)[N], const std::string& name) {
   throw nb::value_error(("no such name: " + name).c_str());
 }
 
-// What is not given is drawn from the seed; `quiet` starts from no fault at all instead.
+// Options that are not given are drawn from the seed; with `quiet` there are no faults by default.
 simulation::Options options_from(std::uint64_t seed, const nb::kwargs& given) {
   simulation::Options options = simulation::Options::draw(seed);
   if (given.contains("quiet") && nb::cast<bool>(given["quiet"])) {
@@ -64,7 +64,7 @@ simulation::Options options_from(std::uint64_t seed, const nb::kwargs& given) {
     options.corruptions = options.leaves = options.aborts = options.restarts = 0;
     options.master_stalls = options.hidden = options.relays = 0;
   }
-  // Replicas only where everything is drawn, or when they are asked for.
+  // Replicas only if all options are drawn or `ranks` is given.
   for (const auto& [key, value] : given)
     if (nb::cast<std::string>(key) != "trace") options.ranks = 0;
   for (const auto& [key, value] : given) {
@@ -92,7 +92,7 @@ simulation::Options options_from(std::uint64_t seed, const nb::kwargs& given) {
   return options;
 }
 
-// (from, to, cause, how often it was taken) of each row of a transition table.
+// (from, to, cause, times taken) for each row of a transition table.
 template <class Rows>
 nb::list transitions(const Rows& rows, const std::vector<std::uint64_t>& taken) {
   nb::list all;

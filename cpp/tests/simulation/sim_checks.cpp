@@ -1,6 +1,5 @@
-// The invariants of DESIGN section 4, as a simulated run can see them.
+// The invariants of docs/architecture.md, checked after every event of a simulated run.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -13,9 +12,9 @@ using std::chrono::seconds;
 
 namespace {
 
-// With nothing disturbed any more, every call ends within this.
+// After the last fault every call ends within this time.
 constexpr Duration kCallLimit = seconds(90);
-// And every program within this.
+// After the last fault every program ends within this time.
 constexpr Duration kProgramLimit = seconds(900);
 constexpr std::size_t kKeptBuffers = 12;
 constexpr std::uint8_t kScribble = 0xa5;
@@ -25,40 +24,17 @@ bool contains(const std::vector<PeerId>& members, const PeerId& id) {
   return std::find(members.begin(), members.end(), id) != members.end();
 }
 
-std::vector<PeerId> ids(const peer::Record& record) {
+std::string code_name(Code code) { return "code " + std::to_string(static_cast<int>(code)); }
+
+}  // namespace
+
+std::vector<PeerId> Checks::ids(const peer::Record& record) {
   std::vector<PeerId> ids;
   if (record) {
     for (const wire::Member& member : record->members) ids.push_back(member.id);
   }
   return ids;
 }
-
-std::string code_name(Code code) { return "code " + std::to_string(static_cast<int>(code)); }
-
-std::int64_t combine(ReduceOp op, std::int64_t a, std::int64_t b) {
-  switch (op) {
-    case ReduceOp::max:
-      return std::max(a, b);
-    case ReduceOp::min:
-      return std::min(a, b);
-    case ReduceOp::prod:
-      return a * b;
-    default:
-      return a + b;
-  }
-}
-
-// A master's surroundings when nobody listens.
-class Nobody final : public master::Surroundings {
- public:
-  void send(master::ConnectionId, std::uint64_t, const wire::Message&) override {}
-  void close(master::ConnectionId) override {}
-  void log(std::string) override {}
-  wire::Census census() override { return {}; }
-  std::uint64_t next_join_ordinal() override { return 0; }
-};
-
-}  // namespace
 
 void Checks::fail(const std::string& invariant, const std::string& what) {
   if (failed()) return;
@@ -67,14 +43,14 @@ void Checks::fail(const std::string& invariant, const std::string& what) {
   world_.log("checks", violation_);
 }
 
-// ---- what happened -----------------------------------------------------------------------------
+// ---- starts and ends of calls
 
 void Checks::started(const Host& host, const Reduction& reduction) {
   const auto* key = std::get_if<wire::OpKey>(&reduction.call->key);
-  if (key == nullptr || key->admission == 0) return;  // it never began
+  if (key == nullptr || key->admission == 0) return;  // it was never started
   Contribution contribution;
   contribution.shape = reduction.shape;
-  contribution.place = reduction.place;
+  contribution.position = reduction.position;
   contribution.op = reduction.op;
   for (const ArrayData& array : reduction.arrays) {
     contribution.arrays.emplace_back(array.dtype, array.values);
@@ -82,7 +58,7 @@ void Checks::started(const Host& host, const Reduction& reduction) {
   }
   if (world_.bug_due(Bug::commit_alone))
     ++contribution.shape;  // as if it had been called differently
-  if (world_.bug_due(Bug::skip_call)) ++contribution.place;
+  if (world_.bug_due(Bug::skip_call)) ++contribution.position;
   contributions_[{reduction.run, *key}][host.engine().id()] = std::move(contribution);
 }
 
@@ -146,7 +122,7 @@ void Checks::ended(Host& host, Reduction& reduction) {
   if (key != nullptr && key->admission != 0) {
     const OpId id{reduction.run, *key};
     if (commit) {
-      // The results of those that are left take the first part of a gather's arrays.
+      // The results of the remaining members are in the first part of a gather's arrays.
       const std::size_t left = call.record->members.size();
       for (ArrayData& array : reduction.arrays) {
         if (reduction.kind == collective::Kind::all_gather && left < reduction.members)
@@ -160,17 +136,17 @@ void Checks::ended(Host& host, Reduction& reduction) {
       if (!reduction.rerun && call.record->members.size() != reduction.members)
         return fail("I1", what + " is committed on " + host.name() + " in spite of a loss");
       mismatch_is_for_all(host, id, reduction);
-      same_place(host, id, reduction);
+      same_position(host, id, reduction);
       right_result(host, id, reduction);
       if (reduction.quantization) nothing_lost(host, id, reduction);
     }
-    // A peer that is out does not know the verdict; what it was told before stands.
+    // A peer that was removed does not know the verdict, unless it was told before.
     if (commit || host.engine().standing() != peer::Standing::out) {
       Ending ending{host.engine().id(), host.name(), call.error.code, 0,
                     ids(call.record),   0,           call.error.peer, {}};
       ending.epoch = call.record ? call.record->epoch : 0;
       if (commit) {
-        // Of a reduce-scatter each has its own part.
+        // In a reduce-scatter each member has its own part.
         if (reduction.kind != collective::Kind::reduce_scatter) {
           for (const ArrayData& array : reduction.arrays) ending.bytes.push_back(array.result());
         }
@@ -186,8 +162,7 @@ void Checks::ended(Host& host, Reduction& reduction) {
     reduction.result.resize(bytes.size() / sizeof(std::int64_t));
     if (!bytes.empty()) std::memcpy(reduction.result.data(), bytes.data(), bytes.size());
   }
-  // The user does other things with the memory now: neither must the engine write it, nor send from
-  // it.
+  // The user reuses the memory now: the engine must neither write it nor send from it.
   for (ArrayData& array : reduction.arrays) {
     std::fill(array.send.begin(), array.send.end(), kScribble);
     std::fill(array.recv.begin(), array.recv.end(), kScribble);
@@ -270,20 +245,19 @@ void Checks::ended(Host& host, Syncing& syncing) {
 }
 
 // ---- I8: a newcomer's state never counts
-// -----------------------------------------------------------------------
 
 void Checks::never_a_newcomers(const Host& host, const Syncing& syncing) {
   if (!syncing.standing) return;
-  // This member was in a sync before; so whatever it holds now, such a member has brought.
+  // A standing member's state after a sync is one that a standing member brought.
   if (standing_states_[syncing.run].contains(*syncing.live)) return;
   fail("I8", host.name() + " was given a state that no standing member had");
 }
 
-// ---- I1: one verdict ---------------------------------------------------------------------------
+// ---- I1: one verdict
 
-// Two peers that are both members of the epochs in which they learnt it know of the same verdict,
-// for the same members. A peer that a restarted master could not wait for may know of another one,
-// as long as it never becomes a member again.
+// Two peers that are members of each other's epochs know the same verdict, for the same members. A
+// peer that a restarted master did not wait for may know another one, unless it becomes a member
+// again.
 void Checks::one_verdict(const std::string& what, const std::vector<Ending>& before,
                          const Ending& now) {
   for (const Ending& other : before) {
@@ -307,7 +281,7 @@ void Checks::one_verdict(const std::string& what, const std::vector<Ending>& bef
   settle_disagreements();
 }
 
-// Those who disagree may not both belong to the run: follow the same master.
+// Peers that disagree must not follow the same master.
 void Checks::settle_disagreements() {
   std::erase_if(disagreements_, [&](const Disagreement& found) {
     const Host* const one = world_.host_of(found.one);
@@ -324,7 +298,7 @@ void Checks::settle_disagreements() {
   });
 }
 
-// ---- I2: equal and right -----------------------------------------------------------------------
+// ---- I2: equal and right
 
 void Checks::bit_parity(const std::string& what, const std::vector<Ending>& before,
                         const Ending& now) {
@@ -339,140 +313,9 @@ void Checks::bit_parity(const std::string& what, const std::vector<Ending>& befo
   }
 }
 
-// Rounded twice, on the way in and on the way out, and once more by regions, by a step each time;
-// and up to 1 of each member may come with it that was left out before.
-bool Checks::near(const Reduction& reduction, const ArrayData& array,
-                  const std::vector<std::int64_t>& expected, std::size_t members, bool feedback) {
-  const double largest = array.dtype == DataType::float32 && reduction.op == ReduceOp::avg
-                             ? 2520.0 * 12
-                             : 12.0;  // see start_reduction
-  double step = 2 * largest / 254;
-  if (reduction.quantization.code == reduce::CodeType::bits4) step = 2 * largest / 14;
-  if (reduction.quantization.code == reduce::CodeType::float8) step = largest / 8;
-  if (array.dtype == DataType::float16) step += largest / 1024;
-  const double times = ran_by_regions(reduction) ? 3.01 : 2.01;
-  const double most = (times * step + (feedback ? 1 : 0)) *
-                      (reduction.op == ReduceOp::sum ? static_cast<double>(members) : 1.0);
-  const std::vector<double> got = to_numbers(array.dtype, array.result());
-  if (got.size() != expected.size()) return false;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    const double off = got[i] - static_cast<double>(expected[i]);
-    if (!(std::abs(off) <= most)) return false;
-  }
-  return true;
-}
+// ---- I3: inputs survive
 
-bool Checks::ran_by_regions(const Reduction& reduction) {
-  std::uint64_t bytes = 0;
-  bool widens = false;
-  for (const ArrayData& array : reduction.arrays) {
-    const std::size_t element = element_size(array.dtype);
-    bytes += array.count * element;
-    widens = widens || accumulation_size(array.dtype, reduction.op) > element;
-  }
-  const wire::SizeClass& size = topology::size_class(reduction.call->record->plan, bytes, widens,
-                                                     static_cast<bool>(reduction.quantization));
-  return size.kind == wire::ScheduleKind::regional;
-}
-
-void Checks::right_result(const Host& host, const OpId& id, const Reduction& reduction) {
-  const auto& contributions = contributions_[id];
-  const std::vector<PeerId> members = ids(reduction.call->record);
-  std::vector<const Contribution*> inputs;
-  for (const PeerId& member : members) {
-    const auto it = contributions.find(member);
-    if (it == contributions.end()) {
-      return fail("I2", wire::describe(id.second) + " is committed on " + host.name() +
-                            " for a member that never called it: " + member.brief());
-    }
-    inputs.push_back(&it->second);
-  }
-  using collective::Kind;
-  const Kind kind = reduction.kind;
-  const auto rank = static_cast<std::size_t>(
-      std::find(members.begin(), members.end(), host.engine().id()) - members.begin());
-  if (kind == Kind::all_reduce && ran_by_regions(reduction))
-    world_.report.reached.emplace("result by regions", host.state());
-  for (std::size_t a = 0; a < reduction.arrays.size(); ++a) {
-    const ArrayData& array = reduction.arrays[a];
-    std::vector<std::int64_t> expected;
-    const auto input = [&](std::size_t member) -> const std::vector<std::int32_t>& {
-      return inputs[member]->arrays[a].second;
-    };
-    if (kind == Kind::broadcast) {
-      const auto root = std::find(members.begin(), members.end(), reduction.root);
-      if (root == members.end())
-        return fail("I2", wire::describe(id.second) + " is committed without its root");
-      const auto& values = input(static_cast<std::size_t>(root - members.begin()));
-      expected.assign(values.begin(), values.end());
-    }
-    for (std::size_t m = 0; m < inputs.size() && kind == Kind::all_gather; ++m)
-      expected.insert(expected.end(), input(m).begin(), input(m).end());
-    const std::size_t first = kind == Kind::reduce_scatter ? rank * array.count : 0;
-    for (std::size_t i = first; i < first + array.count && collective::reduces(kind); ++i) {
-      std::int64_t value = input(0)[i];
-      for (std::size_t m = 1; m < inputs.size(); ++m)
-        value = combine(reduction.op, value, input(m)[i]);
-      if (reduction.op == ReduceOp::avg) value /= static_cast<std::int64_t>(inputs.size());
-      expected.push_back(value);
-    }
-    const bool floating = array.dtype == DataType::float32 || array.dtype == DataType::float16;
-    const bool feedback = std::any_of(inputs.begin(), inputs.end(), [a](const Contribution* one) {
-      return !one->left_before[a].empty();
-    });
-    const bool right = reduction.quantization && floating
-                           ? near(reduction, array, expected, inputs.size(), feedback)
-                           : to_bytes(array.dtype, expected) == array.result();
-    if (!right) {
-      return fail("I2", wire::describe(id.second) + " has a wrong result on " + host.name() +
-                            ", array " + std::to_string(a));
-    }
-  }
-}
-
-// Where all members keep what rounding leaves out, nothing is lost: what went in is in the result,
-// or kept by one of them. Known once all of them are through.
-void Checks::nothing_lost(const Host& host, const OpId& id, const Reduction& reduction) {
-  auto& contributions = contributions_[id];
-  auto& own = contributions[host.engine().id()].left_out;
-  for (const ArrayData& array : reduction.arrays) {
-    own.push_back(array.left_out);
-    if (!own.back().empty() && world_.bug_due(Bug::lose_left_out)) own.back().back() += 2;
-  }
-  const std::vector<PeerId> members = ids(reduction.call->record);
-  for (const PeerId& member : members)
-    if (contributions[member].left_out.size() != reduction.arrays.size()) return;
-  const auto n = static_cast<double>(members.size());
-  for (std::size_t a = 0; a < reduction.arrays.size(); ++a) {
-    const ArrayData& array = reduction.arrays[a];
-    const bool all = std::none_of(members.begin(), members.end(), [&](const PeerId& member) {
-      return contributions[member].left_before[a].empty();
-    });
-    if (!all) continue;
-    const bool narrow = array.dtype == DataType::float16;
-    const bool mean = reduction.op == ReduceOp::avg;
-    const double largest = mean && !narrow ? 2520.0 * 12 : 12.0;  // see start_reduction
-    const double accuracy = narrow ? 2e-3 : 1e-5;
-    const std::vector<double> got = to_numbers(array.dtype, array.result());
-    for (std::size_t i = 0; i < array.count; ++i) {
-      double missing = -got[i] * (mean ? n : 1.0);
-      for (const PeerId& member : members) {
-        const Contribution& one = contributions[member];
-        missing += one.arrays[a].second[i] + double{one.left_before[a][i]} - one.left_out[a][i];
-      }
-      if (std::abs(missing) > accuracy * largest * n) {
-        return fail("I3", wire::describe(id.second) + " lost " + std::to_string(missing) +
-                              " of element " + std::to_string(i) + " of array " +
-                              std::to_string(a));
-      }
-    }
-    world_.report.reached.emplace("nothing left out is lost", host.state());
-  }
-}
-
-// ---- I3: inputs survive ------------------------------------------------------------------------
-
-// Until the commit the input is what it was; after any other end it stays so.
+// The input is unchanged until the commit, and after a failure.
 void Checks::inputs_survive(const Host& host, const Reduction& reduction) {
   for (const ArrayData& array : reduction.arrays) {
     if (array.send == array.input && array.left_out == array.left_before) continue;
@@ -482,7 +325,7 @@ void Checks::inputs_survive(const Host& host, const Reduction& reduction) {
   }
 }
 
-// The engine has let go of the memory of a call that is over.
+// The engine does not use the memory of a call that is over.
 void Checks::left_alone(const Host& host, const Reduction& reduction) {
   for (const ArrayData& array : reduction.arrays) {
     for (const wire::Bytes* bytes : {&array.send, &array.recv}) {
@@ -500,7 +343,7 @@ void Checks::left_alone(const Host& host, const Reduction& reduction) {
   }
 }
 
-// ---- I4: no hang, no false alarm ---------------------------------------------------------------
+// ---- I4: no hang, no false alarm
 
 void Checks::no_hang() {
   const Instant now = world_.now();
@@ -532,7 +375,7 @@ void Checks::no_hang() {
   }
 }
 
-// Members whose calls can meet are never told that they are stuck; those that are, are told soon.
+// Members whose calls can meet are never told that they are stuck. Stuck members are told soon.
 void Checks::no_false_alarm(const Host& host, const std::string& what, Code code) {
   if (code != Code::deadlock) return;
   if (world_.options.program != Program::stuck) {
@@ -546,7 +389,7 @@ void Checks::no_false_alarm(const Host& host, const std::string& what, Code code
     for (const RoundEntry& round : other->rounds()) own = std::max(own, round.since);
     latest = std::max(latest, own);
   }
-  // A second blocked, and again a second if a new plan has had the operations start over.
+  // Blocked for a second, and for another one if operations have started over for a new plan.
   const auto& record = host.engine().record();
   const bool planned = record != nullptr && record->cause == wire::Cause::plan;
   if (world_.now() - latest > milliseconds(planned ? 3600 : 2600)) {
@@ -554,160 +397,9 @@ void Checks::no_false_alarm(const Host& host, const std::string& what, Code code
   }
 }
 
-// ---- I5: no silent wrong answer ----------------------------------------------------------------
-
-void Checks::mismatch_is_for_all(const Host& host, const OpId& id, const Reduction& reduction) {
-  const auto& contributions = contributions_[id];
-  for (const PeerId& member : ids(reduction.call->record)) {
-    const auto it = contributions.find(member);
-    if (it == contributions.end() || it->second.shape == reduction.shape) continue;
-    return fail("I5", wire::describe(id.second) + " is committed on " + host.name() +
-                          " though member " + member.brief() + " called it differently");
-  }
-}
-
-// A call meets the calls that the others' programs make at the same place: also after calls that
-// failed or ran again, some members have not made more calls than others.
-void Checks::same_place(const Host& host, const OpId& id, const Reduction& reduction) {
-  const auto& contributions = contributions_[id];
-  for (const PeerId& member : ids(reduction.call->record)) {
-    const auto it = contributions.find(member);
-    if (it == contributions.end() || it->second.place == reduction.place) continue;
-    return fail("I5", wire::describe(id.second) + " of " + host.name() +
-                          " met another call of member " + member.brief());
-  }
-}
-
-// ---- I7: the master can be rebuilt -------------------------------------------------------------
-
-// At a moment when nothing is under way between the members and the master: a master made from
-// their reports alone stands where this one does.
-void Checks::rebuild_now() {
-  const std::uint32_t of =
-      static_cast<std::uint32_t>(world_.random.below(std::max(1U, world_.options.ranks)));
-  const master::Group* group = world_.master.group(of);
-  if (failed() || group == nullptr || group->record().members.empty() || !world_.master.quiet()) {
-    return;
-  }
-  std::vector<master::Returned> reports;
-  std::vector<const peer::Engine*> returned;  // by connection, from 1
-  for (const wire::Member& member : group->record().members) {
-    Host* host = world_.host_of(member.id);
-    if (host == nullptr || !host->alive() || host->frozen() || !host->control_quiet()) return;
-    const peer::Session& session = host->engine().session();
-    if (!session.member() || !session.welcomed()) return;
-    reports.emplace_back(reports.size() + 1, session.rejoin());
-    returned.push_back(&host->engine());
-  }
-  // The master waits for no call that its member has finished: it would wait for ever.
-  for (const auto& [key, id] : group->calls().entries()) {
-    if (world_.host_of(id)->engine().calls().awaits(key)) continue;
-    return fail("I4", wire::describe(key) + " is open at the master for " +
-                          world_.host_of(id)->name() + ", where it is over");
-  }
-  // In any order.
-  for (std::size_t i = reports.size(); i > 1; --i) {
-    std::swap(reports[i - 1], reports[world_.random.below(i)]);
-  }
-  Nobody nobody;
-  const auto session_on = [&](master::ConnectionId connection) -> const peer::Session& {
-    return returned[connection - 1]->session();
-  };
-  std::vector<wire::LogEntry> log;
-  for (const wire::LogPart& part : session_on(master::newest(reports).connection()).log_parts())
-    log.insert(log.end(), part.entries.begin(), part.entries.end());
-  const std::unique_ptr<master::Group> again =
-      master::Group::rebuild(of, world_.master_options, nobody, reports, log, world_.now());
-  for (const master::Returned& one : reports) {
-    const peer::Session& session = session_on(one.connection());
-    // (Of requests to end a call, the master has none or has decided them.)
-    std::vector<wire::Message> calls = returned[one.connection() - 1]->calls().open_messages();
-    std::erase_if(calls, [](const wire::Message& message) {
-      return std::holds_alternative<wire::AbortRequest>(message);
-    });
-    if (!calls.empty() && world_.bug_due(Bug::forget_entry)) continue;
-    const wire::Envelope envelope{session.run(), session.term(), session.applied()};
-    for (const wire::Message& message : calls)
-      again->on_message(one.connection(), {envelope, message}, world_.now());
-  }
-  ++world_.report.rebuilds;
-  wire::EpochRecord record = group->record();
-  record.aborted.clear();  // the log has these
-  record.departures.clear();
-  if (again->record() != record) {
-    fail("I7", "a rebuilt master has another record");
-  } else if (again->log().last() != group->log().last()) {
-    fail("I7", "a rebuilt master has ordinal " + std::to_string(again->log().last()) + ", not " +
-                   std::to_string(group->log().last()));
-  } else if (again->summary() != group->summary()) {
-    fail("I7",
-         "a rebuilt master stands at\n" + again->summary() + "\ninstead of\n" + group->summary());
-  }
-}
-
-// ---- now and then ------------------------------------------------------------------------------
-
 void Checks::every_second() {
   no_hang();
   replicas_are_whole();
-}
-
-// ---- replicas
-// ---------------------------------------------------------------------------------------------
-
-// After an admission point.
-void Checks::same_replicas(const peer::Record& record) {
-  if (world_.options.ranks == 0 || record == nullptr) return;
-  std::set<std::size_t> lives;
-  // A master that finds nobody to bring back counts anew.
-  std::uint64_t run = 0;
-  for (const wire::Member& member : record->members) {
-    const Host* host = world_.host_of(member.id);
-    lives.insert(host->place().life);
-    if (run == 0 && host->engine().standing() == peer::Standing::member)
-      run = host->engine().session().run() + host->engine().session().term();
-  }
-  if (run != 0) points_[{run, record->points}].insert(std::move(lives));
-}
-
-// In the end: groups agreed on who was a member after each point, but for replicas that were lost.
-void Checks::replicas_were_the_same() {
-  for (const auto& [point, seen] : points_) {
-    std::set<std::size_t> any;
-    for (const auto& lives : seen) any.insert(lives.begin(), lives.end());
-    for (const std::size_t life : any) {
-      const bool everywhere = std::all_of(seen.begin(), seen.end(),
-                                          [&](const auto& lives) { return lives.contains(life); });
-      const auto& hosts = world_.lives[life].hosts;
-      if (everywhere || hosts.size() < world_.options.ranks) continue;
-      if (std::all_of(hosts.begin(), hosts.end(),
-                      [](const Host* host) { return host->alive() && host->ended_well(); })) {
-        return fail("replicas", world_.lives[life].name + " was a member after admission point " +
-                                    std::to_string(point.second) +
-                                    " in some groups and not in others, and was not lost");
-      }
-    }
-  }
-}
-
-// Some time after a rank was lost none of its replica is a member.
-void Checks::replicas_are_whole() {
-  if (world_.options.ranks == 0 || failed()) return;
-  for (const World::Life& life : world_.lives) {
-    for (const Host* lost : life.hosts) {
-      if (!lost->program_over() || lost->ended_well()) continue;
-      if (world_.now() - std::max(lost->ended_at(), world_.calm_since()) < seconds(40)) continue;
-      for (const Host* other : life.hosts) {
-        const master::Group* group = world_.master.group(other->group());
-        if (group == nullptr || other == lost) continue;
-        for (const wire::Member& member : group->record().members) {
-          if (member.id == other->engine().id())
-            return fail("replicas", other->name() + " is still a member, and " + lost->name() +
-                                        " of its replica was lost");
-        }
-      }
-    }
-  }
 }
 
 void Checks::at_the_end() {
@@ -720,7 +412,7 @@ void Checks::at_the_end() {
   }
   replicas_were_the_same();
   if (world_.report.faults > 0) return;
-  // Undisturbed, members that disagree are all told so, and of the same culprit.
+  // Without faults, all members that disagree are told so, with the same culprit.
   for (const auto& [id, contributions] : contributions_) {
     std::map<std::uint64_t, std::size_t> votes;
     for (const auto& [peer, contribution] : contributions) ++votes[contribution.shape];

@@ -1,4 +1,4 @@
-// A peer's process in a simulated run: the shell around an engine that the runtime is in a real
+// A peer's process in a simulated run: the shell around an engine, as node/runtime.cpp in a real
 // one.
 #include <algorithm>
 #include <cstring>
@@ -15,11 +15,11 @@ namespace {
 constexpr std::size_t kUnlimited = std::size_t{1} << 40;  // a control connection is never full
 }
 
-Host::Host(World& world, NodeId node, const Place& place)
-    : world_(world), node_(node), place_(place) {
+Host::Host(World& world, NodeId node, const RankId& rank_id)
+    : world_(world), node_(node), rank_id_(rank_id) {
   peer::EngineOptions options;
-  options.join.group = place.group;
-  options.join.replica = place.replica;
+  options.join.group = rank_id.group;
+  options.join.replica = rank_id.replica;
   options.join.ranks_per_replica = world.options.ranks;
   options.join.id = world.new_id();
   options.join.min_peers = 1;
@@ -29,13 +29,13 @@ Host::Host(World& world, NodeId node, const Place& place)
   const wire::Address own{"h" + std::to_string(node), static_cast<std::uint16_t>(node)};
   options.join.addresses = {own};
   if (world.random.chance(0.2)) {
-    // An address where somebody else listens, or nobody.
+    // An address at which another peer or nobody listens.
     const auto other = static_cast<std::uint32_t>(world.random.below(node + 2));
     const std::string host = world.random.chance(0.5) ? "nowhere" : "h" + std::to_string(other);
     options.join.addresses.insert(options.join.addresses.begin(),
                                   wire::Address{host, static_cast<std::uint16_t>(other)});
   }
-  // Machines with several networks are reached by several addresses.
+  // Machines with several networks have several addresses.
   for (std::uint64_t more = world.random.chance(0.3) ? 1 + world.random.below(3) : 0; more > 0;
        --more)
     options.join.addresses.push_back(own);
@@ -43,8 +43,8 @@ Host::Host(World& world, NodeId node, const Place& place)
   options.join.ticket = options.join.id;
   if (world.options.machines > 0) {
     machine_ = static_cast<std::uint32_t>(world.random.below(world.options.machines));
-    if (world.random.chance(0.97)) word_ = options.join.memory_key = world.new_id();
-    if (!word_.empty()) options.locality = memory_.options();
+    if (world.random.chance(0.97)) memory_key_ = options.join.memory_key = world.new_id();
+    if (!memory_key_.empty()) options.locality = memory_.options();
   }
   if (world.options.hidden > 0) {
     // Peers of one machine are behind the same NAT.
@@ -64,13 +64,14 @@ Host::~Host() = default;
 
 std::string Host::name() const {
   return "h" + std::to_string(node_) + "(" + engine_->id().brief() +
-         (place_.replica.empty() ? ")"
-                                 : " " + place_.replica + "." + std::to_string(place_.group) + ")");
+         (rank_id_.replica.empty()
+              ? ")"
+              : " " + rank_id_.replica + "." + std::to_string(rank_id_.group) + ")");
 }
 
-// Groups are runs of their own, as far as calls go.
+// Calls of different groups are distinct.
 std::uint64_t Host::run_id() const {
-  return engine_->session().run() + place_.group * 0x9e3779b97f4a7c15;
+  return engine_->session().run() + rank_id_.group * 0x9e3779b97f4a7c15;
 }
 
 void Host::program_is_over(bool well) {
@@ -164,7 +165,7 @@ void Host::run(std::function<void()> what) {
   }
 }
 
-// ---- stripes -----------------------------------------------------------------------------------
+// ---- stripes
 
 void Host::adopt(std::uint64_t stripe, const ConnectionPtr& connection, int side) {
   Link& link = stripes_[stripe];
@@ -256,7 +257,7 @@ void Host::write(std::uint64_t id, Link& link) {
   }
 }
 
-// Knows which of these bytes belong to data frames with a checksum; spoils one if told to.
+// Finds the bytes of data frames with a checksum, and corrupts one on request.
 void Host::follow_frames(Link& link, wire::Bytes& bytes) {
   std::size_t at = 0;
   while (at < bytes.size()) {
@@ -300,7 +301,7 @@ void Host::follow_frames(Link& link, wire::Bytes& bytes) {
   }
 }
 
-// ---- the control connection --------------------------------------------------------------------
+// ---- the control connection
 
 void Host::dial_control() {
   world_.network.dial(node_, kMasterNode, kUnlimited, [this](const ConnectionPtr& connection) {
@@ -345,7 +346,7 @@ void Host::pump_control() {
   }
 }
 
-// ---- the engine's wishes -----------------------------------------------------------------------
+// ---- the engine's wishes
 
 void Host::dial(const link::DialRequest& request) {
   const auto connected = [this, token = request.token](const ConnectionPtr& connection, int side) {
@@ -451,13 +452,13 @@ void Host::arm() {
   });
 }
 
-// ---- user programs -----------------------------------------------------------------------------
+// ---- user programs
 
 void Host::wake() {
   for (Waiter& waiter : waiters_) {
     if (waiter.woken || !waiter.holds()) continue;
     waiter.woken = true;
-    // A thread runs some time after it was woken.
+    // A thread runs only some time after it was woken.
     const Duration delay = world_.random.chance(0.7)
                                ? Duration(0)
                                : world_.random.duration(Duration(0), milliseconds(2));
@@ -502,7 +503,7 @@ ReductionPtr Host::reduce(ReductionPtr reduction, peer::OperationRequest request
     }
   }
   memory_.lay_out(reduction);
-  // What goes in is known to the checks before anything can come out.
+  // The checks must know the input before the operation can end.
   reductions_.push_back(reduction);
   reduction->call = engine_->start_operation(std::move(request), world_.now());
   world_.checks.started(*this, *reduction);
@@ -541,7 +542,7 @@ SyncingPtr Host::sync(UserState& state, bool standing) {
   return syncing_;
 }
 
-// The user's thread looks at what is to be received; now and then that is nothing for it.
+// The user's thread inspects the entries to be received, and sometimes rejects them.
 void Host::answer_later(const peer::CallPtr& call) {
   if (engine_->take_question(call).empty()) return;
   Error answer{Code::ok, {}, {}, {}};

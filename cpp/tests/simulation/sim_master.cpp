@@ -69,7 +69,7 @@ void MasterHost::pump(master::ConnectionId id) {
       if (!*got) break;
       const auto from = static_cast<std::size_t>(connection->node(0));
       if (from >= 1 && from <= world_.hosts.size()) {
-        // What is judged here: a message of this kind, while its sender does that by now.
+        // Coverage: a message of this kind, and the present state of its sender.
         world_.report.reached.emplace("message " + std::to_string(frame.message.index()),
                                       world_.hosts[from - 1]->state());
       }
@@ -117,7 +117,7 @@ void MasterHost::settle() {
   arm();
 }
 
-// ---- what it relays ----------------------------------------------------------------------------
+// ---- what it relays
 
 void MasterHost::expect_relay(const master::ExpectRelay& expected) {
   meetings_.push_back({expected, {}, {}});
@@ -127,7 +127,7 @@ void MasterHost::expect_relay(const master::ExpectRelay& expected) {
   });
 }
 
-// Somebody dials, and says that token.
+// A node connects and sends this token.
 void MasterHost::open_relay(NodeId from, const PeerId& token, Through done) {
   const Duration delay =
       world_.random.duration(world_.network.slowness, 4 * world_.network.slowness);
@@ -140,7 +140,7 @@ void MasterHost::open_relay(NodeId from, const PeerId& token, Through done) {
     if (connection) connection->close(side);
   };
   world_.timeline.at(free + delay, [this, from, token, once] { put_through(from, token, once); });
-  // Who waits in vain gives up some day.
+  // A node gives up after some time.
   world_.timeline.at(free + delay + std::chrono::seconds(3), [once] { once(nullptr, 0); });
 }
 
@@ -194,16 +194,15 @@ bool MasterHost::quiet() const {
   return true;
 }
 
-// What members might have measured, were this network as real ones are: links so slow, and so
-// different, that shares of plans matter for the few bytes of a simulated operation, and some that
-// are said not to work.
+// Replaces measurements by plausible ones of a real network: links so slow and uneven that shares
+// matter even for the few bytes of a simulated operation, and some that are unreachable.
 void MasterHost::measure(Host& by, wire::Message& message) {
   Random& random = world_.random;
   const std::uint32_t of = by.group();
   auto* enter = std::get_if<wire::EnterRound>(&message);
   const bool asked = enter != nullptr && enter->entry.key.kind == wire::RoundKind::optimize &&
                      !std::holds_alternative<wire::SyncVote>(enter->entry.payload);
-  // A new plan takes the time back for which members were blocked.
+  // A new plan resets the time for which members were blocked.
   const bool unasked =
       std::holds_alternative<wire::Heartbeat>(message) && world_.options.program != Program::stuck;
   const double often = world_.two_sites ? 1 : 0.8;
@@ -214,8 +213,8 @@ void MasterHost::measure(Host& by, wire::Message& message) {
   };
   wire::Measurements row;
   row.total = {rate(), rate()};
-  // Every other member is on the other of two sites; in some worlds all goes well on these, and the
-  // line between them is slow.
+  // Members alternate between two sites. In some worlds all links within a site are fast, and the
+  // link between the sites is slow.
   const auto site = [](const PeerId& id) { return id.bytes.back() % 2; };
   const bool sites = world_.two_sites;
   if (sites) row.total = {1000, 1000};
@@ -237,7 +236,7 @@ void MasterHost::measure(Host& by, wire::Message& message) {
   }
 }
 
-// Bugs made on purpose: what one member hears is not what was decided.
+// Deliberate bugs: one member is told something else than was decided.
 wire::Bytes MasterHost::tamper(master::ConnectionId, wire::Bytes bytes) {
   if (world_.options.bug != Bug::other_verdict) return bytes;
   wire::FrameReader reader;

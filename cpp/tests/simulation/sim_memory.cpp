@@ -30,8 +30,8 @@ peer::LocalityOptions Memory::options() {
     for (const auto& [peer, known] : std::map(known_)) deliver(peer, known);
   };
   options.patience = milliseconds(500);
-  // One at a time, so that others come in between any two; or many, of which others see only what
-  // is in memory before anything is sent for them.
+  // Either one step at a time, so that other peers run in between, or many, after which the others
+  // see the memory before any message about it.
   options.group.moves =
       world_.random.chance(0.5) ? 1 : static_cast<int>(world_.random.between(2, 64));
   options.group.spin = microseconds(world_.random.between(0, 200));
@@ -56,7 +56,7 @@ void Memory::carry_out(const peer::LocalityActions& actions) {
       if (Host* other = world_.host_of(peer)) other->memory().lose(host_.engine().id(), known);
     });
   }
-  for (const auto& [peer, word] : actions.connects) connect(peer, word);
+  for (const auto& [peer, key] : actions.connects) connect(peer, key);
   for (const auto& [to, what, number, region] : actions.offers) {
     const auto it = known_.find(to);
     if (it == known_.end() || !it->second->open) continue;
@@ -96,11 +96,11 @@ void Memory::lay_out(const ReductionPtr& reduction) {
   }
 }
 
-void Memory::connect(const PeerId& peer, const PeerId& word) {
-  world_.timeline.after(microseconds(world_.random.below(2000)), [this, peer, word] {
+void Memory::connect(const PeerId& peer, const PeerId& key) {
+  world_.timeline.after(microseconds(world_.random.below(2000)), [this, peer, key] {
     Host* const other = world_.host_of(peer);
     const bool there = other != nullptr && other->alive() && other->machine() == host_.machine() &&
-                       other->word() == word;
+                       other->memory_key() == key;
     if (!host_.alive()) return;
     if (!there) {
       host_.run([this, peer] {
@@ -109,7 +109,7 @@ void Memory::connect(const PeerId& peer, const PeerId& word) {
       });
       return;
     }
-    // As a kernel does: connected whether or not the other runs at present.
+    // As in a kernel, the connection is made even if the other process does not run now.
     auto known = std::make_shared<Acquaintance>();
     known->peers = {host_.engine().id(), peer};
     host_.run([this, peer, known] { accepted(peer, known); });
@@ -163,7 +163,7 @@ void Memory::kill() {
 void Memory::want_step() {
   if (step_planned_ || stepping_ || !host_.engine().shares_memory()) return;
   step_planned_ = true;
-  // A step takes as long as it takes.
+  // A step takes time.
   const Duration delay = world_.random.chance(0.02) ? milliseconds(world_.random.below(5))
                                                     : microseconds(world_.random.below(30));
   world_.timeline.after(delay, [this] {
@@ -174,7 +174,7 @@ void Memory::want_step() {
 
 void Memory::strike_at_step(std::function<void()> what) {
   strike_ = std::move(what);
-  // If it takes none: any moment will do.
+  // If no step makes progress, strike anyway.
   world_.timeline.after(milliseconds(world_.random.below(100)), [this] {
     if (strike_) std::exchange(strike_, nullptr)();
   });
@@ -183,7 +183,7 @@ void Memory::strike_at_step(std::function<void()> what) {
 void Memory::step() {
   const Pace pace = host_.engine().step(world_.now());
   if (strike_ && pace == Pace::working) std::exchange(strike_, nullptr)();
-  // Not while it is frozen, and never when it was killed.
+  // Runs once the process is thawed; never if it was killed.
   host_.run([this, pace] {
     stepping_ = true;
     host_.settle();

@@ -1,4 +1,4 @@
-// Shared memory between simulated peers of one machine: what node::Neighbours is between real ones.
+// Shared memory between simulated peers of one machine. Corresponds to node::Neighbours.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ class Host;
 struct Reduction;
 using ReductionPtr = std::shared_ptr<Reduction>;
 
-// Two peers that met. Both ends keep it; it is dead when one of them let go.
+// Two peers that are connected by memory. Both ends hold it; it ends when one of them lets go.
 struct Acquaintance {
   struct Offering {
     memory::Offer what;
@@ -25,28 +25,28 @@ struct Acquaintance {
     memory::RegionPtr region;
   };
   std::array<PeerId, 2> peers;
-  std::array<std::deque<Offering>, 2> offers;  // to that side, on their way
+  std::array<std::deque<Offering>, 2> offers;  // in flight to that side
   bool open = true;
 };
 
-// One peer's end of all its acquaintances, and its steps in memory.
+// A peer's acquaintances and its steps in memory.
 class Memory {
  public:
   Memory(World& world, Host& host) : world_(world), host_(host) {}
   [[nodiscard]] peer::LocalityOptions options();
   void carry_out(const peer::LocalityActions& actions);
-  // The collective may have something to do.
+  // Plans a step, as the collective may have work.
   void want_step();
-  // Its arrays are where others can read them, as long as it is not over.
+  // Puts the reduction's arrays where others can read them until it is over.
   void lay_out(const ReductionPtr& reduction);
   void kill();  // the process ends
   [[nodiscard]] bool knows(const PeerId& peer) const { return known_.contains(peer); }
-  // Calls it after a step that moved something, before what that step wants sent is sent.
+  // Calls `what` after the next step that makes progress, before its messages are sent.
   void strike_at_step(std::function<void()> what);
 
  private:
   friend class Host;
-  void connect(const PeerId& peer, const PeerId& word);
+  void connect(const PeerId& peer, const PeerId& key);
   void accepted(const PeerId& peer, const std::shared_ptr<Acquaintance>& known);
   void lose(const PeerId& peer, const std::shared_ptr<Acquaintance>& known);
   void deliver(const PeerId& peer, const std::shared_ptr<Acquaintance>& known);
@@ -56,7 +56,7 @@ class Memory {
   Host& host_;
   std::map<PeerId, std::shared_ptr<Acquaintance>> known_;
   std::function<void()> strike_;
-  // By address: whose they are, and their memory.
+  // By address: the reduction and the memory of an array.
   std::map<const void*, std::pair<ReductionPtr, memory::ChunkPtr>> arrays_;
   std::uint64_t chunks_ = 0;
   bool step_planned_ = false;

@@ -1,7 +1,6 @@
 #include "tests/simulation/sim_network.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 namespace pccl::simulation {
@@ -32,7 +31,7 @@ bool Timeline::step() {
   return true;
 }
 
-// ---- one connection ----------------------------------------------------------------------------
+// ---- one connection
 
 Connection::Connection(Network& network, NodeId dialler, NodeId listener, std::size_t capacity,
                        bool local)
@@ -91,7 +90,7 @@ void Connection::deliver(int side) {
     direction.flying.pop_front();
     news = true;
     if (!open(reader)) {
-      // Nobody is there to read it: the writer is told.
+      // The reader is gone: the writer is told, ...
       direction.used -= packet.bytes.size();
       if (packet.last) continue;
       // ... after whatever the reader sent before it closed.
@@ -172,7 +171,7 @@ bool Connection::quiet() const {
   });
 }
 
-// ---- all of them -------------------------------------------------------------------------------
+// ---- all of them
 
 void Network::dial(NodeId from, NodeId to, std::size_t capacity,
                    std::function<void(ConnectionPtr)> done, bool memory) {
@@ -196,7 +195,7 @@ void Network::dial(NodeId from, NodeId to, std::size_t capacity,
     auto connection = std::make_shared<Connection>(*this, from, to, capacity, local);
     connection->memory_ = memory;
     connections_.push_back(connection);
-    // Either end may be the first to know of it.
+    // Either end may learn of it first.
     timeline_.after(random_.duration(Duration(0), slowness),
                     [connection, done = std::move(done)] { done(connection); });
     timeline_.after(random_.duration(Duration(0), slowness), [this, connection, to] {
@@ -236,7 +235,7 @@ void Network::kill(NodeId node) {
     for (int side = 0; side < 2; ++side) {
       if (connection->node(side) != node || !connection->open(side)) continue;
       if (random_.chance(0.5)) {
-        // What was under way is lost; the other end may see the break before or after other news.
+        // Bytes in flight are lost; the other end may see the break before or after other events.
         connection->directions_[Connection::index(side)].flying.clear();
         connection->reset(1 - side, random_.duration(Duration(0), milliseconds(5)));
       }

@@ -1,5 +1,5 @@
-// A fake network and a simulated clock: one thread, one seed, no sockets. Connections are byte
-// streams that delay, cut up, hold back and lose bytes the way TCP connections do.
+// A simulated network and clock: one thread, one seed, no sockets. Connections are byte streams
+// that delay, fragment, hold back and lose bytes as TCP connections do.
 #pragma once
 
 #include <array>
@@ -39,14 +39,15 @@ class Random {
   std::uint64_t state_;
 };
 
-// What happens when. Things due at the same instant happen in the order in which they were planned.
+// The events to come. Events due at the same instant happen in the order in which they were
+// planned.
 class Timeline {
  public:
   [[nodiscard]] Instant now() const { return now_; }
   [[nodiscard]] std::uint64_t events() const { return events_; }
   void at(Instant when, std::function<void()> what);
   void after(Duration delay, std::function<void()> what) { at(now_ + delay, std::move(what)); }
-  // Lets the next thing happen; false when nothing is planned.
+  // Runs the next event. False: nothing is planned.
   bool step();
 
  private:
@@ -59,8 +60,7 @@ class Timeline {
     }
   };
   std::priority_queue<Event> events_due_;
-  Instant now_{
-      std::chrono::seconds(1000)};  // well above zero, like a machine that has been up for a while
+  Instant now_{std::chrono::seconds(1000)};  // well above zero, as on a real machine
   std::uint64_t planned_ = 0;
   std::uint64_t events_ = 0;
 };
@@ -78,12 +78,12 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   [[nodiscard]] NodeId node(int side) const { return sides_[index(side)].node; }
   [[nodiscard]] bool local() const { return local_; }
-  // It goes through the master.
+  // Whether the master relays it.
   [[nodiscard]] bool relayed() const { return relayed_; }
-  // Between neighbours, as if through memory.
+  // Whether it represents shared memory between neighbours.
   [[nodiscard]] bool memory() const { return memory_; }
   [[nodiscard]] bool open(int side) const { return sides_[index(side)].open; }
-  // Called whenever this side may read, write, or has to close.
+  // `ready` is called whenever this side can read or write, or must close.
   void on_ready(int side, std::function<void()> ready) {
     sides_[index(side)].ready = std::move(ready);
   }
@@ -92,15 +92,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void write(int side, wire::Bytes bytes);
   [[nodiscard]] std::span<const std::uint8_t> readable(int side) const;
   void consume(int side, std::size_t bytes);
-  // Everything that will ever come has been read.
+  // Whether all bytes were read and the other side has closed.
   [[nodiscard]] bool ended(int side) const;
   void close(int side);
 
   // -- faults
-  // Both ends learn of it at different times; `half_open`: this side never does.
+  // Cuts the connection. Both ends learn of it at different times; side `half_open` never does.
   void cut(int half_open = -1);
   void stall(int direction, Instant until) { directions_[index(direction)].stalled_until = until; }
-  [[nodiscard]] bool quiet() const;  // nothing under way in either direction
+  [[nodiscard]] bool quiet() const;  // no byte in flight in either direction
 
  private:
   friend class Network;
@@ -109,7 +109,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
     wire::Bytes bytes;
     bool last = false;
   };
-  // What one side writes.
+  // The bytes that one side writes.
   struct Direction {
     std::deque<Packet> flying;
     wire::Bytes arrived;
@@ -137,7 +137,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool local_;
   bool memory_ = false;
   bool relayed_ = false;
-  bool dead_ = false;  // cut: nothing gets through any more
+  bool dead_ = false;  // cut: no further bytes arrive
   std::array<Side, 2> sides_;
   std::array<Direction, 2> directions_;
 };
@@ -150,28 +150,28 @@ class Network {
   using Accept = std::function<void(ConnectionPtr)>;
   void listen(NodeId node, Accept accept) { listeners_[node] = std::move(accept); }
   void stop_listening(NodeId node) { listeners_.erase(node); }
-  // Only nodes behind the same NAT reach it; 0: all do.
+  // Only nodes behind the same NAT can reach the node. 0: all can.
   void hide(NodeId node, std::uint32_t nat) { nats_[node] = nat; }
   [[nodiscard]] std::uint32_t nat_of(NodeId node) const {
     const auto it = nats_.find(node);
     return it == nats_.end() ? 0 : it->second;
   }
-  // `done` gets the connection, or null when it did not come about.
-  // What goes through memory between these two ends.
+  // Cuts the memory connections between two nodes.
   void sever(NodeId one, NodeId other);
+  // `done` gets the connection, or null if it failed.
   void dial(NodeId from, NodeId to, std::size_t capacity, std::function<void(ConnectionPtr)> done,
             bool memory = false);
-  // Between two that have both dialled the master; the first is as who has dialled.
+  // Connects two nodes that have both dialled the master. `one` is the dialling side.
   ConnectionPtr relay(NodeId one, NodeId other, std::size_t capacity);
-  // The node's process ends: nobody listens, and the other ends of its connections learn of it.
+  // Ends the node's process: nobody listens, and the other ends of its connections learn of it.
   void kill(NodeId node);
-  // Bytes from `from` to `to` wait until `until`.
+  // Delays bytes from `from` to `to` until `until`.
   void block(NodeId from, NodeId to, Instant until) { blocked_[{from, to}] = until; }
   [[nodiscard]] Instant blocked_until(NodeId from, NodeId to) const;
   void heal();
   [[nodiscard]] std::vector<ConnectionPtr> connections();  // open on both sides
 
-  // How long one write takes to arrive.
+  // The time that one write takes to arrive.
   Duration slowness{std::chrono::microseconds(200)};
   double chatter = 0.2;  // how often bytes are read and written in small pieces
 

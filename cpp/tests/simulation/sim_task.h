@@ -1,5 +1,4 @@
-// Coroutines for the user programs of the simulation: a program reads like blocking code, without a
-// thread.
+// Coroutines for simulated user programs, which read like blocking code but need no threads.
 #pragma once
 
 #include <coroutine>
@@ -47,7 +46,7 @@ struct Promise<void> : PromiseBase {
 
 }  // namespace detail
 
-// Runs when awaited (or started), owns its frame: dropping it ends it wherever it stands.
+// Runs when awaited or started. Owns its frame: destroying the task ends the coroutine.
 template <class T = void>
 class [[nodiscard]] Task {
  public:

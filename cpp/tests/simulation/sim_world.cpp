@@ -72,14 +72,14 @@ std::string Options::describe() const {
 
 World::World(std::uint64_t seed, const Options& given)
     : options(given), random(seed), network(timeline, random), seed_(seed) {
-  // How this run's machines and network are.
+  // The properties of this run's machines and network.
   const Duration paces[] = {microseconds(20), microseconds(200), milliseconds(2), milliseconds(20)};
   network.slowness = paces[random.below(4)];
   network.chatter = random.chance(0.5) ? 0.02 : 0.5;
   think =
       random.chance(0.5) ? milliseconds(1) : (random.chance(0.8) ? milliseconds(50) : seconds(3));
   capacity = random.chance(0.5) ? random.between(64, 600) : 16384;
-  // Slow, but not so slow that waiting looks like hanging.
+  // Slow, but not so slow that waiting looks like a hang.
   if (network.slowness > milliseconds(2)) capacity = 16384;
   settings.stripes = static_cast<unsigned>(random.below(4));
   settings.checksum =
@@ -97,7 +97,7 @@ World::World(std::uint64_t seed, const Options& given)
   if (options.everything_small) {
     const std::uint32_t segments[] = {64, 128, 256, 1024};
     master_options.segment_bytes = segments[random.below(4)];
-    // One owner of all may let each of the others send one segment at a time.
+    // A single owner may let each other member send one segment at a time.
     if (network.slowness > milliseconds(2))
       master_options.segment_bytes = std::max(master_options.segment_bytes, 256U);
     master_options.thresholds.single_owner_bytes = 64;
@@ -133,7 +133,7 @@ World::World(std::uint64_t seed, const Options& given)
   next_fault_ = random.between(1, fault_gap_ * 2);
 }
 
-// ---- who is there ------------------------------------------------------------------------------
+// ---- who is there
 
 PeerId World::new_id() {
   PeerId id;
@@ -149,7 +149,7 @@ void World::add_peer() {
   }
 }
 
-// Its ranks start together, more or less.
+// Starts the ranks of a replica at about the same time.
 void World::add_replica(const std::string& name) {
   const std::size_t life = lives.size();
   lives.push_back({name, {}, false, false, false});
@@ -163,11 +163,11 @@ void World::add_replica(const std::string& name) {
   }
 }
 
-// Whoever started the ranks of a replica ends those that wait for the ones that have ended; of
-// those that are members the master has to tell the end.
+// Ends a replica after one of its ranks has ended, as the user's launcher would: kills ranks that
+// only wait. Ranks that are members must be told by the master.
 void World::rank_ended(const Host& host) {
-  if (options.ranks == 0 || host.ended_well() || lives[host.place().life].over) return;
-  const std::size_t life = host.place().life;
+  if (options.ranks == 0 || host.ended_well() || lives[host.rank_id().life].over) return;
+  const std::size_t life = host.rank_id().life;
   lives[life].over = true;
   const Duration delay = random.duration(Duration(0), seconds(random.chance(0.5) ? 1 : 15));
   disturb_until(now() + delay);
@@ -177,15 +177,15 @@ void World::rank_ended(const Host& host) {
       log(other->name(), "is ended by who started it");
       other->kill();
     }
-    // Under the same name only now: the ranks of two lives must not be taken for one replica.
+    // Reuse the name only now: ranks of two lives must not be taken for one replica.
     if (lives[life].comes_back) add_replica(std::string(lives[life].name));
   });
 }
 
-Host& World::add_host(const Place& place) {
+Host& World::add_host(const RankId& rank_id) {
   const auto node = static_cast<NodeId>(hosts.size() + 1);
-  hosts.push_back(std::make_unique<Host>(*this, node, place));
-  if (options.ranks > 0) lives[place.life].hosts.push_back(hosts.back().get());
+  hosts.push_back(std::make_unique<Host>(*this, node, rank_id));
+  if (options.ranks > 0) lives[rank_id.life].hosts.push_back(hosts.back().get());
   Host& host = *hosts.back();
   log(host.name(), "starts");
   host.start();
@@ -211,13 +211,13 @@ Host* World::host_at(NodeId node) {
   return nullptr;
 }
 
-// Put out for links that do not work, in a world in which links work but to who is hidden.
+// Checks an eviction for unreachable links: only links to hidden peers fail in this world.
 void World::judge_unreachable(const Host& host) {
   const std::uint32_t others = options.partitions + options.cuts + options.stalls +
                                options.corruptions + options.freezes + options.master_stalls +
                                options.restarts;
   if (others > 0 || options.ranks > 0 || host.engine().end().code != Code::unreachable) return;
-  // The one holder of the state may be one that a newcomer cannot reach; next time there are more.
+  // A newcomer may be unable to reach the only holder of the state. Later there are more holders.
   if (host.engine().end().reason.find("holders") != std::string::npos) return;
   const peer::Record& group = host.engine().record();
   const auto suffices = [&](const wire::Member& member) {
@@ -242,7 +242,7 @@ void World::came_back_as_newcomer(const Host& host) {
     timeline.after(delay, [this] { add_peer(); });
     return;
   }
-  Life& life = lives[host.place().life];
+  Life& life = lives[host.rank_id().life];
   if (life.replaced) return;
   life.replaced = true;
   --comebacks_;
@@ -251,7 +251,7 @@ void World::came_back_as_newcomer(const Host& host) {
 }
 
 bool World::bug_due(Bug bug) {
-  // Not the very first chance: an ordinary moment.
+  // Skip the first opportunities, to hit an ordinary moment.
   if (options.bug != bug || bug_done_ || random.chance(0.7)) return false;
   bug_done_ = true;
   log("bug", "strikes now");
@@ -267,7 +267,7 @@ void World::log(const std::string& who, const std::string& what) {
   trace_.push_back(line.str());
 }
 
-// ---- faults ------------------------------------------------------------------------------------
+// ---- faults
 
 Host* World::pick_host() {
   std::vector<Host*> able;
@@ -306,7 +306,7 @@ Duration some_time(Random& random) {
 
 }  // namespace
 
-// A kill or a freeze.
+// Kills or freezes a peer.
 void World::stop(Fault fault, Host& host) {
   if (!host.alive() || host.frozen() || host.program_over()) return;
   if (fault == Fault::kill) {
@@ -365,7 +365,7 @@ void World::strike(Fault fault) {
   switch (fault) {
     case Fault::kill:
     case Fault::freeze:
-      // Some between what is done in memory and what is sent for it.
+      // Sometimes between a change in memory and the message about it.
       if (host->engine().shares_memory() && random.chance(0.5)) {
         host->memory().strike_at_step([this, fault, host] { stop(fault, *host); });
       } else {
@@ -434,12 +434,12 @@ void World::strike(Fault fault) {
   }
 }
 
-// ---- from the start to the end -----------------------------------------------------------------
+// ---- from the start to the end
 
-// A newcomer whose replica is not complete before that one goes on.
+// Whether the peer is a newcomer that waits for a frozen rank of its replica.
 bool World::waits_for_frozen(const Host& host) const {
   if (options.ranks == 0 || host.engine().standing() == peer::Standing::member) return false;
-  const std::vector<Host*>& ranks = lives[host.place().life].hosts;
+  const std::vector<Host*>& ranks = lives[host.rank_id().life].hosts;
   return std::any_of(ranks.begin(), ranks.end(), [](const Host* rank) { return rank->frozen(); });
 }
 
@@ -456,7 +456,7 @@ bool World::over() {
   }
   if (!all) return false;
   if (!frozen) return true;
-  // Those that were frozen for good wake up when all is over: nobody must be harmed.
+  // Permanently frozen peers wake up when all is over, and must do no harm.
   disturb_until(now());
   for (const auto& host : hosts) host->resume();
   return false;

@@ -1,5 +1,5 @@
-// The parts of a simulated run: the master's process, the peers' processes, the user programs in
-// them, the checks, and the world that holds them together and breaks things.
+// The parts of a simulated run: the processes of the master and the peers, the user programs, the
+// checks, and the world that contains them and injects faults.
 #pragma once
 
 #include <array>
@@ -27,21 +27,21 @@ namespace pccl::simulation {
 class World;
 class Host;
 
-// ---- the master's process ----------------------------------------------------------------------
+// ---- the master's process
 
-// One thread's worth of master: connections, frames, ticks. The master itself may be replaced.
+// The master's process: connections, frames, ticks. The master in it may be replaced.
 class MasterHost {
  public:
   explicit MasterHost(World& world) : world_(world) {}
   void start();
-  void stop();                // the process ends; its memory is gone
+  void stop();                // the process ends and its memory is lost
   void stall(Instant until);  // the process does not run until then
   [[nodiscard]] bool running() const { return master_ != nullptr; }
   [[nodiscard]] const master::Group* group(std::uint32_t id) const {
     return master_ ? master_->group(id) : nullptr;
   }
-  [[nodiscard]] bool quiet() const;  // no byte is under way, to or from the master
-  // `done` gets the connection and this end of it, or null.
+  [[nodiscard]] bool quiet() const;  // no byte is in flight, to or from the master
+  // `done` gets the connection and the node's side of it, or null.
   using Through = std::function<void(const ConnectionPtr&, int)>;
   void open_relay(NodeId from, const PeerId& token, Through done);
 
@@ -76,9 +76,9 @@ class MasterHost {
   std::vector<std::pair<std::set<PeerId>, std::weak_ptr<Connection>>> relayed_;
 };
 
-// ---- a peer's process --------------------------------------------------------------------------
+// ---- a peer's process
 
-// One array of an operation, with what it was before.
+// One array of an operation, with its original input.
 struct ArrayData {
   DataType dtype = DataType::int64;
   std::uint64_t count = 0;           // as collective::ArrayRef
@@ -86,44 +86,44 @@ struct ArrayData {
   wire::Bytes input;                 // the same as bytes
   wire::Bytes send;
   wire::Bytes recv;  // unused in place
-  // What rounding has left out of each element, and the same before; empty: that is not kept.
+  // The rounding error kept for each element, after and before the operation; empty: not kept.
   std::vector<float> left_out;
   std::vector<float> left_before;
   bool in_place = false;
   [[nodiscard]] const wire::Bytes& result() const { return in_place ? send : recv; }
 };
 
-// Whole numbers as elements of that type.
+// Converts whole numbers to elements.
 [[nodiscard]] wire::Bytes to_bytes(DataType dtype, const std::vector<std::int64_t>& values);
 // REQUIRES: float32 or float16.
 [[nodiscard]] std::vector<double> to_numbers(DataType dtype, const wire::Bytes& bytes);
 
-// An operation as the user's process sees it.
+// An operation as the user sees it.
 struct Reduction {
   peer::CallPtr call;
   collective::Kind kind = collective::Kind::all_reduce;
   PeerId root;  // of a broadcast
   ReduceOp op = ReduceOp::sum;
   reduce::Quantization quantization;
-  std::uint64_t shape = 0;  // what members must agree on
-  std::uint64_t place = 0;  // in the program of the user; the engine does not know it
+  std::uint64_t shape = 0;     // members must agree on it
+  std::uint64_t position = 0;  // in the user's program; unknown to the engine
   std::vector<ArrayData> arrays;
   std::vector<std::int64_t> result;  // of the first array, after a commit
   std::uint64_t run = 0;
   bool rerun = false;
-  std::size_t members = 0;  // for whom its arrays are, or when it was called
+  std::size_t members = 0;  // for which its arrays are, or at the time of the call
   Instant since{};
   bool ended = false;
 };
 using ReductionPtr = std::shared_ptr<Reduction>;
 
-// The state that a user shares: some values, and the step of the loop that made them.
+// The shared state of a user: some values, and the loop's step that made them.
 using UserState = std::map<std::string, wire::Bytes>;
 
-// A sync as the user's process sees it.
+// A sync as the user sees it.
 struct Syncing {
   peer::CallPtr call;
-  bool standing = false;  // took part in one before, in this run
+  bool standing = false;  // the member took part in an earlier sync of this run
   UserState before;
   UserState* live = nullptr;
   std::uint64_t run = 0;
@@ -132,7 +132,7 @@ struct Syncing {
 };
 using SyncingPtr = std::shared_ptr<Syncing>;
 
-// A round as the user's process sees it.
+// A round as the user sees it.
 struct RoundEntry {
   peer::CallPtr call;
   std::uint64_t run = 0;
@@ -142,16 +142,16 @@ struct RoundEntry {
 
 class UserProgram;
 
-// Which rank of which replica a peer is.
-struct Place {
+// The rank of a replica that a peer is.
+struct RankId {
   std::uint32_t group = 0;
-  std::string replica;   // as it says
-  std::size_t life = 0;  // index in World::lives: a replica that comes back has another one
+  std::string replica;   // its name
+  std::size_t life = 0;  // index in World::lives; a replica that returns has a new one
 };
 
 class Host {
  public:
-  Host(World& world, NodeId node, const Place& place);
+  Host(World& world, NodeId node, const RankId& rank_id);
   ~Host();
   Host(const Host&) = delete;
   Host& operator=(const Host&) = delete;
@@ -163,11 +163,11 @@ class Host {
   void corrupt_next() { corrupt_ = true; }
 
   [[nodiscard]] NodeId node() const { return node_; }
-  [[nodiscard]] std::uint32_t group() const { return place_.group; }
-  [[nodiscard]] const Place& place() const { return place_; }
-  [[nodiscard]] bool ended_well() const { return ended_well_; }  // its program came to its end
+  [[nodiscard]] std::uint32_t group() const { return rank_id_.group; }
+  [[nodiscard]] const RankId& rank_id() const { return rank_id_; }
+  [[nodiscard]] bool ended_well() const { return ended_well_; }  // its program has finished
   [[nodiscard]] Instant ended_at() const { return ended_at_; }
-  // How often its program has met those of the other ranks of its replica.
+  // Collectives of its program with the other ranks of its replica.
   std::uint64_t meetings = 0;
   [[nodiscard]] bool alive() const { return alive_; }
   [[nodiscard]] bool frozen() const { return frozen_; }
@@ -176,12 +176,12 @@ class Host {
   [[nodiscard]] const peer::Engine& engine() const { return *engine_; }
   [[nodiscard]] Memory& memory() { return memory_; }
   [[nodiscard]] std::uint32_t machine() const { return machine_; }
-  [[nodiscard]] const PeerId& word() const { return word_; }
+  [[nodiscard]] const PeerId& memory_key() const { return memory_key_; }
   [[nodiscard]] std::string name() const;
-  [[nodiscard]] std::string state() const;  // what the peer is doing, in two or three words
+  [[nodiscard]] std::string state() const;  // in two or three words
   [[nodiscard]] bool control_quiet() const { return control_ && control_->quiet(); }
 
-  // Runs `what` in this process: now, when it is thawed, or never.
+  // Runs `what` in this process: now, or once it is thawed; never if it was killed.
   void run(std::function<void()> what);
 
   // -- for user programs
@@ -212,7 +212,7 @@ class Host {
   [[nodiscard]] const std::list<ReductionPtr>& reductions() const { return reductions_; }
   [[nodiscard]] const std::list<RoundEntry>& rounds() const { return rounds_; }
   [[nodiscard]] const SyncingPtr& syncing() const { return syncing_; }
-  void settle();  // after anything was done with the engine
+  void settle();  // called after every use of the engine
 
  private:
   friend class Checks;
@@ -224,7 +224,7 @@ class Host {
   struct Link {
     ConnectionPtr connection;
     int side = 0;
-    // Where in the stream of frames the next byte to be written is: for corruptions.
+    // The position of the next byte in the stream of frames: for corruptions.
     std::size_t header_filled = 0;
     std::array<std::uint8_t, link::kFrameHeaderBytes> header{};
     std::size_t payload_left = 0;
@@ -247,11 +247,11 @@ class Host {
 
   World& world_;
   NodeId node_;
-  Place place_;
+  RankId rank_id_;
   bool ended_well_ = false;
   Instant ended_at_{};
   std::uint32_t machine_ = 0;
-  PeerId word_;
+  PeerId memory_key_;
   Memory memory_{world_, *this};
   std::unique_ptr<peer::Engine> engine_;
   bool alive_ = true;
@@ -266,12 +266,12 @@ class Host {
   Instant timer_ = Instant::max();
   std::list<Waiter> waiters_;
   std::unique_ptr<UserProgram> program_;
-  std::list<ReductionPtr> reductions_;  // running, and some that are over
+  std::list<ReductionPtr> reductions_;  // running ones and some that are over
   std::list<RoundEntry> rounds_;
   SyncingPtr syncing_;  // the latest
 };
 
-// ---- what users do -----------------------------------------------------------------------------
+// ---- user programs
 
 class UserProgram {
  public:
@@ -280,16 +280,16 @@ class UserProgram {
 
  private:
   using Thread = std::uint64_t;
-  // What one all-reduce looks like, equal on all members that are at the same place.
+  // The arguments of an operation, equal on all members at the same position.
   struct Shape {
     std::vector<std::pair<DataType, std::size_t>> arrays;
     collective::Kind kind = collective::Kind::all_reduce;
-    std::uint64_t root = 0;  // of a broadcast, before it is a rank
+    std::uint64_t root = 0;  // of a broadcast; modulo the number of members
     ReduceOp op = ReduceOp::sum;
     std::uint64_t structure = 0;
-    std::uint64_t place = 0;  // in the program: only calls of the same place may meet
+    std::uint64_t position = 0;  // in the program; only calls of the same position may meet
     reduce::Quantization quantization;
-    bool feedback = false;  // what rounding leaves out is kept
+    bool feedback = false;  // rounding errors are kept
   };
 
   Task<> level1();
@@ -300,7 +300,7 @@ class UserProgram {
   void make_state(double chance);
   Task<> threads_main();
   Task<> threads_reduce();
-  Task<bool> admit(Thread thread);            // level 2; true: newcomers came
+  Task<bool> admit(Thread thread);            // level 2; true: newcomers were admitted
   Task<bool> update_topology(Thread thread);  // level 1; false: try again
   Task<Error> wait(Thread thread, peer::CallPtr call);
   Task<std::optional<std::uint64_t>> agree_on_step(Thread thread, bool rerun);
@@ -333,15 +333,15 @@ class UserProgram {
   bool aligned_ = false;
   UserState state_;
   bool synced_ = false;
-  bool worked_ = false;      // with the other founders, before the first sync
-  bool state_lost_ = false;  // with all that had it: this user gives up
-  // threads: the main thread hands work to the reduce thread
+  bool worked_ = false;      // took part in an operation of the founders before the first sync
+  bool state_lost_ = false;  // all holders are gone: this user gives up
+  // Program::threads: jobs for the reduce thread
   std::deque<std::pair<Shape, std::uint64_t>> jobs_;
   bool closing_ = false;
   bool busy_ = false;
 };
 
-// ---- checks ------------------------------------------------------------------------------------
+// ---- checks
 
 // One function per invariant. The first violation ends the run.
 class Checks {
@@ -362,7 +362,7 @@ class Checks {
   using RoundId = std::pair<std::uint64_t, wire::RoundKey>;
   struct Contribution {
     std::uint64_t shape = 0;
-    std::uint64_t place = 0;
+    std::uint64_t position = 0;
     ReduceOp op = ReduceOp::sum;
     std::vector<std::pair<DataType, std::vector<std::int32_t>>> arrays;
     std::vector<std::vector<float>> left_before;  // by array
@@ -383,6 +383,7 @@ class Checks {
     PeerId other;
     std::string what;
   };
+  [[nodiscard]] static std::vector<PeerId> ids(const peer::Record& record);
   void ended(Host& host, Reduction& reduction);
   void ended(Host& host, const RoundEntry& round);
   void ended(Host& host, Syncing& syncing);
@@ -406,13 +407,13 @@ class Checks {
   // I4
   void no_hang();
   void no_false_alarm(const Host& host, const std::string& what, Code code);
-  // Replicas come and go as a whole.
+  // Replicas are admitted and removed as a whole.
   void same_replicas(const peer::Record& record);
   void replicas_are_whole();
   void replicas_were_the_same();
   // I5
   void mismatch_is_for_all(const Host& host, const OpId& id, const Reduction& reduction);
-  void same_place(const Host& host, const OpId& id, const Reduction& reduction);
+  void same_position(const Host& host, const OpId& id, const Reduction& reduction);
 
   World& world_;
   std::string violation_;
@@ -420,13 +421,13 @@ class Checks {
   std::map<OpId, std::map<PeerId, Contribution>> contributions_;
   std::map<OpId, std::vector<Ending>> operations_;
   std::map<RoundId, std::vector<Ending>> rounds_;
-  // By run: the states that members brought into a sync, with who had been in one before.
+  // By run: the states that standing members brought into a sync.
   std::map<std::uint64_t, std::set<UserState>> standing_states_;
-  // By run and admission point: which lives of replicas were members after it, as groups saw it.
+  // By run and admission point: the sets of replicas (by life) that groups had after it.
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::set<std::set<std::size_t>>> points_;
 };
 
-// ---- the world ---------------------------------------------------------------------------------
+// ---- the world
 
 class World {
  public:
@@ -443,7 +444,7 @@ class World {
   [[nodiscard]] std::optional<NodeId> node_at(const wire::Address& address) const;
   [[nodiscard]] Host* host_of(const PeerId& id);
   [[nodiscard]] Host* host_at(NodeId node);
-  // When the last fault was over, or will be.
+  // When the last fault ends or has ended.
   [[nodiscard]] Instant calm_since() const { return calm_since_; }
   [[nodiscard]] bool bug_due(Bug bug);  // true once
   void came_back_as_newcomer(const Host& host);
@@ -455,29 +456,29 @@ class World {
   Network network;
   Settings settings;
   master::Options master_options;
-  bool two_sites = false;  // what members measure shows these
+  bool two_sites = false;  // measurements show two sites
   std::uint32_t eager_bytes = 64 << 10;
   std::uint64_t eager_room = 1 << 20;
   link::StripeTuner::Options stripes{3, 2, 6};
   std::size_t capacity = 4096;
   Duration think{};
   double memory_refused = 0;
-  double arrays_shared = 0;        // of the arrays that are reduced, with others of the machine
+  double arrays_shared = 0;        // fraction of arrays that lie in memory shared by the machine
   std::uint32_t block_bytes = 64;  // equal on all peers
   std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(std::size_t{1} << 20);
   Report report;
   MasterHost master{*this};
   Checks checks{*this};
   std::vector<std::unique_ptr<Host>> hosts;
-  // Of a replica, from its start to its end.
+  // One life of a replica, from its start to its end.
   struct Life {
     std::string name;
     std::vector<Host*> hosts;  // started so far
-    bool over = false;         // as a whole: a rank has ended otherwise than by its program's end
+    bool over = false;         // a rank has ended before its program finished
     bool replaced = false;
     bool comes_back = false;
   };
-  std::deque<Life> lives;  // whose hosts are referred to
+  std::deque<Life> lives;  // a deque, so that references stay valid
 
  private:
   enum class Fault : std::uint8_t {
@@ -493,7 +494,7 @@ class World {
     restart,
     master_stall
   };
-  Host& add_host(const Place& place);
+  Host& add_host(const RankId& rank_id);
   void add_replica(const std::string& name);
   void inject();
   void strike(Fault fault);
@@ -506,7 +507,7 @@ class World {
   void note(const char* fault, const Host* host);
 
   std::uint64_t seed_;
-  std::vector<Fault> faults_;  // still to come, the next one last
+  std::vector<Fault> faults_;  // to come; the next one is last
   std::uint64_t next_fault_ = 0;
   std::uint64_t fault_gap_ = 100;
   std::uint64_t next_rebuild_ = 50;

@@ -1,5 +1,5 @@
-// The parent of all has no threads, so that it may fork at any time, and only looks on: what it
-// knows of the others is what they have written into the memory that it shares with them.
+// The parent process has no threads, so that it may fork at any time. It knows the others only from
+// the memory that it shares with them.
 #include "tests/stress/kills.h"
 
 #include <sys/mman.h>
@@ -30,10 +30,10 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Of one that looks on: what was decided meanwhile, and who is lost, it learns all at once.
+// For a frozen process: it learns all decisions and losses of that time at once.
 constexpr Duration kPause = milliseconds(30);
-constexpr Duration kPatience = std::chrono::seconds(60);  // then somebody hangs
-// Between two looks at what the others have written. Nothing depends on how long it is.
+constexpr Duration kPatience = std::chrono::seconds(60);  // after this, some process hangs
+// The polling interval of the shared memory. Correctness does not depend on it.
 constexpr Duration kGlance = std::chrono::microseconds(200);
 
 struct Run {
@@ -61,7 +61,7 @@ pid_t spawn(const std::function<int()>& work) {
   std::exit(work());  // NOLINT: it has threads only while it works
 }
 
-// The workers of one group, and who is hit next.
+// The workers of one group, and the next victim.
 class Pack {
  public:
   Pack(Run& run, std::uint32_t number, std::size_t world)
@@ -150,7 +150,7 @@ class Pack {
         of.begin(), of.end(), [&](std::size_t i) { return children_.at(i).pid != 0; }));
   }
 
-  // Whether that holds for all but the frozen one.
+  // Whether the condition holds for all workers except the frozen one.
   [[nodiscard]] bool others(const std::function<bool(std::size_t)>& holds) const {
     for (std::size_t i = 0; i < kSlots; ++i) {
       if (children_.at(i).pid != 0 && i != victims_[0] && !holds(i)) return false;
@@ -168,7 +168,7 @@ class Pack {
     }
   }
 
-  // All together in memory: somebody is hit next.
+  // All workers share memory: choose the next victim.
   void settle(bool enough) {
     if (enough) {
       group_->orders.stop = true;
@@ -204,7 +204,7 @@ class Pack {
     slot.order = slot.order + 1;
   }
 
-  // The victims are dead, or the one is frozen.
+  // The victims are dead, or the victim is frozen.
   void struck() {
     if (!run_.freezes) {
       run_.pairs += victims_.size() - 1;
@@ -226,7 +226,7 @@ class Pack {
     now_is(State::evicting);
   }
 
-  // Where it was hit.
+  // Records where the victim was hit.
   void count(const Slot& slot) {
     if (slot.stage != Stage::reducing) {
       ++run_.elsewhere;
@@ -255,7 +255,7 @@ class Pack {
     slot.read = written;
   }
 
-  // Whether it has stopped or ended, as it should.
+  // Whether the process has stopped or ended as expected.
   void look_after(std::size_t i) {
     Child& child = children_.at(i);
     int status = 0;

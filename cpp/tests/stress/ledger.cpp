@@ -45,8 +45,8 @@ void Ledger::ended(const PeerId& peer, const std::optional<Key>& inside) {
   ended_.try_emplace(peer, inside);
 }
 
-// Whether all members have said how it ended, or have ended in it. One that was put out may be late
-// to find that out.
+// Whether all members have reported the operation's end, or have ended in it. An evicted member may
+// learn of its eviction late.
 bool Ledger::complete(const Key& key, const Operation& operation) const {
   const Event& first = operation.first;
   bool all = true;

@@ -1,5 +1,5 @@
-// What all workers of a group say of its operations, the dead ones included: one verdict each, and
-// the same bytes.
+// The reports of all workers of a group, including dead ones, about its operations: they must agree
+// on verdicts and bytes.
 #pragma once
 
 #include <map>
@@ -21,7 +21,7 @@ struct Totals {
   std::uint64_t failed = 0;
   std::uint64_t counted = 0;  // large enough, and committed at once, ...
   std::uint64_t in_memory = 0;
-  // How those ended in which somebody was killed or frozen, by how many were.
+  // How operations with killed or frozen workers ended.
   std::uint64_t hit_with = 0;     // committed, with it
   std::uint64_t hit_without = 0;  // run again among the others
   std::uint64_t hit_failed = 0;
@@ -31,12 +31,12 @@ struct Totals {
 class Ledger {
  public:
   void add(const Event& event);
-  // No more events of that peer. `inside`: the operation it was in.
+  // The peer has no more events. `inside`: the operation in which it ended.
   void ended(const PeerId& peer, const std::optional<Key>& inside);
   // ... because it was hit there.
   void cut(const PeerId& peer, const Key& inside) { hit_[inside].insert(peer); }
-  // Operations of earlier admissions are forgotten, once all that were in them have said how they
-  // ended, or have ended there.
+  // Drops operations of earlier admissions once all their members have reported their end, or have
+  // ended in them.
   void settle(std::uint64_t admission);
   // All have ended.
   void close();

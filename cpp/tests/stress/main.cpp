@@ -1,10 +1,10 @@
-// Stress: a master and peers as threads of one process, over loopback, joining and leaving all the
-// time while they share a state, reduce, give up on calls and get visits from strangers. Every
-// result is checked against its contributors, and the states of all members with each other. Made
-// to run under the address, undefined-behaviour and thread sanitizers; PCCL_STRESS_SECONDS says for
-// how long (default 20). `cuts`: the same without shared memory, while connections between peers
-// are ended, one by one. With PCCL_SECRET all of it is encrypted. `kills` and `freezes` are other
-// programs: kills.h.
+// Stress test: a master and peers as threads of one process, over loopback. Peers join and leave
+// continuously while they share a state, reduce, abort calls and are visited by strangers. Every
+// result is checked against its contributors, and the states of all members against each other. For
+// the address, undefined-behaviour and thread sanitizers. PCCL_STRESS_SECONDS: duration, 20 by
+// default. `cuts`: the same without shared memory, while connections between peers are cut one by
+// one. With PCCL_SECRET all connections are encrypted. `kills` and `freezes` are other programs:
+// see kills.h.
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -59,7 +59,7 @@ struct Totals {
   std::abort();
 }
 
-// What a peer contributes to every element: known to all from its id.
+// A peer's contribution to every element, which follows from its id.
 std::int64_t value_of(const PeerId& id) {
   std::uint32_t value = 0;
   std::memcpy(&value, id.bytes.data(), 3);
@@ -79,7 +79,7 @@ float float_of(const PeerId& id, std::size_t index) {
          (kLargestFloat / 1000);
 }
 
-// Connects, says something that is not ours, and goes, or stays for a while.
+// Connects, sends foreign bytes, and disconnects at once or after a while.
 void visit(std::uint16_t port, std::mt19937_64& rng, Totals& totals) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return;
@@ -98,7 +98,7 @@ void visit(std::uint16_t port, std::mt19937_64& rng, Totals& totals) {
   ::close(fd);
 }
 
-// The port at an end of a TCP connection; 0: it is none.
+// The port at an end of a TCP connection; 0: it is not a TCP connection.
 template <class Ask>
 std::uint16_t port_of(int fd, Ask ask) {
   sockaddr_storage address{};
@@ -111,8 +111,7 @@ std::uint16_t port_of(int fd, Ask ask) {
   return 0;
 }
 
-// Ends a connection between two peers of this process, chosen at random, as a router on the way
-// might.
+// Cuts a random connection between two peers of this process, as a router might.
 void cut_one(std::uint16_t master_port, std::mt19937_64& rng, Totals& totals) {
   DIR* const folder = ::opendir("/proc/self/fd");
   if (folder == nullptr) return;
@@ -120,7 +119,7 @@ void cut_one(std::uint16_t master_port, std::mt19937_64& rng, Totals& totals) {
   std::uint64_t seen = 0;
   while (const dirent* entry = ::readdir(folder)) {
     const int fd = std::atoi(entry->d_name);
-    // A copy: what the number stands for may be closed, and be another connection, at any moment.
+    // Use a duplicate: the descriptor may be closed and reused at any time.
     int copy = fd > 2 ? ::fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
     if (copy < 0) continue;
     const std::uint16_t here = port_of(copy, ::getsockname);
@@ -136,7 +135,7 @@ void cut_one(std::uint16_t master_port, std::mt19937_64& rng, Totals& totals) {
   ::close(chosen);
 }
 
-// What members hold after each call of a kind, by epoch and number: all the same.
+// The states after each call of a kind, by epoch and number: equal on all members.
 class Results {
  public:
   explicit Results(const char* what) : what_(what) {}
@@ -154,8 +153,8 @@ class Results {
   std::map<std::pair<std::uint64_t, std::uint64_t>, wire::Digest> digests_;
 };
 
-// One reduction in flight: two arrays of integers, the first in place, and one of floats, which is
-// quantized, with error feedback.
+// One reduction in flight: two arrays of integers, the first one in place, and a quantized array of
+// floats with error feedback.
 struct Reduction {
   peer::CallPtr call;
   std::uint64_t number = 0;
@@ -178,8 +177,8 @@ class Peer {
         sums_(sums),
         state_(kStateBytes, static_cast<std::uint8_t>(seed)) {}
 
-  // One life: join, some steps, leave. All members do the same steps in the same order; how many is
-  // up to each.
+  // One life: join, some steps, leave. All members make the same steps in the same order, but each
+  // decides how many.
   void live(unsigned steps) {
     node::Limit unlimited;
     const node::JoinRequest request{.min_peers = 1, .attempts = 5, .enter = false};
@@ -193,7 +192,7 @@ class Peer {
       std::vector<Reduction> flying;
       flying.push_back(start(std::nullopt));
       for (std::uint64_t tag = 0; tag < 3; ++tag) flying.push_back(start(tag));
-      // Now and then somebody runs out of patience.
+      // Sometimes a member aborts a call.
       node::Limit limit;
       const bool impatient = rng_() % 16 == 0;
       if (impatient && rng_() % 2 == 0) limit.timeout = milliseconds(rng_() % 3);
@@ -209,7 +208,7 @@ class Peer {
  private:
   static constexpr std::size_t kStateBytes = (5 << 20) + 77;
 
-  // Takes over the others' state, with it how many calls were made. False when somebody gave up.
+  // Takes over the shared state, which includes the number of calls. False: a member gave up.
   bool share() {
     std::vector<state::LocalEntry> entries(2);
     std::vector<std::uint8_t> count(sizeof calls_);
@@ -224,7 +223,7 @@ class Peer {
     };
     fill(entries[0], "calls", count);
     fill(entries[1], "state", state_);
-    if (rng_() % 4 == 0) entries[1].writable = nullptr;  // it comes beside
+    if (rng_() % 4 == 0) entries[1].writable = nullptr;  // returned as a replacement
     wire::SyncVote vote;
     vote.owned = true;
     node::Limit limit;
@@ -258,15 +257,15 @@ class Peer {
     options.master = master;
     options.settings = *Settings::from_environment();
     options.secret = *io::Secret::from_environment();
-    // Now all are on one host, now some of them on another.
+    // The members are sometimes on one host and sometimes on several.
     if (seed % 4 == 0) options.settings.host_id = "another";
     return options;
   }
 
   Reduction start(std::optional<std::uint64_t> tag) {
     Reduction reduction;
-    // The same sizes on all members, others from call to call: in every class of schedule, empty
-    // ones too.
+    // Sizes are equal on all members and vary from call to call over all classes of schedules; some
+    // are empty.
     const std::size_t sizes[] = {1 + calls_ * 7919 % 100'000, calls_ % 5};
     reduction.number = calls_++;
     peer::OperationRequest request;
@@ -308,7 +307,7 @@ class Peer {
     if (!reduction.call->done) fail("wait came back before the end");
     const Error& error = reduction.call->error;
     if (error.code != Code::ok) {
-      // Somebody gave up on it, perhaps we; the input is as it was.
+      // Some member aborted the call, perhaps this one. The input must be unchanged.
       if (error.code != Code::timeout && error.code != Code::peer_lost) {
         fail("allreduce: " + error.reason + (status.ok() ? "" : " / " + status.error().reason));
       }
@@ -333,7 +332,7 @@ class Peer {
     for (std::size_t i = 0; i < reduction.rounded.size(); ++i) {
       float exact = 0;
       for (const wire::Member& member : record.members) exact += float_of(member.id, i);
-      // Rounded twice, by up to a step of a range that may reach to zero; of 14 steps at worst.
+      // Rounded twice, by up to a step. The range may include zero, and has at least 14 steps.
       const float most = 2.1F * kLargestFloat / 14 * static_cast<float>(record.members.size());
       if (!(std::abs(reduction.rounded[i] - exact) <= most)) fail("a sum that is not near");
     }

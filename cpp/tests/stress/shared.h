@@ -1,5 +1,5 @@
-// Memory that the parent and the forked workers of `pccl_stress kills` and `freezes` share. Every
-// field has one writer, and what a worker has written stays when it is killed.
+// Memory shared by the parent and the forked workers of `pccl_stress kills` and `freezes`. Every
+// field has one writer. A worker's fields remain when it is killed.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ namespace pccl::stress {
 constexpr std::size_t kSlots = 4;  // workers of a group
 constexpr std::size_t kEvents = 256;
 
-// How large an operation is: inlined behind an arrival, a block per rank or a few, many.
+// The size of an operation: inline, up to a few blocks per rank, or many.
 enum class Size : std::uint32_t { tiny, medium, large };
 constexpr std::size_t kSizes = 3;
 
@@ -25,7 +25,7 @@ struct Key {
   auto operator<=>(const Key&) const = default;
 };
 
-// How an operation, or this peer's membership, ended for it.
+// The end of an operation, or of this peer's membership.
 struct Event {
   enum class Kind : std::uint32_t { committed, failed, out } kind = Kind::committed;
   PeerId self;
@@ -56,14 +56,15 @@ struct Slot {
 
   // -- the parent's
   std::atomic<std::uint64_t> read{0};
-  // Signals itself in its next operation of that size, `at` thousandths of what one takes.
+  // The worker signals itself in its next operation of this size, after `at` thousandths of its
+  // duration.
   std::atomic<std::uint64_t> order{0};
   int signal = 0;
   Size order_size = Size::tiny;
   std::uint64_t at = 0;
 };
 
-// The parent's, for all workers of a group.
+// Written by the parent, for all workers of a group.
 struct Orders {
   std::atomic<bool> stop{false};
   std::atomic<std::uint64_t> frozen{0};    // number of the latest freeze

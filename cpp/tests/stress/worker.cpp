@@ -27,14 +27,14 @@ struct Failure {
   std::string what;
 };
 
-// What a peer contributes: known to all from its id. Element i of it is value * (salt + i).
+// A peer's contribution, which follows from its id. Element i is value * (salt + i).
 std::uint32_t value_of(const PeerId& id) {
   std::uint32_t value = 0;
   std::memcpy(&value, id.bytes.data(), sizeof value);
   return value;
 }
 
-// What all members do in the operation of that key.
+// The arguments of the operation with this key, equal on all members.
 struct Shape {
   Size size = Size::tiny;
   std::size_t count = 0;
@@ -94,7 +94,7 @@ class Worker {
   }
 
  private:
-  // From joining to leaving, or to being put out.
+  // One membership, from joining to leaving or eviction.
   void live() {
     node::CommunicatorOptions options;
     options.master = options_.master;
@@ -169,7 +169,7 @@ class Worker {
       if (!in_place) check(arrays.send, shape, mine, "the input of a committed operation");
       event.epoch = call->record->epoch;
       event.attempts = call->attempts;
-      // Over the network all elements are sent twice, to be combined and as the result.
+      // Over the network all elements are sent twice: as contributions and as results.
       event.counted = call->attempts == 1 && event.world > 1 && shape.size != Size::tiny;
       event.in_memory =
           call->traffic.tx_bytes * event.world * 2 < 3 * 4 * shape.count * (event.world - 1);
@@ -202,7 +202,7 @@ class Worker {
     }
   }
 
-  // No member any more; another communicator comes back.
+  // No longer a member; another communicator joins again.
   void ended(const node::Communicator& comm, const Error& error, const char* where) {
     if (error.code != Code::evicted && error.code != Code::master_lost &&
         error.code != Code::unreachable) {
@@ -223,7 +223,7 @@ class Worker {
     slot_.written = number + 1;
   }
 
-  // Has the kernel send the signal, at that moment, whatever this process is doing then.
+  // Lets the kernel send the signal at this moment, whatever the process is doing.
   void obey(Size size) {
     const std::uint64_t order = slot_.order;
     if (order == slot_.armed || size != slot_.order_size) return;
@@ -271,7 +271,7 @@ class Worker {
     if (free_.size() > 8) free_.pop_front();
   }
 
-  // While somebody is frozen, what was there last and what comes first stays as it is.
+  // While a worker is frozen, keep the latest arrays and the first new ones unchanged.
   void keep(Arrays arrays) {
     const bool frozen = orders_.frozen != slot_.verified;
     if (!frozen || kept_.size() < 2 * kKept) {

@@ -1,5 +1,5 @@
-// A process of its own that reduces with others of its host until it is told to stop, is killed or
-// finds a result that is wrong.
+// A process that reduces with others of its host until it is told to stop, is killed, or finds a
+// wrong result.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct WorkerOptions {
   Settings settings;
 };
 
-// The exit status; what went wrong is in slot.failure.
+// Returns the exit status. slot.failure describes a failure.
 [[nodiscard]] int run_worker(const WorkerOptions& options, const Orders& orders, Slot& slot);
 
 }  // namespace pccl::stress

@@ -45,7 +45,7 @@ nb::bytes to_python(std::span<const std::uint8_t> bytes) {
   return nb::bytes(bytes.data(), bytes.size());
 }
 
-// A field visitor that fills any message from a string of bytes; short strings make small messages.
+// A field visitor that fills a message from a string of bytes. Short strings make small messages.
 class Filler {
  public:
   explicit Filler(std::span<const std::uint8_t> entropy) : entropy_(entropy) {}
@@ -99,7 +99,7 @@ class Filler {
   std::size_t at_ = 0;
 };
 
-// A field visitor that adds up the memory a message holds.
+// A field visitor that adds up the memory of a message.
 class Weigher {
  public:
   template <class... Ts>
@@ -150,7 +150,8 @@ wire::Frame arbitrary_frame(std::size_t type, std::span<const std::uint8_t> entr
 
 // ---- control frames ----------------------------------------------------------------------------
 
-// A frame of that type made from `entropy`: its bytes, and whether reading them gave it back.
+// A frame of this type made from `entropy`: its bytes, and whether reading them gives the same
+// frame.
 std::tuple<nb::bytes, bool> control_round_trip(std::size_t type, const nb::bytes& entropy) {
   if (type >= kTypes) throw nb::value_error("no such message type");
   const wire::Frame frame = arbitrary_frame(type, view(entropy));
@@ -240,7 +241,7 @@ nb::bytes link_sample() {
   return to_python(stripes::encode(header));
 }
 
-// A link frame's header with the check it needs to be believed.
+// A link frame's header with a valid check.
 nb::bytes link_seal(const nb::bytes& header) {
   wire::Bytes bytes(view(header).begin(), view(header).end());
   if (bytes.size() != stripes::kFrameHeaderBytes) throw nb::value_error("not a header's size");
@@ -254,15 +255,14 @@ nb::bytes link_seal(const nb::bytes& header) {
 
 // ---- link frames -------------------------------------------------------------------------------
 
-// Whoever runs over the stripes of a test: sends what it was given, puts what arrives where
-// `choices` says.
+// The user of a test's stripes: sends the given frames, and places arriving ones by `choices`.
 class Player final : public stripes::Traffic {
  public:
   explicit Player(std::span<const std::uint8_t> choices) : choices_(choices) {}
 
   stripes::Placement place(stripes::Stripe&, const stripes::FrameHeader& header) override {
     stripes::Placement placement;
-    // A stripe takes no memory for data itself; neither does this for absurd lengths.
+    // A stripe allocates no memory for data; nor does this, for absurd lengths.
     if (header.payload_bytes > (1U << 20)) {
       placement.kind = stripes::Placement::Kind::drain;
       return placement;
@@ -281,7 +281,7 @@ class Player final : public stripes::Traffic {
       default:
         placement.kind = stripes::Placement::Kind::store;
         memory_.emplace_back(header.payload_bytes);
-        // In two parts, now and then.
+        // Sometimes in two parts.
         const std::size_t cut = choices_.byte() % 2 == 0 ? 0 : memory_.back().size() / 2;
         placement.where = {{memory_.back().data(), cut},
                            {memory_.back().data() + cut, memory_.back().size() - cut}};
@@ -335,9 +335,9 @@ Frames frames_to_python(const std::vector<std::pair<std::uint32_t, wire::Bytes>>
   return out;
 }
 
-// What one stripe writes for these frames: (segment, payload) as data with a checksum, an empty
-// payload as a heartbeat. `pieces`: sizes of the writes, over and over. `release_after`: writes
-// after which the operation gives up its memory, or -1.
+// The bytes that a stripe writes for these frames: (segment, payload) as data with a checksum, an
+// empty payload as a heartbeat. `pieces`: the sizes of writes, repeated. `release_after`: the
+// number of writes after which the operation releases its memory, or -1.
 nb::bytes link_write(const Frames& frames, const std::vector<std::size_t>& pieces,
                      int release_after) {
   Player player({});
@@ -386,8 +386,8 @@ nb::bytes link_write(const Frames& frames, const std::vector<std::size_t>& piece
   return to_python(written);
 }
 
-// Feeds `data` to a stripe in pieces of these sizes (over and over). Returns the data frames that
-// arrived, the other frames, how many came to their end void, and why the stripe was dropped or "".
+// Feeds `data` to a stripe in pieces of these sizes, repeated. Returns the data frames that
+// arrived, the other frames, the number of void frames, and why the stripe was dropped, or "".
 std::tuple<Frames, Frames, std::uint32_t, std::string> link_read(
     const nb::bytes& data, const std::vector<std::size_t>& pieces, const nb::bytes& choices,
     int release_after) {
@@ -441,8 +441,8 @@ pccl::memory::RegionPtr pipe_end() {
                                                 std::move(memory));
 }
 
-// `data` through a pipe, in reads and writes of these sizes (of `pieces` parts each) in turn: what
-// comes out.
+// Sends `data` through a pipe, with alternating reads and writes of these sizes (of `pieces` parts
+// each). Returns the bytes read.
 nb::bytes pipe_play(nb::bytes data, const std::vector<std::size_t>& writes,
                     const std::vector<std::size_t>& reads, std::size_t pieces) {
   if (writes.empty() || reads.empty() || pieces == 0) throw nb::value_error("nothing to do");
@@ -483,8 +483,8 @@ nb::bytes pipe_play(nb::bytes data, const std::vector<std::size_t>& writes,
   return to_python(out);
 }
 
-// Two threads, `bytes` each way in moves of up to `largest`. Who has nothing to do sleeps until it
-// is rung, however long that takes. Returns how often that was.
+// Two threads send `bytes` each way in moves of up to `largest`. An idle thread sleeps until it is
+// rung. Returns the number of sleeps.
 std::size_t pipe_race(std::uint64_t bytes, std::uint64_t largest, std::uint64_t seed) {
   struct End {
     std::unique_ptr<pccl::memory::Pipe> pipe;

@@ -1,4 +1,4 @@
-// The master's pure judgements and plans, with peers as small numbers.
+// The master's judgements and plans, with small numbers as peers.
 #include "pccl/master/decisions.h"
 
 #include <nanobind/nanobind.h>
@@ -56,8 +56,8 @@ std::optional<unsigned> judge_links(
   return worst->bytes[0];
 }
 
-// A member: (current, calls it waits in, several threads, one outside, bytes moving). `meets`:
-// calls that all have entered. Returns 0 moving, 1 suspicious, 2 stuck.
+// A member is (current, calls it waits in, several threads, one outside, bytes moving). `meets`:
+// calls that all members have entered. Returns 0 moving, 1 suspicious, 2 stuck.
 using Member = std::tuple<bool, std::vector<std::uint64_t>, bool, bool, bool>;
 int judge_stuck(const std::vector<Member>& members, const std::set<std::uint64_t>& meets) {
   std::vector<master::Waiting> waiting;

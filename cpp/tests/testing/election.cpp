@@ -1,4 +1,4 @@
-// Whose state counts, with peers and contents as small numbers; and manifests of bytes.
+// Elections with small numbers as peers and contents, and manifests of bytes.
 #include "pccl/state/election.h"
 
 #include <nanobind/nanobind.h>
@@ -68,7 +68,7 @@ nb::dict to_python(const state::Judgement& judgement) {
   return result;
 }
 
-// `holders`: of the state before, with its revision; nothing: there was none.
+// `holders`: of the previous state, whose revision is `revision`; none: there was no state.
 nb::dict judge(const std::vector<Vote>& votes, std::optional<std::uint64_t> revision,
                const std::vector<std::uint8_t>& holders, bool owned, bool details,
                const std::map<std::uint8_t, std::string>& flaws) {
@@ -135,8 +135,8 @@ class Quiet final : public pccl::master::Surroundings {
   std::uint64_t joined_ = 0;
 };
 
-// One of two members enters rounds of a sync, with a name of so many bytes in a list of entries:
-// (kind, sequence, bytes). For each, whether it is a member then.
+// One of two members enters rounds (kind, sequence, bytes) of a sync, with an entry whose name has
+// `bytes` bytes. Returns for each round whether it is still a member.
 std::vector<bool> enter_rounds(
     const std::vector<std::tuple<unsigned, std::uint64_t, std::size_t>>& rounds,
     std::uint64_t max_open_bytes) {
@@ -170,10 +170,10 @@ std::vector<bool> enter_rounds(
   return stays;
 }
 
-// Entries of arrays: (name, kind, shape, bytes, writable).
+// Entries are (name, kind, shape, bytes, writable).
 using Form = std::tuple<std::string, std::string, std::vector<std::uint64_t>, std::uint64_t, bool>;
 
-// Whether a manifest of such entries is taken by a member that has `own`.
+// Whether a member with the entries `own` accepts a manifest of these entries.
 bool manifest_fits(const std::vector<Form>& theirs, const std::vector<Form>& own) {
   const auto entry_of = [](const Form& form) {
     wire::StateEntry entry;

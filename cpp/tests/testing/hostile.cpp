@@ -1,5 +1,5 @@
-// For tests: a master whose members say what the test wants, an executor whose links do, and the
-// connections that have not said who they are.
+// A master whose members send what the test wants, an executor whose links do, and anonymous
+// connections.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -38,8 +38,8 @@ using pccl::PeerId;
 
 namespace {
 
-// Group 0 with members 1, 2, ...: each on the connection of its number. Their ids are sixteen bytes
-// of that number.
+// Group 0 with members 1, 2, ..., each on the connection of its number. Ids are sixteen bytes of
+// the number.
 class Play {
  public:
   Play(std::uint8_t members, const std::map<std::string, std::size_t>& limits,
@@ -65,8 +65,8 @@ class Play {
     master_->on_connect(id, from, now_);
   }
   void disconnect(master::ConnectionId id) { master_->on_disconnect(id, now_); }
-  // A master without memory takes over, and all members come back to it with what they know.
-  // `relayed`: of these the pairs that are relayed are others.
+  // Restarts the master; all members return to it with their reports. `relayed`: members that
+  // report other relayed pairs.
   void restart(
       const std::map<std::uint8_t, std::vector<std::pair<std::uint32_t, std::uint32_t>>>& relayed) {
     const wire::EpochRecord record = master_->group(0)->record();
@@ -83,7 +83,7 @@ class Play {
       connect(id, "192.0.2." + std::to_string(id));
       master_->on_frame(id, {{run, 1, applied}, rejoin}, now_);
     }
-    // One of them is asked for its log. All have collected it.
+    // One of them is asked for its log, which is empty as all members have applied it.
     kept_ = master_->take_actions();
     for (const master::Action& action : kept_) {
       const auto* send = std::get_if<master::Send>(&action);
@@ -92,12 +92,13 @@ class Play {
       master_->on_frame(send->to, {{run, 1, applied}, wire::LogPart{{}, true}}, now_);
     }
   }
-  // What the master itself found out where that connection comes from.
+  // The result of the master's own attempt to reach the connection's address.
   void tried(master::ConnectionId id, bool reached) { master_->on_tried(id, reached, {}, now_); }
 
   [[nodiscard]] std::uint32_t term() const { return master_->term(); }
 
-  // One message, `ordinal` in its envelope (nothing: all that there is). Raises when it is none.
+  // Sends one message with `ordinal` in its envelope (None: the newest). Raises ValueError if it is
+  // invalid.
   void says(master::ConnectionId id, std::uint8_t type, nb::bytes payload,
             std::optional<std::uint64_t> ordinal, std::uint32_t term) {
     wire::Bytes bytes = wire::encode({master_->run(), term, 0}, wire::Heartbeat{});
@@ -116,7 +117,7 @@ class Play {
     master_->on_frame(id, frame, now_);
   }
 
-  // Everybody who is connected sends a sign of life, and has applied everything but for `mute`.
+  // All connected peers send heartbeats. All except `mute` have applied the whole log.
   void passes(double seconds, const std::vector<std::uint8_t>& mute) {
     for (double left = seconds; left > 0; left -= 0.5) {
       now_ += std::chrono::milliseconds(500);
@@ -130,7 +131,7 @@ class Play {
     }
   }
 
-  // What was sent since: (connection, what, code, text).
+  // The actions since the last call: (connection, what, code, text).
   std::vector<std::tuple<master::ConnectionId, std::string, int, std::string>> told() {
     std::vector<std::tuple<master::ConnectionId, std::string, int, std::string>> all;
     std::vector<master::Action> actions = std::exchange(kept_, {});
@@ -181,12 +182,12 @@ class Play {
   std::uint64_t epoch() const { return master_->group(0)->record().epoch; }
   bool has_group(std::uint32_t id) const { return master_->group(id) != nullptr; }
   bool anonymous(master::ConnectionId id) const { return master_->anonymous(id); }
-  // Pairs of ranks that the plan sends between.
+  // Pairs of ranks with a link in the plan.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> links() const {
     const auto edges = pccl::topology::edges(master_->group(0)->record().plan);
     return {edges.begin(), edges.end()};
   }
-  // ... and that the master relays where they cannot connect.
+  // Pairs of ranks that the master relays.
   std::vector<std::pair<std::uint32_t, std::uint32_t>> relayed() const {
     std::vector<std::pair<std::uint32_t, std::uint32_t>> pairs;
     for (const auto& [a, b] : master_->group(0)->record().relayed) pairs.emplace_back(a, b);
@@ -200,19 +201,28 @@ class Play {
     return id;
   }
   static master::Options options(const std::map<std::string, std::size_t>& limits) {
+    using master::Limits;
+    const std::map<std::string, std::size_t Limits::*> sizes = {
+        {"max_groups", &Limits::max_groups},
+        {"max_peers", &Limits::max_peers},
+        {"max_open_calls", &Limits::max_open_calls},
+        {"many_open_calls", &Limits::many_open_calls},
+        {"max_behind", &Limits::max_behind},
+        {"max_recovering", &Limits::max_recovering},
+        {"max_reported_bytes", &Limits::max_reported_bytes}};
+    const std::map<std::string, pccl::Rate Limits::*> rates = {
+        {"strays", &Limits::strays},     {"aborts", &Limits::aborts}, {"turns", &Limits::turns},
+        {"restarts", &Limits::restarts}, {"breaks", &Limits::breaks}, {"wants", &Limits::wants},
+        {"talk", &Limits::talk}};
     master::Options options;
     for (const auto& [name, value] : limits) {
-      const pccl::Rate rate{static_cast<double>(value), 0.1};
-      if (name == "max_open_calls") options.limits.max_open_calls = value;
-      if (name == "max_behind") options.limits.max_behind = value;
-      if (name == "strays") options.limits.strays = rate;
-      if (name == "aborts") options.limits.aborts = rate;
-      if (name == "turns") options.limits.turns = rate;
-      if (name == "restarts") options.limits.restarts = rate;
-      if (name == "breaks") options.limits.breaks = rate;
-      if (name == "wants") options.limits.wants = rate;
-      if (name == "talk") options.limits.talk = rate;
-      if (name == "relays") options.relays = value > 0;
+      if (name == "relays") {
+        options.relays = value > 0;
+      } else if (sizes.contains(name)) {
+        options.limits.*sizes.at(name) = value;
+      } else {
+        options.limits.*rates.at(name) = {static_cast<double>(value), 0.1};
+      }
     }
     return options;
   }
@@ -228,12 +238,12 @@ class Play {
 
   master::Options options_;
   std::optional<master::Master> master_;
-  std::vector<master::Action> kept_;  // to be told yet
+  std::vector<master::Action> kept_;  // not returned by told() yet
   pccl::Instant now_{std::chrono::seconds(1000)};
 };
 
-// Rank 0 of three that sum `elements` float32 each, cut into segments of 4 KiB, with 64 KiB of
-// memory for others' contributions. Epoch 1.
+// Rank 0 of three ranks that sum `elements` float32 each, in segments of 4 KiB, with 64 KiB of
+// memory for contributions. Epoch 1.
 class Sums final : private pccl::link::Carrier {
  public:
   explicit Sums(std::size_t elements)
@@ -260,7 +270,7 @@ class Sums final : private pccl::link::Carrier {
     if (!executor_.start(std::move(spec))) throw std::runtime_error("it does not start");
   }
 
-  // "ready" or "ask" of that peer. What is wrong with it.
+  // Receives "ready" or "ask" from a peer. Returns why it is refused, or "".
   std::string word(std::uint8_t from, const std::string& what, std::uint64_t sequence,
                    std::uint64_t attempt, std::uint32_t credit) {
     pccl::link::FrameHeader header = header_for(sequence, attempt);
@@ -270,7 +280,7 @@ class Sums final : private pccl::link::Carrier {
     return status ? "" : status.error().reason;
   }
 
-  // A contribution of that peer comes, if it is let: "store", "drain", "hold" or why not.
+  // Receives a contribution from a peer. Returns "store", "drain", "hold", or why it is refused.
   std::string data(std::uint8_t from, std::uint64_t sequence, std::uint32_t segment,
                    std::uint32_t bytes, bool eager, bool final) {
     pccl::link::FrameHeader header = header_for(sequence, 1);
@@ -296,7 +306,7 @@ class Sums final : private pccl::link::Carrier {
     return "store";
   }
 
-  // Data frames that go to that peer now.
+  // The number of data frames sent to a peer now.
   std::size_t sends(std::uint8_t to) {
     std::size_t count = 0;
     pccl::link::OutgoingFrame frame;
@@ -331,7 +341,7 @@ class Sums final : private pccl::link::Carrier {
   std::deque<std::vector<float>> arrays_;
 };
 
-// How many of `times` (seconds) were allowed.
+// The number of `times` (seconds) that were allowed.
 std::size_t allowed(double at_once, double per_second, const std::vector<double>& times) {
   pccl::Allowance allowance;
   std::size_t count = 0;

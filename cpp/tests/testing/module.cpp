@@ -1,4 +1,4 @@
-// pccl._testing: inner parts of the engine that tests drive directly. Not for users.
+// pccl._testing: internal parts of the engine, for tests only.
 #include <nanobind/nanobind.h>
 
 namespace nb = nanobind;

@@ -1,4 +1,4 @@
-// For tests: what a member says of ways that it has measured.
+// A member's reports about measured links.
 #include "pccl/measured/prober.h"
 
 #include <nanobind/nanobind.h>
@@ -28,9 +28,9 @@ pccl::PeerId numbered(std::size_t number) {
   return id;
 }
 
-// Of each peer: bytes that came while they were counted, microseconds until its pong came (0: none
-// did), kB/s that it says it had from here (-1: it did not answer), from all, and from how many.
-// Returns the row: number, unreachable, kB/s and microseconds of each link; kB/s out and in.
+// For each peer: bytes received while counting, microseconds until its pong (0: none), the kB/s
+// that it reports from here (-1: no answer) and from all peers, and the number of these. Returns
+// the row: number, unreachable, kB/s and microseconds of each link, and kB/s out and in.
 using Way = std::tuple<std::uint64_t, std::uint32_t, std::int64_t, std::uint64_t, std::uint32_t>;
 using Row = std::tuple<std::vector<std::tuple<std::size_t, bool, std::uint32_t, std::uint32_t>>,
                        std::uint32_t, std::uint32_t>;
@@ -57,7 +57,8 @@ Row probed_row(const std::vector<Way>& ways) {
     if (rtt > 0) {
       header.attempt = static_cast<std::uint64_t>(begin.time_since_epoch().count());
       prober.on_pong(peers[i], header, begin + std::chrono::microseconds(rtt + 5));
-      prober.on_pong(peers[i], header, begin + std::chrono::microseconds(rtt));  // the least counts
+      prober.on_pong(peers[i], header,
+                     begin + std::chrono::microseconds(rtt));  // the least round trip counts
     }
     if (rate < 0) continue;
     header.credit = static_cast<std::uint32_t>(rate);
@@ -68,10 +69,10 @@ Row probed_row(const std::vector<Way>& ways) {
   return row_of(prober.row());
 }
 
-// A member that looks at its links twice a second, and asks after every look what is news.
+// A member that samples its links twice a second and reports news after every sample.
 class Watcher {
  public:
-  // Of each link in kB: sent and received since the last look; whether it is full.
+  // For each link: kB sent and received since the last sample, and whether it is full.
   Row look(const std::vector<std::tuple<std::uint64_t, std::uint64_t, bool>>& links) {
     std::vector<pccl::measured::LiveRates::Way> ways;
     for (const auto& [sent, received, full] : links)
@@ -89,7 +90,7 @@ class Watcher {
   void wait(double seconds) {
     now_ += std::chrono::duration_cast<pccl::Duration>(std::chrono::duration<double>(seconds));
   }
-  // What the group's table has: kB/s out and in, and of links kB/s and microseconds.
+  // The group's table: kB/s out and in, and kB/s and microseconds of links.
   void know(std::uint32_t up, std::uint32_t down,
             const std::map<std::size_t, std::pair<std::uint32_t, std::uint32_t>>& links) {
     host_ = {up, down};

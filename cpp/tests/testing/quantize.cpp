@@ -1,4 +1,4 @@
-// Codes on byte arrays, so that tests choose type and values freely.
+// Quantization on byte arrays, so that tests can choose any type and values.
 #include "pccl/reduce/quantize.h"
 
 #include <nanobind/nanobind.h>
@@ -37,7 +37,7 @@ void bind_quantize(nb::module_& m) {
         return pccl::reduce::coded_size(checked(code, false, false, block), work_of(wide), count);
       },
       "code"_a, "block"_a, "wide"_a, "count"_a);
-  // `step`: elements at a time, a multiple of the block; 0: all at once.
+  // `step`: elements per call, a multiple of the block; 0: all in one call.
   m.def(
       "encode",
       [](unsigned code, bool zero_exact, bool stochastic, std::uint32_t block, bool wide,

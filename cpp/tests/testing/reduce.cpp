@@ -1,4 +1,4 @@
-// Reduction kernels on byte arrays, so that tests choose element type and alignment freely.
+// Reduction kernels on byte arrays, so that tests can choose any element type and alignment.
 #include "pccl/reduce/reduce.h"
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// Schedules and the cut as plain Python values.
+// Schedules and layouts as plain Python values.
 #include "pccl/collective/schedule.h"
 
 #include <nanobind/nanobind.h>
@@ -71,7 +71,7 @@ nb::tuple by_hosts(const Ranks& hosts, bool around, std::uint32_t rank) {
                                         Ranks(hosts.size(), 1), around, rank));
 }
 
-// A reduction of which every chunk goes through rank `hub`.
+// A reduction in which every chunk passes through rank `hub`.
 nb::tuple through(std::uint32_t hub, std::size_t ranks, std::uint32_t rank) {
   if (ranks < 3 || hub >= ranks || rank >= ranks) throw nb::value_error("no such rank");
   return to_python(collective::through(hub, ranks, rank));

@@ -1,4 +1,5 @@
-// For tests: stripes that end, and what others have to send for them; how many stripes a link has.
+// Stripes that end, the frames that other stripes must send instead, and the number of stripes of a
+// link.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -23,7 +24,7 @@ namespace {
 
 namespace stripes = pccl::link;
 
-// Sends what it is given; stores what comes.
+// Sends the given frames, and stores arriving ones.
 class End final : public stripes::Traffic {
  public:
   stripes::Placement place(stripes::Stripe&, const stripes::FrameHeader& header) override {
@@ -68,11 +69,11 @@ std::uint32_t segment_of(const stripes::OutgoingFrame& frame) {
   return stripes::decode(frame.header)->segment;
 }
 
-// Data frames of these sizes, numbered, on one stripe that ends when `written` bytes were written,
-// of which `read` came; the byte `spoilt`, if it is one of them, was changed. `told`: after so many
-// reads the sender is told what has come, over and over. `released`: the operation ends before the
-// stripe does. Returns what arrived, how many whole frames that were, what would be sent again of
-// the frames behind those, what was never begun, and how often a stored frame was interrupted.
+// Sends numbered data frames of these sizes on one stripe, which ends when `written` bytes were
+// written, of which `read` arrived; the byte at `spoilt` is changed. `told`: after every `told`
+// reads the sender is told what has arrived. `released`: the operation ends before the stripe does.
+// Returns the frames that arrived, the number of whole ones, the frames that would be sent again,
+// those that were never begun, and the number of interruptions of stored frames.
 std::tuple<std::vector<std::uint32_t>, std::uint64_t, std::vector<std::uint32_t>,
            std::vector<std::uint32_t>, std::uint32_t>
 stand_in(const std::vector<std::uint32_t>& sizes, std::size_t written, std::size_t read,
@@ -145,8 +146,8 @@ stand_in(const std::vector<std::uint32_t>& sizes, std::size_t written, std::size
   return {receiver.arrived_, received, again, waiting, receiver.interrupted_};
 }
 
-// How many stripes a link wants after each of these windows: bytes, seconds, whether it was busy
-// throughout and complete.
+// The number of stripes that a link wants after each window (bytes, seconds, whether it was busy
+// throughout and complete).
 std::vector<std::uint32_t> tune(
     std::uint32_t first, std::uint32_t least, std::uint32_t most,
     const std::vector<std::tuple<std::uint64_t, double, bool, bool>>& windows) {
@@ -159,7 +160,7 @@ std::vector<std::uint32_t> tune(
   return wanted;
 }
 
-// The same on a path that carries rates[stripes] bytes a second: how many there are in the end.
+// The final number of stripes on a path that carries rates[stripes] bytes per second.
 std::uint32_t settle(std::uint32_t first, std::uint32_t least, std::uint32_t most,
                      const std::vector<double>& rates, std::uint32_t windows) {
   stripes::StripeTuner tuner(stripes::StripeTuner::Options{first, least, most});

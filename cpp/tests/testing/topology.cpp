@@ -1,4 +1,4 @@
-// Plans chosen from measurements, by themselves and as a master makes them of its members' rows.
+// Plans chosen from measurements, directly and by a master from its members' rows.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -105,8 +105,8 @@ nb::object choose_plan(const Table& table, const Pairs& unusable, const Ranks& h
                         nb::cast(topology::edges(choice->plan)));
 }
 
-// One rank's part of an all-reduce, or of a half of one, in the class of `bytes`: (who contributes,
-// where to, where from, to whom) by chunk, and the chunks' shares.
+// One rank's part of an all-reduce, or of a half of one, in the class of `bytes`: (sources, target
+// of the partial result, source and targets of the final result) by chunk, and the chunks' shares.
 nb::tuple plan_flows(const PlanTuple& given, std::uint64_t bytes, std::uint32_t rank,
                      unsigned kind) {
   const wire::Plan plan = plan_from(given);
@@ -144,7 +144,7 @@ class Deaf final : public master::Surroundings {
   wire::Census census() override { return {}; }
   std::uint64_t next_join_ordinal() override { return ++joined_; }
 
-  unsigned outcomes = 0;  // told, once for each member
+  unsigned outcomes = 0;  // received, once per member
   std::vector<std::string> lines;
 
  private:
@@ -155,7 +155,7 @@ class Deaf final : public master::Surroundings {
 using Row = std::tuple<std::vector<std::tuple<std::uint8_t, bool, std::uint32_t, std::uint32_t>>,
                        std::uint32_t, std::uint32_t>;
 
-// A group whose members are numbers from 1 on.
+// A group with the members 1, 2, ...
 class Planner {
  public:
   explicit Planner(std::uint8_t members) {
@@ -169,7 +169,7 @@ class Planner {
     }
   }
 
-  // All members enter a round of optimize_topology; those without a row say nothing at all.
+  // All members enter a round of optimize_topology; those without a row report nothing.
   void optimize(const std::vector<std::optional<Row>>& rows) {
     const std::uint64_t sequence = sequence_++;
     const std::vector<wire::Member> members = group_->record().members;
@@ -196,7 +196,7 @@ class Planner {
 
   void leave(std::uint8_t number) { group_->on_message(number, {{}, wire::Leave{"done"}}, now_); }
 
-  // A master without memory takes over.
+  // Restarts the master.
   void rebuild() {
     std::vector<master::Returned> reports;
     for (const wire::Member& member : group_->record().members) {
@@ -206,7 +206,7 @@ class Planner {
     group_ = master::Group::rebuild(0, {}, around_, reports, {}, now_);
   }
 
-  // (epoch, cause, plan, table, who is a member, outcomes told)
+  // (epoch, cause, plan, table, members, outcomes received)
   [[nodiscard]] nb::tuple record() const {
     const wire::EpochRecord& record = group_->record();
     std::vector<unsigned> members;

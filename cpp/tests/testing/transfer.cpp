@@ -1,5 +1,5 @@
-// One receiver's transfer of a shared state, frame by frame; and what a peer says when it comes
-// back to the master in the middle of a sync.
+// A receiver's transfer of a shared state, frame by frame, and a peer's messages when it returns to
+// the master during a sync.
 #include "pccl/state/transfer.h"
 
 #include <nanobind/nanobind.h>
@@ -64,7 +64,7 @@ std::shared_ptr<state::LocalState> hashed(std::vector<wire::Bytes>& arrays, bool
   return *state::hash(std::move(entries), 1, {});
 }
 
-// Peer 0, which receives arrays "a", "b", ... from the holders 1, 2, ...
+// Peer 0, which receives the arrays "a", "b", ... from the holders 1, 2, ...
 class Receiver final : private stripes::Carrier {
  public:
   Receiver(const std::vector<nb::bytes>& old, const std::vector<nb::bytes>& now,
@@ -84,7 +84,7 @@ class Receiver final : private stripes::Carrier {
   Receiver(const Receiver&) = delete;
   Receiver& operator=(const Receiver&) = delete;
 
-  // What goes to that holder: (a manifest is asked for, chunks); nothing when nothing does.
+  // The next request to a holder: (for the manifest, chunks). None: there is none.
   std::optional<std::pair<bool, std::vector<std::uint32_t>>> next(std::uint8_t to) {
     stripes::OutgoingFrame frame;
     if (!transfer_.next(peer(to), frame)) return std::nullopt;
@@ -96,8 +96,8 @@ class Receiver final : private stripes::Carrier {
     return std::pair(fetch.manifest, fetch.chunks);
   }
 
-  // A holder sends a frame: "store", "drain" or "refuse". What is stored comes by fill(), then
-  // arrived() or voided() with the number that was given to it.
+  // A holder begins to send a frame. Returns "store", "drain" or "refuse". For "store", fill() and
+  // then arrived() or voided() follow with the same number.
   std::string begins(int number, std::uint8_t from, std::optional<std::uint32_t> chunk) {
     Frame& frame = frames_[number];
     frame.from = from;
@@ -125,7 +125,7 @@ class Receiver final : private stripes::Carrier {
         return "refuse";
     }
   }
-  // Its bytes go where they were placed; `spoilt` ones are others.
+  // Writes the frame's bytes to their place. `spoilt`: other bytes.
   void fill(int number, bool spoilt) {
     const Frame& frame = frames_.at(number);
     std::size_t at = 0;
@@ -149,12 +149,12 @@ class Receiver final : private stripes::Carrier {
       transfer_.link_down(peer(of), {});
     }
   }
-  // The clock stands at so many seconds; sources may be silent for ten.
+  // Sets the clock to this many seconds. Sources may be silent for ten seconds.
   void tick(int seconds) {
     transfer_.on_time(pccl::Instant(std::chrono::seconds(1000 + seconds)),
                       std::chrono::seconds(10));
   }
-  // A request of another peer, for a sync so much later than ours.
+  // Receives a peer's request for the sync that is `later` syncs after this one.
   bool asked(std::uint8_t from, int later, const std::vector<std::uint32_t>& chunks) {
     wire::Bytes payload;
     wire::Writer writer(payload);
@@ -168,7 +168,7 @@ class Receiver final : private stripes::Carrier {
     header.checksum = stripes::checksum(header, {&whole, 1});
     return static_cast<bool>(transfer_.control(peer(from), header, payload));
   }
-  // The sync is over, and a later one begins in which we serve `to`: the chunks that it gets.
+  // Ends the sync and begins a later one that serves `to`. Returns the chunks that it gets.
   std::vector<std::uint32_t> serves(int later, std::uint8_t to) {
     (void)transfer_.end();
     wire::SyncDecision decision;
@@ -234,8 +234,8 @@ class Receiver final : private stripes::Carrier {
   state::Transfer transfer_{std::make_shared<pccl::BufferPool>(0), *this};
 };
 
-// Sizes of the first message of a member that comes back while it is in the second round of a sync,
-// and of what it says after the master's welcome.
+// The sizes of the first message of a member that returns during the second round of a sync, and of
+// its messages after Welcome.
 std::pair<std::size_t, std::vector<std::size_t>> rejoin_sizes(std::size_t entries,
                                                               std::size_t name_bytes) {
   pccl::peer::JoinOptions options;

@@ -1,4 +1,4 @@
-#include "pccl/master/log.h"
+#include "pccl/master/decision_log.h"
 
 #include <utility>
 
@@ -6,7 +6,7 @@
 
 namespace pccl::master {
 
-void Log::note(const wire::LogEntry& entry) {
+void DecisionLog::note(const wire::LogEntry& entry) {
   std::visit(Overloaded{[&](const wire::EpochRecord& record) {
                           for (const wire::OpKey& key : record.aborted)
                             decided_[key] = entry.ordinal;
@@ -15,28 +15,28 @@ void Log::note(const wire::LogEntry& entry) {
              entry.what);
 }
 
-const wire::LogEntry& Log::append(Decision what) {
+const wire::LogEntry& DecisionLog::append(Decision what) {
   entries_.push_back({++last_, std::move(what)});
   note(entries_.back());
   return entries_.back();
 }
 
-void Log::collect(std::uint64_t least) {
+void DecisionLog::collect(std::uint64_t least) {
   if (least <= collected_) return;
   collected_ = least;
   while (!entries_.empty() && entries_.front().ordinal <= collected_) entries_.pop_front();
   std::erase_if(decided_, [&](const auto& item) { return item.second <= collected_; });
 }
 
-void Log::clear() {
+void DecisionLog::clear() {
   entries_.clear();
   decided_.clear();
   collected_ = last_;
 }
 
-void Log::restore(const std::vector<wire::LogEntry>& entries, std::uint64_t last) {
+void DecisionLog::restore(const std::vector<wire::LogEntry>& entries, std::uint64_t last) {
   last_ = restored_at_ = last;
-  // All that any member misses is in there; every member has applied the rest.
+  // The report has all entries that some member lacks.
   collected_ = last - entries.size();
   for (const wire::LogEntry& entry : entries) {
     note(entry);
@@ -44,8 +44,8 @@ void Log::restore(const std::vector<wire::LogEntry>& entries, std::uint64_t last
   }
 }
 
-std::vector<wire::LogEntry> Log::adoptable(const std::vector<wire::LogEntry>& entries,
-                                           std::uint64_t applied) const {
+std::vector<wire::LogEntry> DecisionLog::adoptable(const std::vector<wire::LogEntry>& entries,
+                                                   std::uint64_t applied) const {
   std::vector<wire::LogEntry> fresh;
   std::uint64_t next = last_ + 1;
   for (const wire::LogEntry& entry : entries) {
@@ -57,7 +57,7 @@ std::vector<wire::LogEntry> Log::adoptable(const std::vector<wire::LogEntry>& en
   return fresh;
 }
 
-std::vector<wire::LogEntry> Log::after(std::uint64_t ordinal) const {
+std::vector<wire::LogEntry> DecisionLog::after(std::uint64_t ordinal) const {
   std::vector<wire::LogEntry> missing;
   for (const wire::LogEntry& entry : entries_) {
     if (entry.ordinal > ordinal) missing.push_back(entry);

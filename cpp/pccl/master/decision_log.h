@@ -1,4 +1,4 @@
-// The group's decisions in order, until every member has applied them.
+// The group's decisions in order. Kept until every member has applied them.
 #pragma once
 
 #include <cstdint>
@@ -12,32 +12,33 @@
 namespace pccl::master {
 
 // *one thread: the master's*
-class Log {
+class DecisionLog {
  public:
   using Decision = std::variant<wire::EpochRecord, wire::Verdict, wire::Outcome>;
 
-  // Adds a decision, and returns its entry. Notes the calls that it ends.
+  // Adds a decision and returns its entry. Remembers the calls that it ends.
   const wire::LogEntry& append(Decision what);
-  // All members have applied everything up to `least`: those entries go.
+  // Drops entries up to `least`, which all members have applied.
   void collect(std::uint64_t least);
-  // A new group: no member has missed anything.
+  // Begins a new group: no member lacks an entry.
   void clear();
-  // As a restarted master is told it. `last`: the ordinal of the newest entry.
+  // Restores the log from a report to a restarted master. `last`: ordinal of the newest entry.
   void restore(const std::vector<wire::LogEntry>& entries, std::uint64_t last);
-  // A member may hold decisions of the master before, which no other member had reported when the
-  // group was restored. They stand as long as nothing else was decided since, and unless one is an
-  // epoch. `applied`: the last of them. Returns the new ones in order; empty: they cannot stand.
+  // A member may hold decisions of the previous master that nobody had reported when the group was
+  // restored. They are valid if nothing was decided since and none of them is an epoch. `applied`:
+  // ordinal of the last one. Returns the new entries in order. Empty: they are not valid.
   [[nodiscard]] std::vector<wire::LogEntry> adoptable(const std::vector<wire::LogEntry>& entries,
                                                       std::uint64_t applied) const;
   void adopted() { restored_at_ = last_; }
-  // Nothing was decided since the log was restored.
+  // Whether nothing was decided since the log was restored.
   [[nodiscard]] bool as_restored() const { return last_ == restored_at_; }
 
   [[nodiscard]] std::uint64_t last() const { return last_; }
   [[nodiscard]] std::uint64_t collected() const { return collected_; }
   [[nodiscard]] const std::deque<wire::LogEntry>& entries() const { return entries_; }
   [[nodiscard]] std::vector<wire::LogEntry> after(std::uint64_t ordinal) const;
-  // The call was decided, and a member that has applied the log up to `applied` does not know it.
+  // Whether the call was decided and a member that has applied entries up to `applied` does not
+  // know.
   [[nodiscard]] bool decided_after(const wire::CallKey& key, std::uint64_t applied) const {
     const auto it = decided_.find(key);
     return it != decided_.end() && it->second > applied;

@@ -1,0 +1,286 @@
+// Members that return: to their group, or to a master that was restarted and rebuilds the group.
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "pccl/digest/ticket.h"
+#include "pccl/master/master.h"
+#include "pccl/topology/plan.h"
+
+namespace pccl::master {
+namespace {
+
+// How long a restarted master waits for more members once a majority has returned.
+constexpr Duration kRecoveryGrace = std::chrono::seconds(1);
+
+bool plausible(const wire::EpochRecord& record, const Options& options) {
+  std::set<PeerId> ids;
+  for (const wire::Member& member : record.members) {
+    if (member.id.empty() || !ids.insert(member.id).second || member.joined > kMaxCount)
+      return false;
+  }
+  return !ids.empty() && ids.size() <= options.limits.max_peers && record.epoch <= kMaxCount &&
+         record.points <= kMaxCount && topology::valid(record.plan, ids.size());
+}
+
+Status wrong_report(const PeerId& id, const std::string& what = {}) {
+  return Status(Code::evicted, "the report of peer " + id.brief() + " is inconsistent" + what);
+}
+
+// Whether a member's report is consistent. A restarted master cannot check whether it is true, and
+// passes it on to the other members.
+Status check(const wire::Rejoin& rejoin, const Options& options) {
+  const auto& members = rejoin.record.members;
+  const PeerId seal = digest::seal_of(rejoin.ticket);
+  const bool member = std::ranges::any_of(
+      members, [&](const auto& known) { return known.id == rejoin.id && known.seal == seal; });
+  if (!member || !plausible(rejoin.record, options) || rejoin.applied > kMaxCount)
+    return wrong_report(rejoin.id);
+  if (const Status relays = wire::check_relays(rejoin.record); !relays)
+    return wrong_report(rejoin.id, ": " + relays.error().reason);
+  return {};
+}
+
+// Whether a complete log is consistent: consecutive entries up to the last one applied.
+Status check_log(const wire::Rejoin& rejoin, const std::vector<wire::LogEntry>& log,
+                 const Options& options) {
+  if (log.size() > rejoin.applied) return wrong_report(rejoin.id);
+  std::uint64_t ordinal = rejoin.applied - log.size();
+  for (const wire::LogEntry& entry : log) {
+    const auto* record = std::get_if<wire::EpochRecord>(&entry.what);
+    if (entry.ordinal != ++ordinal || (record != nullptr && !plausible(*record, options)))
+      return wrong_report(rejoin.id);
+    if (record == nullptr) continue;
+    if (const Status relays = wire::check_relays(*record); !relays)
+      return wrong_report(rejoin.id, ": " + relays.error().reason);
+  }
+  return {};
+}
+
+}  // namespace
+
+// A member returns to an existing group.
+void Master::return_to(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
+                       const std::vector<wire::LogEntry>* log, Instant now) {
+  connection.group = rejoin.group;
+  switch (groups_.at(rejoin.group)->rejoin(id, rejoin, log, now)) {
+    case Group::Return::in:
+      return;
+    case Group::Return::needs_log:
+      connection.group.reset();
+      return ask_for_log(id, connection, rejoin, now);
+    case Group::Return::out:
+      connection.group.reset();
+      return refuse(id, Code::evicted, "the run went on without this peer");
+  }
+}
+
+// A member has one deadline for its log, however often it returns: the others wait for it.
+void Master::ask_for_log(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
+                         Instant now) {
+  Returned report(id, rejoin);
+  const auto recovery = recoveries_.find(rejoin.group);
+  const Instant since = recovery == recoveries_.end()
+                            ? now
+                            : recovery->second.asked.try_emplace(report.seat(), now).first->second;
+  for (const auto& [other, earlier] : connections_) {
+    if (other != id && earlier.asked && earlier.asked->report.seat() == report.seat()) close(other);
+  }
+  connection.recovers = true;
+  connection.asked = AskedLog{std::move(report), rejoin.group, since, {}, 0, 0, false};
+  send(id, 0, wire::RequestLog{});
+}
+
+void Master::log_part(ConnectionId id, Connection& connection, const wire::LogPart& part,
+                      Instant now) {
+  AskedLog& asked = *connection.asked;
+  const std::uint32_t group = asked.group;
+  const auto refused = [&](const Status& why) {
+    refuse(id, why.error().code, why.error().reason);
+    forget_report(id);
+    recover_if_ready(group, now);
+  };
+  const PeerId& who = asked.report.seat().first;
+  if (asked.complete || (part.entries.empty() && !part.last)) return refused(wrong_report(who));
+  if (asked.entries + part.entries.size() > options_.limits.max_behind + 1)
+    return refused(wrong_report(who, ": its log is too long"));
+  wire::Bytes bytes;
+  wire::Writer writer(bytes);
+  writer(part);
+  if (reported_bytes({}) + bytes.size() > options_.limits.max_reported_bytes) {
+    log_rarely("too many members return at the same time", now);
+    return close(id);  // the member will try again
+  }
+  asked.bytes += bytes.size();
+  asked.entries += part.entries.size();
+  asked.parts.push_back(std::move(bytes));
+  if (!part.last) return;
+  asked.complete = true;
+  const wire::Rejoin rejoin = asked.report.rejoin();
+  const std::vector<wire::LogEntry> entries = asked.log();
+  if (const Status sound = check_log(rejoin, entries, options_); !sound) return refused(sound);
+  if (recoveries_.contains(group)) return recover_if_ready(group, now);
+  connection.asked.reset();
+  connection.recovers = false;
+  if (groups_.contains(group)) return return_to(id, connection, rejoin, &entries, now);
+  close(id);  // the group has ended meanwhile; the member will try again
+}
+
+std::vector<wire::LogEntry> Master::AskedLog::log() const {
+  std::vector<wire::LogEntry> whole;
+  whole.reserve(entries);
+  for (const wire::Bytes& encoded : parts) {
+    wire::Reader reader(encoded);
+    wire::LogPart part;
+    reader(part);
+    std::move(part.entries.begin(), part.entries.end(), std::back_inserter(whole));
+  }
+  return whole;
+}
+
+void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& frame,
+                    Instant now) {
+  const auto& rejoin = std::get<wire::Rejoin>(frame.message);
+  if (connection.recovers) return on_garbage(id, {Code::refused, "a second Rejoin"}, now);
+  if (const Status sound = check(rejoin, options_); !sound)
+    return refuse(id, sound.error().code, sound.error().reason);
+  const bool same_run = frame.envelope.run == run_;
+  const bool known = groups_.contains(rejoin.group);
+  if (same_run && frame.envelope.term == term_ && known)
+    return return_to(id, connection, rejoin, nullptr, now);
+  // A member of another master. It may return here if this master has no run of its own; this
+  // master then continues that run with a higher term.
+  if (!same_run && !groups_.empty())
+    return refuse(id, Code::evicted, "this master serves another run");
+  if (frame.envelope.term > (same_run ? term_ + kMaxTermsAhead : kMaxTerm)) {
+    return refuse(id, Code::evicted,
+                  "peer " + rejoin.id.brief() + " reports a master of term " +
+                      std::to_string(frame.envelope.term) + ", and this one has term " +
+                      std::to_string(term_));
+  }
+  if (known) return return_to(id, connection, rejoin, nullptr, now);
+  if (const std::string why_not = replicas_.objection(rejoin); !why_not.empty())
+    return refuse(id, Code::evicted, why_not);
+  Returned returned(id, rejoin);
+  const auto open = recoveries_.find(rejoin.group);
+  if (open != recoveries_.end()) {
+    for (const Returned& other : open->second.reports)
+      if (returned.share(other)) break;
+  }
+  if (!room_for(returned)) {
+    log_rarely("too many members return at the same time", now);
+    return close(id);  // the member will try again
+  }
+  if (!same_run) {
+    if (!recoveries_.empty()) return refuse(id, Code::evicted, "this master serves another run");
+    run_ = frame.envelope.run;
+  }
+  term_ = std::max(term_, frame.envelope.term + 1);
+  replicas_.recover(rejoin.record.ranks_per_replica, now);
+  Recovery& recovery = recoveries_[rejoin.group];
+  if (recovery.reports.empty()) recovery.since = now;
+  const auto asked = recovery.asked.find(returned.seat());
+  if (asked != recovery.asked.end() && now - asked->second >= kHandshakeTimeout)
+    return refuse(id, Code::evicted, "its log did not arrive within the handshake timeout");
+  // The member returned again before the master noticed that its connection was gone. (A report of
+  // the same id with another seal is kept: only the rebuilt group can tell which one is the
+  // member.)
+  for (const Returned& before : recovery.reports)
+    if (before.seat() == returned.seat()) close(before.connection());
+  std::erase_if(recovery.reports,
+                [&](const Returned& before) { return before.seat() == returned.seat(); });
+  recovery.reports.push_back(std::move(returned));
+  connection.recovers = true;
+  for (const wire::Member& member : rejoin.record.members) joins_ = std::max(joins_, member.joined);
+  recover_if_ready(rejoin.group, now);
+}
+
+// Memory of the reports for groups that are not rebuilt yet, except those of `without`.
+std::size_t Master::reported_bytes(const Seat& without) const {
+  std::size_t bytes = 0;
+  std::set<const void*> records;
+  for (const auto& [group, recovery] : recoveries_) {
+    for (const Returned& one : recovery.reports) {
+      if (one.seat() == without) continue;
+      if (records.insert(one.record()).second) bytes += one.record_bytes();
+    }
+  }
+  for (const auto& [id, connection] : connections_)
+    if (connection.asked)
+      bytes += connection.asked->bytes + connection.asked->report.record_bytes();
+  return bytes;
+}
+
+bool Master::room_for(const Returned& more) const {
+  std::size_t count = 1;
+  bool shared = false;
+  for (const auto& [group, recovery] : recoveries_) {
+    for (const Returned& one : recovery.reports) {
+      if (one.seat() == more.seat()) continue;  // it will be replaced
+      ++count;
+      shared = shared || one.record() == more.record();
+    }
+  }
+  const std::size_t bytes = shared ? 0 : more.record_bytes();
+  return count <= options_.limits.max_recovering &&
+         reported_bytes(more.seat()) + bytes <= options_.limits.max_reported_bytes;
+}
+
+void Master::forget_report(ConnectionId id) {
+  for (auto& [group, recovery] : recoveries_)
+    std::erase_if(recovery.reports, [&](const Returned& one) { return one.connection() == id; });
+  std::erase_if(recoveries_, [](const auto& item) { return item.second.reports.empty(); });
+}
+
+// Rebuilds a group once a majority of its last epoch has returned (at once if all members have) and
+// the member with the newest log has sent it.
+void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
+  const auto it = recoveries_.find(group_id);
+  if (it == recoveries_.end()) return;
+  Recovery& recovery = it->second;
+  const Returned* last = nullptr;
+  std::set<Seat> seats;
+  for (const Returned& one : recovery.reports) {
+    if (last == nullptr || one.at().first > last->at().first) last = &one;
+    seats.insert(one.seat());
+  }
+  const std::vector<Seat>& members = last->members();
+  const auto back = static_cast<std::size_t>(
+      std::ranges::count_if(members, [&](const Seat& seat) { return seats.contains(seat); }));
+  const std::size_t all = members.size();
+  if (back * 2 <= all && now - recovery.since >= options_.reconnect_timeout) {
+    // Newcomers must not wait for the other members for ever.
+    log("group " + std::to_string(group_id) + ": only " + std::to_string(back) + " of " +
+        std::to_string(all) + " members returned; that run is over");
+    const auto reports = std::move(recovery.reports);
+    recoveries_.erase(it);
+    for (const Returned& one : reports) {
+      refuse(one.connection(), Code::evicted,
+             "too few members of the run returned to the restarted master");
+    }
+    if (groups_.empty() && recoveries_.empty()) run_ = own_run_;
+    return;
+  }
+  if (back * 2 <= all || (back < all && now - recovery.since < kRecoveryGrace)) return;
+  const Returned& best = newest(recovery.reports);
+  Connection& source = connections_.at(best.connection());
+  if (!source.asked) return ask_for_log(best.connection(), source, best.rejoin(), now);
+  if (!source.asked->complete) return;
+  const std::vector<wire::LogEntry> entries = source.asked->log();
+  const std::vector<Returned> reports = std::move(recovery.reports);
+  recoveries_.erase(it);
+  for (const Returned& one : reports) {
+    Connection& connection = connections_.at(one.connection());
+    connection.group = group_id;
+    connection.recovers = false;
+    connection.asked.reset();
+  }
+  log("group " + std::to_string(group_id) + ": rebuilt from the reports of " +
+      std::to_string(back) + " of " + std::to_string(all) + " members");
+  // Not in `groups_` while it is rebuilt: it asks for the census.
+  auto group = Group::rebuild(group_id, options_, *this, reports, entries, now);
+  groups_[group_id] = std::move(group);
+}
+
+}  // namespace pccl::master
