@@ -25,7 +25,7 @@ constexpr std::size_t kDescribed = 3;  // as pccl.tree
 struct Python {
   nb::object ndarray = nb::module_::import_("numpy").attr("ndarray");
   nb::object uint16 = nb::module_::import_("numpy").attr("uint16");
-  nb::object empty = nb::module_::import_("pccl._memory").attr("empty");
+  nb::object empty = nb::module_::import_("pccl.result_pool").attr("empty");
   nb::object bfloat16 = nb::str("bfloat16");
 };
 
