@@ -6,19 +6,18 @@ NumPy needs no adapter; torch's and JAX's are imported when the first such array
 import importlib
 from typing import Any
 
-from pccl._arrays import (
+from pccl._arrays import as_array, overlaps, place_of
+from pccl.frameworks import (
     Adapter,
     Array,
     Buffer,
+    Device,
     Node,
     Place,
     Shared,
-    as_array,
-    overlaps,
-    place_of,
+    Staged,
     register,
 )
-from pccl.reduce.pieces import Device, Staged
 
 __all__ = [
     "Adapter",

@@ -1,254 +1,18 @@
-"""Arrays of any framework <-> the flat byte views that the engine works on.
-
-The adapter of a framework's arrays is found by the module names of the array's type, and imported
-only then.
-"""
+"""Arrays of any framework <-> the flat byte views that the engine works on."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from pccl import result_pool
-from pccl.errors import InvalidArgument, NotSupported
+from pccl import frameworks
+from pccl.errors import InvalidArgument, NotSupported, located
+from pccl.frameworks import Array, Buffer, Bytes, Place, Shared
 from pccl.types import DataType, ReduceOp
-
-if TYPE_CHECKING:
-    from pccl.reduce.pieces import Staged
-
-Array = npt.NDArray[Any]
-Rebuild = Callable[[Sequence[object]], object]
-
-
-class Buffer(NamedTuple):
-    """CPU memory of an array.
-
-    Attributes:
-        array: NumPy view of it, any shape and strides. Its own dtype only has the right size.
-        dtype: What the elements are.
-    """
-
-    array: Array
-    dtype: DataType
-
-
-class Place(NamedTuple):
-    """Where an array's own elements lie, also if `Shared.data` is a copy of them.
-
-    Attributes:
-        address: Of the first element.
-        item: Bytes of an element.
-        shape: The array's shape.
-        strides: Bytes from one element to the next, for each axis.
-        reading: How elements are read, beside their dtype: byte order, lazy conjugation.
-        written: A sync writes new bytes there.
-    """
-
-    address: int
-    item: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    reading: str
-    written: bool
-
-
-class Shared(NamedTuple):
-    """An array's bytes for the shared state.
-
-    Attributes:
-        kind: Its dtype's name, the same in all frameworks.
-        shape: Its shape.
-        data: Its bytes in C order, flat uint8: its own memory, or a copy.
-        writable: Bytes written to `data` are the array's new ones.
-        origin: The framework: first part of its module's name; "" for NumPy.
-        place: Its elements' memory. None: that of `data` if it is writable, else nobody else's.
-    """
-
-    kind: str
-    shape: tuple[int, ...]
-    data: Array
-    writable: bool
-    origin: str
-    place: Place | None = None
-
-
-class Node(NamedTuple):
-    """One level of a tree: `keys` as text, e.g. "['w']" or ".bias"; equally many `children`."""
-
-    keys: Sequence[str]
-    children: Sequence[object]
-    rebuild: Rebuild
-
-
-class Adapter(Protocol):
-    """What pccl asks of a framework. Errors it raises need no path: the caller adds it."""
-
-    def recognises(self, leaf: object) -> bool:
-        """Whether `leaf` is one of its arrays."""
-
-    def to_buffers(self, leaf: Any, *, writable: bool) -> Sequence[Buffer]:
-        """Views of the array's memory, kept alive by them.
-
-        Args:
-            leaf: The array.
-            writable: The views are to be written; what is written is seen in `leaf`.
-
-        Raises:
-            InvalidArgument: It cannot be reduced, or not written.
-            NotSupported: It could be, but not yet.
-        """
-
-    def from_buffers(self, like: Any, buffers: Sequence[Buffer]) -> object:
-        """A new array of the kind of `like`, from memory that belongs to it from now on."""
-
-    def share(self, leaf: Any) -> Shared:
-        """The array's bytes, whatever its dtype.
-
-        Raises:
-            InvalidArgument: It has none that could be shared.
-            NotSupported: Not yet.
-        """
-
-    def adopt(self, kind: str, shape: tuple[int, ...], data: Array, like: Any) -> object:
-        """An array of those bytes, which belong to it from now on.
-
-        Args:
-            kind: Its dtype's name.
-            shape: Its shape.
-            data: Its bytes, in C order.
-            like: The array whose place it takes: may be written and returned. None: a new place.
-        """
-
-    def flatten(self, node: object) -> Node | None:
-        """One level of a container type registered with the framework; None for all else."""
-
-
-class DeviceAdapter(Adapter, Protocol):
-    """An adapter of a framework that has arrays on accelerators."""
-
-    def devices_in_use(self) -> bool:
-        """Whether this process has any. Called in every reduction: must be cheap."""
-
-    def on_device(self, leaf: Any) -> bool:
-        """Whether the elements of `leaf` are there."""
-
-    def stage(self, leaf: Any) -> Staged:
-        """The array on its device; raises as `to_buffers`."""
-
-
-_KNOWN = {
-    "torch": "pccl.adapters.torch.tensors",
-    "jax": "pccl.adapters.jax.arrays",
-    "jaxlib": "pccl.adapters.jax.arrays",
-}
-_registered: dict[str, Adapter] = {}
-_unusable: set[str] = set()  # loaded frameworks whose adapter cannot be
-_by_type: WeakKeyDictionary[type, tuple[Adapter, ...]] = WeakKeyDictionary()
-
-
-def register(module: str, adapter: Adapter) -> None:
-    """Teaches pccl another framework's arrays.
-
-    Args:
-        module: First part of the name of the module that defines the array type, e.g. "cupy".
-        adapter: An object, or a module, with the functions of `Adapter`.
-    """
-    _registered[module] = adapter
-    _by_type.clear()
-
-
-def _adapter_of_module(module: str) -> Adapter | None:
-    if module not in _registered and module in _KNOWN:
-        register(module, importlib.import_module(_KNOWN[module]))
-    return _registered.get(module)
-
-
-def find_adapter(leaf: object) -> Adapter | None:
-    """The adapter that recognises `leaf`."""
-    found = _by_type.get(type(leaf))
-    if found is None:
-        roots = dict.fromkeys(base.__module__.partition(".")[0] for base in type(leaf).__mro__)
-        found = tuple(a for a in map(_adapter_of_module, roots) if a is not None)
-        _by_type[type(leaf)] = found
-    return next((adapter for adapter in found if adapter.recognises(leaf)), None)
-
-
-def _any_adapter(leaf: object) -> Adapter | None:
-    """The adapter that recognises `leaf`, or the one of last resort for what shows its memory."""
-    found = find_adapter(leaf)
-    if found is None:
-        generic: Adapter = importlib.import_module("pccl.adapters.generic")
-        if generic.recognises(leaf):
-            return generic
-    return found
-
-
-def _in_use(framework: str) -> Adapter | None:
-    """Its adapter, if the program has loaded it, and it is a version that the adapter works with."""
-    loaded = sys.modules.get(framework)
-    if loaded is None or framework in _unusable:
-        return None
-    if framework not in _registered and getattr(loaded.__spec__, "_initializing", False):
-        return None  # another thread is about to load it
-    try:
-        return _adapter_of_module(framework)
-    except Exception:  # of whatever another version lacks; who passes its arrays is told
-        _unusable.add(framework)
-        return None
-
-
-def find_tracing(tree: object) -> Any:
-    """The adapter of the framework that traces the caller's function, so that `tree` is no array yet.
-
-    Its `allreduce_traced` makes the call a part of what is traced.
-    """
-    adapter: Any = _in_use("jax")
-    return adapter if adapter is not None and adapter.is_traced(tree) else None
-
-
-def flatten_registered(node: object) -> Node | None:
-    """One level of a container that a framework in use knows: JAX, or a registered one."""
-    _in_use("jax")
-    for adapter in dict.fromkeys(_registered.values()):
-        found = adapter.flatten(node)
-        if found is not None:
-            return found
-    return None
-
-
-def devices_in_use() -> bool:
-    """Whether there can be arrays on accelerators. Cheap; `on_device` asks for one array."""
-    for framework in ("jax", "torch"):
-        _in_use(framework)  # its first array may be on a device
-    return any(getattr(adapter, "devices_in_use", bool)() for adapter in _registered.values())
-
-
-def on_device(leaf: object) -> bool:
-    """Whether an array has to be staged: its elements are on an accelerator."""
-    adapter = find_adapter(leaf)
-    return hasattr(adapter, "on_device") and cast("DeviceAdapter", adapter).on_device(leaf)
-
-
-def stage(leaf: object, func: str, where: str) -> Staged | None:
-    """An array on an accelerator; None for what is in CPU memory.
-
-    Raises:
-        InvalidArgument: It cannot be reduced.
-        NotSupported: Not yet.
-    """
-    if not on_device(leaf):
-        return None
-    try:
-        return cast("DeviceAdapter", find_adapter(leaf)).stage(leaf)
-    except (InvalidArgument, NotSupported) as error:
-        raise _named(error, func, where) from error.__cause__
 
 
 class Leaf(NamedTuple):
@@ -266,11 +30,6 @@ class Leaf(NamedTuple):
     guards: int = 0
 
 
-def _named(error: InvalidArgument | NotSupported, func: str, where: str) -> Exception:
-    """The same error, of the call that the user made, naming the array."""
-    return type(error).because(func, f"{where}: {error.reason}")
-
-
 def read(leaf: object, func: str, where: str, *, op: ReduceOp | None = None) -> Leaf:
     """The memory of an input leaf: array, NumPy scalar, or Python int or float.
 
@@ -285,10 +44,8 @@ def read(leaf: object, func: str, where: str, *, op: ReduceOp | None = None) -> 
         InvalidArgument: Not an array or number that can be reduced.
         NotSupported: Not yet.
     """
-    try:
+    with located(func, where):
         return _read(leaf, op, f"{func}: {where}")
-    except (InvalidArgument, NotSupported) as error:
-        raise _named(error, func, where) from error.__cause__
 
 
 def _read(leaf: object, op: ReduceOp | None, name: str) -> Leaf:
@@ -309,10 +66,10 @@ def _read(leaf: object, op: ReduceOp | None, name: str) -> Leaf:
             return Leaf(_with_float(number), lambda results: _checked(results, name), guards=1)
         dtype = DataType.DOUBLE if as_float else DataType.INT64
         return Leaf([Buffer(number, dtype)], lambda results: results[0].item())
-    adapter = _any_adapter(leaf)
+    adapter = frameworks.any_adapter(leaf)
     if adapter is None:
-        kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
-        raise InvalidArgument.because("", f"a {kind} is neither an array nor a number")
+        sentence = f"a {_type_name(leaf)} is neither an array nor a number"
+        raise InvalidArgument.because("", sentence)
     buffers = adapter.to_buffers(leaf, writable=False)
 
     def restore(results: Sequence[Array]) -> object:
@@ -320,6 +77,10 @@ def _read(leaf: object, op: ReduceOp | None, name: str) -> Leaf:
         return adapter.from_buffers(leaf, made)
 
     return Leaf(buffers, restore)
+
+
+def _type_name(leaf: object) -> str:
+    return f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
 
 
 # Results of these ops may need more bits than their inputs.
@@ -353,11 +114,11 @@ def write(leaf: object, func: str, where: str) -> Sequence[Buffer]:
         InvalidArgument: It cannot be written.
         NotSupported: Not yet.
     """
-    try:
+    with located(func, where):
         if isinstance(leaf, np.ndarray):
             buffers: Sequence[Buffer] = [_numpy_buffer(leaf)]
         else:
-            adapter = _any_adapter(leaf)
+            adapter = frameworks.any_adapter(leaf)
             if adapter is None:
                 sentence = f"a {type(leaf).__name__} cannot be written; only arrays can be outputs"
                 raise InvalidArgument.because("", sentence)
@@ -365,13 +126,9 @@ def write(leaf: object, func: str, where: str) -> Sequence[Buffer]:
         for array, _ in buffers:
             if not array.flags.writeable:
                 raise InvalidArgument.because("", "the array is read-only")
-            if any(
-                stride == 0 and extent > 1
-                for stride, extent in zip(array.strides, array.shape, strict=True)
-            ):
+            axes = zip(array.strides, array.shape, strict=True)
+            if any(stride == 0 and extent > 1 for stride, extent in axes):
                 raise InvalidArgument.because("", "its elements share memory (it was broadcast)")
-    except (InvalidArgument, NotSupported) as error:
-        raise _named(error, func, where) from error.__cause__
     return buffers
 
 
@@ -402,12 +159,13 @@ def share(leaf: object) -> Shared:
         if not array.itemsize or _dtype_of(kind) != native.dtype:
             raise InvalidArgument.because("", f"an array of {array.dtype} cannot be shared")
         writable = own and native is array and array.flags.c_contiguous
-        data = _flat(np.ascontiguousarray(native))
+        data = flat_bytes(native)
         return Shared(kind, array.shape, data, writable, "", place_of(array, written=own))
-    adapter = _any_adapter(leaf)
+    adapter = frameworks.any_adapter(leaf)
     if adapter is None:
-        kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}".removeprefix("builtins.")
-        sentence = f"a {kind} is no array, number, string or None, and has no state_dict"
+        sentence = (
+            f"a {_type_name(leaf)} is no array, number, string or None, and has no state_dict"
+        )
         raise InvalidArgument.because("", sentence)
     if not hasattr(adapter, "share"):
         raise NotSupported.because("", f"the adapter of {type(leaf).__name__} cannot share arrays")
@@ -421,20 +179,6 @@ def place_of(array: Array, *, written: bool) -> Place:
     return Place(address, array.itemsize, array.shape, array.strides, reading, written)
 
 
-def is_spread(leaf: object) -> bool:
-    """Whether it is one array in parts, over devices or ranks."""
-    spread = getattr(find_adapter(leaf), "is_spread", None)
-    return spread is not None and bool(spread(leaf))
-
-
-def can_be_written(leaf: object) -> bool:
-    """Whether `adopt` would put bytes into `leaf` itself."""
-    if isinstance(leaf, np.ndarray):
-        return leaf.flags.writeable
-    adapter = find_adapter(leaf)
-    return adapter is not None and not getattr(adapter, "immutable", False)
-
-
 def adopt(
     origin: str, kind: str, shape: tuple[int, ...], data: Array, like: object = None
 ) -> object:
@@ -442,10 +186,10 @@ def adopt(
     if isinstance(like, np.ndarray | np.generic):
         adapter = None
     elif like is not None:
-        adapter = _any_adapter(like)
+        adapter = frameworks.any_adapter(like)
     else:
         # The others' framework, if this process uses it as well.
-        adapter = _adapter_of_module(origin) if origin in sys.modules else None
+        adapter = frameworks.adapter_of_module(origin) if origin in sys.modules else None
     if adapter is not None:
         return adapter.adopt(kind, shape, data, like)
     array = as_array(kind, shape, data)
@@ -499,91 +243,8 @@ def memory_at(address: int, count: int, dtype: DataType) -> Buffer:
     return Buffer(np.ctypeslib.as_array(memory), dtype)
 
 
-def _flat(array: Array) -> Array:
-    """A C-contiguous array's bytes."""
+def flat_bytes(array: Array) -> Bytes:
+    """An array's bytes in C order: its own memory if it is C-contiguous, else a copy."""
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
     return array.reshape(-1).view(np.uint8)
-
-
-def _span(flat: Array) -> tuple[int, int]:
-    begin = int(flat.__array_interface__["data"][0])
-    return begin, begin + flat.size
-
-
-class Prepared(Protocol):
-    """(send, recv, dtype code) for the engine, flat bytes each."""
-
-    @property
-    def arrays(self) -> list[tuple[Array, Array, int]]: ...
-
-
-class Staging:
-    """What the engine reads and writes for one operation, and the way of the results.
-
-    The engine gets the caller's own memory wherever that is safe. Private copies stand in for
-    arrays that are not C-contiguous, and where an input overlaps an output other than exactly (that
-    is in place, which the engine does), or two outputs overlap.
-
-    Attributes:
-        arrays: (send, recv, dtype code) for the engine.
-        results: Result arrays, one per input, in the inputs' shapes; complete after `finish`.
-    """
-
-    def __init__(self, sends: Sequence[Buffer], recvs: Sequence[Array] | None = None) -> None:
-        self.results: list[Array] = []
-        self._copy_back: list[tuple[Array, Array]] = []  # (the caller's array, private result)
-        flat_sends = [_flat(np.ascontiguousarray(array)) for array, _ in sends]
-        if recvs is None:
-            self.results = [result_pool.empty(array.shape, array.dtype) for array, _ in sends]
-            flat_recvs = [_flat(result) for result in self.results]
-        else:
-            flat_recvs = self._place(recvs)
-            self._separate(flat_sends, flat_recvs)
-        self.arrays = [
-            (send, recv, int(buffer.dtype))
-            for send, recv, buffer in zip(flat_sends, flat_recvs, sends, strict=True)
-        ]
-
-    def _place(self, recvs: Sequence[Array]) -> list[Array]:
-        """The outputs' bytes, disjoint: the caller's memory or private memory."""
-        flat_recvs = []
-        taken: list[tuple[int, int]] = []
-        for array in recvs:
-            result = array
-            if array.flags.c_contiguous:
-                begin, end = _span(_flat(array))
-                at = bisect_right(taken, (begin, sys.maxsize))
-                before = at > 0 and taken[at - 1][1] > begin
-                after = at < len(taken) and taken[at][0] < end
-                if not (before or after):
-                    if end > begin:
-                        taken.insert(at, (begin, end))
-                else:
-                    result = np.empty(array.shape, array.dtype)
-            else:
-                result = np.empty(array.shape, array.dtype)
-            if result is not array:
-                self._copy_back.append((array, result))
-            self.results.append(result)
-            flat_recvs.append(_flat(result))
-        return flat_recvs
-
-    @staticmethod
-    def _separate(flat_sends: list[Array], flat_recvs: Sequence[Array]) -> None:
-        """Copies each input that an output would overwrite, except exactly in place."""
-        spans = sorted((*_span(recv), index) for index, recv in enumerate(flat_recvs) if recv.size)
-        begins = [begin for begin, _, _ in spans]
-        for index, send in enumerate(flat_sends):
-            begin, end = _span(send)
-            # Outputs are disjoint, so those that overlap [begin, end) are neighbours in `spans`.
-            at = max(0, bisect_right(begins, begin) - 1)
-            while at < len(spans) and spans[at][0] < end:
-                if spans[at][1] > begin and spans[at] != (begin, end, index):
-                    flat_sends[index] = send.copy()
-                    break
-                at += 1
-
-    def finish(self) -> None:
-        """After the commit: fills the caller's arrays that the engine could not write itself."""
-        for array, result in self._copy_back:
-            array[...] = result
-        self._copy_back.clear()

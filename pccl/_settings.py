@@ -1,6 +1,7 @@
-"""What the Python layers read from the environment, and checks of arguments that several calls share.
+"""Settings that the Python layers read from the environment, and checks of common arguments.
 
-An argument wins over its variable. An empty variable counts as unset (but those of the secret: that is an error).
+An argument wins over its variable. An empty variable counts as unset, except for the secret's
+variables, where it is an error.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def integer(
         if given is None and default is not None:
             return default
     try:
-        number = int(given) if isinstance(given, str) and name == variable else index(given)  # type: ignore[arg-type]
+        if isinstance(given, str) and name == variable:
+            number: int | None = int(given)
+        else:
+            number = index(given)  # type: ignore[arg-type]
     except (ValueError, TypeError):
         number = None
     if number is None or isinstance(given, bool) or not low <= number <= high:
@@ -69,9 +73,14 @@ def seconds(timeout: float | None, func: str) -> float | None:
 
 
 class Deadline:
-    """One timeout shared by the steps of a call."""
+    """One timeout shared by the steps of a call.
+
+    Attributes:
+        seconds: The timeout; None without one.
+    """
 
     def __init__(self, timeout: float | None) -> None:
+        self.seconds = timeout
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def left(self) -> float | None:
@@ -79,7 +88,7 @@ class Deadline:
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
 
-def tag(value: int, func: str) -> int:
+def tag(value: int | None, func: str) -> int:
     """A tag: any integer that fits in 64 bits, unsigned."""
     return integer(value, "tag", func, 0, _MAX_TAG)
 
@@ -98,7 +107,7 @@ def addresses(value: str | Sequence[str] | None, func: str) -> list[str]:
 def secret(value: str | bytes | _core.Secret | None, func: str) -> _core.Secret | None:
     """`secret=`, else PCCL_SECRET, else what is in the file PCCL_SECRET_FILE; None: there is none.
 
-    Text counts without the blanks around it. What was given is kept nowhere, nor shown in errors.
+    Text counts without the blanks around it. The value is kept nowhere, nor shown in errors.
     """
     if value is None:
         return _core.Secret.from_environment(func)

@@ -17,8 +17,8 @@ import numpy as np
 
 from pccl import _arrays
 from pccl import tree as trees
-from pccl._arrays import Array, Node, Place, Shared
-from pccl.errors import InvalidArgument, NotSupported
+from pccl.errors import InvalidArgument, NotSupported, located
+from pccl.frameworks import Array, Node, Place, Shared
 
 _MAX_HINT = 2000  # bytes; entries deeper than that cannot be built where they are missing
 PYTHON = "Python "  # begins the kinds of values
@@ -197,10 +197,8 @@ class State:
         return branch
 
     def _enter(self, path: str, leaf: _Leaf, way: tuple[_Step, ...]) -> None:
-        try:
+        with located(self._func, f"state{path}"):
             shared = _share(leaf.node)
-        except (InvalidArgument, NotSupported) as error:
-            raise type(error).because(self._func, f"state{path}: {error.reason}") from error
         hint = json.dumps([shared.origin, *way], separators=(",", ":"))
         if len(hint.encode()) > _MAX_HINT:
             hint = json.dumps([shared.origin])
@@ -332,7 +330,7 @@ def _share(value: object) -> Shared:
 
 
 def _adopt(origin: str, kind: str, shape: tuple[int, ...], data: Array, like: object) -> object:
-    """A leaf with these bytes. `like`: what it was; None when it is new here, of `origin`'s arrays."""
+    """A leaf with these bytes; `like` is the old one, None for a new one of `origin`'s arrays."""
     if kind.startswith(PYTHON):
         return decode(kind, data)
     return _arrays.adopt(origin, kind, shape, data, like)

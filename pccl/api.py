@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import threading
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, SupportsFloat, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypedDict, TypeVar, overload
 
-import numpy as np
-
-from pccl import _arrays, _core, _settings, collectives, communicator
-from pccl import quantize as quantization
-from pccl import tree as trees
-from pccl._arrays import Array, Leaf, Staging
+from pccl import _core, _settings, collectives
 from pccl._state import State
 from pccl.communicator import Communicator
-from pccl.errors import InvalidArgument, InvalidUsage, NotInitialized, NotSupported
+from pccl.errors import InvalidArgument, InvalidUsage, NotInitialized
 from pccl.quantize import Quantize
-from pccl.reduce import pieces
-from pccl.reduce.weighted import WeightedMean
+from pccl.reduce import general, request, routes
+from pccl.reduce.work import Work, reduce_info
 from pccl.tools.progress import reporting
 from pccl.types import ReduceInfo, ReduceOp, SyncInfo
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "Membership",
@@ -50,8 +46,35 @@ _MAX_PEERS = 2**31 - 1
 
 _Tree = TypeVar("_Tree")
 _Out = TypeVar("_Out")
-_Result = TypeVar("_Result", covariant=True)
+_Op = ReduceOp | str
 _Mean = Literal["avg", "mean", ReduceOp.AVG]  # of a Python int it is a float
+_No = Literal[False]
+_Yes = Literal[True]
+
+
+class _Async(TypedDict, total=False):
+    """Keywords of `allreduce_async` that do not change the type of its result."""
+
+    weight: SupportsFloat | None
+    quantize: Quantize | str | None
+    tag: int | None
+    comm: Communicator | None
+
+
+class _How(_Async, total=False):
+    """Those of `allreduce`."""
+
+    timeout: float | None
+
+
+class _Sync(TypedDict, total=False):
+    """Those of `sync`."""
+
+    revision: int | None
+    progress: Callable[[int, int], None] | bool | None
+    timeout: float | None
+    comm: Communicator | None
+
 
 _default: Communicator | None = None
 _init_lock = threading.Lock()
@@ -59,7 +82,7 @@ _init_lock = threading.Lock()
 
 @dataclass(frozen=True)
 class Membership:
-    """Who reduces together; equal on all members after the same pccl call.
+    """The members that reduce together; equal on all members after the same pccl call.
 
     Attributes:
         epoch: Number of this membership.
@@ -105,10 +128,8 @@ def init(
         port: Where other peers connect. Default: PCCL_PORT, else any free port.
         advertise: More addresses at which other peers may find this one. Default: PCCL_ADVERTISE,
             comma-separated.
-        secret: The run's secret, the same on its master and on all of its peers; at least 32 bytes or
-            characters (`pccl secret` makes one). All connections are authenticated and encrypted
-            with it, and no others are made. Default: PCCL_SECRET, else the file that
-            PCCL_SECRET_FILE names; without any of them nothing is.
+        secret: The run's secret, as of `Communicator`. Default: PCCL_SECRET, else the file that
+            PCCL_SECRET_FILE names; without any of them nothing is authenticated or encrypted.
         replica_id: Name of the replica that this peer is a rank of, when a model is sharded over
             several peers. Its ranks are `peer_group` 0 to `ranks_per_replica` - 1 and name the
             same. They are let in together, and when one of them is lost the others get `Evicted`.
@@ -119,7 +140,7 @@ def init(
         InvalidArgument: There is no master's address, or an argument makes no sense.
         InvalidUsage: Already initialised.
         Unreachable: No master at that address.
-        AuthenticationFailed: The master has another secret or none, or has one and this peer does not.
+        AuthenticationFailed: The master has another secret or none, or only the master has one.
         Refused: The master does not take this peer; says why.
         Timeout: Not enough peers came in time.
     """
@@ -171,7 +192,7 @@ def shutdown() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    """Leaves the run, and holds on to nothing: some libraries keep modules, with what is in them, to the last."""
+    """Leaves the run, and drops the communicator: some libraries keep modules to the last."""
     global _default
     comm, _default = _default, None
     if comm is not None:
@@ -179,16 +200,16 @@ def _at_exit() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether `init` was called in this process, and neither `shutdown` nor the communicator's `close` since."""
+    """Whether `init` was called in this process, and neither `shutdown` nor `close` since."""
     comm = _default
-    return comm is not None and not comm._closed and comm._fork == communicator._forks
+    return comm is not None and not comm._closed and not comm._is_forked()
 
 
 def _use(comm: Communicator | None, func: str) -> Communicator:
     if comm is not None and not isinstance(comm, Communicator):
         raise InvalidArgument.because(func, f"comm must be a Communicator, not {comm!r}")
     found = _default if comm is None else comm
-    if found is None or (comm is None and found._closed and found._fork == communicator._forks):
+    if found is None or (comm is None and found._closed and not found._is_forked()):
         raise NotInitialized.because(func, "call pccl.init('host:port') first")
     return found
 
@@ -235,35 +256,11 @@ def barrier(*, timeout: float | None = None, comm: Communicator | None = None) -
 
 
 @overload
-def sync(
-    state: _Tree,
-    *,
-    revision: int | None = None,
-    progress: Callable[[int, int], None] | bool | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-    return_info: Literal[False] = False,
-) -> _Tree: ...
+def sync(state: _Tree, *, return_info: _No = False, **how: Unpack[_Sync]) -> _Tree: ...
 @overload
-def sync(
-    state: _Tree,
-    *,
-    revision: int | None = None,
-    progress: Callable[[int, int], None] | bool | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-    return_info: Literal[True],
-) -> tuple[_Tree, SyncInfo]: ...
+def sync(state: _Tree, *, return_info: _Yes, **how: Unpack[_Sync]) -> tuple[_Tree, SyncInfo]: ...
 @overload
-def sync(
-    state: _Tree,
-    *,
-    revision: int | None = None,
-    progress: Callable[[int, int], None] | bool | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-    return_info: bool,
-) -> Any: ...
+def sync(state: _Tree, *, return_info: bool, **how: Unpack[_Sync]) -> Any: ...
 def sync(
     state: Any,
     *,
@@ -300,17 +297,17 @@ def sync(
 
     Raises:
         InvalidArgument: A leaf cannot be shared; names its path. Also, on all members: two entries
-            of somebody's state overlap and are not the same array; names peer and entries.
-        MismatchedCall: States have other names, shapes or dtypes, or entries that are one array here
-            and two there, or a newcomer cannot make what it lacks; names peer and entry. The
-            newcomer is put out with that sentence, and the members go on.
+            of a member's state overlap and are not the same array; names peer and entries.
+        MismatchedCall: States have other names, shapes or dtypes, or entries that are one array
+            here and two there, or a newcomer cannot make the entries that it lacks; names peer and
+            entry. The newcomer is put out with that sentence, and the members go on.
         RevisionMismatch: This newcomer's `revision` is ahead of the run's.
         StateUnavailable: All that had the state are gone.
         PeerLost: Another member was interrupted in this call; call again.
-        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Whatever pccl raises, nothing was
-            written.
-        Exception: What an object's `load_state_dict` raises passes through. Arrays have the new
-            state by then, the other members all of it; this one is fed again by the next sync.
+        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. After any error of pccl nothing
+            was written.
+        Exception: An error of an object's `load_state_dict` passes through. Arrays have the new
+            state by then, the other members all of it; the next sync feeds this one again.
     """
     func = "sync"
     engine = _engine(comm, func)
@@ -346,7 +343,7 @@ def sync(
 
 
 def membership(comm: Communicator | None = None) -> Membership:
-    """Who reduces together. Changes only inside a pccl call.
+    """The members that reduce together. Changes only inside a pccl call.
 
     Raises:
         NotInitialized: Before `init`.
@@ -356,7 +353,7 @@ def membership(comm: Communicator | None = None) -> Membership:
 
 
 def rank(comm: Communicator | None = None) -> int:
-    """This peer's place in order of admission, 0 for the longest-standing; -1 while it waits to be let in.
+    """This peer's place in order of admission, 0 for the first; -1 while it waits to be let in.
 
     Raises:
         NotInitialized: Before `init`.
@@ -375,94 +372,31 @@ def world_size(comm: Communicator | None = None) -> int:
 
 @overload
 def allreduce(
-    tree: int,
-    op: _Mean,
-    *,
-    out: None = None,
-    weight: SupportsFloat | None = None,
-    quantize: Quantize | str | None = None,
-    tag: int | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-    return_info: Literal[False] = False,
+    tree: int, op: _Mean, *, out: None = None, return_info: _No = False, **how: Unpack[_How]
 ) -> float: ...
 @overload
 def allreduce(
-    tree: int,
-    op: _Mean,
-    *,
-    out: None = None,
-    weight: SupportsFloat | None = None,
-    quantize: Quantize | str | None = None,
-    tag: int | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-    return_info: Literal[True],
+    tree: int, op: _Mean, *, out: None = None, return_info: _Yes, **how: Unpack[_How]
 ) -> tuple[float, ReduceInfo]: ...
 @overload
 def allreduce(
-    tree: _Tree,
-    op: ReduceOp | str = "sum",
-    *,
-    out: None = None,
-    weight: SupportsFloat | None = None,
-    quantize: Quantize | str | None = None,
-    tag: int | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-    return_info: Literal[False] = False,
+    tree: _Tree, op: _Op = "sum", *, out: None = None, return_info: _No = False, **how: Unpack[_How]
 ) -> _Tree: ...
 @overload
 def allreduce(
-    tree: _Tree,
-    op: ReduceOp | str = "sum",
-    *,
-    out: None = None,
-    weight: SupportsFloat | None = None,
-    quantize: Quantize | str | None = None,
-    tag: int | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-    return_info: Literal[True],
+    tree: _Tree, op: _Op = "sum", *, out: None = None, return_info: _Yes, **how: Unpack[_How]
 ) -> tuple[_Tree, ReduceInfo]: ...
 @overload
 def allreduce(
-    tree: object,
-    op: ReduceOp | str = "sum",
-    *,
-    out: _Out,
-    weight: SupportsFloat | None = None,
-    quantize: Quantize | str | None = None,
-    tag: int | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-    return_info: Literal[False] = False,
+    tree: object, op: _Op = "sum", *, out: _Out, return_info: _No = False, **how: Unpack[_How]
 ) -> _Out: ...
 @overload
 def allreduce(
-    tree: object,
-    op: ReduceOp | str = "sum",
-    *,
-    out: _Out,
-    weight: SupportsFloat | None = None,
-    quantize: Quantize | str | None = None,
-    tag: int | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-    return_info: Literal[True],
+    tree: object, op: _Op = "sum", *, out: _Out, return_info: _Yes, **how: Unpack[_How]
 ) -> tuple[_Out, ReduceInfo]: ...
 @overload
 def allreduce(
-    tree: _Tree,
-    op: ReduceOp | str = "sum",
-    *,
-    out: Any = None,
-    weight: SupportsFloat | None = None,
-    quantize: Quantize | str | None = None,
-    tag: int | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-    return_info: bool,
+    tree: _Tree, op: _Op = "sum", *, out: Any = None, return_info: bool, **how: Unpack[_How]
 ) -> Any: ...
 def allreduce(
     tree: Any,
@@ -489,24 +423,23 @@ def allreduce(
             bfloat16. Also Python ints (combined as int64) and floats (float64). All of it
             is one operation: either all leaves are combined over the same members, or none is.
         op: "sum", "avg" or "mean" (divides by the members that contributed; integer arrays round
-            toward zero, a Python int gives a float), "prod", "min", "max", or a `ReduceOp`. Sums and
-            products of integer arrays wrap as NumPy's do; means are never outside their inputs.
+            toward zero, a Python int gives a float), "prod", "min", "max", or a `ReduceOp`. Sums
+            and products of integer arrays wrap as NumPy's do; means are never outside their inputs.
         out: Writable arrays of the same structure, dtypes and shapes to write the results to; may
-            be `tree` itself.
-            Default: new arrays.
+            be `tree` itself. Default: new arrays.
         weight: Only with "avg": this member's weight, any number that is 0 or from 1e-18 to 1e18.
-            The result is sum(weight * x) / sum(weight) over the members; what a member with weight
-            0 passes does not count. All members pass one, or none does. It costs a scaled copy of
+            The result is sum(weight * x) / sum(weight) over the members; arrays with weight 0 do
+            not count. All members pass one, or none does. It costs a scaled copy of
             `tree` on each member, and 4 bytes per element of 16-bit floats, 8 of integers, on the
             way: products and sums are in float32 for floats of 16 and 32 bits, else in float64.
-            Integers of more than 53 bits lose their last ones. In a function that JAX traces it may
+            Integers of more than 53 bits lose their last bits. In a function that JAX traces it may
             be a traced scalar.
         quantize: Send floating-point arrays between hosts in fewer bits: "int8", "uint8", "int4",
-            "float8", or a `Quantize`. The result is rounded, and the same bytes on every member all
-            the same. Integers (without `weight`) and arrays of fewer than 64 elements stay exact;
-            so does everything in a group whose members share one host, where nothing would be saved. Elements that are
-            not finite stay what they are, and cost their neighbours three of the block's steps. All
-            members pass the same. Not with "prod".
+            "float8", or a `Quantize`. The result is rounded, but still the same bytes on every
+            member. Integers (without `weight`) and arrays of fewer than 64 elements stay exact; so
+            does everything in a group whose members share one host, where nothing would be saved.
+            Elements that are not finite stay as they are, and cost their neighbours three of the
+            block's steps. All members pass the same. Not with "prod".
         tag: Members' calls with equal tags meet, whatever the order. Default: calls meet by order,
             and come from one thread.
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT; without either, waits as long as
@@ -520,99 +453,51 @@ def allreduce(
 
     Raises:
         InvalidArgument: A leaf cannot be reduced or written; names its path. Also, on all members:
-            the weights add up to 0, or somebody's is negative, infinite, NaN or out of range.
+            the weights add up to 0, or one is negative, infinite, NaN or out of range.
         InvalidUsage: Another thread makes the calls without a tag.
         OverflowError: On all members: the sum or product of Python ints does not fit in 64 bits.
         MismatchedCall: Members disagree on structure, shape, dtype, op, or on whether there are
             weights; names the odd one out.
         PeerLost: Another member was interrupted in this call; call again.
-        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. Whatever is raised, inputs are as
+        Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`. After any error inputs are as
             before the call, also in place; a separate `out` may have been written to.
     """
     func = "allreduce"
     limit = _settings.seconds(timeout, func)
+    used = _use(comm, func)
     if weight is None and quantize is None:
-        plain = _use(comm, func)._reduce_plain(func, tree, out, op, tag, limit)
+        plain = routes.reduce_plain(used._joined(func), tree, out, op, tag, limit)
         if plain is not None:
             made, info = plain
-            return (made, communicator.reduce_info(info)) if return_info else made
-    if _arrays.devices_in_use():
-        used = _use(comm, func)
-        staged = pieces.allreduce(used, func, tree, out, op, weight, quantize, tag, limit)
-        if staged is not None:
-            return staged if return_info else staged[0]
-    tracing = _arrays.find_tracing(tree if weight is None else [tree, weight])
-    if tracing is not None:
-        special = {"out": out, "info": return_info or None}
-        return _trace(tracing, func, tree, op, weight, quantize, tag, limit, comm, special)
-    work = _start(func, tree, op, out, weight, quantize, tag, comm, limit, wait=True)
-    result = work._wait(None)
-    return (result, work.info) if return_info else result
-
-
-def _trace(
-    tracing: Any,
-    func: str,
-    tree: Any,
-    op: ReduceOp | str,
-    weight: object,
-    quantize: object,
-    tag: int | None,
-    limit: float | None,
-    comm: Communicator | None,
-    special: dict[str, object],
-) -> Any:
-    """Makes the call a part of the function that the framework traces."""
-    for name in [name for name, value in special.items() if value is not None]:
-        name = {"info": "return_info=True"}.get(name, f"{name}=")
-        raise NotSupported.because(func, f"{name} does not work inside a traced function")
-    number = None if tag is None else _settings.tag(tag, func)
-    used = _use(comm, func)
-    used._joined(func)
-    communicator_number = 0 if comm is None else used._number
-    return tracing.allreduce_traced(
-        tree,
-        ReduceOp.parse(op, func),
-        number,
-        limit,
-        communicator_number,
-        weight=weight,
-        quantize=None if quantize is None else quantization.parse(quantize, func),
+            return (made, reduce_info(info)) if return_info else made
+    return routes.allreduce(
+        request.make(
+            func,
+            used,
+            tree,
+            op,
+            out=out,
+            weight=weight,
+            quantize=quantize,
+            tag=tag,
+            timeout=limit,
+            return_info=return_info,
+            by_default=comm is None,
+        )
     )
 
 
 @overload
 def allreduce_async(
-    tree: int,
-    op: _Mean,
-    *,
-    out: None = None,
-    weight: SupportsFloat | None = None,
-    quantize: Quantize | str | None = None,
-    tag: int | None = None,
-    comm: Communicator | None = None,
+    tree: int, op: _Mean, *, out: None = None, **how: Unpack[_Async]
 ) -> Work[float]: ...
 @overload
 def allreduce_async(
-    tree: _Tree,
-    op: ReduceOp | str = "sum",
-    *,
-    out: None = None,
-    weight: SupportsFloat | None = None,
-    quantize: Quantize | str | None = None,
-    tag: int | None = None,
-    comm: Communicator | None = None,
+    tree: _Tree, op: _Op = "sum", *, out: None = None, **how: Unpack[_Async]
 ) -> Work[_Tree]: ...
 @overload
 def allreduce_async(
-    tree: object,
-    op: ReduceOp | str = "sum",
-    *,
-    out: _Out,
-    weight: SupportsFloat | None = None,
-    quantize: Quantize | str | None = None,
-    tag: int | None = None,
-    comm: Communicator | None = None,
+    tree: object, op: _Op = "sum", *, out: _Out, **how: Unpack[_Async]
 ) -> Work[_Out]: ...
 def allreduce_async(
     tree: Any,
@@ -630,115 +515,17 @@ def allreduce_async(
     there.
     """
     func = "allreduce_async"
-    timeout = _settings.seconds(None, func)
+    limit = _settings.seconds(None, func)
+    used = _use(comm, func)
     if weight is None and quantize is None:
-        used = _use(comm, func)
-        plain = used._start_plain(func, tree, out, op, tag, timeout)
+        plain = routes.start_plain(used._joined(func), tree, out, op, tag, limit)
         if plain is not None:
             operation, result = plain
             return Work(used, operation, lambda: result)
-    return _start(func, tree, op, out, weight, quantize, tag, comm, timeout)
-
-
-def _start(
-    func: str,
-    tree: Any,
-    op: ReduceOp | str,
-    out: Any,
-    weight: object,
-    quantize: object,
-    tag: int | None,
-    comm: Communicator | None,
-    timeout: float | None,
-    *,
-    wait: bool = False,
-) -> Work[Any]:
-    deadline = _settings.Deadline(timeout)
-    used = _use(comm, func)
-    used._joined(func)
-    how = ReduceOp.parse(op, func)
-    coding = None if quantize is None else quantization.parse(quantize, func)
-    if coding is not None:
-        quantization.check_op(coding, how, func)
-    flat = trees.flatten_operands(tree, func)
-    leaves = [
-        _arrays.read(leaf, func, f"tree{path}", op=how)
-        for path, leaf in zip(flat.paths, flat.leaves, strict=True)
-    ]
-    buffers = [leaf.buffers for leaf in leaves]
-    sends = [buffer for leaf in leaves for buffer in leaf.buffers]
-    recvs = None if out is None else _outputs(func, flat.paths, leaves, out)
-    mean = None if weight is None else WeightedMean(sends, weight, how, func)
-    staging = Staging(sends, recvs) if mean is None else Staging(mean.sends)
-    kind = "" if mean is None else "weighted mean of "
-    travels = "" if coding is None else quantization.words(coding)
-    names = [  # a sharded array has a buffer for each shard
-        (f"{path} {shard}", trees.describe_buffer(buffer))
-        for path, leaf in zip(flat.paths, leaves, strict=True)
-        for shard, buffer in enumerate(leaf.buffers)
-    ]
-    operation = used._start(
-        func,
-        staging,
-        op=how if mean is None else ReduceOp.SUM,
-        tag=None if tag is None else _settings.tag(tag, func),
-        level=2,
-        rerun=True,
-        structure=(kind + travels).encode() + trees.structure(flat.paths, buffers, flat.nones),
-        description=kind + trees.describe(flat.paths, buffers, flat.nones) + travels,
-        timeout=deadline.left(),
-        quantize=coding,
-        names=names,
-        wait=wait,
+    made = request.make(
+        func, used, tree, op, out=out, weight=weight, quantize=quantize, tag=tag, timeout=limit
     )
-
-    def finish() -> Any:
-        staging.finish()
-        results = staging.results if mean is None else mean.finish(staging.results, recvs)
-        if out is None:
-            return flat.unflatten(_restore(leaves, results))
-        for leaf, result in zip(leaves, _by_leaf(leaves, results), strict=True):
-            if leaf.guards:
-                leaf.restore(result)  # raises what is wrong with it
-        return out
-
-    return Work(used, operation, finish)
-
-
-def _outputs(func: str, paths: Sequence[str], leaves: Sequence[Leaf], out: Any) -> list[Array]:
-    """The arrays to write to, checked to match the inputs leaf by leaf."""
-    flat = trees.flatten(out, func, "out")
-    if flat.paths != list(paths):
-        different = set(paths).symmetric_difference(flat.paths)
-        sentence = "out has another structure than tree: " + ", ".join(
-            f"only {'tree' if path in paths else 'out'}{path}" for path in sorted(different)[:3]
-        )
-        raise InvalidArgument.because(func, sentence)
-    arrays = []
-    for path, leaf, target in zip(paths, leaves, flat.leaves, strict=True):
-        targets = _arrays.write(target, func, f"out{path}")
-        shown = leaf.buffers[: len(leaf.buffers) - leaf.guards]
-        wanted = [(buffer.dtype, buffer.array.shape) for buffer in shown]
-        if wanted != [(buffer.dtype, buffer.array.shape) for buffer in targets]:
-            have = ", ".join(map(trees.describe_buffer, targets))
-            want = ", ".join(map(trees.describe_buffer, shown))
-            raise InvalidArgument.because(func, f"out{path} is {have}, but tree{path} is {want}")
-        arrays += [buffer.array for buffer in targets]
-        arrays += [np.empty_like(guard.array) for guard in leaf.buffers[len(shown) :]]
-    return arrays
-
-
-def _restore(leaves: Sequence[Leaf], results: Sequence[Array]) -> list[object]:
-    """The results as the kinds of arrays and numbers that came in."""
-    return [
-        leaf.restore(result) for leaf, result in zip(leaves, _by_leaf(leaves, results), strict=True)
-    ]
-
-
-def _by_leaf(leaves: Sequence[Leaf], results: Sequence[Array]) -> list[list[Array]]:
-    """The results, one per buffer, of each leaf."""
-    following = iter(results)
-    return [[next(following) for _ in leaf.buffers] for leaf in leaves]
+    return general.start(made)
 
 
 def broadcast(
@@ -774,9 +561,8 @@ def broadcast(
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
     func = "broadcast"
-    limit = _settings.seconds(timeout, func)
-    number = None if tag is None else _settings.tag(tag, func)
-    return collectives.broadcast(_use(comm, func), tree, root, out, number, limit)
+    made = request.make(func, _use(comm, func), tree, root=root, out=out, tag=tag, timeout=timeout)
+    return collectives.broadcast(made)
 
 
 def allgather(
@@ -787,7 +573,7 @@ def allgather(
     timeout: float | None = None,
     comm: Communicator | None = None,
 ) -> Any:
-    """Every member's `tree`, stacked: the members are a new first axis of each array, in rank order.
+    """Stacks every member's `tree`: each array gets a new first axis, the members by rank.
 
     When a member is lost it runs again among the others. With `out`, which is for so many members,
     it raises PeerLost instead.
@@ -813,9 +599,8 @@ def allgather(
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
     func = "allgather"
-    limit = _settings.seconds(timeout, func)
-    number = None if tag is None else _settings.tag(tag, func)
-    return collectives.allgather(_use(comm, func), tree, out, number, limit)
+    made = request.make(func, _use(comm, func), tree, out=out, tag=tag, timeout=timeout)
+    return collectives.allgather(made)
 
 
 def reduce_scatter(
@@ -848,102 +633,5 @@ def reduce_scatter(
         MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
     """
     func = "reduce_scatter"
-    limit = _settings.seconds(timeout, func)
-    number = None if tag is None else _settings.tag(tag, func)
-    return collectives.reduce_scatter(_use(comm, func), tree, op, out, number, limit)
-
-
-class Work(Generic[_Result]):
-    """An `allreduce_async` in flight. Dropping it is safe: it runs to its end and keeps its arrays until then.
-
-    Awaitable: `await work` waits in a thread of its own. An `out=` array that is
-    not contiguous, or gets a weighted mean, is filled when somebody waits.
-    """
-
-    def __init__(
-        self, comm: Communicator, operation: _core.Operation, result: Callable[[], _Result]
-    ) -> None:
-        self._comm = comm
-        # Guards what follows; held while a result is made, never while waiting.
-        self._lock = threading.Lock()
-        self._operation: _core.Operation | None = operation
-        self._make: Callable[[], Any] | None = result  # until made
-        self._result: Any = None
-        self._info: ReduceInfo | None = None
-
-    def wait(self, timeout: float | None = None) -> _Result:
-        """Waits for the result. May be called again, from any thread: returns the same object.
-
-        Args:
-            timeout: Seconds. Default: PCCL_TIMEOUT, else no limit. When it passes, the operation
-                ends with `Timeout` on all members, as any call does; to look without waiting, use
-                `done`.
-
-        Returns:
-            `out` if it was given; else a tree like the input's.
-
-        Raises:
-            PCCLError: As `allreduce`.
-        """
-        return self._wait(_settings.seconds(timeout, "Work.wait"))
-
-    def _wait(self, timeout: float | None) -> _Result:
-        operation = self._operation
-        if operation is not None:
-            self._check_not_forked()
-            info = operation.wait(timeout)
-            with self._lock:
-                if self._make is not None:
-                    self._result = self._make()
-                    self._info = communicator.reduce_info(info)
-                    self._make = self._operation = None  # lets the inputs go
-        result: _Result = self._result
-        return result
-
-    def _check_not_forked(self) -> None:
-        if self._comm._fork != communicator._forks:
-            raise InvalidUsage.because("Work.wait", "this process was forked; the Work is a copy")
-
-    def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
-        operation = self._operation
-        return operation is None or operation.done()
-
-    @property
-    def info(self) -> ReduceInfo:
-        """How the operation went.
-
-        Raises:
-            InvalidUsage: It is not finished.
-            PCCLError: It failed.
-        """
-        if not self.done():
-            raise InvalidUsage.because("Work.info", "the operation is not finished; wait() first")
-        self._wait(None)
-        assert self._info is not None
-        return self._info
-
-    def __await__(self) -> Generator[Any, None, _Result]:
-        # A thread of its own, not one of the loop's executor: that one is waited for at the loop's end, Ctrl-C or not.
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-
-        def tell(result: Any, error: BaseException | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-        def wait() -> None:
-            result, error = None, None
-            try:
-                result = self.wait()
-            except BaseException as caught:
-                error = caught
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(tell, result, error)
-
-        threading.Thread(target=wait, name="pccl await", daemon=True).start()
-        return future.__await__()
+    made = request.make(func, _use(comm, func), tree, op, out=out, tag=tag, timeout=timeout)
+    return collectives.reduce_scatter(made)

@@ -74,8 +74,8 @@ class PCCLError(Exception):
         result: The level-1 code of the call that failed.
         func_name: The call that failed.
         reason: One sentence for a person.
-        peer: Whom it concerns (32 hex digits), e.g. the lost member or the odd one out; None for
-            nobody.
+        peer: The peer that it concerns (32 hex digits), e.g. the lost member or the odd one out;
+            None for nobody.
         advice: What to do: "retry" the call, "rejoin" the run, "fix" the program, or "stop".
     """
 
@@ -94,7 +94,7 @@ class PCCLError(Exception):
 
     @classmethod
     def because(cls: type[_Error], func_name: str, reason: str) -> _Error:
-        """An error of this class with the result code that the class has in every call."""
+        """An error of this class, with the result code that it has in every call."""
         return cls(cls._usual_result, func_name, reason)
 
     @staticmethod
@@ -105,7 +105,7 @@ class PCCLError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.func_name} failed"
-        # Only to level 1's callers it is a word they know: in a Deadlock of `allreduce` it misleads.
+        # Only level 1's callers know the code: in a Deadlock of `allreduce` it misleads.
         if not self.reason or self.func_name in _LEVEL_1:
             text += f" with {self.result.name}"
         if self.reason:
@@ -121,7 +121,7 @@ class PCCLError(Exception):
 class InvalidArgument(PCCLError, ValueError):
     """This call's own arguments cannot work. Nothing was started.
 
-    Only weights that add up to nothing, or are none, are found together: by all members, in one call.
+    Only weights that add up to 0 or are invalid are found by all members together, in one call.
     """
 
     advice = "fix"
@@ -183,7 +183,7 @@ class TooFewPeers(PCCLError):
 
 
 class PeerLost(PCCLError):
-    """A member was lost during the operation, or interrupted in it. Inputs are as before the call."""
+    """A member was lost or interrupted during the operation. Inputs are as before the call."""
 
     advice = "retry"
     _usual_result = Result.RANK_CONNECTION_LOST
@@ -243,6 +243,25 @@ class InternalError(PCCLError):
     """A broken invariant of pccl itself: a bug worth reporting."""
 
     advice = "stop"
+
+
+class located:
+    """A context in which `InvalidArgument` and `NotSupported` get the user's call and the array.
+
+    The code inside knows neither the call nor the array's path.
+    """
+
+    def __init__(self, func: str, where: str) -> None:
+        self._func = func
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, InvalidArgument | NotSupported):
+            sentence = f"{self._where}: {error.reason}"
+            raise type(error).because(self._func, sentence) from error.__cause__
 
 
 # The engine's codes (cpp/pccl/base/error.h) and their classes.

@@ -27,7 +27,7 @@ _ROUNDINGS = ("nearest", "stochastic")
 
 @dataclass(frozen=True)
 class Quantize:
-    """How `pccl.allreduce` sends floating-point elements between hosts: as small codes, block by block.
+    """How `pccl.allreduce` sends floating-point elements between hosts: as codes, block by block.
 
     An element is rounded when it leaves its member, and the sum when it leaves its owner: twice,
     however many members there are, and once more where a plan reduces by regions. All members end
@@ -88,7 +88,7 @@ class Codes(NamedTuple):
 
 
 def parse(value: object, func: str) -> Quantize:
-    """What a user passed as `quantize=`.
+    """The value of a user's `quantize=`.
 
     Raises:
         InvalidArgument: It is neither a `Quantize` nor the name of its dtype.
@@ -102,7 +102,7 @@ def parse(value: object, func: str) -> Quantize:
 
 
 def from_options(options: QuantizationOptions | None, func: str) -> Quantize | None:
-    """What a user of level 1 passed; None: exact.
+    """The value of a user's `quantization_options=`; None: exact.
 
     Raises:
         InvalidArgument: An unknown algorithm, or codes that are not there.

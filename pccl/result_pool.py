@@ -25,7 +25,7 @@ class _Block(NamedTuple):
 
 
 class _Pool:
-    """*any thread*. Its lock is never waited for: the garbage collector may drop a result in the middle of `take`."""
+    """*any thread*. Never waits for its lock: a result may be dropped in the middle of `take`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ _pool = _Pool()
 
 
 class _Lease:
-    """What a result's memory belongs to: the base of the array, and with it of all its views."""
+    """The owner of a result's memory: the base of the array, and with it of all its views."""
 
     def __init__(self, pool: _Pool, block: _Block) -> None:
         self._pool = pool

@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pccl import _core
-from pccl.errors import InvalidArgument, Result
+from pccl.errors import InvalidArgument
+
+__all__ = ["empty", "from_array", "full", "zeros"]
 
 _ALIGNMENT = 64
 
@@ -28,26 +30,28 @@ def empty(shape: _Shape, dtype: npt.DTypeLike) -> npt.NDArray[Any]: ...
 def empty(shape: _Shape, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
     """A new NumPy array in shared memory, its elements zero or anything.
 
-    Peers of this host reduce it where it is, without a copy of its elements to somewhere else first; everywhere else it
-    is an array like any other. It is C-contiguous and aligned to 64 bytes, so `torch.from_numpy`, DLPack and JAX take
-    it without a copy, and what they make of it counts as shared, too, as does every slice that is C-contiguous. The
-    memory is given back when the last array that looks into it is gone. Forked children go on sharing it: what one
-    writes the other sees.
+    Peers of this host reduce it in place, without a copy of its elements; everywhere else it is an
+    array like any other. It is C-contiguous and aligned to 64 bytes, so `torch.from_numpy`, DLPack
+    and JAX take it without a copy. Their arrays count as shared, too, as does every slice that is
+    C-contiguous. The memory is given back when the last array that looks into it is gone. Forked
+    children share it: writes of one are seen by the other. Where the system refuses shared memory
+    it is an ordinary array.
 
-    shape: the number of elements, or one number per dimension. dtype: any without Python objects.
-    Where the system refuses shared memory it is an ordinary array.
-    Raises InvalidArgument: a negative shape, or a dtype with Python objects; MemoryError: more than there is.
+    Args:
+        shape: The number of elements, or one number per dimension.
+        dtype: Any without Python objects.
+
+    Raises:
+        InvalidArgument: A negative shape, or a dtype with Python objects.
+        MemoryError: More than there is.
     """
     kind = np.dtype(dtype)
     if kind.hasobject:
-        raise InvalidArgument(
-            Result.INVALID_ARGUMENT, "empty", f"{kind} holds Python objects, which cannot be shared"
-        )
+        sentence = f"{kind} holds Python objects, which cannot be shared"
+        raise InvalidArgument.because("empty", sentence)
     dimensions = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
     if any(size < 0 for size in dimensions):
-        raise InvalidArgument(
-            Result.INVALID_ARGUMENT, "empty", f"negative dimensions in {dimensions}"
-        )
+        raise InvalidArgument.because("empty", f"negative dimensions in {dimensions}")
     size = math.prod(dimensions) * kind.itemsize
     if size >= 1 << 62:
         raise MemoryError(f"{dimensions} of {kind} are {size} bytes")
@@ -90,7 +94,7 @@ def from_array(array: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]: ...
 @overload
 def from_array(array: Any) -> npt.NDArray[Any]: ...
 def from_array(array: Any) -> npt.NDArray[Any]:
-    """A copy in shared memory of any array (NumPy, torch on CPU, JAX, nested lists): same shape, dtype and elements."""
+    """A copy in shared memory of any array: NumPy, torch on CPU, JAX, nested lists."""
     source = np.asarray(array)
     copy = empty(source.shape, source.dtype)
     copy[...] = source

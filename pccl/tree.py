@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from pccl._arrays import Buffer, Node, find_adapter, flatten_registered
 from pccl.errors import InvalidArgument
+from pccl.frameworks import Buffer, Node, find_adapter, flatten_registered
 
 _Build = Callable[[Iterator[object]], object]
 _DESCRIBED = 3  # arrays that a description names before it only counts
@@ -145,9 +145,8 @@ def _dict_parts(node: dict[Any, object], path: str, func: str, name: str) -> Nod
     def rebuild(children: Sequence[object]) -> object:
         made = copy.copy(node)  # keeps its type, order of insertion and default factory
         for key, child in zip(keys, children, strict=True):
-            dict.__setitem__(
-                made, key, child
-            )  # whatever a subclass does with it: nothing may fail here
+            # Not a subclass's own `__setitem__`: nothing may fail here.
+            dict.__setitem__(made, key, child)
         return made
 
     return Node([f"[{written(key)}]" for key in keys], [node[key] for key in keys], rebuild)
@@ -184,21 +183,8 @@ def _dataclass_parts(node: Any) -> Node:
     return Node([f".{name}" for name in names], [getattr(node, name) for name in names], rebuild)
 
 
-def structure(
-    paths: Sequence[str], buffers: Sequence[Sequence[Buffer]], nones: Sequence[str] = ()
-) -> bytes:
-    """What must be equal on all members: key paths, dtypes, shapes, places of None. For a hash."""
-    return structure_of(_entries(paths, buffers), nones)
-
-
-def describe(
-    paths: Sequence[str], buffers: Sequence[Sequence[Buffer]], nones: Sequence[str] = ()
-) -> str:
-    """The tree in a few words, for error sentences: "['b'] float32[4], ['w'] float32[3,4]"."""
-    return describe_all(_entries(paths, buffers), nones)
-
-
-def _entries(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> list[Entry]:
+def entries_of(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> list[Entry]:
+    """The arrays of a tree, from the buffers of each leaf."""
     return [
         Entry(path, buffer.dtype.label, buffer.array.shape)
         for path, leaf in zip(paths, buffers, strict=True)
@@ -206,14 +192,19 @@ def _entries(paths: Sequence[str], buffers: Sequence[Sequence[Buffer]]) -> list[
     ]
 
 
-def structure_of(entries: Sequence[Entry], nones: Sequence[str] = ()) -> bytes:
-    """As `structure`, of arrays of any dtypes."""
+def outlines(buffers: Sequence[Buffer]) -> list[Entry]:
+    """The arrays of one leaf, without its path."""
+    return entries_of([""], [buffers])
+
+
+def structure(entries: Sequence[Entry], nones: Sequence[str] = ()) -> bytes:
+    """All that must be equal on all members, for a hash: paths, dtypes, shapes, places of None."""
     arrays = [f"{path}:{kind}:{shape}" for path, kind, shape in entries]
     return "\n".join([*arrays, *(f"{path}:None" for path in nones)]).encode()
 
 
-def describe_all(entries: Sequence[Entry], nones: Sequence[str] = ()) -> str:
-    """As `describe`, of arrays of any dtypes."""
+def describe(entries: Sequence[Entry], nones: Sequence[str] = ()) -> str:
+    """A few words for error sentences: "['b'] float32[4], ['w'] float32[3,4]"."""
     named = [f"{path} {_words(kind, shape)}".lstrip() for path, kind, shape in entries]
     if len(named) > _DESCRIBED:
         elements = sum(math.prod(shape) for _, _, shape in entries)

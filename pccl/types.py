@@ -203,7 +203,7 @@ class SharedStateSyncStrategy(IntEnum):
 
 @dataclass
 class ReduceOperandDescriptor:
-    """What the elements of an operand are."""
+    """The element type of an operand."""
 
     datatype: DataType
     distribution_hint: DistributionHint = DistributionHint.NONE
@@ -284,8 +284,8 @@ class ReduceOpDescriptor:
                 raise InvalidArgument.because(func, f"{name} is not C-contiguous")
         if not recv.flags.writeable:
             raise InvalidArgument.because(func, "recv is read-only")
-        kinds = (DataType.from_numpy_dtype(send.dtype), DataType.from_numpy_dtype(recv.dtype))
-        _check_operands(func, kinds, (send.size, recv.size), reduce_descriptor)
+        kinds = DataType.from_numpy_dtype(send.dtype), DataType.from_numpy_dtype(recv.dtype)
+        check_operands(func, kinds, (send.size, recv.size), reduce_descriptor)
         descriptor = ReduceOpDescriptor(send.ctypes.data, recv.ctypes.data, reduce_descriptor)
         descriptor._kept = (send, recv)
         return descriptor
@@ -296,31 +296,36 @@ class ReduceOpDescriptor:
         func = "ReduceOpDescriptor.from_torch"
         for name, tensor in (("send", send), ("recv", recv)):
             _check_torch(func, name, tensor)
-        kinds = (DataType.from_torch_dtype(send.dtype), DataType.from_torch_dtype(recv.dtype))
-        _check_operands(func, kinds, (send.numel(), recv.numel()), reduce_descriptor)
+        kinds = DataType.from_torch_dtype(send.dtype), DataType.from_torch_dtype(recv.dtype)
+        check_operands(func, kinds, (send.numel(), recv.numel()), reduce_descriptor)
         descriptor = ReduceOpDescriptor(send.data_ptr(), recv.data_ptr(), reduce_descriptor)
         descriptor._kept = (send, recv)
         return descriptor
 
 
-def _check_operands(
+def check_operands(
     func: str,
     kinds: tuple[DataType, DataType],
     sizes: tuple[int, int],
-    reduce_descriptor: ReduceDescriptor,
+    what: ReduceDescriptor | ReduceOperandDescriptor | None,
 ) -> None:
+    """Refuses a pair of arrays, (send, recv), that does not fit together or the descriptor.
+
+    Raises:
+        InvalidArgument: It does not.
+    """
+    sentence = ""
+    operand = what.operand_descriptor if isinstance(what, ReduceDescriptor) else what
     if kinds[0] != kinds[1]:
         sentence = f"send is {kinds[0].label}, but recv is {kinds[1].label}"
-        raise InvalidArgument.because(func, sentence)
-    declared = DataType(reduce_descriptor.operand_descriptor.datatype)
-    if declared != kinds[0]:
-        sentence = f"the descriptor says {declared.label}, but the data is {kinds[0].label}"
-        raise InvalidArgument.because(func, sentence)
-    if sizes[0] != sizes[1]:
+    elif sizes[0] != sizes[1]:
         sentence = f"send has {sizes[0]} elements, but recv has {sizes[1]}"
-        raise InvalidArgument.because(func, sentence)
-    if reduce_descriptor.count > sizes[0]:
-        sentence = f"count is {reduce_descriptor.count}, but there are {sizes[0]} elements"
+    elif operand is not None and operand.datatype != kinds[0]:
+        declared = DataType(operand.datatype).label
+        sentence = f"the descriptor says {declared}, but the data is {kinds[0].label}"
+    elif isinstance(what, ReduceDescriptor) and what.count > sizes[0]:
+        sentence = f"count is {what.count}, but there are {sizes[0]} elements"
+    if sentence:
         raise InvalidArgument.because(func, sentence)
 
 
@@ -335,7 +340,7 @@ def _check_torch(func: str, name: str, tensor: Any) -> None:
 
 @dataclass(frozen=True)
 class ReduceInfo:
-    """What a finished reduction knows about itself.
+    """How a finished reduction went.
 
     Attributes:
         local_world_size: Members whose input is in the result.
@@ -365,8 +370,8 @@ class Schedule:
 
     Attributes:
         up_to: Bytes of the largest operation it is for; None: all that are larger than the others.
-        kind: "ring", "direct", between hosts of several ranks "host_ring", "host_direct", and between
-            groups of hosts that are near each other "regional".
+        kind: "ring", "direct", between hosts of several ranks "host_ring", "host_direct", and
+            between groups of hosts that are near each other "regional".
         shares: The part of the arrays that each rank combines, in rank order; they add up to 1.
     """
 
@@ -377,7 +382,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Topology:
-    """What is known of the network between members, and the plan that was made of it.
+    """The known facts about the network between members, and the plan made of them.
 
     Rates are bytes per second, times seconds; None: not known.
 
@@ -413,8 +418,8 @@ class Topology:
 class TensorInfo:
     """One entry of a level-1 shared state: an array by its address.
 
-    `from_numpy` and `from_torch` keep their array alive. Of a tensor, each sync takes the memory
-    that it has then; its size and dtype must stay.
+    `from_numpy` and `from_torch` keep their array alive. Each sync takes the memory that a tensor
+    has at that time; its size and dtype must stay.
     """
 
     def __init__(
@@ -464,16 +469,9 @@ class TensorInfo:
         """An entry for a C-contiguous NumPy array."""
         if not tensor.flags.c_contiguous:
             raise InvalidArgument.because("TensorInfo.from_numpy", f"{name} is not C-contiguous")
-        info = cls(
-            name,
-            tensor.ctypes.data,
-            numel=tensor.size,
-            dtype=DataType.from_numpy_dtype(tensor.dtype),
-            device_type=DeviceType.CPU,
-            allow_content_inequality=allow_content_inequality,
-        )
-        info._kept = tensor
-        return info
+        dtype = DataType.from_numpy_dtype(tensor.dtype)
+        memory = tensor.ctypes.data, tensor.size
+        return cls._keeping(tensor, name, memory, dtype, allow_content_inequality)
 
     @classmethod
     def from_torch(
@@ -481,15 +479,23 @@ class TensorInfo:
     ) -> TensorInfo:
         """An entry for a contiguous CPU tensor."""
         _check_torch("TensorInfo.from_torch", name, tensor)
+        dtype = DataType.from_torch_dtype(tensor.dtype)
+        memory = tensor.data_ptr(), tensor.numel()
+        return cls._keeping(tensor, name, memory, dtype, allow_content_inequality)
+
+    @classmethod
+    def _keeping(
+        cls, kept: object, name: str, memory: tuple[int, int], dtype: DataType, loose: bool
+    ) -> TensorInfo:
         info = cls(
             name,
-            tensor.data_ptr(),
-            numel=tensor.numel(),
-            dtype=DataType.from_torch_dtype(tensor.dtype),
+            memory[0],
+            numel=memory[1],
+            dtype=dtype,
             device_type=DeviceType.CPU,
-            allow_content_inequality=allow_content_inequality,
+            allow_content_inequality=loose,
         )
-        info._kept = tensor
+        info._kept = kept
         return info
 
 

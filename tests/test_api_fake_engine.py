@@ -21,10 +21,10 @@ from pccl import (
     ReduceOp,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
-    _arrays,
+    _core,
     adapters,
+    frameworks,
 )
-from pccl import communicator as level1
 from pccl.errors import from_engine
 
 WORLD = 4
@@ -139,7 +139,7 @@ def engine(monkeypatch):
     """The class of fake communicators, in place of the engine's."""
     for variable in [name for name in os.environ if name.startswith("PCCL_")]:
         monkeypatch.delenv(variable)
-    monkeypatch.setattr(level1._core, "Communicator", FakeCommunicator)
+    monkeypatch.setattr(_core, "Communicator", FakeCommunicator)
     FakeCommunicator.made = []
     yield FakeCommunicator
     pccl.shutdown()
@@ -316,7 +316,7 @@ def test_out_is_written_and_returned(fake):
     [
         ({"a": np.zeros(3)}, r"only out\['a'\]"),
         ({"w": np.zeros(4)}, r"out\['w'\] is float64\[4\]"),
-        ({"w": np.zeros(3, "f4")}, r"out\['w'\] is float32\[3\], but tree\['w'\] is float64"),
+        ({"w": np.zeros(3, "f4")}, r"out\['w'\] is float32\[3\], but must be float64\[3\]"),
         ({"w": np.broadcast_to(0.0, 3)}, r"out\['w'\]: the array is read-only"),
         ({"w": 0.0}, r"out\['w'\]: a float cannot be written"),
     ],
@@ -424,7 +424,7 @@ def test_jax_arrays_come_back_as_jax_arrays(tmp_path):
 
 
 def test_another_frameworks_arrays_can_be_registered(fake, monkeypatch):
-    monkeypatch.setattr(_arrays, "_registered", dict(_arrays._registered))
+    monkeypatch.setattr(frameworks, "_registered", dict(frameworks._registered))
 
     class Foreign:
         def __init__(self, array):
@@ -479,7 +479,7 @@ def test_arrays_that_do_not_fit_are_refused(comm, send, recv, message):
 def test_a_handle_never_raises_and_keeps_its_answer(comm):
     handle = comm.all_reduce_async(np.ones(2), np.empty(2), op="avg")
     assert not handle.done()
-    assert handle.wait() == handle.wait() == (True, 0, handle._info)
+    assert handle.wait() == handle.wait() == (True, 0, handle._work.info)
     assert handle.exception() is None
     fake = FakeCommunicator.made[-1]
     fake.failure = (9, 8, "wait", "peer lost", "", "")

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import pccl
-from pccl import _settings, communicator
+from pccl import _settings, process
 from pccl import tree as trees
+from pccl.reduce import routes
 from pccl.types import OP_CODES
 
 WORLD = 2
@@ -49,16 +50,8 @@ def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Called, it sends everything the general way from then on."""
 
     def general_only() -> None:
-        monkeypatch.setattr(
-            pccl.Communicator,
-            "_reduce_plain",
-            lambda self, func, *what: self._joined(func) and None,
-        )
-        monkeypatch.setattr(
-            pccl.Communicator,
-            "_start_plain",
-            lambda self, func, *what: self._joined(func) and None,
-        )
+        monkeypatch.setattr(routes, "reduce_plain", lambda *what: None)
+        monkeypatch.setattr(routes, "start_plain", lambda *what: None)
         monkeypatch.setattr(
             pccl.Communicator,
             "all_reduce",
@@ -74,15 +67,15 @@ def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
 def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each call so far was made in one step."""
     seen: list[bool] = []
-    for name in ("_reduce_plain", "_start_plain"):
-        plain = getattr(pccl.Communicator, name)
+    for name in ("reduce_plain", "start_plain"):
+        plain = getattr(routes, name)
 
-        def watched(self: pccl.Communicator, *what: object, plain: Any = plain) -> object:
-            found = plain(self, *what)
+        def watched(*what: object, plain: Any = plain) -> object:
+            found = plain(*what)
             seen.append(found is not None)
             return found
 
-        monkeypatch.setattr(pccl.Communicator, name, watched)
+        monkeypatch.setattr(routes, name, watched)
     return seen
 
 
@@ -489,7 +482,7 @@ def test_a_closed_or_forked_communicator_says_so_first(monkeypatch: pytest.Monke
         with pytest.raises(pccl.TooFewPeers, match="all_reduce"):
             comm.all_reduce(array, array, op="sum")
         with monkeypatch.context() as forked:
-            forked.setattr(communicator, "_forks", communicator._forks + 1)
+            forked.setattr(process, "forks", process.forks + 1)
             with pytest.raises(pccl.InvalidUsage, match="forked"):
                 pccl.allreduce(array, comm=comm)
         comm.close()

@@ -526,7 +526,8 @@ def test_error_feedback_of_pieces_counts_when_all_of_them_do(
 
     def kept() -> list[dict[Any, bytes]]:
         return [
-            {key: left.values.tobytes() for key, left in comm._residuals.items()} for comm in apart
+            {key: left.values.tobytes() for key, left in comm._residuals.kept.items()}
+            for comm in apart
         ]
 
     exact = (normals(0) + normals(1)) / 2

@@ -14,6 +14,7 @@ from workers import command
 
 import pccl
 from pccl import _arrays, tree
+from pccl.reduce.staging import Staging
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -115,7 +116,8 @@ def test_a_tree_that_contains_itself_is_refused():
 def signature(value):
     flat = flatten(value)
     buffers = [_arrays.read(leaf, "f", "tree").buffers for leaf in flat.leaves]
-    return tree.structure(flat.paths, buffers), tree.describe(flat.paths, buffers)
+    entries = tree.entries_of(flat.paths, buffers)
+    return tree.structure(entries), tree.describe(entries)
 
 
 def test_the_structure_tells_paths_dtypes_and_shapes_apart():
@@ -165,7 +167,7 @@ def test_ordered_dicts_flatten_alike_with_and_without_jax(tmp_path):
 
 def reduce_twice(inputs, outputs=None):
     """Does with a staging what an engine with two equal members does: doubles everything."""
-    staging = _arrays.Staging(
+    staging = Staging(
         [_arrays.read(array, "f", "tree").buffers[0] for array in inputs],
         None
         if outputs is None

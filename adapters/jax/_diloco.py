@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pccl._arrays import Array
 from pccl.errors import InvalidArgument
+from pccl.frameworks import Array
 from pccl.training import diloco as core
 
 if TYPE_CHECKING:

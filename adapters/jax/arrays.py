@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from pccl import tree as trees
 from pccl.adapters import Buffer, Node, Shared, as_array, place_of
 from pccl.adapters.jax.traced import allreduce as allreduce_traced
 from pccl.adapters.jax.traced import typed_errors
@@ -45,10 +44,9 @@ def recognises(leaf: object) -> bool:
     return isinstance(leaf, jax.Array)
 
 
-def is_traced(tree: object) -> bool:
-    """Whether a leaf of `tree` is no array yet: JAX traces the caller's function."""
-    leaves = trees.flatten(tree, "allreduce").leaves
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+def is_traced(leaf: object) -> bool:
+    """Whether `leaf` is no array yet: JAX traces the caller's function."""
+    return isinstance(leaf, jax.core.Tracer)
 
 
 def _check_readable(leaf: jax.Array) -> None:

@@ -26,10 +26,11 @@ from jaxlib.mlir import ir
 from pccl import _core
 from pccl import quantize as quantization
 from pccl import tree as trees
-from pccl._arrays import Buffer
 from pccl.errors import InvalidArgument, NotSupported, PCCLError
 from pccl.quantize import Quantize
 from pccl.reduce import weighted
+from pccl.reduce.request import Request
+from pccl.tree import Entry
 from pccl.types import DataType, ReduceOp
 
 _TARGET = "pccl_allreduce"
@@ -98,50 +99,38 @@ def typed_errors() -> Iterator[None]:
         raise
 
 
-def allreduce(
-    tree: object,
-    op: ReduceOp,
-    tag: int | None,
-    timeout: float | None,
-    communicator: int,
-    *,
-    weight: object = None,
-    quantize: Quantize | None = None,
-) -> Any:
+def allreduce(request: Request) -> Any:
     """Adds the call to the traced function.
 
     Args:
-        tree: Tracers, arrays and numbers, which become arrays; a tracer among them, or `weight`.
-        op: How elements are combined.
-        tag: The user's.
-        timeout: Seconds for each run of the call.
-        communicator: Its number; 0 for the process's.
-        weight: This member's, for a weighted mean: a number, or a tracer of one.
-        quantize: How it travels; None: exact.
+        request: Its leaves are tracers, arrays and numbers, which become arrays. A tracer is among
+            them or is the weight. The timeout is for each run of the call.
 
     Raises:
         NotSupported: Inside vmap, a dtype that is not there yet, or error feedback.
         InvalidArgument: A leaf cannot be reduced, or the weight is no number.
     """
-    if quantize is not None:
-        quantization.check_op(quantize, op, _FUNC)
-        if quantize.error_feedback:
-            sentence = (
-                "error_feedback=True does not work inside a traced function: what rounding leaves "
-                "out is kept outside of compiled programs"
-            )
-            raise NotSupported.because(_FUNC, sentence)
-    if weight is not None:
-        weighted.check_op(op, _FUNC)
+    weight, flat = request.weight, request.flat
+    if request.quantize is not None and request.quantize.error_feedback:
+        sentence = (
+            "error_feedback=True does not work inside a traced function: what rounding leaves "
+            "out is kept outside of compiled programs"
+        )
+        raise NotSupported.because(_FUNC, sentence)
     _register()
-    flat = trees.flatten_operands(tree, _FUNC)
     leaves = [
-        _as_operand(leaf, f"tree{path}", mean=op is ReduceOp.AVG)
-        for path, leaf in zip(flat.paths, flat.leaves, strict=True)
+        _as_operand(leaf, where, mean=request.op is ReduceOp.AVG) for where, leaf in request.leaves
     ]
-    name = _name([*flat.leaves, weight], tag)
-    number = _tag(name) if tag is None else tag
-    call = Call(name, number, op, communicator, timeout, quantize, tuple(flat.nones))
+    name = _name([*flat.leaves, weight], request.tag)
+    call = Call(
+        name,
+        _tag(name) if request.tag is None else request.tag,
+        request.op,
+        0 if request.by_default else request.comm._number,
+        request.deadline.seconds,
+        request.quantize,
+        tuple(flat.nones),
+    )
     if weight is None:
         return flat.unflatten(_differentiable(call, flat.paths)(*leaves))
     if not isinstance(weight, jax.core.Tracer):
@@ -309,7 +298,10 @@ def _bind(
     weight: float | jax.Array | None = None,
 ) -> list[jax.Array]:
     """The results. A weighted mean has one more, the members' mean weight."""
-    buffers = [[Buffer(array, DataType.from_numpy_dtype(array.dtype))] for array in arrays]
+    entries = [
+        Entry(path, DataType.from_numpy_dtype(array.dtype).label, array.shape)
+        for path, array in zip(paths, arrays, strict=True)
+    ]
     constant = weight if isinstance(weight, float) else None
     where = _NOWHERE if weight is None else _ARGUMENT if constant is None else _CONSTANT
     kind = "" if weight is None else weighted.WORDS
@@ -319,8 +311,8 @@ def _bind(
         *arrays,
         *([weight] if where == _ARGUMENT else []),
         name=call.name,
-        arrays=kind + trees.describe(paths, buffers, call.nones) + travels,
-        structure=kind + travels + trees.structure(paths, buffers, call.nones).decode(),
+        arrays=kind + trees.describe(entries, call.nones) + travels,
+        structure=kind + travels + trees.structure(entries, call.nones).decode(),
         tag=np.uint64(call.tag).astype(np.int64),
         op=np.int64(call.op),
         communicator=np.int64(call.communicator),

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pccl._arrays import Array
 from pccl.errors import InvalidArgument
+from pccl.frameworks import Array
 from pccl.training import diloco
 
 if TYPE_CHECKING:

@@ -1,78 +1,36 @@
-"""Arrays on accelerators: through pinned memory, in pieces, while the network works on others.
+"""The route of arrays on accelerators: through pinned memory, in pieces.
 
-Piece k + 1 comes from its device and piece k - 1 goes back to it while piece k is reduced. Each piece
-is an operation of its own, so a member may be lost between two of them: then all pieces run again, and
-the caller's arrays are not written before all were reduced over the same members. A tree that fits in
-one piece is one operation like any other, and meets members that have theirs in CPU memory.
+Piece k + 1 comes from its device and piece k - 1 goes back to it while piece k is reduced. Each
+piece is an operation of its own, so a member may be lost between two of them. Then all pieces run
+again; the caller's arrays are not written before all pieces were reduced over the same members. A
+tree that fits in one piece is one operation like any other, and meets members that have theirs in
+CPU memory.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from pccl import _arrays, _settings
-from pccl import quantize as quantization
+from pccl import _arrays, frameworks
 from pccl import tree as trees
-from pccl._arrays import Buffer, Leaf, Prepared, Staging
-from pccl.errors import InvalidArgument
-from pccl.reduce import weighted
-from pccl.reduce.weighted import WeightedMean
-from pccl.types import DataType, ReduceInfo, ReduceOp
+from pccl.errors import located
+from pccl.frameworks import Buffer, Bytes, Device, Staged, Wait
+from pccl.reduce.general import feedback_names
+from pccl.reduce.request import Request, Signature
+from pccl.reduce.staging import Staging
+from pccl.reduce.weighted import WeightedMean, as_number
+from pccl.reduce.work import reduce_info, total
+from pccl.types import ReduceInfo, ReduceOp
 
-if TYPE_CHECKING:
-    from pccl.communicator import Communicator
-
-__all__ = ["Device", "Host", "Part", "Staged", "allreduce", "cut", "reduce_pieces"]
-
-# Large enough that a piece's round trips do not show; small enough that the copies of the first and the
-# last one, which nothing overlaps, do not either. Equal on all members.
+# Equal on all members. Large enough to hide the round trips of a piece, small enough to hide the
+# copies of the first and the last piece, which nothing overlaps.
 PIECE_BYTES = 32 << 20
 _SLOTS = 3  # coming, being reduced, going
 _ALIGNMENT = 64  # of cuts inside an array: no element is split
-
-Bytes = npt.NDArray[np.uint8]
-Wait = Callable[[], None]
-
-
-class Device(Protocol):
-    """What the pipeline needs of an accelerator. Its copies run in the order in which they were begun."""
-
-    def pinned(self, size: int) -> Bytes:
-        """Host memory that the device copies to and from by itself."""
-
-    def empty(self, flat: Any) -> Any:
-        """Memory on the device for the results of `flat`."""
-
-    def fetch(self, flat: Any, begin: int, host: Bytes) -> Wait:
-        """Begins to copy bytes `begin...` of `flat` to `host`; what it returns waits for the end."""
-
-    def store(self, flat: Any, begin: int, host: Bytes) -> Wait:
-        """Begins to copy `host` to the bytes `begin...` of `flat`."""
-
-
-class Staged(NamedTuple):
-    """An array on a device.
-
-    Attributes:
-        device: Where it is.
-        dtype: What its elements are.
-        shape: Its shape.
-        flat: Its bytes on the device in logical order, flat: its own memory or a copy.
-        restore: Makes an array of its kind from such bytes, which belong to it from now on.
-        write: Writes such bytes to the array itself.
-    """
-
-    device: Device
-    dtype: DataType
-    shape: tuple[int, ...]
-    flat: Any
-    restore: Callable[[Any], object]
-    write: Callable[[Any], None]
 
 
 class Host:
@@ -106,7 +64,7 @@ class Part(NamedTuple):
 
 
 def cut(sizes: Sequence[int], piece_bytes: int) -> list[list[Part]]:
-    """Pieces of at most `piece_bytes` bytes, a multiple of 64, that together are arrays of these sizes, in order.
+    """Cuts arrays of these sizes, in order, into pieces of at most `piece_bytes`, a multiple of 64.
 
     Small arrays share a piece; a large one is cut at multiples of 64 bytes.
     """
@@ -195,163 +153,149 @@ def _wait(begun: Sequence[Wait]) -> None:
         wait()
 
 
-class _Piece(NamedTuple):
-    """A `pccl._arrays.Prepared`, in place."""
+class _Input(NamedTuple):
+    """A leaf of the tree: its arrays, and what makes a result of its kind."""
 
-    arrays: list[tuple[Bytes, Bytes, int]]
+    parts: list[Staged]
+    restore: Callable[[Sequence[Any]], object]
+
+    @property
+    def outlines(self) -> list[Buffer]:
+        """Dtypes and shapes as an operation's signature has them, without elements."""
+        nothing = np.zeros((), np.uint8)
+        return [Buffer(np.broadcast_to(nothing, part.shape), part.dtype) for part in self.parts]
 
 
-def allreduce(
-    comm: Communicator,
-    func: str,
-    tree: Any,
-    out: Any,
-    op: ReduceOp | str,
-    weight: object,
-    quantize: object,
-    tag: int | None,
-    timeout: float | None,
-) -> tuple[Any, ReduceInfo] | None:
-    """`pccl.allreduce` of a tree that has arrays on a device; None, and nothing was done, if it has none."""
-    flat = trees.flatten_operands(tree, func)
-    if not any(map(_arrays.on_device, flat.leaves)):
-        return None
-    comm._joined(func)
-    how = ReduceOp.parse(op, func)
-    number = None if tag is None else _settings.tag(tag, func)
-    coding = None if quantize is None else quantization.parse(quantize, func)
-    if coding is not None:
-        quantization.check_op(coding, how, func)
-    if weight is not None:
-        weighted.check_op(how, func)
-        weight = weighted.as_number(weight, func)  # once: it may be on a device, too
-    kind = "" if weight is None else weighted.WORDS
-    travels = "" if coding is None else quantization.words(coding)
-    deadline = _settings.Deadline(timeout)
-    inputs = [
-        _stage(leaf, func, f"tree{path}", op=how)
-        for path, leaf in zip(flat.paths, flat.leaves, strict=True)
-    ]
-    outputs = None if out is None else _outputs(func, flat.paths, inputs, out)
-    buffers = [[_outline(staged) for staged in parts] for parts, _ in inputs]
-    structure = (kind + travels).encode() + trees.structure(flat.paths, buffers, flat.nones)
-    description = kind + trees.describe(flat.paths, buffers, flat.nones) + travels
-    staged = [part for parts, _ in inputs for part in parts]
-    pieces = cut([_size(part) for part in staged], PIECE_BYTES)
-    names = [
-        (f"{path} {shard}", trees.describe_buffer(buffer))
-        for path, outlines in zip(flat.paths, buffers, strict=True)
-        for shard, buffer in enumerate(outlines)
-    ]
+class _Pipeline:
+    """One request in pieces."""
 
-    def feedback(part: Part) -> tuple[str, str]:
-        return _name(part, _size(staged[part.array]), *names[part.array])
+    def __init__(self, request: Request) -> None:
+        flat = request.flat
+        self._request = request
+        self._inputs = [_stage(leaf, request, where) for where, leaf in request.leaves]
+        weight = request.weight  # read once: it may be on a device, too
+        self._weight = None if weight is None else as_number(weight, request.func)
+        self._outputs = None if request.out is None else self._find_outputs()
+        buffers = [found.outlines for found in self._inputs]
+        self._signature = request.sign(trees.entries_of(flat.paths, buffers))
+        self._names = feedback_names(flat.paths, buffers)
+        self._staged = [part for found in self._inputs for part in found.parts]
+        self._pieces = cut([_size(part) for part in self._staged], PIECE_BYTES)
 
-    def reduce(at: int, parts: Sequence[Part], hosts: Sequence[Bytes]) -> ReduceInfo:
-        which = f"piece {at + 1} of {len(pieces)}: " if len(pieces) > 1 else ""
-        elements = [
-            _elements(host, staged[part.array].dtype)
-            for part, host in zip(parts, hosts, strict=True)
-        ]
-        mean = None if weight is None else WeightedMean(elements, weight, how, func)
-        prepared: Prepared
+    def _find_outputs(self) -> list[Staged]:
+        """Where to write to, checked to match the inputs leaf by leaf."""
+        request = self._request
+        outputs = []
+        for given, (where, leaf) in zip(self._inputs, request.targets, strict=True):
+            staged = _staged(leaf, request.func, where)
+            if staged is not None:
+                targets = [staged]
+            else:
+                targets = list(map(_on_host, _arrays.write(leaf, request.func, where)))
+            have, want = (
+                [(part.dtype, part.shape, part.device) for part in parts]
+                for parts in (targets, given.parts)
+            )
+            if have != want:
+                request.refuse(f"{where} differs from its input in dtype, shape or device")
+            outputs += targets
+        return outputs
+
+    def _feedback(self, part: Part) -> tuple[str, str]:
+        """The name of a part's error feedback: of a whole array, as if it were in CPU memory."""
+        name, outline = self._names[part.array]
+        if (part.begin, part.end) == (0, _size(self._staged[part.array])):
+            return name, outline
+        return f"{name} from {part.begin}", f"{outline} to {part.end}"
+
+    def _reduce(self, at: int, parts: Sequence[Part], hosts: Sequence[Bytes]) -> ReduceInfo:
+        """Reduces one piece, in place in host memory."""
+        request = self._request
+        which = f"piece {at + 1} of {len(self._pieces)}: " if len(self._pieces) > 1 else ""
+        elements = []
+        for part, host in zip(parts, hosts, strict=True):
+            dtype = self._staged[part.array].dtype
+            elements.append(Buffer(host.view(f"u{dtype.size}"), dtype))
+        weight = self._weight
+        mean = None if weight is None else WeightedMean(elements, weight, request.func)
         if mean is None:
-            codes = [int(part.dtype) for part in elements]
-            prepared = _Piece(list(zip(hosts, hosts, codes, strict=True)))
+            codes = [int(dtype) for _, dtype in elements]
+            arrays = list(zip(hosts, hosts, codes, strict=True))
         else:
-            prepared = sums = Staging(mean.sends)
-        operation = comm._start(
-            func,
-            prepared,
-            op=how if mean is None else ReduceOp.SUM,
-            tag=number,
-            level=2,
-            rerun=True,
-            structure=which.encode() + structure,
-            description=which + description,
-            timeout=deadline.left(),
-            quantize=coding,
-            names=list(map(feedback, parts)),
-            wait=True,
+            staging = Staging(mean.sends)
+            arrays = staging.arrays
+        structure, description = self._signature
+        operation = request.start(
+            arrays,
+            Signature(which.encode() + structure, which + description),
+            names=list(map(self._feedback, parts)),
+            op=int(request.op if mean is None else ReduceOp.SUM),
         )
         info = operation.wait(None)
         if mean is not None:
-            mean.finish(sums.results, [part.array for part in elements])
-        return ReduceInfo(
-            local_world_size=info.world_size,
-            tx_bytes=info.tx_bytes,
-            rx_bytes=info.rx_bytes,
-            contributors=tuple(info.contributors),
-            epoch=info.epoch,
-            attempts=info.attempts,
-        )
+            mean.finish(staging.results, [array for array, _ in elements])
+        return reduce_info(info)
 
-    devices = [part.device for part in staged]
-    results = [part.device.empty(part.flat) for part in staged]
-    infos: list[ReduceInfo] = []
-    # A piece's feedback changes with its own commit; it counts only if that of all others does.
-    several = len(pieces) > 1 and coding is not None and coding.error_feedback
-    noted = [feedback(part)[0] for piece in pieces for part in piece] if several else []
-    while True:
-        before = comm._feedback(number, noted)
-        try:
-            infos += reduce_pieces(devices, [part.flat for part in staged], results, pieces, reduce)
-        except BaseException:
-            comm._take_back(number, noted, before)
-            raise
-        # Who contributed to an operation is the same for all of them, so all come to the same decision.
-        if len({info.contributors for info in infos[-len(pieces) :]}) == 1:
-            break
-        comm._take_back(number, noted, before)
-    made = iter(results)
-    if outputs is None:
-        result = flat.unflatten([restore([next(made) for _ in parts]) for parts, restore in inputs])
-    else:
-        result = out
-        for target in outputs:
-            target.write(next(made))
-    return result, _total(infos)
-
-
-def _elements(host: Bytes, dtype: DataType) -> Buffer:
-    """Bytes as elements of the right size."""
-    return Buffer(host.view(f"u{dtype.size}"), dtype)
+    def run(self) -> tuple[Any, ReduceInfo]:
+        """Reduces all pieces over the same members: the result, and how it went."""
+        request, pieces, staged = self._request, self._pieces, self._staged
+        devices = [part.device for part in staged]
+        flats = [part.flat for part in staged]
+        results = [part.device.empty(part.flat) for part in staged]
+        infos: list[ReduceInfo] = []
+        # A piece's feedback changes with its own commit; it counts only if all pieces do.
+        coding, residuals = request.quantize, request.comm._residuals
+        several = len(pieces) > 1 and coding is not None and coding.error_feedback
+        noted = [self._feedback(part)[0] for piece in pieces for part in piece] if several else []
+        while True:
+            before = residuals.copies(request.tag, noted)
+            try:
+                infos += reduce_pieces(devices, flats, results, pieces, self._reduce)
+            except BaseException:
+                residuals.restore(request.tag, noted, before)
+                raise
+            # The contributors of an operation are equal on all members, so all decide alike here.
+            if len({info.contributors for info in infos[-len(pieces) :]}) == 1:
+                break
+            residuals.restore(request.tag, noted, before)
+        made = iter(results)
+        if self._outputs is None:
+            leaves = [found.restore([next(made) for _ in found.parts]) for found in self._inputs]
+            result = request.flat.unflatten(leaves)
+        else:
+            result = request.out
+            for target in self._outputs:
+                target.write(next(made))
+        return result, total(infos, max(info.attempts for info in infos))
 
 
-def _name(part: Part, size: int, name: str, outline: str) -> tuple[str, str]:
-    """Under which error feedback is kept: that of a whole array as for one in CPU memory."""
-    if (part.begin, part.end) == (0, size):
-        return name, outline
-    return f"{name} from {part.begin}", f"{outline} to {part.end}"
+def allreduce(request: Request) -> tuple[Any, ReduceInfo]:
+    """Reduces a tree that has arrays on a device."""
+    return _Pipeline(request).run()
 
 
-def _total(infos: Sequence[ReduceInfo]) -> ReduceInfo:
-    return ReduceInfo(
-        local_world_size=infos[-1].local_world_size,
-        tx_bytes=sum(info.tx_bytes for info in infos),
-        rx_bytes=sum(info.rx_bytes for info in infos),
-        contributors=infos[-1].contributors,
-        epoch=infos[-1].epoch,
-        attempts=max(info.attempts for info in infos),
-    )
+def _staged(leaf: object, func: str, where: str) -> Staged | None:
+    """An array on its device; None for what is in CPU memory."""
+    adapter = frameworks.device_adapter(leaf)
+    if adapter is None:
+        return None
+    with located(func, where):
+        return adapter.stage(leaf)
 
 
-_Restore = Callable[[Sequence[Any]], object]
-
-
-def _stage(leaf: object, func: str, where: str, *, op: ReduceOp) -> tuple[list[Staged], _Restore]:
-    """An input on its device or in CPU memory, and what makes a result of its kind."""
-    staged = _arrays.stage(leaf, func, where)
+def _stage(leaf: object, request: Request, where: str) -> _Input:
+    """An input on its device or in CPU memory."""
+    staged = _staged(leaf, request.func, where)
     if staged is not None:
-        return [staged], lambda results: staged.restore(results[0])
-    found: Leaf = _arrays.read(leaf, func, where, op=op)
-    parts = [_on_host(buffer) for buffer in found.buffers]
+        return _Input([staged], lambda results: staged.restore(results[0]))
+    found = _arrays.read(leaf, request.func, where, op=request.op)
+    parts = list(map(_on_host, found.buffers))
 
     def restore(results: Sequence[Any]) -> object:
-        arrays = [part.restore(flat) for part, flat in zip(parts, results, strict=True)]
-        return found.restore(arrays)  # type: ignore[arg-type]  # NumPy arrays
+        arrays: list[Any] = [p.restore(flat) for p, flat in zip(parts, results, strict=True)]
+        return found.restore(arrays)
 
-    return parts, restore
+    return _Input(parts, restore)
 
 
 _HOST = Host()
@@ -366,37 +310,8 @@ def _on_host(buffer: Buffer) -> Staged:
     def write(flat: Bytes) -> None:
         array[...] = restore(flat)
 
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return Staged(_HOST, dtype, array.shape, flat, restore, write)
-
-
-def _outputs(
-    func: str, paths: Sequence[str], inputs: Sequence[tuple[list[Staged], _Restore]], out: Any
-) -> list[Staged]:
-    """Where to write to, checked to match the inputs leaf by leaf."""
-    flat = trees.flatten(out, func, "out")
-    if flat.paths != list(paths):
-        raise InvalidArgument.because(func, "out has another structure than tree")
-    outputs = []
-    for path, (parts, _), target in zip(paths, inputs, flat.leaves, strict=True):
-        staged = _arrays.stage(target, func, f"out{path}")
-        if staged is not None:
-            targets = [staged]
-        else:
-            targets = [_on_host(buffer) for buffer in _arrays.write(target, func, f"out{path}")]
-        have = [(part.dtype, part.shape) for part in targets]
-        want = [(part.dtype, part.shape) for part in parts]
-        if have != want or [t.device for t in targets] != [p.device for p in parts]:
-            sentence = f"out{path} differs from tree{path} in dtype, shape or device"
-            raise InvalidArgument.because(func, sentence)
-        outputs += targets
-    return outputs
+    return Staged(_HOST, dtype, array.shape, _arrays.flat_bytes(array), restore, write)
 
 
 def _size(staged: Staged) -> int:
     return int(np.prod(staged.shape, dtype=np.int64)) * staged.dtype.size
-
-
-def _outline(staged: Staged) -> Buffer:
-    """Dtype and shape as the signature of an operation has them, without elements."""
-    return Buffer(np.broadcast_to(np.zeros((), np.uint8), staged.shape), staged.dtype)

@@ -1,6 +1,7 @@
-"""The weighted mean, sum(w x) / sum(w): a sum of scaled arrays and of the weights, then a division on every member.
+"""The weighted mean, sum(w x) / sum(w).
 
-The arithmetic is the engine's, and the same in compiled programs: see `pccl/reduce/weighted.h`.
+It is a sum of scaled arrays and of the weights, then a division on every member. The arithmetic is
+the engine's, and the same in compiled programs: see `cpp/pccl/reduce/weighted.h`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pccl import _core, result_pool
-from pccl._arrays import Array, Buffer
+from pccl._arrays import flat_bytes
 from pccl.errors import InvalidArgument
+from pccl.frameworks import Array, Buffer
 from pccl.types import DataType, ReduceOp
 
 WORDS = "weighted mean of "  # what errors call it, and part of what members compare
@@ -54,30 +56,25 @@ def no_number(kind: str, func: str) -> InvalidArgument:
 class WeightedMean:
     """One member's part in a weighted mean.
 
-    A weight that is no such thing takes part as NaN. So all members get the error, after the same
-    call, and none waits for one that has turned away.
+    A number that is no weight takes part as NaN. So all members get the error after the same call,
+    and none waits for a member that has raised by itself.
 
     Args:
         inputs: The arrays; read again after the operation if this peer turns out to be alone.
         weight: This member's weight.
-        op: Must be AVG.
         func: The user's call, for errors.
 
     Attributes:
         sends: What is summed over the members: the scaled arrays, then the weight and a one.
-
-    Raises:
-        InvalidArgument: Another op, or the weight is no number.
     """
 
-    def __init__(self, inputs: Sequence[Buffer], weight: object, op: ReduceOp, func: str) -> None:
-        check_op(op, func)
+    def __init__(self, inputs: Sequence[Buffer], weight: object, func: str) -> None:
         self._func = func
         self._given = weight
         self._inputs = inputs
-        number = _core.as_weight(as_number(weight, func))
-        own = Buffer(np.array([number, 1.0]), DataType.DOUBLE)
-        self.sends = [*(_scaled(buffer, number) for buffer in inputs), own]
+        self._number = _core.as_weight(as_number(weight, func))
+        own = Buffer(np.array([self._number, 1.0]), DataType.DOUBLE)
+        self.sends = [*(_scaled(buffer, self._number) for buffer in inputs), own]
 
     def finish(self, sums: Sequence[Array], outs: Sequence[Array] | None) -> Sequence[Array]:
         """The means, from what the members' `sends` add up to.
@@ -93,45 +90,36 @@ class WeightedMean:
         total, members = last.tolist()
         if not total > 0:
             raise InvalidArgument.because(self._func, self._unfit(total))
-        if members == 1:  # exactly the input, not what a product and a quotient make of it
-            copies = [buffer.array.copy() for buffer in self._inputs]
-            return copies if outs is None else _written(copies, outs)
-        made: list[Array] = []
-        for index, (buffer, part) in enumerate(zip(self._inputs, parts, strict=True)):
-            out = None if outs is None else outs[index]
-            made.append(_mean(part, total, buffer, out))
-        return made
+        if members == 1:  # exactly the input, without the rounding of product and quotient
+            means = [buffer.array.copy() for buffer in self._inputs]
+        else:
+            wanted = [None] * len(parts) if outs is None else outs
+            means = list(map(_mean, parts, [total] * len(parts), self._inputs, wanted))
+        if outs is None:
+            return means
+        for mean, out in zip(means, outs, strict=True):
+            if mean is not out:
+                out[...] = mean
+        return outs
 
     def _unfit(self, total: float) -> str:
         if total == 0:
             return "the members' weights add up to 0"
-        if np.isnan(_core.as_weight(as_number(self._given, self._func))):
+        if np.isnan(self._number):
             return f"weight= must be {_core.WEIGHTS}, not {self._given!r}"
         return f"a member's weight is not {_core.WEIGHTS}"
-
-
-def _written(values: Sequence[Array], outs: Sequence[Array]) -> Sequence[Array]:
-    for value, out in zip(values, outs, strict=True):
-        out[...] = value
-    return outs
-
-
-def _bytes(array: Array) -> Array:
-    """A C-contiguous array's own."""
-    return array.reshape(-1).view(np.uint8)
 
 
 def _scaled(buffer: Buffer, weight: float) -> Buffer:
     """The array times the weight, in the type in which the products are added up."""
     wide = DataType.FLOAT if buffer.dtype in _IN_FLOAT32 else DataType.DOUBLE
     made = result_pool.empty(buffer.array.shape, np.dtype(wide.label))
-    values = _bytes(np.ascontiguousarray(buffer.array))
-    _core.scale(int(buffer.dtype), values, weight, _bytes(made))
+    _core.scale(int(buffer.dtype), flat_bytes(buffer.array), weight, flat_bytes(made))
     return Buffer(made, wide)
 
 
 def _mean(part: Array, total: float, like: Buffer, out: Array | None) -> Array:
-    """The quotient in the dtype of `like`."""
+    """The quotient in the dtype of `like`: in `out` if that is contiguous."""
     dtype = like.array.dtype
     if out is not None and out.flags.c_contiguous:
         made = out
@@ -139,8 +127,5 @@ def _mean(part: Array, total: float, like: Buffer, out: Array | None) -> Array:
         made = part.view(dtype)
     else:
         made = result_pool.empty(part.shape, dtype)
-    _core.unscale(int(like.dtype), _bytes(part), total, _bytes(made))
-    if out is None or made is out:
-        return made
-    out[...] = made
-    return out
+    _core.unscale(int(like.dtype), flat_bytes(part), total, flat_bytes(made))
+    return made

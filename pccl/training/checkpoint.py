@@ -26,9 +26,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from pccl import _core
-from pccl._arrays import Array
 from pccl._state import PYTHON, State, decode, encode
 from pccl.errors import InvalidArgument, NotSupported
+from pccl.frameworks import Array
 
 __all__ = ["SUFFIX", "CheckpointError", "latest", "load", "resume", "save"]
 

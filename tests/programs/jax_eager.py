@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import pccl
-from pccl import _arrays, api
+from pccl.reduce import general, staging
 from programs.jax_peer import (
     NamedSharding,
     P,
@@ -82,9 +82,9 @@ def other_arrays_are_refused() -> None:
 def nothing_is_copied_on_the_way_in_or_out(dtype: str) -> None:
     rank = pccl.rank()
     seen: list[tuple[int, int]] = []
-    module: Any = api
+    module: Any = general
 
-    class Watched(_arrays.Staging):
+    class Watched(staging.Staging):
         def __init__(self, sends: Any, recvs: Any = None) -> None:
             super().__init__(sends, recvs)
             seen.extend((s.ctypes.data, r.ctypes.data) for s, r, _ in self.arrays)
@@ -94,7 +94,7 @@ def nothing_is_copied_on_the_way_in_or_out(dtype: str) -> None:
         x = jnp.full(2**20 // jnp.dtype(dtype).itemsize, rank + 1, dtype)
         total = pccl.allreduce(x)
     finally:
-        module.Staging = _arrays.Staging
+        module.Staging = staging.Staging
     assert seen == [(address(x), address(total))], (seen, address(x), address(total))
     same(total.astype("float32"), np.full(x.shape, 3.0))
     same(x.astype("float32"), np.full(x.shape, rank + 1.0))

@@ -115,7 +115,7 @@ def feedback_of_a_timeout(number: int) -> None:
     mine = normals(5000, number)
 
     def kept() -> dict[Any, bytes]:
-        return {key: left.values.tobytes() for key, left in comm._residuals.items()}
+        return {key: left.values.tobytes() for key, left in comm._residuals.kept.items()}
 
     pccl.allreduce(mine, quantize=how)
     before = kept()
@@ -134,10 +134,10 @@ def feedback_of_a_timeout(number: int) -> None:
     assert kept() != before
     # Another dtype: nothing is kept of the old one.
     pccl.allreduce(mine.astype(np.float64), quantize=how)
-    [left] = comm._residuals.values()
+    [left] = comm._residuals.kept.values()
     assert left.values.nbytes == 8 * 5000 and left.outline == "float64[5000]"
     comm.close()
-    assert not comm._residuals
+    assert not comm._residuals.kept
     say(event="done")
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from pccl import api
-from pccl._arrays import Array
 from pccl.errors import InvalidUsage, PCCLError, PeerLost, RevisionMismatch
+from pccl.frameworks import Array
 from pccl.training.diloco.checkpoints import check, restore, snapshot
 from pccl.training.diloco.inner import Inner, NumPyTree
 from pccl.training.diloco.options import FUNC, Keywords, Options, Plan, refused

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from pccl import tree as trees
-from pccl._arrays import Array
+from pccl.frameworks import Array
 from pccl.training.diloco.options import FUNC, refused
 
 

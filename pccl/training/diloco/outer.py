@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pccl._arrays import Array
+from pccl.frameworks import Array
 
 
 class OuterOptimizer(Protocol):

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from pccl import api
-from pccl._arrays import Array
 from pccl.communicator import Communicator
 from pccl.errors import PeerLost
+from pccl.frameworks import Array
 from pccl.quantize import Quantize
 from pccl.types import ReduceInfo
 

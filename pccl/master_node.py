@@ -1,0 +1,113 @@
+"""A master in this process."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from pccl import _core, _settings, process
+from pccl.errors import InvalidArgument, InvalidUsage
+
+__all__ = ["MasterNode"]
+
+_MAX_PEERS = 2**31 - 1
+_INTERRUPT_SECONDS = 5.0  # a master that was told to stop has closed its port long before
+
+
+class MasterNode:
+    """A master in this process, on a thread of the engine's.
+
+    While it runs the process stays alive at its end, until Ctrl-C (or SIGTERM). `with` runs it and
+    interrupts it.
+
+    Args:
+        listen_address: "host:port" to listen on; port 0 takes a free one, see `address`.
+        secret: The run's secret, as of `Communicator`. Without one anybody who reaches it may join:
+            there is a warning when that is more than this machine.
+        min_peers: A group starts when so many peers are there, whatever they ask for themselves;
+            of replicas, so many of those.
+
+    Raises:
+        InvalidArgument: The address or the secret makes no sense.
+    """
+
+    def __init__(
+        self,
+        listen_address: str,
+        *,
+        secret: str | bytes | _core.Secret | None = None,
+        min_peers: int = 1,
+    ) -> None:
+        if not isinstance(listen_address, str) or not listen_address:
+            sentence = f"listen_address must be 'host:port', not {listen_address!r}"
+            raise InvalidArgument.because("MasterNode", sentence)
+        self._secret = _settings.secret(secret, "MasterNode")
+        self._min_peers = _settings.integer(min_peers, "min_peers", "MasterNode", 1, _MAX_PEERS)
+        self._listen_address = listen_address
+        self._address = listen_address
+        self._engine: _core.Master | None = None
+        self._fork = process.forks
+
+    @property
+    def address(self) -> str:
+        """host:port really bound; before `run`, the one asked for."""
+        return self._address
+
+    def run(self) -> None:
+        """Listens and serves; returns at once.
+
+        Raises:
+            InvalidUsage: It runs already, or the address cannot be bound.
+        """
+        if self in process.masters:
+            raise InvalidUsage.because("MasterNode.run", "this master runs already")
+        engine = _core.Master(self._listen_address, self._secret, self._min_peers)
+        engine.run()
+        self._engine = engine
+        self._address = engine.address()
+        self._fork = process.forks
+        process.masters.add(self)
+
+    def _started(self, func: str) -> _core.Master:
+        if self._engine is None:
+            raise InvalidUsage.because(func, "this master was never run")
+        if self._fork != process.forks:
+            raise InvalidUsage.because(func, "this process was forked; its copy is no master")
+        return self._engine
+
+    def interrupt(self) -> None:
+        """Stops it. When this returns its port is free again. May be called again."""
+        engine = self._started("MasterNode.interrupt")
+        engine.interrupt()
+        engine.wait(_INTERRUPT_SECONDS)
+        process.masters.discard(self)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it has stopped. Ctrl-C while waiting stops it.
+
+        Args:
+            timeout: Seconds; None waits without end.
+
+        Returns:
+            Whether it has stopped.
+        """
+        engine = self._started("MasterNode.wait")
+        try:
+            stopped = engine.wait(timeout)
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
+        if stopped:
+            process.masters.discard(self)
+        return stopped
+
+    def __enter__(self) -> MasterNode:
+        self.run()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.interrupt()

@@ -1,0 +1,200 @@
+"""One peer's part in a run: joining and leaving it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from pccl import _core, _settings, process
+from pccl.errors import InvalidArgument, InvalidUsage, PCCLError
+from pccl.reduce.residuals import Residuals
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_MAX_GROUP = 2**32 - 1
+_MAX_STRIPES = 255
+_MAX_REPLICA_NAME = 256
+_MAX_RANKS = 4096
+_MAX_ATTEMPTS = 2**31 - 1
+
+
+class Peer(_core.Reducer):
+    """What `pccl.Communicator` is below its collective calls. *any thread*"""
+
+    def __init__(
+        self,
+        address: str,
+        peer_group: int = 0,
+        p2p_connection_pool_size: int = 0,
+        *,
+        port: int | None = None,
+        advertise: str | Sequence[str] | None = None,
+        secret: str | bytes | None = None,
+        replica_id: str | None = None,
+        ranks_per_replica: int | None = None,
+    ) -> None:
+        super().__init__()
+        func = "Communicator"
+        if not isinstance(address, str) or not address:
+            raise InvalidArgument.because(func, f"address must be 'host:port', not {address!r}")
+        self._secret = _settings.secret(secret, func)
+        self._address = address
+        self._group = _settings.integer(peer_group, "peer_group", func, 0, _MAX_GROUP)
+        self._stripes = _settings.integer(
+            p2p_connection_pool_size, "p2p_connection_pool_size", func, 0, _MAX_STRIPES
+        )
+        self._port = _settings.integer(
+            port, "port", func, 0, 65535, variable="PCCL_PORT", default=0
+        )
+        self._advertise = _settings.addresses(advertise, func)
+        self._replica, self._ranks = self._check_replica(replica_id, ranks_per_replica)
+        self._engine: _core.Communicator | None = None
+        self._joining = False
+        self._candidate: _core.Communicator | None = None  # while it joins
+        self._closed = False
+        self._fork = process.forks
+        self._residuals = Residuals()
+        self._lock = threading.Lock()  # guards _joining and _engine; no blocking call holds it
+
+    def _check_replica(self, name: str | None, ranks: int | None) -> tuple[str, int]:
+        func = "Communicator"
+        if name is None and ranks is None:
+            return "", 0
+        if name is None or ranks is None:
+            sentence = "replica_id and ranks_per_replica go together"
+            raise InvalidArgument.because(func, sentence)
+        if not isinstance(name, str) or not 0 < len(name.encode()) <= _MAX_REPLICA_NAME:
+            sentence = (
+                f"replica_id must be a string of 1 to {_MAX_REPLICA_NAME} bytes, not {name!r}"
+            )
+            raise InvalidArgument.because(func, sentence)
+        ranks = _settings.integer(ranks, "ranks_per_replica", func, 1, _MAX_RANKS)
+        if self._group >= ranks:
+            sentence = (
+                f"peer_group is the rank in the replica, 0 to {ranks - 1} of {ranks}, "
+                f"not {self._group}"
+            )
+            raise InvalidArgument.because(func, sentence)
+        return name, ranks
+
+    def connect(self, n_attempts: int = 5, *, timeout: float | None = None) -> None:
+        """Joins the run.
+
+        The first peer of a group returns at once, a later one when the members let it in.
+
+        Args:
+            n_attempts: How often to try to reach the master, one second apart.
+            timeout: Seconds for the whole call. None waits for the members as long as they make
+                progress.
+
+        Raises:
+            PCCLError: `Unreachable` after the last attempt, `Refused`, `Timeout` ...; all with the
+                result MASTER_CONNECTION_FAILED.
+            InvalidUsage: Connected already, or closed.
+        """
+        attempts = _settings.integer(n_attempts, "n_attempts", "connect", 1, _MAX_ATTEMPTS)
+        self._join("connect", min_peers=1, attempts=attempts, timeout=timeout, enter=True)
+
+    def _join(
+        self, func: str, *, min_peers: int, attempts: int, timeout: float | None, enter: bool
+    ) -> None:
+        limit = _settings.seconds(timeout, func)
+        self._check_usable(func)
+        with self._lock:
+            if self._joining or (self._engine is not None and self._engine.is_open()):
+                raise InvalidUsage.because(func, "this communicator is connected already")
+            self._joining = True
+        try:
+            # A peer that failed to join, or was cut off, comes back as a new peer.
+            engine = _core.Communicator(
+                self._address,
+                peer_group=self._group,
+                stripes=self._stripes,
+                port=self._port,
+                advertise=self._advertise,
+                replica=self._replica,
+                ranks_per_replica=self._ranks,
+                secret=self._secret,
+            )
+            self._candidate = engine
+            try:
+                self._check_usable(func)  # closed by another thread, meanwhile
+                engine.join(min_peers=min_peers, attempts=attempts, timeout=limit, enter=enter)
+            except BaseException:
+                engine.close()
+                raise
+            self._residuals.clear()  # a newcomer starts with nothing
+            self._engine = engine
+            self._attach(engine)
+            process.peers.add(self)
+            if self._closed:
+                self._attach(None)
+                engine.close()
+        finally:
+            self._joining = False
+            self._candidate = None
+
+    def close(self) -> None:
+        """Leaves the run: the others see a departure, not a loss.
+
+        May be called again; afterwards nothing else may. Calls of other threads end with an error,
+        also a `connect` that waits.
+        """
+        self._close("")
+
+    def _close(self, failure: str) -> None:
+        if self._is_forked():
+            return
+        self._closed = True
+        self._attach(None)
+        process.peers.discard(self)
+        for engine in (self._candidate, self._engine):
+            if engine is not None:
+                engine.close(failure)
+        self._residuals.clear()
+
+    def _leave_at_exit(self) -> None:
+        # Other ranks of the replica need not wait for a program that an exception has ended.
+        error = getattr(sys, "last_type", None)
+        try:
+            self._close("" if error is None else f"its program ended with {error.__name__}")
+        except (PCCLError, KeyboardInterrupt):
+            pass  # the process ends anyway; the master notices
+
+    def __enter__(self) -> Self:
+        if self._engine is None or not self._engine.is_open():
+            self.connect()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close("" if kind is None else f"its program ended with {kind.__name__}")
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "not connected" if self._engine is None else "joined"
+        return f"<pccl.Communicator master={self._address} peer_group={self._group} {state}>"
+
+    def _is_forked(self) -> bool:
+        """Whether this is a forked child's copy."""
+        return self._fork != process.forks
+
+    def _check_usable(self, func: str) -> None:
+        if self._fork != process.forks:  # `_is_forked`, without the call: each reduction comes here
+            sentence = "this process was forked; its copy of the communicator cannot be used"
+            raise InvalidUsage.because(func, sentence)
+        if self._closed:
+            raise InvalidUsage.because(func, "this communicator is closed; make a new one")
+
+    def _joined(self, func: str) -> _core.Communicator:
+        self._check_usable(func)
+        if self._engine is None:
+            raise InvalidUsage.because(func, "not connected; call connect() first")
+        return self._engine

@@ -1,0 +1,95 @@
+"""The way that an all-reduce takes.
+
+| route | takes | made of |
+|---|---|---|
+| plain | plain NumPy arrays and containers, exactly, unweighted | one native call |
+| `pieces` | trees with an array on an accelerator | an operation for each piece |
+| traced | trees with a tracer, in a function that JAX traces | a call of the compiled program |
+| `general` | all others | one operation |
+
+The plain route comes before a `Request`: to make one takes as long as a small reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pccl import frameworks
+from pccl.errors import NotSupported
+from pccl.reduce import general, pieces
+from pccl.reduce.request import Request
+from pccl.types import OP_CODES, ReduceInfo, ReduceOp
+
+if TYPE_CHECKING:
+    from pccl import _core
+
+_Route = Callable[[Request], tuple[Any, ReduceInfo | None]]
+
+
+def reduce_plain(
+    engine: _core.Communicator,
+    tree: object,
+    out: object,
+    op: ReduceOp | str,
+    tag: int | None,
+    timeout: float | None,
+) -> tuple[Any, _core.ReduceInfo] | None:
+    """Reduces plain arrays exactly and unweighted, and waits: the result, and how it went.
+
+    Returns:
+        None when it is not that simple, or wrong. Then nothing was started.
+    """
+    code = _plain_code(tree, op)
+    return None if code is None else engine.reduce_tree(tree, out, code, tag, timeout)
+
+
+def start_plain(
+    engine: _core.Communicator,
+    tree: object,
+    out: object,
+    op: ReduceOp | str,
+    tag: int | None,
+    timeout: float | None,
+) -> tuple[_core.Operation, Any] | None:
+    """The same, begun: with the result, which is complete when the operation is done."""
+    code = _plain_code(tree, op)
+    return None if code is None else engine.start_tree(tree, out, code, tag, timeout)
+
+
+def _plain_code(tree: object, op: ReduceOp | str) -> int | None:
+    """The op's code, if the engine may take both as they are."""
+    if type(tree) not in (np.ndarray, dict, list, tuple):
+        return None
+    return OP_CODES.get(op) if type(op) is ReduceOp or type(op) is str else None
+
+
+def route_of(request: Request) -> _Route:
+    """The route of a call that is not plain."""
+    leaves = request.flat.leaves
+    if frameworks.devices_in_use() and any(map(frameworks.device_adapter, leaves)):
+        return pieces.allreduce
+    if frameworks.find_tracing([*leaves, request.weight]) is not None:
+        return _traced
+    return general.allreduce
+
+
+def allreduce(request: Request) -> Any:
+    """Reduces by the request's route, and waits."""
+    result, info = route_of(request)(request)
+    return (result, info) if request.return_info else result
+
+
+def _traced(request: Request) -> tuple[Any, None]:
+    """Makes the call a part of the function that the framework traces."""
+    for name, given in (
+        ("out=", request.out is not None),
+        ("return_info=True", request.return_info),
+    ):
+        if given:
+            sentence = f"{name} does not work inside a traced function"
+            raise NotSupported.because(request.func, sentence)
+    tracing = frameworks.find_tracing([*request.flat.leaves, request.weight])
+    return tracing.allreduce_traced(request), None

@@ -1,0 +1,141 @@
+"""An operation under way, and what it knows about itself afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from pccl import _settings
+from pccl.errors import InvalidUsage
+from pccl.types import ReduceInfo
+
+if TYPE_CHECKING:
+    from pccl import _core
+    from pccl.peer import Peer
+
+_Result = TypeVar("_Result", covariant=True)
+
+
+def reduce_info(info: _core.ReduceInfo) -> ReduceInfo:
+    """The engine's account of an operation, as a plain value."""
+    made = object.__new__(ReduceInfo)
+    # Not by the constructor: that of a frozen dataclass takes as long as a small reduction.
+    made.__dict__.update(
+        local_world_size=info.world_size,
+        tx_bytes=info.tx_bytes,
+        rx_bytes=info.rx_bytes,
+        contributors=tuple(info.contributors),
+        epoch=info.epoch,
+        attempts=info.attempts,
+    )
+    return made
+
+
+def total(infos: Sequence[ReduceInfo], attempts: int) -> ReduceInfo:
+    """One account of several operations: the last one's members, the bytes of all."""
+    return ReduceInfo(
+        local_world_size=infos[-1].local_world_size,
+        tx_bytes=sum(info.tx_bytes for info in infos),
+        rx_bytes=sum(info.rx_bytes for info in infos),
+        contributors=infos[-1].contributors,
+        epoch=infos[-1].epoch,
+        attempts=attempts,
+    )
+
+
+class Work(Generic[_Result]):
+    """An `allreduce_async` in flight.
+
+    Dropping it is safe: it runs to its end and keeps its arrays until then. Awaitable: `await work`
+    waits in a thread of its own. An `out=` array that is not contiguous, or gets a weighted mean,
+    is filled when somebody waits.
+    """
+
+    def __init__(
+        self, comm: Peer, operation: _core.Operation, result: Callable[[], _Result]
+    ) -> None:
+        self._comm = comm
+        # Guards what follows; held while a result is made, never while waiting.
+        self._lock = threading.Lock()
+        self._operation: _core.Operation | None = operation
+        self._make: Callable[[], Any] | None = result  # until made
+        self._result: Any = None
+        self._info: ReduceInfo | None = None
+
+    def wait(self, timeout: float | None = None) -> _Result:
+        """Waits for the result. May be called again, from any thread: returns the same object.
+
+        Args:
+            timeout: Seconds. Default: PCCL_TIMEOUT, else no limit. When it passes, the operation
+                ends with `Timeout` on all members, as any call does; to look without waiting, use
+                `done`.
+
+        Returns:
+            `out` if it was given; else a tree like the input's.
+
+        Raises:
+            PCCLError: As `allreduce`.
+        """
+        return self._wait(_settings.seconds(timeout, "Work.wait"))
+
+    def _wait(self, timeout: float | None, func: str = "Work.wait") -> _Result:
+        operation = self._operation
+        if operation is not None:
+            if self._comm._is_forked():
+                sentence = "this process was forked; its copy of the operation cannot be waited for"
+                raise InvalidUsage.because(func, sentence)
+            info = operation.wait(timeout)
+            with self._lock:
+                if self._make is not None:
+                    self._result = self._make()
+                    self._info = reduce_info(info)
+                    self._make = self._operation = None  # lets the inputs go
+        result: _Result = self._result
+        return result
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        operation = self._operation
+        return operation is None or operation.done()
+
+    @property
+    def info(self) -> ReduceInfo:
+        """How the operation went.
+
+        Raises:
+            InvalidUsage: It is not finished.
+            PCCLError: It failed.
+        """
+        if not self.done():
+            raise InvalidUsage.because("Work.info", "the operation is not finished; wait() first")
+        self._wait(None)
+        assert self._info is not None
+        return self._info
+
+    def __await__(self) -> Generator[Any, None, _Result]:
+        # A thread of its own: a loop waits at its end for those of its executor, despite Ctrl-C.
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def tell(result: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        def wait() -> None:
+            result, error = None, None
+            try:
+                result = self.wait()
+            except BaseException as caught:
+                error = caught
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(tell, result, error)
+
+        threading.Thread(target=wait, name="pccl await", daemon=True).start()
+        return future.__await__()
