@@ -1,4 +1,4 @@
-"""What members say to the master, byte by byte, as docs/protocol.md says."""
+"""What members say to the master, byte by byte, as docs/internals/protocol.md says."""
 
 from __future__ import annotations
 

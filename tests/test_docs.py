@@ -10,11 +10,15 @@ import pccl.errors
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def page(name: str) -> str:
     return (DOCS / name).read_text()
+
+
+def protocol() -> str:
+    return page("internals/protocol.md")
 
 
 def source(path: str) -> str:
@@ -43,7 +47,7 @@ def test_every_control_message_has_its_row_with_its_number_and_fields() -> None:
     listed = re.search(r"using Message =\s+std::variant<(.*?)>;", header, re.DOTALL)
     assert listed
     messages = [name.strip() for name in listed[1].split(",")]
-    by_name = {cells[1]: cells for cells in rows(page("protocol.md")) if len(cells) == 5}
+    by_name = {cells[1]: cells for cells in rows(protocol()) if len(cells) == 5}
     for number, name in enumerate(messages):
         assert by_name[name][0] == str(number)
         body = re.search(rf"^struct {name} \{{(.*?)^\}};", header, re.DOTALL | re.MULTILINE)
@@ -56,7 +60,7 @@ def test_every_control_message_has_its_row_with_its_number_and_fields() -> None:
 
 def test_every_record_on_the_wire_is_described() -> None:
     structs = set(re.findall(r"^struct (\w+)", source("wire/records.h"), re.MULTILINE))
-    assert structs - words_of(page("protocol.md")) <= {"Departure", "OpState"}  # described in place
+    assert structs - words_of(protocol()) <= {"Departure", "OpState"}  # described in place
 
 
 def test_every_kind_of_round_is_described() -> None:
@@ -64,14 +68,14 @@ def test_every_kind_of_round_is_described() -> None:
     assert listed
     kinds = words_of(listed[1])
     assert "sync_detail" in kinds
-    assert kinds <= words_of(page("protocol.md"))
+    assert kinds <= words_of(protocol())
 
 
 def test_every_frame_has_its_row_with_its_number() -> None:
     listed = re.search(r"enum class FrameType[^{]*\{(.*?)\};", source("link/frame.h"), re.DOTALL)
     assert listed
     frames = re.findall(r"^\s*(\w+),", listed[1], re.MULTILINE)
-    by_name = {cells[1]: cells[0] for cells in rows(page("protocol.md")) if len(cells) == 6}
+    by_name = {cells[1]: cells[0] for cells in rows(protocol()) if len(cells) == 6}
     assert {name: by_name.get(name) for name in frames} == {
         name: str(number) for number, name in enumerate(frames)
     }
@@ -83,7 +87,7 @@ def test_every_field_of_the_frame_header_is_described_at_its_offset() -> None:
     declared = re.findall(r"^  ([\w:]+) (\w+)(?:\s*=\s*[^;]+)?;", body[1], re.MULTILINE)
     sizes = {"std::uint64_t": 8, "std::uint32_t": 4, "std::uint16_t": 2, "std::uint8_t": 1}
     sizes |= {"FrameType": 1, "bool": 1, "wire::OpKey": 25}
-    described = {cells[2]: cells[:2] for cells in rows(page("protocol.md")) if len(cells) == 4}
+    described = {cells[2]: cells[:2] for cells in rows(protocol()) if len(cells) == 4}
     offset = 0
     for kind, name in declared:
         if not name.startswith("padding"):
@@ -159,16 +163,16 @@ def test_the_migration_page_has_every_value_of_each_enum(name: str) -> None:
 def test_every_room_has_its_row() -> None:
     rooms = {path.name for path in (ROOT / "cpp" / "pccl").iterdir() if path.is_dir()}
     assert "state" in rooms
-    assert rooms <= {cells[0].strip("`") for cells in rows(page("architecture.md"))}
+    assert rooms <= {cells[0].strip("`") for cells in rows(page("internals/architecture.md"))}
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_on_the_pages_is_python(path: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
         compile(block, path.name, "exec")
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         if not target.startswith("http"):

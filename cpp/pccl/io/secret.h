@@ -35,7 +35,7 @@ class Secret {
 
   explicit operator bool() const { return root_ != nullptr; }
 
-  // -- REQUIRES: operator bool. docs/protocol.md has the derivation.
+  // -- REQUIRES: operator bool. docs/internals/protocol.md has the derivation.
   // For connections between peers and their master.
   [[nodiscard]] Key control_key() const;
   // For connections to the peer `to`, in this run.

@@ -1,5 +1,5 @@
-// Frames between peers: a fixed header, a payload, and behind data a trailer. docs/protocol.md has
-// the table.
+// Frames between peers: a fixed header, a payload, and behind data a trailer.
+// docs/internals/protocol.md has the table.
 #pragma once
 
 #include <array>

@@ -62,7 +62,7 @@ OutgoingFrame make_checked_frame(FrameType type, wire::Bytes payload) {
 }
 
 FrameType type_of(const OutgoingFrame& frame) {
-  return static_cast<FrameType>(frame.header[4]);  // docs/protocol.md
+  return static_cast<FrameType>(frame.header[4]);  // docs/internals/protocol.md
 }
 
 void release(std::deque<OutgoingFrame>& frames, std::uint64_t token) {

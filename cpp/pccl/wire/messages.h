@@ -1,5 +1,6 @@
-// The control protocol: every message between a peer and the master. docs/protocol.md has the
-// table. A message is one struct; `fields` lists what is written, in this order.
+// The control protocol: every message between a peer and the master.
+// docs/internals/protocol.md has the table. A message is one struct; `fields` lists what is
+// written, in this order.
 #pragma once
 
 #include <cstdint>
