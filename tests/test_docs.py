@@ -7,9 +7,11 @@ import pytest
 
 import pccl
 import pccl.errors
+from pccl import _testing
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+DECISIONS = DOCS / "internals" / "decisions"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
@@ -19,6 +21,10 @@ def page(name: str) -> str:
 
 def protocol() -> str:
     return page("internals/protocol.md")
+
+
+def architecture() -> str:
+    return page("internals/architecture.md")
 
 
 def source(path: str) -> str:
@@ -47,14 +53,20 @@ def test_every_control_message_has_its_row_with_its_number_and_fields() -> None:
     listed = re.search(r"using Message =\s+std::variant<(.*?)>;", header, re.DOTALL)
     assert listed
     messages = [name.strip() for name in listed[1].split(",")]
-    by_name = {cells[1]: cells for cells in rows(protocol()) if len(cells) == 5}
+    numbers = {cells[1]: cells[0] for cells in rows(protocol()) if len(cells) == 5}
+    described = {
+        name: words_of(cells[1])
+        for cells in rows(protocol().partition("### Fields")[2].partition("## Records")[0])
+        if len(cells) == 2
+        for name in cells[0].split(", ")
+    }
     for number, name in enumerate(messages):
-        assert by_name[name][0] == str(number)
+        assert numbers[name] == str(number)
         body = re.search(rf"^struct {name} \{{(.*?)^\}};", header, re.DOTALL | re.MULTILINE)
         assert body
         visited = re.search(r"visit\(([^)]*)\)", body[1])
         fields = re.findall(r"self\.(\w+)", visited[1]) if visited else []
-        missing = set(fields) - words_of(by_name[name][3])
+        missing = set(fields) - described[name]
         assert not missing, f"{name}: {missing}"
 
 
@@ -163,7 +175,37 @@ def test_the_migration_page_has_every_value_of_each_enum(name: str) -> None:
 def test_every_room_has_its_row() -> None:
     rooms = {path.name for path in (ROOT / "cpp" / "pccl").iterdir() if path.is_dir()}
     assert "state" in rooms
-    assert rooms <= {cells[0].strip("`") for cells in rows(page("internals/architecture.md"))}
+    assert rooms <= {cells[0].strip("`") for cells in rows(architecture())}
+
+
+def test_the_diagrams_of_phases_have_the_changes_that_the_engine_has() -> None:
+    report = _testing.simulate(1, peers=2)
+    blocks = re.findall(r"^stateDiagram-v2\n(.*?)^```", architecture(), re.DOTALL | re.MULTILINE)
+    drawn = [re.findall(r"^ +(\w+) --> (\w+): (.+)$", block, re.MULTILINE) for block in blocks]
+    tables = report["link_transitions"], report["call_transitions"]
+    assert drawn == [[row[:3] for row in table] for table in tables]
+
+
+def test_every_answer_to_where_do_i_find_is_there() -> None:
+    answers = re.findall(r"`([\w/]+\.(?:h|cpp))`: `([\w:]+)`(?: and `([\w:]+)`)?", architecture())
+    assert len(answers) > 20
+    for path, *names in answers:
+        for name in filter(None, names):
+            call = r"\(" if path.endswith(".cpp") else r"\b"
+            assert re.search(rf"\b{name}{call}", source(path)), f"{path}: {name}"
+
+
+def test_every_decision_is_in_the_index_and_has_its_three_parts() -> None:
+    records = sorted(path for path in DECISIONS.glob("*.md") if path.name != "index.md")
+    indexed = rows((DECISIONS / "index.md").read_text())[2:]
+    assert [cells[0] for cells in indexed] == [f"[{r.name[:3]}]({r.name})" for r in records]
+    for number, (path, cells) in enumerate(zip(records, indexed, strict=True), 1):
+        lines = path.read_text().splitlines()
+        assert re.fullmatch(rf"{number:03}-[a-z0-9-]+\.md", path.name)
+        assert lines[0] == f"# {number:03}: {cells[1]}", path.name
+        headings = [line for line in lines if line.startswith("## ")]
+        assert headings == ["## Context", "## Decision", "## Consequence"], path.name
+        assert len(lines) <= 60, path.name
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
