@@ -1,8 +1,8 @@
 """Whole runs of one master and up to eight peers in one thread, from a seed.
 
 Reductions are real; the network and its faults are simulated. After every event the engine's
-invariants are checked (docs/internals/architecture.md). A failure prints the seed. The same seed and options
-replay it: `_testing.simulate(seed, trace=True, ...)`.
+invariants are checked (docs/internals/architecture.md). A failure prints the seed. The same
+seed and options replay it: `_testing.simulate(seed, trace=True, ...)`.
 """
 
 from __future__ import annotations
