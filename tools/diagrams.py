@@ -1,8 +1,8 @@
 """Draws the mermaid blocks of the pages as SVG while mkdocs builds the site.
 
 GitHub draws such blocks itself; the site loads no script. This hook reads the part of the language
-that the pages use: `stateDiagram-v2` and `sequenceDiagram`. Any other line is an error. States stand
-where a comment places them: `%% at name column row, name column row`.
+that the pages use: `stateDiagram-v2` and `sequenceDiagram`. Any other line is an error. A comment
+places the states: `%% at name column row, name column row`.
 """
 
 import re
@@ -102,7 +102,7 @@ def draw_states(lines: list[str]) -> str:
 
 
 def arrow(start: tuple[float, float], end: tuple[float, float], number: int, both: bool) -> str:
-    """A line between two boxes with its number on it; beside the middle if another one comes back."""
+    """A line between two boxes, with its number; beside the middle if another one comes back."""
     dx, dy = end[0] - start[0], end[1] - start[1]
     length = (dx**2 + dy**2) ** 0.5
     shift = 9 if both else 0
