@@ -311,7 +311,8 @@ Judgement judge_ends(const std::vector<std::pair<PeerId, wire::SyncEnd>>& ends) 
       judgement.removals.push_back({peer, end.code, end.reason});
     } else if (good != nullptr && std::ranges::all_of(end.lost, present)) {
       judgement.removals.push_back(
-          {peer, Code::unreachable, "it cannot get the state from any holder: " + end.reason});
+          {peer, Code::unreachable,
+           "it cannot get the state from any of its holders: " + end.reason});
     } else {
       judgement.decision.step = wire::SyncStep::again;
     }

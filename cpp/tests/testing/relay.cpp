@@ -50,7 +50,7 @@ class Desk {
     return relays_.enter(id_of(token), std::make_unique<pccl::io::Socket>(context_, own), now_);
   }
   void end(const nb::bytes& one, const nb::bytes& other) { relays_.end(id_of(one), id_of(other)); }
-  // Of the clock of tokens.
+  // Advances the clock of tokens.
   void wait(double seconds) {
     now_ += std::chrono::round<pccl::Duration>(std::chrono::duration<double>(seconds));
     relays_.on_time(now_);
