@@ -225,23 +225,13 @@ def test_a_straggler_is_evicted_when_the_operator_wants_that(run: Run) -> None:
     late.expect("in again")
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "barrier",
-        pytest.param(
-            "allreduce",
-            marks=pytest.mark.xfail(
-                strict=False, reason="a thread may free a Python object without the GIL at the end"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("call", ["barrier", "allreduce"])
 @pytest.mark.env(**FAST)
 def test_a_program_may_end_while_its_daemon_threads_are_in_calls(run: Run, call: str) -> None:
     program = partial(faults.end_with_daemon_threads_in, call)
     ending = [run.peer(program) for _ in range(8)]
-    run.peer(partial(idle.wait, min_peers=2)).expect("in")
+    for peer in [*ending, run.peer(partial(idle.wait, min_peers=2))]:
+        peer.expect("in")
     for peer in ending:
         peer.tell("go")
         peer.expect("end")

@@ -253,6 +253,7 @@ def straggle() -> None:
 def end_with_daemon_threads_in(call: str) -> None:
     """Ends while daemon threads of it wait in calls."""
     start(min_peers=2)
+    say(event="in")
     hear()
     calls: list[Callable[[], object]] = [pccl.barrier]
     if call == "allreduce":

@@ -8,10 +8,12 @@
 namespace pccl::bindings {
 
 void raise(const Error& error, CallKind kind, const char* function) {
-  const nb::object make = nb::module_::import_("pccl.errors").attr("from_engine");
-  const nb::object exception =
-      make(static_cast<int>(error.code), static_cast<int>(result_of(error.code, kind)), function,
-           error.reason, error.peer.empty() ? std::string() : error.peer.hex(), error.waiting);
+  const nb::object exception = run_python([&]() -> nb::object {
+    const nb::object make = nb::module_::import_("pccl.errors").attr("from_engine");
+    return make(static_cast<int>(error.code), static_cast<int>(result_of(error.code, kind)),
+                function, error.reason, error.peer.empty() ? std::string() : error.peer.hex(),
+                error.waiting);
+  });
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
   throw nb::python_error();
 }

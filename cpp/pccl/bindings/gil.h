@@ -12,17 +12,24 @@
 
 namespace pccl::bindings {
 
-template <class Take>
-auto take_gil(const Take& take) noexcept {
+// Runs code that may take the GIL: Python code gives it up and takes it back between any two
+// bytecodes. Exceptions of the code pass through.
+template <class Code>
+auto run_python(const Code& code) {
 #ifdef __GLIBCXX__
   try {
-    return take();
+    return code();
   } catch (const abi::__forced_unwind&) {
     for (;;) pause();
   }
 #else
-  return take();
+  return code();
 #endif
+}
+
+template <class Take>
+auto take_gil(const Take& take) noexcept {
+  return run_python(take);
 }
 
 // REQUIRES: the GIL.

@@ -19,8 +19,7 @@ constexpr Duration kPartTimeout = std::chrono::seconds(1);
 TlsHandshake::TlsHandshake(asio::io_context& context, std::unique_ptr<Socket> socket,
                            std::unique_ptr<Tls> tls, wire::Bytes plain_reply, Done done,
                            wire::Bytes plain_prefix)
-    : context_(context),
-      deadline_(context),
+    : deadline_(context),
       socket_(std::move(socket)),
       tls_(std::move(tls)),
       plain_reply_(std::move(plain_reply)),

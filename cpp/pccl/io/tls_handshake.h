@@ -44,7 +44,6 @@ class TlsHandshake : public std::enable_shared_from_this<TlsHandshake> {
   void part(const Error& failure);
   void finish(const Error& failure);
 
-  asio::io_context& context_;
   asio::steady_timer deadline_;
   std::unique_ptr<Socket> socket_;
   std::unique_ptr<Tls> tls_;

@@ -20,7 +20,7 @@ void Measuring::start(const CallPtr& call) {
   const wire::RoundKey key = table.next_round(wire::RoundKind::optimize);
   table.skip_rounds(wire::RoundKind::optimize, key.sequence + kRounds);
   call->key = key;
-  round_.emplace();
+  round_ = Round{};
   round_->call = call;
   enter(key, wire::Nothing{});
 }

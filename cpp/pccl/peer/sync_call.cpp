@@ -17,7 +17,7 @@ void SyncCall::start(const CallPtr& call, SyncRequest request) {
   request.vote.loose = state::content_of(entries, true);
   request.vote.member_since = admission_.admitted()->epoch;
   request.vote.worked_since = calls_.worked_since();
-  sync_.emplace();
+  sync_ = Sync{};
   sync_->call = call;
   sync_->request = std::move(request);
   vote();

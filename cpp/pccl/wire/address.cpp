@@ -44,7 +44,7 @@ Reach reach_of_v4(std::uint32_t address) {
 Reach reach_of_v6(const V6& address) {
   if (address == kLoopback) return Reach::host;
   if (address == V6{} || address[0] == 0xFF) return Reach::nobody;  // any; multicast
-  const unsigned first = address[0] << 8U | address[1];
+  const auto first = static_cast<unsigned>(address[0] << 8U | address[1]);
   if ((first & 0xFFC0) == 0xFE80) return Reach::nobody;   // link-local
   if ((first & 0xFFC0) == 0xFEC0) return Reach::network;  // site-local
   return (first & 0xFE00) == 0xFC00 ? Reach::network : Reach::everybody;
