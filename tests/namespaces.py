@@ -6,25 +6,17 @@ import json
 import os
 import shutil
 import subprocess
-import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from programs import master, netns
 from workers import Program, Worker
 
-# Workers that are given as a string start with this.
-_ENTER = f"""
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from programs import netns
-netns.enter(os.environ["TEST_NETNS"])
-"""
 # Makes so many hosts on one network, each with an IP version of its own if that is given.
 Lab = Callable[..., list["Host"]]
 _PORT = 48148  # each namespace has its own
@@ -98,10 +90,8 @@ def at(address: str) -> str:
     return f"[{address}]:{_PORT}" if ":" in address else f"{address}:{_PORT}"
 
 
-def worker(program: Program | str, host: Host, **env: str) -> Worker:
+def worker(program: Program, host: Host, **env: str) -> Worker:
     """A process of that host."""
-    if isinstance(program, str):
-        program = _ENTER + textwrap.dedent(program)
     return Worker(program, TEST_NETNS=host.name, **env)
 
 
@@ -124,7 +114,7 @@ class HostsRun:
         self.master = self.peer(self._serve, host)
         self.master.expect("listening")
 
-    def peer(self, program: Program | str, host: Host, **env: str) -> Worker:
+    def peer(self, program: Program, host: Host, **env: str) -> Worker:
         settings = {"PCCL_MASTER": self.address, "PCCL_BIND": ""}
         self.workers.append(worker(program, host, **(settings | self.env | env)))
         return self.workers[-1]

@@ -6,21 +6,21 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from workers import Worker
+from workers import Program, Worker
 
 pytest.importorskip("torch")
-import torch_p2p_programs as p2p
+from programs import torch_messages
 
-HERE = str(Path(__file__).resolve().parent)
-CODE = f"""
-sys.path.insert(0, {HERE!r})
-import torch_p2p_programs as programs
-"""
-COMMON = [name for name, made in p2p.programs.items() if made not in p2p.GLOO_LACKS]
+COMMON = [
+    name
+    for name, program in torch_messages.programs.items()
+    if program not in torch_messages.GLOO_LACKS
+]
 
 Answers = list[dict[str, Any]]
 
@@ -32,25 +32,23 @@ class Job:
         self._store = store
         self.workers: list[Worker] = []
 
-    def start(self, size: int, code: str, **env: str) -> list[Worker]:
+    def start(self, size: int, program: Program) -> list[Worker]:
         self.workers = [
             Worker(
-                CODE + code,
+                program,
                 RANK=str(rank),
                 SIZE=str(size),
                 STORE=str(self._store),
                 GLOO_SOCKET_IFNAME="lo",
                 PYTHONWARNINGS="ignore",
-                **env,
             )
             for rank in range(size)
         ]
         return self.workers
 
     def run(self, size: int, backend: str, names: list[str]) -> Answers:
-        """What each rank answers to each program; all end well."""
-        code = "programs.main(say)"
-        workers = self.start(size, code, BACKEND=backend, PROGRAMS=",".join(names))
+        """Returns each rank's answers by program; all end well."""
+        workers = self.start(size, partial(torch_messages.run, backend, names))
         answers = [{name: w.expect(name, 90)["answer"] for name in names} for w in workers]
         for worker in workers:
             worker.expect("done", 60)
@@ -92,7 +90,7 @@ def test_a_program_has_the_results_that_it_has_on_gloo(both: list[Answers], name
 
 def test_what_gloo_lacks(job: Job) -> None:
     size = 3
-    names = [name for name in p2p.programs if name not in COMMON]
+    names = [name for name in torch_messages.programs if name not in COMMON]
     for rank, answers in enumerate(job.run(size, "pccl", names)):
         uneven = [rank + 1 + i for i in range(rank + 1)]
         start = rank * (rank + 1) // 2
@@ -105,7 +103,7 @@ def test_what_gloo_lacks(job: Job) -> None:
         pairs = [[float(3 * n + 300), -float(3 * n + 300)] for n in (2 * rank, 2 * rank + 1)]
         assert answers["reduce_scatter_of_complex"] == [["torch.float32", pairs]] * 2
         for sender, (_, part) in enumerate(answers["all_to_all_lists_uneven"]):
-            sent, _ = p2p.uneven_splits(sender, size)
+            sent, _ = torch_messages.uneven_splits(sender, size)
             first = 100 * sender + sum(sent[:rank])
             assert part == [float(first + i) for i in range(sent[rank])]
 
@@ -126,7 +124,7 @@ def end(workers: list[Worker]) -> None:
 
 
 def test_a_dead_rank_ends_the_first_send_and_receive_at_once(job: Job) -> None:
-    workers = job.start(3, "programs.lost_before_the_first_message(say, hear)")
+    workers = job.start(3, torch_messages.lost_before_the_first_message)
     for worker in workers:
         worker.expect("ready", 60)
     workers[2].signal(signal.SIGKILL)
@@ -143,9 +141,7 @@ def test_a_dead_rank_ends_the_first_send_and_receive_at_once(job: Job) -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_a_rank_that_dies_ends_a_receive_that_waits_for_it(job: Job, first: bool) -> None:
     # Rank 1 also runs the master of the channel to rank 2.
-    workers = job.start(
-        3, "programs.lost_while_waiting(say, hear)", LOST="1", FIRST=str(int(first))
-    )
+    workers = job.start(3, partial(torch_messages.lost_while_waiting, 1, first))
     for worker in workers:
         worker.expect("ready", 60)
     workers[1].signal(signal.SIGKILL)
@@ -160,7 +156,7 @@ def test_a_rank_that_dies_ends_a_receive_that_waits_for_it(job: Job, first: bool
 
 
 def test_a_rank_that_dies_in_an_all_to_all_ends_it_on_all_ranks(job: Job) -> None:
-    job.start(3, "programs.lost_within_all_to_all(say, hear)")
+    job.start(3, torch_messages.lost_within_all_to_all)
     for worker in survivors(job, 1):
         worker.expect("ready", 60)
         for error in worker.expect("done", 60)["failures"]:
@@ -170,7 +166,7 @@ def test_a_rank_that_dies_in_an_all_to_all_ends_it_on_all_ranks(job: Job) -> Non
 
 def test_calls_that_do_not_fit_are_errors_and_break_nothing(job: Job) -> None:
     size = 3
-    for worker in job.start(size, "programs.mismatches(say, hear)"):
+    for worker in job.start(size, torch_messages.mismatches):
         answer = worker.expect("done", 60)
         splits, rows, dtypes, lists, *messages = answer["failures"]
         assert re.match(
@@ -188,7 +184,7 @@ def test_calls_that_do_not_fit_are_errors_and_break_nothing(job: Job) -> None:
 
 
 def test_a_message_without_a_thread_fails_and_blocks_no_other(job: Job) -> None:
-    for worker in job.start(2, "programs.no_thread_can_be_started(say, hear)"):
+    for worker in job.start(2, torch_messages.no_thread_can_be_started):
         answer = worker.expect("done", 60)
         for error in answer["failures"]:
             assert re.match("InvalidUsage: .*no thread for messages", error), error
@@ -198,7 +194,7 @@ def test_a_message_without_a_thread_fails_and_blocks_no_other(job: Job) -> None:
 
 
 def test_messages_wait_for_each_other_until_the_timeout(job: Job) -> None:
-    workers = job.start(2, "programs.messages_that_nobody_receives(say, hear)")
+    workers = job.start(2, torch_messages.messages_that_nobody_receives)
     for worker in workers:
         worker.expect("waits", 60)
     time.sleep(2.5)  # the claim: they may wait this long, on both sides

@@ -1,4 +1,4 @@
-"""Programs of torch.distributed give on backend "pccl" what they give on Gloo: those of `torch_programs.py`."""
+"""Programs of torch.distributed give on backend "pccl" what they give on Gloo."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from workers import command
 
 from pccl import errors
 
 pytest.importorskip("torch")
+from programs import torch_alike
 
-FILE = Path(__file__).with_name("torch_programs.py")
 LIMIT = 180  # seconds; a program that hangs is no program that is slow
 
 
@@ -29,7 +30,7 @@ def ends(
     store = folder / f"store-{backend}"
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(FILE), name, backend],
+            command(partial(torch_alike.run, name, backend)),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={
@@ -55,7 +56,7 @@ def ends(
 
 
 def run(name: str, backend: str, size: int, folder: Path) -> list[Any]:
-    """What every rank returns. All ranks exit, and exit well."""
+    """Returns each rank's result. All ranks exit, and exit well."""
     found = ends(name, backend, size, folder)
     for code, output, error in found:
         # A thread of Gloo may abort the interpreter's exit, after everything was printed.

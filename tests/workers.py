@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,44 +31,6 @@ FAST = {
 # A function of tests/programs, or a functools.partial of one with arguments that JSON can say.
 Program = Callable[[], object]
 
-# Workers that are given as a string start with this.
-# `x()` is this peer's own array: every element is a number made from its id, so that the
-# sum over any set of contributors is known to everybody and exact.
-PRELUDE = """
-import json, os, signal, sys, threading
-import numpy as np
-import pccl
-
-def say(**what):
-    print(json.dumps(what), flush=True)
-
-def hear():
-    return json.loads(sys.stdin.readline())
-
-def value(peer):
-    return int(peer[:6], 16)
-
-def x(count=1000, dtype=np.int64):
-    return np.full(count, value(pccl.init_peer), dtype)
-
-def expected(info):
-    return sum(value(peer) for peer in info.contributors)
-
-def start(**options):
-    comm = pccl.init(**options)
-    pccl.init_peer = comm._engine.peer_id()
-    return comm
-
-def say_when_calling(comm, operations=1):
-    # Says "calling" once the engine has that many of this peer, so that a signal meets them.
-    def watch():
-        while comm._engine.unfinished() < operations:
-            pause.wait(0.001)
-        say(event="calling")
-    pause = threading.Event()
-    threading.Thread(target=watch, daemon=True).start()
-"""
-
 
 def described(program: Program) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
     """A program's name and arguments, for programs.shell.call in another process."""
@@ -87,14 +48,10 @@ def command(program: Program) -> list[str]:
 class Worker:
     """One process. `tell` writes a line to it, `next` reads the next one from it."""
 
-    def __init__(self, program: Program | str, **env: str) -> None:
-        if isinstance(program, str):
-            arguments = [sys.executable, "-c", PRELUDE + textwrap.dedent(program)]
-        else:
-            arguments = command(program)
+    def __init__(self, program: Program, **env: str) -> None:
         self._stderr = tempfile.TemporaryFile()
         self.process = subprocess.Popen(
-            arguments,
+            command(program),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -181,12 +138,12 @@ class Run:
         self.master = self._serve(self.address)
         assert self.master.expect("listening")["address"] == self.address
 
-    def peer(self, program: Program | str, **env: str) -> Worker:
+    def peer(self, program: Program, **env: str) -> Worker:
         worker = Worker(program, **{"PCCL_MASTER": self.address, **self.env, **env})
         self.workers.append(worker)
         return worker
 
-    def peers(self, count: int, program: Program | str, **env: str) -> list[Worker]:
+    def peers(self, count: int, program: Program, **env: str) -> list[Worker]:
         """`count` peers that start together."""
         return [self.peer(program, PCCL_MIN_PEERS=str(count), **env) for _ in range(count)]
 

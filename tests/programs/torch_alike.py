@@ -1,6 +1,6 @@
-"""Programs of torch.distributed that run alike on every backend: `python torch_programs.py NAME BACKEND`.
+"""Programs of torch.distributed that run alike on every backend.
 
-Each function is a program. Every rank returns plain values, which the process prints as JSON.
+Every rank of a program returns plain values, which `run` prints as JSON.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import datetime
 import json
 import os
 import signal
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -279,8 +278,8 @@ def die_in_call(number: int) -> None:
     process_group.ProcessGroup._run = dying  # type: ignore[method-assign]
 
 
-def main() -> None:
-    name, backend = sys.argv[1:]
+def run(name: str, backend: str) -> None:
+    """Runs one program in the group that RANK, SIZE and STORE describe."""
     if backend == "pccl":
         import pccl.adapters.torch  # noqa: F401  # registers it
 
@@ -294,9 +293,4 @@ def main() -> None:
     if "DIES_IN_CALL" in os.environ:
         die_in_call(int(os.environ["DIES_IN_CALL"]))
     print(json.dumps(PROGRAMS[name]()), flush=True)
-    if "stay" not in sys.argv:
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    dist.destroy_process_group()

@@ -1,7 +1,7 @@
-"""Programs of torch.distributed, messages and all-to-all above all, to be run on two backends.
+"""Programs of torch.distributed, mostly messages and all-to-all, to be run on two backends.
 
-A program takes rank and size and returns what JSON can say. `main` runs the programs that the
-environment names, one after the other in one group, and says each answer.
+A program takes rank and size and returns JSON. `run` runs programs by name, one after the other in
+one group, and says each answer.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
+
+from programs.peer import hear, say
 
 Program = Callable[[int, int], Any]
 programs: dict[str, Program] = {}
@@ -73,7 +75,7 @@ def all_to_all_single(rank: int, size: int) -> Any:
 
 
 def uneven_splits(rank: int, size: int) -> tuple[list[int], list[int]]:
-    """What a rank sends and receives: nothing to the rank after the next, else by both ranks."""
+    """How much a rank sends and receives: none to the rank after the next, else by both ranks."""
     count = [
         [0 if (a + 2) % size == b else a + 2 * b + 1 for b in range(size)] for a in range(size)
     ]
@@ -309,11 +311,12 @@ def wrong_arguments(rank: int, size: int) -> Any:
     """Refused before anything is sent. `except RuntimeError` is what Gloo's users write."""
     one = torch.zeros(2)
     found = []
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: dist.all_gather([torch.zeros(3)] * size, one),
         lambda: dist.all_to_all([one] * (size - 1), [one] * size),
         lambda: dist.all_to_all_single(torch.zeros(size), torch.zeros(size + 1)),
-    ):
+    ]
+    for call in calls:
         try:
             call()
         except RuntimeError:
@@ -408,7 +411,7 @@ def sharded_tensor(rank: int, size: int) -> Any:
     return [None if whole is None else plain(whole), moved, shown, str(made.device)]
 
 
-# What Gloo does not have.
+# Programs that Gloo cannot run.
 
 
 @program
@@ -445,10 +448,10 @@ def reduce_scatter_uneven(rank: int, size: int) -> Any:
 GLOO_LACKS = {all_to_all_lists_uneven, reduce_scatter_of_complex, reduce_scatter_uneven}
 
 
-# Programs that end with an error. Each says its steps with `say`, goes on when `hear` returns.
+# Programs that end with an error.
 
 
-def lost_before_the_first_message(say: Callable[..., None], hear: Callable[[], Any]) -> None:
+def lost_before_the_first_message() -> None:
     """The last rank is killed before any message; the others send to it and receive by it."""
     rank, size = begin("pccl", timeout=600)
     dist.all_reduce(torch.ones(1))
@@ -469,11 +472,9 @@ def lost_before_the_first_message(say: Callable[..., None], hear: Callable[[], A
     hear()
 
 
-def lost_while_waiting(say: Callable[..., None], hear: Callable[[], Any]) -> None:
+def lost_while_waiting(lost: int, first: bool) -> None:
     """A rank is killed while another one waits for its first message, or for one more."""
-    rank, size = begin("pccl", timeout=600)
-    first = os.environ["FIRST"] == "1"
-    lost = int(os.environ["LOST"])
+    rank, _ = begin("pccl", timeout=600)
     dist.barrier()
     if rank == lost:
         if not first:
@@ -493,7 +494,7 @@ def lost_while_waiting(say: Callable[..., None], hear: Callable[[], Any]) -> Non
         hear()
 
 
-def lost_within_all_to_all(say: Callable[..., None], hear: Callable[[], Any]) -> None:
+def lost_within_all_to_all() -> None:
     """A rank dies when its parts are on their way."""
     import signal
 
@@ -517,7 +518,7 @@ def lost_within_all_to_all(say: Callable[..., None], hear: Callable[[], Any]) ->
     hear()  # the end of this rank would be one more loss for the others
 
 
-def mismatches(say: Callable[..., None], hear: Callable[[], Any]) -> None:
+def mismatches() -> None:
     """Calls that do not fit, and that nothing is broken after them."""
     rank, size = begin("pccl")
     splits = [1] * (size - 1) + [2 if rank == 0 else 1]
@@ -554,7 +555,7 @@ def mismatches(say: Callable[..., None], hear: Callable[[], Any]) -> None:
     say(event="done", failures=failures, total=total.tolist())
 
 
-def no_thread_can_be_started(say: Callable[..., None], hear: Callable[[], Any]) -> None:
+def no_thread_can_be_started() -> None:
     """Messages fail while there are no threads, and pass again after."""
     import threading
 
@@ -584,9 +585,9 @@ def no_thread_can_be_started(say: Callable[..., None], hear: Callable[[], Any]) 
     say(event="done", failures=failures, got=got.tolist(), total=total.tolist())
 
 
-def messages_that_nobody_receives(say: Callable[..., None], hear: Callable[[], Any]) -> None:
-    """Both ranks wait longer than the engine lets two members wait for each other, then to the end."""
-    rank, size = begin("pccl")
+def messages_that_nobody_receives() -> None:
+    """Both ranks wait longer than the engine lets members wait for each other, and to the end."""
+    rank, _ = begin("pccl")
     peer = 1 - rank
     got = torch.zeros(2)
     work = dist.irecv(got, peer)  # on both sides
@@ -611,9 +612,9 @@ def messages_that_nobody_receives(say: Callable[..., None], hear: Callable[[], A
     say(event="done", failures=failures, got=got.tolist())
 
 
-def main(say: Callable[..., None]) -> None:
-    rank, size = begin(os.environ["BACKEND"])
-    for name in os.environ["PROGRAMS"].split(","):
+def run(backend: str, names: list[str]) -> None:
+    rank, size = begin(backend)
+    for name in names:
         try:
             answer = programs[name](rank, size)
         except Exception as error:
