@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <new>
 #include <utility>
 
@@ -13,27 +12,11 @@
 namespace pccl::collective {
 namespace {
 
-constexpr std::uint32_t kUnlimited = std::numeric_limits<std::uint32_t>::max();
-constexpr std::uint32_t kNoSource = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint32_t kMaxWindow = 64;
-constexpr std::uint32_t kMaxPieces =
-    16;  // of a segment that is sent and received in place; more are gathered
-// Of one peer, about operations not called here: as many as may be open (master/group.h).
-constexpr std::size_t kMaxEarlyOperations = 1 << 16;
-constexpr std::size_t kMaxEarlyFrames = 1 << 16;
-// Words that wait to be sent to one peer: about each operation that may be open, one.
-constexpr std::size_t kMaxWords = 1 << 16;
-
-iovec vec(const void* data, std::size_t size) { return {const_cast<void*>(data), size}; }
-
-std::uint32_t plus(std::uint32_t credit, std::uint32_t more) {
-  return credit > kUnlimited - more ? kUnlimited : credit + more;
-}
 
 }  // namespace
 
-// ---- sizes and look-ups
-// -------------------------------------------------------------------------------------------
+// -- sizes and look-ups
 
 Executor::Operation* Executor::find(const wire::OpKey& key) {
   const auto it = operations_.find(key);
@@ -66,7 +49,7 @@ std::uint32_t Executor::source_index(const Operation& operation, std::uint32_t s
   return kNoSource;
 }
 
-// What that rank may have to send before it knows that we have called.
+// The bytes that `rank` may have to send before it knows that this member has called.
 std::uint64_t Executor::unasked_bytes_from(const Operation& operation, std::uint32_t rank) const {
   std::uint64_t bytes = 0;
   for (std::uint32_t index = 0; index < operation.layout.segments.size(); ++index) {
@@ -112,8 +95,7 @@ link::FrameHeader Executor::header_for(const Operation& operation, link::FrameTy
   return header;
 }
 
-// ---- starting and ending
-// ------------------------------------------------------------------------------------------
+// -- starting and ending
 
 Status Executor::start(OperationSpec spec) {
   auto owned = std::make_unique<Operation>();
@@ -128,8 +110,8 @@ Status Executor::start(OperationSpec spec) {
   }
   operations_[key] = std::move(owned);
 
-  // What we can send without waiting for anybody: chunks whose journey starts here. (And alone, the
-  // whole result.)
+  // Offer the chunks that start at this rank: they need no contribution. (A member that is alone
+  // has its whole result.)
   for (std::uint32_t i = 0; i < operation.layout.segments.size(); ++i) {
     const ChunkFlow& flow = operation.schedule.chunks[operation.layout.segments[i].chunk];
     if (!flow.sources.empty()) continue;
@@ -150,7 +132,7 @@ void Executor::prepare(Operation& operation) {
   const wire::EpochRecord& world = *spec.world;
   const Kind kind = spec.what.kind;
   const bool parts = kind == Kind::reduce_scatter || kind == Kind::all_gather;
-  // A root has nothing to wait for: its results may be where they are.
+  // A root has nothing to receive, so it needs no scratch memory.
   const bool in_place =
       kind == Kind::all_reduce || (kind == Kind::broadcast && spec.rank != spec.what.root);
   std::uint64_t bytes = 0;
@@ -194,7 +176,7 @@ void Executor::prepare(Operation& operation) {
   for (std::uint32_t rank = 0; rank < world.members.size(); ++rank) {
     operation.ranks[world.members[rank].id] = rank;
   }
-  std::map<std::uint32_t, std::uint64_t> unasked;  // by rank, what goes there first
+  std::map<std::uint32_t, std::uint64_t> unasked;  // by rank: bytes that go there first
   for (std::size_t i = 0; i < operation.segments.size(); ++i) {
     const Segment& segment = operation.layout.segments[i];
     const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
@@ -220,8 +202,7 @@ void Executor::prepare(Operation& operation) {
   for (const auto& [rank, amount] : unasked) {
     const PeerId& to = world.members[rank].id;
     Outlet& outlet = operation.outlets[to];
-    if (amount > options_.eager_bytes)
-      continue;  // the receiver grants by itself when it has posted
+    if (amount > options_.eager_bytes) continue;  // the receiver grants them when it has called
     Port& port = ports_[to];
     if (port.eager_out + amount <= options_.eager_room) {
       outlet.eager = true;
@@ -233,7 +214,7 @@ void Executor::prepare(Operation& operation) {
   }
 }
 
-Traffic Executor::cancel(const wire::OpKey& key) {
+BytesMoved Executor::cancel(const wire::OpKey& key) {
   const auto it = operations_.find(key);
   if (it == operations_.end()) return {};
   Operation& operation = *it->second;
@@ -251,12 +232,12 @@ Traffic Executor::cancel(const wire::OpKey& key) {
     const std::uint64_t bytes = std::uint64_t{segments} * operation.spec.world->plan.segment_bytes;
     granted_bytes_ -= std::min(granted_bytes_, bytes);
   }
-  const Traffic moved = operation.traffic;
+  const BytesMoved moved = operation.traffic;
   operations_.erase(it);
   return moved;
 }
 
-Traffic Executor::commit(const wire::OpKey& key) {
+BytesMoved Executor::commit(const wire::OpKey& key) {
   const auto it = operations_.find(key);
   if (it == operations_.end()) return {};
   const Operation& operation = *it->second;
@@ -283,7 +264,7 @@ void Executor::set_epoch(std::uint64_t epoch, std::uint64_t abort_floor, std::ui
   admission_ = admission;
   for (auto& [peer, said] : early_) {
     std::erase_if(said.operations, [&, from = peer](const auto& item) {
-      // Grants may be of an admission yet to come, two epochs from here.
+      // Grants for a later admission, which may be two epochs ahead, are kept.
       const bool stale = item.first.admission < admission || item.second.attempt < abort_floor;
       if (stale) forget_frames(from, item.second);
       return stale;
@@ -298,14 +279,13 @@ void Executor::reset_link(const PeerId& peer) {
     const auto outlet = operation->outlets.find(peer);
     if (outlet == operation->outlets.end()) continue;
     outlet->second.queued = false;
-    outlet->second.eager_left = 0;  // what it had reserved went with the port
+    outlet->second.eager_left = 0;  // the reservation was erased with the port
   }
 }
 
-// ---- combining
-// ----------------------------------------------------------------------------------------------------
+// -- combining
 
-// All contributions of the segment are here: combines them with our own elements.
+// Combines the contributions to a segment with this rank's elements. REQUIRES: all are here.
 void Executor::combine(Operation& operation, std::uint32_t index) {
   const Segment& segment = operation.layout.segments[index];
   SegmentState& state = operation.segments[index];
@@ -315,7 +295,7 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
   std::sort(state.held.begin(), state.held.end(),
             [](const Held& a, const Held& b) { return a.source < b.source; });
   if (spec.quantization && flow.owner()) return combine_coded(operation, index);
-  // As they are to be combined: of codes, what they stand for.
+  // By contribution: whether it is combined in the accumulation type. Codes are decoded to it.
   std::vector<bool> is_wide;
   for (Held& held : state.held) {
     const Source& source = flow.sources[held.source];
@@ -340,7 +320,7 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
     const std::uint8_t* own = own_at(operation, segment.chunk, piece);
     std::uint8_t* to = kept_apart ? operation.partials[index].data() + wide_at
                                   : result_at(operation, segment.chunk, piece);
-    // A root's results may be its elements.
+    // A root's result memory may be its input.
     if (to != own || !contributions.empty())
       reduce::reduce(array.dtype, spec.op, own, contributions, divisor, to, piece.count);
     raw_at += piece.count * element;
@@ -354,7 +334,7 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
   }
 }
 
-// Final bytes of a segment of many pieces go where they belong.
+// Copies the final bytes of a segment to the memory of its pieces.
 void Executor::scatter(Operation& operation, std::uint32_t index, const Buffer& from) {
   const Segment& segment = operation.layout.segments[index];
   std::size_t at = 0;
@@ -367,9 +347,9 @@ void Executor::scatter(Operation& operation, std::uint32_t index, const Buffer& 
   }
 }
 
-// They are in `from`, or were received where they belong.
+// A segment's final bytes have arrived, in `from` or, if that is empty, in their result memory.
 void Executor::final_bytes(Operation& operation, std::uint32_t index, Buffer from) {
-  // A second copy may have been on its way on another stripe; frames may be reading the first.
+  // A second copy may arrive on another stripe. Keep the first: frames may be reading it.
   if (operation.segments[index].finished) return;
   if (operation.spec.quantization) {
     decode_result(operation, index, from);
@@ -403,7 +383,7 @@ void Executor::contribution(Operation& operation, std::uint32_t index, std::uint
   if (--state.missing > 0) return;
   combine(operation, index);
   combined(operation, index);
-  // Their memory is free again: the contributors may send the next ones.
+  // The contributions' memory is free again: their senders may send the next ones.
   for (const Source& from : flow.sources) {
     const PeerId& peer = operation.spec.world->members[from.rank].id;
     const auto window = operation.window.find(peer);
@@ -412,17 +392,17 @@ void Executor::contribution(Operation& operation, std::uint32_t index, std::uint
   }
 }
 
-// ---- granting and sending
-// -----------------------------------------------------------------------------------------
+// -- granting and sending
 
-// Tells contributors that we are ready for them. Those that send little do so unasked.
+// Grants contributions to this rank. Those of few bytes come without a grant, unless their sender
+// has asked for one.
 void Executor::post_receives(Operation& operation) {
   std::set<std::uint32_t> contributors;
-  std::map<std::uint32_t, bool>
-      staged;  // contributions wait for others: memory is bounded by a window
-  // Partial results that travel on between hosts have none: with one, members could wait for room
-  // at each other in a circle. All work through the chunks side by side, so none gets further ahead
-  // than its neighbours' windows, or without neighbours its pace (ChunkFlow::paced), let it.
+  // By rank: whether its contributions wait here for others, so that a window bounds their memory.
+  std::map<std::uint32_t, bool> staged;
+  // Partial results between hosts have no window: with one, members could wait for each other's
+  // room in a circle. All members work through the chunks side by side. So none gets further ahead
+  // than its neighbours' windows allow or, if it has no neighbours, than ChunkFlow::paced allows.
   for (const Segment& segment : operation.layout.segments) {
     const ChunkFlow& flow = operation.schedule.chunks[segment.chunk];
     for (const Source& source : flow.sources) {
@@ -485,7 +465,7 @@ void Executor::offer(Operation& operation, const PeerId& to, std::uint32_t segme
   queue_turn(to, operation, outlet);
 }
 
-// Segments of later places may go out now.
+// Counts a segment as combined. Segments of later places may become sendable.
 void Executor::combined(Operation& operation, std::uint32_t segment) {
   const std::uint32_t before = operation.combining;
   --operation.to_combine[operation.segments[segment].place];
@@ -566,22 +546,23 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
     }
     frame.payload.clear();
     if (final && operation->spec.quantization) {
-      frame.payload.push_back(vec(operation->results[index].data(), header.payload_bytes));
+      frame.payload.push_back(link::vec(operation->results[index].data(), header.payload_bytes));
     } else if (!final && coded(*operation, segment.chunk, operation->spec.rank, flow.partial_to)) {
       frame.packed = encode_contribution(*operation, index, accumulated);
-      frame.payload.push_back(vec(frame.packed.data(), header.payload_bytes));
+      frame.payload.push_back(link::vec(frame.packed.data(), header.payload_bytes));
     } else if (accumulated && apart(*operation, segment)) {
-      frame.payload.push_back(vec(operation->partials[index].data(), segment.accumulated_bytes));
+      frame.payload.push_back(
+          link::vec(operation->partials[index].data(), segment.accumulated_bytes));
     } else {
       for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
         const Piece& piece = operation->layout.pieces[segment.first_piece + p];
         const ArrayRef& array = operation->spec.arrays[piece.array];
         const std::size_t element = element_size(array.dtype);
-        // Our own elements start a chunk's journey; everything else was put where results go.
+        // A raw contribution is this rank's elements. All other bytes are in result memory.
         const std::uint8_t* from = final || accumulated
                                        ? result_at(*operation, segment.chunk, piece)
                                        : own_at(*operation, segment.chunk, piece);
-        frame.payload.push_back(vec(from, piece.count * element));
+        frame.payload.push_back(link::vec(from, piece.count * element));
       }
       if (segment.piece_count > kMaxPieces) {
         frame.packed = pool_->take(header.payload_bytes);
@@ -590,7 +571,7 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
           std::memcpy(frame.packed.data() + at, part.iov_base, part.iov_len);
           at += part.iov_len;
         }
-        frame.payload = {vec(frame.packed.data(), at)};
+        frame.payload = {link::vec(frame.packed.data(), at)};
       }
     }
     if (links_.is_checked(to)) header.checksum = link::checksum(header, frame.payload);
@@ -606,309 +587,6 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
     return true;
   }
   return false;
-}
-
-// ---- receiving
-// ----------------------------------------------------------------------------------------------------
-
-void Executor::eager_consumed(const PeerId& from, std::uint64_t bytes) {
-  Port& port = ports_[from];
-  port.eager_used += bytes;
-  if (port.eager_used >= options_.eager_room / 4) links_.wake(from);
-}
-
-void Executor::forget_frames(const PeerId& from, const Early& early) {
-  for (const EarlyFrame& frame : early.frames) unkeep(from, frame.header.payload_bytes);
-  early_.at(from).frames -= early.frames.size();
-}
-
-void Executor::drop_early(const wire::OpKey& key) {
-  for (auto& [peer, said] : early_) {
-    const auto it = said.operations.find(key);
-    if (it == said.operations.end()) continue;
-    forget_frames(peer, it->second);
-    said.operations.erase(it);
-  }
-}
-
-link::Placement Executor::place(const PeerId& from, const link::FrameHeader& header, bool called) {
-  link::Placement placement;
-  const auto refuse = [&](std::string why) {
-    placement.kind = link::Placement::Kind::refuse;
-    placement.reason = std::move(why);
-    return std::move(placement);
-  };
-  const auto drain = [&] {
-    placement.kind = link::Placement::Kind::drain;
-    return std::move(placement);
-  };
-  if (header.payload_bytes == 0) return refuse("an empty data frame");
-  if (header.attempt > epoch_) {
-    placement.kind = link::Placement::Kind::hold;
-    return placement;
-  }
-  if (header.attempt < abort_floor_ || header.key.admission != admission_) return drain();
-  Operation* operation = find(header.key);
-  if (operation == nullptr) {
-    if (called) return drain();
-    if (header.final && !header.eager)
-      return refuse("final bytes for an operation that was not called here");
-    Port& port = ports_[from];
-    if (!header.eager || port.eager_kept + header.payload_bytes > options_.eager_room) {
-      return refuse("data for an operation that was not called here, beyond the room for it");
-    }
-    const auto said = early_.find(from);
-    if (!room_for_early(from, header.key) ||
-        (said != early_.end() && said->second.frames >= kMaxEarlyFrames))
-      return refuse("data for too many operations not called here");
-    port.eager_kept += header.payload_bytes;
-    placement.kind = link::Placement::Kind::store;
-    placement.buffer = pool_->take(header.payload_bytes);
-    placement.where = {vec(placement.buffer.data(), header.payload_bytes)};
-    return placement;
-  }
-  if (operation->spec.signature != header.signature) {
-    // The master compares signatures and will name the odd one out; meanwhile nothing is mixed.
-    events_.disagreement = true;
-    return drain();
-  }
-  if (operation->spec.attempt != header.attempt) return drain();
-  if (header.segment >= operation->layout.segments.size())
-    return refuse("a segment beyond the operation's end");
-  const Segment& segment = operation->layout.segments[header.segment];
-  const ChunkFlow& flow = operation->schedule.chunks[segment.chunk];
-  SegmentState& state = operation->segments[header.segment];
-  placement.token = operation->token;
-  if (header.final) {
-    const auto rank = operation->ranks.find(from);
-    if (rank == operation->ranks.end() || flow.final_from != rank->second) {
-      return refuse("final bytes from a peer that does not have them");
-    }
-    if (header.payload_bytes != result_bytes(*operation, header.segment))
-      return refuse("a segment of the wrong length");
-    // A partial result that is still to be passed on lies where the final one goes; then this is no
-    // honest final.
-    if (state.missing > 0) return refuse("final bytes before this peer's contribution");
-    if (state.finished) return drain();
-    placement.kind = link::Placement::Kind::store;
-    if (segment.piece_count > kMaxPieces || operation->spec.quantization) {
-      placement.buffer = pool_->take(header.payload_bytes);
-      placement.where = {vec(placement.buffer.data(), header.payload_bytes)};
-      return placement;
-    }
-    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-      const Piece& piece = operation->layout.pieces[segment.first_piece + p];
-      const std::size_t element = element_size(operation->spec.arrays[piece.array].dtype);
-      placement.where.push_back(
-          vec(result_at(*operation, segment.chunk, piece), piece.count * element));
-    }
-    return placement;
-  }
-  const std::uint32_t source = source_index(*operation, header.segment, from);
-  if (source == kNoSource) return refuse("a contribution from a peer that makes none");
-  if (header.payload_bytes != contribution_bytes(*operation, header.segment,
-                                                 flow.sources[source].rank, operation->spec.rank,
-                                                 flow.sources[source].accumulated)) {
-    return refuse("a segment of the wrong length");
-  }
-  if (state.seen[source]) return drain();
-  if (const auto granted = operation->granted.find(from); granted != operation->granted.end()) {
-    if (granted->second == 0) return refuse("a segment that there was no room for yet");
-    --granted->second;
-  }
-  placement.kind = link::Placement::Kind::store;
-  placement.buffer = pool_->take(header.payload_bytes);
-  placement.where = {vec(placement.buffer.data(), header.payload_bytes)};
-  return placement;
-}
-
-// Early data leaves the room it had taken.
-void Executor::unkeep(const PeerId& from, std::uint64_t bytes) {
-  Port& port = ports_[from];
-  port.eager_kept -= std::min(port.eager_kept, bytes);
-  eager_consumed(from, bytes);
-}
-
-Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token,
-                         Buffer buffer, bool called) {
-  Operation* operation = find(header.key);
-  if (token == 0) {
-    // Placed before the operation was called here. It may have been called since, or ended.
-    if (header.attempt < abort_floor_ || header.key.admission != admission_ ||
-        (operation == nullptr && called)) {
-      unkeep(from, header.payload_bytes);
-      return {};
-    }
-    Early& early = early_for(from, header);
-    early.frames.push_back({header, std::move(buffer)});
-    ++early_.at(from).frames;
-    if (operation == nullptr) return {};
-    use_early(*operation);
-  } else {
-    // release() drains what belonged to an operation that ended, so this one is running.
-    if (operation == nullptr || operation->token != token) return {};
-    operation->traffic.rx_bytes += header.payload_bytes;
-    if (header.eager) eager_consumed(from, header.payload_bytes);
-    if (header.final) {
-      final_bytes(*operation, header.segment, std::move(buffer));
-    } else {
-      contribution(*operation, header.segment, source_index(*operation, header.segment, from),
-                   std::move(buffer));
-    }
-  }
-  if (operation->unfinished == 0) events_.finished.push_back(header.key);
-  return {};
-}
-
-// A contribution was placed, and goes no further.
-void Executor::ungrant(const PeerId& from, const link::FrameHeader& header, std::uint64_t token) {
-  Operation* operation = find(header.key);
-  if (header.final || operation == nullptr || operation->token != token) return;
-  const auto granted = operation->granted.find(from);
-  if (granted != operation->granted.end()) granted->second = plus(granted->second, 1);
-}
-
-void Executor::voided(const PeerId& from, const link::FrameHeader& header, std::uint64_t token) {
-  ungrant(from, header, token);
-  if (!header.eager) return;
-  if (token == 0) {
-    unkeep(from, header.payload_bytes);
-  } else {
-    eager_consumed(from, header.payload_bytes);
-  }
-}
-
-void Executor::drained(const PeerId& from, const link::FrameHeader& header) {
-  if (header.eager) eager_consumed(from, header.payload_bytes);
-}
-
-void Executor::interrupted(const PeerId& from, const link::FrameHeader& header,
-                           std::uint64_t token) {
-  ungrant(from, header, token);
-  if (!header.eager || token != 0) return;
-  Port& port = ports_[from];
-  port.eager_kept -= std::min<std::uint64_t>(port.eager_kept, header.payload_bytes);
-}
-
-void Executor::eager_unsent(const PeerId& to, std::uint64_t bytes) {
-  Port& port = ports_[to];
-  port.eager_out -= std::min(port.eager_out, bytes);
-}
-
-bool Executor::room_for_early(const PeerId& from, const wire::OpKey& key) const {
-  const auto said = early_.find(from);
-  return said == early_.end() || said->second.operations.size() < kMaxEarlyOperations ||
-         said->second.operations.contains(key);
-}
-
-// Where to keep that frame, of an operation not called here. What the peer granted and asked for an
-// earlier attempt is void.
-Executor::Early& Executor::early_for(const PeerId& from, const link::FrameHeader& header) {
-  Early& early = early_[from].operations[header.key];
-  if (header.attempt > early.attempt) {
-    early.credit = 0;
-    early.asks = false;
-    early.attempt = header.attempt;
-  }
-  return early;
-}
-
-// What came for the operation before it was called here.
-void Executor::use_early(Operation& operation) {
-  std::vector<std::pair<PeerId, Early>> all;
-  for (auto& [peer, said] : early_) {
-    const auto it = said.operations.find(operation.spec.key);
-    // A later attempt's is for the one after this.
-    if (it == said.operations.end() || it->second.attempt > operation.spec.attempt) continue;
-    forget_frames(peer, it->second);
-    all.emplace_back(peer, std::move(it->second));
-    said.operations.erase(it);
-  }
-  for (const auto& [peer, early] : all) {
-    if (early.credit == 0 || early.attempt < operation.spec.attempt) continue;
-    link::FrameHeader header = header_for(operation, link::FrameType::ready);
-    header.credit = early.credit;
-    (void)control(peer, header, true);
-  }
-  for (auto& [peer, early] : all)
-    for (EarlyFrame& frame : early.frames) use_early(operation, peer, frame);
-}
-
-void Executor::use_early(Operation& operation, const PeerId& from, EarlyFrame& frame) {
-  const link::FrameHeader& header = frame.header;
-  if (header.signature != operation.spec.signature) {
-    events_.disagreement = true;
-    return;
-  }
-  if (header.attempt != operation.spec.attempt || header.segment >= operation.segments.size())
-    return;
-  const Segment& segment = operation.layout.segments[header.segment];
-  if (header.final) {
-    const auto rank = operation.ranks.find(from);
-    if (rank == operation.ranks.end() || !results_first(operation) ||
-        operation.schedule.chunks[segment.chunk].final_from != rank->second ||
-        header.payload_bytes != segment.raw_bytes || operation.segments[header.segment].finished) {
-      return;
-    }
-    operation.traffic.rx_bytes += header.payload_bytes;
-    return final_bytes(operation, header.segment, std::move(frame.buffer));
-  }
-  const std::uint32_t source = source_index(operation, header.segment, from);
-  if (source == kNoSource) return;
-  const Source& known = operation.schedule.chunks[segment.chunk].sources[source];
-  if (header.payload_bytes != contribution_bytes(operation, header.segment, known.rank,
-                                                 operation.spec.rank, known.accumulated)) {
-    return;  // the signature agrees, so an honest peer cannot be here; a dishonest one gains
-             // nothing
-  }
-  operation.traffic.rx_bytes += header.payload_bytes;
-  contribution(operation, header.segment, source, std::move(frame.buffer));
-}
-
-Status Executor::control(const PeerId& from, const link::FrameHeader& header, bool called) {
-  if (header.type == link::FrameType::eager_return) {
-    Port& port = ports_[from];
-    port.eager_out -= std::min<std::uint64_t>(port.eager_out, header.credit);
-    return {};
-  }
-  if (header.key.admission != admission_ || header.attempt < abort_floor_) {
-    // Of an attempt that is over, or of an epoch this peer is about to hear of.
-    if (header.attempt <= epoch_) return {};
-  }
-  Operation* operation = find(header.key);
-  if (operation == nullptr || operation->spec.attempt < header.attempt) {
-    if (operation == nullptr && header.attempt <= epoch_ && called) return {};
-    if (!room_for_early(from, header.key))
-      return Status(Code::refused, "grants for too many operations");
-    Early& early = early_for(from, header);
-    if (header.attempt < early.attempt) return {};  // overtaken by a later attempt's
-    if (header.type == link::FrameType::ready) {
-      early.credit = plus(early.credit, header.credit);
-    } else {
-      early.asks = true;
-    }
-    return {};
-  }
-  if (operation->spec.attempt != header.attempt) return {};
-  if (operation->spec.signature != header.signature) {
-    events_.disagreement = true;
-    return {};
-  }
-  if (header.type == link::FrameType::ask) {
-    const auto rank = operation->ranks.find(from);
-    if (rank == operation->ranks.end()) return Status(Code::refused, "a question from a stranger");
-    if (ports_[from].control.size() >= kMaxWords)
-      return Status(Code::refused, "more questions than answers were fetched");
-    // Small as it is, it fits: one grant for all of it.
-    grant(*operation, from, kUnlimited);
-    return {};
-  }
-  const auto outlet = operation->outlets.find(from);
-  if (outlet == operation->outlets.end()) return {};
-  Outlet& out = outlet->second;
-  out.credit = plus(out.credit, header.credit);
-  queue_turn(from, *operation, out);
-  return {};
 }
 
 }  // namespace pccl::collective

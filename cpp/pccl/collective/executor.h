@@ -1,10 +1,11 @@
-// Runs operations over links, whatever their schedule: a segment is combined the moment its
-// contributions are there and passed on at once. Sans-I/O: stripes ask it where bytes go and what
-// to send next.
+// Runs operations of any schedule over links. A segment is combined when its contributions have
+// arrived, and passed on at once. Sans-I/O: stripes ask it where to put received bytes and what to
+// send next.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -23,18 +24,18 @@
 
 namespace pccl::collective {
 
-// One array of an operation. `send` and `recv` are the same memory (in place; not in the halves of
-// an all-reduce) or do not overlap.
+// One array of an operation. `send` and `recv` do not overlap, or are the same memory (in place;
+// not in an all-gather or a reduce-scatter).
 struct ArrayRef {
-  const void* send = nullptr;  // of a broadcast: read by the root alone
+  const void* send = nullptr;  // broadcast: read by the root alone
   void* recv = nullptr;
-  // Elements. Of a reduce-scatter, of one part: `send` has as many of these as there are members.
-  // Of an all-gather, of `send`: `recv` has as many of these.
+  // Elements. Reduce-scatter: of one part; `send` has one part for each member. All-gather: of
+  // `send`; `recv` has as many for each member.
   std::uint64_t count = 0;
   DataType dtype = DataType::float32;
-  // Of an array that is quantized: what encoding left out the last time, `count` values of its
-  // accumulation type. They are added to what is encoded, and hold what that leaves out after a
-  // commit. May be null.
+  // Quantized arrays: the error that encoding left the last time, `count` values of the
+  // accumulation type. It is added before encoding; a commit replaces it with the new error. May be
+  // null.
   void* residual = nullptr;
 };
 
@@ -42,36 +43,37 @@ struct ArrayRef {
 struct OperationSpec {
   wire::OpKey key;
   std::uint64_t attempt = 0;
-  std::uint32_t signature = 0;  // members with another one never exchange bytes with this one
+  std::uint32_t signature = 0;  // members with different signatures exchange no bytes
   Collective what;
-  ReduceOp op = ReduceOp::sum;  // sum where nothing is combined
-  // How floating-point elements travel (of an all-reduce among several; not prod): contributions to
-  // a chunk's owner on another host, and results. Arrays that are too small to gain by it, and
-  // integers, are as exact as ever.
+  ReduceOp op = ReduceOp::sum;  // sum if nothing is combined
+  // How floating-point elements are encoded in results and, except in rings, in contributions to
+  // other hosts. Integers, and arrays too small to gain by it, are sent exactly. Only for an
+  // all-reduce among several members, not for prod.
   reduce::Quantization quantization;
   std::vector<ArrayRef> arrays;
   std::shared_ptr<const wire::EpochRecord> world;  // members in rank order, and the plan
   std::uint32_t rank = 0;
 };
 
-struct Traffic {
+struct BytesMoved {
   std::uint64_t tx_bytes = 0;  // payload
   std::uint64_t rx_bytes = 0;
 };
 
 struct ExecutorOptions {
-  std::uint64_t buffer_bytes =
-      256ULL << 20;  // staged contributions, over all operations (each may stage one segment)
-  std::uint32_t eager_bytes =
-      64 << 10;  // to one peer: at most this much of an operation is sent unasked ...
-  std::uint64_t eager_room =
-      1 << 20;  // ... while all such bytes that the peer has not used stay below this
+  // For staged contributions, over all operations. Each contributor may always send one segment.
+  std::uint64_t buffer_bytes = 256ULL << 20;
+  // Contributions of an operation to one peer are sent without a grant if they have at most this
+  // many bytes ...
+  std::uint32_t eager_bytes = 64 << 10;
+  // ... and all such bytes that the peer has not used yet stay within this room.
+  std::uint64_t eager_room = 1 << 20;
 };
 
 struct ExecutorEvents {
-  // Every result byte of the attempt is in engine or user memory; it waits for its verdict.
+  // Operations whose result bytes are all in engine or user memory. They wait for their verdicts.
   std::vector<wire::OpKey> finished;
-  // A frame of the operation has another signature than ours.
+  // A frame has another signature than this member's operation.
   bool disagreement = false;
 };
 
@@ -81,39 +83,39 @@ class Executor {
   Executor(const ExecutorOptions& options, std::shared_ptr<BufferPool> pool, link::Carrier& links)
       : options_(options), pool_(std::move(pool)), links_(links) {}
 
-  // Starts an attempt. Arrays must stay valid until commit or cancel returns; after an error (no
-  // memory) nothing was started. REQUIRES: the key is not running.
+  // Starts an attempt. Arrays must stay valid until commit() or cancel() returns. After an error
+  // (internal_error: no memory) nothing was started. REQUIRES: no attempt with this key is running.
   Status start(OperationSpec spec);
-  // Gives up an attempt: when this returns no array is used any more and inputs are as they were.
-  // Returns what the attempt has moved; nothing where none is running.
-  Traffic cancel(const wire::OpKey& key);
-  // The verdict was commit: in-place results are moved into their arrays, and the attempt ends as
-  // by cancel. REQUIRES: it has finished.
-  Traffic commit(const wire::OpKey& key);
+  // Gives up an attempt. On return no array is used any more, and inputs are as before the call.
+  // Returns what the attempt has moved; zero if none is running.
+  BytesMoved cancel(const wire::OpKey& key);
+  // Commits: copies in-place results and residuals to their arrays, then ends the attempt as
+  // cancel() does. REQUIRES: the attempt has finished.
+  BytesMoved commit(const wire::OpKey& key);
   [[nodiscard]] ExecutorEvents take_events() { return std::exchange(events_, {}); }
   [[nodiscard]] bool running(const wire::OpKey& key) const { return operations_.contains(key); }
 
-  // The epoch changed: what was received for attempts before `abort_floor` or another admission is
-  // dropped.
+  // Begins an epoch: drops what was received early for attempts before `abort_floor` and for
+  // earlier admissions.
   void set_epoch(std::uint64_t epoch, std::uint64_t abort_floor, std::uint64_t admission);
-  // What was received for an operation that ended before it was called here is dropped.
+  // Drops what was received for an operation that ended before it was called here.
   void forget(const wire::OpKey& key) { drop_early(key); }
-  // The connection to a peer is new, or gone: grants and eager room start over.
+  // The link to a peer is new, or down: grants and eager room start over.
   void reset_link(const PeerId& peer);
 
-  // -- the link's side. `called`: the frame's operation was called here, so that what comes for it
-  // after its end is of no use.
+  // -- the link's side, see link::Traffic. `called`: the operation of the frame was called here, so
+  // frames that arrive after its end are dropped.
   link::Placement place(const PeerId& from, const link::FrameHeader& header, bool called);
   Status arrived(const PeerId& from, const link::FrameHeader& header, std::uint64_t token,
                  Buffer buffer, bool called);
   void voided(const PeerId& from, const link::FrameHeader& header, std::uint64_t token);
   void drained(const PeerId& from, const link::FrameHeader& header);
   void interrupted(const PeerId& from, const link::FrameHeader& header, std::uint64_t token);
-  // Of what had been sent to this peer unasked, so much did not come and is not sent again.
+  // `bytes` that were sent to this peer without a grant did not arrive and will not be sent again.
   void eager_unsent(const PeerId& to, std::uint64_t bytes);
   Status control(const PeerId& from, const link::FrameHeader& header, bool called);
   bool next(const PeerId& to, link::OutgoingFrame& frame);
-  // Payload bytes waiting for a grant or for the wire, over all peers: for tests.
+  // Attempts that are running.
   [[nodiscard]] std::size_t operation_count() const { return operations_.size(); }
 
  private:
@@ -122,26 +124,27 @@ class Executor {
     Buffer buffer;
   };
   struct SegmentState {
-    std::vector<Held> held;     // contributions that wait for the others
+    std::vector<Held> held;     // contributions that wait for others
     std::vector<bool> seen;     // by source
-    std::uint32_t missing = 0;  // contributions
+    std::uint32_t missing = 0;  // contributions still to come
     bool finished = false;      // final bytes are in place
-    std::uint32_t place = 0;    // in its chunk
+    std::uint32_t place = 0;    // index in its chunk
   };
-  // What goes to one peer.
+  // Segments that wait to be sent to one peer.
   struct Outlet {
     std::deque<std::uint32_t> finals;
-    // By place in their chunks: what others combine together is sent at about the same time.
+    // Ordered by place in their chunks, so that members send segments that are combined together at
+    // about the same time.
     std::set<std::pair<std::uint32_t, std::uint32_t>> partials;
-    std::uint32_t credit = 0;      // partial segments that may go now
-    bool eager = false;            // partials go without a grant, out of reserved room
-    std::uint64_t eager_left = 0;  // reserved and not yet sent
-    bool queued = false;           // in the link's turn list
+    std::uint32_t credit = 0;      // segments granted and not sent
+    bool eager = false;            // sends without grants, from reserved room
+    std::uint64_t eager_left = 0;  // bytes reserved and not yet sent
+    bool queued = false;           // in Port::turn
   };
-  // A segment's length on the way, where it is quantized. Exact arrays in it travel as ever.
+  // The length of a quantized segment on the wire. Exact arrays in it have their usual length.
   struct CodedBytes {
-    std::uint32_t raw = 0;          // a contribution of one member
-    std::uint32_t accumulated = 0;  // of several
+    std::uint32_t raw = 0;          // a contribution of one member's elements
+    std::uint32_t accumulated = 0;  // a partial result
     std::uint32_t result = 0;
   };
   struct Operation {
@@ -150,32 +153,32 @@ class Executor {
     Schedule schedule;
     Layout layout;
     std::vector<SegmentState> segments;
-    std::size_t unfinished = 0;  // segments
-    // By place in their chunks: segments that this rank has yet to combine with others' elements;
-    // and the first place that has some.
+    std::size_t unfinished = 0;  // segments without final bytes
+    // By place in their chunks: the number of segments that this rank has yet to combine with
+    // contributions. `combining`: the first place where it is not 0.
     std::vector<std::uint32_t> to_combine;
     std::uint32_t combining = 0;
     Buffer scratch;                  // results of in-place arrays until the commit
     std::vector<std::uint8_t*> out;  // by array: where results go
-    std::vector<Buffer> partials;    // by segment: those that do not fit where results go
-    // Where spec.quantization is any:
+    std::vector<Buffer> partials;    // by segment: where apart() is true
+    // Only with quantization:
     std::vector<CodedBytes> coded;  // by segment
-    std::vector<Buffer> results;    // by segment: as they travel
-    std::vector<Buffer> residuals;  // by array: those after a commit
-    bool straight = false;          // contributions go to their owner in one hop, or host to host
-    bool regional = false;          // from region to region
+    std::vector<Buffer> results;    // by segment: encoded
+    std::vector<Buffer> residuals;  // by array: new ones, until the commit
+    bool straight = false;          // no ring: contributions to other hosts are encoded
+    bool regional = false;          // contributions are combined by regions
     std::map<PeerId, Outlet> outlets;
     std::map<PeerId, std::uint32_t> ranks;
-    std::map<PeerId, std::uint32_t> window;  // grants outstanding, by contributor
-    // Of these: segments that were granted and have not come.
+    std::map<PeerId, std::uint32_t> window;  // by contributor: segments that it may have in flight
+    // The same contributors: segments granted that have not arrived.
     std::map<PeerId, std::uint32_t> granted;
-    Traffic traffic;
+    BytesMoved traffic;
   };
   // A link's state.
   struct Port {
-    std::deque<wire::OpKey> turn;  // operations with something to send, each gets a segment in turn
+    std::deque<wire::OpKey> turn;  // operations that can send: a segment each in turn
     std::deque<link::FrameHeader> control;
-    std::uint64_t eager_out = 0;   // reserved or sent, not returned
+    std::uint64_t eager_out = 0;   // bytes reserved or sent, and not returned
     std::uint64_t eager_used = 0;  // received and used, not yet returned
     std::uint64_t eager_kept = 0;  // received for operations not started here
   };
@@ -183,14 +186,14 @@ class Executor {
     link::FrameHeader header;
     Buffer buffer;
   };
-  // What one peer has said of one operation that was not called here yet.
+  // Frames of one peer for one operation that was not called here yet.
   struct Early {
     std::vector<EarlyFrame> frames;
     std::uint32_t credit = 0;
     bool asks = false;
-    std::uint64_t attempt = 0;  // of the newest thing in here
+    std::uint64_t attempt = 0;  // the newest of these frames
   };
-  // ... of all of them. Each peer has its own: what one says is nothing to what others said.
+  // The same for all operations. Every peer has its own, so that peers do not affect each other.
   struct EarlyPeer {
     std::map<wire::OpKey, Early> operations;
     std::size_t frames = 0;
@@ -215,20 +218,20 @@ class Executor {
   void eager_consumed(const PeerId& from, std::uint64_t bytes);
   void unkeep(const PeerId& from, std::uint64_t bytes);
   void combined(Operation& operation, std::uint32_t segment);
-  // Results are the first thing that goes to a peer: it may not have called yet.
+  // Whether results are the first frames to a peer, which may not have called yet.
   [[nodiscard]] static bool results_first(const Operation& operation) {
     return !reduces(operation.spec.what.kind);
   }
   [[nodiscard]] static bool sendable(const Operation& operation, const Outlet& outlet);
   void queue_turn(const PeerId& to, Operation& operation, Outlet& outlet);
   void send_control(const PeerId& to, const link::FrameHeader& header);
-  // Of a contribution, and of a result, as they travel.
+  // The length of a contribution, and of a result, on the wire.
   [[nodiscard]] static std::uint32_t contribution_bytes(const Operation& operation,
                                                         std::uint32_t segment, std::uint32_t from,
                                                         std::uint32_t to, bool accumulated);
   [[nodiscard]] static std::uint32_t result_bytes(const Operation& operation,
                                                   std::uint32_t segment);
-  // Whether contributions to that chunk are quantized between these ranks.
+  // Whether contributions to `chunk` are encoded between these ranks.
   [[nodiscard]] static bool coded(const Operation& operation, std::uint32_t chunk,
                                   std::uint32_t from, std::uint32_t to);
   void prepare_codes(Operation& operation);
@@ -239,18 +242,27 @@ class Executor {
   void decode_result(Operation& operation, std::uint32_t segment, const Buffer& from);
   [[nodiscard]] std::uint64_t unasked_bytes_from(const Operation& operation,
                                                  std::uint32_t rank) const;
-  // Where a piece's own elements are, and where its results go.
+  // The address of this rank's elements of a piece, and of its results.
   [[nodiscard]] static const std::uint8_t* own_at(const Operation& operation, std::uint32_t chunk,
                                                   const Piece& piece);
   [[nodiscard]] static std::uint8_t* result_at(const Operation& operation, std::uint32_t chunk,
                                                const Piece& piece);
-  // Partial results of that segment are kept apart from the results.
+  // Whether partial results of this segment cannot be kept in its result memory.
   [[nodiscard]] static bool apart(const Operation& operation, const Segment& segment);
   void final_bytes(Operation& operation, std::uint32_t segment, Buffer from);
   [[nodiscard]] std::uint32_t source_index(const Operation& operation, std::uint32_t segment,
                                            const PeerId& from) const;
   [[nodiscard]] Operation* find(const wire::OpKey& key);
   link::FrameHeader header_for(const Operation& operation, link::FrameType type) const;
+
+  static constexpr std::uint32_t kUnlimited = std::numeric_limits<std::uint32_t>::max();
+  static constexpr std::uint32_t kNoSource = std::numeric_limits<std::uint32_t>::max();
+  // Segments of more pieces are gathered into one buffer; others are sent and received in place.
+  static constexpr std::uint32_t kMaxPieces = 16;
+  // The sum of two credits; kUnlimited stays that.
+  [[nodiscard]] static constexpr std::uint32_t plus(std::uint32_t credit, std::uint32_t more) {
+    return credit > kUnlimited - more ? kUnlimited : credit + more;
+  }
 
   ExecutorOptions options_;
   std::shared_ptr<BufferPool> pool_;

@@ -1,10 +1,10 @@
-// The executor's part for quantized operations: what travels between hosts is encoded, segment by
-// segment, in the loop that reads or combines it.
+// The executor's part for quantized operations. Segments between hosts are encoded and decoded in
+// the loop that reads or combines them.
 //
-// Contributions are encoded where they leave for their chunk's owner on another host, and the
-// owner encodes the result: so every element is rounded twice, however many members there are.
-// (Where a plan has rings only, partial results travel as they are, and elements are rounded once.)
-// All members, the owner included, end with what the owner's codes decode to.
+// A contribution is encoded when it leaves for another host, and the owner encodes the result. So
+// every element is rounded twice (three times where contributions are combined by regions), however
+// many members there are. In rings, partial results are sent exactly and elements are rounded once.
+// All members, the owner included, take the values that the owner's codes decode to.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -16,10 +16,10 @@
 namespace pccl::collective {
 namespace {
 
-// Values that are in the cache while they are combined and encoded.
+// Values that are combined and encoded at a time, so that they stay in the cache.
 constexpr std::size_t kStep = 4096;
 
-// Smaller arrays travel exact: most of them are scalars, or ranges and codes would take as much.
+// Smaller arrays are sent exactly: most are scalars, and ranges and codes could take as many bytes.
 constexpr std::uint64_t kExactBelow = 64;
 
 struct Scratch {
@@ -34,7 +34,7 @@ bool is_floating(DataType dtype) {
 
 bool exact(const ArrayRef& array) { return !is_floating(array.dtype) || array.count < kExactBelow; }
 
-// A whole number of blocks.
+// kStep, rounded down to whole blocks.
 std::size_t step_of(const reduce::Quantization& how) { return kStep / how.block * how.block; }
 
 std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
@@ -44,8 +44,8 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b) {
   return x ^ (x >> 31);
 }
 
-// For random rounding: the same in every attempt, another one for every run of elements, and for
-// what each rank encodes.
+// The seed of random rounding: the same in every attempt, different for every piece and for every
+// rank that encodes it.
 std::uint64_t seed_of(const wire::OpKey& key, std::uint32_t rank, std::uint32_t piece) {
   std::uint64_t seed = mix(key.admission, key.sequence);
   if (key.tagged) seed = mix(seed, mix(key.tag, 1));
@@ -57,7 +57,7 @@ std::uint64_t seed_of(const wire::OpKey& key, std::uint32_t rank, std::uint32_t 
 bool Executor::coded(const Operation& operation, std::uint32_t chunk, std::uint32_t from,
                      std::uint32_t to) {
   if (!operation.spec.quantization || !operation.straight) return false;
-  // By regions, contributions are also combined on their way.
+  // By regions, contributions are also combined between sender and owner.
   if (to != chunk && !operation.regional) return false;
   const auto& hosts = operation.spec.world->plan.hosts;
   return hosts.empty() || hosts[from] != hosts[to];
@@ -94,7 +94,7 @@ void Executor::prepare_codes(Operation& operation) {
   }
 }
 
-// Our own elements, or what we combined of others' with them, as codes.
+// Encodes this rank's elements or, if `accumulated`, its partial result.
 Buffer Executor::encode_contribution(Operation& operation, std::uint32_t index, bool accumulated) {
   const OperationSpec& spec = operation.spec;
   const Segment& segment = operation.layout.segments[index];
@@ -148,7 +148,7 @@ Buffer Executor::encode_contribution(Operation& operation, std::uint32_t index, 
   return buffer;
 }
 
-// A coded contribution in the accumulation type.
+// Decodes a contribution to the accumulation type.
 Buffer Executor::decode_contribution(const Operation& operation, std::uint32_t index,
                                      const Buffer& from, bool accumulated) {
   const OperationSpec& spec = operation.spec;
@@ -180,7 +180,8 @@ Buffer Executor::decode_contribution(const Operation& operation, std::uint32_t i
   return values;
 }
 
-// All contributions to a segment of ours are here.
+// Combines a segment that this rank owns, and encodes the result. REQUIRES: all contributions are
+// here.
 void Executor::combine_coded(Operation& operation, std::uint32_t index) {
   const OperationSpec& spec = operation.spec;
   const Segment& segment = operation.layout.segments[index];
@@ -192,7 +193,7 @@ void Executor::combine_coded(Operation& operation, std::uint32_t index) {
   std::uint8_t* to = buffer.data();
   Scratch sum;
   Scratch values;
-  // Where the next piece begins in a contribution, by the form it travels in.
+  // The offset of the next piece in a contribution, by the contribution's form.
   std::size_t raw_at = 0;
   std::size_t wide_at = 0;
   std::size_t coded_raw_at = 0;
@@ -250,13 +251,14 @@ void Executor::combine_coded(Operation& operation, std::uint32_t index) {
         }
         if (spec.op == ReduceOp::avg)
           reduce::reduce(work, spec.op, sum.data(), {}, divisor, sum.data(), n);
-        // What is too large for the elements' type is infinite now, and nothing else will be.
+        // Values too large for the element type become infinite here. No others do: narrow()
+        // saturates.
         reduce::fit(array.dtype, sum.data(), result + first * element, n);
         reduce::encode(spec.quantization, work, sum.data(), first, n, piece.count, seed, to);
         reduce::decode(spec.quantization, work, to, first, n, piece.count, values.data());
         reduce::narrow(array.dtype, values.data(), result + first * element, n);
         if (kept) {
-          // Given back to the sum before it is divided.
+          // The residual is added before the next division, so it is scaled back.
           const double scale = spec.op == ReduceOp::avg ? divisor : 1;
           reduce::left_out(work, sum.data(), values.data(), scale,
                            kept.data() + (piece.first + first) * wide, n);

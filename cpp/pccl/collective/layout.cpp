@@ -1,4 +1,4 @@
-// Where an operation's arrays are cut: `cut` of schedule.h.
+// `cut` and `cut_parts` of schedule.h.
 #include <algorithm>
 #include <cassert>
 
@@ -9,16 +9,16 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-// Arrays are cut at multiples of this: whole elements of every type, and whole cache lines of an
-// aligned array.
+// In bytes. Arrays are cut at its multiples: whole elements of every type, and whole cache lines of
+// an aligned array.
 constexpr std::uint64_t kGrain = 64;
 
 constexpr std::uint64_t round_down(std::uint64_t bytes) { return bytes / kGrain * kGrain; }
 constexpr std::uint64_t round_up(std::uint64_t bytes) { return round_down(bytes + kGrain - 1); }
 constexpr std::uint64_t divide_up(std::uint64_t a, std::uint64_t b) { return a / b + (a % b > 0); }
 
-// The permitted cut nearest to `offset` in an array of `size` bytes; of two equally near ones the
-// lower.
+// The permitted cut nearest to `offset` in an array of `size` bytes; the lower of two equally near
+// ones.
 std::uint64_t snap(std::uint64_t offset, std::uint64_t size) {
   const std::uint64_t below = round_down(offset);
   const std::uint64_t above = std::min(below + kGrain, size);
@@ -37,15 +37,14 @@ class Cutter {
   // multiple of kGrain.
   void take_chunk(std::uint32_t chunk, std::uint64_t bytes, std::uint64_t limit) {
     if (bytes == 0) return;
-    // Equal segments rather than full ones and a rest: the last one to arrive decides when the
-    // chunk is done.
+    // Segments of equal size, not full ones and a rest: the last one to arrive completes the chunk.
     const std::uint64_t target = round_up(divide_up(bytes, divide_up(bytes, limit)));
     while (bytes > 0) bytes -= take_segment(chunk, std::min(bytes, target));
   }
 
  private:
-  // Appends one segment of `bytes`, or up to kGrain - 1 less where that would not be a permitted
-  // cut. Returns its size.
+  // Appends one segment of `bytes`, or of up to kGrain - 1 less to end at a permitted cut. Returns
+  // its size.
   std::uint64_t take_segment(std::uint32_t chunk, std::uint64_t bytes) {
     Segment segment{.chunk = chunk,
                     .first_piece = static_cast<std::uint32_t>(layout_.pieces.size())};
@@ -98,8 +97,8 @@ Layout cut(std::span<const ArrayShape> arrays, ReduceOp op, std::span<const std:
   Cutter cutter(arrays, op, layout);
   std::uint64_t share_sum = 0;
   std::uint64_t begin = 0;        // of the chunk, in the line
-  std::size_t array = 0;          // the array the chunk's end falls in,
-  std::uint64_t array_begin = 0;  // and where that starts in the line
+  std::size_t array = 0;          // the array in which the chunk ends
+  std::uint64_t array_begin = 0;  // its start in the line
   for (std::uint32_t chunk = 0; chunk < shares.size(); ++chunk) {
     share_sum += shares[chunk];
     const auto ideal = static_cast<std::uint64_t>(Wide{total} * share_sum / share_total);

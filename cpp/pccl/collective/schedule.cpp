@@ -8,8 +8,8 @@
 namespace pccl::collective {
 namespace {
 
-// Up to here a broadcast goes to everybody at once; above, from one to the next, so that each sends
-// it only once.
+// Up to this size the root sends a broadcast to all ranks. Larger ones go from rank to rank, so
+// that each sends them only once.
 constexpr std::uint64_t kStarBytes = 64 << 10;
 
 }  // namespace
@@ -42,8 +42,8 @@ Schedule ring(std::span<const std::uint32_t> order, std::uint32_t rank) {
   if (n == 1) return schedule;
   for (std::size_t chunk = 0; chunk < n; ++chunk) {
     ChunkFlow& flow = schedule.chunks[chunk];
-    // Hops from where the partial result starts, position chunk+1, to here; the owner is the last
-    // of n.
+    // Hops of the partial result from its start, position chunk+1, to this rank. The owner is the
+    // last of the n ranks.
     const std::size_t hops = (position + n - chunk - 1) % n;
     if (hops > 0) flow.sources.push_back({previous, hops > 1});
     if (position == chunk) {
@@ -113,7 +113,7 @@ Schedule by_hosts(const topology::HostRanks& hosts, std::span<const std::uint32_
       flow.paced = !home && flow.sources.empty();
       continue;
     }
-    // Hops from where the partial result starts, the host after the owner's, to here.
+    // Hops of the partial result from its start, the host after the owner's, to this host.
     const std::size_t hops = (here + n - delegates.home() - 1) % n;
     const std::size_t before = (here + n - 1) % n;
     const std::uint32_t previous = delegates.of(before);
@@ -132,7 +132,7 @@ Schedule by_hosts(const topology::HostRanks& hosts, std::span<const std::uint32_
 Schedule by_regions(const topology::Hierarchy& levels, std::span<const std::uint32_t> shares,
                     std::uint32_t rank) {
   assert(rank < shares.size());
-  // In this order they are combined.
+  // The order in which contributions are combined.
   std::vector<std::uint32_t> order;
   for (const auto& region : levels.regions)
     for (const std::uint32_t host : region)
@@ -149,7 +149,8 @@ Schedule by_regions(const topology::Hierarchy& levels, std::span<const std::uint
       if (other != chunk) combines[tree.above(other)] = true;
     for (const std::uint32_t other : order) {
       if (other == rank || other == chunk || tree.above(other) != rank) continue;
-      // What waits for others, or would for those who do, is not to wait for room as well.
+      // No window for ranks that combine contributions, nor for those that send from their region
+      // to the owner: windows could wait for each other in a circle.
       const bool windowed = !combines[other] && !tree.leaves_region(other);
       flow.sources.push_back({other, combines[other], windowed});
       flow.final_to.push_back(other);
@@ -225,8 +226,8 @@ Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& chosen, st
   std::iota(owners.begin(), owners.end(), 0U);
   const bool star = size.kind == wire::ScheduleKind::direct;
   Schedule whole;
-  // Halves want every rank as an owner. Where not all are, they go through one that is; two have
-  // nobody between them.
+  // Kinds other than all_reduce need every rank as an owner. If some ranks own nothing, everything
+  // passes through one that owns a part. Two ranks have no rank between them and use the ring.
   const bool lacks_owners = what.kind != Kind::all_reduce && !topology::owned_by_all(size);
   if (lacks_owners && owners.size() > 2) {
     const auto hub = std::ranges::find_if(size.shares, [](std::uint32_t s) { return s > 0; });

@@ -1,11 +1,11 @@
 // Schedules: which bytes one rank sends and receives in a collective operation, as data. Pure
 // arithmetic: no sockets, no threads.
 //
-// An operation's arrays are laid end to end as one line of elements and cut into chunks (one owner
-// each) and chunks into segments (the unit in flight). A schedule says, per chunk, whose
-// contributions this rank combines with its own, where the partial result goes, where the final one
-// comes from and to whom it is passed on. `ring`, `direct` and every tree are instances of that one
-// form, so one executor runs them all.
+// An operation's arrays are laid end to end as one line of elements. The line is cut into chunks
+// (one owner each), and every chunk into segments (the unit in flight). For each chunk a schedule
+// lists the contributions that this rank combines with its own elements, the receiver of the
+// partial result, the sender of the final result, and the ranks to which this rank passes it on.
+// `ring`, `direct` and every tree have this form, so one executor runs them all.
 #pragma once
 
 #include <cstddef>
@@ -35,29 +35,28 @@ enum class Kind : std::uint8_t {
   return kind == Kind::all_reduce || kind == Kind::reduce_scatter;
 }
 
-// A contribution this rank receives for a chunk.
+// A contribution that this rank receives for a chunk.
 struct Source {
   std::uint32_t rank = kNobody;
-  bool accumulated =
-      false;  // it is a partial result in the accumulation type, not the sender's raw elements
-  // May be told to wait until there is room. False: everybody's memory would wait for everybody's.
+  bool accumulated = false;  // true: a partial result in the accumulation type; false: elements
+  // The receiver may bound it by a window. False where windows could wait for each other in a
+  // circle.
   bool windowed = true;
   bool operator==(const Source&) const = default;
 };
 
-// What one rank does with one chunk. Own elements first, then `sources` in order, are combined; the
-// owner's result is final, everybody else's is partial.
+// One rank's part in one chunk. The rank combines its own elements first, then `sources` in order.
+// The owner's result is final; all others are partial.
 struct ChunkFlow {
-  std::vector<Source>
-      sources;  // contributions to wait for, in the order in which they are combined
-  std::uint32_t partial_to = kNobody;   // where the combined partial goes; kNobody on the owner
-  std::uint32_t final_from = kNobody;   // who sends the final bytes; kNobody on the owner
-  std::vector<std::uint32_t> final_to;  // to whom this rank passes the final bytes on
-  // The journey starts here and goes to where no window bounds it: not to be sent much earlier than
-  // what this rank combines of other chunks.
+  std::vector<Source> sources;          // in the order in which they are combined
+  std::uint32_t partial_to = kNobody;   // receiver of the partial result; kNobody on the owner
+  std::uint32_t final_from = kNobody;   // sender of the final bytes; kNobody on the owner
+  std::vector<std::uint32_t> final_to;  // ranks to which this rank passes the final bytes on
+  // The chunk starts at this rank, and no window bounds what the rank sends. It must not send much
+  // earlier than it combines segments of other chunks.
   bool paced = false;
   [[nodiscard]] bool owner() const { return partial_to == kNobody && final_from == kNobody; }
-  // This rank ends with the final bytes.
+  // Whether this rank gets the final bytes.
   [[nodiscard]] bool ends_here() const { return owner() || final_from != kNobody; }
   bool operator==(const ChunkFlow&) const = default;
 };
@@ -69,61 +68,61 @@ struct Schedule {
   std::vector<std::uint32_t> shares;
 };
 
-// The ring of `order.size()` ranks; order[position] = rank. Chunk c is owned by the rank at
-// position c; its partial result starts at position c+1, travels once around and ends at c; the
-// final bytes travel once around from there. 2(n-1)/n of the array leaves each rank;
-// bandwidth-optimal (Patarasuk & Yuan, JPDC 2009). REQUIRES: order is a permutation of 0..n-1, rank
-// < n, n >= 1.
+// The ring of n = order.size() ranks; order[position] = rank. The rank at position c owns chunk c.
+// The partial result starts at position c+1, travels once around and ends at c. The final bytes
+// travel once around from there. Each rank sends 2(n-1)/n of the array, which is bandwidth-optimal
+// (Patarasuk & Yuan, JPDC 2009). REQUIRES: order is a permutation of 0..n-1, rank < n, n >= 1.
 [[nodiscard]] Schedule ring(std::span<const std::uint32_t> order, std::uint32_t rank);
 
-// Everybody sends its raw elements of chunk c to rank c, which combines them in rank order (its own
-// first, then the others ascending) and sends the final bytes to all. Two hops whatever n is.
-// `shares` are the chunks' weights; a zero share is an empty chunk. REQUIRES: shares.size() = n, at
+// All ranks send their raw elements of chunk c to rank c. Rank c combines them in rank order (its
+// own first, then the others ascending) and sends the final bytes to all. Two hops for any n.
+// `shares` are the chunks' weights; a chunk with share 0 is empty. REQUIRES: shares.size() = n, at
 // least one share > 0, rank < n.
 [[nodiscard]] Schedule direct(std::span<const std::uint32_t> shares, std::uint32_t rank);
 
-// Several ranks on some of several hosts. Chunk c is owned by rank c; every host has a delegate for
-// it (topology::Delegates), which combines its neighbours' raw elements with its own. Partial
-// results then go from delegate to delegate around a ring of hosts that ends with the owner's
-// (`around`), or straight to the owner, and the final bytes come back the same way and from the
-// delegates to their neighbours. So 2(h-1)/h of the array leaves each of h equal hosts, however
-// many ranks it has, and on equal hosts every rank carries its part of that. REQUIRES: hosts hold
-// 0..n-1, n = shares.size(), at least one share > 0, rank < n.
+// For several hosts, some of them with several ranks. Rank c owns chunk c. Every host has a
+// delegate for the chunk (topology::Delegates), which combines its neighbours' raw elements with
+// its own. With `around`, partial results go from delegate to delegate around a ring of hosts that
+// ends with the owner's, and the final bytes travel once around from there. Otherwise both go
+// straight between delegates and owner. Delegates pass the final bytes to their neighbours. Each of
+// h equal hosts sends 2(h-1)/h of the array, however many ranks it has, and its ranks share this
+// equally. REQUIRES: hosts hold 0..n-1, n = shares.size(), at least one share > 0, rank < n.
 [[nodiscard]] Schedule by_hosts(const topology::HostRanks& hosts,
                                 std::span<const std::uint32_t> shares, bool around,
                                 std::uint32_t rank);
 
-// Regions of hosts, of several or of one rank each. Chunk c is owned by rank c, and its
-// contributions meet on every host, then in every region, and go from there to the owner; the
-// final bytes come back the same way (topology::Tree). So each of r equal regions sends the others
-// 2 (r-1)/r of the array, however many ranks it has, where `direct` would send as much for each
-// host. REQUIRES: places hold 0..n-1, n = shares.size(), at least one share > 0, rank < n.
+// For regions of hosts with one or several ranks each. Rank c owns chunk c. Its contributions are
+// combined on every host, then in every region, then at the owner; the final bytes return by the
+// same path (topology::Tree). Each of r equal regions sends the others 2(r-1)/r of the array,
+// however many ranks it has. `direct` would send as much for each host. REQUIRES: hosts hold
+// 0..n-1, n = shares.size(), at least one share > 0, rank < n.
 [[nodiscard]] Schedule by_regions(const topology::Hierarchy& levels,
                                   std::span<const std::uint32_t> shares, std::uint32_t rank);
 
-// Chunk c is owned by rank c, and `hub` combines all that goes there and passes on all that comes
-// from there: for ranks that have a link to it, and perhaps no other. REQUIRES: rank, hub < ranks;
-// ranks > 2.
+// For ranks that may have no link but the one to `hub`. Rank c owns chunk c. The hub combines the
+// contributions on their way to an owner, and passes on the owner's final bytes. REQUIRES: rank,
+// hub < ranks; ranks > 2.
 [[nodiscard]] Schedule through(std::uint32_t hub, std::size_t ranks, std::uint32_t rank);
 
-// Halves of an all-reduce, in which rank owners[c] owns chunk c. Of the halves it owns chunk
-// owners[c], all equal: nothing but contributions travels, or nothing but results.
+// The halves of `all_reduce`, a schedule in which rank owners[c] owns chunk c: its contributions
+// without its results, and its results without its contributions. In both halves rank r owns chunk
+// r, and all chunks have equal shares.
 [[nodiscard]] Schedule reduce_scatter(const Schedule& all_reduce,
                                       std::span<const std::uint32_t> owners);
 [[nodiscard]] Schedule all_gather(const Schedule& all_reduce,
                                   std::span<const std::uint32_t> owners);
-// The way of the results of the chunk that `root` owns, as the only chunk.
+// The path of the results of the chunk that `root` owns, as the only chunk.
 [[nodiscard]] Schedule broadcast(const Schedule& all_reduce, std::span<const std::uint32_t> owners,
                                  std::uint32_t root);
 
-// Which collective: `root` is the rank that a broadcast comes from.
+// A kind of collective. `root`: the rank that a broadcast comes from.
 struct Collective {
   Kind kind = Kind::all_reduce;
   std::uint32_t root = 0;
 };
 
-// The schedule for operations of `bytes` in that size class; of halves, in the class that
-// topology::all_owning has for it.
+// The schedule for operations of `bytes` bytes in the class `size`. Kinds other than all_reduce use
+// the class topology::all_owning(plan, size).
 [[nodiscard]] Schedule make_schedule(const wire::Plan& plan, const wire::SizeClass& size,
                                      std::uint32_t rank, const Collective& what = {},
                                      std::uint64_t bytes = 0);
@@ -136,7 +135,7 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-// One array's size as the cut sees it.
+// One array's size.
 struct ArrayShape {
   std::uint64_t count = 0;  // elements
   DataType dtype = DataType::float32;
@@ -147,29 +146,28 @@ struct Segment {
   std::uint32_t chunk = 0;
   std::uint32_t first_piece = 0;  // into Layout::pieces
   std::uint32_t piece_count = 0;
-  std::uint32_t raw_bytes = 0;          // on the wire as elements
-  std::uint32_t accumulated_bytes = 0;  // on the wire in the accumulation type
+  std::uint32_t raw_bytes = 0;          // on the wire, as elements
+  std::uint32_t accumulated_bytes = 0;  // on the wire, in the accumulation type
   bool operator==(const Segment&) const = default;
 };
 
 // The whole cut of an operation, equal on all members.
 struct Layout {
   std::vector<Piece> pieces;      // in line order; every element in exactly one
-  std::vector<Segment> segments;  // in line order; never empty ones, so an empty operation has none
+  std::vector<Segment> segments;  // in line order; none is empty, so an empty operation has none
 };
 
-// Cuts the arrays' line into shares.size() chunks whose byte sizes are proportional to the shares
-// (boundaries fall on multiples of 64 bytes of an array, or on an array's ends), and those into
-// segments of at most `segment_bytes` raw bytes (at least one element each; a piece never crosses
-// an array's end, a segment may hold pieces of many arrays). Integer arithmetic only: the same on
-// every machine. Totals up to 2^60 bytes. REQUIRES: segment_bytes in [64, 2^24], at least one share
-// > 0.
+// Cuts the line of arrays into shares.size() chunks, whose byte sizes are proportional to the
+// shares, and each chunk into segments of at most `segment_bytes` raw bytes. An array is cut only
+// at multiples of 64 bytes from its start. A segment has at least one element and may hold pieces
+// of many arrays; a piece never crosses an array's end. Integer arithmetic only: the same on every
+// machine. Totals up to 2^60 bytes. REQUIRES: segment_bytes in [64, 2^24], at least one share > 0.
 [[nodiscard]] Layout cut(std::span<const ArrayShape> arrays, ReduceOp op,
                          std::span<const std::uint32_t> shares, std::uint32_t segment_bytes);
 
-// The same for operations in which chunk c is all of rank c's `arrays` (an all-gather), or what
-// rank c keeps of everybody's (a reduce-scatter): every chunk holds every piece, and pieces count
-// elements from where the chunk's part of an array begins.
+// The same for an all-gather, where chunk c is all of rank c's `arrays`, and for a reduce-scatter,
+// where chunk c is the part of all ranks' arrays that rank c keeps. Every chunk has the same
+// pieces. They count elements from the start of the chunk's part of an array.
 [[nodiscard]] Layout cut_parts(std::span<const ArrayShape> arrays, ReduceOp op,
                                std::uint32_t chunks, std::uint32_t segment_bytes);
 

@@ -1,5 +1,5 @@
-// What executors and transfers use of the links between peers. The LinkTable is one; tests bring
-// their own.
+// The links between peers, as executors and transfers use them. Implemented by LinkTable and by
+// tests.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,12 @@ namespace pccl::link {
 class Carrier {
  public:
   virtual ~Carrier() = default;
-  // There may be something to send to this peer.
+  // There may be frames to send to this peer.
   virtual void wake(const PeerId& peer) = 0;
   // Stripe::release on all stripes of this peer; returns the eager bytes dropped.
   virtual std::uint64_t release(const PeerId& peer, std::uint64_t token) = 0;
-  // Bytes of frames with that token that were lined up for the peer and not written whole.
+  // Payload bytes of frames with that token that are queued for the peer and not completely
+  // written.
   [[nodiscard]] virtual std::uint64_t unsent(const PeerId& peer, std::uint64_t token) const = 0;
   [[nodiscard]] virtual bool is_up(const PeerId& peer) const = 0;
   // Frames to this peer carry checksums.

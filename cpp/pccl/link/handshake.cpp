@@ -1,4 +1,4 @@
-// LinkTable: the handshake of a stripe, whichever end dialled.
+// LinkTable: the handshake of a stripe.
 #include <algorithm>
 #include <utility>
 
@@ -7,14 +7,13 @@
 namespace pccl::link {
 namespace {
 
-constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
-// Hellos that were meant for a link may arrive for this long after its end.
+// Hellos for a link may still arrive for this long after its end.
 constexpr Duration kLateHello = std::chrono::seconds(1);
 constexpr std::size_t kMaxParked = 64;
-// Accepted connections that have not identified themselves. The shell chooses which of them go when
-// there are too many (io/pending_connections.h); offers and pipes count here, too.
+// Stripes that are not established and have not sent a hello. Offers and pipes count, too. The
+// shell chooses which pending connections to close (io/pending_connections.h).
 constexpr std::size_t kMaxHandshakes = 2048;
-constexpr std::size_t kMaxReason = 256;  // bytes of a refusal that are shown
+constexpr std::size_t kMaxReason = 256;  // bytes of a refusal to report
 constexpr unsigned kRelayStripes = 2;
 
 void greet(Stripe& stripe, FrameType type, const Hello& hello) {
@@ -23,8 +22,6 @@ void greet(Stripe& stripe, FrameType type, const Hello& hello) {
   writer(hello);
   stripe.push(make_checked_frame(type, std::move(payload)));
 }
-
-Status refused(const char* why) { return Status(Code::refused, why); }
 
 }  // namespace
 
@@ -65,11 +62,11 @@ void LinkTable::say_hello(Entry& entry, Link& link, std::uint32_t number,
   flush_.insert(entry.stripe->id());
 }
 
-// The other end is to say hello on it.
+// Asks the other end to send a hello on this stripe.
 void LinkTable::offer(Entry& entry, const Link& link) {
   entry.phase = StripePhase::offered;
   entry.offered_to = link.peer.id;
-  // Until the hello says otherwise: what is kept is counted from the first frame.
+  // Keep frames until the hello decides: kept frames are counted from the first one.
   entry.stripe->keep();
   greet(*entry.stripe, FrameType::offer,
         {at_.run, options_.self, link.peer.id, 0, entry.offered_number, false, false});
@@ -127,10 +124,10 @@ void LinkTable::refuse(Entry& entry) {
   entry.stripe->push(make_frame(answer, wire::Bytes(why.begin(), why.end())));
   flush_.insert(entry.stripe->id());
   entry.phase = StripePhase::refusing;
-  entry.deadline = at_.now;  // closed at the next tick, when the answer is out
+  entry.deadline = at_.now;  // the next tick closes it, after the answer is written
 }
 
-// Perhaps a peer of the next epoch: it may wait for that until the handshake's deadline.
+// The sender may be a peer of the next epoch. It waits until the handshake's deadline.
 void LinkTable::park(Entry& entry) {
   std::size_t parked = 0;
   std::uint64_t oldest = 0;
@@ -151,7 +148,7 @@ void LinkTable::accept(Entry& entry) {
   }
 }
 
-// The newer peer says hello on a connection that the older one has dialled, as if it had dialled.
+// This end is the newer peer. It sends a hello on the older peer's connection, as on its own dials.
 void LinkTable::accept_offer(Entry& entry) {
   const std::uint64_t id = entry.stripe->id();
   const auto it = links_.find(entry.hello.from);
@@ -175,11 +172,11 @@ void LinkTable::accept_hello(Entry& entry) {
   Link& link = it->second;
   const std::uint64_t id = entry.stripe->id();
   const Hello& hello = entry.hello;
-  // The newer of two peers says hello. Another member may do so in its name, but not in the name of
-  // the older one.
+  // Only the newer of two peers may send a hello. Another member may send one in its name, but not
+  // in the name of the older peer.
   if (link.peer.joined <= at_.joined) return close(id);
-  // Numbers of generations that ended keep late hellos from bringing a link about in vain. After a
-  // while there are no late ones, and a number that was far too high does not keep the peer away.
+  // Hellos of ended generations are late and must not establish a link. After kLateHello none are
+  // left. Then forget the numbers, so that one that was far too high does not lock the peer out.
   if (hello.stripe == 0 && !link.is_up() && at_.now - link.down_since >= kLateHello)
     link.generation = link.ended_generation = 0;
   if (hello.generation <= link.ended_generation || hello.generation < link.generation)
@@ -189,7 +186,7 @@ void LinkTable::accept_hello(Entry& entry) {
       if (link.is_up()) take_down(link, "replaced by a new connection", link.planned);
       link.generation = hello.generation;
     }
-    if (link.is_up()) return close(id);  // by another address of ours
+    if (link.is_up()) return close(id);  // it is up through another address of this peer
     link.keeps = hello.keeps;
   } else if (!link.is_up() || hello.generation != link.generation ||
              link.standby.has_ended(hello.stripe) || (hello.keeps != link.keeps && !hello.memory)) {
@@ -229,7 +226,7 @@ void LinkTable::establish(Entry& entry) {
   link.spares.next = at_.now;
 }
 
-// `ours`: this end said hello.
+// `ours`: this end sent the hello.
 void LinkTable::bring_up(Entry& entry, Link& link, bool ours) {
   move(link, link.is_wanted() ? LinkPhase::up : LinkPhase::lingering);
   const bool relayed = entry.way == Way::relay;
@@ -238,9 +235,9 @@ void LinkTable::bring_up(Entry& entry, Link& link, bool ours) {
   link.failed = false;
   link.relay.used = relayed;
   if (link.planned && at_.member) {
-    events_.emplace_back(LinkReport{link.peer.id,
-                                    relayed ? wire::LinkState::relayed : wire::LinkState::mended,
-                                    "it came about"});
+    events_.emplace_back(
+        LinkStateReport{link.peer.id, relayed ? wire::LinkState::relayed : wire::LinkState::mended,
+                        "it came about"});
   }
   link.heard = link.unwanted_since = at_.now;
   const Checksum checksum = options_.settings.checksum;
@@ -251,7 +248,7 @@ void LinkTable::bring_up(Entry& entry, Link& link, bool ours) {
   link.spares.asked = 0;
   link.dialling.offered = entry.offer || !entry.offered_to.empty();
   link.dialling.answered.reset();
-  // Where only the older end gets through, it dials the others as well.
+  // The end whose dial succeeded dials the other stripes as well.
   if (ours != link.dialling.offered && !relayed) link.dialling.answered = entry.address;
   if (relayed && !std::exchange(link.relay.told, true)) {
     log(LogLevel::warn, "no connection to peer " + link.peer.id.brief() +
@@ -282,7 +279,7 @@ void LinkTable::close(std::uint64_t id) {
   flush_.erase(id);
 }
 
-// An offer of ours that is not established came to its end.
+// Counts an offer of this end as no longer open, unless it was established before.
 void LinkTable::end_offer(Entry& entry) {
   if (entry.offered_to.empty() || entry.phase == StripePhase::established) return;
   const auto it = links_.find(entry.offered_to);
@@ -302,8 +299,8 @@ void LinkTable::fail_handshake(Entry& entry, Link& link, const std::string& reas
     std::uint32_t& open = open_dials(link, number);
     if (open > 0) --open;
     if (number == 0) {
-      // While another handshake of this generation is under way, it may be the one that the other
-      // end has taken, and why it closed this one.
+      // Keep the generation while another handshake of it is in progress: the other end may have
+      // accepted that one and closed this one for it.
       link.dialling.renews = std::none_of(stripes_.begin(), stripes_.end(), [&](const auto& item) {
         const Entry& other = item.second;
         return item.first != id && other.phase == StripePhase::said_hello &&
@@ -311,7 +308,7 @@ void LinkTable::fail_handshake(Entry& entry, Link& link, const std::string& reas
       });
     } else {
       pause_spares(link);
-      // It may be up at the other end, and frames may have been sent on it.
+      // The stripe may be up at the other end, which may have sent frames on it.
       if (link.keeps && link.standby.note_ended(number)) tell_lost(link, number, 0);
     }
   }

@@ -1,4 +1,4 @@
-// LinkTable: signs of life, silence, and links that do not come about.
+// LinkTable: heartbeats, silence, and links that cannot be established.
 #include <algorithm>
 #include <utility>
 
@@ -49,9 +49,9 @@ void LinkTable::watch_connecting(Link& link) {
   if (link.planned) {
     if (link.told) return;
     link.told = wire::LinkState::unreachable;
-    events_.emplace_back(LinkReport{link.peer.id, wire::LinkState::unreachable, why});
+    events_.emplace_back(LinkStateReport{link.peer.id, wire::LinkState::unreachable, why});
     if (at_.preparing) {
-      // The master may know that the member is silent, and wait: report it again later.
+      // The master may ignore the report while it waits for a silent member: report again later.
       link.told.reset();
       link.down_since = at_.now;
       link.failed = true;
@@ -67,23 +67,23 @@ void LinkTable::watch_up(Link& link) {
   if (heard) link.heard = at_.now;
   if (heard && link.told) {
     link.told.reset();
-    events_.emplace_back(LinkReport{
+    events_.emplace_back(LinkStateReport{
         link.peer.id, link.relay.used ? wire::LinkState::relayed : wire::LinkState::mended,
         "it is heard again"});
   }
   if (at_.now - link.heard >= settings.heartbeat_timeout) {
     if (!link.planned) {
-      // No operation depends on it; a new connection may work.
+      // No operation depends on the link; a new connection may work.
       return take_down(link, "nothing heard on the link", false);
     }
     if (!link.told && link.member) {
       link.told = wire::LinkState::silent;
       events_.emplace_back(
-          LinkReport{link.peer.id, wire::LinkState::silent, "nothing heard on the link"});
+          LinkStateReport{link.peer.id, wire::LinkState::silent, "nothing heard on the link"});
     }
   } else {
-    // One connection may be dead while the others live, and neither end be told. An idle one is
-    // heard every other interval at least.
+    // One stripe may die while the others live, without an error at either end. An idle stripe
+    // receives a heartbeat at least every other interval.
     const Duration patience = link.keeps
                                   ? std::max(settings.link_timeout, 4 * settings.heartbeat_interval)
                                   : settings.heartbeat_timeout;
@@ -100,7 +100,8 @@ void LinkTable::watch_up(Link& link) {
   if (fault != nullptr) take_down(link, fault, link.planned);
 }
 
-// Gives signs of life where nothing else was sent. Returns whether the other end gave some.
+// Queues heartbeats on stripes that sent nothing since the last call. Returns whether any stripe
+// received bytes or is held.
 bool LinkTable::hear(Link& link) {
   bool heard = false;
   for (const std::uint64_t id : link.stripes) {
@@ -125,13 +126,13 @@ bool LinkTable::hear(Link& link) {
   return heard;
 }
 
-// What an honest other end does not do for so long. Null: nothing.
+// Describes a fault that has lasted longer than it can with an honest peer. Null: no fault.
 const char* LinkTable::fault_of(const Link& link) const {
   const Settings& settings = options_.settings;
   const char* const untold = "the other end does not say what has come";
   if (link.standby.overdue(at_.now, settings.link_timeout + settings.heartbeat_timeout))
     return untold;
-  // By then the master has been heard again, or this peer is out.
+  // By then the control connection works again, or this peer is out of the run.
   const Duration catch_up = settings.reconnect_timeout + settings.heartbeat_timeout;
   for (const std::uint64_t id : link.stripes) {
     const Entry& entry = stripes_.at(id);

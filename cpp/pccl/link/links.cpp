@@ -1,4 +1,4 @@
-// LinkTable: which links there are, their phases, and the dials that bring them about.
+// LinkTable: the links, their phases, and the dials that establish them.
 #include "pccl/link/links.h"
 
 #include <algorithm>
@@ -21,18 +21,18 @@ constexpr std::array<LinkTransition, 8> kTransitions = {{
     {LinkPhase::connecting, LinkPhase::ended, "it is not needed any more"},
     {LinkPhase::ended, LinkPhase::lingering, "the other end brought it about"},
 }};
-constexpr std::size_t kNewLink = 0;  // its transition
+constexpr std::size_t kNewLink = 0;  // the transition of a new link
 
-// Between the addresses of one peer.
+// Between dials to the addresses of one peer.
 constexpr Duration kDialStagger = std::chrono::milliseconds(200);
-// The older peer of a pair dials, too, if the newer one has not got through by then.
+// The older peer of a pair dials, too, if the newer one has not connected by then.
 constexpr Duration kOfferAfter = std::chrono::milliseconds(500);
-// Between dials through memory, and after a new epoch: often all of the next plan is in memory.
+// Between dials of a pipe, and after a new epoch, whose plan may need no links on this host.
 constexpr Duration kPipeDialPause = std::chrono::seconds(1);
 // Between requests for a relay.
 constexpr Duration kRelayPause = std::chrono::seconds(1);
-// After kRelayTries requests in vain, a link waits this long for each link that needs a relay: all
-// of them together ask no more often than the master answers (master::Options::wants).
+// After kRelayTries requests without success, a link waits this long for each link that needs a
+// relay. So all links together ask no more often than the master answers (master::Limits::wants).
 constexpr Duration kRelayTurn = std::chrono::milliseconds(150);
 constexpr unsigned kRelayTries = 3;
 constexpr std::size_t kMaxRelayDials = 256;
@@ -78,7 +78,7 @@ void LinkTable::note_failure(Link& link, const wire::Address& address, const std
       address.host.empty() ? reason : failure_at(wire::to_string(address), reason);
 }
 
-// ---- which links are needed
+// -- which links are needed
 
 void LinkTable::want(const std::map<PeerId, LinkTarget>& targets, const std::set<PeerId>& members,
                      const LinkContext& context) {
@@ -90,7 +90,7 @@ void LinkTable::want(const std::map<PeerId, LinkTarget>& targets, const std::set
     if (targets.contains(it->first)) {
       ++it;
     } else if (link.is_up() && (member || !was_member)) {
-      // The next plan may need it again, and may have reached the other end already.
+      // The next plan may need the link again, and the other end may have that plan already.
       if (link.phase == LinkPhase::up) {
         move(link, LinkPhase::lingering);
         link.unwanted_since = at_.now;
@@ -119,7 +119,7 @@ void LinkTable::want(const std::map<PeerId, LinkTarget>& targets, const std::set
       move(link, LinkPhase::connecting);
     }
   }
-  // Hellos that came before the epoch that names their sender.
+  // Hellos that arrived before the epoch that names their sender.
   std::vector<std::uint64_t> parked;
   for (const auto& [id, entry] : stripes_)
     if (entry.phase == StripePhase::parked && links_.contains(entry.hello.from))
@@ -158,7 +158,7 @@ void LinkTable::close_all(const LinkContext& context) {
   dials_.clear();
 }
 
-// Ends all stripes of the link. What was under way on it is lost.
+// Ends all stripes of the link. Frames in flight on it are lost.
 void LinkTable::take_down(Link& link, const std::string& reason, bool report) {
   const bool was_up = link.is_up();
   if (was_up) {
@@ -170,7 +170,7 @@ void LinkTable::take_down(Link& link, const std::string& reason, bool report) {
   }
   const std::vector<std::uint64_t> stripes = std::exchange(link.stripes, {});
   for (const std::uint64_t id : stripes) close(id);
-  // Dials under way belong to the old generation: they are closed when they come through.
+  // Dials in progress belong to the old generation. on_dialled closes their connections.
   std::erase_if(dials_, [&](const auto& item) {
     return item.second.question == 0 && item.second.peer == link.peer.id;
   });
@@ -194,17 +194,17 @@ void LinkTable::take_down(Link& link, const std::string& reason, bool report) {
   link.told.reset();
   if (!was_up || !report) return;
   if (at_.member) link.broke_under = at_.abort_floor;
-  events_.emplace_back(LinkReport{link.peer.id, wire::LinkState::broken, reason});
+  events_.emplace_back(LinkStateReport{link.peer.id, wire::LinkState::broken, reason});
 }
 
-// ---- dials
+// -- dials
 
 std::uint32_t& LinkTable::open_dials(Link& link, std::uint32_t number) {
   return number == 0 ? link.dialling.open : link.spares.open;
 }
 
-// Dials of one generation try the addresses side by side. After a handshake that failed, the other
-// end may have ended that generation.
+// Dials of one generation try the addresses in parallel. After a failed handshake a new generation
+// begins, since the other end may have ended the old one.
 void LinkTable::begin_generation(Link& link) {
   const bool renews = std::exchange(link.dialling.renews, false);
   if (link.dialling.open == 0 || renews) link.generation = next_generation_++;
@@ -225,9 +225,9 @@ Instant LinkTable::dial_time(const Link& link, const LinkContext& context) {
   return waits ? std::max(link.dialling.next, link.down_since + kOfferAfter) : link.dialling.next;
 }
 
-// The newer peer of a pair dials, one address after the other until one answers. If it does not get
-// through, perhaps the older one does; then the newer one says hello there. So one end, and always
-// the same one, numbers generations and stripes, whoever dials.
+// The newer peer of a pair dials one address after the other until one answers. If it cannot
+// connect, the older one dials as well, and the newer one sends its hello on that connection. So
+// the newer peer numbers generations and stripes in both cases.
 void LinkTable::dial_due() {
   for (auto& [peer, link] : links_) {
     const bool offers = at_.joined < link.peer.joined;
@@ -260,8 +260,8 @@ Instant LinkTable::next_deadline(const LinkContext& context) const {
   return next;
 }
 
-// A pipe stands beside the connection that brought the link about, where the plan has the link
-// carry much. Where all members are on one host, next to nothing goes over links.
+// A planned link gets a pipe beside its first stripe. The caller dials no pipes while all members
+// are on one host: links carry almost nothing then.
 bool LinkTable::may_dial_pipe(const Link& link) const {
   return link.is_up() && link.planned && link.pipe == Pipe::none && at_.joined > link.peer.joined &&
          at_.now >= link.next_pipe_dial;
@@ -316,13 +316,13 @@ void LinkTable::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local
   Link& link = found->second;
   Entry& entry = add(stripe, local, way == Way::memory ? way : dial.way);
   entry.address = dial.address;
-  // A neighbour that answers late costs nothing, and one that is gone takes its pipes with it.
+  // A pipe needs no deadline: a late answer costs nothing, and pipes of a lost neighbour end.
   if (way == Way::memory) entry.deadline = Instant::max();
   if (dial.offer) {
     entry.offered_number = dial.number;
     return offer(entry, link);
   }
-  // A first handshake is of the generation that is the newest when it begins.
+  // A first handshake belongs to the newest generation at its beginning.
   if (dial.number == 0 && std::exchange(link.dialling.renews, false))
     link.generation = next_generation_++;
   say_hello(entry, link, dial.number, dial.number == 0 ? link.generation : dial.generation);
@@ -346,7 +346,7 @@ void LinkTable::on_dial_failed(std::uint64_t token, const std::string& reason,
     if (link.pipe == Pipe::dialling) link.pipe = Pipe::none;
     return;
   }
-  if (dial.accepts) return;  // the other end asks for another one
+  if (dial.accepts) return;  // the other end requests another one
   const bool relayed = dial.way == Way::relay;
   note_failure(link, dial.address, relayed ? "through the master: " + reason : reason);
   std::uint32_t& open = open_dials(link, dial.number);
@@ -366,9 +366,9 @@ void LinkTable::try_address(std::uint64_t question, const wire::Address& address
   actions_.dials.push_back({token, address, {}, {}});
 }
 
-// ---- connections through the master
+// -- connections through the master
 
-// The end that says hello asks.
+// The newer peer, which sends the hello, requests them.
 Instant LinkTable::relay_time(const Link& link, const LinkContext& context) {
   const bool asks = link.relay.allowed && link.is_wanted() && context.joined > link.peer.joined &&
                     context.may_report;
@@ -392,8 +392,8 @@ Duration LinkTable::relay_pause() const {
   return std::max(kRelayPause, kRelayTurn * waiting);
 }
 
-// The other end is told of the connection as well. Addresses are dialled meanwhile: the first
-// handshake counts.
+// The master offers the connection to both ends. Dials to addresses go on; the first handshake to
+// complete counts.
 void LinkTable::on_relay(const PeerId& peer, const PeerId& relay, const LinkContext& context) {
   at_ = context;
   const auto it = links_.find(peer);
@@ -418,7 +418,7 @@ void LinkTable::on_relay(const PeerId& peer, const PeerId& relay, const LinkCont
   actions_.dials.push_back({token, {}, {}, peer, relay, accepts});
 }
 
-// ---- what the table knows
+// -- state
 
 bool LinkTable::is_up(const PeerId& peer) const {
   const auto it = links_.find(peer);
@@ -443,12 +443,12 @@ bool LinkTable::never_worked(const PeerId& peer, const LinkContext& context) con
          context.joined > link.peer.joined;
 }
 
-std::vector<LinkReport> LinkTable::report_all(const LinkContext& context) const {
-  std::vector<LinkReport> reports;
+std::vector<LinkStateReport> LinkTable::report_all(const LinkContext& context) const {
+  std::vector<LinkStateReport> reports;
   for (const auto& [peer, link] : links_) {
     if (!link.planned) continue;
     const std::string& why = link.dialling.failure;
-    // A link that broke may be up again: what was under way on it is lost all the same.
+    // A link that broke may be up again, but the bytes that were in flight are lost.
     if (link.broke_under == context.abort_floor)
       reports.push_back({peer, wire::LinkState::broken, why});
     if (link.told)
@@ -489,7 +489,7 @@ bool LinkTable::is_among_first(std::uint64_t id, std::size_t count, std::size_t 
   return std::find(stripes.begin(), end, id) != end;
 }
 
-// ---- memory of operations
+// -- memory of operations
 
 void LinkTable::wake(const PeerId& peer) {
   const auto it = links_.find(peer);

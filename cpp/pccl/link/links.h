@@ -1,5 +1,5 @@
-// All links of one peer: which are needed, how they come about, their stripes, and their end.
-// Pure: events and the time come in, LinkEvents and LinkActions go out.
+// All links of one peer: which are needed, how they are established, their stripes, and how they
+// end. Pure: events and the time come in, LinkEvents and LinkActions go out.
 #pragma once
 
 #include <array>
@@ -28,10 +28,10 @@ namespace pccl::link {
 
 // A link's life. `kTransitions` in links.cpp lists every change.
 enum class LinkPhase : std::uint8_t {
-  connecting,  // needed, and no stripe is up
-  up,          // needed, and at least one stripe is up
-  lingering,   // up, and not needed: the next plan may need it again
-  ended,       // neither; the entry is erased at the next look
+  connecting,  // needed; no stripe is up
+  up,          // needed; at least one stripe is up
+  lingering,   // not needed; at least one stripe is up, since the next plan may need it again
+  ended,       // not needed; no stripe is up. The next on_watch erases the entry
 };
 inline constexpr std::size_t kLinkPhases = 4;
 [[nodiscard]] const char* name(LinkPhase phase);
@@ -41,61 +41,60 @@ struct LinkTransition {
   LinkPhase to;
   const char* cause;
 };
-// Every change of phase that is legal; the first one enters `connecting` from nothing.
+// All legal changes of phase. The first one creates a link.
 [[nodiscard]] std::span<const LinkTransition> link_transitions();
 
 // A stripe's life, before and after its handshake.
 enum class StripePhase : std::uint8_t {
-  awaits_hello,  // the other end speaks first
-  offered,       // we dialled, and the other end is to say hello
-  said_hello,    // we wait for the answer to our hello
-  parked,        // a hello, or an offer, of a peer that the next epoch may name
-  refusing,      // the refusal is on its way out; the stripe ends at its deadline
+  awaits_hello,  // waits for a hello or an offer
+  offered,       // this end dialled and sent an offer; it waits for a hello
+  said_hello,    // this end sent a hello; it waits for the answer
+  parked,        // holds a hello or an offer of a peer that the next epoch may name
+  refusing,      // the refusal is being sent; the stripe ends at its deadline
   established,
 };
 
 enum class Way : std::uint8_t { network, memory, relay };
 
-inline constexpr std::size_t kMaxStripes = 256;  // of one link, whoever dials
+inline constexpr std::size_t kMaxStripes = 256;  // of one link
 
-// A connection that the shell is to bring about.
+// A connection that the shell must open.
 struct DialRequest {
   std::uint64_t token = 0;
   wire::Address address;
-  PeerId neighbour;  // not zero: through memory, to this peer
-  PeerId peer;       // who is to answer at the address; zero: the address is only tried
-  // Not zero: through the master, which knows this end by this token.
-  PeerId relay{};
-  bool accepts = false;  // through the master: the other end says hello
+  PeerId neighbour;      // not zero: through shared memory, to this peer
+  PeerId peer;           // expected at the other end; zero: the address is only tried
+  PeerId relay{};        // not zero: through the master; this end's token (wire::Relay)
+  bool accepts = false;  // through the master: the other end sends the hello
 };
 
 struct LinkActions {
   std::vector<DialRequest> dials;
-  std::vector<std::uint64_t> flush;  // stripes that may have something to write
-  std::vector<std::uint64_t> close;  // flush what is lined up without waiting, then close
+  std::vector<std::uint64_t> flush;  // stripes that may have frames to write
+  std::vector<std::uint64_t> close;  // write queued frames without blocking, then close
 };
 
 // The first stripe of a link is up.
 struct LinkUp {
   PeerId peer;
 };
-// The last stripe of a link is gone; what was under way on it is lost.
+// The last stripe of a link is gone. Frames in flight on it are lost.
 struct LinkDown {
   PeerId peer;
-  UnsentBytes unsent;  // will never be sent
+  UnsentBytes unsent;  // queued, and will never be sent
 };
-// For the master.
-struct LinkReport {
+// A report for the master.
+struct LinkStateReport {
   PeerId peer;
   wire::LinkState state;
   std::string reason;
 };
-// For the master: connections to that peer that go through it.
+// A request for the master: relayed connections to that peer.
 struct RelayWanted {
   PeerId peer;
   std::uint32_t stripes;
 };
-// A link did not come about in time.
+// A link was not established in time.
 struct LinkFailed {
   PeerId peer;
   bool planned;
@@ -106,7 +105,7 @@ struct EagerUnsent {
   PeerId peer;
   std::uint64_t bytes;
 };
-// The answer to one of the master's questions whether an address can be reached.
+// Answers LinkTable::try_address.
 struct AddressTried {
   std::uint64_t question;
   bool reached;
@@ -116,25 +115,26 @@ struct LinkNotice {
   LogLevel level;
   std::string text;
 };
-using LinkEvent = std::variant<LinkUp, LinkDown, LinkReport, RelayWanted, LinkFailed, EagerUnsent,
-                               AddressTried, LinkNotice>;
+using LinkEvent = std::variant<LinkUp, LinkDown, LinkStateReport, RelayWanted, LinkFailed,
+                               EagerUnsent, AddressTried, LinkNotice>;
 
 // A link that is needed.
 struct LinkTarget {
   wire::Member peer;
-  bool planned = false;    // the plan uses it, or a newcomer prepares it; else only state moves
-  bool may_relay = false;  // where no connection comes about, it goes through the master
+  // Used by the plan, or by a newcomer that prepares; otherwise only by a sync or a measurement.
+  bool planned = false;
+  bool may_relay = false;  // the master relays it if no connection can be established
 };
 
-// What the owner knows at the time of an event.
+// The state of the owner at the time of an event.
 struct LinkContext {
   Instant now{};
   std::uint64_t run = 0;
-  std::uint64_t joined = 0;  // this peer's join ordinal; of two peers the newer one says hello
+  std::uint64_t joined = 0;  // this peer's join ordinal; the newer of two peers sends the hello
   std::uint64_t abort_floor = 0;
   bool member = false;      // this peer is in an epoch
-  bool preparing = false;   // it is a newcomer that the master has told to prepare
-  bool may_report = false;  // the master hears it
+  bool preparing = false;   // this peer is a newcomer that has received Prepare
+  bool may_report = false;  // the control connection is up
   bool reducing = false;    // an operation runs over links
   bool transferring = false;
 };
@@ -142,73 +142,79 @@ struct LinkContext {
 struct LinkOptions {
   PeerId self;
   Settings settings;
-  StripeTuner::Options stripes;  // of a link to another host, unless the settings name a number
+  StripeTuner::Options stripes;       // of a link to another host, unless the settings fix a number
   std::uint32_t stripe_budget = 256;  // over all such links
-  bool encrypted = false;             // what leaves this process needs no checksums
+  bool encrypted = false;             // links are encrypted: frames need no checksums
 };
 
-// Bytes of one link since the last look, and what they say.
+// The bytes that one link has moved since the previous call of flows().
 struct LinkFlow {
   PeerId peer;
   std::uint64_t sent = 0;
   std::uint64_t received = 0;
-  bool full = false;     // stripes wait to be written
+  bool full = false;     // at least an eighth of its stripes have frames queued
   bool network = false;  // a planned link to a member over a network
 };
 
 // *one thread: the engine's*
 class LinkTable final : public Carrier {
  public:
-  // `traffic` is asked where payloads go and what to send.
+  // `traffic` places received payloads and supplies frames to send.
   LinkTable(LinkOptions options, Traffic& traffic)
       : options_(std::move(options)), traffic_(traffic) {}
 
   // -- which links are needed
-  // Links to other peers end, or linger if they are up. `members`: of this epoch.
+  // Makes `targets` the needed links. Links to other peers end, or linger if they are up.
+  // `members`: of this epoch.
   void want(const std::map<PeerId, LinkTarget>& targets, const std::set<PeerId>& members,
             const LinkContext& context);
-  // A new epoch: what the master was told of links before may have come too late.
+  // A new epoch begins. Reports of the previous epoch may have reached the master too late, so
+  // faults are reported again.
   void begin_epoch(const LinkContext& context);
-  // A newcomer prepares anew.
+  // The newcomer has received another Prepare: resets has_failed for all links.
   void forget_failures();
-  // This process was frozen, not the others: what they sent is still to be read.
+  // This process was suspended: bytes of the other peers are still unread. Restarts all timeouts
+  // for silence.
   void excuse_silence(Instant now);
   void close_all(const LinkContext& context);
 
-  // -- connections. `stripe` is an id that the shell never uses again. `local`: both ends are on
-  // one host. `way` is network or memory.
+  // -- connections
+  // `stripe`: an id that the shell never reuses. `local`: both ends are on one host. `way`: network
+  // or memory.
   void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Way way,
                   const LinkContext& context);
   void on_dial_failed(std::uint64_t token, const std::string& reason, const LinkContext& context);
-  // `neighbour`: who is at the other end of the memory; empty for a socket.
+  // `neighbour`: the peer at the other end of a pipe; empty for a socket.
   void on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour,
                    const LinkContext& context);
-  // The connection ended. Code::refused: the other end misbehaves, and the whole link ends.
+  // The connection ended. Code::refused: the other end violated the protocol, so the whole link
+  // ends.
   void on_stripe_failed(std::uint64_t stripe, const Error& error, const LinkContext& context);
   // The master offers a connection through itself.
   void on_relay(const PeerId& peer, const PeerId& token, const LinkContext& context);
-  // The master asks whether this peer reaches an address; answered by AddressTried.
+  // The master asks whether this peer can reach an address. Answered by AddressTried.
   void try_address(std::uint64_t question, const wire::Address& address);
 
   // -- frames
-  // A frame that belongs to the link itself. Nothing: it is for the traffic.
+  // Handles a frame of the link itself. Nothing: the frame is the traffic's.
   [[nodiscard]] std::optional<Status> on_control(Stripe& from, const FrameHeader& header,
                                                  std::span<const std::uint8_t> payload,
                                                  const LinkContext& context);
-  // The next frame of the link itself; `traffic_may`: there is none, and the traffic may send one.
+  // True with the link's own next frame in `frame`. If there is none, `traffic_may` reports whether
+  // the traffic may send a frame on this stripe.
   [[nodiscard]] bool next(Stripe& to, OutgoingFrame& frame, bool& traffic_may, Instant now);
-  // A frame is complete: tells the other end now and then how many are.
+  // Call after each complete frame: confirms received frames to the other end from time to time.
   void confirm(Stripe& stripe);
-  // The answer to a ping of this link; nothing: an old one.
+  // Returns the round-trip time. Nothing: the pong does not answer the latest ping of the link.
   [[nodiscard]] std::optional<Duration> on_pong(const PeerId& peer, const FrameHeader& header,
                                                 Instant now);
 
   // -- time
-  void on_time(const LinkContext& context);   // dials that are due
-  void on_tick(const LinkContext& context);   // a few times per heartbeat interval
-  void on_watch(const LinkContext& context);  // each heartbeat interval: silence, hopeless links
+  void on_time(const LinkContext& context);   // starts dials that are due
+  void on_tick(const LinkContext& context);   // call a few times per heartbeat interval
+  void on_watch(const LinkContext& context);  // call each heartbeat interval: checks links
   [[nodiscard]] Instant next_deadline(const LinkContext& context) const;
-  // Dials a pipe through memory for each planned link to a peer that `shares_memory`.
+  // Dials a pipe for each planned link to a peer for which `shares_memory` holds.
   template <class Predicate>
   void dial_pipes(const Predicate& shares_memory, const LinkContext& context) {
     at_ = context;
@@ -216,35 +222,37 @@ class LinkTable final : public Carrier {
       if (may_dial_pipe(link) && shares_memory(peer)) dial_pipe(link);
   }
 
-  // -- what the table knows
+  // -- state
   [[nodiscard]] bool contains(const PeerId& peer) const { return links_.contains(peer); }
   [[nodiscard]] bool is_up(const PeerId& peer) const override;
   [[nodiscard]] bool is_checked(const PeerId& peer) const override;
-  // It failed since the newcomer was told to prepare, and is not up.
+  // The link could not be established since the last Prepare, and is not up.
   [[nodiscard]] bool has_failed(const PeerId& peer) const;
-  // No connection ever came about, though this peer dials, and the plan does without it.
+  // The link is not planned, this peer dials it, and no stripe of it was ever up.
   [[nodiscard]] bool never_worked(const PeerId& peer, const LinkContext& context) const;
-  // What to tell a master that may know nothing of the planned links.
-  [[nodiscard]] std::vector<LinkReport> report_all(const LinkContext& context) const;
-  // Null when the stripe is to be closed.
+  // The state of all planned links, for a master that may have no reports of them.
+  [[nodiscard]] std::vector<LinkStateReport> report_all(const LinkContext& context) const;
+  // Null: the stripe must be closed.
   [[nodiscard]] Stripe* stripe(std::uint64_t id);
   [[nodiscard]] bool is_established(std::uint64_t id) const { return peer_of(id) != nullptr; }
-  // The peer at the other end; null before the handshake is over.
+  // The peer at the other end; null until the stripe is established.
   [[nodiscard]] const PeerId* peer_of(std::uint64_t id) const;
   [[nodiscard]] std::vector<std::uint64_t> held_stripes() const;
   [[nodiscard]] std::size_t stripe_count() const { return stripes_.size(); }
-  // One of the first `count` stripes of its link.
+  // The stripe is one of the first `count` of its link. If the link has more than `spare` stripes,
+  // its last `spare` do not count.
   [[nodiscard]] bool is_among_first(std::uint64_t id, std::size_t count, std::size_t spare) const;
   [[nodiscard]] std::uint64_t stand_ins() const { return stand_ins_; }
   [[nodiscard]] std::uint64_t sent_again() const { return sent_again_; }
   // How often each entry of link_transitions() was taken.
   [[nodiscard]] std::span<const std::uint64_t> transitions_taken() const { return taken_; }
 
-  // -- bytes moved, for who watches them
+  // -- bytes moved
   [[nodiscard]] std::vector<LinkFlow> flows();
   [[nodiscard]] std::uint64_t moved_since_last();  // over all established stripes
   void begin_probe();
-  [[nodiscard]] std::uint64_t received_since_probe(std::uint64_t id);  // 0 for memory
+  // Bytes since the previous call or begin_probe(); 0 for a pipe.
+  [[nodiscard]] std::uint64_t received_since_probe(std::uint64_t id);
   void ping(const PeerId& peer);
 
   // -- memory of operations
@@ -258,33 +266,33 @@ class LinkTable final : public Carrier {
 
  private:
   enum class Pipe : std::uint8_t { none, dialling, up };
-  // Stripes of this end that are on their way, and when the next ones may be.
+  // Stripes after the first that are being established, and when more may be dialled.
   struct Spares {
     std::uint32_t next_number = 1;
-    std::uint32_t open = 0;  // dials and handshakes under way
+    std::uint32_t open = 0;  // dials and handshakes in progress
     Instant next{};
     Duration pause{};
-    std::uint32_t asked = 0;  // of the end that can dial, and not there yet
+    std::uint32_t asked = 0;  // requested from the other end, which alone can dial; not offered yet
     Instant asked_until{};
   };
-  // How the first stripe comes about.
+  // How the first stripe is established.
   struct Dialling {
     std::size_t next_address = 0;
     std::uint32_t open = 0;
     Instant next{};
-    bool renews = false;                    // the next dial is of a new generation
+    bool renews = false;                    // the next dial starts a new generation
     std::string failure;                    // the latest one
-    std::optional<wire::Address> answered;  // the other end did here; nothing: it dialled us
-    bool offered = false;                   // the older end dialled
+    std::optional<wire::Address> answered;  // where the other end answered; nothing: it dialled
+    bool offered = false;                   // the older peer dialled
   };
   struct Relaying {
     bool allowed = false;
     bool used = false;
-    bool told = false;
-    Instant next{};  // to be asked for
+    bool told = false;  // a warning was logged
+    Instant next{};     // when to request connections
     unsigned tries = 0;
   };
-  // A measurement of how fast the link is with as many stripes as it has.
+  // A measurement of the link's rate with its present number of stripes.
   struct Window {
     StripeTuner tuner;
     Instant since{};
@@ -296,10 +304,10 @@ class LinkTable final : public Carrier {
     LinkPhase phase = LinkPhase::connecting;
     Instant down_since{};
     Instant unwanted_since{};
-    bool member = false;  // of this epoch; else a newcomer, or we are one
+    bool member = false;  // of this epoch; otherwise one of the two ends is a newcomer
     bool planned = false;
     std::uint64_t generation = 0;
-    std::uint64_t ended_generation = 0;  // no stripe of it, or of one before, comes up again
+    std::uint64_t ended_generation = 0;  // stripes of it and of earlier ones are refused
     std::vector<std::uint64_t> stripes;  // established
     bool checked = false;                // payloads carry checksums
     bool keeps = false;                  // stripes stand in for each other (Hello::keeps)
@@ -310,10 +318,10 @@ class LinkTable final : public Carrier {
     Spares spares;
     Relaying relay;
     Window window;
-    // What the master was told in this epoch: unreachable or silent.
+    // The fault last reported to the master in this epoch: unreachable or silent.
     std::optional<wire::LinkState> told;
     bool failed = false;            // see has_failed
-    std::uint64_t broke_under = 0;  // the abort floor at the latest break: bytes are missing
+    std::uint64_t broke_under = 0;  // abort floor at the latest break: its attempts lack bytes
     Instant heard{};
     bool ping_due = false;
     std::optional<Instant> pinged;
@@ -324,7 +332,7 @@ class LinkTable final : public Carrier {
       return phase == LinkPhase::connecting || phase == LinkPhase::up;
     }
   };
-  // Bytes of a stripe when somebody looked last.
+  // Byte counts of a stripe at the previous look of each user.
   struct Marks {
     std::uint64_t heard = 0;
     std::uint64_t sent = 0;
@@ -339,29 +347,33 @@ class LinkTable final : public Carrier {
     StripePhase phase = StripePhase::awaits_hello;
     Way way = Way::network;
     bool local = false;
-    PeerId peer;                       // zero until the hello
-    PeerId only;                       // who alone may be at the other end; zero: anybody
-    PeerId offered_to;                 // we dialled, and offered it to this peer
-    std::uint32_t offered_number = 0;  // 0: to bring the link about
+    PeerId peer;                       // zero until a hello is sent or accepted
+    PeerId only;                       // the only peer allowed at the other end; zero: any peer
+    PeerId offered_to;                 // this end dialled and sent an offer to this peer
+    std::uint32_t offered_number = 0;  // 0: to establish the link
     bool offer = false;                // `hello` is an offer
     Hello hello;
     wire::Address address;
     Instant deadline{};  // of the handshake
     Instant heard{};
-    std::optional<Instant> held_since;  // its next frame is of an epoch yet to come
+    std::optional<Instant> held_since;  // its next frame is of a later epoch
     Marks marks;
-    std::optional<std::uint64_t> pong;  // owed for the ping with that number
+    std::optional<std::uint64_t> pong;  // `attempt` of the ping to answer
   };
   struct Dial {
     PeerId peer;
     wire::Address address;
-    std::uint32_t number = 0;  // of the stripe; 0: to bring the link about
+    std::uint32_t number = 0;  // of the stripe; 0: to establish the link
     Way way = Way::network;
     std::uint64_t generation = 0;
     bool offer = false;
-    bool accepts = false;        // relayed: the other end says hello
-    std::uint64_t question = 0;  // of try_address; the rest is not used
+    bool accepts = false;        // relayed: the other end sends the hello
+    std::uint64_t question = 0;  // of try_address; not 0: the other fields are unused
   };
+
+  static constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
+  // The other end violates the protocol.
+  [[nodiscard]] static Status refused(const char* why) { return Status(Code::refused, why); }
 
   // links.cpp
   void move(Link& link, LinkPhase to);
@@ -417,11 +429,11 @@ class LinkTable final : public Carrier {
 
   LinkOptions options_;
   Traffic& traffic_;
-  LinkContext at_;  // of the event that is being handled
+  LinkContext at_;  // of the current event
   std::map<PeerId, Link> links_;
   std::map<std::uint64_t, Entry> stripes_;
   std::map<std::uint64_t, Dial> dials_;
-  std::vector<Entry> closed_;  // until no call of their stripes can be on the stack
+  std::vector<Entry> closed_;  // kept while a call of their stripes may be on the stack
   std::uint64_t next_token_ = 1;
   std::uint64_t next_generation_ = 1;
   std::set<std::uint64_t> flush_;

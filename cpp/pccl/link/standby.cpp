@@ -6,11 +6,11 @@
 namespace pccl::link {
 namespace {
 
-constexpr std::size_t kKnownEnded = 1024;  // stripes of one link; all older ones have ended
+constexpr std::size_t kKnownEnded = 1024;  // of one link; all lower numbers count as ended
 constexpr std::size_t kMaxNotices = 4096;
 constexpr std::size_t kMaxUnsettled = 1024;
 
-// Frames that are of no use on another stripe, or are made anew.
+// False for frames that are useless on another stripe, or are created anew.
 bool goes_again(FrameType type) {
   switch (type) {
     case FrameType::hello:
@@ -21,7 +21,7 @@ bool goes_again(FrameType type) {
     case FrameType::pong:
     case FrameType::probe:
     case FrameType::offer:
-    case FrameType::wanted:  // asked again
+    case FrameType::wanted:  // requested again
     case FrameType::lost:    // moved to the notices when the stripe ended
       return false;
     default:
@@ -49,8 +49,8 @@ bool Standby::too_many_unsettled() const { return unsettled_.size() >= kMaxUnset
 bool Standby::too_many_notices() const { return notices_.size() >= kMaxNotices; }
 
 void Standby::lose(const Lost& notice, LeftFrames left, Instant now) {
-  // Notices about other stripes go at once: both ends may be waiting for just those. A notice that
-  // arrives twice is ignored. The frames keep their places, and with them their numbers.
+  // Notices about other stripes are sent again at once, since both ends may be waiting for them. A
+  // notice that arrives twice is ignored. The frames stay in the queue and keep their numbers.
   for (OutgoingFrame& frame : left.frames)
     if (type_of(frame) == FrameType::lost) notices_.push_back(std::move(frame));
   unsettled_[notice.stripe] = {std::move(left), now};

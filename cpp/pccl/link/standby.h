@@ -1,5 +1,6 @@
-// Stripes of one link that stand in for each other. When one ends, each end tells the other how
-// many frames had arrived on it; the rest is sent again on the stripes that are left. Pure.
+// Stripes of one link that stand in for each other. When one ends, each end reports to the other
+// how many frames had arrived on it. The later frames are sent again on the remaining stripes.
+// Pure.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@ namespace pccl::link {
 // *one thread: the engine's*
 class Standby {
  public:
-  // Frames that go again, and eager bytes that were dropped because their operation has ended.
+  // Frames queued to be sent again, and eager bytes dropped because their operation has ended.
   struct Settled {
     std::uint64_t sent_again = 0;
     std::uint64_t eager_unsent = 0;
@@ -25,9 +26,9 @@ class Standby {
 
   // The stripe ended, or will never come up.
   [[nodiscard]] bool has_ended(std::uint32_t stripe) const;
-  // False: that was known. An old stripe may be unknown again; it is reported as new then.
+  // False: the stripe was noted before. Always true for a number older than those that are kept.
   bool note_ended(std::uint32_t stripe);
-  // Stripes that ended are more than an honest peer brings about.
+  // More stripes have ended than an honest peer causes.
   [[nodiscard]] bool too_many_ended() const;
 
   // The stripe ended here after `received` whole frames. `left` may have to be sent again.
@@ -41,13 +42,13 @@ class Standby {
   // The other end's notice for a stripe that ended here: queues the frames that did not arrive.
   // Error: the notice is impossible.
   [[nodiscard]] Result<Settled> settle(const Lost& notice);
-  // A stripe has waited for the other end's notice for so long.
+  // A stripe has waited for the other end's notice for `patience` or longer.
   [[nodiscard]] bool overdue(Instant now, Duration patience) const;
 
-  // The next frame that any stripe has to send before all others.
+  // True with a frame in `frame` that goes on any stripe, ahead of all others; false: none.
   [[nodiscard]] bool next(OutgoingFrame& frame);
   void push(OutgoingFrame frame) { notices_.push_back(std::move(frame)); }
-  // The operation's memory is used no more. Returns the eager bytes of the frames dropped.
+  // Ends all use of the operation's memory. Returns the eager bytes of the dropped frames.
   std::uint64_t release(std::uint64_t token);
   // Payload bytes of the operation that wait to be sent again.
   [[nodiscard]] std::uint64_t unsent(std::uint64_t token) const;

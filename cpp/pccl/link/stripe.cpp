@@ -13,13 +13,13 @@ namespace {
 constexpr std::size_t kFillerBytes = 256 << 10;
 constexpr std::size_t kReadAheadBytes = 8 << 10;
 constexpr std::size_t kBatchBytes = 1 << 20;    // written in one system call
-constexpr std::size_t kLittleBytes = 64 << 10;  // lined up where another stripe might be faster
+constexpr std::size_t kLittleBytes = 64 << 10;  // queued when another stripe may be faster
 constexpr std::size_t kBatchVectors = 64;
 constexpr std::uint64_t kTellFrames = 32;
 constexpr std::uint64_t kTellBytes = 4 << 20;
-constexpr std::uint64_t kVoidToken = ~std::uint64_t{0};  // of a frame that was given up half-way
+constexpr std::uint64_t kVoidToken = ~std::uint64_t{0};  // of a frame given up half-way
 
-// What half-sent frames of an operation that ended are filled up with.
+// Completes half-sent frames of an operation that has ended.
 const std::uint8_t* filler() {
   static const std::vector<std::uint8_t> zeros(kFillerBytes, 0);
   return zeros.data();
@@ -33,8 +33,6 @@ constexpr std::array<std::uint8_t, kTrailerBytes> trailer_bytes(std::uint64_t va
 }
 constexpr auto kValid = trailer_bytes(kTrailerValid);
 constexpr auto kVoid = trailer_bytes(kTrailerVoid);
-
-iovec vec(const void* data, std::size_t size) { return {const_cast<void*>(data), size}; }
 
 std::size_t frame_bytes(const OutgoingFrame& frame) {
   return kFrameHeaderBytes + frame.payload_bytes + (frame.trailer ? kTrailerBytes : 0);
@@ -83,11 +81,10 @@ std::uint64_t checksum(const FrameHeader& header, std::span<const iovec> payload
   XXH3_64bits_update(&state, bytes.data(), bytes.size());
   for (const iovec& part : payload) XXH3_64bits_update(&state, part.iov_base, part.iov_len);
   const std::uint64_t sum = XXH3_64bits_digest(&state);
-  return sum == 0 ? 1 : sum;  // 0 says "not checked"
+  return sum == 0 ? 1 : sum;  // 0 means "not checked"
 }
 
-// ---- writing
-// ------------------------------------------------------------------------------------------------------
+// -- writing
 
 std::span<const iovec> Stripe::outgoing() {
   std::size_t ready = 0;
@@ -185,8 +182,9 @@ std::uint64_t Stripe::release(std::uint64_t token) {
       queue_.erase(queue_.begin() + static_cast<std::ptrdiff_t>(i));
       continue;
     }
-    // Begun: the receiver counts on its length. Send that many bytes of nothing and mark it void;
-    // unless all of its payload went out, for then half of the mark may be out, too.
+    // The receiver has the frame's length. Send filler for the rest of the payload and void the
+    // frame. If the whole payload is written, keep the valid trailer: part of it may be written
+    // too.
     frame.token = front_sent_ >= kFrameHeaderBytes + frame.payload_bytes ? 0 : kVoidToken;
     frame.released = true;
     frame.payload.clear();
@@ -201,14 +199,13 @@ std::uint64_t Stripe::release(std::uint64_t token) {
   if (phase_ == Phase::payload && placement_.kind == Placement::Kind::store &&
       placement_.token == token) {
     drain_rest();
-    // Others may deliver it instead, at once; what it cost is accounted for when it is over.
+    // Another peer may deliver the chunk at once. drained() accounts for this frame when it ends.
     if (header_.type == FrameType::state) traffic_.voided(*this, header_, token);
   }
   return dropped;
 }
 
-// ---- reading
-// ------------------------------------------------------------------------------------------------------
+// -- reading
 
 std::span<const iovec> Stripe::incoming() {
   in_.clear();
@@ -221,7 +218,7 @@ std::span<const iovec> Stripe::incoming() {
       in_.push_back(vec(ahead_.data(), ahead_.size()));
       break;
     case Phase::payload:
-      // The next header comes with the same system call.
+      // Read the next header with the same system call.
       for (std::size_t i = rest_at_; i < rest_.size() && in_.size() < kBatchVectors; ++i)
         in_.push_back(rest_[i]);
       if (rest_.size() - rest_at_ < kBatchVectors)
@@ -264,7 +261,7 @@ Status Stripe::received(std::size_t bytes) {
   return take_header();
 }
 
-// Works off what was read ahead, until it is used up or the stripe is held.
+// Parses the bytes read together with a header, until none is left or the stripe is held.
 Status Stripe::take_ahead() {
   while (ahead_at_ < ahead_end_ && phase_ != Phase::held) {
     const std::size_t left = ahead_end_ - ahead_at_;
@@ -338,7 +335,7 @@ Status Stripe::place_payload() {
   return {};
 }
 
-// Turns what is left of the payload (not the trailer) away from where it was going.
+// Redirects the rest of the payload, without the trailer, to memory that is discarded.
 void Stripe::drain_rest() {
   placement_.kind = Placement::Kind::drain;
   if (rest_at_ + 1 < rest_.size()) {

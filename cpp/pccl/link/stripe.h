@@ -1,6 +1,6 @@
-// The byte pump of one connection: cuts what arrives into frames and puts payloads where they
-// belong; lines up frames to be written. Sans-I/O: the shell asks where bytes go and says how many
-// went.
+// The byte pump of one connection: parses received bytes into frames, places their payloads, and
+// queues frames to be written. Sans-I/O: the shell asks for buffers and reports how many bytes it
+// read or wrote.
 #pragma once
 
 #include <sys/uio.h>
@@ -22,20 +22,24 @@ namespace pccl::link {
 
 class Stripe;
 
-// Payload bytes that were lined up and not written whole, by the operation's token.
+[[nodiscard]] inline iovec vec(const void* data, std::size_t size) {
+  return {const_cast<void*>(data), size};
+}
+
+// Payload bytes of queued frames that are not completely written, by the operation's token.
 using UnsentBytes = std::map<std::uint64_t, std::uint64_t>;
 
 // Where a data frame's payload goes.
 struct Placement {
   enum class Kind : std::uint8_t {
     store,   // into `where`
-    drain,   // read and forgotten
+    drain,   // read and discarded
     hold,    // stop reading this stripe until resume()
-    refuse,  // the frame is impossible: `reason`; the link ends
+    refuse,  // the frame violates the protocol: `reason`; the link ends
   };
   Kind kind = Kind::drain;
   std::vector<iovec> where;  // store: payload_bytes in all
-  Buffer buffer;             // store: engine memory that `where` points into, if it does
+  Buffer buffer;             // store: owns the memory of `where`, if that is the engine's
   std::uint64_t token = 0;   // store: the operation, for release(); 0: none yet
   std::string reason;
 };
@@ -46,24 +50,25 @@ struct OutgoingFrame {
   std::vector<iovec> payload;  // memory of the operation `token`, or of `owned`
   std::uint32_t payload_bytes = 0;
   std::uint64_t token = 0;        // 0: belongs to no operation
-  std::uint32_t eager_bytes = 0;  // of the link's eager room
+  std::uint32_t eager_bytes = 0;  // taken from the link's eager room
   bool trailer = false;
-  bool released = false;  // its operation has ended: never to be sent again
-  wire::Bytes owned;      // a small payload of its own
-  Buffer packed;          // engine memory that `payload` points into, if it does
+  bool released = false;  // its operation has ended: not sent again
+  wire::Bytes owned;      // a small payload
+  Buffer packed;          // owns the memory of `payload`, if that is the engine's
 };
 [[nodiscard]] FrameType type_of(const OutgoingFrame& frame);
 
-// What was lined up on a stripe that has ended and is not known to have come.
+// Frames of an ended stripe that the other end has not confirmed.
 struct LeftFrames {
-  std::uint64_t first = 0;  // number of the first one on that stripe
+  std::uint64_t first = 0;  // the first frame's number on that stripe
   std::deque<OutgoingFrame> frames;
 };
-// Of `frames`: forgets the memory of that operation. They stay, so that the others keep their
-// numbers.
+// Drops the payloads of that operation's frames. The frames stay in the queue, since positions are
+// frame numbers.
 void release(std::deque<OutgoingFrame>& frames, std::uint64_t token);
 
-// Whoever runs over stripes. *one thread: the engine's*
+// The user of stripes: places received payloads and supplies frames to send.
+// *one thread: the engine's*
 class Traffic {
  public:
   virtual ~Traffic() = default;
@@ -71,27 +76,29 @@ class Traffic {
   // A stored data frame is complete and verified. `token` and `buffer` are the placement's.
   virtual Status arrived(Stripe& from, const FrameHeader& header, std::uint64_t token,
                          Buffer buffer) = 0;
-  // A stored data frame will not arrive: its sender gave it up.
+  // A stored data frame will not arrive: its sender voided it or, for state, its place was
+  // released.
   virtual void voided(Stripe& from, const FrameHeader& header, std::uint64_t token) = 0;
-  // A data frame that was not stored, or whose place was released while it came, is over.
+  // A data frame is complete that was not stored, or whose place was released while it arrived.
   virtual void drained(Stripe& from, const FrameHeader& header) = 0;
-  // A data frame that was being stored goes no further on this stripe, which has ended. It may come
-  // again, whole, on another one.
+  // A data frame that was being stored stops here, since the stripe ends. It may arrive again,
+  // complete, on another stripe.
   virtual void interrupted(Stripe& from, const FrameHeader& header, std::uint64_t token) = 0;
   // A frame of another type is complete.
   virtual Status control(Stripe& from, const FrameHeader& header,
                          std::span<const std::uint8_t> payload) = 0;
-  // The next frame for this stripe, if there is one.
+  // True with the next frame for this stripe in `frame`; false: there is none.
   virtual bool next(Stripe& to, OutgoingFrame& frame) = 0;
 };
 
 [[nodiscard]] OutgoingFrame make_frame(const FrameHeader& header, wire::Bytes payload = {});
-// The same with a checksum, whatever the link: a spoilt number in a handshake or a notice would
-// name another stripe.
+// A frame with a checksum, even on links without checksums: a corrupt number in a handshake or a
+// notice would name another stripe.
 [[nodiscard]] OutgoingFrame make_checked_frame(FrameType type, wire::Bytes payload);
-// The checksum a data frame carries.
+// FrameHeader::checksum for that header and payload; never 0.
 [[nodiscard]] std::uint64_t checksum(const FrameHeader& header, std::span<const iovec> payload);
 
+// *one thread: the engine's*
 class Stripe {
  public:
   // `id` is the shell's.
@@ -101,16 +108,16 @@ class Stripe {
 
   [[nodiscard]] std::uint64_t id() const { return id_; }
 
-  // -- writing. What to write next; empty when there is nothing. Valid until the next call of any
-  // method.
+  // -- writing
+  // The bytes to write next; empty: nothing to write. Valid until the next call of any method.
   std::span<const iovec> outgoing();
   void sent(std::size_t bytes);
-  void push(OutgoingFrame frame) {
-    queue_.push_back(std::move(frame));
-  }  // ahead of the traffic's frames
+  // Queues a frame ahead of those that the traffic has not supplied yet.
+  void push(OutgoingFrame frame) { queue_.push_back(std::move(frame)); }
   [[nodiscard]] bool idle() const { return queue_.empty(); }
 
-  // -- reading. Where the next bytes go; empty while held. Valid until the next call of any method.
+  // -- reading
+  // Where the next bytes go; empty while held. Valid until the next call of any method.
   std::span<const iovec> incoming();
   Status received(std::size_t bytes);
   [[nodiscard]] bool held() const { return phase_ == Phase::held; }
@@ -118,8 +125,8 @@ class Stripe {
   Status resume();
 
   // -- standing in for each other
-  // From now on what was sent is kept until confirm(), and little is lined up ahead of the socket:
-  // that may go on another stripe sooner. REQUIRES: called before anything is written.
+  // Keeps sent frames until confirm(), and queues few frames ahead of the socket, since another
+  // stripe may send them sooner. REQUIRES: called before anything is written.
   void keep() { keeps_ = true; }
   void keep_nothing() {
     keeps_ = false;
@@ -127,23 +134,23 @@ class Stripe {
     confirmed_ = 0;
   }
   [[nodiscard]] std::uint64_t frames_received() const { return frames_received_; }
-  // So much has come since the other end was told last that it should be told.
+  // Enough has arrived since the last confirmation that a new one is due.
   [[nodiscard]] bool owes_confirmation() const;
-  // A heartbeat, which tells it.
+  // Queues a heartbeat, which confirms all frames received.
   void push_heartbeat();
-  // The other end says how many of our frames have come. False: it cannot be so.
+  // The other end confirms the first `frames` frames. False: that many were not sent.
   [[nodiscard]] bool confirm(std::uint64_t frames);
   [[nodiscard]] std::size_t unconfirmed() const { return sent_.size(); }
-  // The stripe has ended: what may have to be sent again.
+  // Ends the stripe. Returns the frames that may have to be sent again.
   [[nodiscard]] LeftFrames end();
 
-  // The operation's memory is used no more when this returns: frames not begun are dropped, a
-  // half-sent one goes on from filler and is void, a half-received one is drained. Waits for
-  // nobody. Returns the eager bytes of the frames that were dropped.
+  // Ends all use of the operation's memory. Frames not begun are dropped, a half-sent frame is
+  // completed with filler and marked void, a half-received frame is drained. Never blocks. Returns
+  // the eager bytes of the dropped frames.
   std::uint64_t release(std::uint64_t token);
-  // Payload bytes of that operation's frames that are not written whole.
+  // Payload bytes of that operation's frames that are not completely written.
   [[nodiscard]] std::uint64_t unsent(std::uint64_t token) const;
-  // Adds them up for every operation.
+  // Adds these bytes for every operation.
   void add_unsent(UnsentBytes& by_token) const;
 
   [[nodiscard]] std::uint64_t bytes_sent() const { return bytes_sent_; }
@@ -154,8 +161,8 @@ class Stripe {
   Status take_header();
   Status place_payload();
   Status finish_frame();
-  Status take_ahead();                          // bytes that were read together with a header
-  std::size_t skip_payload(std::size_t bytes);  // of `bytes`, how many were payload
+  Status take_ahead();
+  std::size_t skip_payload(std::size_t bytes);  // returns how many of `bytes` were payload
   void drain_rest();
 
   std::uint64_t id_;
@@ -167,8 +174,8 @@ class Stripe {
   std::vector<iovec> out_;
   std::uint64_t bytes_sent_ = 0;
   bool keeps_ = false;
-  std::deque<OutgoingFrame> sent_;  // whole, and not confirmed
-  std::uint64_t confirmed_ = 0;     // frames; sent_ begins there
+  std::deque<OutgoingFrame> sent_;  // completely written, not confirmed
+  std::uint64_t confirmed_ = 0;     // frames; the number of sent_.front()
 
   // reading
   Phase phase_ = Phase::header;
@@ -176,7 +183,7 @@ class Stripe {
   std::size_t header_filled_ = 0;
   FrameHeader header_;
   Placement placement_;
-  std::vector<iovec> rest_;  // what of the payload is still to come, trailer included
+  std::vector<iovec> rest_;  // where the rest of the payload and the trailer go
   std::size_t rest_at_ = 0;
   std::array<std::uint8_t, kTrailerBytes> trailer_{};
   wire::Bytes small_;  // payload of a control frame
@@ -186,8 +193,8 @@ class Stripe {
   std::size_t ahead_end_ = 0;
   std::vector<iovec> in_;
   std::uint64_t bytes_received_ = 0;
-  std::uint64_t frames_received_ = 0;  // whole
-  std::uint64_t frames_told_ = 0;      // of these, the other end knows
+  std::uint64_t frames_received_ = 0;  // complete
+  std::uint64_t frames_told_ = 0;      // confirmed to the other end
   std::uint64_t bytes_told_ = 0;
 };
 

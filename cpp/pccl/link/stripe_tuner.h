@@ -1,4 +1,4 @@
-// How many stripes a link should have: as many as make it faster. Pure: fed with how much moved.
+// How many stripes a link should have: as many as raise its rate. Pure: its input is bytes moved.
 #pragma once
 
 #include <algorithm>
@@ -6,9 +6,9 @@
 
 namespace pccl::link {
 
-// Climbs: while the link is busy it opens some more and keeps them if the rate rose by a twentieth,
-// else closes them again and waits, each time longer, since the path may have changed. *one thread:
-// its owner's*
+// Hill climbing. While the link is busy, it adds stripes and keeps them if the rate rises by a
+// twentieth. Otherwise it removes them and tries again after a pause, since the path may change.
+// The pause doubles with each failure. *one thread: its owner's*
 class StripeTuner {
  public:
   struct Options {
@@ -16,25 +16,24 @@ class StripeTuner {
     std::uint32_t least = 2;
     std::uint32_t most = 32;
   };
-  // What is less than this in a window says nothing about the path.
+  // A window with a lower rate is ignored: it does not show the path's capacity.
   static constexpr double kBusyBytesPerSecond = 256 << 10;
 
   StripeTuner() = default;
   explicit StripeTuner(const Options& options)
       : options_(options), wanted_(std::clamp(options.first, options.least, options.most)) {}
-  // Exactly so many, whatever happens.
+  // Always `fixed` stripes.
   explicit StripeTuner(std::uint32_t fixed) : options_{fixed, fixed, fixed}, wanted_(fixed) {}
 
   [[nodiscard]] std::uint32_t wanted() const { return wanted_; }
 
-  // A window is over in which so many bytes moved, both ways together. `throughout`: something was
-  // waiting to be sent, or to come, all the time; other windows say nothing. `complete`: as many
-  // stripes as wanted were up in all of it.
+  // A window is over. `bytes`: moved in it, both ways together. `throughout`: transfers ran all the
+  // time; other windows are ignored. `complete`: as many stripes as wanted were up all the time.
   void window(std::uint64_t bytes, double seconds, bool throughout, bool complete) {
     if (options_.least == options_.most || seconds <= 0) return;
     const double rate = static_cast<double>(bytes) / seconds;
     if (!throughout || rate < kBusyBytesPerSecond) {
-      settling_ = true;  // connections begin slowly, again after a pause
+      settling_ = true;  // connections start slowly, also after a pause
       return;
     }
     if (!complete) return;
@@ -47,7 +46,7 @@ class StripeTuner {
         --pause_;
         return;
       }
-      // More first; when that has just failed, fewer: they cost memory and turns.
+      // Try more first. After a failure try fewer: stripes cost memory and turns of the loop.
       const std::uint32_t step = std::max(2U, wanted_ / 3);
       const std::uint32_t other = down_next_
                                       ? std::max(options_.least, wanted_ - std::min(wanted_, step))
@@ -84,8 +83,8 @@ class StripeTuner {
 
   Options options_;
   std::uint32_t wanted_ = 1;
-  std::uint32_t tried_ = 0;              // how many there were before the try; 0: none under way
-  double before_ = 0;                    // the rate with them
+  std::uint32_t tried_ = 0;              // stripes before the current try; 0: no try
+  double before_ = 0;                    // their rate, in bytes per second
   std::uint32_t pause_ = kFirstBackoff;  // windows until the next try
   std::uint32_t backoff_ = kFirstBackoff;
   bool settling_ = true;

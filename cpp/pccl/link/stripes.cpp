@@ -7,19 +7,16 @@
 namespace pccl::link {
 namespace {
 
-constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
-// After spares that failed: twice as long each time.
+// Pause after spares that failed. It doubles each time.
 constexpr Duration kSpareDialPause = std::chrono::milliseconds(500);
 constexpr Duration kMostSpareDialPause = std::chrono::seconds(30);
 constexpr Duration kTuneWindow = std::chrono::seconds(1);
 
-Status refused(const char* why) { return Status(Code::refused, why); }
-
 }  // namespace
 
-// ---- how many
+// -- how many
 
-// Over networks, within this peer's budget.
+// Without the pipe; within this peer's budget.
 std::uint32_t LinkTable::stripes_wanted(const Link& link) const {
   const auto sharing =
       static_cast<std::uint32_t>(std::count_if(links_.begin(), links_.end(), [](const auto& item) {
@@ -33,14 +30,14 @@ std::size_t LinkTable::connections_wanted(const Link& link) const {
   return stripes_wanted(link) + (link.pipe == Pipe::up ? 1U : 0U);
 }
 
-// Spares that were dialled together and failed count once.
+// Spares that were dialled together count as one failure.
 void LinkTable::pause_spares(Link& link) {
   if (at_.now < link.spares.next) return;
   link.spares.pause = std::clamp(link.spares.pause * 2, kSpareDialPause, kMostSpareDialPause);
   link.spares.next = at_.now + link.spares.pause;
 }
 
-// Dials the stripes that the link never had, and those in the place of others that ended.
+// Dials the stripes that are missing, and replaces those that have ended.
 void LinkTable::dial_spares(Link& link) {
   if (link.phase != LinkPhase::up || !link.keeps || at_.joined <= link.peer.joined ||
       at_.now < link.spares.next)
@@ -53,7 +50,7 @@ void LinkTable::dial_spares(Link& link) {
     dial(link, *link.dialling.answered, link.spares.next_number++, false);
 }
 
-// As dial_spares, where only the other end can dial.
+// As dial_spares, for a link that only the other end can dial.
 void LinkTable::ask_for_stripes(Link& link) {
   if (link.spares.asked > 0 && at_.now >= link.spares.asked_until) {
     link.spares.asked = 0;
@@ -82,7 +79,7 @@ Status LinkTable::on_wanted(Link& link, std::uint32_t count) {
   return {};
 }
 
-// Measures how fast the link is with its stripes, and changes their number.
+// Measures the link's rate with its present stripes, and changes their number.
 void LinkTable::tune(Link& link) {
   if (!link.is_up() || !link.keeps || at_.joined <= link.peer.joined) return;
   dial_spares(link);
@@ -114,7 +111,7 @@ void LinkTable::tune(Link& link) {
   dial_spares(link);
 }
 
-// ---- their ends
+// -- their ends
 
 void LinkTable::on_stripe_failed(std::uint64_t id, const Error& error, const LinkContext& context) {
   at_ = context;
@@ -139,8 +136,8 @@ void LinkTable::on_stripe_failed(std::uint64_t id, const Error& error, const Lin
   lose(id, error.reason);
 }
 
-// The stripe is gone; nothing of it is lost while others of its link are up. The last one takes the
-// link down.
+// Ends a stripe. If the link keeps frames and other stripes are up, they send the frames again.
+// Otherwise the link goes down.
 void LinkTable::lose(std::uint64_t id, const std::string& reason) {
   Entry& entry = stripes_.at(id);
   Link& link = links_.at(entry.peer);
@@ -158,7 +155,7 @@ void LinkTable::lose(std::uint64_t id, const std::string& reason) {
   close(id);
   link.standby.lose(notice, std::move(left), at_.now);
   wake(link.peer.id);
-  // Another one is dialled at the next tick: maybe this is the end of all of them.
+  // The next tick dials another one. Not now: the other stripes may be ending too.
 }
 
 void LinkTable::tell_lost(Link& link, std::uint32_t number, std::uint64_t received) {
@@ -195,10 +192,10 @@ Status LinkTable::on_lost(const PeerId& from, std::span<const std::uint8_t> payl
   return {};
 }
 
-// The stripe is not up here, and never will be: it may yet be dialled, or its hello be under way.
-// Stripe 0 may have several handshakes, one for each address; it was up, since the link is.
+// The stripe is not up here and must never come up: its dial or its hello may still be in progress.
+// Stripe 0 may have several handshakes, one for each address. It was up, since the link is up.
 Status LinkTable::lost_before_it_was_up(Link& link, const Lost& lost) {
-  // The other end may have dialled many of which nothing arrived here.
+  // No check if the other end dials: it may have dialled many stripes that never arrived here.
   if (at_.joined > link.peer.joined && lost.stripe >= link.spares.next_number)
     return refused("a notice of a connection that never was");
   if (link.standby.too_many_ended()) return refused("too many lost connections");
@@ -217,7 +214,7 @@ Status LinkTable::lost_before_it_was_up(Link& link, const Lost& lost) {
   return {};
 }
 
-// ---- their frames
+// -- their frames
 
 void LinkTable::confirm(Stripe& stripe) {
   if (!stripe.owes_confirmation() || this->stripe(stripe.id()) != &stripe) return;
@@ -276,7 +273,7 @@ bool LinkTable::next(Stripe& to, OutgoingFrame& frame, bool& traffic_may, Instan
   }
   const bool memory = entry.way == Way::memory;
   if (!memory && link.standby.next(frame)) return true;
-  // A pipe is faster than what goes beside it.
+  // All data goes through the pipe, which is faster than the other stripes.
   if (link.pipe == Pipe::up && !memory) return false;
   if (std::exchange(link.ping_due, false)) {
     FrameHeader ping;
@@ -307,7 +304,7 @@ std::optional<Duration> LinkTable::on_pong(const PeerId& peer, const FrameHeader
   return now - asked;
 }
 
-// ---- bytes moved
+// -- bytes moved
 
 std::vector<LinkFlow> LinkTable::flows() {
   std::vector<LinkFlow> flows;
@@ -324,7 +321,7 @@ std::vector<LinkFlow> LinkTable::flows() {
       waiting += entry.stripe->idle() ? 0 : 1;
       local = local || entry.local;
     }
-    // One of many stripes may wait for a packet that was lost; and few may have all there is.
+    // A single stripe of many may only wait for a lost packet. A few may hold all that is queued.
     flow.full = waiting > 0 && 8 * waiting >= link.stripes.size();
     flow.network = link.is_up() && link.planned && link.pipe != Pipe::up && link.member && !local;
     flows.push_back(flow);

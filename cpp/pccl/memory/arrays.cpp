@@ -32,7 +32,7 @@ class Registry {
       return Place{*made, 0};
     }
     ChunkPtr chunk = open_.lock();
-    // After a fork both sides would go on where it was.
+    // Never continue a chunk from before a fork: parent and child would use the same bytes.
     if (chunk == nullptr || !ours(*chunk) || chunk->region->size() - used_ < room * kAlignment) {
       auto made = add(kChunk);
       if (!made) return made.error();
@@ -60,17 +60,17 @@ class Registry {
     return Place{std::move(chunk), offset};
   }
 
-  // Around a fork: the child's copy is as it was between two calls.
+  // Held during a fork, so that the child's copy is consistent.
   void lock() { mutex_->lock(); }
   void unlock() { mutex_->unlock(); }
-  // The child's thread is not the one that has locked it, so it is left as it is.
+  // For the child of a fork. Its thread does not own the locked mutex, which is therefore leaked.
   void renew() {
     (void)mutex_.release();
     mutex_ = std::make_unique<std::recursive_mutex>();
   }
 
  private:
-  // It can be passed on: not what a child has from before a fork.
+  // Whether the chunk can be passed on: not if it is from before a fork.
   static bool ours(const Chunk& chunk) { return chunk.region->descriptor() >= 0; }
 
   Result<ChunkPtr> add(std::size_t size) {
@@ -79,10 +79,10 @@ class Registry {
       return Error{Code::internal_error, "too many descriptors for arrays", {}, {}};
     auto made = make_region(size, Access::read);
     if (!made) return made.error();
-    // The user's own memory, which forked children go on seeing as any other.
+    // This is the user's memory: forked children keep it, like all other memory.
     (void)::madvise((*made)->data(), (*made)->size(), MADV_DOFORK);
     const auto at = reinterpret_cast<std::uintptr_t>((*made)->data());
-    // Its addresses may be used again as soon as it is unmapped, so it is forgotten before.
+    // Forget the chunk before it is unmapped: its addresses may be reused at once.
     ChunkPtr chunk(new Chunk{std::move(*made), ++numbers_}, [this, at](const Chunk* dropped) {
       {
         const std::lock_guard lock(*mutex_);
@@ -96,19 +96,20 @@ class Registry {
     return chunk;
   }
 
-  // Recursive: the last holder of a chunk may be somebody who looks for one.
+  // Recursive: a look-up may drop the last reference to a chunk, whose deleter locks again.
   std::unique_ptr<std::recursive_mutex> mutex_ = std::make_unique<std::recursive_mutex>();
   std::map<std::uintptr_t, std::weak_ptr<const Chunk>> chunks_;
   std::atomic<std::size_t> count_ = 0;
   std::uint64_t numbers_ = 0;
-  std::weak_ptr<const Chunk> open_;  // with room for small ones
+  std::weak_ptr<const Chunk> open_;  // the chunk with room for small arrays
   std::size_t used_ = 0;
 };
 
 // Never destroyed: arrays may outlive everything else.
 Registry& registry() {
   static Registry& all = *[] {
-    // Its own watch over forks comes first, so that at a fork the registry is locked before it.
+    // Registers the fork handlers of base/fork.h first. Those that run before a fork run in reverse
+    // order, so the registry is locked first.
     (void)fork_generation();
     auto* const made = new Registry;
     pthread_atfork([] { registry().lock(); }, [] { registry().unlock(); },

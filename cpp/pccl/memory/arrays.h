@@ -1,6 +1,5 @@
-// Arrays of this process that peers of its host may read where they are. Which arrays those are is
-// known by address, so that an array needs no more than its memory to be recognised, whatever
-// framework it came through.
+// Arrays of this process that peers on its host may read directly. They are found by their address,
+// so an array is recognised whatever framework it came through.
 #pragma once
 
 #include <cstddef>
@@ -12,24 +11,24 @@
 
 namespace pccl::memory {
 
-// Memory in which one array lies, or many small ones; there as long as one of them is.
+// The memory of one large array, or of many small ones. It lives as long as one of them.
 struct Chunk {
   RegionPtr region;
-  std::uint64_t number = 0;  // what others know it by, different for each of this process
+  std::uint64_t number = 0;  // its name for peers; unique in this process
 };
 using ChunkPtr = std::shared_ptr<const Chunk>;
 
-// Where some bytes are.
+// The position of some bytes.
 struct Place {
   ChunkPtr chunk;
   std::uint64_t offset = 0;
 };
 
-// Memory for an array, zeroed, aligned to 64 bytes; given back when the chunk is dropped. *any
-// thread*
+// Memory for an array: zeroed, aligned to 64 bytes, freed when the chunk is dropped. Error:
+// internal_error (no memory, or too many descriptors). *any thread*
 [[nodiscard]] Result<Place> make_array(std::size_t size);
 
-// Where that is; nothing when it is not (all of it) in memory made above. *any thread*
+// The place of `data`. Nothing unless all of it is memory from make_array(). *any thread*
 [[nodiscard]] std::optional<Place> find_array(const void* data, std::size_t size);
 
 }  // namespace pccl::memory

@@ -1,5 +1,5 @@
-// What members of one host share while they reduce in memory: each a board of its own, which the
-// others only read, and one page with the one word that all may change.
+// The shared memory of members of one host that reduce in it. Every member has a board, which the
+// others only read. One page has the one word that all may change.
 #pragma once
 
 #include <atomic>
@@ -8,18 +8,18 @@
 
 namespace pccl::memory {
 
-// ---- the page ----------------------------------------------------------------------------------
+// -- the page
 //
-// Operations are decided one after the other: `index` counts them, from 1 in every epoch. The word
-// says how the latest one was decided, and what is known of the next.
+// Operations are decided one after the other; `index` counts them, from 1 in every epoch. The word
+// has the decision on the latest one and the state of the next one.
 struct Word {
   std::uint64_t index = 0;      // of the operation decided last
-  bool committed = false;       // how; else it goes on over the network, with the master's verdict
-  bool newcomers_wait = false;  // committed: somebody waits to be let in
-  bool told = false;            // committed: the master has heard of it, and must hear of its end
-  bool asked = false;           // of the next one: the master has heard of it
+  bool committed = false;       // false: it goes on over the network, and the master decides
+  bool newcomers_wait = false;  // of a commit: newcomers wait for admission
+  bool told = false;            // of a commit: the master knows it and must receive its end
+  bool asked = false;           // of the next one: the master knows it
   bool spoilt = false;          // of the next one: it will not be committed here
-  bool closed = false;          // the epoch is over: nothing is decided here any more
+  bool closed = false;          // the epoch is over: nothing more is decided here
   bool operator==(const Word&) const = default;
 
   [[nodiscard]] constexpr std::uint64_t pack() const {
@@ -37,7 +37,7 @@ struct Page {
 };
 inline constexpr std::size_t kPageBytes = 4096;
 
-// ---- a board -----------------------------------------------------------------------------------
+// -- a board
 
 // An index in an epoch, as one number that only grows.
 [[nodiscard]] constexpr std::uint64_t position(std::uint64_t epoch, std::uint64_t index) {
@@ -45,12 +45,13 @@ inline constexpr std::size_t kPageBytes = 4096;
 }
 
 // Flags of an arrival.
-inline constexpr std::uint64_t kReported = 1;     // the master has heard of the operation
-inline constexpr std::uint64_t kInPlace = 2;      // results are kept until all have read them
-inline constexpr std::uint64_t kSharedSends = 4;  // elements can be read where they are
-inline constexpr std::uint64_t kSharedRecvs = 8;  // ... and results, where they are to go
+inline constexpr std::uint64_t kReported = 1;     // the master knows the operation
+inline constexpr std::uint64_t kInPlace = 2;      // results stay in scratch memory until the commit
+inline constexpr std::uint64_t kSharedSends = 4;  // others can read the input arrays directly
+inline constexpr std::uint64_t kSharedRecvs = 8;  // ... and the result arrays
 
-// Where an array is, in the memory that its owner has offered: in place of its elements.
+// The place of an array in memory that its owner has offered. It is announced instead of the
+// array's elements.
 struct Spot {
   std::uint64_t send_chunk;
   std::uint64_t send_offset;
@@ -58,11 +59,12 @@ struct Spot {
   std::uint64_t recv_offset;
 };
 
-// "I am in this operation": what must agree, and where my elements are. Fields are read while they
-// may be written, so a reader compares the stamp before and after (a sequence lock).
+// Announces that a member is in an operation: the fields that must agree, and where its elements
+// are. A reader may read while the owner writes, so it compares the stamp before and after (a
+// sequence lock).
 struct alignas(64) Arrival {
-  std::atomic<std::uint64_t> stamp;     // odd while it is written
-  std::atomic<std::uint64_t> position;  // 0: taken back
+  std::atomic<std::uint64_t> stamp;     // odd during a write
+  std::atomic<std::uint64_t> position;  // 0: none yet
   std::atomic<std::uint64_t> admission;
   std::atomic<std::uint64_t> tag;
   std::atomic<std::uint64_t> sequence;
@@ -71,18 +73,18 @@ struct alignas(64) Arrival {
   std::atomic<std::uint64_t> tagged;
 };
 
-// Fits behind the arrival: nobody waits for more than one thing.
+// Bytes that are announced with an arrival, so that no other wait is needed.
 inline constexpr std::size_t kInlineBytes = 16 << 10;
-// Room for blocks on their way: of others' shares, and of this rank's results.
+// Room for blocks in flight: elements for other owners, and this rank's results.
 inline constexpr std::size_t kStageBytes = std::size_t{8} << 20;
 inline constexpr std::size_t kResultBytes = std::size_t{1} << 20;
 
 struct Board {
-  Arrival arrivals[2];                               // in turn: the other one may still be read
-  alignas(64) std::atomic<std::uint64_t> sleeping;   // wants to be rung when something moves
-  alignas(64) std::atomic<std::uint64_t> collected;  // position up to which verdicts were seen
-  alignas(64) std::atomic<std::uint64_t> done;       // position up to which results are there
-  // Blocks, as (index << 24 | count) of the operation at hand.
+  Arrival arrivals[2];                               // used in turn: others may read the other one
+  alignas(64) std::atomic<std::uint64_t> sleeping;   // counts; odd: asleep, wants to be rung
+  alignas(64) std::atomic<std::uint64_t> collected;  // position of the last decision that was seen
+  alignas(64) std::atomic<std::uint64_t> done;       // position of the last operation done
+  // Numbers of blocks of the current operation, as (index << 24 | count).
   alignas(64) std::atomic<std::uint64_t> staged;
   alignas(64) std::atomic<std::uint64_t> reduced;
   alignas(64) std::atomic<std::uint64_t> gathered;

@@ -4,20 +4,15 @@
 #include <cstring>
 #include <utility>
 
-#include "pccl/base/copy.h"
-
 namespace pccl::memory {
 namespace {
 
 constexpr std::uint64_t kCountBits = 24;
-constexpr std::uint64_t kMaxDepth = 4;
-// Before others are let on this core.
+// Spinning time before this rank yields its core.
 constexpr Duration kSpinAlone = std::chrono::microseconds(20);
-// A ring may be lost with its connection.
+// Longest sleep: a ring may be lost with its connection.
 constexpr Duration kSafety = std::chrono::milliseconds(50);
-// For the others' memory to arrive here, once they have it.
-constexpr Duration kArrival = std::chrono::milliseconds(50);
-// Copied at a time: between two of these, whoever drives the loop looks at everything else.
+// Copied in one move, so that a step stays short.
 constexpr std::uint64_t kCopiedBytes = std::uint64_t{1} << 20;
 
 constexpr std::uint64_t counted(std::uint64_t index, std::uint64_t count) {
@@ -33,8 +28,7 @@ std::uint64_t bytes_of(const LocalRequest& request) {
 
 }  // namespace
 
-// ---- boards and the page
-// ------------------------------------------------------------------------------------------
+// -- boards and the page
 
 Board& LocalGroup::own() const { return *reinterpret_cast<Board*>(boards_[rank_]->data()); }
 
@@ -46,7 +40,7 @@ std::atomic<std::uint64_t>& LocalGroup::word() const {
   return reinterpret_cast<Page*>(page_->data())->word;
 }
 
-// That rank's arrival at the present index, if it is there.
+// The arrival of `rank` at the present index, if it is there.
 std::optional<LocalGroup::Seen> LocalGroup::seen(std::uint32_t rank) const {
   const std::uint64_t here = position(epoch_, index_);
   const Board& from = board(rank);
@@ -76,7 +70,7 @@ std::uint64_t LocalGroup::count_of(const std::atomic<std::uint64_t>& counter) co
   return value & ((1U << kCountBits) - 1);
 }
 
-// How far the slowest of the others is.
+// The lowest count among the other ranks.
 std::uint64_t LocalGroup::least(std::atomic<std::uint64_t> Board::*counter) const {
   std::uint64_t count = ~std::uint64_t{0};
   for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
@@ -90,8 +84,8 @@ void LocalGroup::publish(std::atomic<std::uint64_t> Board::*counter, std::uint64
 }
 
 void LocalGroup::ring_all() {
-  // What was published before is seen by whoever falls asleep after this, and who slept is seen
-  // here.
+  // Pairs with the fence of fall_asleep(). A rank sees what was published before it falls asleep,
+  // or this rank sees that it sleeps.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
     if (rank == rank_) continue;
@@ -102,8 +96,7 @@ void LocalGroup::ring_all() {
   }
 }
 
-// ---- opening and closing
-// ------------------------------------------------------------------------------------------
+// -- opening and closing
 
 void LocalGroup::open(std::uint64_t epoch, std::uint32_t rank, std::vector<RegionPtr> boards,
                       RegionPtr page) {
@@ -128,7 +121,7 @@ void LocalGroup::replace_board(std::uint32_t rank, RegionPtr board) {
   if (rank >= boards_.size() || rank == rank_) return;
   boards_[rank] = std::move(board);
   rung_[rank] = 0;
-  others_.clear();  // they point into the old one
+  others_.clear();  // they point into the old board
   all_open_ = false;
   still_since_.reset();
 }
@@ -140,8 +133,8 @@ bool LocalGroup::close() {
     for (;;) {
       const Word now = Word::unpack(bits);
       if (now.index == index_ && now.committed) {
-        // Whatever the others do now: it is committed for all that are left. The results are in
-        // memory that outlives their owners.
+        // The operation is committed for all remaining members, even if others fail now. The
+        // results are in memory that outlives its owners.
         if (collect(now)) continue;
         complete = false;
         break;
@@ -162,8 +155,7 @@ bool LocalGroup::close() {
   return complete;
 }
 
-// ---- calls
-// --------------------------------------------------------------------------------------------------------
+// -- calls
 
 void LocalGroup::submit(LocalRequest request) {
   const wire::OpKey key = request.key;
@@ -177,7 +169,7 @@ void LocalGroup::submit(LocalRequest request) {
   still_since_.reset();
 }
 
-// Whether others can read the arrays where they are.
+// Finds the places of the arrays, if others can read them directly.
 void LocalGroup::find_places(Operation& operation) {
   const std::vector<collective::ArrayRef>& arrays = operation.request.arrays;
   if (is_small(operation.bytes) || arrays.size() > kInlineBytes / sizeof(Spot)) return;
@@ -230,7 +222,7 @@ bool LocalGroup::withdraw(const wire::OpKey& key) {
   return true;
 }
 
-// The operation at the present index is not committed here, whatever it is.
+// Ensures that the operation at the present index, whichever it is, is not committed here.
 void LocalGroup::spoil() {
   missing_since_.reset();
   std::uint64_t bits = word().load(std::memory_order_acquire);
@@ -243,8 +235,7 @@ void LocalGroup::spoil() {
   ring_all();
 }
 
-// ---- steps
-// --------------------------------------------------------------------------------------------------------
+// -- steps
 
 Pace LocalGroup::step(Instant now) {
   if (page_ == nullptr) return Pace::idle;
@@ -263,7 +254,7 @@ Pace LocalGroup::step(Instant now) {
   if (!still_since_ || now - *still_since_ >= kSafety) still_since_ = now;
   const Duration waited = now - *still_since_;
   if (waited >= options_.spin) return Pace::idle;
-  // Whoever we wait for may need this core: then spinning only keeps it from its work.
+  // The rank that this one waits for may need this core. Spinning would only delay it.
   const bool crowded = boards_.size() > options_.cores || waited >= kSpinAlone;
   return crowded ? Pace::yielding : Pace::spinning;
 }
@@ -274,7 +265,7 @@ bool LocalGroup::fall_asleep(Instant now) {
   const std::uint64_t sleep = sleeping.load(std::memory_order_relaxed);
   if (sleep % 2 == 0) sleeping.store(sleep + 1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  // Whoever moved a moment ago did not ring.
+  // A rank that moved before this one was asleep did not ring.
   if (!move(now)) return true;
   still_since_.reset();
   return false;
@@ -289,7 +280,7 @@ std::optional<Instant> LocalGroup::next_deadline() const {
   return next;
 }
 
-// Does one thing, the most urgent one.
+// Does the most urgent thing.
 bool LocalGroup::move(Instant now) {
   if (broken_) return false;
   const Word last = Word::unpack(word().load(std::memory_order_acquire));
@@ -302,14 +293,14 @@ bool LocalGroup::move(Instant now) {
   if (last.closed) return false;
   if (last.spoilt) {
     if (advance()) return true;
-    return choose(now,
-                  true);  // rank 0's call is still to come: it names what goes over the network
+    // Rank 0's arrival is still to come. It names the operation that goes over the network.
+    return choose(now, true);
   }
   if (choose(now, false)) return true;
   if (!current_) return false;
   if (current_->phase == Phase::meeting) {
     if (meet()) return true;
-    // The others need these blocks, whenever they come.
+    // The others will need these blocks in any case.
     return !current_->small && operations_.at(current_->key).sends.empty() &&
            current_->staged < current_->depth && stage_block();
   }
@@ -317,10 +308,10 @@ bool LocalGroup::move(Instant now) {
   return try_commit();
 }
 
-// The present index was decided.
+// Acts on the decision at the present index. False: nothing to do.
 bool LocalGroup::collect(const Word& now) {
   if (now.committed) {
-    // Nobody commits without us.
+    // No other rank can commit without this one.
     if (!current_ || (!current_->small && current_->phase != Phase::finished)) {
       broken_ = true;
       return false;
@@ -329,7 +320,7 @@ bool LocalGroup::collect(const Word& now) {
     if (!finish(complete)) return false;
     if (!complete) return true;
     const wire::OpKey key = current_->key;
-    const collective::Traffic traffic = current_->traffic;
+    const collective::BytesMoved traffic = current_->traffic;
     operations_.erase(key);
     current_.reset();
     own().collected.store(position(epoch_, index_), std::memory_order_release);
@@ -341,7 +332,7 @@ bool LocalGroup::collect(const Word& now) {
     return true;
   }
   const std::optional<Seen> first = seen(0);
-  // Rank 0 does not move on before we have collected this, so its arrival is there.
+  // Rank 0 cannot overwrite its arrival before this rank has collected the decision.
   if (!first) return false;
   const wire::OpKey key = first->key;
   if (current_) {
@@ -361,7 +352,7 @@ bool LocalGroup::collect(const Word& now) {
   return true;
 }
 
-// Which of our calls is next: rank 0 says.
+// Chooses the next operation: rank 0 takes its first call, and the others follow.
 bool LocalGroup::choose(Instant now, bool spoilt) {
   if (!all_open()) return false;
   if (rank_ == 0) {
@@ -373,7 +364,7 @@ bool LocalGroup::choose(Instant now, bool spoilt) {
   if (!first) {
     waits_since_.reset();
     if (current_ || order_.empty()) return false;
-    arrive(order_.front());  // most likely the one
+    arrive(order_.front());  // most likely rank 0's choice
     return true;
   }
   if (current_ && current_->key == first->key) return false;
@@ -383,7 +374,7 @@ bool LocalGroup::choose(Instant now, bool spoilt) {
     return true;
   }
   if (spoilt || !busy()) return false;
-  // A call that we have not made. What we wait for may come before it in our program.
+  // The call was not made here. In this program it may come after the call that waits.
   if (!waits_since_) waits_since_ = now;
   if (now - *waits_since_ < options_.patience) return false;
   waits_since_.reset();
@@ -391,8 +382,8 @@ bool LocalGroup::choose(Instant now, bool spoilt) {
   return true;
 }
 
-// Whether every board here is the one its owner uses in this epoch. Before that we are in nothing:
-// the others could commit with us, and we not see it.
+// Whether every board here is the one that its owner uses in this epoch. This rank does not arrive
+// before: the others could commit with it unnoticed.
 bool LocalGroup::all_open() {
   for (std::uint32_t rank = 0; !all_open_ && rank < boards_.size(); ++rank) {
     if (board(rank).collected.load(std::memory_order_acquire) < position(epoch_, 0)) return false;
@@ -401,7 +392,7 @@ bool LocalGroup::all_open() {
   return true;
 }
 
-// What we said before we knew rank 0's choice.
+// Takes back an arrival from before rank 0's choice was known.
 void LocalGroup::take_back() {
   if (!current_) return;
   order_.push_front(current_->key);
@@ -452,7 +443,7 @@ void LocalGroup::arrive(wire::OpKey key) {
         if (places.empty() || places[i].chunk == nullptr) return;
         chunk = places[i].chunk->number;
         offset = places[i].offset;
-        // It goes out before anything else happens here: others wait for it.
+        // Send the offer before the next move: others wait for it.
         offered_ = host_.share(places[i].chunk) || offered_;
       };
       say(operation.sends, spot.send_chunk, spot.send_offset);
@@ -475,7 +466,7 @@ void LocalGroup::arrive(wire::OpKey key) {
   ring_all();
 }
 
-// Whether all have called the operation at hand; then `others_` is filled.
+// Whether all ranks have called the current operation. If so, `others_` is filled.
 bool LocalGroup::all_here() {
   if (!others_.empty()) return true;
   std::vector<Seen> here;
@@ -488,7 +479,7 @@ bool LocalGroup::all_here() {
   return true;
 }
 
-// All are here, in the same operation.
+// Begins the current operation when all ranks are in it.
 bool LocalGroup::meet() {
   Current& current = *current_;
   if (!all_here()) return false;
@@ -498,7 +489,7 @@ bool LocalGroup::meet() {
   bool recvs = true;
   for (const Seen& there : others_) {
     if (there.signature != operation.request.signature) {
-      spoil();  // the master finds out who is the odd one
+      spoil();  // the master finds the member that differs
       return true;
     }
     keep = keep || (there.flags & kInPlace) != 0;
@@ -513,7 +504,7 @@ bool LocalGroup::meet() {
   current.direct_sends = sends;
   current.direct_recvs = recvs && !keep;
   if (current.direct_sends || current.direct_recvs) {
-    // Looking for that memory may bring another board in place of the one this is on.
+    // Copied, because array_of() may replace the board that has them.
     for (const Seen& there : others_) {
       std::vector<Spot>& spots = current.spots.emplace_back(operation.request.arrays.size());
       std::memcpy(spots.data(), there.inlined, spots.size() * sizeof(Spot));
@@ -527,7 +518,7 @@ bool LocalGroup::meet() {
     }
     current.results.resize(boards_.size());
     current.results[rank_] = scratch->first;
-    // As above.
+    // Send the offer before the next move: others wait for it.
     if (own().scratch.exchange(scratch->second, std::memory_order_relaxed) != scratch->second)
       offered_ = true;
   }
@@ -535,258 +526,7 @@ bool LocalGroup::meet() {
   return true;
 }
 
-// ---- blocks
-// -------------------------------------------------------------------------------------------------------
-//
-// The arrays, end to end, are cut into segments that the ranks own in turn. In every round each
-// rank lays what the others own into its staging area, combines its own segment from theirs, and
-// copies the others' results; a few rounds are under way at a time, all of it in cache. Small
-// arrays take one round.
-
-void LocalGroup::plan_blocks() {
-  Current& current = *current_;
-  const Operation& operation = operations_.at(current.key);
-  const std::uint64_t ranks = boards_.size();
-  const std::uint64_t fits =
-      std::min<std::uint64_t>(kStageBytes / (2 * (ranks - 1)), kResultBytes / 2);
-  // Of small arrays one block each: to meet once more takes longer than overlap saves. Of larger
-  // ones a few rounds, so that copying and combining overlap.
-  const std::uint64_t share = (operation.bytes + ranks - 1) / ranks;
-  const std::uint64_t wanted =
-      share <= options_.least_segment_bytes
-          ? (share + 63) / 64 * 64
-          : std::clamp<std::uint64_t>(operation.bytes / (ranks * kMaxDepth),
-                                      options_.least_segment_bytes, options_.segment_bytes);
-  const auto segment = static_cast<std::uint32_t>(std::min(wanted, fits) / 64 * 64);
-  std::vector<collective::ArrayShape> shapes;
-  for (const collective::ArrayRef& array : operation.request.arrays)
-    shapes.push_back({array.count, array.dtype});
-  constexpr std::uint32_t kWhole = 1;
-  current.layout = collective::cut(shapes, operation.request.op, std::span(&kWhole, 1), segment);
-  current.stride = (segment + 63) / 64 * 64;
-  current.rounds = (current.layout.segments.size() + ranks - 1) / ranks;
-  current.depth = std::min(
-      {kMaxDepth, kStageBytes / ((ranks - 1) * current.stride), kResultBytes / current.stride});
-}
-
-// Whether everybody's arrays are mapped here, where they are to be read.
-bool LocalGroup::arrays_here() {
-  Current& current = *current_;
-  if (current.mapped || (!current.direct_sends && !current.direct_recvs)) return true;
-  const std::vector<collective::ArrayRef>& arrays = operations_.at(current.key).request.arrays;
-  current.sends.resize(boards_.size());
-  current.recvs.resize(boards_.size());
-  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
-    if (rank == rank_ || !current.sends[rank].empty()) continue;
-    std::vector<const std::uint8_t*> sends;
-    std::vector<const std::uint8_t*> recvs;
-    const auto find = [&](std::uint64_t chunk, std::uint64_t offset, std::uint64_t bytes,
-                          std::vector<const std::uint8_t*>& found) {
-      const RegionPtr region = host_.array_of(rank, chunk);
-      if (region == nullptr || offset > region->size() || bytes > region->size() - offset)
-        return false;
-      found.push_back(region->data() + offset);
-      if (current.held.empty() || current.held.back() != region) current.held.push_back(region);
-      return true;
-    };
-    for (std::size_t i = 0; i < arrays.size(); ++i) {
-      const std::uint64_t bytes = arrays[i].count * element_size(arrays[i].dtype);
-      const Spot& spot = current.spots[rank][i];
-      if (bytes == 0 || !current.direct_sends) {
-        sends.push_back(nullptr);
-      } else if (!find(spot.send_chunk, spot.send_offset, bytes, sends)) {
-        return false;
-      }
-      if (bytes == 0 || !current.direct_recvs) {
-        recvs.push_back(nullptr);
-      } else if (!find(spot.recv_chunk, spot.recv_offset, bytes, recvs)) {
-        return false;
-      }
-    }
-    current.sends[rank] = std::move(sends);
-    current.recvs[rank] = std::move(recvs);
-    missing_since_.reset();  // the next one's have their own time
-  }
-  current.mapped = true;
-  return true;
-}
-
-// Memory of another rank is not here. It was sent, or will be at once; whose does not arrive may be
-// gone.
-bool LocalGroup::missing(Instant now) {
-  if (!missing_since_) missing_since_ = now;
-  if (now - *missing_since_ < kArrival) return false;
-  spoil();
-  return true;
-}
-
-bool LocalGroup::combine(Instant now) {
-  if (!arrays_here()) return missing(now);
-  if (gather_block() || reduce_block() || stage_block()) return true;
-  Current& current = *current_;
-  if (current.reduced < current.rounds || (!current.keep && current.gathered < current.rounds))
-    return false;
-  if (current.keep && !results_here()) {
-    // All have their results, or not all say so yet.
-    if (least(&Board::reduced) < current.rounds) return false;
-    return missing(now);
-  }
-  current.phase = Phase::finished;
-  own().done.store(position(epoch_, index_), std::memory_order_release);
-  ring_all();
-  return true;
-}
-
-// Whether the memory of all that holds the results is mapped here: what is committed after that can
-// be had, whoever is killed.
-bool LocalGroup::results_here() {
-  Current& current = *current_;
-  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
-    RegionPtr& there = current.results[rank];
-    if (there != nullptr) continue;
-    // Its number is there before its last result.
-    if (count_of(board(rank).reduced) < current.rounds) return false;
-    there = host_.scratch_of(rank, board(rank).scratch.load(std::memory_order_relaxed));
-    if (there != nullptr && there->size() < current.rounds * current.stride) there = nullptr;
-    if (there == nullptr) return false;
-  }
-  return true;
-}
-
-bool LocalGroup::stage_block() {
-  Current& current = *current_;
-  if (current.direct_sends || current.staged == current.rounds) return false;
-  if (current.staged >= current.depth &&
-      least(&Board::reduced) < current.staged - current.depth + 1)
-    return false;
-  const Operation& operation = operations_.at(current.key);
-  const std::uint64_t others = boards_.size() - 1;
-  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
-    const std::uint64_t index = segment_of(current.staged, rank);
-    if (rank == rank_ || index >= current.layout.segments.size()) continue;
-    const std::uint64_t slot =
-        current.staged % current.depth * others + (rank < rank_ ? rank : rank - 1);
-    std::uint8_t* to = own().staging + slot * current.stride;
-    const collective::Segment& segment = current.layout.segments[index];
-    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-      const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
-      const collective::ArrayRef& array = operation.request.arrays[piece.array];
-      const std::size_t element = element_size(array.dtype);
-      copy(to, static_cast<const std::uint8_t*>(array.send) + piece.first * element,
-           piece.count * element);
-      to += piece.count * element;
-    }
-    current.traffic.tx_bytes += segment.raw_bytes;
-    moved_ += segment.raw_bytes;
-  }
-  publish(&Board::staged, ++current.staged);
-  ring_all();
-  return true;
-}
-
-bool LocalGroup::reduce_block() {
-  Current& current = *current_;
-  if (current.reduced == current.rounds) return false;
-  if (!current.direct_sends &&
-      (current.staged <= current.reduced || least(&Board::staged) <= current.reduced)) {
-    return false;
-  }
-  if (!current.keep && !current.direct_recvs && current.reduced >= current.depth &&
-      least(&Board::gathered) < current.reduced - current.depth + 1) {
-    return false;
-  }
-  const std::uint64_t round = current.reduced;
-  const std::uint64_t index = segment_of(round, rank_);
-  if (current.direct_sends) {
-    for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
-      const std::uint64_t theirs = segment_of(round, rank);
-      if (rank != rank_ && theirs < current.layout.segments.size())
-        current.traffic.tx_bytes += current.layout.segments[theirs].raw_bytes;
-    }
-  }
-  if (index < current.layout.segments.size()) {
-    const Operation& operation = operations_.at(current.key);
-    const collective::Segment& segment = current.layout.segments[index];
-    const std::uint64_t others = boards_.size() - 1;
-    std::uint8_t* const result = current.keep
-                                     ? current.results[rank_]->data() + round * current.stride
-                                     : own().results + round % current.depth * current.stride;
-    std::size_t at = 0;
-    for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-      const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
-      const collective::ArrayRef& array = operation.request.arrays[piece.array];
-      const std::size_t element = element_size(array.dtype);
-      contributions_.clear();
-      for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
-        if (rank == rank_) continue;
-        const std::uint64_t slot =
-            round % current.depth * others + (rank_ < rank ? rank_ : rank_ - 1);
-        contributions_.push_back({current.direct_sends
-                                      ? current.sends[rank][piece.array] + piece.first * element
-                                      : board(rank).staging + slot * current.stride + at,
-                                  false});
-      }
-      reduce::reduce(array.dtype, operation.request.op,
-                     static_cast<const std::uint8_t*>(array.send) + piece.first * element,
-                     contributions_, static_cast<unsigned>(boards_.size()),
-                     current.direct_recvs
-                         ? static_cast<std::uint8_t*>(array.recv) + piece.first * element
-                         : result + at,
-                     piece.count);
-      at += piece.count * element;
-    }
-    publish(&Board::reduced, ++current.reduced);
-    if (!current.keep && !current.direct_recvs) copy_out(index, result, rank_);
-    moved_ += segment.raw_bytes;
-  } else {
-    publish(&Board::reduced, ++current.reduced);
-  }
-  ring_all();
-  return true;
-}
-
-bool LocalGroup::gather_block() {
-  Current& current = *current_;
-  if (current.keep || current.gathered == current.rounds) return false;
-  if (current.reduced <= current.gathered || least(&Board::reduced) <= current.gathered)
-    return false;
-  for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {
-    const std::uint64_t index = segment_of(current.gathered, rank);
-    if (rank == rank_ || index >= current.layout.segments.size()) continue;
-    copy_out(index, board(rank).results + current.gathered % current.depth * current.stride, rank);
-    current.traffic.rx_bytes += current.layout.segments[index].raw_bytes;
-    moved_ += current.layout.segments[index].raw_bytes;
-  }
-  publish(&Board::gathered, ++current.gathered);
-  ring_all();
-  return true;
-}
-
-// A segment's result goes where the caller wants it: from there, or from the arrays of the rank
-// that has it.
-void LocalGroup::copy_out(std::uint64_t index, const std::uint8_t* from, std::uint32_t rank) {
-  const Current& current = *current_;
-  const Operation& operation = operations_.at(current.key);
-  const collective::Segment& segment = current.layout.segments[index];
-  for (std::uint32_t p = 0; p < segment.piece_count; ++p) {
-    const collective::Piece& piece = current.layout.pieces[segment.first_piece + p];
-    const collective::ArrayRef& array = operation.request.arrays[piece.array];
-    const std::size_t element = element_size(array.dtype);
-    const std::size_t bytes = piece.count * element;
-    std::uint8_t* const to = static_cast<std::uint8_t*>(array.recv) + piece.first * element;
-    const std::uint8_t* const source =
-        current.direct_recvs ? current.recvs[rank][piece.array] + piece.first * element : from;
-    if (operation.bytes >= kPastCacheFrom) {
-      copy_past_cache(to, source, bytes);
-    } else {
-      copy(to, source, bytes);
-    }
-    from += bytes;
-  }
-}
-
-// ---- the verdict
-// --------------------------------------------------------------------------------------------------
+// -- the decision
 
 bool LocalGroup::try_commit() {
   if (!all_here()) return false;
@@ -812,15 +552,15 @@ bool LocalGroup::try_commit() {
   return true;
 }
 
-// Committed: the results reach the caller's arrays, a part at a time. False when there is nothing
-// to do.
+// Moves results of a committed operation to the caller's arrays, a part at a time. `complete`: all
+// are there. False: nothing to do.
 bool LocalGroup::finish(bool& complete) {
   Current& current = *current_;
   const Operation& operation = operations_.at(current.key);
   if (current.small) {
-    // Another rank may have seen all of us before we did. What it saw stays until we collect.
+    // Another rank may have seen all arrivals first. They stay until this rank collects.
     if (!all_here()) return false;
-    // All combine in the same order, so all get the same bytes.
+    // All ranks combine in the same order, so all get the same bytes.
     std::size_t at = 0;
     contributions_.clear();
     for (std::uint32_t rank = 1; rank < boards_.size(); ++rank)
@@ -856,7 +596,7 @@ bool LocalGroup::finish(bool& complete) {
   return true;
 }
 
-// Past an operation that is not committed here, as soon as all have seen how the one before ended.
+// Moves past a spoilt operation, when all have seen the decision before it.
 bool LocalGroup::advance() {
   const std::uint64_t before = position(epoch_, index_ - 1);
   for (std::uint32_t rank = 0; rank < boards_.size(); ++rank) {

@@ -9,7 +9,7 @@
 namespace pccl::memory {
 namespace {
 
-// Copies `bytes` between a list of pieces and a ring, from position `at` on.
+// Copies `bytes` between a list of pieces and a ring, from position `at` of the ring on.
 template <class Copy>
 void walk(std::span<const iovec> parts, std::uint64_t at, std::size_t bytes, Copy copy_piece) {
   for (const iovec& part : parts) {
@@ -71,8 +71,8 @@ bool Pipe::must_ring() {
   const bool wrote = std::exchange(told_written_, written_) != written_;
   const bool took = std::exchange(told_taken_, taken_) != taken_;
   if (!wrote && !took) return false;
-  // What was moved before is seen by an end that falls asleep after this, and one that slept is
-  // seen here.
+  // Pairs with the fence of fall_asleep(). The other end sees what was moved before it falls
+  // asleep, or this end sees that it sleeps.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const std::uint64_t sleep = other().sleeping.load(std::memory_order_relaxed);
   if ((sleep & 1U) == 0 || sleep == rung_ || (!wrote && (sleep & 2U) == 0)) return false;

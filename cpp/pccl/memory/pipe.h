@@ -1,5 +1,5 @@
-// A stream of bytes each way between two peers of one host, through memory: a ring in the memory of
-// each, which it alone writes. Read and written like a socket that never blocks.
+// A byte stream each way between two peers of one host, through shared memory. Each end has a ring
+// that only it writes. Pipes are read and written like non-blocking sockets.
 #pragma once
 
 #include <sys/types.h>
@@ -14,15 +14,15 @@
 
 namespace pccl::memory {
 
-// Enough that both ends find something to do while the other is busy, and half of a usual cache.
+// Large enough that each end has something to do while the other is busy; half of a usual cache.
 inline constexpr std::size_t kPipeBytes = std::size_t{1} << 20;
 
-// What one end writes, and the other only reads.
+// The memory of one end. The other end only reads it.
 struct PipeEnd {
-  alignas(64) std::atomic<std::uint64_t> written;  // bytes of `data`, since the beginning
-  alignas(64) std::atomic<std::uint64_t> taken;    // ... of the other end's
-  // How often it slept, times four; plus 1: it sleeps, and wants to be rung when there is something
-  // to read; plus 2: also when there is room.
+  alignas(64) std::atomic<std::uint64_t> written;  // bytes, to `data`, since the start
+  alignas(64) std::atomic<std::uint64_t> taken;    // bytes, from the other end's `data`
+  // The number of its sleeps, times four. Bit 0: it sleeps, and wants to be rung when there is
+  // something to read. Bit 1: also when there is room to write.
   alignas(64) std::atomic<std::uint64_t> sleeping;
   alignas(4096) std::uint8_t data[kPipeBytes];
 };
@@ -34,17 +34,18 @@ class Pipe {
   // REQUIRES: both hold a PipeEnd; `own` is zeroed.
   Pipe(RegionPtr own, RegionPtr other) : own_(std::move(own)), other_(std::move(other)) {}
 
-  // Bytes moved; negative: -errno (-EAGAIN: not now; -EPROTO: the other end's numbers are wild).
+  // Return the bytes moved, or -errno. -EAGAIN: nothing can be moved now. -EPROTO: the other end's
+  // counts are impossible.
   [[nodiscard]] ssize_t read(std::span<const iovec> into);
   [[nodiscard]] ssize_t write(std::span<const iovec> from);
 
   [[nodiscard]] bool readable() const;
   [[nodiscard]] bool writable() const;
   [[nodiscard]] std::uint64_t moved() const { return written_ + taken_; }  // bytes, both ways
-  // Something was moved that the other end sleeps for; once for each of its sleeps.
+  // Whether the other end sleeps for something that this end has moved since the last call. True
+  // once for each of its sleeps.
   [[nodiscard]] bool must_ring();
-  // Before its user stops looking: the other end rings from now on. False: there is something to
-  // do.
+  // Call before polling stops: the other end rings from now on. False: there is something to do.
   [[nodiscard]] bool fall_asleep(bool wants_to_read, bool wants_to_write);
   void wake_up();
 
@@ -58,8 +59,8 @@ class Pipe {
   RegionPtr other_;
   std::uint64_t written_ = 0;
   std::uint64_t taken_ = 0;
-  std::uint64_t rung_ = 0;  // the sleep in which we rang last
-  // Of written_ and taken_, at the latest must_ring().
+  std::uint64_t rung_ = 0;  // the other end's sleep that was rung last
+  // written_ and taken_ at the last must_ring().
   std::uint64_t told_written_ = 0;
   std::uint64_t told_taken_ = 0;
 };

@@ -11,7 +11,7 @@
 
 #include "pccl/base/fork.h"
 
-// Linux 5.1; older C libraries do not know them.
+// Older C libraries lack these. F_SEAL_FUTURE_WRITE needs Linux 5.1.
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -31,7 +31,7 @@ Error failed(const char* what) {
           {}};
 }
 
-// Of no use to forked children, which would keep it as long as they live.
+// Forked children have no use for it, and would keep it as long as they live.
 void keep_from_children(void* at, std::size_t size) { (void)::madvise(at, size, MADV_DONTFORK); }
 
 }  // namespace
@@ -69,7 +69,7 @@ Result<RegionPtr> make_region(std::size_t size, Access others) {
   auto region = std::make_shared<Region>(static_cast<std::uint8_t*>(at), size, descriptor);
   if (size >= kHugePage) (void)::madvise(at, size, MADV_HUGEPAGE);
   int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-  // From now on: the mapping above stays the only one that can write.
+  // The seal does not affect the mapping above, which stays the only one that can write.
   if (others == Access::read) seals |= F_SEAL_FUTURE_WRITE;
   if (::fcntl(descriptor, F_ADD_SEALS, seals) != 0) return failed("sealing memory");
   return region;

@@ -1,6 +1,6 @@
-// Memory that several processes see: an anonymous file without a name, passed on as a descriptor,
-// gone with the last process that has it. Nothing is left behind in /dev/shm, whoever is killed.
-// Forked children have no part in it.
+// Memory that several processes map: an anonymous file, passed on as a descriptor and freed with
+// the last process that has it. Nothing is left in /dev/shm when a process is killed. Forked
+// children do not inherit the mapping.
 #pragma once
 
 #include <cstddef>
@@ -13,45 +13,47 @@
 
 namespace pccl::memory {
 
-// Who else may write.
+// Access of processes other than the owner.
 enum class Access : std::uint8_t {
-  read,   // nobody: sealed before it is handed out, so that a peer gone wild can harm nothing
-  write,  // everybody who has the descriptor
+  read,   // read only: sealed before it is passed on, so that a faulty peer does no harm
+  write,  // read and write, with the descriptor
 };
 
-// Mapped memory, and the descriptor to pass it on with. Unmapped when dropped.
+// Mapped memory, and the descriptor to pass it on. Unmapped and closed when dropped.
 class Region {
  public:
-  // Takes over what is not null: the mapping, the descriptor (-1: none), or what holds the memory.
+  // Takes over the mapping and the descriptor (-1: none). If there is a `holder`, that owns the
+  // mapping instead.
   Region(std::uint8_t* data, std::size_t size, int descriptor, std::shared_ptr<void> holder = {});
   ~Region();
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
   [[nodiscard]] std::uint8_t* data() const { return data_; }
   [[nodiscard]] std::size_t size() const { return size_; }
-  // Of our own memory; -1: it is another's, or its maker forked and this is the child, where the
-  // number may be something else's.
+  // The descriptor of memory that this process made. -1 for another process's memory, and in a
+  // forked child, where the number may belong to something else.
   [[nodiscard]] int descriptor() const;
 
  private:
   std::uint8_t* data_;
   std::size_t size_;
   int descriptor_;
-  std::uint64_t generation_;  // of forks, when it was made
+  std::uint64_t generation_;  // fork_generation() when it was made
   std::shared_ptr<void> holder_;
 };
 using RegionPtr = std::shared_ptr<Region>;
 
-// How an engine gets memory of its own to share; simulated in tests. Zeroed.
+// Makes zeroed memory for an engine to share. Simulated in tests.
 using RegionMaker = std::function<Result<RegionPtr>(std::size_t, Access)>;
 
-// Memory of this process that others may map as `others` says. Refused where the system is too old
-// to seal it, or out of memory.
+// Makes memory of this process, with access `others` for other processes. Error: internal_error (no
+// memory, or the kernel is too old to seal it).
 [[nodiscard]] Result<RegionPtr> make_region(std::size_t size, Access others);
 
-// Another process's memory, `access` to it. The descriptor stays the caller's. Refused unless its
-// size is sealed (touching what its owner cut off would be fatal), and what is only to be read is
-// sealed against us too.
+// Maps another process's memory with `access`. The descriptor stays the caller's. Errors:
+// internal_error (a system call failed); refused (it does not have the sealed size `size`, or is
+// for reading only and not sealed against writes). Without the seal on its size, its owner could
+// shorten it, and an access would be fatal.
 [[nodiscard]] Result<RegionPtr> map_region(int descriptor, std::size_t size, Access access);
 
 }  // namespace pccl::memory

@@ -1,5 +1,5 @@
-// What the shell has to do after it brought an event to the engine. The parts of the engine share
-// one of these.
+// The actions that the shell must carry out after an event. All parts of the engine add to the same
+// EngineActions.
 #pragma once
 
 #include <cstdint>

@@ -9,8 +9,8 @@ void Admission::on_welcome(const wire::Welcome& welcome) {
   if (session_.member()) return;
   prepared_epoch_ = 0;
   waiting_for_ = welcome.waiting_for;
-  // Every Join says again whether this peer waits. The answer says whether the group has started,
-  // so that there is no start to wait for.
+  // Every Join repeats whether this peer waits. If the answer reports that the group has started,
+  // there is no start to wait for.
   const bool start_is_over = options_.start_only && welcome.group_started;
   waits_ = requested_ || (options_.waiting && !start_is_over);
 }
@@ -47,8 +47,8 @@ void Admission::check_prepared(const link::LinkTable& links) {
     if (!links.has_failed(member.id)) return;
     without.push_back(member.id);
   }
-  // A report with missing links is repeated: the master may have waited for another report of the
-  // peers that are missing.
+  // Repeat a report with missing links: the master ignores it until it has accepted these links as
+  // unreachable.
   if (prepared_epoch_ == prepare_->epoch && without.empty() && prepared_without_.empty()) return;
   prepared_epoch_ = prepare_->epoch;
   prepared_without_ = without;

@@ -1,4 +1,4 @@
-// This peer's way into its group, and what a member knows of newcomers. Pure.
+// The admission of this peer to its group, and a member's view of newcomers. Pure.
 #pragma once
 
 #include <cstdint>
@@ -18,49 +18,49 @@ class Admission {
 
   // -- before this peer is a member
   void on_welcome(const wire::Welcome& welcome);
-  // This peer's next call is a collective one: it waits to be let in. False: it waits already, or
-  // is a member.
+  // Asks the master for admission, since this peer's next call is collective. Does nothing when
+  // repeated, or for a member.
   void request();
-  // The caller gave up waiting. False: there was nothing to withdraw.
+  // Withdraws the request, since its caller gave up. False: there is none, or it has succeeded.
   [[nodiscard]] bool withdraw();
   [[nodiscard]] bool waits() const { return waits_; }
-  // Peers for which the master waits before the group starts, as of the last welcome.
+  // How many peers are missing before the group can start, as of the last Welcome.
   [[nodiscard]] std::uint32_t waiting_for() const { return waiting_for_; }
-  // The order in which the master has seen peers join; the later one of a pair dials.
+  // This peer's join ordinal. The peer with the higher ordinal of a pair dials.
   [[nodiscard]] std::uint64_t joined() const { return joined_; }
 
-  // The master prepares an epoch with this peer. False: this peer does not wait to be let in.
+  // The master prepares an epoch with this peer. False: this peer does not wait for admission.
   [[nodiscard]] bool on_prepare(const wire::Prepare& prepare);
   [[nodiscard]] const std::optional<wire::Prepare>& prepare() const { return prepare_; }
-  // Tells the master when the links to all members of the prepared epoch are up or have failed.
+  // Reports to the master once the links to all members of the prepared epoch are up or failed.
   void check_prepared(const link::LinkTable& links);
-  // A link went down: readiness has to be reported again.
+  // A link went down: a newcomer must report again that it is prepared.
   void on_link_down() {
     if (prepare_) prepared_epoch_ = 0;
   }
 
   // -- a member
-  // An epoch that admits peers.
+  // Begins an epoch that admits peers.
   void begin(const Record& record);
-  // The epoch that let this peer in. Null: it was never a member.
+  // The epoch that admitted this peer. Null: it was never a member.
   [[nodiscard]] const Record& admitted() const { return admitted_; }
-  // No collective call yet since this peer was let in; `use_fresh` is that call.
+  // True from this peer's admission until its first collective call, which calls use_fresh().
   [[nodiscard]] bool fresh() const { return fresh_; }
   void use_fresh() { fresh_ = false; }
-  // This peer was let in by a sync that goes on: its own sync begins after the admission.
+  // A running sync admitted this peer: its own sync begins after the admission round.
   [[nodiscard]] bool owes_sync() const { return owes_sync_; }
   void pay_sync() { owes_sync_ = false; }
 
-  // Peers that the next admission may let in.
+  // Sets the peers that the next admission may admit.
   void expect(std::vector<wire::Member> newcomers) { newcomers_ = std::move(newcomers); }
   [[nodiscard]] const std::vector<wire::Member>& newcomers() const { return newcomers_; }
-  // A call was committed. All members learn with a commit whether newcomers wait.
+  // An operation was committed. A commit reports to all members whether newcomers wait.
   void on_commit(bool newcomers_wait) {
     newcomers_wait_ = newcomers_wait_.value_or(false) || newcomers_wait;
   }
-  // Level 2's admission point asks the master only when newcomers wait, or links are to be
-  // measured (a commit says the same of both), or when no commit has told. Replicas always ask: the
-  // ranks of one replica have to pass equally many points.
+  // Whether an admission point of level 2 needs a round with the master: a commit since the last
+  // point reported that newcomers wait or that links should be measured (one flag for both), or
+  // there was no commit. Replicas always need it: their ranks must pass equally many points.
   [[nodiscard]] bool round_needed() const {
     const Record& record = session_.record();
     return newcomers_wait_.value_or(true) || (record != nullptr && record->ranks_per_replica > 0);
@@ -73,7 +73,7 @@ class Admission {
   std::uint64_t joined_ = 0;
   std::uint32_t waiting_for_ = 0;
   bool waits_ = false;
-  bool requested_ = false;  // waits because its first collective call asked for it
+  bool requested_ = false;  // waits because its first collective call requested admission
   std::optional<wire::Prepare> prepare_;
   std::uint64_t prepared_epoch_ = 0;  // the last one reported as prepared
   std::vector<PeerId> prepared_without_;

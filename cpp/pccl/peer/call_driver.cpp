@@ -24,7 +24,7 @@ std::optional<Decision> CallDriver::move_to(const CallPtr& call, const wire::Rou
   const wire::CallKey before = std::exchange(call->key, key);
   if (auto early = table_.take_early(key)) return early;
   if (table_.find(key) == nullptr) (void)table_.open(key, call);
-  // The caller gave up while the round before was decided.
+  // The caller gave up while the previous round was being decided.
   if (call->gave_up && before != key) request_abort(key, call->gave_up->second);
   return std::nullopt;
 }

@@ -20,17 +20,17 @@ class CallDriver {
   [[nodiscard]] const Record& record() const { return session_.record(); }
 
   // -- rounds
-  // The call enters the next round of that kind. It ends at once if that round is over already.
+  // Enters the next round of that kind. Ends the call at once if that round is over already.
   void enter_next(const CallPtr& call, wire::RoundKind kind, wire::RoundPayload payload);
   void enter(const CallPtr& call, const wire::RoundKey& key, wire::RoundPayload payload);
-  // The call waits for round `next` from now on. Returns how that round ended if it is over.
+  // Makes the call wait for round `next`. Returns the decision if that round is over already.
   [[nodiscard]] std::optional<Decision> move_to(const CallPtr& call, const wire::RoundKey& next);
 
   // Asks the master to end the call for all members. `lost`: the member whose loss is the reason.
   void request_abort(const wire::CallKey& key, Code code, const PeerId& lost = {});
-  // Ends the call for the user who waits. Only the first end of a call counts.
+  // Ends the call for its caller. Does nothing if the call has ended.
   void end(Call& call, Error error, const Record& record);
-  // The same; `call` is no entry of the table yet.
+  // The same for a call that has no entry in the table.
   void refuse(Call& call, Code code, std::string reason, const Record& record = nullptr) {
     end(call, {code, std::move(reason), {}, {}}, record);
   }

@@ -32,7 +32,7 @@ constexpr std::array<CallTransition, 22> kTransitions = {{
     {CallPhase::over, CallPhase::unknown, "a verdict"},
 }};
 
-// Whether it counts as an operation that has not ended here.
+// Whether this is a phase of an operation that has not ended here.
 bool is_unfinished(CallPhase phase) {
   switch (phase) {
     case CallPhase::called:
@@ -57,7 +57,7 @@ const char* name(CallPhase phase) {
 
 std::span<const CallTransition> call_transitions() { return kTransitions; }
 
-// ---- numbers
+// -- numbers
 
 wire::OpKey CallTable::next_operation(std::optional<std::uint64_t> tag) const {
   wire::OpKey key{admission_, tag.has_value(), tag.value_or(0), untagged_};
@@ -87,7 +87,7 @@ bool CallTable::was_called(const wire::CallKey& key) const {
   return it != tagged_.end() && operation.sequence < it->second;
 }
 
-// ---- entries
+// -- entries
 
 CallEntry* CallTable::find(const wire::CallKey& key) {
   const auto it = entries_.find(key);
@@ -186,7 +186,7 @@ void CallTable::begin_admission(std::uint64_t admission) {
   rounds_.clear();
 }
 
-// ---- verdicts of the master
+// -- verdicts of the master
 
 void CallTable::close_at_master(const wire::CallKey& key) {
   const auto it = entries_.find(key);
@@ -212,7 +212,7 @@ std::optional<Decision> CallTable::take_early(const wire::CallKey& key) {
   return early;
 }
 
-// ---- what the master is to hear
+// -- reports to the master
 
 const wire::OpState& CallTable::tell(const wire::OpKey& key, CallEntry& entry,
                                      wire::OpPhase phase) {
@@ -230,7 +230,7 @@ void CallTable::tell_later(const wire::OpKey& key, CallEntry& entry, Instant whe
 
 void CallTable::finish(const wire::OpKey& key, CallEntry& entry) {
   move(entry, CallPhase::finished);
-  entry.told_attempt = true;  // `done` says that it was entered, too
+  entry.told_attempt = true;  // `done` implies entered
   forget_due(entry, key);
   tell_done(key);
 }
@@ -283,7 +283,7 @@ std::vector<wire::Message> CallTable::open_messages() const {
   return messages;
 }
 
-// ---- callers that gave up
+// -- callers that gave up
 
 void CallTable::give_up(const CallPtr& call, Instant until, Code code) {
   call->gave_up = {until, code};

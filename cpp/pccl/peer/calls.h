@@ -1,5 +1,5 @@
-// Every call that this peer has made or heard of, one entry each, from the call to its end here and
-// at the master. Pure: no I/O, no bytes of arrays.
+// The table of this peer's calls. An entry begins with the call, or with an earlier decision on it,
+// and stays until the call has ended here and at the master. Pure: no I/O, no bytes of arrays.
 #pragma once
 
 #include <array>
@@ -26,61 +26,61 @@ namespace pccl::peer {
 
 using Record = std::shared_ptr<const wire::EpochRecord>;
 
-// What the user has of a call. Made by the engine; `done` may be read by any thread, the results
-// only after it.
+// A call, as its caller sees it. Made by the engine. Any thread may read `done`, and the results
+// once `done` is true.
 struct Call {
   wire::CallKey key;
   std::atomic<bool> done{false};
   Error error{Code::ok, {}, {}, {}};
   Record record;             // the epoch in which it was decided
-  std::uint64_t answer = 0;  // round
+  std::uint64_t answer = 0;  // round: Outcome::answer
   std::uint32_t attempts = 0;
-  collective::Traffic traffic;
-  // The caller gave up with that code. Without a verdict by then this peer leaves the run.
+  collective::BytesMoved traffic;
+  // Set when the caller has given up: the deadline for a verdict, after which this peer leaves the
+  // run, and the caller's code.
   std::optional<std::pair<Instant, Code>> gave_up;
-  std::unique_ptr<state::Update> update;  // sync: what changes here
-  std::atomic<bool> asks{false};          // sync: Engine::take_question() has something
-  // Of a sync while it runs, for any thread: bytes received and to be received.
+  std::unique_ptr<state::Update> update;  // sync: the changes to this member's state
+  std::atomic<bool> asks{false};          // sync: Engine::take_question() has entries
+  // Progress of a running sync, for any thread: bytes received, and bytes to receive in all.
   std::atomic<std::uint64_t> bytes_done{0};
   std::atomic<std::uint64_t> bytes_wanted{0};
 
-  // What an attempt of it has moved, when that attempt ends.
-  void count(const collective::Traffic& moved) {
+  // Adds the traffic of an attempt that has ended.
+  void count(const collective::BytesMoved& moved) {
     traffic.tx_bytes += moved.tx_bytes;
     traffic.rx_bytes += moved.rx_bytes;
   }
 };
 using CallPtr = std::shared_ptr<Call>;
 
-// What to reduce, and what to do when a member is lost.
+// An operation to start, and its behaviour when a member is lost.
 struct OperationRequest {
   std::vector<collective::ArrayRef> arrays;
   collective::Kind kind = collective::Kind::all_reduce;
-  // The members by whom the caller counts `root` and `parts`: as of its latest call that ended.
-  // Members that make the same calls have the same view at each, however late they make it; the
-  // present members may be others by then. Null: the present ones.
+  // The epoch to whose members `root` and `parts` refer: that of the caller's latest call that has
+  // ended. Members that make the same calls have the same view at each call, however late they make
+  // it. The present members may differ by then. Null: the present members.
   Record view;
-  std::uint32_t root = 0;            // of a broadcast: a rank in `view`
+  std::uint32_t root = 0;            // broadcast: a rank in `view`
   std::uint32_t parts = 0;           // members that the arrays are made for; 0: any number
   ReduceOp op = ReduceOp::sum;       // sum where nothing is combined
-  std::optional<std::uint64_t> tag;  // nothing: matched by order
-  // Without a tag (level 1: with tag 0, the default) one thread makes all calls, unless the caller
-  // sees to the order of its threads' calls.
+  std::optional<std::uint64_t> tag;  // empty: calls are matched by order
+  // The caller orders the calls of its threads. Otherwise one thread must make all calls without a
+  // tag (level 1: with tag 0, the default).
   bool any_thread = false;
-  // Runs again when a member is lost; else it fails. A broadcast fails all the same when its root
-  // is lost, and a reduce-scatter at any loss. An all-gather's results are those of fewer members
-  // then, and take the first part of its arrays.
+  // Run again when a member is lost, instead of failing. A broadcast still fails when its root is
+  // lost, and a reduce-scatter at any loss. An all-gather that runs again has the results of fewer
+  // members, which take the first part of its arrays.
   bool rerun = false;
   bool alone_is_error = false;  // level 1: too_few_peers in a world of one
-  std::uint64_t structure = 0;  // hash of what else must agree: key paths, shapes
+  std::uint64_t structure = 0;  // hash of all else that must agree: key paths, shapes
   std::string description;      // for errors: "1000 float32"
-  // How elements travel between hosts; a group on one host has nothing to save by it, and reduces
-  // exactly.
+  // The encoding of elements between hosts. A group on one host ignores it and reduces exactly.
   reduce::Quantization quantization;
 };
 
-// How a call ended, and the epoch in which that was decided. A member that makes the call later is
-// told the same as those that were in it.
+// How a call ended, and the epoch in which that was decided. A member that makes the call later
+// gets the same decision.
 struct Decision {
   Error error;
   Record record;
@@ -94,7 +94,7 @@ enum class CallPhase : std::uint8_t {
   called,      // an operation: no attempt runs
   in_memory,   // an operation: runs in memory of this host
   on_network,  // an operation: runs over links
-  finished,    // an operation: every result is here; the verdict is not
+  finished,    // an operation: every result is here; the verdict is outstanding
   failed,      // an operation: cannot run; the master was asked to end it for all members
   over,        // it has ended here, and the master has not closed it
 };
@@ -113,19 +113,19 @@ struct CallEntry {
   CallPhase phase = CallPhase::unknown;
   CallPtr call;                   // null: heard, or over
   std::optional<Decision> early;  // heard: how it ended
-  // What the master was told and has not decided. Said again on a new connection.
+  // Reports that the master has not decided yet. Repeated on a new connection.
   std::optional<wire::OpState> told;
   std::optional<wire::RoundPayload> entered;
   std::optional<wire::AbortRequest> abort;
-  // Of an operation:
+  // For an operation:
   OperationRequest request;
-  PeerId root;  // of a broadcast; its rank in `world` is request.root
+  PeerId root;  // broadcast; its rank in `world` is request.root
   std::uint64_t attempt = 0;
   wire::Signature signature;
-  Record world;                // of the attempt
-  bool told_attempt = false;   // `told` is of this attempt
-  std::optional<Instant> due;  // when the master is to be told
-  std::optional<Error> why;    // failed
+  Record world;                // the attempt's epoch
+  bool told_attempt = false;   // this attempt was reported, or is about to be as done
+  std::optional<Instant> due;  // when to report the operation as entered
+  std::optional<Error> why;    // failed: the reason
   [[nodiscard]] bool runs() const {
     return phase == CallPhase::in_memory || phase == CallPhase::on_network;
   }
@@ -134,15 +134,15 @@ struct CallEntry {
 // *one thread: the engine's*
 class CallTable {
  public:
-  // -- numbers: members' calls meet by them
-  // The key of the next operation. It counts as called with take_number().
+  // -- numbers, by which the members' calls are matched
+  // The key of the next operation. take_number() counts it as called.
   [[nodiscard]] wire::OpKey next_operation(std::optional<std::uint64_t> tag) const;
   void take_number(const wire::OpKey& key);
-  // The key of the next round, which counts as called.
+  // Returns the key of the next round and counts it as called.
   [[nodiscard]] wire::RoundKey next_round(wire::RoundKind kind);
-  // A sync has several rounds of one number; those of `kind` up to it count as called.
+  // Counts all rounds of `kind` before number `next` as called, for calls of several rounds.
   void skip_rounds(wire::RoundKind kind, std::uint64_t next) { rounds_[kind] = next; }
-  // This peer has made it, or it is of another admission.
+  // This peer has made the call, or it belongs to another admission.
   [[nodiscard]] bool was_called(const wire::CallKey& key) const;
 
   // -- entries
@@ -152,49 +152,50 @@ class CallTable {
   [[nodiscard]] CallEntry& at(const wire::CallKey& key) { return entries_.at(key); }
   CallEntry& open(const wire::CallKey& key, const CallPtr& call);
   void move(CallEntry& entry, CallPhase to);
-  // It has ended here. The entry stays, as `over`, while the master has it open.
+  // The call has ended here. Its entry stays, as `over`, if the master knows the operation and has
+  // not closed it.
   void end(const wire::CallKey& key);
-  // Nothing is open any more.
+  // Drops all entries and reports, and the callers that gave up.
   void clear();
-  [[nodiscard]] std::vector<wire::OpKey> operations() const;            // that have not ended here
+  [[nodiscard]] std::vector<wire::OpKey> operations() const;            // not ended here
   [[nodiscard]] std::vector<CallPtr> operation_calls() const;           // the same
   [[nodiscard]] std::vector<CallPtr> calls() const;                     // the same, and rounds
-  [[nodiscard]] std::size_t unfinished() const { return unfinished_; }  // operations
-  // Its end is still to come, or the master has yet to hear of it.
+  [[nodiscard]] std::size_t unfinished() const { return unfinished_; }  // operations not ended here
+  // The call has not ended here, or the master has not closed it although it is done here.
   [[nodiscard]] bool awaits(const wire::CallKey& key) const;
-  // Numbers begin at 0. Nothing of the admission before is open.
+  // Restarts all numbers at 0 and clears the table.
   void begin_admission(std::uint64_t admission);
 
   // -- verdicts of the master
-  // The master has closed it: nothing of it is said again. An entry that is over goes.
+  // The master has closed the call: its reports are not repeated. An entry that is over is erased.
   void close_at_master(const wire::CallKey& key);
-  // It ended before it was called here; dropped if it was.
+  // Stores a decision for a call that was not made here yet. Does nothing if it was made.
   void hear(const wire::CallKey& key, Decision decision);
-  // How the call ended before it was made; given once.
+  // Takes the decision that arrived before the call was made. Empty: there is none.
   [[nodiscard]] std::optional<Decision> take_early(const wire::CallKey& key);
 
-  // -- what the master is to hear
-  // Notes what it is told of an operation.
+  // -- reports to the master
+  // Records a report of an operation, and returns it to be sent.
   const wire::OpState& tell(const wire::OpKey& key, CallEntry& entry, wire::OpPhase phase);
-  // It is to be told of the operation at that time, unless that has ended by then.
+  // Schedules a report of the operation, unless one is due earlier. Dropped if the operation ends.
   void tell_later(const wire::OpKey& key, CallEntry& entry, Instant when);
-  // Every result of the operation is here.
+  // Every result of the operation is here: take_reports() will report it as done.
   void finish(const wire::OpKey& key, CallEntry& entry);
-  // Operations of which it is to be told by now; `all`: or later.
+  // Takes the operations whose scheduled report is due; `all`: every scheduled one.
   [[nodiscard]] std::vector<wire::OpKey> take_due(Instant now, bool all);
   [[nodiscard]] Instant next_due() const;
-  // It is told that the operation is done with the next take_reports().
+  // The next take_reports() reports the operation as done.
   void tell_done(const wire::OpKey& key) { done_.push_back(key); }
   [[nodiscard]] bool has_reports() const { return !done_.empty(); }
   [[nodiscard]] std::vector<wire::OpState> take_reports();
-  // Operations that are over here run in that epoch now, as far as the master knows.
+  // A new epoch: operations that are over here are reported as done again, in that epoch.
   void renew_reports(std::uint64_t epoch);
-  // All that a master must hear on a new connection.
+  // The reports that a master needs on a new connection.
   [[nodiscard]] std::vector<wire::Message> open_messages() const;
 
   // -- callers that gave up
   void give_up(const CallPtr& call, Instant until, Code code);
-  [[nodiscard]] std::vector<CallPtr> gave_up();  // a copy: the first one may end them all
+  [[nodiscard]] std::vector<CallPtr> gave_up();  // a copy: handling one may end them all
   [[nodiscard]] Instant next_give_up() const;
 
   // How often each entry of call_transitions() was taken.
@@ -212,7 +213,7 @@ class CallTable {
   std::vector<wire::OpKey> done_;
   std::vector<CallPtr> gave_up_;  // until they are done
   std::uint64_t admission_ = 0;
-  std::uint64_t untagged_ = 0;  // next numbers
+  std::uint64_t untagged_ = 0;  // the next number, as in tagged_ and rounds_
   std::map<std::uint64_t, std::uint64_t> tagged_;
   std::map<wire::RoundKind, std::uint64_t> rounds_;
   std::array<std::uint64_t, 22> taken_{};

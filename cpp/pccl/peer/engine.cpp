@@ -42,7 +42,7 @@ Standing Engine::standing() const {
   return joined ? Standing::newcomer : Standing::joining;
 }
 
-// ---- the control connection
+// -- the control connection
 
 void Engine::start(Instant now) {
   at(now);
@@ -130,8 +130,8 @@ void Engine::on_welcome(const Welcomed& welcomed) {
   if (welcomed.again) session_.say_again(calls().open_messages());
   if (!session_.member()) return;
   if (welcomed.again) log(LogLevel::info, "back at the master");
-  // The master may not have heard of the links, or be another one.
-  for (const link::LinkReport& report : links_.report_all(link_driver_.context()))
+  // The master may lack the reports of links, or be a new one.
+  for (const link::LinkStateReport& report : links_.report_all(link_driver_.context()))
     session_.report_link(report.peer, report.state, report.reason);
 }
 
@@ -158,10 +158,10 @@ void Engine::fail(const std::string& what) {
   die({Code::internal_error, "the engine failed: " + what, {}, {}});
 }
 
-// The peer's part in the run is over: every call ends with `error`, every connection is closed.
+// Takes this peer out of the run: ends every call with `error` and closes every connection.
 void Engine::die(Error error) {
   if (out()) return;
-  // What is committed in memory is committed, also for this peer. Anything else is lost.
+  // Operations committed in memory end as committed here too. All other calls fail.
   try {
     (void)locality_.close_group();
     link_driver_.locality_told();
@@ -180,7 +180,8 @@ void Engine::die(Error error) {
   actions_.calls_ended = true;
 }
 
-// Ends what runs: no array is used any more when this returns. Calls of the table are not ended.
+// Stops all operations, and ends the sync and the measurement. No array is used when this returns.
+// Other calls of the table are not ended.
 void Engine::end_all(const Error& error, const Record& record) {
   operations_.stop_all();
   if (sync_.active()) sync_.end(error, record);
@@ -191,10 +192,10 @@ void Engine::tell_news() {
   for (std::string& line : news_.take()) log(LogLevel::warn, std::move(line));
 }
 
-// ---- epochs
+// -- epochs
 
 void Engine::on_epoch(const Record& record) {
-  // First of all: what was committed in memory is committed, whatever this epoch says.
+  // First of all: operations committed in memory stay committed, whatever this epoch aborts.
   const bool whole = locality_.close_group();
   link_driver_.locality_told();
   if (!whole) {
@@ -221,11 +222,11 @@ void Engine::on_epoch(const Record& record) {
   link_driver_.choose();
   actions_.resume = links_.held_stripes();
   operations_.run_all(now());
-  actions_.calls_ended = true;  // a thread may wait to be let in
+  actions_.calls_ended = true;  // a thread may wait for admission
 }
 
-// All members have entered the admit round: numbers of calls begin anew. A call of another thread
-// that was under way has lost its number.
+// All members have entered the admit round: numbers of calls restart at 0. A call of another thread
+// that is under way has lost its number, and fails.
 void Engine::begin_admission(const Record& record) {
   admission_.begin(record);
   const Error late{
@@ -265,9 +266,9 @@ void Engine::on_outcome(const wire::Outcome& outcome) {
   if (outcome.code != Code::ok) table.hear(key, {std::move(error), record()});
 }
 
-// ---- calls
+// -- calls
 
-// A call of the user. It is done already when it cannot begin.
+// Makes a call for the user. It is done already if it cannot begin.
 CallPtr Engine::begin_call(Instant now) {
   at(now);
   auto call = std::make_shared<Call>();
@@ -326,7 +327,7 @@ CallPtr Engine::start_optimize(Instant now) {
   return call;
 }
 
-// As `enter`, but no member has to enter the round any more.
+// Like `enter`, but ends the round, so that no member has to enter it.
 CallPtr Engine::give_up(wire::RoundKind kind, Code code, Instant now) {
   if (out() || !session_.member() || (sync_.active() && kind == wire::RoundKind::sync)) {
     at(now);
@@ -362,7 +363,7 @@ void Engine::abort(const CallPtr& call, Code code, Instant now) {
   calls_.request_abort(call->key, code);
 }
 
-// ---- connections
+// -- connections
 
 void Engine::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Instant now,
                         bool memory) {
@@ -421,13 +422,13 @@ Pace Engine::step(Instant now) {
   return locality_.group().fall_asleep(now) ? Pace::idle : Pace::working;
 }
 
-// ---- time
+// -- time
 
 void Engine::on_time(Instant now) {
   at(now);
   if (out()) return;
   if (now - last_time_ > options_.settings.heartbeat_timeout / 2) {
-    // This process was frozen, not the others: what they sent meanwhile is still to be read.
+    // This process was frozen, not the others: their bytes from that time are still unread.
     master_link_.on_heard(now);
     links_.excuse_silence(now);
   }
@@ -444,7 +445,7 @@ void Engine::on_time(Instant now) {
   if (now >= next_tick_) on_tick();
 }
 
-// False: this peer had to leave, since the master said nothing of a call that was given up.
+// False: this peer has left the run, since no verdict arrived on a call that was given up.
 bool Engine::check_given_up() {
   for (const CallPtr& call : calls_.table().gave_up()) {
     const auto [until, code] = *call->gave_up;
@@ -494,7 +495,7 @@ void Engine::on_tick() {
     session_.heartbeat();
     links_.on_watch(link_driver_.context());
     link_driver_.links_told();
-    // A holder that has lost the master does not know of the election; it has that long to return.
+    // A holder that has lost the master does not know the election. It has this time to return.
     sync_.transfer().on_time(now(), settings.reconnect_timeout + settings.heartbeat_timeout);
     link_driver_.sync_told();
   }
@@ -506,15 +507,15 @@ void Engine::on_tick() {
 
 void Engine::report_blocked() {
   const auto proceeds = [&](const CallPtr& call) {
-    // A peer that receives state, or checks whether it can take it, does not wait for a call of the
-    // others: links are watched for that.
+    // A peer that receives or checks state, or measures, does not wait for a call of another
+    // member. Links are watched for these cases.
     if (sync_.proceeds(call) || measuring_.proceeds(call)) return true;
-    // The others of this host may have committed it while this process slept, and the master not
-    // know: until it is told that this operation is awaited, it may be over.
+    // Neighbours may have committed the operation while this process slept, without the master.
+    // Until this attempt is reported to the master, the operation may be over.
     return operations_.in_memory_alone(call->key);
   };
   wire::Blocked blocked = threads_.look(proceeds, now());
-  // Connection by connection: one that ended takes its count with it.
+  // Counted per connection, since the count of a connection ends with it.
   std::uint64_t moved = locality_.group().moved() - moved_at_blocked_;
   moved_at_blocked_ += moved;
   moved += links_.moved_since_last();
@@ -524,7 +525,7 @@ void Engine::report_blocked() {
     if (told) session_.blocked({});
     return;
   }
-  // Heartbeats alone are not movement: a few frames an interval and stripe.
+  // Heartbeats do not count as movement. They are a few frames per interval and stripe.
   blocked.moving = moved > links_.stripe_count() * 16 * link::kFrameHeaderBytes;
   session_.blocked(blocked);
 }

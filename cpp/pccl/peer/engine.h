@@ -1,6 +1,6 @@
-// One peer, whole: the session with the master, the links to other peers, the operations over them,
-// and the calls of the user. Pure: a shell (node/runtime.cpp, or the simulator) brings events and
-// carries out actions.
+// The engine of one peer: the session with the master, the links to other peers, the operations
+// over them, and the calls of the user. Pure: a shell (node/runtime.cpp, or the simulator) brings
+// events and carries out actions.
 #pragma once
 
 #include <cstdint>
@@ -22,24 +22,24 @@ struct EngineOptions {
   JoinOptions join;
   Settings settings;
   LocalityOptions locality;
-  // How much is sent without a grant (collective::ExecutorOptions); equal on all peers. Tests use
-  // less.
+  // Limits of bytes sent without a grant (collective::ExecutorOptions), equal on all peers. Tests
+  // use less.
   std::uint32_t eager_bytes = 64 << 10;
   std::uint64_t eager_room = 1 << 20;
-  // Of a link to another host, where the settings name no number of stripes.
+  // For links to other hosts, if the settings name no number of stripes.
   link::StripeTuner::Options stripes;
   std::uint32_t stripe_budget = 256;  // over all such links
-  bool encrypted = false;             // what leaves this process needs no checksums
-  // Sent to each peer at most, to measure the link to it.
+  bool encrypted = false;             // bytes that leave this process need no checksums
+  // The most bytes sent to each peer to measure the link to it.
   std::uint64_t probe_bytes = std::uint64_t{1} << 40;
 };
 
 // Where the peer stands in the run.
 enum class Standing {
-  joining,   // the master has not answered yet, or the peer waits to be let in
+  joining,   // the master has not answered yet, or the peer waits for admission
   newcomer,  // joined; a member from its first collective call on
   member,
-  out,  // closed, evicted or cut off: `Engine::end()` says why
+  out,  // closed, evicted or cut off: `Engine::end()` has the reason
 };
 
 // *one thread at a time: the one that drives the loop*
@@ -48,8 +48,8 @@ class Engine {
   Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool);
 
   // -- events
-  void start(Instant now);  // dials the master, again and again until it is reached or leave()
-  // Before bytes are moved through a stripe.
+  void start(Instant now);  // dials the master until it is reached or leave() is called
+  // Sets the time. Call before bytes are moved through a stripe.
   void at(Instant now) { link_driver_.at(now); }
   void on_control_open(Instant now);
   void on_control_bytes(std::span<const std::uint8_t> bytes, Instant now);
@@ -68,19 +68,19 @@ class Engine {
   [[nodiscard]] bool established(std::uint64_t id) const { return links_.is_established(id); }
   // Null when the stripe is to be closed.
   [[nodiscard]] link::Stripe* stripe(std::uint64_t id) { return links_.stripe(id); }
-  // The connection ended, or Stripe::received or resume failed. Other stripes of the link stand in
-  // for it where they can. Code::refused: the other end misbehaves, and the link ends.
+  // The connection ended, or Stripe::received or resume failed. Other stripes of the link take over
+  // where they can. Code::refused: the other end misbehaves, and the link ends.
   void on_stripe_failed(std::uint64_t stripe, const Error& error, Instant now);
   void on_stripe_failed(std::uint64_t stripe, const std::string& reason, Instant now) {
     on_stripe_failed(stripe, Error{Code::unreachable, reason, {}, {}}, now);
   }
-  // Neighbours, peers of this host: node::NeighbourEvents. on_offered also from inside
-  // LocalityOptions::poll.
+  // Events of neighbours: see node::NeighbourEvents. on_neighbour_offer may also be called from
+  // inside LocalityOptions::poll.
   void on_neighbour_up(const PeerId& peer, Instant now);
   void on_neighbour_down(const PeerId& peer, const std::string& reason, Instant now);
   void on_neighbour_offer(const PeerId& peer, memory::Offer what, std::uint64_t number,
                           const memory::RegionPtr& region, Instant now);
-  // The collective in memory moves on; the driver of the loop calls it again as the pace says.
+  // Advances the collective in memory. The pace tells the driver of the loop when to call again.
   [[nodiscard]] Pace step(Instant now);
   [[nodiscard]] bool shares_memory() const { return locality_.group().is_open(); }
   [[nodiscard]] bool has_actions() const;
@@ -89,14 +89,14 @@ class Engine {
   [[nodiscard]] EngineActions take_actions();
 
   // -- the user's calls
-  // This peer's next call is a collective one; until it is a member, it waits to be let in.
+  // This peer's next call is collective: unless it is a member, it asks for admission.
   void request_admission(Instant now);
-  // The user gave up waiting; no effect when this peer has just been let in.
+  // The user gave up waiting. Does nothing if this peer was admitted meanwhile.
   void withdraw_admission(Instant now);
   [[nodiscard]] CallPtr enter(wire::RoundKind kind, Instant now,
                               wire::RoundPayload payload = wire::Nothing{});
-  // Arrays must stay valid until the call is done. Ends at once when the group is one member, or
-  // with an error.
+  // Arrays must stay valid until the call is done. Ends at once in a group of one, or with an
+  // error.
   [[nodiscard]] CallPtr start_operation(OperationRequest request, Instant now);
   // Makes the state equal on all members. Its memory must stay valid until the call is done. One at
   // a time.
@@ -106,21 +106,21 @@ class Engine {
   [[nodiscard]] std::vector<wire::StateEntry> take_question(const CallPtr& call) {
     return sync_.take_question(call);
   }
-  // An error puts this peer out of the run, with that sentence.
+  // An error ends this receiver's part in the sync, and the master removes it with that reason.
   void answer(const CallPtr& call, const Error& error, Instant now);
-  // Measures the links between members, some three seconds, and has the master plan with the
+  // Measures the links between members for about three seconds, and the master plans with the
   // result. One at a time.
   [[nodiscard]] CallPtr start_optimize(Instant now);
   // Ends the next round of that kind for all members, instead of entering it.
   [[nodiscard]] CallPtr give_up(wire::RoundKind kind, Code code, Instant now);
-  // The caller gives up: the call still ends by the master's verdict, or a second from now by
-  // leaving the run.
+  // The caller gives up. The call still ends by the master's verdict; if none arrives within a
+  // second, this peer leaves the run.
   void abort(const CallPtr& call, Code code, Instant now);
   void leave(const std::string& reason, Instant now);
-  // A failure that nothing handles (out of memory): this peer is out.
+  // An unhandled failure, such as no memory: this peer leaves the run.
   void fail(const std::string& what);
 
-  // -- what the peer knows
+  // -- state
   [[nodiscard]] Standing standing() const;
   [[nodiscard]] const Error& end() const { return *end_; }  // REQUIRES: standing() == out
   [[nodiscard]] const Record& record() const { return session_.record(); }
@@ -129,7 +129,7 @@ class Engine {
   [[nodiscard]] const wire::Census& census() const { return census_; }
   [[nodiscard]] bool optimizing() const { return measuring_.active(); }
 
-  // -- its parts
+  // -- parts
   [[nodiscard]] Admission& admission() { return admission_; }
   [[nodiscard]] const Admission& admission() const { return admission_; }
   [[nodiscard]] Threads& threads() { return threads_; }
@@ -139,7 +139,7 @@ class Engine {
   [[nodiscard]] const MasterLink& master_link() const { return master_link_; }
 
  private:
-  // -- what the master says
+  // -- messages from the master
   void hear(const SessionEvent& event);
   void on_welcome(const Welcomed& welcomed);
   void on_epoch(const Record& record);
@@ -164,7 +164,7 @@ class Engine {
   MasterLink master_link_;
   CallDriver calls_;
   Admission admission_;
-  LinkDriver link_driver_;  // before the parts that it refers to, since the table needs it
+  LinkDriver link_driver_;  // before links_, which refers to it
   link::LinkTable links_;
   Locality locality_;
   Operations operations_;
@@ -173,7 +173,7 @@ class Engine {
   Threads threads_;
   MembershipNews news_;
 
-  std::optional<Error> end_;  // this peer is out of the run
+  std::optional<Error> end_;  // set: this peer is out of the run
   wire::Census census_;
   Instant last_time_{};
   Instant next_tick_{};

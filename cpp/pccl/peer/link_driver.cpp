@@ -23,7 +23,7 @@ link::LinkContext LinkDriver::context() const {
   return context;
 }
 
-// ---- which links
+// -- the links that are needed
 
 // A member needs links to the peers that its plan names, to those that its transfers or
 // measurements use, and to newcomers, which may dial it. A newcomer needs links to all members.
@@ -96,7 +96,7 @@ void LinkDriver::close() {
   links_.close_all(context());
 }
 
-// ---- the parts' events
+// -- events of the parts
 
 void LinkDriver::links_told() {
   for (std::vector<link::LinkEvent> events = links_.take_events(); !events.empty();
@@ -105,7 +105,7 @@ void LinkDriver::links_told() {
       std::visit(Overloaded{
                      [&](const link::LinkUp& up) { on_link_up(up.peer); },
                      [&](const link::LinkDown& down) { on_link_down(down); },
-                     [&](const link::LinkReport& report) {
+                     [&](const link::LinkStateReport& report) {
                        parts_.session.report_link(report.peer, report.state, report.reason);
                      },
                      [&](const link::RelayWanted& wanted) {
@@ -174,7 +174,7 @@ void LinkDriver::measuring_told() {
   parts_.measuring.wake_links();
 }
 
-// ---- what the master and the shell say
+// -- events from the master and the shell
 
 void LinkDriver::on_prepare() {
   links_.begin_epoch(context());
@@ -218,7 +218,7 @@ void LinkDriver::on_stripe_failed(std::uint64_t stripe, const Error& error) {
   links_told();
 }
 
-// ---- frames
+// -- frames
 
 link::Placement LinkDriver::place(link::Stripe& from, const link::FrameHeader& header) {
   const PeerId* const peer = links_.peer_of(from.id());
@@ -322,7 +322,7 @@ bool LinkDriver::next(link::Stripe& to, link::OutgoingFrame& frame) {
   if (prober.next_word(peer, now_, frame) || parts_.operations.executor().next(peer, frame) ||
       parts_.sync.transfer().next(peer, frame))
     return true;
-  // A few stripes are enough to fill the link. The first one stays free for control frames.
+  // A few stripes are enough to fill the link. The last one stays free for control frames.
   return links_.is_among_first(to.id(), prober.fillers(), 1) &&
          prober.next_filler(peer, now_, frame);
 }

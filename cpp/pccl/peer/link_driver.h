@@ -1,5 +1,5 @@
-// This peer's links at work: which ones it needs, what their events mean for its other parts, and
-// which part each frame belongs to. Pure.
+// Connects the links with the other parts of the engine: chooses the links that are needed, and
+// brings events and frames to the parts that they concern. Pure.
 #pragma once
 
 #include <cstdint>
@@ -26,30 +26,30 @@ class LinkDriver final : public link::Traffic {
   };
   LinkDriver(link::LinkTable& links, const Parts& parts) : links_(links), parts_(parts) {}
 
-  // The time of the event that is handled now.
+  // Sets the time of the event that is being handled.
   void at(Instant now) { now_ = now; }
   [[nodiscard]] Instant now() const { return now_; }
   [[nodiscard]] link::LinkContext context() const;
 
-  // -- the parts. Each is called after everything that may give its part events.
+  // -- events of the parts. Call each after every use of its part that may produce events.
   void links_told();
   void locality_told();
   void sync_told();
   void measuring_told();
 
-  // Finds out which links and neighbours are needed now. After every change of what needs them.
+  // Determines which links and neighbours are needed. Call after every change of what needs them.
   void choose();
-  // Links through memory to the neighbours that have become reachable.
+  // Dials pipes to the neighbours that have become reachable.
   void dial_pipes();
-  // For good. Connections that come later are closed at once.
+  // Closes all links for good. Later connections are closed at once.
   void close();
 
-  // -- what the master says
-  void on_prepare();  // the epoch that admission prepares
+  // -- messages from the master
+  void on_prepare();  // after Admission::on_prepare has accepted it
   void on_relay(const wire::Relay& relay);
   void on_try(const wire::Try& question);
 
-  // -- what the shell brings: Engine has the contracts
+  // -- events from the shell: Engine has the contracts
   void on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, bool memory);
   void on_dial_failed(std::uint64_t token, const std::string& reason);
   void on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour);

@@ -9,34 +9,33 @@
 namespace pccl::peer {
 namespace {
 
-constexpr std::size_t kMaxArrays = 4096;   // that a peer shows to others at a time
-constexpr std::size_t kMaxNewArrays = 64;  // that go to others, or are taken back, at once
+constexpr std::size_t kMaxArrays = 4096;   // that one peer offers at a time
+constexpr std::size_t kMaxNewArrays = 64;  // offered or withdrawn at once
 constexpr std::size_t kKept = 4;           // pages and scratch regions of a neighbour, at most
-// A neighbour whose connection broke is most likely gone altogether: the loss tells the master
-// first.
+// A neighbour whose connection broke has most likely ended. Wait, so that the master learns of the
+// loss before it learns that memory is not shared.
 constexpr Duration kGrace = std::chrono::seconds(1);
-// Connecting again: the first time, and at last.
+// The first and the longest pause before connecting again.
 constexpr Duration kFirstPause = std::chrono::milliseconds(500);
 constexpr Duration kLastPause = std::chrono::seconds(30);
 constexpr std::size_t kMiB = std::size_t{1} << 20;
-// Scratch memory that was far too large for so long is made anew.
+// Scratch memory that was far too large for this time is replaced.
 constexpr Duration kScratchKept = std::chrono::seconds(10);
 constexpr std::size_t kFarTooLarge = 4;  // times what is needed
 
 }  // namespace
 
-// ---- neighbours
-// ---------------------------------------------------------------------------------------------------
+// -- neighbours
 
 void Locality::choose(const std::vector<wire::Member>& peers, std::uint64_t joined, Instant now) {
   if (!options_.make_region || failed_) return;
   for (auto it = neighbours_.begin(); it != neighbours_.end();) {
     const bool wanted = std::any_of(peers.begin(), peers.end(),
                                     [&](const auto& peer) { return peer.id == it->first; });
-    // One that came to us before we heard of it is kept for a while.
+    // Keep for a while a neighbour that connected before the master named it.
     const Neighbour& neighbour = it->second;
-    const bool early =
-        neighbour.word.empty() && neighbour.connected && now - neighbour.since < options_.patience;
+    const bool early = neighbour.memory_key.empty() && neighbour.connected &&
+                       now - neighbour.since < options_.patience;
     if (wanted || early) {
       ++it;
       continue;
@@ -47,8 +46,8 @@ void Locality::choose(const std::vector<wire::Member>& peers, std::uint64_t join
   for (const wire::Member& peer : peers) {
     if (peer.id == self_ || peer.memory_key.empty()) continue;
     const auto [it, fresh] = neighbours_.try_emplace(peer.id);
-    if (!fresh && !it->second.word.empty()) continue;
-    it->second.word = peer.memory_key;
+    if (!fresh && !it->second.memory_key.empty()) continue;
+    it->second.memory_key = peer.memory_key;
     it->second.dials = joined > peer.joined;
     if (!fresh) {
       give(peer.id, it->second);
@@ -63,7 +62,7 @@ void Locality::choose(const std::vector<wire::Member>& peers, std::uint64_t join
 
 void Locality::on_up(const PeerId& peer, Instant now) {
   if (failed_) return;
-  // It may come before we hear of it.
+  // It may connect before the master names it.
   Neighbour& neighbour = neighbours_[peer];
   neighbour.connected = true;
   neighbour.since = now;
@@ -103,7 +102,7 @@ void Locality::on_offered(const PeerId& peer, memory::Offer what, std::uint64_t 
   if (it == neighbours_.end()) return;
   Neighbour& neighbour = it->second;
   if (what == memory::Offer::scratch) {
-    // May come in the midst of an operation: nothing else happens here.
+    // This may arrive in the middle of an operation: do nothing else here.
     neighbour.scratch[number] = region;
     if (neighbour.scratch.size() > kKept) neighbour.scratch.erase(neighbour.scratch.begin());
     return;
@@ -121,7 +120,8 @@ void Locality::on_offered(const PeerId& peer, memory::Offer what, std::uint64_t 
     neighbour.board_number = number;
     neighbour.pending = false;
     neighbour.failures = 0;
-    // We may have opened with the one it had before: we did not see why it made a new one.
+    // The collective may have opened with its previous board: this peer did not see the departure
+    // for which the neighbour made a new one.
     const auto rank = std::find(ranks_.begin(), ranks_.end(), peer);
     if (group_.is_open() && number <= epoch_ && rank != ranks_.end())
       group_.replace_board(static_cast<std::uint32_t>(rank - ranks_.begin()), region);
@@ -143,7 +143,7 @@ void Locality::on_time(Instant now) {
     }
     if (neighbour.redial_at != Instant{} && now >= neighbour.redial_at) {
       neighbour.redial_at = {};
-      actions_.connects.emplace_back(peer, neighbour.word);
+      actions_.connects.emplace_back(peer, neighbour.memory_key);
     }
   }
   forget_arrays();
@@ -161,7 +161,7 @@ std::optional<Instant> Locality::next_deadline() const {
   return next;
 }
 
-// Says whom we share with, when that has changed.
+// Reports the peers with which this one shares memory, if they have changed.
 void Locality::claim() {
   wire::Neighbourhood claimed;
   if (!failed_) {
@@ -175,7 +175,7 @@ void Locality::claim() {
   events_.emplace_back(std::move(claimed));
 }
 
-// Memory was refused: this peer reduces over TCP from now on, and its host with it.
+// Memory was refused: this peer, and with it its host, reduces over TCP from now on.
 void Locality::fail(const std::string& what) {
   if (failed_) return;
   failed_ = true;
@@ -185,8 +185,7 @@ void Locality::fail(const std::string& what) {
   claim();
 }
 
-// ---- memory
-// -------------------------------------------------------------------------------------------------------
+// -- memory
 
 bool Locality::make_board() {
   if (board_ != nullptr) return true;
@@ -206,18 +205,18 @@ bool Locality::shares_with(const PeerId& peer) const {
       hosts_[static_cast<std::size_t>(rank - ranks_.begin())] != hosts_[rank_])
     return false;
   return !failed_ && it != neighbours_.end() && it->second.connected &&
-         it->second.board != nullptr && !it->second.word.empty();
+         it->second.board != nullptr && !it->second.memory_key.empty();
 }
 
 bool Locality::is_member(const PeerId& peer) const {
   return std::find(ranks_.begin(), ranks_.end(), peer) != ranks_.end();
 }
 
-// What it does not have yet, and may have: a newcomer our board, so that the master knows before it
-// is let in who shares memory; a member whatever its epoch needs; one that the master has not named
-// nothing.
+// Offers the memory that a neighbour lacks and may have. A newcomer gets our board, so that the
+// master knows before the admission which peers share memory. A member gets all that its epoch
+// needs. A peer that the master has not named gets nothing.
 void Locality::give(const PeerId& peer, Neighbour& neighbour) {
-  if (failed_ || !neighbour.connected || neighbour.word.empty() || !make_board()) return;
+  if (failed_ || !neighbour.connected || neighbour.memory_key.empty() || !make_board()) return;
   if (neighbour.given_board != board_number_) {
     neighbour.given_board = board_number_;
     actions_.offers.push_back({peer, memory::Offer::board, board_number_, board_});
@@ -249,7 +248,7 @@ Result<std::pair<memory::RegionPtr, std::uint64_t>> Locality::take_scratch(std::
   }
   const bool far_too_large = scratch_ != nullptr && now_ - scratch_since_ >= kScratchKept;
   if (scratch_ == nullptr || scratch_->size() < bytes || far_too_large) {
-    // Somewhat more, so that arrays that grow do not ask again and again.
+    // Take a quarter more, so that growing arrays do not need new memory each time.
     const std::size_t most = far_too_large ? scratch_wanted_ : bytes;
     const std::size_t size = (most + most / 4 + kMiB - 1) / kMiB * kMiB;
     auto made = options_.make_region(size, memory::Access::read);
@@ -275,7 +274,8 @@ memory::RegionPtr Locality::scratch_of(std::uint32_t rank, std::uint64_t number)
     auto& scratch = neighbour->second.scratch;
     const auto found = scratch.find(number);
     if (found == scratch.end()) return nullptr;
-    // Its owner goes on to others only after everybody has read the results in this one.
+    // Older ones are out of use: the owner changes to a new one only after all members have read
+    // the results in the old one.
     scratch.erase(scratch.begin(), found);
     return found->second;
   };
@@ -289,7 +289,7 @@ std::optional<memory::Place> Locality::place_of(const void* data, std::size_t by
   return options_.find_array(data, bytes);
 }
 
-// Others keep only so many, and a channel holds only so many on their way.
+// Neighbours keep a limited number of arrays, and a channel holds a limited number of offers.
 bool Locality::may_share(const std::vector<memory::ChunkPtr>& chunks) {
   std::map<std::uint64_t, memory::ChunkPtr> unknown;
   std::size_t fresh = 0;
@@ -334,7 +334,7 @@ memory::RegionPtr Locality::array_of(std::uint32_t rank, std::uint64_t number) {
   return look();
 }
 
-// The arrays are gone here, so the others let go of their memory.
+// Withdraws the arrays that are gone here, so that neighbours unmap their memory.
 void Locality::forget_arrays() {
   std::size_t left = kMaxNewArrays;
   for (auto it = shared_.begin(); it != shared_.end() && left > 0;) {
@@ -351,8 +351,8 @@ void Locality::forget_arrays() {
   }
 }
 
-// Between epochs: what results there were have been read. What a neighbour uses next is the newest
-// it has sent, or one still to come.
+// Called between epochs, when all results have been read. Next, a neighbour uses the newest scratch
+// memory that it has sent, or one still to come.
 void Locality::forget_stale(std::uint64_t epoch) {
   for (auto& [peer, neighbour] : neighbours_) {
     auto& pages = neighbour.pages;
@@ -362,14 +362,13 @@ void Locality::forget_stale(std::uint64_t epoch) {
   }
 }
 
-// ---- epochs
-// -------------------------------------------------------------------------------------------------------
+// -- epochs
 
 void Locality::begin_epoch(const Record& record) {
   const bool departed = std::any_of(record->departures.begin(), record->departures.end(),
                                     [](const auto& gone) { return !gone.id.empty(); });
-  // Who departed may be frozen only, and read our memory when it wakes up: it goes on seeing what
-  // it saw. Everybody decides this alike, also who has no board yet.
+  // A departed member may only be frozen, and read our memory when it wakes up. New memory leaves
+  // the old contents unchanged for it. All members decide this alike, with or without a board.
   if (departed && !failed_) {
     board_number_ = record->epoch;
     scratch_.reset();
@@ -402,7 +401,7 @@ void Locality::begin_epoch(const Record& record) {
   try_open();
 }
 
-// The collective begins when all boards and the page are here.
+// Opens the collective once all boards and the page are here.
 void Locality::try_open() {
   if (!active_ || failed_ || group_.is_open() || board_ == nullptr) return;
   std::vector<memory::RegionPtr> boards;

@@ -1,5 +1,5 @@
-// What a peer shares with others of its host: connections that pass memory on, its board, the page
-// of each epoch, and the collective over them. Sans-I/O, like the engine it is a part of.
+// Memory shared with the peers of this host: the connections that pass it on, this peer's board,
+// the page of each epoch, and the collective over them. Pure.
 #pragma once
 
 #include <cstdint>
@@ -22,22 +22,22 @@ namespace pccl::peer {
 
 struct LocalityOptions {
   memory::RegionMaker make_region;  // empty: nothing is shared
-  // Of arrays that others may read where they are; empty: there are none.
+  // Finds an array in memory that neighbours may map. Empty: there are no such arrays.
   std::function<std::optional<memory::Place>(const void*, std::size_t)> find_array;
-  std::function<void()> poll;  // brings what neighbours have sent; may call on_offered
+  std::function<void()> poll;  // reads what neighbours have sent; may call on_offered
   Duration patience = std::chrono::seconds(3);  // for a neighbour to answer
   memory::LocalOptions group;
 };
 
-// What the shell has to do.
+// Actions for the shell.
 struct LocalityActions {
   struct Offering {
     PeerId to;
     memory::Offer what;
     std::uint64_t number;
-    memory::RegionPtr region;  // null: of no use any more
+    memory::RegionPtr region;  // null: withdraws the offer
   };
-  std::vector<std::pair<PeerId, PeerId>> connects;  // peer and its word
+  std::vector<std::pair<PeerId, PeerId>> connects;  // peer and its memory key
   std::vector<PeerId> drops;
   std::vector<Offering> offers;
   std::vector<PeerId> rings;
@@ -46,15 +46,15 @@ struct LocalityActions {
   }
 };
 
-// An operation is over here, and its arrays are not used any more. `told`: the master must hear
-// that it is done.
+// An operation was committed in memory, and its arrays are not used any more. `told`: report it to
+// the master as done.
 struct LocalCommit {
   wire::OpKey key;
-  collective::Traffic traffic;
+  collective::BytesMoved traffic;
   bool newcomers_wait = false;
   bool told = false;
 };
-// It goes on over the network, in this epoch, for all members.
+// The operation goes on over the network, in this epoch, for all members.
 struct LocalEscalation {
   wire::OpKey key;
 };
@@ -62,7 +62,7 @@ struct LocalNotice {
   LogLevel level;
   std::string text;
 };
-// The neighbourhood: with whom this peer shares memory has changed.
+// Neighbourhood: the peers with which this one shares memory have changed.
 using LocalityEvent = std::variant<LocalCommit, LocalEscalation, wire::Neighbourhood, LocalNotice>;
 
 // *one thread: the engine's*
@@ -71,10 +71,10 @@ class Locality final : private memory::LocalHost {
   Locality(LocalityOptions options, const PeerId& self)
       : options_(std::move(options)), self_(self), group_(options_.group, *this) {}
 
-  // Newcomers wait to be let in: the next commit in memory says so.
+  // Whether newcomers wait for admission. The next commit in memory reports it.
   void newcomers_wait(bool waiting) { newcomers_wait_ = waiting; }
 
-  // Whom to share with: all these, if they are on this host. The newer of a pair connects.
+  // Shares memory with those of `peers` that are on this host. The newer peer of a pair connects.
   void choose(const std::vector<wire::Member>& peers, std::uint64_t joined, Instant now);
   void on_up(const PeerId& peer, Instant now);
   void on_down(const PeerId& peer, const std::string& reason, Instant now);
@@ -83,13 +83,13 @@ class Locality final : private memory::LocalHost {
   void on_time(Instant now);
   [[nodiscard]] std::optional<Instant> next_deadline() const;
 
-  // The collective of the epoch before ends: false when a result is lost, and this peer must go.
+  // Ends the previous epoch's collective. False: a result is lost, and this peer must leave.
   [[nodiscard]] bool close_group() { return group_.close(); }
-  // REQUIRES: close_group().
+  // REQUIRES: close_group() was called.
   void begin_epoch(const Record& record);
-  // The epoch's plan has that member on this host, and a way to it is there.
+  // The epoch's plan has that member on this host, and it shares memory with this peer now.
   [[nodiscard]] bool shares_with(const PeerId& peer) const;
-  // Operations of this epoch go here first.
+  // The plan has all members on this host: all-reduce operations start in memory.
   [[nodiscard]] bool active() const { return active_; }
   [[nodiscard]] memory::LocalGroup& group() { return group_; }
   [[nodiscard]] const memory::LocalGroup& group() const { return group_; }
@@ -104,30 +104,29 @@ class Locality final : private memory::LocalHost {
 
  private:
   struct Neighbour {
-    PeerId word;  // zero: it came before the master named it
+    PeerId memory_key;  // zero: it connected before the master named it
     bool connected = false;
-    bool pending = false;   // we do not know yet
-    bool dials = false;     // we connect, not it
+    bool pending = false;   // whether it shares memory is not known yet
+    bool dials = false;     // we connect, not the neighbour
     Instant since{};        // of the latest change
-    Instant redial_at{};    // zero: no need to
-    unsigned failures = 0;  // to share with it, since it last worked
-    // What it has of us, in this connection.
+    Instant redial_at{};    // zero: no redial is due
+    unsigned failures = 0;  // connections lost or failed since its last board
+    // Memory of ours that it was given on this connection.
     std::optional<std::uint64_t> given_board;
     std::uint64_t given_scratch = 0;
     std::set<std::uint64_t> given_arrays;
-    std::map<std::uint64_t, memory::RegionPtr>
-        arrays;  // by number, until it says that they are gone
-    std::uint64_t given_page = 0;
-    // What we have of it.
+    std::uint64_t given_page = 0;  // epoch of the page that it was given
+    // Memory of the neighbour that we have.
     memory::RegionPtr board;
     std::uint64_t board_number = 0;
-    std::uint64_t board_needed = 0;  // older ones may be written by nobody any more
+    std::uint64_t board_needed = 0;                      // boards with lower numbers are out of use
+    std::map<std::uint64_t, memory::RegionPtr> arrays;   // by number, until it withdraws them
     std::map<std::uint64_t, memory::RegionPtr> pages;    // by epoch, the newest few
-    std::map<std::uint64_t, memory::RegionPtr> scratch;  // by number, from the one used last
+    std::map<std::uint64_t, memory::RegionPtr> scratch;  // by number, from the last one used
   };
 
   // memory::LocalHost
-  void local_committed(const wire::OpKey& key, const collective::Traffic& traffic,
+  void local_committed(const wire::OpKey& key, const collective::BytesMoved& traffic,
                        bool newcomers_wait, bool told) override {
     events_.emplace_back(LocalCommit{key, traffic, newcomers_wait, told});
   }
@@ -162,27 +161,28 @@ class Locality final : private memory::LocalHost {
   bool newcomers_wait_ = false;
   std::map<PeerId, Neighbour> neighbours_;
   wire::Neighbourhood claimed_;
-  bool failed_ = false;  // there was no memory: over TCP from now on
+  bool failed_ = false;  // memory was refused: over TCP from now on
   memory::RegionPtr board_;
   std::uint64_t board_number_ = 0;
   memory::RegionPtr scratch_;
   std::uint64_t scratch_number_ = 0;
-  std::size_t scratch_wanted_ = 0;  // the most, since
-  // Arrays that others were given, and since which of our `gifts_` all of them have it.
+  std::size_t scratch_wanted_ = 0;  // the largest request since scratch_since_
+  // Arrays that neighbours were given. `given`: the value of gifts_ when all of them had it.
   struct Shared {
     std::weak_ptr<const memory::Chunk> chunk;
     std::uint64_t given = 0;
   };
   std::map<std::uint64_t, Shared> shared_;
-  std::uint64_t gifts_ = 1;  // grows when there is somebody who may have to be given something
-  Instant scratch_since_{};  // it was made, or much of it was used
+  // Grows when a neighbour may lack arrays: it connected, or an epoch began.
+  std::uint64_t gifts_ = 1;
+  Instant scratch_since_{};  // when it was made, or last used to a large part
   Instant now_{};            // of the latest step
   memory::RegionPtr page_;
   bool active_ = false;
   std::uint64_t epoch_ = 0;
   std::uint32_t rank_ = 0;
   std::vector<PeerId> ranks_;
-  std::vector<std::uint32_t> hosts_;  // by rank; empty: the plan knows none
+  std::vector<std::uint32_t> hosts_;  // by rank; empty: the plan has none
 };
 
 }  // namespace pccl::peer

@@ -5,8 +5,8 @@
 namespace pccl::peer {
 namespace {
 
-constexpr Duration kRedial = std::chrono::milliseconds(250);  // a master that was there
-constexpr Duration kFirstDial = std::chrono::seconds(1);      // a master that was not
+constexpr Duration kRedial = std::chrono::milliseconds(250);  // a master that was reached before
+constexpr Duration kFirstDial = std::chrono::seconds(1);      // a master that was never reached
 
 }  // namespace
 
@@ -25,7 +25,7 @@ bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) 
     next_dial_ = now + kFirstDial;
     return false;
   }
-  // Without an answer the master counts as lost since the connection before.
+  // Without an answer, the master counts as lost since the end of the previous connection.
   const bool in_use = was_open && welcomed;
   if (in_use) lost_at_ = now;
   next_dial_ = in_use ? now : now + kRedial;

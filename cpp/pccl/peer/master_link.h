@@ -23,12 +23,12 @@ class MasterLink {
   void on_heard(Instant now) { heard_ = now; }
   // The master has answered a Join or a Rejoin.
   void on_welcome() { reached_ = true; }
-  // It ended, or a dial failed. `welcomed`: the master had answered on it. True: it was in use.
+  // The connection ended, or a dial failed. `welcomed`: the master had answered on it. True: it was
+  // in use.
   bool on_lost(const std::string& reason, bool welcomed, Instant now);
-  // No dial is under way any more.
-  void end_dial() { dialling_ = false; }
+  // This peer has closed the connection.
   void close() { open_ = false; }
-  // What is to be done now. A dial counts as begun.
+  // Returns the action that is due. `dial`: the dial counts as begun.
   [[nodiscard]] Due on_time(Instant now);
   [[nodiscard]] Instant next_deadline() const {
     return open_ || dialling_ ? Instant::max() : next_dial_;
@@ -36,7 +36,7 @@ class MasterLink {
 
   [[nodiscard]] bool is_open() const { return open_; }
   [[nodiscard]] bool was_reached() const { return reached_; }
-  // Attempts to reach the master for the first time that failed.
+  // Failed attempts before the master was reached for the first time.
   [[nodiscard]] std::uint32_t failures() const { return failures_; }
   [[nodiscard]] const std::string& failure() const { return failure_; }
 
@@ -50,7 +50,7 @@ class MasterLink {
   Instant heard_{};
   Instant next_dial_{};
   std::uint32_t failures_ = 0;
-  std::string failure_;  // the latest one
+  std::string failure_;  // the reason of the latest one
 };
 
 }  // namespace pccl::peer

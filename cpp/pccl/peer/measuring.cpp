@@ -9,12 +9,12 @@
 namespace pccl::peer {
 namespace {
 
-constexpr Duration kPingEvery = std::chrono::seconds(5);  // of planned links at rest
+constexpr Duration kPingEvery = std::chrono::seconds(5);  // planned links, while no operation runs
 constexpr std::size_t kMostProbed = 32;  // a larger group has no time to measure all pairs
 
 }  // namespace
 
-// Two rounds: in the first one members meet, in the second one they report what they measured.
+// Two rounds: in the first one members meet, in the second one they report their measurements.
 void Measuring::start(const CallPtr& call) {
   CallTable& table = calls_.table();
   const wire::RoundKey key = table.next_round(wire::RoundKind::optimize);
@@ -63,8 +63,8 @@ void Measuring::wake_links() {
 
 void Measuring::tell(const link::LinkContext& context) {
   wire::Measurements row = prober_.row();
-  // A planned link that is down is reported as such. Of other links only the peer that dials knows
-  // that they are down. A link that was up at any time works.
+  // The link table reports planned links that are down. Only the peer that dials knows that another
+  // link is down. A link that was ever up works.
   for (const wire::Member& member : calls_.record()->members) {
     if (!prober_.probes(member.id) || prober_.answered(member.id)) continue;
     if (links_.never_worked(member.id, context)) row.links.push_back({member.id, {true, 0, 0}});
@@ -94,8 +94,8 @@ void Measuring::begin_epoch(const Record& record) {
   live_rates_.forget();
 }
 
-// While operations run, looks at the planned links to other hosts; between operations, measures
-// their round trips.
+// Counts bytes on the planned links to other hosts while operations run, and measures round trips
+// between operations.
 void Measuring::watch(bool reducing, Instant now) {
   const Duration span = now - std::exchange(looked_, now);
   // A late look may mean that this whole process paused.

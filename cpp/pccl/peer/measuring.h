@@ -1,5 +1,5 @@
-// Rates and round trips of the links: an optimize_topology call, which measures them all at once,
-// and what ordinary traffic shows. The master plans with both. Pure.
+// Rates and round trips of the links, from an optimize_topology call, which measures all links at
+// once, and from ordinary traffic. The master plans with both. Pure.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace pccl::peer {
 
 struct MeasuringOptions {
-  std::uint64_t probe_bytes = 0;  // sent to each peer at most
+  std::uint64_t probe_bytes = 0;  // the most bytes sent to each peer
   Duration heartbeat_interval{};
 };
 
@@ -25,7 +25,8 @@ class Measuring {
             link::LinkTable& links, const Locality& locality)
       : options_(options), calls_(calls), session_(session), links_(links), locality_(locality) {}
 
-  // -- an optimize_topology call. Takes some three seconds. REQUIRES of start: not active().
+  // -- an optimize_topology call, which takes about three seconds
+  // REQUIRES: not active().
   void start(const CallPtr& call);
   [[nodiscard]] bool active() const { return round_.has_value(); }
   [[nodiscard]] bool owns(const wire::RoundKey& key) const {
@@ -34,9 +35,9 @@ class Measuring {
   // Sequence numbers that a call takes: one for each of its rounds.
   static constexpr std::uint64_t kRounds = 2;
   void on_outcome(const Error& error, const link::LinkContext& context);
-  // Ends it before its last round. REQUIRES: active().
+  // Ends the call, also before its last round. REQUIRES: active().
   void end(Error error, const Record& record);
-  // It measures now, and does not wait for a call of another member.
+  // The call measures now, and does not wait for a call of another member.
   [[nodiscard]] bool proceeds(const CallPtr& call) const {
     return measures() && call == round_->call;
   }
@@ -44,16 +45,16 @@ class Measuring {
   [[nodiscard]] bool probes(const PeerId& peer) const {
     return round_ && round_->probed.contains(peer);
   }
-  // Other links are needed now. Once for each change.
+  // True once after each change of the links that are needed.
   [[nodiscard]] bool take_links_changed() { return std::exchange(links_changed_, false); }
-  // There may be something to send to all peers that are measured.
+  // Wakes the links that are being measured: they may have something to send.
   void wake_links();
 
-  // -- what ordinary traffic shows
+  // -- ordinary traffic
   void begin_epoch(const Record& record);
-  // A look at the links; `reducing`: operations move on them.
+  // Samples the links. `reducing`: operations run over links.
   void watch(bool reducing, Instant now);
-  // Counts what has come on a stripe since the last look.
+  // Counts the bytes received on a stripe since the previous call.
   void count(const link::Stripe& from, Instant now);
   void on_pong(const PeerId& peer, const link::FrameHeader& header, bool reducing, Instant now);
 

@@ -7,7 +7,7 @@
 namespace pccl::peer {
 namespace {
 
-constexpr std::size_t kNamed = 4;  // of the peers that joined, in one line
+constexpr std::size_t kNamed = 4;  // joined peers named in one line
 
 }  // namespace
 

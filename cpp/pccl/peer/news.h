@@ -1,4 +1,4 @@
-// Lines for the user about who joined and who was lost. Pure.
+// Log lines for the user about peers that joined and members that were lost. Pure.
 #pragma once
 
 #include <string>
@@ -13,10 +13,10 @@ namespace pccl::peer {
 // *one thread: the engine's*
 class MembershipNews {
  public:
-  // A new epoch. Ranks of departed members are those of the epoch before.
+  // Adds lines for a new epoch. Departed members have their ranks of the previous epoch.
   void note(const wire::EpochRecord& record);
-  // Lines that the user was not told yet. A loss is told while a call is under way or when the next
-  // one begins: at the end of a run all members leave, and their order does not matter.
+  // Takes the lines that were not logged yet. The engine logs them only while a call is under way
+  // or when the next one begins: at the end of a run all members leave, in any order.
   [[nodiscard]] std::vector<std::string> take() { return std::exchange(lines_, {}); }
 
  private:

@@ -13,8 +13,7 @@
 namespace pccl::peer {
 namespace {
 
-// A small operation is done before the master needs to hear that it began: its entry is reported
-// only after this delay.
+// An operation is reported as entered only after this delay. A small one is done before that.
 constexpr Duration kEnterDelay = std::chrono::milliseconds(1);
 
 constexpr std::string_view kAllReduce = "allreduce";
@@ -24,7 +23,7 @@ std::string described(const OperationRequest& request) {
   std::string text = request.description;
   if (request.kind != collective::Kind::all_reduce) {
     text = std::string(collective::name(request.kind)) + " of " + text;
-  } else if (!text.starts_with(kAllReduce)) {  // a call in a compiled program says it itself
+  } else if (!text.starts_with(kAllReduce)) {  // the text of a compiled program begins with it
     text = std::string(kAllReduce) + " of " + text;
   }
   if (request.kind == collective::Kind::broadcast)
@@ -50,11 +49,11 @@ std::uint64_t signature_hash(const OperationRequest& request, const PeerId& root
 
 }  // namespace
 
-// ---- starting
+// -- starting
 
 void Operations::start(const CallPtr& call, OperationRequest request, Instant now) {
   if (request.view == nullptr) request.view = record();
-  // A member's part of a reduction depends on how many members there are.
+  // A member's part of a reduction depends on the number of members.
   if (request.kind == collective::Kind::reduce_scatter) request.rerun = false;
   const bool alone = record()->members.size() == 1;
   if (alone && request.alone_is_error)
@@ -65,7 +64,7 @@ void Operations::start(const CallPtr& call, OperationRequest request, Instant no
   const bool broadcast = request.kind == collective::Kind::broadcast;
   const bool as_meant = request.parts == 0 || request.parts == meant.size();
   if (!early && broadcast && as_meant && request.root >= meant.size()) {
-    // Not a call that the other members could meet: it takes no number.
+    // No other member could match this call: it takes no number.
     return calls_.refuse(*call, Code::invalid_argument,
                          "root " + std::to_string(request.root) + " is no rank: the group has " +
                              std::to_string(meant.size()) + " members",
@@ -82,18 +81,18 @@ void Operations::start(const CallPtr& call, OperationRequest request, Instant no
   entry.request = std::move(request);
   if (const auto misfit = misfit_of(entry)) {
     // The caller did not know of a loss yet. Other members may have made the call before the loss,
-    // which ended it for them: it fails once, for all.
+    // which ended it for them. The call must fail the same way for all members.
     return fail_for_all(key, *misfit);
   }
   run(key, now);
-  // A group of one has nobody to agree with.
+  // A group of one needs no verdict.
   if (alone && entry.phase == CallPhase::finished) {
     call->count(executor_.commit(key));
     end(key, {Code::ok, {}, {}, {}}, record());
   }
 }
 
-// Why the present members cannot do it, and without whom.
+// Returns why the present members cannot run the operation, with the lost member if there is one.
 std::optional<Error> Operations::misfit_of(const CallEntry& operation) const {
   const OperationRequest& request = operation.request;
   const std::vector<wire::Member>& members = record()->members;
@@ -137,11 +136,11 @@ void Operations::run(const wire::OpKey& key, Instant now) {
                      !locality_.group().escalated(key);
   if (!local) return run_on_network(key, now);
   table().move(entry, CallPhase::in_memory);
-  // An operation that does not run again must be known to the master when a member is lost, so that
-  // it ends for all.
+  // The master must know an operation that does not run again, so that the loss of a member ends it
+  // for all.
   table().tell_later(key, entry,
                      now + (entry.request.rerun ? Threads::kBlockedAfter : kEnterDelay));
-  // The master may have heard of an earlier attempt. Then it waits for the end of this one.
+  // If the master knows of an earlier attempt, it waits for the end of this one.
   locality_.group().submit(
       {key, entry.signature.hash, entry.request.op, entry.request.arrays, entry.told.has_value()});
 }
@@ -169,9 +168,9 @@ void Operations::run_on_network(const wire::OpKey& key, Instant now) {
   if (!started) fail_for_all(key, started.error());
 }
 
-// ---- ending
+// -- ending
 
-// An operation that runs in memory has no attempt to stop here.
+// Does nothing for an operation that runs in memory: the executor has no attempt of it.
 void Operations::stop(const wire::OpKey& key) {
   table().at(key).call->count(executor_.cancel(key));
 }
@@ -183,14 +182,14 @@ void Operations::stop_all() {
 void Operations::end(const wire::OpKey& key, Error error, const Record& record) {
   const CallPtr call = table().at(key).call;
   stop(key);
-  executor_.forget(key);  // what came for an operation that never started here
+  executor_.forget(key);  // frames for an operation that never started here
   table().end(key);
   calls_.end(*call, std::move(error), record);
 }
 
-// Ends it for all members, and for those that call it later. The master decides: it may have heard
-// of another reason first, and tells all members the same. An `error` with a code other than
-// peer_lost is this peer's own failure; the others are told that it was interrupted.
+// Asks the master to end the operation for all members, including those that call it later. The
+// master may have received another reason first; all members get the same one. An `error` with a
+// code other than peer_lost is this peer's own failure, which the others see as interrupted.
 void Operations::fail_for_all(const wire::OpKey& key, const Error& error) {
   CallEntry& entry = table().at(key);
   entry.why = error;
@@ -220,16 +219,16 @@ Status Operations::on_verdict(const wire::Verdict& verdict) {
     end(key, {Code::ok, {}, {}, {}}, record());
     return {};
   }
-  // Too late when it is committed in memory: all members see that commit, and none this verdict.
+  // After a commit in memory the verdict is too late: all members follow the commit.
   if (entry->phase == CallPhase::in_memory && !locality_.group().withdraw(key)) return {};
-  // The peer whose own failure it was knows more than the others are told.
+  // The peer that failed reports its own error, which has more detail than the verdict.
   const auto& why = entry->why;
   if (why && why->code != Code::peer_lost && verdict.culprit == session_.id()) error = *why;
   end(key, std::move(error), record());
   return {};
 }
 
-// ---- epochs
+// -- epochs
 
 void Operations::end_attempts(const Record& record) {
   for (const wire::OpKey& key : record->aborted) {
@@ -243,11 +242,12 @@ void Operations::end_attempts(const Record& record) {
   }
   for (const wire::OpKey& key : table().operations()) {
     CallEntry& entry = table().at(key);
-    if (entry.phase == CallPhase::failed) continue;  // its verdict is still to come
+    if (entry.phase == CallPhase::failed) continue;  // its verdict is outstanding
     stop(key);
     table().move(entry, CallPhase::called);
     if (record->members.size() > 1 || !entry.request.alone_is_error) continue;
-    // Reported before this epoch was known here: the master may have taken it for a new call.
+    // This peer may have reported the operation after the master began this epoch: the master may
+    // have taken that for a new call.
     if (entry.told) calls_.request_abort(key, Code::peer_lost);
     end(key, {Code::too_few_peers, "all other members are gone", {}, {}}, record);
   }
@@ -260,7 +260,7 @@ void Operations::begin_epoch(const Record& record) {
 }
 
 void Operations::run_all(Instant now) {
-  // Calls that were made before a loss, and of which the master had not heard, end for all members.
+  // Calls made before a loss and not reported to the master by then end for all members.
   std::vector<std::pair<wire::OpKey, Error>> lost;
   for (const wire::OpKey& key : table().operations()) {
     const CallEntry& entry = table().at(key);
@@ -277,7 +277,7 @@ void Operations::run_all(Instant now) {
   for (const auto& [key, error] : lost) fail_for_all(key, error);
 }
 
-// ---- reports
+// -- reports
 
 void Operations::report_entered(Instant now, bool all) {
   std::vector<wire::OpState> states;
@@ -301,13 +301,13 @@ void Operations::told(Instant now) {
 
 bool Operations::was_called(const wire::OpKey& key) const {
   if (!record()) return true;
-  // What runs in memory may still go to the network, where other members may be already.
+  // An operation in memory may still move to the network. Other members may be there already.
   const CallEntry* const entry = calls_.table().find(key);
   if (entry != nullptr && entry->phase == CallPhase::in_memory) return false;
   return calls_.table().was_called(key);
 }
 
-// ---- in memory
+// -- in memory
 
 void Operations::on_local_commit(const LocalCommit& commit) {
   const auto& [key, traffic, newcomers_wait, told] = commit;

@@ -30,32 +30,33 @@ class Operations {
   // Arrays must stay valid until the call is done. Ends at once in a group of one, or with an
   // error.
   void start(const CallPtr& call, OperationRequest request, Instant now);
-  // Tells the master which operations were entered: those whose delay has passed, or all.
+  // Reports operations as entered to the master: those whose delay has passed, or all.
   void report_entered(Instant now, bool all);
-  // Error: the master contradicts what this peer has told it, so that this peer has to leave.
+  // Error: the verdict contradicts this peer's reports, so that this peer must leave.
   Status on_verdict(const wire::Verdict& verdict);
-  // No operation uses its arrays any more when this returns. They are not ended.
+  // Stops all attempts: no operation uses its arrays when this returns. Calls do not end.
   void stop_all();
 
   // -- a new epoch, in this order
-  // It has fewer members or another plan: ends the operations that it aborts, and every attempt.
+  // For an epoch with fewer members or another plan: ends the operations that it aborts, and every
+  // attempt.
   void end_attempts(const Record& record);
   void begin_epoch(const Record& record);
-  // Starts an attempt of every operation that runs on. Ends for all members those that cannot.
+  // Starts an attempt of every open operation. Ends those that cannot run, for all members.
   void run_all(Instant now);
 
   // -- in memory
   void on_local_commit(const LocalCommit& commit);
   // The operation goes on over the network, in this epoch, for all members.
   void on_local_escalation(const wire::OpKey& key, Instant now);
-  // It runs in memory, and the master was not told of this attempt.
+  // The operation runs in memory, and this attempt was not reported to the master.
   [[nodiscard]] bool in_memory_alone(const wire::CallKey& key) const;
 
-  // -- over links. Use told() after everything that may give the executor events.
+  // -- over links. Call told() after every use of the executor that may produce events.
   [[nodiscard]] collective::Executor& executor() { return executor_; }
   void told(Instant now);
   [[nodiscard]] bool running() const { return executor_.operation_count() > 0; }
-  // What arrives for the operation after its end is of no use.
+  // The operation was called here: frames for it are useless unless an attempt over links runs.
   [[nodiscard]] bool was_called(const wire::OpKey& key) const;
 
  private:

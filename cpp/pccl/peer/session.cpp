@@ -27,8 +27,8 @@ Error loss_error(const wire::EpochRecord& record) {
   return error;
 }
 
-// Between Rejoin and Welcome nothing else is said: a restarted master does not know us yet. What
-// changes meanwhile is said again on Welcome.
+// Between Rejoin and Welcome no other messages but LogParts are sent: a restarted master does not
+// know this peer yet. Changes from that time are reported after Welcome.
 void Session::say(const wire::Message& message) {
   const bool first = std::holds_alternative<wire::Join>(message) ||
                      std::holds_alternative<wire::Rejoin>(message) ||
@@ -59,10 +59,10 @@ void Session::on_lost() {
 }
 
 void Session::say_again(const std::vector<wire::Message>& open_calls) {
-  // Asked for between the Join of this connection and its answer.
+  // Admission may have been requested between the Join of this connection and its answer.
   if (!member() && options_.waiting && !options_.start_only) say(wire::RequestAdmission{});
   for (const wire::Message& message : open_calls) say(message);
-  // Also that there is nobody any more.
+  // Sent even if it is empty now.
   if (neighbourhood_) say(*neighbourhood_);
 }
 
@@ -103,7 +103,7 @@ Session::Next Session::on_frame(const wire::Frame& frame) {
             return Event{Welcomed{welcome, std::exchange(joined_, true)}};
           },
           [&](const wire::Refused& refused) -> Next {
-            // When the members make a call differently, this peer is the odd one.
+            // On a mismatched call, this peer is the one that differs.
             const bool odd = refused.code == Code::mismatched_call;
             return Event{
                 Dismissed{{refused.code, refused.reason, odd ? options_.id : PeerId{}, {}}}};
@@ -165,7 +165,7 @@ Session::Next Session::apply(const wire::LogEntry& entry) {
 
 wire::Rejoin Session::rejoin() const {
   wire::Rejoin rejoin{options_.id, options_.group, *record_, applied_, options_.ticket};
-  // The log has these, too, and there may be very many of them.
+  // The log contains these too, and there may be very many of them.
   rejoin.record.aborted.clear();
   rejoin.record.departures.clear();
   return rejoin;

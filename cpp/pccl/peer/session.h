@@ -1,4 +1,4 @@
-// A peer's conversation with the master: joins, follows the group's log, comes back after a broken
+// A peer's session with the master: joins, applies the group's log, and rejoins after a broken
 // connection. Pure: bytes come in, bytes and SessionEvents go out.
 #pragma once
 
@@ -22,22 +22,22 @@ struct JoinOptions {
   PeerId id;
   std::uint32_t group = 0;
   std::uint32_t min_peers = 1;
-  bool waiting = true;      // wait to be a member from the start
-  bool start_only = false;  // ... unless the group has started already: then request_admission says
-                            // when (level 2)
+  bool waiting = true;      // ask for admission on joining
+  bool start_only = false;  // ... unless the group has started already; then request_admission()
+                            // asks (level 2)
   std::vector<wire::Address> addresses;
   std::string software;
-  std::uint32_t order = 0xffffffff;  // among those who found the group together
+  std::uint32_t order = 0xffffffff;  // of ranks among the founders of the group
   PeerId memory_key;                 // wire::Member::memory_key
   PeerId ticket;                     // wire::Rejoin::ticket
   std::string replica;               // wire::Member::replica
   std::uint32_t ranks_per_replica = 0;
 };
 
-// The error of a call that a loss ended before this member came to it.
+// The error of a call that the departures of this epoch ended.
 Error loss_error(const wire::EpochRecord& record);
 
-// What the master says, one thing at a time.
+// Events from the master.
 struct Welcomed {
   wire::Welcome welcome;
   bool again = false;  // this peer was welcomed before, on another connection
@@ -45,7 +45,7 @@ struct Welcomed {
 struct NewEpoch {
   Record record;
 };
-struct Dismissed {  // the master wants this peer no more
+struct Dismissed {  // the master has refused or removed this peer
   Error error;
 };
 using SessionEvent = std::variant<Welcomed, NewEpoch, wire::Verdict, wire::Outcome, wire::Prepare,
@@ -57,10 +57,10 @@ class Session {
   explicit Session(JoinOptions options) : options_(std::move(options)) {}
 
   // -- the control connection
-  void on_open();  // says Join or Rejoin
+  void on_open();  // sends Join or Rejoin
   void on_bytes(std::span<const std::uint8_t> bytes) { reader_.feed(bytes); }
-  // The next thing that the bytes say; record() is as of it. Nothing: more bytes are needed. Error:
-  // these are no master's bytes; drop the connection.
+  // Takes the next event; record() is as of it. Empty: more bytes are needed. Error: the bytes are
+  // not those of a master; drop the connection.
   using Event = std::optional<SessionEvent>;
   using Next = Result<Event>;
   [[nodiscard]] Next next();
@@ -68,8 +68,8 @@ class Session {
   [[nodiscard]] std::vector<wire::Bytes> take_output() { return std::exchange(output_, {}); }
   [[nodiscard]] bool welcomed() const { return welcomed_; }
 
-  // -- what the peer says. Dropped while the connection is down.
-  // All that still matters, on a new connection. `open_calls`: CallTable::open_messages.
+  // -- messages to the master. Dropped while the connection is down.
+  // Repeats what still matters on a new connection. `open_calls`: CallTable::open_messages.
   void say_again(const std::vector<wire::Message>& open_calls);
   void request_admission();
   void withdraw_admission();
@@ -84,19 +84,18 @@ class Session {
   void want_relay(const PeerId& peer, std::uint32_t stripes);
   void leave(const std::string& reason);
   void neighbourhood(wire::Neighbourhood neighbours);
-  void stop() {
-    open_ = false;
-  }  // nothing is heard or said any more; what was said is still to be written
+  // Nothing is read or sent any more. Queued output is still to be written.
+  void stop() { open_ = false; }
   void heartbeat();
 
-  // -- what the peer knows
+  // -- state
   [[nodiscard]] const PeerId& id() const { return options_.id; }
   [[nodiscard]] std::uint64_t run() const { return run_; }
   [[nodiscard]] std::uint32_t term() const { return term_; }
   [[nodiscard]] const Record& record() const { return record_; }  // null before the admission
   [[nodiscard]] bool member() const { return record_ != nullptr; }
-  // The messages of a member that comes back: the first one, and the answer to RequestLog.
-  // REQUIRES: member().
+  // The messages of a returning member: the first one, and the answer to RequestLog. REQUIRES:
+  // member().
   [[nodiscard]] wire::Rejoin rejoin() const;
   [[nodiscard]] std::vector<wire::LogPart> log_parts() const;
   [[nodiscard]] std::uint64_t applied() const { return applied_; }
@@ -117,7 +116,7 @@ class Session {
   Record record_;
   std::uint64_t applied_ = 0;
   std::uint64_t collected_ = 0;
-  std::deque<wire::LogEntry> log_;       // not known to be collected by all
+  std::deque<wire::LogEntry> log_;       // not known to be applied by all members
   std::deque<wire::LogEntry> to_apply_;  // of the latest frame
   std::optional<wire::Neighbourhood> neighbourhood_;
 };

@@ -31,7 +31,7 @@ bool SyncCall::owns(const wire::RoundKey& key) const {
          key.sequence == sync_->id.sequence;
 }
 
-// The first round; also again, when all holders of the elected state are gone.
+// Enters the first round. Repeated when all holders of the elected state are gone.
 void SyncCall::vote() {
   CallTable& table = calls_.table();
   const std::uint64_t sequence = table.next_round(wire::RoundKind::sync).sequence;
@@ -49,8 +49,7 @@ void SyncCall::enter(wire::RoundKind kind, wire::RoundPayload payload) {
   calls_.enter(sync_->call, {kind, sync_->id.admission, sync_->id.sequence}, std::move(payload));
 }
 
-// The sync waits for that round from now on. False: the round is over already, and the sync with
-// it.
+// Makes the sync wait for that round. False: the round is over already, and the sync with it.
 bool SyncCall::move_to(wire::RoundKind kind) {
   const auto early = calls_.move_to(sync_->call, {kind, sync_->id.admission, sync_->id.sequence});
   if (early) end(early->error, early->record);
@@ -75,7 +74,7 @@ void SyncCall::on_outcome(const wire::Outcome& outcome, const Error& error) {
       transfer_.begin(sync.id, self_, sync.request.state, outcome.sync);
       links_changed_ = true;
       told();
-      // A member that only serves is done; the round waits for those who receive.
+      // A member that only serves is done. The round waits for the receivers.
       if (sync_ && !transfer_.receiving()) on_over(Code::ok, {});
       return;
     }
@@ -131,7 +130,7 @@ std::vector<wire::StateEntry> SyncCall::take_question(const CallPtr& call) {
 }
 
 void SyncCall::answer(const CallPtr& call, const Error& error) {
-  // There may be another question already; this is no answer to it.
+  // If there is a new question already, this does not answer it.
   if (!sync_ || sync_->call != call || !sync_->unanswered || sync_->question) return;
   sync_->unanswered = false;
   if (error.code != Code::ok) {
@@ -141,7 +140,7 @@ void SyncCall::answer(const CallPtr& call, const Error& error) {
   if (std::exchange(sync_->complete, false)) on_over(Code::ok, {});
 }
 
-// The transfer's part is over: says so in the last round.
+// The transfer is over here: reports that in the last round. Success waits for the caller's answer.
 void SyncCall::on_over(Code code, const std::string& reason) {
   if (!sync_) return;
   if (code == Code::ok && sync_->unanswered) {
@@ -158,7 +157,7 @@ void SyncCall::on_over(Code code, const std::string& reason) {
   enter(wire::RoundKind::sync_end, std::move(end));
 }
 
-// Null: there was none. The links that only it needed may go.
+// Ends the transfer, and the need for its links. Null: there was none.
 std::unique_ptr<state::Update> SyncCall::end_transfer() {
   std::unique_ptr<state::Update> update = transfer_.end();
   if (update) links_changed_ = true;

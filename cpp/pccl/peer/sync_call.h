@@ -1,5 +1,5 @@
-// A sync of the shared state, as one member makes it: votes, and where members differ details, then
-// a transfer and a last round. A sync whose elected holders are all lost votes again. Pure.
+// One member's part in a sync of the shared state: a vote, and if members differ details, a
+// transfer and a last round. If all elected holders are lost, the members vote again. Pure.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@
 
 namespace pccl::peer {
 
-// A member's state and what it says of it.
+// A member's state and its vote.
 struct SyncRequest {
   std::shared_ptr<const state::LocalState> state;
-  wire::SyncVote vote;     // its digests and ages are filled in by start()
+  wire::SyncVote vote;     // start() fills in its digests and ages
   bool questions = false;  // the caller answers take_question(), and the sync waits for the answer
 };
 
@@ -30,27 +30,27 @@ class SyncCall {
   // REQUIRES: not active().
   void start(const CallPtr& call, SyncRequest request);
   [[nodiscard]] bool active() const { return sync_.has_value(); }
-  // The outcome of a round of this sync, and not of an earlier one.
+  // The round belongs to this sync, and not to an earlier one.
   [[nodiscard]] bool owns(const wire::RoundKey& key) const;
   void on_outcome(const wire::Outcome& outcome, const Error& error);
-  // Ends it before its last round. REQUIRES: active().
+  // Ends the call, also before its last round. REQUIRES: active().
   void end(Error error, const Record& record);
   // The call does not wait for a call of another member.
   [[nodiscard]] bool proceeds(const CallPtr& call) const {
     return sync_ && call == sync_->call && (transfer_.receiving() || sync_->unanswered);
   }
 
-  // -- the question of a receiver: can it take these entries?
+  // -- the question to a receiver's caller: can it use these entries?
   // Entries that this peer has to create or replace. Empty: there is no question.
   [[nodiscard]] std::vector<wire::StateEntry> take_question(const CallPtr& call);
-  // An error puts this peer out of the run, with that sentence.
+  // An error ends this receiver's part in the sync, and the master removes it with that reason.
   void answer(const CallPtr& call, const Error& error);
 
-  // -- the transfer. Use told() after everything that may give it events.
+  // -- the transfer. Call told() after every use of it that may produce events.
   [[nodiscard]] state::Transfer& transfer() { return transfer_; }
   [[nodiscard]] const state::Transfer& transfer() const { return transfer_; }
   void told();
-  // Other links are needed now. Once for each change.
+  // True once after each change of the links that are needed.
   [[nodiscard]] bool take_links_changed() { return std::exchange(links_changed_, false); }
 
  private:
@@ -62,7 +62,7 @@ class SyncCall {
     std::optional<std::vector<wire::StateEntry>> question;  // not taken yet
     bool unanswered = false;
     bool complete = false;       // only the answer is missing
-    std::uint64_t tx_bytes = 0;  // of tries that came to nothing
+    std::uint64_t tx_bytes = 0;  // of earlier tries
     std::uint64_t rx_bytes = 0;
   };
   void vote();

@@ -1,4 +1,5 @@
-// The caller's threads: which of them wait in which call. The master finds deadlocks with it. Pure.
+// The caller's threads, and the calls in which they wait. The master uses this to find deadlocks.
+// Pure.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,7 @@ namespace pccl::peer {
 // *one thread: the engine's*. `thread` is any number that names a thread of the caller.
 class Threads {
  public:
-  // A thread counts as blocked when it has waited for so long.
+  // A thread counts as blocked when it has waited this long.
   static constexpr Duration kBlockedAfter = std::chrono::seconds(1);
 
   void inside(std::uint64_t thread) { threads_[thread].inside = true; }
@@ -24,8 +25,8 @@ class Threads {
   void continues(std::uint64_t thread);
   void ended(std::uint64_t thread);
 
-  // Which threads are blocked. `proceeds(call)`: the call does not wait for a call of another
-  // member, or may be over. `moving` is not filled in.
+  // Returns the calls in which threads are blocked. `proceeds(call)`: the call does not wait for a
+  // call of another member, or may be over. `moving` is not filled in.
   template <class Proceeds>
   [[nodiscard]] wire::Blocked look(const Proceeds& proceeds, Instant now) const {
     wire::Blocked blocked;
@@ -39,17 +40,17 @@ class Threads {
     }
     return blocked;
   }
-  // The master was told that threads are blocked (or that none is).
+  // Records whether the latest report to the master named blocked threads.
   void told(bool blocked) { told_ = blocked; }
   [[nodiscard]] bool told() const { return told_; }
-  // A thread that the master takes for blocked has continued: the master must hear it. Once.
+  // True once after a thread that was reported as blocked has continued: withdraw the report.
   [[nodiscard]] bool take_correction() { return std::exchange(correction_, false); }
 
  private:
-  static constexpr std::size_t kMaxWaits = 1024;  // the master hears of no more
+  static constexpr std::size_t kMaxWaits = 1024;  // calls in one report
   struct Thread {
     bool inside = false;
-    CallPtr call;  // it waits in
+    CallPtr call;  // in which it waits; null: none
     Instant since{};
   };
   std::map<std::uint64_t, Thread> threads_;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kNamesShown = 8;
 
-// The ballots in the light of the previous state.
+// Judges the ballots, given the state of the previous sync.
 class Election {
  public:
   Election(const std::vector<Ballot>& ballots, const wire::StateRecord& state)

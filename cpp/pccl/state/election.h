@@ -25,8 +25,8 @@ struct Removal {
 };
 
 struct Judgement {
-  std::vector<Removal>
-      removals;          // not empty: nothing is decided; judge again without these members
+  // Not empty: nothing is decided; judge again without these members.
+  std::vector<Removal> removals;
   Code code = Code::ok;  // other codes: the sync fails for all
   PeerId culprit;
   std::string reason;
@@ -40,10 +40,9 @@ struct Judgement {
 // - The standing members are those that completed the previous sync. If all of them are gone, the
 //   members that bring a checkpoint's revision take their place; if there is none, the state is
 //   lost.
-// - In a run's first sync, the standing members are the oldest of those that offer their state:
-// those
-//   that took part in the run's first operation; if there was none, all of them if one names a
-//   revision, otherwise those that were admitted first.
+// - In a run's first sync, the standing members are the oldest of those that offer their state: the
+//   ones that took part in the run's first operation; if there was none, all of them if one names a
+//   revision, otherwise the ones that were admitted first.
 // - A newcomer that names a higher revision than the standing members is removed, unless it only
 //   receives.
 // - The highest revision offered by a standing member is elected. Among those that offer it, the

@@ -52,22 +52,22 @@ class FetchPlan {
   FetchPlan(const FetchPlan&) = delete;
   FetchPlan& operator=(const FetchPlan&) = delete;
 
-  // -- asking
+  // -- requests
   [[nodiscard]] bool all_asked() const { return strict_.empty() && loose_.empty(); }
   // Takes the number of the next chunk to ask for. `loose`: prefers chunks of loose entries, which
   // otherwise are not returned. Empty: no such chunk is left.
   std::optional<std::uint32_t> next(bool loose);
-  // These chunks will not arrive: they are asked for again, first.
+  // These chunks will not arrive: they are requested again, before all others.
   void retry(std::span<const std::uint32_t> numbers);
 
   // -- receiving
   // REQUIRES: the chunk is part of the plan.
   [[nodiscard]] Chunk& chunk(std::uint32_t number) { return chunks_.at(number); }
   [[nodiscard]] const Chunk& chunk(std::uint32_t number) const { return chunks_.at(number); }
-  // A frame with this chunk, if the chunk is part of the plan, did not arrive.
+  // A frame with this chunk did not arrive. Does nothing if the chunk is not part of the plan.
   void unplace(std::uint32_t number);
-  // The chunk has arrived in its memory. False: it is not the announced one, and is asked for
-  // again.
+  // The chunk has arrived in its memory. False: its hash differs from the manifest's, so it is
+  // requested again.
   [[nodiscard]] bool accept(std::uint32_t number);
   [[nodiscard]] bool complete() const { return left_ == 0; }
   [[nodiscard]] std::uint64_t bytes_done() const { return bytes_done_; }

@@ -108,7 +108,7 @@ std::string describe(const wire::StateEntry& entry) {
 }
 
 std::string find_ties(std::vector<LocalEntry>& entries) {
-  // By memory and how it is read: the first of these entries by name.
+  // The first entry by name for each memory, kind and looseness.
   std::map<std::tuple<const Memory&, const std::string&, bool>, const LocalEntry*> known;
   std::vector<const LocalEntry*> apart;
   for (LocalEntry& entry : entries) {

@@ -84,8 +84,8 @@ class ChunkIndex {
 // sorted by name.
 [[nodiscard]] std::string find_ties(std::vector<LocalEntry>& entries);
 
-// The hashes of a vote. `loose`: of the loose entries, else of the others. REQUIRES: `content` is
-// set.
+// The hashes of a vote. `loose`: hashes the loose entries, otherwise the others. REQUIRES:
+// `content` is set.
 [[nodiscard]] wire::Digest structure_of(const std::vector<wire::StateEntry>& entries);
 [[nodiscard]] wire::Digest content_of(const std::vector<wire::StateEntry>& entries, bool loose);
 // The content of one entry, from the hashes of its chunks.

@@ -16,8 +16,6 @@ constexpr std::size_t kAskAtOnce = 4;   // chunks in one fetch
 constexpr std::size_t kMaxSources = 8;  // of one receiver
 constexpr std::size_t kMaxClientQueue = 4 * kWindow;
 
-iovec vec(const void* data, std::size_t size) { return {const_cast<void*>(data), size}; }
-
 bool contains(const std::vector<PeerId>& peers, const PeerId& id) {
   return std::ranges::find(peers, id) != peers.end();
 }
@@ -38,7 +36,7 @@ std::vector<PeerId> sources_of(const wire::SyncDecision& decision, const PeerId&
   return sources;
 }
 
-// ---- beginning and ending
+// -- beginning and ending
 
 void Transfer::begin(const SyncId& id, const PeerId& self, std::shared_ptr<const LocalState> mine,
                      const wire::SyncDecision& decision) {
@@ -99,7 +97,7 @@ std::unique_ptr<Update> Transfer::end() {
   return update;
 }
 
-// Ends all use of our memory and the user's by connections.
+// Connections use neither our memory nor the user's when this returns.
 void Transfer::release() {
   releasing_ = true;
   for (const PeerId& peer : partners_) {
@@ -121,7 +119,7 @@ void Transfer::forget_before(std::uint64_t admission) {
   std::erase_if(early_, [&](const auto& item) { return item.second.first.admission < admission; });
 }
 
-// ---- sources that come and go
+// -- sources that come and go
 
 void Transfer::set_members(const std::vector<wire::Member>& members) {
   const auto present = [&](const PeerId& id) {
@@ -172,7 +170,7 @@ bool Transfer::busy(const PeerId& peer, const Source& source) const {
 }
 
 void Transfer::on_time(Instant now, Duration limit) {
-  // This process was frozen: what its sources have sent meanwhile is still to be read.
+  // This process was frozen: bytes that its sources sent meanwhile are still unread.
   const bool frozen = now - std::exchange(ticked_, now) > limit / 2;
   if (!receiving()) return;
   std::vector<PeerId> silent;
@@ -221,7 +219,7 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
   }
 }
 
-// ---- asking
+// -- requests
 
 link::FrameHeader Transfer::header(link::FrameType type) const {
   link::FrameHeader header;
@@ -243,8 +241,8 @@ void Transfer::send_fetch(const PeerId& to, const Fetch& fetch) {
   writer(fetch);
   link::FrameHeader head = header(link::FrameType::fetch);
   head.payload_bytes = static_cast<std::uint32_t>(payload.size());
-  // Always with a checksum: it is small, and a damaged one would never be answered.
-  const iovec whole = vec(payload.data(), payload.size());
+  // A fetch always has a checksum: it is small, and a damaged one would never be answered.
+  const iovec whole = link::vec(payload.data(), payload.size());
   head.checksum = link::checksum(head, {&whole, 1});
   fetches_[to].push_back(link::make_frame(head, std::move(payload)));
   links_.wake(to);
@@ -287,7 +285,7 @@ void Transfer::finish(Code code, std::string reason) {
   events_.over = Error{code, std::move(reason)};
 }
 
-// ---- events of links
+// -- events of links
 
 link::Placement Transfer::place(const PeerId& from, const link::FrameHeader& header) {
   link::Placement placement;
@@ -304,7 +302,7 @@ link::Placement Transfer::place(const PeerId& from, const link::FrameHeader& hea
     manifest_placed_ = true;
     placement.kind = link::Placement::Kind::store;
     placement.buffer = pool_->take(header.payload_bytes);
-    placement.where = {vec(placement.buffer.data(), header.payload_bytes)};
+    placement.where = {link::vec(placement.buffer.data(), header.payload_bytes)};
     return placement;
   }
   Source& source = it->second;
@@ -319,7 +317,7 @@ link::Placement Transfer::place(const PeerId& from, const link::FrameHeader& hea
   chunk.placed = true;
   source.idle_since.reset();
   placement.kind = link::Placement::Kind::store;
-  placement.where = {vec(chunk.to, chunk.bytes)};
+  placement.where = {link::vec(chunk.to, chunk.bytes)};
   return placement;
 }
 
@@ -336,7 +334,8 @@ Status Transfer::arrived(const PeerId& from, const link::FrameHeader& header, Bu
   if (std::erase(it->second.asked, header.segment) == 0) return {};
   it->second.idle_since.reset();
   if (!plan_->accept(header.segment)) {
-    // Its memory has changed during the sync, or it lies. The other sources have the right bytes.
+    // The source's memory changed during the sync, or the source is hostile. Other sources have the
+    // right bytes.
     drop_source(from, "sent a chunk that is not the one it has announced");
     return {};
   }
@@ -382,7 +381,7 @@ void Transfer::interrupted(const link::FrameHeader& header) {
 Status Transfer::control(const PeerId& from, const link::FrameHeader& header,
                          std::span<const std::uint8_t> payload) {
   const SyncId id{header.key.admission, header.key.sequence};
-  if (header.checksum == 0)  // others have been verified
+  if (header.checksum == 0)  // other values have been verified
     return Status(Code::refused, "a request for state without a checksum");
   Fetch fetch;
   wire::Reader reader(payload);
@@ -435,13 +434,14 @@ bool Transfer::next(const PeerId& to, link::OutgoingFrame& frame) {
     head.segment = kManifestSegment;
     frame.token = kManifestToken + token_;
     head.payload_bytes = static_cast<std::uint32_t>(my_manifest_.size());
-    frame.payload.push_back(vec(my_manifest_.data(), my_manifest_.size()));
+    frame.payload.push_back(link::vec(my_manifest_.data(), my_manifest_.size()));
   } else if (!client.chunks.empty()) {
     head.segment = client.chunks.front();
     client.chunks.pop_front();
     const ChunkRange range = my_index_->at(head.segment);
     head.payload_bytes = static_cast<std::uint32_t>(range.bytes);
-    frame.payload.push_back(vec(mine_->entries[range.entry].data + range.offset, range.bytes));
+    frame.payload.push_back(
+        link::vec(mine_->entries[range.entry].data + range.offset, range.bytes));
     tx_bytes_ += range.bytes;
   } else {
     return false;

@@ -46,7 +46,7 @@ class Transfer {
   Transfer(std::shared_ptr<BufferPool> pool, link::Carrier& links)
       : pool_(std::move(pool)), links_(links) {}
 
-  // The master has elected. Memory of `mine` must stay valid until end().
+  // Starts the transfer of the elected state. Memory of `mine` must stay valid until end().
   void begin(const SyncId& id, const PeerId& self, std::shared_ptr<const LocalState> mine,
              const wire::SyncDecision& decision);
   // Ends the transfer; no memory is used afterwards. Returns the update, which has changes if this
@@ -121,7 +121,7 @@ class Transfer {
   TransferEvents events_;
   bool active_ = false;
   bool over_ = false;       // `over` was reported, or this receiver has stopped
-  bool releasing_ = false;  // frames voided now are voided by ourselves
+  bool releasing_ = false;  // frames voided meanwhile are released by us
   SyncId id_;
   SyncId newest_;  // the last sync that began here
   std::uint64_t token_ = 0;
