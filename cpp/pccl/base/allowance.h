@@ -39,7 +39,7 @@ class Allowance {
 // Limits log lines that strangers can cause: ten at once, then ten a minute. *one thread*
 class RareLines {
  public:
-  // The line to log, with the number of lines dropped before it; empty: drop this line.
+  // Returns the line to log, with the number of lines dropped before it. Empty: drop this line.
   std::optional<std::string> line(std::string text, Instant now) {
     if (!allowance_.take({10, 1.0 / 6}, now)) {
       ++left_out_;

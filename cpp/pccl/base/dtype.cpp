@@ -2,7 +2,7 @@
 
 namespace pccl {
 
-// "unknown" for a value from the wire that nobody has checked.
+// Returns "unknown" for an unchecked value from the wire.
 const char* name(DataType type) {
   constexpr const char* kNames[kDataTypeCount] = {"uint8",   "int8",     "int16",   "uint16",
                                                   "uint32",  "int32",    "uint64",  "int64",

@@ -10,7 +10,7 @@
 
 namespace pccl {
 
-// The cause of a failure, with what the caller should do. Each is one Python exception class
+// The cause of a failure, and the caller's remedy. Each cause is one Python exception class
 // (pccl/errors.py).
 enum class Code : std::uint8_t {
   ok = 0,

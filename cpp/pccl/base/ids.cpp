@@ -42,7 +42,7 @@ std::string PeerId::brief() const { return digits(bytes, 4); }
 
 PeerId PeerId::random() {
   PeerId id;
-  // All zero means nobody.
+  // All zero means no peer.
   while (id.empty()) {
     if (fill_from_kernel(id.bytes)) continue;
     // Relay tokens are made here too and must not be guessable.

@@ -13,7 +13,7 @@ namespace pccl {
 using Instant = std::chrono::steady_clock::time_point;
 using Duration = std::chrono::nanoseconds;
 
-// 128 random bits, chosen by the peer when it joins, never reused. All zero: nobody.
+// 128 random bits, chosen by the peer when it joins, never reused. All zero: no peer.
 struct PeerId {
   std::array<std::uint8_t, 16> bytes{};
   auto operator<=>(const PeerId&) const = default;

@@ -1,4 +1,4 @@
-// How a stepwise worker wants to be called next.
+// When to call a stepwise worker again.
 #pragma once
 
 #include <cstdint>

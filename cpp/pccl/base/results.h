@@ -35,7 +35,7 @@ enum class CallKind : std::uint8_t {
   collective,         // reductions, their waits, barrier
 };
 
-// The table of API results, for Python and C.
+// Returns level 1's code for a failure with this cause in this call. For Python and C.
 [[nodiscard]] Result1 result_of(Code cause, CallKind call);
 
 }  // namespace pccl

@@ -51,15 +51,15 @@ struct Settings {
   // never.
   std::optional<Duration> straggler_timeout = std::chrono::minutes(30);
 
-  // PCCL_REPLAN_INTERVAL: minimum time between plans that a master makes for rates that transfers
-  // have shown.
+  // PCCL_REPLAN_INTERVAL: minimum time between plans that a master makes because transfers have
+  // shown other rates.
   Duration replan_interval = std::chrono::seconds(30);
   // PCCL_MEASURE_AFTER: when an operation took at least this long and links were never measured,
   // the master has them measured at the next admission point. Zero: never.
   Duration measure_after = std::chrono::seconds(1);
 
   // PCCL_RELAY: 1 or 0: whether a master relays between peers that cannot connect, where every plan
-  // needs that link.
+  // or a transfer of state needs that link.
   bool relay = true;
   // PCCL_RELAY_RATE: bytes per second that a master relays in all. 0: no limit.
   std::uint64_t relay_rate = 0;
@@ -84,8 +84,8 @@ struct Settings {
   // PCCL_HOST_ID: peers with different texts count as being on different hosts.
   std::string host_id;
 
-  // PCCL_LOCAL_RANK: this process's number, set by `pccl run`. Ranks peers that found a group
-  // together. Unset: in order of joining.
+  // PCCL_LOCAL_RANK: this process's number, set by `pccl run`. Orders the ranks of peers that found
+  // a group together. Unset: order of joining.
   unsigned local_rank = 0xffffffff;
 
   // PCCL_TIMEOUT: timeout of calls that have no timeout argument. "none": calls wait while members

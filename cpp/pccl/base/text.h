@@ -1,4 +1,4 @@
-// Pieces of sentences for people.
+// Parts of sentences in messages to the user.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// A peer's proof of identity to the master. It makes up a secret ticket, and shows it when it joins
-// and when it returns on another connection. All members know the ticket's seal, a one-way hash.
+// A peer's proof of identity to the master. The peer creates a secret ticket. It presents the
+// ticket when it joins and when it returns on another connection. All members store the ticket's
+// seal, a one-way hash.
 #pragma once
 
 #include "pccl/base/ids.h"

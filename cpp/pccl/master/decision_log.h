@@ -37,8 +37,8 @@ class DecisionLog {
   [[nodiscard]] std::uint64_t collected() const { return collected_; }
   [[nodiscard]] const std::deque<wire::LogEntry>& entries() const { return entries_; }
   [[nodiscard]] std::vector<wire::LogEntry> after(std::uint64_t ordinal) const;
-  // Whether the call was decided and a member that has applied entries up to `applied` does not
-  // know.
+  // Whether the call was decided by an entry after `applied`, the last entry that a member has
+  // applied.
   [[nodiscard]] bool decided_after(const wire::CallKey& key, std::uint64_t applied) const {
     const auto it = decided_.find(key);
     return it != decided_.end() && it->second > applied;

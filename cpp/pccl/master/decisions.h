@@ -51,8 +51,7 @@ struct Waiting {
   wire::Blocked blocked;
 };
 
-// suspicious: stuck if it stays so, since a member with several threads may look stuck for a
-// moment.
+// suspicious: stuck if this persists. A member with several threads may look stuck for a moment.
 enum class Stuckness { moving, suspicious, stuck };
 
 // A group is stuck when every member is blocked, no member has a thread outside a call, no link

@@ -23,7 +23,7 @@ std::string seconds(Duration duration) {
 
 }  // namespace
 
-// ---- queries
+// -- queries
 
 std::vector<PeerId> Group::ask_members(const wire::Try& question, std::size_t most,
                                        const std::function<bool(ConnectionId)>& fit) {
@@ -53,7 +53,7 @@ std::string Group::summary() const {
   return text + calls_.summary();
 }
 
-// ---- decisions
+// -- decisions
 
 void Group::append(DecisionLog::Decision what) {
   const wire::Log message{{log_.append(std::move(what))}};
@@ -68,7 +68,7 @@ void Group::collect_log() {
   log_.collect(least);
 }
 
-// Sends a member the entries after `after`.
+// Sends a member the log entries after ordinal `after`.
 void Group::send_log(const Peer& to, std::uint64_t after) {
   for (auto& part : wire::in_parts(log_.after(after)))
     around_.send(to.connection, log_.collected(), wire::Log{std::move(part)});
@@ -132,7 +132,7 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
   tell_newcomers();
 }
 
-// ---- newcomers
+// -- newcomers
 
 std::optional<std::string> Group::refusal_of(const wire::Join& join, const PeerId& seal) const {
   const Limits& limits = options_.limits;
@@ -221,8 +221,8 @@ void Group::tell_lone_founder(Instant now) {
                             kHowTogether});
 }
 
-// Handles a Join of a member whose connection broke at its admission, so that it does not know of
-// it. Sends the log from the admission on. False: the peer is not such a member.
+// Handles a Join of a member whose connection broke before it received its admission. Sends the log
+// from the admission on. False: the peer is not such a member.
 bool Group::let_in_again(ConnectionId connection, const wire::Join& join, const PeerId& seal,
                          Instant now) {
   Peer* peer = peers_.member(join.id);
@@ -353,12 +353,12 @@ void Group::tell_newcomers() {
 // Admits newcomers: the ranks of these replicas in this order, or without replicas all that are
 // ready.
 void Group::let_newcomers_in(wire::RoundKind kind, const std::vector<std::string>& replicas) {
-  // All members are in the same call, so that all counters can restart.
+  // All members are in the same call, so all call numbers can restart.
   const std::size_t before = peers_.members.size();
   calls_.clear();
   const auto let_in = [&](const std::string& replica) {
     for (std::size_t at = 0; at < peers_.candidates.size();) {
-      // fits() again for each one: newcomers may fit alone but not together.
+      // Check fits() for each newcomer: two may fit alone but not together.
       if (newcomer_ready(peers_.candidates[at]) &&
           peers_.candidates[at].member.replica == replica &&
           (!replica.empty() || fits(peers_.candidates[at]))) {
@@ -390,7 +390,7 @@ void Group::let_newcomers_in(wire::RoundKind kind, const std::vector<std::string
   begin_epoch(wire::Cause::admission, {}, {});
 }
 
-// ---- returning members
+// -- returning members
 
 // Adopts decisions of the previous master that only this member holds. False: they are not valid.
 bool Group::adopt(const std::vector<wire::LogEntry>& log, std::uint64_t applied) {
@@ -415,7 +415,7 @@ Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
   Peer* peer = peers_.member(rejoin.id);
   // A peer that knows only the member's id cannot replace it.
   if (peer == nullptr || peer->member.seal != digest::seal_of(rejoin.ticket)) return Return::out;
-  // Entries that the member lacks are gone.
+  // The log no longer has the entries that the member lacks.
   if (rejoin.applied < log_.collected()) return Return::out;
   if (rejoin.applied > log_.last()) {
     if (!log_.as_restored() || rejoin.record.epoch != record_.epoch) return Return::out;
@@ -462,7 +462,7 @@ std::unique_ptr<Group> Group::rebuild(std::uint32_t id, const Options& options,
     peer.returned = false;
     members.push_back(std::move(peer));
   }
-  // Assume that members still share memory; a member that does not reports it.
+  // Assume that members still share memory. A member that does not reports it.
   const std::vector<std::uint32_t>& hosts = record.plan.hosts;
   for (std::size_t a = 0; a < hosts.size() && a < members.size(); ++a) {
     for (std::size_t b = 0; b < hosts.size() && b < members.size(); ++b) {
@@ -479,7 +479,7 @@ std::unique_ptr<Group> Group::rebuild(std::uint32_t id, const Options& options,
   return group;
 }
 
-// ---- replicas
+// -- replicas
 
 std::vector<RankStanding> Group::ranks() const {
   std::vector<RankStanding> ranks;
@@ -492,7 +492,7 @@ std::vector<RankStanding> Group::ranks() const {
 }
 
 bool Group::busy(const PeerId& id) const {
-  // The calls of a single member have ended with the others.
+  // A member that is alone waits for no other member.
   return peers_.members.size() > 1 && calls_.busy(id);
 }
 
@@ -550,7 +550,7 @@ void Group::tell_rank(const std::string& replica, const std::string& text) {
   }
 }
 
-// ---- departures
+// -- departures
 
 void Group::evict(ConnectionId connection, Code code, const std::string& reason, Instant now) {
   Peer* peer = peers_.on(connection);
@@ -616,7 +616,7 @@ void Group::on_disconnect(ConnectionId connection, Instant now) {
   check_links(now);
 }
 
-// Evicts members that lag behind the log, which all others must keep for them.
+// Evicts members that lag too far: all others must keep the log entries that a laggard lacks.
 void Group::evict_laggards(Instant now) {
   const std::size_t most = options_.limits.max_behind;
   if (log_.entries().size() <= most) return;
@@ -669,7 +669,7 @@ bool Group::floods(Peer& from, std::size_t items, Instant now) {
   return !misuse(from, "it floods the master", now);
 }
 
-// ---- time
+// -- time
 
 void Group::on_time(Instant now) {
   if (last_tick_ != Instant{} && now - last_tick_ > options_.heartbeat_timeout / 2) {

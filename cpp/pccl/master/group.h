@@ -24,8 +24,8 @@
 //                           | clearly faster: epoch (plan)
 //   a relay is wanted       | between members that could not connect: tokens to both
 //   leave, silence, misuse  | loss
-//   loss                    | epoch (loss): policy-abort operations end, the others lose their
-//                           | `done`; rounds continue
+//   loss                    | epoch (loss): operations that do not run again end, the others lose
+//                           | their `done`; rounds continue
 // clang-format on
 //
 // Every decision is an entry of the log, which all members see in the same order.
@@ -47,13 +47,13 @@
 
 namespace pccl::master {
 
-// What a group tells and asks about replicas: see replicas.h. By default there are none.
+// Events and questions of a group about replicas: see replicas.h. By default there are none.
 class ReplicaRules {
  public:
   virtual ~ReplicaRules() = default;
   // An event may let admissions or the start proceed.
   virtual void changed() {}
-  // A member or a newcomer is out. `finished`: a member left regularly.
+  // A member or a newcomer has left or was removed. `finished`: a member left regularly.
   virtual void departed(std::uint32_t /*group*/, const wire::Member&, const std::string& /*reason*/,
                         bool /*member*/, bool /*finished*/) {}
   // A newcomer has lost its connection or withdrawn.
@@ -74,7 +74,7 @@ class ReplicaRules {
   [[nodiscard]] virtual std::uint32_t missing() const { return 0; }
 };
 
-// The master around a group.
+// The interface of a group to its master.
 class Surroundings {
  public:
   virtual ~Surroundings() = default;
@@ -144,7 +144,7 @@ class Group {
   // `points`: the number of admission points passed before. REQUIRES: no members; a waiting
   // newcomer of each replica.
   void start_with(const std::vector<std::string>& replicas, std::uint64_t points);
-  // The group has started without the newcomers that only wanted to found it: they stop waiting.
+  // Newcomers that only wanted to found the group stop waiting: it has started without them.
   void leave_behind();
   void retry_admission(Instant now);
   // Evicts the replica's rank in this group: the member, and the newcomers.
@@ -162,7 +162,7 @@ class Group {
   [[nodiscard]] const wire::EpochRecord& record() const { return record_; }
   [[nodiscard]] const DecisionLog& log() const { return log_; }
   [[nodiscard]] bool empty() const { return peers_.empty(); }
-  // Whether a decision may fall due within some hundred milliseconds.
+  // Whether a decision may become due within some hundred milliseconds.
   [[nodiscard]] bool hurried() const {
     return links_.troubled() || stuck_since_ || calls_.disagree();
   }
@@ -265,7 +265,7 @@ class Group {
   LinkHealth links_;
   Planning planning_{options_, peers_, links_};
   std::optional<Instant> stuck_since_;
-  std::optional<Instant> alone_since_;  // one peer founded the group and was not told so yet
+  std::optional<Instant> alone_since_;  // set until a lone founder is notified
   std::optional<Instant> others_at_;    // when a peer last departed
   Instant last_tick_{};
 };

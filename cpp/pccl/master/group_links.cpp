@@ -7,7 +7,7 @@
 
 namespace pccl::master {
 
-// ---- plans
+// -- plans
 
 void Group::take_plan(Draft draft) {
   const std::string why = planning_.take(std::move(draft), record_);
@@ -30,9 +30,9 @@ void Group::check_plan(Instant now) {
   start_over(wire::Cause::plan, {}, {});
 }
 
-// Plans again when transfers have shown other rates. Only between operations, which would start
-// over, a long one perhaps many times. Not while links are in trouble, since an epoch restarts the
-// times of their reports.
+// Plans again when transfers have shown other rates. Waits until no operation runs: an epoch
+// restarts operations, a long one perhaps many times. Waits until no link is in trouble: an epoch
+// restarts the times of reports.
 void Group::reconsider_plan(Instant now) {
   if (!planning_.look_due(now) || peers_.members.empty() || !calls_.operations().empty() ||
       links_.troubled())
@@ -50,10 +50,10 @@ std::set<Pair> Group::relayed_pairs() const {
   return pairs;
 }
 
-// ---- links
+// -- links
 
-// Whether the member may be gone, which the heartbeat timeout will tell. True if it is not a
-// member.
+// Whether the member may be gone: it is not connected, or was silent for two heartbeat intervals.
+// True if the peer is not a member.
 bool Group::silent(const PeerId& id, Instant now) const {
   const Peer* peer = peers_.member(id);
   return peer == nullptr || peer->connection == 0 ||
@@ -70,7 +70,7 @@ bool Group::plan_around(const std::vector<BadLink>& bad) {
   std::vector<Pair> not_relayed;
   for (const Pair& pair : pairs) {
     if (links_.avoid(pair)) avoided.push_back(pair);
-    // The relayed link has failed as well.
+    // The relay of this link has failed too.
     if (relayed.contains(pair) && links_.avoid_relaying(pair)) not_relayed.push_back(pair);
   }
   if (plan_epoch()) {
@@ -83,8 +83,8 @@ bool Group::plan_around(const std::vector<BadLink>& bad) {
   return false;
 }
 
-// No plan avoids all of these links. Evicts all members that must go at once: it would take another
-// timeout to find the next one.
+// Called when no plan avoids these links. Evicts all members that must go in one step: finding the
+// next one later would take another timeout.
 void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue,
                             Instant now) {
   links_.clear_troubles();
@@ -149,14 +149,14 @@ void Group::check_links(Instant now) {
   if (found.ripe) {
     const bool planned = plan_around(found.bad);
     found.reset = found.reset || planned;
-    // A member must be evicted, but not before the heartbeat timeout: had one of the two ends died,
-    // the master would know by then.
+    // A member must be evicted, but not before the heartbeat timeout: by then the master knows
+    // whether one of the two ends has died.
     if (!planned && !found.overdue.empty()) return evict_for_links(found.bad, found.overdue, now);
   }
   if (!found.reset) return;
   const std::vector<BadLink> worn = links_.worn(options_.limits.breaks, now);
   if (!worn.empty() && !plan_around(worn)) {
-    // A member that breaks its links to several others is in most pairs. Nobody is evicted for a
+    // A member that breaks its links to several others is in most pairs. No member is evicted for a
     // single pair.
     const std::optional<PeerId> victim = judge_links(peers_.ids(), worn);
     const auto with_it = std::ranges::count_if(worn, [&](const BadLink& link) {

@@ -172,7 +172,7 @@ void Group::on_neighbourhood(Peer& from, const wire::Neighbourhood& neighbourhoo
   from.sharing_pending = neighbourhood.pending;
   if (!peers_.is_member(from)) return;
   planning_.forget_hosts();
-  // While other members still find out with whom they share, wait for the next tick.
+  // If other members still detect shared memory, wait for the next tick.
   if (peers_.sharing_settled()) check_plan(now);
 }
 
@@ -213,8 +213,8 @@ void Group::on_newcomers_link(Peer& from, const wire::LinkReport& report, Instan
   // A member that the master does not hear from either may be gone. The newcomer continues to
   // connect and reports again.
   if (!from.waiting || silent(report.peer, now)) return;
-  // Admit the newcomer only if a plan avoids that link: otherwise all members would lose it at
-  // once.
+  // Admit the newcomer only if a plan avoids that link: otherwise all members would lose the
+  // newcomer at once.
   from.unreachable.insert(report.peer);
   if (fits(from)) return;
   evict(from.connection, Code::unreachable,
@@ -235,7 +235,7 @@ void Group::on_link(Peer& from, const wire::LinkReport& report, Instant now) {
   }
   const bool relayed = report.state == wire::LinkState::relayed;
   if (relayed || report.state == wire::LinkState::mended) {
-    // A relayed link was established without the master, perhaps before this epoch or under another
+    // A link of a relayed pair was established directly, perhaps before this epoch or under another
     // master.
     const Pair pair = pair_of(id, report.peer);
     if (!relayed && relayed_pairs().contains(pair) &&
@@ -247,7 +247,7 @@ void Group::on_link(Peer& from, const wire::LinkReport& report, Instant now) {
   if (links_.report(id, report, late, now)) check_links(now);
 }
 
-// Sends a token to each end, which identifies its connection.
+// Sends each end the token that identifies its connection to the relay.
 void Group::on_want_relay(Peer& from, const wire::WantRelay& want, Instant now) {
   const PeerId id = from.member.id;
   const Peer* other = peers_.member(want.peer);

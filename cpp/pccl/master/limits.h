@@ -17,9 +17,9 @@ namespace pccl::master {
 struct Limits {
   // -- memory of the master
   std::size_t max_groups = 65536;  // [test_groups_have_a_limit]
-  // Of a group, newcomers included. [test_a_full_group_refuses_newcomers]
+  // Peers of a group, newcomers included. [test_a_full_group_refuses_newcomers]
   std::size_t max_peers = 4096;
-  std::size_t max_open_calls = 1 << 16;  // operations, and rounds, of a group [TOO_OFTEN]
+  std::size_t max_open_calls = 1 << 16;  // operations of a group; as many rounds [TOO_OFTEN]
   // With more open operations, only kShortText bytes of each description are kept: the descriptions
   // of 65,536 operations would take gigabytes. [test_descriptions_of_many_operations_are_cut]
   std::size_t many_open_calls = 4096;
@@ -39,10 +39,11 @@ struct Limits {
   // -- events caused by one peer: a burst, and a rate per second. An honest peer causes a few of
   // these when something breaks; a peer that causes more is evicted. [TOO_OFTEN, and as noted]
   Rate strays{1024, 16};   // reports about peers that are not members, or of other admissions
-  Rate aborts{65536, 64};  // calls that it ends for all: as many as may be open
-  // Changes of a newcomer that all members are told. [test_a_newcomer_that_wants...]
+  Rate aborts{65536, 64};  // calls that it ends for all members; see max_open_calls
+  // Changes of a newcomer's state that the master sends to all members.
+  // [test_a_newcomer_that_wants...]
   Rate turns{1024, 16};
-  Rate restarts{64, 0.1};    // plans that are void because it stops sharing memory
+  Rate restarts{64, 0.1};    // plans that are void since it stops sharing memory
   Rate talk{1 << 17, 2048};  // messages without another bound; see Budget::talk
   // Requests for relays that are answered. link::LinkTable sends fewer.
   // [test_questions_for_relays...]
@@ -57,10 +58,11 @@ inline constexpr std::size_t kShortText = 128;  // bytes; see many_open_calls
 // [test_addresses_that_would_fill_every_epoch_are_refused]
 inline constexpr std::size_t kMaxAddresses = 64;
 inline constexpr std::size_t kMaxAddressBytes = 2048;  // of all host names of a peer
-// Connections of a pair that one request for relays may ask for. [test_what_no_honest_member...]
+// Connections that one request for relays may ask for. [test_what_no_honest_member...]
 inline constexpr std::uint32_t kMaxRelayStripes = 8;
 
-// Peers that ask who reaches them before they join. [test_each_question_has_its_time and following]
+// Questions of peers, before they join, about their own reachability.
+// [test_each_question_has_its_time and following]
 inline constexpr std::size_t kMaxQuestions = 4;  // at a time
 inline constexpr Rate kQuestions{16, 1};         // of all peers together
 inline constexpr std::size_t kMaxAsked = 4;      // members, for each question
@@ -70,7 +72,7 @@ inline constexpr Duration kQuestionTime = std::chrono::milliseconds(2500);
 // Epochs and ordinals continue from reported ones, and must not overflow.
 inline constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
 // Terms must not overflow either. Each restart adds one; a member of this run may have followed a
-// few masters of which this one does not know. [test_a_term_that_no_restart_has_made_is_refused]
+// few masters that this one does not know. [test_a_term_that_no_restart_has_made_is_refused]
 inline constexpr std::uint32_t kMaxTerm = std::uint32_t{1} << 31;
 inline constexpr std::uint32_t kMaxTermsAhead = 16;
 
@@ -87,8 +89,7 @@ struct Options {
   Duration measure_after = std::chrono::seconds(1);     // see PCCL_MEASURE_AFTER; zero: never
   std::uint32_t segment_bytes = 512 << 10;
   topology::Thresholds thresholds;
-  bool relays =
-      false;  // the master relays where every plan needs a link that cannot be established
+  bool relays = false;  // the master relays between members that cannot connect; see PCCL_RELAY
   Limits limits;
 };
 
@@ -96,9 +97,9 @@ struct Options {
 inline constexpr Duration kHandshakeTimeout = std::chrono::seconds(5);
 // The control connection of a killed peer breaks within this time of its links.
 inline constexpr Duration kBrokenLinkGrace = std::chrono::milliseconds(300);
-// Within this time more signatures may tell which member is the odd one out.
+// The wait for more signatures, which may show which member is the odd one out.
 inline constexpr Duration kMismatchGrace = std::chrono::milliseconds(500);
-// Members with several threads look stuck for a moment when their threads take turns.
+// Members with several threads may look stuck for a moment when their threads take turns.
 inline constexpr Duration kSeveralThreadsGrace = std::chrono::seconds(10);
 inline constexpr Duration kStragglerNotice = std::chrono::seconds(10);
 inline constexpr Duration kStragglerRepeat = std::chrono::minutes(1);

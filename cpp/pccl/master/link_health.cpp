@@ -10,7 +10,7 @@ std::string link_advice(bool relays) {
   return text;
 }
 
-// ---- reports
+// -- reports
 
 bool LinkHealth::report(const PeerId& reporter, const wire::LinkReport& report, bool late,
                         Instant now) {
@@ -100,7 +100,7 @@ std::string LinkHealth::example() const {
   return text;
 }
 
-// ---- forgetting
+// -- forgetting
 
 void LinkHealth::begin_epoch() {
   for (auto& [pair, health] : pairs_) {
@@ -134,7 +134,7 @@ std::vector<Pair> LinkHealth::drop_member(const PeerId& id) {
   return relayed;
 }
 
-// ---- planning
+// -- planning
 
 void LinkHealth::use_all() {
   for (auto& [pair, health] : pairs_) health.unusable = health.unrelayable = false;

@@ -38,7 +38,7 @@ class LinkHealth {
   bool report(const PeerId& reporter, const wire::LinkReport& report, bool late, Instant now);
   void mended(const PeerId& reporter, const PeerId& about, Instant now);
   [[nodiscard]] bool troubled() const;
-  // The reason in some report about a link to `about` that is not in `except`. Null: no report.
+  // The reason of a report about a link to `about`, except for links in `except`. Null: no report.
   [[nodiscard]] const std::string* reason_about(const PeerId& about,
                                                 const std::set<Pair>& except) const;
   // `silent(member)`: the master does not hear from the member either, so the link may be fine.
@@ -59,16 +59,16 @@ class LinkHealth {
   void clear() { pairs_.clear(); }
 
   // -- planning
-  // Plans avoid this link. False: they did already.
+  // Makes plans avoid this link. False: they already did.
   bool avoid(const Pair& pair) { return !std::exchange(pairs_[pair].unusable, true); }
-  // The link cannot be relayed either. False: that was known.
+  // Excludes the link from relaying. False: it already was.
   bool avoid_relaying(const Pair& pair) { return !std::exchange(pairs_[pair].unrelayable, true); }
   void use(const Pair& pair) { pairs_[pair].unusable = false; }
   void relay(const Pair& pair) { pairs_[pair].unrelayable = false; }
   void use_all();  // no plan avoids all unusable links: try all links again
   [[nodiscard]] std::set<Pair> unusable() const { return pairs_with(&Health::unusable); }
   [[nodiscard]] std::set<Pair> unrelayable() const { return pairs_with(&Health::unrelayable); }
-  // No plan avoids all of these links. Valid until the next epoch.
+  // Records that no plan avoids all of these links. Valid until the next epoch.
   void set_unavoidable(const std::set<Pair>& pairs);
   [[nodiscard]] bool unavoidable(const std::set<Pair>& pairs) const {
     return pairs_with(&Health::unavoidable) == pairs;

@@ -39,7 +39,7 @@ void Master::forget_group(std::uint32_t id) {
     groups_.erase(it);
 }
 
-// Empty groups are kept for late peers as long as there is room.
+// Keeps empty groups for late peers while there is room. False: there is no room.
 bool Master::make_room_for_group() {
   if (groups_.size() < options_.limits.max_groups) return true;
   std::erase_if(groups_, [](const auto& item) { return item.second->empty(); });
@@ -150,8 +150,8 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
     return settle_replicas(now);
   }
   if (const auto* first = std::get_if<wire::Join>(&frame.message)) {
-    // A newcomer of a run that this restarted master does not know yet, or that is being rebuilt:
-    // it must not found another run here, but try again once the members have returned.
+    // The newcomer's run is unknown to this restarted master, or is being rebuilt. The newcomer
+    // must not found another run here, but try again once the members have returned.
     if (frame.envelope.run != 0 && frame.envelope.run != run_) return close(id);
     if (recoveries_.contains(first->group)) return close(id);
     if (replicas_.recovering() && !groups_.contains(first->group)) return close(id);

@@ -18,7 +18,7 @@ struct Send {
   ConnectionId to = 0;
   wire::Bytes bytes;
 };
-// Close after flushing what was sent before.
+// Close after flushing earlier messages.
 struct Close {
   ConnectionId connection = 0;
 };
@@ -68,12 +68,13 @@ class Master final : private Surroundings {
   [[nodiscard]] std::uint64_t run() const { return run_; }
   [[nodiscard]] std::uint32_t term() const { return term_; }
   [[nodiscard]] const Group* group(std::uint32_t id) const;
-  // Whether the peer on it has not identified itself. The server strictly limits such connections.
+  // Whether the connection's peer has not identified itself. The server strictly limits such
+  // connections.
   [[nodiscard]] bool anonymous(ConnectionId connection) const;
-  // Whether the peer on it is a member of an epoch. Other peers need no long messages.
+  // Whether the connection's peer is a member of an epoch. Other peers need no long messages.
   [[nodiscard]] bool member(ConnectionId connection) const;
-  // Whether it may send long messages: a member's, or a returning member's that was asked for its
-  // log.
+  // Whether the connection's peer may send long messages: a member, or a returning member that was
+  // asked for its log.
   [[nodiscard]] bool may_be_long(ConnectionId connection) const;
 
  private:
@@ -98,13 +99,13 @@ class Master final : private Surroundings {
     std::uint64_t question = 0;  // the question asked on it; 0: none
     unsigned inquiries = 0;      // received on it
   };
-  // A peer asks who can reach it.
+  // A peer's question about its own reachability.
   struct Question {
     ConnectionId from = 0;
     Instant until{};
     wire::Findings findings;
   };
-  // The members that have returned to this restarted master, of one group.
+  // The members of one group that have returned to this restarted master.
   struct Recovery {
     Instant since{};
     std::vector<Returned> reports;
@@ -151,7 +152,7 @@ class Master final : private Surroundings {
 
   Options options_;
   std::uint64_t own_run_;  // the id of a run that begins here
-  std::uint64_t run_;      // the same, or the id of the members that have returned
+  std::uint64_t run_;      // the same, or the id of the returned members' run
   std::uint32_t term_;
   std::uint64_t joins_ = 0;
   Instant last_heartbeat_{};

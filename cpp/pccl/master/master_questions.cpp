@@ -1,4 +1,4 @@
-// Peers that ask, before they join, who can reach them.
+// Questions of peers, before they join, about their own reachability.
 #include <algorithm>
 #include <utility>
 
@@ -36,8 +36,8 @@ bool Master::may_try(ConnectionId member, const std::string& address) const {
   return false;
 }
 
-// Only the address from which the question comes is tried, once per connection and a few at a time,
-// so that nobody can use the run to scan for open ports.
+// The master and the members try only the address from which the question comes, once per
+// connection and a few at a time. So no peer can use the run to scan for open ports.
 void Master::inquire(ConnectionId id, Connection& connection, const wire::Inquiry& inquiry,
                      Instant now) {
   if (connection.question != 0) return refuse(id, Code::refused, "one question at a time");
@@ -96,7 +96,7 @@ void Master::on_tried(const PeerId& peer, const wire::Tried& tried, Instant now)
   answer_questions(now);
 }
 
-// Answers questions that are complete or whose time is over.
+// Answers questions that have all results, or whose time is over.
 void Master::answer_questions(Instant now) {
   for (auto it = questions_.begin(); it != questions_.end();) {
     const wire::Findings& findings = it->second.findings;

@@ -196,7 +196,7 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
   recover_if_ready(rejoin.group, now);
 }
 
-// Memory of the reports for groups that are not rebuilt yet, except those of `without`.
+// Memory of the reports for groups that are not rebuilt yet, except the report of `without`.
 std::size_t Master::reported_bytes(const Seat& without) const {
   std::size_t bytes = 0;
   std::set<const void*> records;
@@ -278,7 +278,7 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
   }
   log("group " + std::to_string(group_id) + ": rebuilt from the reports of " +
       std::to_string(back) + " of " + std::to_string(all) + " members");
-  // Not in `groups_` while it is rebuilt: it asks for the census.
+  // Not in `groups_` during rebuild(), which asks for the census.
   auto group = Group::rebuild(group_id, options_, *this, reports, entries, now);
   groups_[group_id] = std::move(group);
 }

@@ -42,7 +42,7 @@ std::uint64_t bytes_of(const wire::RoundPayload& payload) {
   return bytes;
 }
 
-// ---- entering
+// -- entering
 
 bool OpenCalls::too_much(const PeerId& from, const wire::RoundEntry& entry) const {
   if (std::holds_alternative<wire::Nothing>(entry.payload)) return false;
@@ -96,7 +96,7 @@ bool OpenCalls::entered(const PeerId& from, const wire::RoundKey& key) const {
   return it != rounds_.end() && it->second.entered.contains(from);
 }
 
-// ---- ending
+// -- ending
 
 void OpenCalls::erase(const wire::CallKey& key) {
   if (const auto* operation = std::get_if<wire::OpKey>(&key)) {
@@ -136,7 +136,7 @@ void OpenCalls::restart() {
   for (auto& [key, operation] : operations_) operation.restart();
 }
 
-// ---- looking
+// -- looking
 
 bool OpenCalls::entered_by_all(const wire::CallKey& key, std::size_t members) const {
   if (const auto* operation = std::get_if<wire::OpKey>(&key)) {

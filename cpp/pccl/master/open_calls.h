@@ -58,7 +58,8 @@ class OpenCalls {
   [[nodiscard]] bool room_for(const wire::RoundKey& key) const {
     return rounds_.size() < limits_.max_open_calls || rounds_.contains(key);
   }
-  // Whether the member is in another sync already, or all lists together would be too long.
+  // Whether the member is in another round of this kind already, or all lists together would be too
+  // long. Entries without a payload are never too much.
   [[nodiscard]] bool too_much(const PeerId& from, const wire::RoundEntry& entry) const;
   // `done`: in the present attempt. `members`: the size of the group.
   void enter(const PeerId& from, const wire::OpState& state, bool done, std::size_t members,

@@ -8,7 +8,7 @@
 
 namespace pccl::master {
 
-// ---- plans
+// -- plans
 
 std::set<topology::Edge> Planning::ranks_of(const std::set<Pair>& pairs) const {
   std::set<topology::Edge> edges;
@@ -67,7 +67,7 @@ bool Planning::exists(std::size_t world, const std::set<topology::Edge>& unusabl
                              options_.relays ? wire::kMaxRelayed : 0);
 }
 
-// ---- who shares memory
+// -- memory sharing
 
 const std::vector<std::uint32_t>& Planning::hosts() {
   if (hosts_) return *hosts_;
@@ -84,7 +84,7 @@ const std::vector<std::uint32_t>& Planning::hosts() {
   return hosts_.emplace(topology::hosts(static_cast<std::uint32_t>(members.size()), shared));
 }
 
-// Peers learn with whom they share memory only a moment after the group has started.
+// Peers detect shared memory only a moment after the group has started.
 bool Planning::hosts_due(const wire::EpochRecord& record, Instant now) {
   if (peers_.members.empty() || hosts() == record.plan.hosts) {
     hosts_differ_since_.reset();
@@ -94,7 +94,7 @@ bool Planning::hosts_due(const wire::EpochRecord& record, Instant now) {
   return peers_.sharing_settled() || now - *hosts_differ_since_ >= options_.heartbeat_interval;
 }
 
-// ---- how fast links are
+// -- rates of links
 
 void Planning::measured(std::size_t rank, const wire::Measurements& row,
                         const wire::RateTable& planned) {

@@ -28,9 +28,9 @@ class Planning {
       : options_(options), peers_(peers), links_(links) {}
 
   // -- plans
-  // The best plan for the present knowledge. `record`: the epoch of the known rates. Links are
-  // relayed only if there is no other plan. Empty: no plan avoids the unusable links, even with
-  // relays.
+  // The best plan for the present members, hosts, links and rates. `record`: the epoch of the known
+  // rates. The plan uses relays only if there is no other plan. Transfers of shared state may use
+  // relays of further unusable links. Empty: no plan avoids the unusable links, even with relays.
   [[nodiscard]] std::optional<Draft> draft(const wire::EpochRecord& record);
   // Enters the plan into `record`. Returns the reason for the choice, for the log.
   std::string take(Draft draft, wire::EpochRecord& record);
@@ -40,16 +40,16 @@ class Planning {
   // The pairs whose ends are both members, by rank.
   [[nodiscard]] std::set<topology::Edge> ranks_of(const std::set<Pair>& pairs) const;
 
-  // -- who shares memory
+  // -- memory sharing
   // Members or their memory sharing have changed.
   void forget_hosts() { hosts_.reset(); }
-  // By rank: the number of its host.
+  // The host number of each rank.
   [[nodiscard]] const std::vector<std::uint32_t>& hosts();
   // Whether to plan again because memory sharing differs from the plan's: once it is settled, or
   // after a heartbeat interval.
   [[nodiscard]] bool hosts_due(const wire::EpochRecord& record, Instant now);
 
-  // -- how fast links are
+  // -- rates of links
   // From a report to a restarted master.
   void restore_rates(const wire::RateTable& rates) { rates_ = rates; }
   void measured(std::size_t rank, const wire::Measurements& row, const wire::RateTable& planned);
@@ -63,13 +63,13 @@ class Planning {
     return rates_moved_ && now - looked_ >= options_.replan_interval;
   }
 
-  // -- whether members should measure
+  // -- measuring
   void operation_took(Duration taken) {
     if (options_.measure_after > Duration::zero() && taken >= options_.measure_after) slow_ = true;
   }
   void begin_group() { slow_ = false; }
-  // Whether operations are slow and the rate of some link between hosts is unknown. At most once
-  // per admission: measuring takes some seconds and may fail.
+  // Whether members are on several hosts, operations are slow, and some member's up-link rate is
+  // unknown. At most once per admission: measuring takes some seconds and may fail.
   [[nodiscard]] bool measuring_helps(std::uint64_t admission);
   void asked_to_measure(std::uint64_t admission) {
     asked_in_ = admission;
@@ -85,7 +85,7 @@ class Planning {
   bool rates_moved_ = false;  // since the last look
   bool better_ = false;       // at the last look
   Instant looked_{};
-  std::optional<std::vector<std::uint32_t>> hosts_;  // cached: takes a look at all pairs
+  std::optional<std::vector<std::uint32_t>> hosts_;  // cached: computed from all pairs
   std::optional<Instant> hosts_differ_since_;        // from the plan's
   bool slow_ = false;
   std::uint64_t asked_in_ = 0;  // an admission

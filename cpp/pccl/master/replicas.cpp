@@ -15,7 +15,7 @@ std::string of_rank(std::size_t rank, const std::string& reason) {
 
 }  // namespace
 
-// ---- the present replicas
+// -- the present replicas
 
 std::string Replicas::objection(const wire::Join& join) const {
   const auto it = groups_.find(join.group);
@@ -52,15 +52,15 @@ std::string Replicas::objection(const wire::Rejoin& rejoin) const {
   if ((ranks != 0 && (ranks > kMaxRanks || rejoin.group >= ranks)) ||
       !std::ranges::all_of(record.members, fits))
     return "its group has impossible replicas";
-  // Groups without replicas exist here.
+  // The run has groups without replicas.
   const bool others =
       ranks != 0 && std::ranges::any_of(groups_, [&](const auto& item) {
         return item.first < ranks && !item.second->empty() && item.second->ranks_per_replica() == 0;
       });
   if (others) return "the run went on without this peer";
   const std::uint32_t usual = this->ranks();
-  // With another number of ranks, or without replicas in a group of ranks, it belongs to another
-  // run.
+  // A member with another number of ranks, or with no replica in a group of ranks, belongs to
+  // another run.
   const bool differs = ranks != usual && (ranks != 0 || rejoin.group < usual);
   if (usual != 0 && (differs || (ranks != 0 && !recovering())))
     return "the run went on without this peer";
@@ -110,7 +110,8 @@ std::vector<std::string> Replicas::pick(const Table& table, const Fits& fits) {
   return names;
 }
 
-// The replicas that can be admitted now. One whose name members still have waits for their end.
+// The replicas that can be admitted now. A replica waits while members of an earlier one have its
+// name.
 std::vector<std::string> Replicas::ready() const {
   return pick(table(), [&](const std::string& name, const Standings& replica) {
     return replica.all(replica.ready) && replica.count(replica.member) == 0 &&
@@ -146,7 +147,7 @@ std::uint32_t Replicas::missing() const {
   return wanted > present ? wanted - present : 0;
 }
 
-// ---- admission points
+// -- admission points
 
 std::optional<std::vector<std::string>> Replicas::to_admit(std::uint32_t group,
                                                            std::uint64_t point) {
@@ -187,7 +188,7 @@ bool Replicas::wait(std::uint32_t group, std::uint64_t point) const {
   return decided != admitted_.end() && groups_.contains(group);
 }
 
-// ---- losses
+// -- losses
 
 void Replicas::departed(std::uint32_t group, const wire::Member& peer, const std::string& reason,
                         bool member, bool finished) {
@@ -278,7 +279,7 @@ void Replicas::drop_incomplete(Instant now) {
   std::erase_if(finishing_, [&](const auto& item) { return gone(item.first); });
 }
 
-// ---- settling
+// -- settling
 
 void Replicas::settle(bool recoveries, Instant now) {
   now_ = now;
@@ -348,7 +349,7 @@ void Replicas::on_time(Instant now) {
   if (ranks == 0) return;
   now_ = now;
   const Table table = this->table();
-  // A rank has left regularly, but another rank of its replica does not.
+  // A rank has left regularly, but another rank of its replica has not.
   for (const auto& [name, since] : finishing_) {
     if (now - since < options_.reconnect_timeout) continue;
     const auto replica = table.find(name);

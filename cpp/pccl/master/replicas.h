@@ -74,7 +74,7 @@ class Replicas final : public ReplicaRules {
   using Table = std::map<std::string, Standings>;
 
   [[nodiscard]] Table table() const;
-  // The replicas that `fits`, the longest-waiting first.
+  // The replicas for which `fits` holds, the longest-waiting first.
   template <class Fits>
   [[nodiscard]] static std::vector<std::string> pick(const Table& table, const Fits& fits);
   [[nodiscard]] std::vector<std::string> ready() const;
@@ -93,13 +93,13 @@ class Replicas final : public ReplicaRules {
   Instant now_{};                     // of the latest event
   std::map<std::string, Loss> lost_;  // since the latest step
   std::string dropping_;
-  std::uint64_t last_point_ = 0;                                // that some group has come to
-  std::map<std::uint64_t, std::vector<std::string>> admitted_;  // at points that some have not
-  std::set<std::string> entering_;                              // let in, but not yet in all groups
-  std::map<std::string, Instant> finishing_;                    // a rank left in good order: since
-  // Newcomers whose connection is gone: since, and why.
+  std::uint64_t last_point_ = 0;                                // the last that a group has reached
+  std::map<std::uint64_t, std::vector<std::string>> admitted_;  // by point not yet passed by all
+  std::set<std::string> entering_;                              // admitted, but not in all groups
+  std::map<std::string, Instant> finishing_;                    // since a rank left regularly
+  // Newcomers that disconnected or withdrew: since when, and why.
   std::map<std::pair<std::string, std::uint32_t>, std::pair<Instant, std::string>> away_;
-  std::map<std::string, Instant> incomplete_;  // ranks wait for others of theirs: since
+  std::map<std::string, Instant> incomplete_;  // ranks wait for missing ranks: since when
   std::set<std::string> noticed_;
   std::optional<Instant> recovering_since_;
   std::uint32_t recovering_ranks_ = 0;

@@ -7,12 +7,13 @@
 namespace pccl::measured {
 namespace {
 
-// Less than this part of all that was sent counts as not used: control frames, the end of a chunk.
+// A link with less than this part of all bytes sent counts as unused: control frames, the end of a
+// chunk.
 constexpr double kUsed = 0.05;
-// A new rate is news if it is so much higher, or lower, than the one known.
+// A rate is reported if it is this much higher, or lower, than the known one.
 constexpr double kHigher = 1.15;
 constexpr double kLower = 0.7;
-// A way is called slow only if it carries less than this part of what its ends can.
+// A link without a known rate gets a rate of its own only below this part of the host's up-link.
 constexpr double kMuchLess = 0.4;
 constexpr unsigned kRoundTrips = 3;
 constexpr std::uint32_t kRoundTripNews = 1000;  // microseconds
@@ -112,8 +113,8 @@ wire::Measurements LiveRates::news(const Known& known, Instant now) {
     all_full_ = {};
   }
   if (out_.enough()) {
-    // It may have been held up by others. Only that it is no slower is known, and nothing where
-    // nothing was.
+    // The bottleneck may be elsewhere, so these rates are lower bounds. They raise a known rate and
+    // never set an unknown one.
     const std::uint32_t out = out_.rate();
     const std::uint32_t in = in_.rate();
     if (host.up_kilobytes_per_s > 0 && out > kHigher * host.up_kilobytes_per_s) say_up(out);
@@ -129,7 +130,7 @@ wire::Measurements LiveRates::news(const Known& known, Instant now) {
     told.unreachable = false;
     const std::uint32_t own = link.kilobytes_per_s;
     const std::uint32_t up = host.up_kilobytes_per_s;
-    // Slower than what is known of it, or much slower than the ends' links.
+    // Slower than the link's known rate; if there is none, much slower than the up-link.
     const auto slower = [&](std::uint32_t rate) {
       return own > 0 ? rate < kLower * own : up == 0 || rate < kMuchLess * up;
     };
@@ -141,7 +142,7 @@ wire::Measurements LiveRates::news(const Known& known, Instant now) {
       counts.alone = {};
     }
     if (counts.only.enough()) {
-      // The only one of several, as around a ring: the up-link, as far as is known.
+      // The only used link of several, as in a ring: it may raise the rate of the up-link.
       const std::uint32_t rate = counts.only.rate();
       if (higher(rate, up)) {
         say_up(rate);
@@ -158,7 +159,7 @@ wire::Measurements LiveRates::news(const Known& known, Instant now) {
     }
     if (counts.round_trips >= kRoundTrips) {
       const auto rtt = static_cast<std::uint32_t>(std::clamp(seconds(*counts.rtt) * 1e6, 1.0, 4e9));
-      // Below a millisecond it is who runs when.
+      // Differences below a millisecond are scheduling noise.
       const std::uint32_t off = std::max(rtt, link.rtt_us) - std::min(rtt, link.rtt_us);
       if (link.rtt_us == 0 || (off > kRoundTripNews && off > link.rtt_us / 4)) told.rtt_us = rtt;
       counts.rtt.reset();

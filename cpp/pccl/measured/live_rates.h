@@ -1,7 +1,7 @@
-// What transfers show, as they go on, of the ways to other hosts: how fast ways are that always had
-// something to send, and round trips of links at rest. A transfer shows the speed of what holds it
-// up, and of all else only that it is at least as fast; so a rate is taken from links whose
-// connections had more than they could take, at every look. Sans-I/O: the engine says what moved.
+// Measures links to other hosts during transfers: rates of saturated links, and round trips of idle
+// links. A transfer shows the rate of its bottleneck, and only lower bounds for all else. So a rate
+// is taken from links that had more to send than their connections took, at every look. Sans-I/O:
+// the engine reports what moved.
 #pragma once
 
 #include <cstdint>
@@ -19,34 +19,33 @@ namespace pccl::measured {
 // *one thread: the engine's*
 class LiveRates {
  public:
-  // Of a time in which links were full so long a rate is taken; it has some slow starts in it.
+  // A rate needs this much time in which links were full. It includes some slow starts.
   static constexpr Duration kEnough = std::chrono::seconds(2);
-  // What was said is not said again so soon, while it stays about the same.
+  // For this long after a report, rates are compared with the report, not with the table.
   static constexpr Duration kSayAgain = std::chrono::seconds(60);
 
   struct Way {
     PeerId peer;
     std::uint64_t sent = 0;      // bytes since the last look
-    std::uint64_t received = 0;  // the same
+    std::uint64_t received = 0;  // bytes since the last look
     bool full = false;           // there is more to send than its connections take
   };
-  // What the group's table has of this member. 0: nothing.
+  // The rates of this member in the group's table. 0: unknown.
   struct Known {
     wire::HostRate host;
     std::function<wire::LinkRate(const PeerId&)> link;
   };
 
-  // At regular times while something moves; `span` since the last look.
+  // Call at regular intervals during transfers. `span`: since the last look.
   void look(std::span<const Way> ways, Duration span);
-  // A look was left out, or showed something else.
+  // A look was skipped, or was not usable: the next one does not count as the second in a row.
   void skip() { were_full_.clear(); }
-  // A round trip while nothing else was under way.
+  // A round trip on an idle link.
   void on_round_trip(const PeerId& peer, Duration rtt);
-  // Another plan, and another table: what is half counted is of no use, nor what was said of the
-  // table before.
+  // The plan and the table have changed: drops incomplete measurements and earlier reports.
   void forget();
 
-  // What differs from what is known, and is worth saying; empty if nothing does.
+  // Returns the rates that differ enough from the known ones to be reported; empty: none.
   [[nodiscard]] wire::Measurements news(const Known& known, Instant now);
 
  private:
@@ -56,7 +55,7 @@ class LiveRates {
     [[nodiscard]] bool enough() const { return time >= kEnough; }
     // kB/s
     [[nodiscard]] std::uint32_t rate() const;
-    // Nothing moved: a pause, of which nobody knows how long it will be.
+    // Nothing moved: a pause of unknown length, which would lower the rate.
     void stalled() {
       time = {};
       bytes = 0;
@@ -66,16 +65,16 @@ class LiveRates {
       bytes += more;
     }
   };
-  // A rate that is lower than what is known counts when the next one is as well: the higher of
-  // both.
+  // A rate below the known one counts once the next one is lower, too. Returns the higher of both;
+  // 0: not confirmed.
   struct Lower {
     std::uint32_t before = 0;
     [[nodiscard]] std::uint32_t confirmed(std::uint32_t rate, bool lower);
   };
   struct Counts {
-    Count beside;  // full, as others were
-    Count alone;   // full, while others that were used were not: it held them up
-    Count only;    // full, and no other was used
+    Count beside;  // full, as were other used links
+    Count alone;   // full, the other used links were not: they waited for this one
+    Count only;    // full, no other link was used
     Lower lower;
     std::optional<Duration> rtt;  // the least
     unsigned round_trips = 0;
@@ -88,9 +87,9 @@ class LiveRates {
 
   std::map<PeerId, bool> were_full_;
   std::map<PeerId, Counts> ways_;
-  Count all_full_;  // all that were used: what holds them up is the up-link
-  Lower lower_;     // the same, of it
-  Count out_;       // at any time
+  Count all_full_;  // all used links were full: the up-link is the bottleneck
+  Lower lower_;     // of all_full_
+  Count out_;       // all looks
   Count in_;
   Said<wire::HostRate> said_;
   std::map<PeerId, Said<wire::LinkRate>> said_of_;

@@ -7,7 +7,7 @@ namespace pccl::measured {
 namespace {
 
 constexpr std::uint32_t kFillerBytes = 32 << 10;
-// A way is called slow only if it carries less than this part of what would be its own.
+// A link gets a rate of its own only if it carries less than this part of its share.
 constexpr double kMuchLess = 0.4;
 
 std::uint32_t clipped(double value) {
@@ -146,7 +146,7 @@ wire::Measurements Prober::row() const {
   wire::Measurements row;
   double up = 0;
   double down = 0;
-  double weights = 0;  // of connections that share a link, those with short round trips get more
+  double weights = 0;  // of connections that share a link, short round trips get more of it
   std::size_t answers = 0;
   for (const auto& [peer, way] : ways_) {
     down += rate_of(way.received);

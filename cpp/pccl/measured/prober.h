@@ -1,6 +1,6 @@
-// Measures the ways to other peers for a round of optimize_topology: round trips while nothing else
-// moves, then what all flows carry at once. Sans-I/O: the engine asks what to send and says what
-// came. All members begin at about the same time.
+// Measures the links to other peers for a round of optimize_topology: first round trips while
+// nothing else moves, then the rates of all flows at once. All members begin at about the same
+// time. Sans-I/O: the engine asks for frames to send and reports those received.
 #pragma once
 
 #include <algorithm>
@@ -18,9 +18,10 @@ namespace pccl::measured {
 // *one thread: the engine's*
 class Prober {
  public:
-  // Since the beginning. Connections are made while round trips are measured, and need some of
-  // these to find their speed; senders go on a little longer than receivers count, whose clocks
-  // began at other moments.
+  // Times since begin(). Round trips are measured until kFill, while missing links are established.
+  // Senders fill links from kFill to kFilled. Receivers count from kCount, when connections have
+  // reached their rate, to kCounted. kFilled is later, since the members' clocks began at different
+  // moments. kOver ends the measurement.
   static constexpr Duration kPingEvery = std::chrono::milliseconds(100);
   static constexpr Duration kFill = std::chrono::milliseconds(400);
   static constexpr Duration kCount = std::chrono::milliseconds(1500);
@@ -28,48 +29,49 @@ class Prober {
   static constexpr Duration kFilled = std::chrono::milliseconds(2450);
   static constexpr Duration kOver = std::chrono::milliseconds(2800);
 
-  // `most_bytes`: how much is sent to each peer to fill its way; tests have none to waste.
+  // `most_bytes`: limit of the filler to each peer. Tests set it low.
   void begin(const std::vector<PeerId>& peers, std::uint64_t most_bytes, Instant now);
   void end() { ways_.clear(); }
   [[nodiscard]] bool active() const { return !ways_.empty(); }
-  // On how many stripes to each peer.
+  // How many stripes to each peer carry filler; 0: not active.
   [[nodiscard]] std::size_t fillers() const {
     return active() ? std::max<std::size_t>(4, 16 / ways_.size()) : 0;
   }
   [[nodiscard]] bool probes(const PeerId& peer) const { return ways_.contains(peer); }
-  // Others are out of the run.
+  // Drops all peers that are not in `members`.
   void keep(const std::vector<wire::Member>& members);
 
-  // Time passes. True when there may be something to send to all of them.
+  // Call as time passes. True: there may be frames to send to all peers.
   bool on_time(Instant now);
   [[nodiscard]] Instant next_deadline() const { return next_; }
   [[nodiscard]] bool answered(const PeerId& peer) const;
-  // All have answered, or will not.
+  // All peers have reported their counts, or the time for it is over.
   [[nodiscard]] bool over(Instant now) const;
 
-  // What is small and goes first; and what fills the way.
+  // True with a frame in `frame`: a ping or a report, which goes first; filler.
   bool next_word(const PeerId& to, Instant now, link::OutgoingFrame& frame);
   bool next_filler(const PeerId& to, Instant now, link::OutgoingFrame& frame);
   void on_pong(const PeerId& from, const link::FrameHeader& header, Instant now);
-  // Anything that has come, not only what fills the way.
+  // Counts all received bytes, not only filler.
   void on_bytes(const PeerId& from, std::uint64_t bytes, Instant now);
   void on_probed(const PeerId& from, const link::FrameHeader& header);
 
-  // What was found: round trips, and all flows together. Of one pair it says what it carried beside
-  // the others, and a rate of its own only where that is it: it carried much less than its part of
-  // what both ends carried, which neither the others' flows nor a longer round trip explain.
+  // The results: round trips, the rates of all flows together, and each pair's rate beside the
+  // others. A pair gets a rate of its own only if it is the bottleneck itself: it carried much less
+  // than its part of both ends' rates, and neither other flows nor a longer round trip explain
+  // that.
   [[nodiscard]] wire::Measurements row() const;
 
  private:
   struct Way {
     std::optional<Duration> rtt;  // the least
     bool ping_due = false;
-    bool word_due = false;       // how fast we have received from it
-    std::uint64_t left = 0;      // bytes that may be sent
-    std::uint64_t received = 0;  // bytes, while counting
+    bool word_due = false;       // the report of the rate received from it is due
+    std::uint64_t left = 0;      // bytes of filler that may still be sent
+    std::uint64_t received = 0;  // bytes between kCount and kCounted
     bool heard = false;
-    std::optional<std::uint32_t> sent_rate;  // as the other end counted, kB/s
-    std::uint64_t its_down = 0;              // what it received from all, kB/s
+    std::optional<std::uint32_t> sent_rate;  // kB/s, as counted by the other end
+    std::uint64_t its_down = 0;              // kB/s that the other end received from all peers
     std::uint32_t its_senders = 0;
   };
   [[nodiscard]] static std::uint32_t rate_of(std::uint64_t bytes);

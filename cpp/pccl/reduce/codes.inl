@@ -47,9 +47,10 @@ W sign_of(W value, W magnitude) {
   }
 }
 
-// --- random numbers by element index
+// -- random numbers by element index
 
-// Between 0 and 1, far enough from both that a value on a step, up to rounding, stays on it.
+// A number between 0 and 1, far enough from both that a value within rounding error of a step gets
+// that step.
 PCCL_INLINE float random_part(uint64_t seed, uint32_t index) {
   uint32_t word = index * 0x9e3779b1U + static_cast<uint32_t>(seed);
   word = (word ^ (word >> 15)) * 0x85ebca77U ^ static_cast<uint32_t>(seed >> 32);
@@ -62,7 +63,7 @@ PCCL_INLINE uint32_t random_bits(uint64_t seed, uint32_t index) {
   return static_cast<uint32_t>(static_cast<int32_t>(random_part(seed, index) * 0x1p20F));
 }
 
-// --- 8-bit floats: a sign, 4 bits of exponent, 3 of mantissa (e4m3: no infinities)
+// -- 8-bit floats: a sign, 4 bits of exponent, 3 of mantissa (e4m3: no infinities)
 
 constexpr float kLargestFloat8 = 448.0F;
 constexpr float kLargestBeside = 416.0F;  // in careful blocks, where 448 means infinity
@@ -75,7 +76,8 @@ PCCL_INLINE uint32_t choose(bool first, uint32_t a, uint32_t b) {
   return (a & mask) | (b & ~mask);
 }
 
-// Larger magnitudes become `largest`. `nudge`: added below the last bit before truncation, of 2^20.
+// Larger magnitudes become `largest`. `nudge`: added before truncation, in units of 2^-20 of the
+// last bit kept.
 PCCL_INLINE uint8_t to_float8(float value, float largest, bool nearest, uint32_t nudge) {
   const uint32_t bits = bit_copy<uint32_t>(value);
   const uint32_t most = bit_copy<uint32_t>(largest);
@@ -101,7 +103,7 @@ PCCL_INLINE float from_float8(uint8_t code) {
   return bit_copy<float>(value | (static_cast<uint32_t>(code & 0x80U) << 24));
 }
 
-// --- ranges
+// -- ranges
 
 template <class W>
 struct Span {
@@ -153,7 +155,7 @@ Span<W> span_of(const char* from, size_t count) {
   return span;
 }
 
-// The span of the finite values; zeros when there are none.
+// The span of the finite values; zeros if there are none.
 template <class W>
 Span<W> finite_span(const char* from, size_t count) {
   Span<W> span{0, 0, false};
@@ -168,7 +170,7 @@ Span<W> finite_span(const char* from, size_t count) {
   return span;
 }
 
-// --- codes
+// -- codes
 
 // Packs 4-bit codes: the first half of a block in the low bits.
 inline void pack(const uint8_t* codes, size_t count, char* to) {
@@ -310,7 +312,7 @@ void decode_careful(const Quantization& how, W half_low, W half_step, const uint
   }
 }
 
-// --- blocks
+// -- blocks
 
 template <class W>
 void encode_block(const Quantization& how, const void* values, size_t count, uint64_t seed,

@@ -76,7 +76,7 @@ void store(char* to, size_t i, T value) {
   __builtin_memcpy(to + i * sizeof(T), &value, sizeof(T));
 }
 
-// --- operators
+// -- operators
 
 struct Add {
   template <class T>
@@ -127,7 +127,7 @@ struct Minimum {
   }
 };
 
-// --- finishing results
+// -- finishing results
 
 // Which of two NaNs an addition returns depends on the order in which the compiler puts the
 // operands, so all results have the same NaN.
@@ -175,7 +175,7 @@ struct Divide<Int128> : DivideWide<Int128, int64_t> {};
 template <>
 struct Divide<Uint128> : DivideWide<Uint128, uint64_t> {};
 
-// --- conversions between an element type and its accumulation type
+// -- conversions between an element type and its accumulation type
 
 template <class To, class From>
 To bit_copy(From from) {
@@ -248,7 +248,7 @@ void narrow(const Acc* from, char* to, size_t count, Finish finish) {
   }
 }
 
-// --- loops
+// -- loops
 
 // Combines into a block, without `finish`.
 template <class Op, class Acc>
@@ -273,7 +273,7 @@ void finish_only(const char* from, char* out, size_t count, Finish finish) {
   for (size_t i = 0; i < count; ++i) store<Acc>(out, i, finish(load<Acc>(from, i)));
 }
 
-// --- 16-bit floats, widened in registers
+// -- 16-bit floats, widened in registers
 
 #if defined(__AVX512F__)
 constexpr size_t kVectorBytes = 64;
@@ -312,7 +312,7 @@ Vector load_vector(const char* from) {
   return vector;
 }
 
-// Compilers use three to five instructions where one suffices.
+// Intrinsics, because compilers use three to five instructions where one suffices.
 Words to_words(Halves halves) {
 #if defined(__AVX512F__)
   return bit_copy<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, bit_copy<__m256i>(halves)));
@@ -373,8 +373,8 @@ void store_floats(char* to, size_t i, Floats value) {
   }
 }
 
-// Combines all contributions to a few vectors of elements before the next ones, so that no widened
-// value is stored. Advances `i`.
+// Combines all contributions to a few vectors of elements before it goes on to the next ones, so
+// that no widened value is stored. Advances `i`.
 template <class T, class Out, class Op, size_t kCount, class Finish>
 void combine_vectors(const char* own, const Contribution* contributions, size_t contribution_count,
                      char* out, size_t count, Finish finish, size_t* i) {

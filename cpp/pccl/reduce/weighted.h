@@ -15,8 +15,8 @@ inline constexpr double kLeastWeight = 1e-18;
 inline constexpr double kMostWeight = 1e18;
 inline constexpr const char* kWeights = "0, or a number from 1e-18 to 1e18";  // for errors
 
-// The number, or NaN if it is not a valid weight. The member takes part with NaN, so that the sum
-// of weights tells all members.
+// The number, or NaN if it is not a valid weight. A member with an invalid weight takes part with
+// NaN, and the sum of weights shows it to all members.
 [[nodiscard]] double as_weight(double number);
 
 // The type of products and of their sums.

@@ -12,9 +12,9 @@
 namespace pccl::server {
 namespace {
 
-constexpr std::size_t kTurnBytes = 1 << 20;  // of one direction, before others have their turn
+constexpr std::size_t kTurnBytes = 1 << 20;  // moved in one direction before others get a turn
 constexpr Duration kRefill = std::chrono::milliseconds(20);
-constexpr double kBurst = 0.1;  // seconds' worth that may go at once
+constexpr double kBurst = 0.1;  // burst of the rate limit, in seconds
 
 std::string brief(const std::pair<PeerId, PeerId>& pair) {
   return pair.first.brief() + " and " + pair.second.brief();
@@ -90,7 +90,7 @@ bool Relays::enter(const PeerId& token, std::unique_ptr<io::Socket> socket, Inst
 void Relays::begin(Expected ends, Instant now) {
   const wire::Bytes relayed = wire::encode({}, wire::Relayed{});
   for (const auto& socket : ends.sockets) {
-    // A new socket has room for these bytes. If its other end is gone, reading finds that.
+    // A new socket has room for these bytes. If its other end is gone, a later read fails.
     (void)socket->write(relayed);
     socket->hold_little();
   }
@@ -210,7 +210,7 @@ void Relays::on_time(Instant now) {
   for (const std::uint64_t id : stuck) close(id);
 }
 
-// Bytes that may be read now. Directions that wait already come first.
+// Returns the number of bytes that may be read now. Directions that already wait come first.
 std::size_t Relays::allowed(std::size_t wanted) {
   if (rate_ == 0) return wanted;
   const Instant now = clock_now();
@@ -230,7 +230,7 @@ void Relays::wait_for_allowance(std::uint64_t id, std::size_t from) {
   refill_.expires_after(kRefill);
   refill_.async_wait([this](const asio::error_code& error) {
     if (error) return;
-    // Equal shares, of at least one byte.
+    // Each direction gets an equal share of at least one byte.
     const auto waiting = std::exchange(starved_, {});
     (void)allowed(0);
     const double part = std::max(1.0, allowance_ / static_cast<double>(waiting.size()));

@@ -1,11 +1,12 @@
-// Connections between two peers through the master: bytes that come on one socket are written to
-// the other, unread.
+// Connections between two peers through the master: bytes that arrive on one socket are written to
+// the other, uninterpreted.
 //
-// Each end of a connection has a token of its own, which the master sends on the control
-// connection: random, valid once and for a few seconds. The relay knows nothing else of its
-// clients, and with a secret the two peers run their TLS handshake through it, end to end.
+// Each end of a connection identifies itself by its own token, which the master sends on the
+// control connection. A token is random, and valid once and for a few seconds. The relay knows
+// nothing else of its clients. With a secret, the two peers run their TLS handshake end to end
+// through the relay.
 //
-// A direction holds at most kHeldBytes that its receiver does not read; then it reads no more.
+// A direction buffers up to kHeldBytes that its receiver does not read. Then it stops reading.
 #pragma once
 
 #include <array>
@@ -29,15 +30,15 @@ namespace pccl::server {
 class Relays {
  public:
   static constexpr std::size_t kHeldBytes = 128 << 10;
-  static constexpr std::size_t kMostExpected = 1024;  // pairs of ends that have not both come
+  static constexpr std::size_t kMostExpected = 1024;  // connections without both ends
   static constexpr std::size_t kMostOpen = 512;       // connections
   static constexpr std::size_t kMostOfPair = 8;       // of both kinds, between two peers
-  // A connection is closed if one end has bytes to read and reads none for so long.
+  // A connection is closed if one end has bytes to read and reads none for this long.
   static constexpr Duration kStuck = std::chrono::seconds(30);
   static constexpr Duration kTokenTime = std::chrono::seconds(5);
 
-  // `rate`: bytes per second, all together; 0: no limit. `most_open`: connections, at most
-  // kMostOpen.
+  // `rate`: bytes per second of all connections together; 0: no limit. `most_open`: limit on open
+  // connections, at most kMostOpen.
   Relays(asio::io_context& context, std::uint64_t rate, std::size_t most_open);
   ~Relays() { stop(); }
   Relays(const Relays&) = delete;
@@ -45,12 +46,12 @@ class Relays {
 
   void expect(const PeerId& one, const PeerId& other, const PeerId& token_of_one,
               const PeerId& token_of_other, Instant now);
-  // A connection came with this token. False, and the connection is closed: the token is not
-  // expected, or too many connections are open.
+  // Takes over the connection that sent this token. False: the token is not expected, or too many
+  // connections are open. The connection is closed then.
   bool enter(const PeerId& token, std::unique_ptr<io::Socket> socket, Instant now);
-  // Closes all connections between these two.
+  // Closes all connections between these two peers, and forgets their tokens.
   void end(const PeerId& one, const PeerId& other);
-  // Forgets tokens that are too old, and closes connections that are stuck.
+  // Forgets expired tokens, and closes stuck connections.
   void on_time(Instant now);
   void stop();
 
@@ -87,7 +88,7 @@ class Relays {
   void pump(std::uint64_t id, std::size_t from);
   // Connections of this pair, open or expected.
   [[nodiscard]] std::size_t count_of(const Pair& pair) const;
-  // Connections that hold descriptors: open ones, and those of which one end has come.
+  // The number of connections that hold descriptors: open ones, and those with one end connected.
   [[nodiscard]] std::size_t taken() const;
   void close(std::uint64_t id);
   void forget(std::uint64_t id);

@@ -14,8 +14,8 @@
 namespace pccl::server {
 namespace {
 
-constexpr std::size_t kMaxQueued = 64 << 20;      // bytes that one peer does not read
-constexpr std::size_t kMaxQueuedAll = 512 << 20;  // bytes that all of them do not read
+constexpr std::size_t kMaxQueued = 64 << 20;      // bytes that one peer has not read yet
+constexpr std::size_t kMaxQueuedAll = 512 << 20;  // bytes that all peers have not read yet
 constexpr std::size_t kMaxHeldAll = 512 << 20;    // bytes of members' incomplete messages
 constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 constexpr std::size_t kReadBytes = 64 << 10;
@@ -51,7 +51,7 @@ std::uint64_t random_run() {
   return run;
 }
 
-// The answer to a peer without a secret, if the master has one. It tells nothing about the run.
+// The answer to a peer without a secret, if the master has one. It reveals nothing about the run.
 wire::Bytes ask_for_secret() {
   return wire::encode(
       wire::Envelope{},
@@ -108,7 +108,7 @@ void Server::serve() {
       context_.run();
       break;
     } catch (const std::exception& error) {
-      // No memory or no descriptor for one connection: the others go on.
+      // Memory or descriptors ran out for one connection: the others continue.
       log(LogLevel::err, "master", std::string("an event failed: ") + error.what());
     }
   }
@@ -126,7 +126,7 @@ void Server::interrupt() {
   context_.stop();
   std::unique_lock lock(mutex_);
   ended_.wait(lock, [&] { return !running_; });
-  if (thread_.joinable()) thread_.join();  // it has nothing left to do but to end
+  if (thread_.joinable()) thread_.join();  // the thread is about to end
 }
 
 bool Server::wait(Instant until) {
@@ -134,7 +134,7 @@ bool Server::wait(Instant until) {
   return ended_.wait_until(lock, until, [&] { return !running_; });
 }
 
-// ---- connections
+// -- connections
 
 io::Doorway::Owner Server::doorway_owner() {
   io::Doorway::Owner owner;
@@ -214,7 +214,7 @@ bool Server::take(master::ConnectionId id, std::span<const std::uint8_t> bytes) 
       relay(id, open->token);
       return false;
     }
-    // It began like a connection to relay, to get around the handshake.
+    // The connection began like one to relay, to avoid the TLS handshake.
     if (tls_ != nullptr && !connection.socket->secured()) {
       drop(id);
       return false;
@@ -227,8 +227,9 @@ bool Server::take(master::ConnectionId id, std::span<const std::uint8_t> bytes) 
   return open != connections_.end() && !open->second.garbage;
 }
 
-// A peer that has joined has no deadline for its messages. A member may send long messages, and so
-// may one that came back and was asked for its log.
+// Lifts limits when the peer identifies itself or becomes a member. A peer that has joined has no
+// deadline for its messages. Members may send long messages, as may a returning member that was
+// asked for its log.
 void Server::promote(master::ConnectionId id, Connection& connection) {
   if (!connection.known && !master_.anonymous(id)) {
     connection.known = true;
@@ -263,7 +264,7 @@ void Server::drop(master::ConnectionId id) {
   master_.on_disconnect(id, clock_now());
 }
 
-// Gives the socket to the relay: nothing that comes on it is for the master.
+// Gives the socket to the relay. The master reads nothing more from it.
 void Server::relay(master::ConnectionId id, const PeerId& token) {
   Connection& connection = connections_.at(id);
   const std::string from = io::plain(connection.socket->remote().address()).to_string();
@@ -296,9 +297,9 @@ void Server::close_one(master::ConnectionId id, const std::string& why) {
   drop(id);
 }
 
-// ---- actions
+// -- actions
 
-// Carries out what the master decided. Each connection gets one write for all its messages.
+// Carries out the master's actions. Each connection gets one write for all its messages.
 void Server::act() {
   for (;;) {
     const std::vector<master::Action> actions = master_.take_actions();
@@ -319,7 +320,7 @@ void Server::act() {
   arm_timer();
 }
 
-// `touched`: gets connections to flush.
+// Adds connections to flush to `touched`.
 void Server::carry_out(const master::Action& action, std::set<master::ConnectionId>& touched) {
   if (const auto* send = std::get_if<master::Send>(&action)) {
     const auto it = connections_.find(send->to);

@@ -40,14 +40,15 @@ class Server {
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
 
-  // Binds, and serves on a thread of its own. Call once.
+  // Binds the port, and serves on a thread of its own. Call once.
   Status run();
   // The bound host:port. REQUIRES: run() succeeded.
   [[nodiscard]] const std::string& address() const { return address_; }
   // Stops serving: when this returns, all connections are closed and the port is free. May be
   // called again.
   void interrupt();
-  // True when it has stopped (or never ran), false when `until` has passed first.
+  // Waits for the end of serving. True: the server has stopped or never ran. False: `until` has
+  // passed first.
   bool wait(Instant until);
 
  private:
@@ -56,7 +57,7 @@ class Server {
     wire::FrameReader reader{wire::kMaxFirstPayload};
     bool known = false;    // the peer has identified itself
     bool member = false;   // and is a member
-    bool garbage = false;  // it sent bytes that are no message: nothing more is read
+    bool garbage = false;  // it sent invalid bytes: nothing more is read
     std::size_t held = 0;  // a member's bytes in held_
     io::WriteQueue out;
     std::size_t counted = 0;         // bytes of `out` in queued_
@@ -67,11 +68,11 @@ class Server {
   void serve();
   [[nodiscard]] io::Doorway::Owner doorway_owner();
   void welcome(master::ConnectionId id, std::unique_ptr<io::Socket> socket);
-  // Closes a newcomer, so that a descriptor is free. False: there is none.
+  // Closes a newcomer's connection to free a descriptor. False: there is no newcomer.
   bool free_descriptor();
   void await_readable(master::ConnectionId id, Connection& connection);
   void read(master::ConnectionId id);
-  // False: do not read more from this connection, which may be gone.
+  // False: read no more from this connection, which may be gone.
   bool take(master::ConnectionId id, std::span<const std::uint8_t> bytes);
   void act();
   void carry_out(const master::Action& action, std::set<master::ConnectionId>& touched);
@@ -98,8 +99,8 @@ class Server {
   asio::steady_timer timer_;
   Instant armed_ = Instant::max();
   std::map<master::ConnectionId, Connection> connections_;
-  std::map<master::ConnectionId, std::shared_ptr<io::Connector>> tries_;  // by who asked
-  io::PendingConnections newcomers_;  // known, but no members: only their bytes are bounded
+  std::map<master::ConnectionId, std::shared_ptr<io::Connector>> tries_;  // by asking connection
+  io::PendingConnections newcomers_;  // identified non-members: only their bytes are bounded
   std::size_t held_ = 0;              // bytes of members' incomplete messages, over all connections
   std::size_t queued_ = 0;            // bytes that peers have not read yet, over all connections
   std::vector<std::uint8_t> scratch_;

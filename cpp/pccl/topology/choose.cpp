@@ -15,10 +15,10 @@ namespace pccl::topology {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// Predictions that differ by less count as equal.
+// Predictions within this factor count as equal.
 constexpr double kClose = 1.03;
-// The error of rates measured within a second, even where all links are alike. Uneven shares must
-// promise a larger gain.
+// Rates measured within a second differ by about this factor, even where all links are alike.
+// Uneven shares must promise a larger gain.
 constexpr double kUnsure = 1.25;
 // Shares are rounded to multiples of 1 / kShareUnits of the array.
 constexpr std::uint32_t kShareUnits = 1 << 16;
@@ -122,7 +122,7 @@ std::string described(const Candidate& candidate, const std::vector<std::uint32_
 }
 
 // The segment size: at most 20 ms on the slowest link. A slow site sends its last segments in
-// parallel, one on each connection, and everybody waits for the slowest of them.
+// parallel, one on each connection, and all sites wait for the slowest connection.
 std::uint32_t segment_for(const Network& network, std::uint32_t most) {
   constexpr double kLongest = 0.02;
   constexpr std::uint32_t kLeast = 64 << 10;
@@ -230,7 +230,8 @@ class Chooser {
     return ring_ == 3 ? std::optional<std::size_t>(2) : std::nullopt;
   }
 
-  // The time for comparisons. A single owner of a large array is the most uneven candidate.
+  // The time for comparisons, with a margin for uneven shares. A single owner of a large array is
+  // the most uneven candidate.
   [[nodiscard]] double careful_time(std::size_t candidate, std::uint64_t bytes) const {
     const double seconds = time(candidates_[candidate], bytes);
     if (best_direct() == candidate) return seconds * kUnsure;

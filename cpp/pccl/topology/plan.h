@@ -1,4 +1,4 @@
-// The plan of an epoch: which schedule operations of each size run, and on which links. Pure
+// The plan of an epoch: which schedule operations of each size use, and on which links. Pure
 // integer functions. The master makes plans; peers only read them.
 #pragma once
 
@@ -39,9 +39,10 @@ struct Thresholds {
                                                   const std::vector<std::uint32_t>& hosts = {},
                                                   const Thresholds& thresholds = {});
 
-// The `unusable` links that must be made usable in another way (relayed), so that a plan exists. As
-// few as can be found, at most `most`, none of `never`: those of a ring, or those between one rank
-// and all others. Empty: no plan exists even so. REQUIRES: no plan avoids all `unusable` links.
+// The `unusable` links to relay so that a plan exists: at most `most`, none of `never`. They
+// complete the plan that would be made if all links worked, a ring, or the links between one rank
+// and all others. Few links are preferred. Empty: no plan exists even with relays. REQUIRES: no
+// plan avoids all `unusable` links.
 [[nodiscard]] std::set<Edge> detours(std::uint32_t world, const std::set<Edge>& unusable,
                                      const std::set<Edge>& never, std::size_t most,
                                      const std::vector<std::uint32_t>& hosts = {});
@@ -51,7 +52,7 @@ struct Thresholds {
 [[nodiscard]] bool plannable(std::uint32_t world, const std::set<Edge>& unusable,
                              const std::set<Edge>& never, std::size_t most);
 
-// The ranks of each host, ascending; hosts in the order in which `order` reaches them.
+// The ranks of each host, ascending; hosts in order of their first rank in `order`.
 using HostRanks = std::vector<std::vector<std::uint32_t>>;
 [[nodiscard]] HostRanks by_host(std::span<const std::uint32_t> order,
                                 std::span<const std::uint32_t> hosts);
@@ -94,8 +95,8 @@ class Tree {
  public:
   // REQUIRES: `owner` is on one of the hosts; `levels` outlives this object.
   Tree(const Hierarchy& levels, std::uint32_t owner);
-  // The rank that takes the combined contribution of `rank` and returns the result. The owner:
-  // itself. REQUIRES: `rank` is on one of the hosts.
+  // The rank that receives the combined contribution of `rank` and sends back the result. For the
+  // owner: the owner itself. REQUIRES: `rank` is on one of the hosts.
   [[nodiscard]] std::uint32_t above(std::uint32_t rank) const;
   // Whether `rank` represents its region towards the owner, which is in another region.
   [[nodiscard]] bool leaves_region(std::uint32_t rank) const;
@@ -124,7 +125,7 @@ class Tree {
 [[nodiscard]] const wire::SizeClass& all_owning(const wire::Plan& plan,
                                                 const wire::SizeClass& size);
 
-// Whether `world` members can run a plan that was received.
+// Whether a received plan is valid for `world` members.
 [[nodiscard]] bool valid(const wire::Plan& plan, std::size_t world);
 
 // All links that the plan may use, and whether it uses none of `unusable`.
@@ -134,8 +135,8 @@ class Tree {
 // Whether operations of this kind first reduce on every host, then between hosts.
 [[nodiscard]] bool between_hosts(wire::ScheduleKind kind);
 
-// The host of each rank, as a number: the first host with all of whose ranks it shares memory.
-// `shared`: the pairs that share memory.
+// The host number of each rank. A rank belongs to the first host whose ranks all share memory with
+// it. `shared`: the pairs that share memory.
 [[nodiscard]] std::vector<std::uint32_t> hosts(std::uint32_t world, const std::set<Edge>& shared);
 
 // Whether there are several ranks, all on one host.

@@ -107,7 +107,8 @@ double direct_seconds(const Terrain& terrain, const Flow& flow, double bytes, do
   double late = 0;
   for (std::size_t i = 0; i < n; ++i) {
     const double own = flow.owned[i];
-    // In each direction the sum of both shares: contributions to one end, results from the other.
+    // Each direction carries the sum of both shares: contributions to one end, results of the
+    // other.
     for (std::size_t j = 0; j < n; ++j)
       if (j != i) loads.add(i, j, (own + flow.owned[j]) * bytes);
     if (own <= 0) continue;
@@ -132,7 +133,7 @@ double direct_seconds(const Terrain& terrain, const Flow& flow, double bytes, do
 }
 
 // Assumes that a used pair of sites in different regions has the capacity of all such pairs to
-// itself. If a pair has a limit of its own, this takes as long as `direct` with equal shares: the
+// itself. If each pair has its own limit, this takes as long as `direct` with equal shares: the
 // used pairs carry as much.
 double regional_seconds(const Terrain& terrain, const Flow& flow, double bytes, double limit) {
   const Network& net = terrain.net;
@@ -151,7 +152,7 @@ double regional_seconds(const Terrain& terrain, const Flow& flow, double bytes, 
     std::vector<double> below(n, 0);
     double near = 0;
     double far = 0;
-    double stage = 0;  // the slowest of the stages that segments pass one after the other
+    double stage = 0;  // the slowest stage of a segment's path
     for (std::uint32_t site = 0; site < n; ++site) {
       const std::uint32_t above = tree.above(site);
       if (site == above) continue;
@@ -172,7 +173,7 @@ double regional_seconds(const Terrain& terrain, const Flow& flow, double bytes, 
     }
     for (std::size_t site = 0; site < n; ++site)
       stage = std::max(stage, below[site] * chunk / std::min(net.up[site], net.down[site]));
-    // To the region's delegate, on to the owner, and the same way back.
+    // To the region's delegate, on to the owner, and the same path back.
     serial = std::max(serial, stage * (1 + 3 * segment_of(chunk, limit) / chunk));
     late = std::max(late, 2 * (near + far + 2 * kHopSeconds));
   }

@@ -35,9 +35,9 @@ struct Terrain {
 [[nodiscard]] std::vector<double> owned_by(const HostRanks& sites,
                                            const std::vector<std::uint32_t>& shares);
 
-// Seconds for one all-reduce of `bytes` bytes: the busy time of the busiest up-link, down-link,
-// pair or path between regions, or the time that a chunk's segments need one after the other on
-// their way, whichever is longer, plus the delays on the longest path. Infinite where an unusable
+// Seconds for one all-reduce of `bytes` bytes: the longer of two times, plus the delays on the
+// longest path. One is the busy time of the busiest up-link, down-link, pair or path between
+// regions. The other is the time of one chunk's segments in sequence. Infinite where an unusable
 // pair is used.
 [[nodiscard]] double seconds(const Terrain& terrain, const Flow& flow, std::uint64_t bytes,
                              std::uint32_t segment_bytes);
@@ -53,7 +53,7 @@ struct Terrain {
 [[nodiscard]] double lower_bound(const Network& network, std::uint64_t bytes);
 
 // Whether `other` improves enough on `present` to begin an epoch for it: at some size it saves a
-// fifth and at least a millisecond, and at no size it takes over 10 % more.
+// fifth and at least a millisecond, and at no size does it take over 10 % more.
 [[nodiscard]] bool worth_changing(const wire::Plan& present, const wire::Plan& other,
                                   const wire::RateTable& rates);
 

@@ -7,7 +7,8 @@ namespace pccl::topology {
 namespace {
 
 constexpr double kKilobyte = 1000;
-// Assumed where nothing is known: 100 Mbit/s. Matters only in that it is the same everywhere.
+// Assumed for all sites when no rate is known: 100 Mbit/s. Any value would do, as it is the same
+// everywhere.
 constexpr double kAssumedRate = 12.5e6;
 
 double median_or(std::vector<double> values, double otherwise) {
@@ -147,7 +148,7 @@ Network network(const wire::RateTable& table, const std::vector<std::vector<std:
   net.path.resize(n * n);
   net.delay.resize(n * n);
   net.together.resize(n * n);
-  std::vector<double> out(n);  // of the fastest path; 0: unknown
+  std::vector<double> out(n);  // rate of the fastest path; 0: unknown
   std::vector<double> in(n);
   std::vector<bool> usable(n * n, true);
   const std::size_t world = table.hosts.size();

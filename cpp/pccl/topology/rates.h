@@ -1,4 +1,4 @@
-// Measured rates between members, and the network model that planning makes of them. Pure
+// Measured rates between members, and the network model that planning derives from them. Pure
 // functions.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace pccl::topology {
 // Larger groups have no table: it has one entry per pair of members and is sent with every epoch.
 inline constexpr std::size_t kMaxTable = 64;
 
-// The table for the members `now`, by rank, with the known rates of pairs that were members
+// The table for the members `now`, by rank. Keeps the known rates of pairs that were members
 // `before`. Empty when nothing is known.
 [[nodiscard]] wire::RateTable carried(const wire::RateTable& table, std::span<const PeerId> before,
                                       std::span<const PeerId> now);
@@ -64,8 +64,8 @@ struct Network {
 // The ring of sites whose slowest pair of neighbours is fastest, and among these the one with the
 // least sum of delays. Rates that differ by less than 5 % count as equal: measurements differ as
 // much. Exact for up to kExactRing sites (Held & Karp 1962, on the pairs that are fast enough);
-// beyond, 2-opt and or-opt from several starts. Begins with site 0; equal on all machines. Empty:
-// no ring avoids the unusable pairs, or for many sites none was found.
+// beyond, 2-opt and or-opt from several starts. The result begins with site 0 and is the same on
+// all machines. Empty: no ring avoids the unusable pairs, or for many sites none was found.
 inline constexpr std::size_t kExactRing = 12;
 [[nodiscard]] std::optional<std::vector<std::uint32_t>> best_ring(const Network& network);
 

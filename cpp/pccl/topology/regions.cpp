@@ -9,8 +9,8 @@ namespace {
 
 constexpr double kFar = 2;
 
-// The delays on a minimum spanning tree (Prim 1957), longest first. Joining all sites within a
-// given delay changes its result only at these.
+// The delays on a minimum spanning tree (Prim 1957), longest first. The result of joined() changes
+// only at these delays.
 std::vector<double> steps(const Network& network) {
   const std::size_t n = network.size();
   constexpr double kFarthest = std::numeric_limits<double>::infinity();

@@ -11,8 +11,8 @@ namespace pccl::topology {
 
 // The number of each site's region. The delay between any two sites of a region is at most half of
 // the delay to any other site. Returns the division with the fewest regions if there are several.
-// Unusable pairs do not count. Empty: there is no division into several regions, one of which has
-// several sites.
+// Unusable pairs do not count. Empty: no division has several regions, one of them with several
+// sites.
 [[nodiscard]] std::optional<std::vector<std::uint32_t>> regions(const Network& network);
 
 // The known capacity from one region to another, [from * regions + to] in bytes per second: the sum

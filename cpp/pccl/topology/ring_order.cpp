@@ -130,7 +130,7 @@ Badness judge(const Graph& graph, const Order& order) {
   return bad;
 }
 
-// From `start`, always to the best next site by level, then delay.
+// A ring that begins at `start` and always continues with the best next site: by level, then delay.
 Order greedy(const Graph& graph, std::uint32_t start) {
   Order order{start};
   std::vector<bool> used(graph.n, false);
@@ -211,7 +211,8 @@ std::optional<Order> search(const Graph& graph) {
   return best;
 }
 
-// The lexicographically first of the ring, its reverse and the order of sites that is as good.
+// Returns the lexicographically first ring that is as good as `best`: itself, its reverse, or the
+// sites in order.
 Order plainest(const Graph& graph, Order best) {
   const Badness least = judge(graph, best);
   Order other = best;

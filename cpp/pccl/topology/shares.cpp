@@ -180,7 +180,7 @@ std::optional<std::vector<double>> best_shares(const Network& network) {
   double own = 0;
   for (std::size_t i = 0; i < n; ++i)
     own = std::max(own, (1 + (static_cast<double>(n) - 2) * shares[i]) / capacity(network, i));
-  // The optimum without the pairs' limits is within these limits.
+  // The optimum without the pairs' limits also satisfies them.
   if (time_of(network, shares) <= own * (1 + kSlack)) return shares;
   return by_simplex(network);
 }

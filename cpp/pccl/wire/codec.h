@@ -1,6 +1,6 @@
 // Converts structs to bytes and back. A message is one struct with one field list (`fields`), used
 // in both directions. Integers are little-endian and fixed-width; strings and lists have a 32-bit
-// count. A reader allocates only for items that it has read, whatever the count says.
+// count. A reader allocates memory only for items that it has read, not for the count.
 #pragma once
 
 #include <array>

@@ -12,7 +12,7 @@
 
 namespace pccl::wire {
 
-// ---- peer -> master
+// -- peer -> master
 
 // First message of a new peer. Answered by Welcome or Refused.
 struct Join {
@@ -37,12 +37,12 @@ struct Join {
 };
 
 // First message of a member on a new control connection. Answered by Welcome and the log entries
-// that the member lacks, by RequestLog from a master that knows less than the member, or by Refused
+// that the member lacks, by RequestLog if the master lacks entries of the member, or by Refused
 // when the peer is no longer a member. After Welcome the member reports its open calls again.
 struct Rejoin {
   PeerId id;
   std::uint32_t group = 0;
-  EpochRecord record;         // the newest epoch that the member knows
+  EpochRecord record;         // the member's newest epoch
   std::uint64_t applied = 0;  // ordinal of the last log entry applied
   PeerId ticket{};            // as in Join
   bool operator==(const Rejoin&) const = default;
@@ -142,18 +142,18 @@ struct Neighbourhood {
   static void fields(auto& self, auto& visit) { visit(self.peers, self.pending); }
 };
 
-// Rates that a member has observed in its transfers since its previous report. Nobody waits for it,
-// unlike the row in a round of optimize_topology. Not answered; an epoch follows when another plan
-// would be clearly faster.
+// Rates that a member has observed in its transfers since its previous report. No call waits for
+// this message, unlike the row in a round of optimize_topology. Not answered; an epoch follows when
+// another plan would be clearly faster.
 struct Measured {
   Measurements row;
   bool operator==(const Measured&) const = default;
   static void fields(auto& self, auto& visit) { visit(self.row); }
 };
 
-// A peer leaves: regularly, or with the reason why it has to. Not answered.
+// A peer leaves, normally or with the reason of a failure. Not answered.
 struct Leave {
-  std::string reason;  // empty: regularly
+  std::string reason;  // empty: normally
   bool operator==(const Leave&) const = default;
   static void fields(auto& self, auto& visit) { visit(self.reason); }
 };
@@ -164,7 +164,7 @@ struct Heartbeat {
   static void fields(auto&, auto&) {}
 };
 
-// ---- master -> peer
+// -- master -> peer
 
 // Answers Join and Rejoin.
 struct Welcome {
@@ -178,7 +178,7 @@ struct Welcome {
   }
 };
 
-// To a returning member that has applied more of the log than this master knows. Answered by
+// To a returning member that has applied more of the log than this master has. Answered by
 // LogPart.
 struct RequestLog {
   bool operator==(const RequestLog&) const = default;
@@ -224,7 +224,7 @@ struct Notice {
   static void fields(auto& self, auto& visit) { visit(self.text); }
 };
 
-// ---- links that the master relays
+// -- links that the master relays
 
 // Member to master: asks for relayed connections to an older member that it cannot reach, and to
 // which the epoch allows a relayed link. Answered by a Relay to both ends for each stripe.
@@ -258,7 +258,7 @@ struct Relayed {
   static void fields(auto&, auto&) {}
 };
 
-// ---- questions before joining
+// -- questions before joining
 
 // How an attempt to reach an address ended.
 enum class Reached : std::uint8_t {
@@ -269,12 +269,12 @@ enum class Reached : std::uint8_t {
 };
 constexpr unsigned enum_count(Reached) { return 4; }
 
-// First message of a peer that asks whether it could join. Answered by Findings: at once, or if it
-// names a port, after the master and some members have tried to connect to that port at the address
-// from which the question came. A connection may name a port once.
+// First message of a peer that asks whether it could join. Answered by Findings, at once if `port`
+// is 0. Otherwise the master and some members first try to connect to that port at the sender's
+// address. A connection may name a port once.
 struct Inquiry {
   std::uint32_t group = 0;
-  std::uint16_t port = 0;  // on which it listens; 0: nobody tries to connect
+  std::uint16_t port = 0;  // on which the sender listens; 0: no attempt to connect
   std::string software;
   bool operator==(const Inquiry&) const = default;
   static void fields(auto& self, auto& visit) { visit(self.group, self.port, self.software); }
@@ -320,7 +320,7 @@ struct Tried {
   static void fields(auto& self, auto& visit) { visit(self.number, self.reached, self.reason); }
 };
 
-// ---- the envelope
+// -- the envelope
 
 // The index in this list is the type byte on the wire. Append only.
 using Message =
@@ -341,7 +341,7 @@ struct Envelope {
 inline constexpr std::uint32_t kMagic = 0x4c434350;  // "PCCL"
 // magic 4, version 1, type 1, zero 2, length 4, term 4, run 8, ordinal 8
 inline constexpr std::size_t kHeaderBytes = 32;
-inline constexpr std::size_t kMaxFirstPayload = 1U << 20;  // until the peer is known
+inline constexpr std::size_t kMaxFirstPayload = 1U << 20;  // until the peer has identified itself
 inline constexpr std::size_t kMaxPayload = 1U << 24;
 // Long lists are sent in messages of about this size, which is below every reader's limit.
 inline constexpr std::size_t kPartBytes = 1U << 18;

@@ -25,7 +25,7 @@ struct Address {
   static void fields(auto& self, auto& visit) { visit(self.host, self.port); }
 };
 
-// ---- keys
+// -- keys
 
 // Names one operation in all its attempts. `sequence` counts the calls with this tag since the
 // admission; calls without a tag share one counter.
@@ -70,7 +70,7 @@ using CallKey = std::variant<OpKey, RoundKey>;
 [[nodiscard]] std::string describe(const RoundKey& key);  // "barrier #2"
 [[nodiscard]] std::string describe(const CallKey& key);
 
-// ---- shared state
+// -- shared state
 
 // An XXH3-128 hash.
 struct Digest {
@@ -109,9 +109,9 @@ struct StateEntry {
   std::string kind;  // dtype of an array, or type of a value
   std::vector<std::uint64_t> shape;
   std::string containers;   // how to build missing containers around it
-  std::uint64_t bytes = 0;  // for values part of the content; for arrays implied by the shape
+  std::uint64_t bytes = 0;  // size; part of the content; kind and shape imply it for arrays
   bool loose = false;       // members may differ in it; newcomers receive it
-  std::string tie;          // the first entry by name that is the same memory, if it is another one
+  std::string tie;          // the first entry by name in the same memory, if it is another one
   Digest content;
   bool operator==(const StateEntry&) const = default;
   static void fields(auto& self, auto& visit) {
@@ -140,7 +140,7 @@ struct SyncEnd {
   }
 };
 
-// ---- how fast links are
+// -- rates of links
 
 // The known properties of the path from one peer to another. Integers, so that all readers of a
 // table compute with the same numbers.
@@ -236,8 +236,8 @@ struct SyncDecision {
   SyncStep step = SyncStep::none;
   std::uint64_t revision = 0;
   Digest content;
-  std::vector<PeerId> holders;    // they have it; the loose entries are the first holder's
-  std::vector<PeerId> receivers;  // they get the entries that differ
+  std::vector<PeerId> holders;    // have the elected state; loose entries are the first holder's
+  std::vector<PeerId> receivers;  // get the entries that differ
   std::vector<PeerId> newcomers;  // the receivers that get loose entries too
   std::vector<Divergence> diverged;
   bool operator==(const SyncDecision&) const = default;
@@ -259,7 +259,7 @@ struct StateRecord {
   }
 };
 
-// ---- operations
+// -- operations
 
 // Must be equal on all members of an operation: a hash, and a text for errors.
 struct Signature {
@@ -285,7 +285,7 @@ struct OpState {
   }
 };
 
-// ---- the plan
+// -- the plan
 
 // collective/schedule.h explains each.
 enum class ScheduleKind : std::uint8_t { ring, direct, host_ring, host_direct, regional };
@@ -314,15 +314,15 @@ struct Plan {
   }
 };
 
-// ---- the group's log
+// -- the group's log
 
 struct Member {
   PeerId id;
   std::uint64_t joined = 0;  // join ordinal: grows with every join, never reused in a run
   std::vector<Address> addresses;
-  PeerId memory_key;      // a peer that knows it may ask for shared memory; zero: none is shared
-  std::string replica{};  // its peers, one in each group, come and go together; empty: none
-  PeerId seal{};          // of the ticket that it shows when it returns
+  PeerId memory_key;      // a peer that has it may ask for shared memory; zero: none is shared
+  std::string replica{};  // its peers, one in each group, enter and leave together; empty: none
+  PeerId seal{};          // of the ticket that the member presents when it returns
   bool operator==(const Member&) const = default;
   static void fields(auto& self, auto& visit) {
     visit(self.id, self.joined, self.addresses, self.memory_key, self.replica, self.seal);
@@ -379,8 +379,8 @@ struct EpochRecord {
   RateTable rates;  // the plan was chosen from these; empty: nothing is measured
   std::uint32_t ranks_per_replica = 0;  // 0: members belong to no replicas
   std::uint64_t points = 0;             // replicas: admission points passed, equal in all groups
-  bool point_open =
-      false;  // the last of these is a sync that has not succeeded and may be repeated
+  // The last of these points is a sync that has not succeeded and may be repeated.
+  bool point_open = false;
   // Pairs of members that could not connect, ascending, at most kMaxRelayed. The master relays a
   // link between them where one is needed.
   std::vector<RankPair> relayed;
@@ -395,7 +395,7 @@ struct EpochRecord {
 // refused: record.relayed breaks one of the rules above; names the rule.
 [[nodiscard]] Status check_relays(const EpochRecord& record);
 
-// The number of the admission point of a round of this kind.
+// The number of the admission point that a round of this kind passes next.
 [[nodiscard]] std::uint64_t next_point(const EpochRecord& record, RoundKind kind);
 
 // The master's decision on an operation.
@@ -433,7 +433,7 @@ struct Outcome {
   }
 };
 
-// Whether and how the end of a round changes the record of its epoch.
+// Whether the end of a round changes the record of its epoch. apply() makes the change.
 [[nodiscard]] bool changes_record(const Outcome& outcome, const EpochRecord& record);
 void apply(const Outcome& outcome, EpochRecord& record);
 

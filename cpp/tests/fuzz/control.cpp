@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kRun = 77;
 constexpr std::uint32_t kTerm = 3;
-constexpr std::uint8_t kMembers = 3;  // connections 1 to this are members' of group 0
+constexpr std::uint8_t kMembers = 3;  // connections 1 to kMembers belong to members of group 0
 
 // A frame that was read must give the same frame when it is written and read again.
 void read_stream(std::span<const std::uint8_t> bytes) {
@@ -66,7 +66,7 @@ class World {
         now_ += std::chrono::milliseconds(10 * script.byte());
         master_.on_time(now_);
         break;
-      case 2:  // all others are alive
+      case 2:  // all members send heartbeats
         for (std::uint8_t other = 1; other <= kMembers; ++other) say(other, 0, wire::Heartbeat{});
         break;
       case 3:
@@ -109,7 +109,7 @@ class World {
     bytes[9] = static_cast<std::uint8_t>(payload.size() >> 8);
     const master::Group* group = master_.group(0);
     const std::uint64_t last = group == nullptr ? 0 : group->log().last();
-    // Mostly the newest ordinal, sometimes a higher one.
+    // A recent ordinal, or rarely one that is too high.
     const std::uint64_t ordinal =
         behind == 255 ? last + 1 : last - std::min<std::uint64_t>(last, behind % 8);
     for (std::size_t i = 0; i < 8; ++i)

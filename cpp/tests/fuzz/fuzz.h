@@ -52,7 +52,7 @@ class Script {
   std::span<const std::uint8_t> rest_;
 };
 
-// The inverse, for seeds.
+// The inverse of Script, for seeds.
 class Scribe {
  public:
   Scribe& byte(std::uint8_t value) {

@@ -14,7 +14,7 @@ namespace pccl::fuzz {
 namespace {
 
 constexpr std::uint64_t kRun = 77;
-constexpr std::size_t kElements = 40'000;    // more than is sent unasked
+constexpr std::size_t kElements = 40'000;    // more than is sent eagerly
 constexpr std::size_t kMostBytes = 8 << 20;  // given to one run
 
 class World {
@@ -63,7 +63,7 @@ class World {
     const std::size_t which = script.byte() % stripes_.size();
     const std::uint64_t stripe = stripes_[which];
     switch (what % 16) {
-      case 0:  // somebody connects
+      case 0:  // a stranger connects
         stripes_[which] = next_stripe_++;
         engine_.on_accepted(stripes_[which], true, now_);
         break;
@@ -75,7 +75,7 @@ class World {
         tell(wire::Heartbeat{});
         engine_.on_time(now_);
         break;
-      case 3: {  // a handshake that may fit
+      case 3: {  // a handshake that may be valid
         const std::uint8_t bits = script.byte();
         stripes_[which] = next_stripe_++;
         engine_.on_accepted(stripes_[which], true, now_);
@@ -83,7 +83,7 @@ class World {
               bits / 16 % 4, bits % 64 < 32, bits == 255);
         break;
       }
-      case 4:  // bytes as they are
+      case 4:  // raw bytes
         feed(stripe, script.piece());
         break;
       case 5:
@@ -255,7 +255,7 @@ class World {
       std::size_t bytes = 0;
       const auto parts = stripe->outgoing();
       for (const iovec& part : parts) bytes += part.iov_len;
-      // The first segment that it sends shows its content.
+      // A frame that it sends shows the honest signature.
       if (!parts.empty() && parts[0].iov_len == link::kFrameHeaderBytes) {
         const auto* head = static_cast<const std::uint8_t*>(parts[0].iov_base);
         const auto header = link::decode(

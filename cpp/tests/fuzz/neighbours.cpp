@@ -80,7 +80,7 @@ class World {
   }
 
  private:
-  // Fills the parts of an honest packet, and the proof of a hello.
+  // Fills in the fields of a valid packet, and the proof of a hello.
   void greet(std::array<std::uint8_t, kPacketBytes + 8>& packet, std::uint8_t flags) {
     const std::uint32_t magic = 0x4c4c4350;
     const std::uint16_t version = 3;
@@ -101,7 +101,7 @@ class World {
     std::memcpy(packet.data() + 72, proof.bytes.data(), 16);
   }
 
-  // Sends the packet with this many descriptors.
+  // Sends the packet. `how` selects the number, size and seals of the descriptors that it passes.
   void send(const void* data, std::size_t size, unsigned how) const {
     std::vector<int> passed;
     if ((how & 3) != 0) {

@@ -22,7 +22,7 @@ class Nobody final : public master::Surroundings {
 
 }  // namespace
 
-// ---- I7: the master can be rebuilt
+// -- I7: the master can be rebuilt
 
 // When nothing is in flight between the members and the master, a master rebuilt from their reports
 // equals the present one.
@@ -89,7 +89,7 @@ void Checks::rebuild_now() {
   }
 }
 
-// ---- replicas
+// -- replicas
 
 // Records the replicas of a group after an admission point.
 void Checks::same_replicas(const peer::Record& record) {

@@ -22,7 +22,7 @@ std::int64_t combine(ReduceOp op, std::int64_t a, std::int64_t b) {
 
 }  // namespace
 
-// ---- I2: results are right
+// -- I2: results are right
 
 // Values are rounded by up to a step twice (contributions and result), and once more by regions.
 // With feedback, the kept error of each member may add up to 1.
@@ -155,7 +155,7 @@ void Checks::nothing_lost(const Host& host, const OpId& id, const Reduction& red
   }
 }
 
-// ---- I5: no silent wrong answer
+// -- I5: no silent wrong answer
 
 void Checks::mismatch_is_for_all(const Host& host, const OpId& id, const Reduction& reduction) {
   const auto& contributions = contributions_[id];

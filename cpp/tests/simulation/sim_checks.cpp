@@ -1,4 +1,4 @@
-// The invariants of docs/architecture.md, checked after every event of a simulated run.
+// The invariants of docs/internals/architecture.md, checked after every event of a simulated run.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -43,7 +43,7 @@ void Checks::fail(const std::string& invariant, const std::string& what) {
   world_.log("checks", violation_);
 }
 
-// ---- starts and ends of calls
+// -- starts and ends of calls
 
 void Checks::started(const Host& host, const Reduction& reduction) {
   const auto* key = std::get_if<wire::OpKey>(&reduction.call->key);
@@ -140,7 +140,7 @@ void Checks::ended(Host& host, Reduction& reduction) {
       right_result(host, id, reduction);
       if (reduction.quantization) nothing_lost(host, id, reduction);
     }
-    // A peer that was removed does not know the verdict, unless it was told before.
+    // A peer that was removed does not know the verdict, unless it received it before.
     if (commit || host.engine().standing() != peer::Standing::out) {
       Ending ending{host.engine().id(), host.name(), call.error.code, 0,
                     ids(call.record),   0,           call.error.peer, {}};
@@ -244,7 +244,7 @@ void Checks::ended(Host& host, Syncing& syncing) {
   endings.push_back(std::move(ending));
 }
 
-// ---- I8: a newcomer's state never counts
+// -- I8: a newcomer's state never counts
 
 void Checks::never_a_newcomers(const Host& host, const Syncing& syncing) {
   if (!syncing.standing) return;
@@ -253,7 +253,7 @@ void Checks::never_a_newcomers(const Host& host, const Syncing& syncing) {
   fail("I8", host.name() + " was given a state that no standing member had");
 }
 
-// ---- I1: one verdict
+// -- I1: one verdict
 
 // Two peers that are members of each other's epochs know the same verdict, for the same members. A
 // peer that a restarted master did not wait for may know another one, unless it becomes a member
@@ -298,7 +298,7 @@ void Checks::settle_disagreements() {
   });
 }
 
-// ---- I2: equal and right
+// -- I2: equal and right
 
 void Checks::bit_parity(const std::string& what, const std::vector<Ending>& before,
                         const Ending& now) {
@@ -313,7 +313,7 @@ void Checks::bit_parity(const std::string& what, const std::vector<Ending>& befo
   }
 }
 
-// ---- I3: inputs survive
+// -- I3: inputs survive
 
 // The input is unchanged until the commit, and after a failure.
 void Checks::inputs_survive(const Host& host, const Reduction& reduction) {
@@ -343,7 +343,7 @@ void Checks::left_alone(const Host& host, const Reduction& reduction) {
   }
 }
 
-// ---- I4: no hang, no false alarm
+// -- I4: no hang, no false alarm
 
 void Checks::no_hang() {
   const Instant now = world_.now();
@@ -375,7 +375,7 @@ void Checks::no_hang() {
   }
 }
 
-// Members whose calls can meet are never told that they are stuck. Stuck members are told soon.
+// Members whose calls can meet never get a deadlock error. Stuck members get one soon.
 void Checks::no_false_alarm(const Host& host, const std::string& what, Code code) {
   if (code != Code::deadlock) return;
   if (world_.options.program != Program::stuck) {
@@ -412,7 +412,7 @@ void Checks::at_the_end() {
   }
   replicas_were_the_same();
   if (world_.report.faults > 0) return;
-  // Without faults, all members that disagree are told so, with the same culprit.
+  // Without faults, all members that disagree get mismatched_call, with the same culprit.
   for (const auto& [id, contributions] : contributions_) {
     std::map<std::uint64_t, std::size_t> votes;
     for (const auto& [peer, contribution] : contributions) ++votes[contribution.shape];

@@ -29,7 +29,7 @@ Host::Host(World& world, NodeId node, const RankId& rank_id)
   const wire::Address own{"h" + std::to_string(node), static_cast<std::uint16_t>(node)};
   options.join.addresses = {own};
   if (world.random.chance(0.2)) {
-    // An address at which another peer or nobody listens.
+    // An address at which another peer or no peer listens.
     const auto other = static_cast<std::uint32_t>(world.random.below(node + 2));
     const std::string host = world.random.chance(0.5) ? "nowhere" : "h" + std::to_string(other);
     options.join.addresses.insert(options.join.addresses.begin(),
@@ -165,7 +165,7 @@ void Host::run(std::function<void()> what) {
   }
 }
 
-// ---- stripes
+// -- stripes
 
 void Host::adopt(std::uint64_t stripe, const ConnectionPtr& connection, int side) {
   Link& link = stripes_[stripe];
@@ -301,7 +301,7 @@ void Host::follow_frames(Link& link, wire::Bytes& bytes) {
   }
 }
 
-// ---- the control connection
+// -- the control connection
 
 void Host::dial_control() {
   world_.network.dial(node_, kMasterNode, kUnlimited, [this](const ConnectionPtr& connection) {
@@ -346,7 +346,7 @@ void Host::pump_control() {
   }
 }
 
-// ---- the engine's wishes
+// -- the engine's actions
 
 void Host::dial(const link::DialRequest& request) {
   const auto connected = [this, token = request.token](const ConnectionPtr& connection, int side) {
@@ -452,7 +452,7 @@ void Host::arm() {
   });
 }
 
-// ---- user programs
+// -- user programs
 
 void Host::wake() {
   for (Waiter& waiter : waiters_) {

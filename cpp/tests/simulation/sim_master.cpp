@@ -117,7 +117,7 @@ void MasterHost::settle() {
   arm();
 }
 
-// ---- what it relays
+// -- relays
 
 void MasterHost::expect_relay(const master::ExpectRelay& expected) {
   meetings_.push_back({expected, {}, {}});
@@ -236,7 +236,7 @@ void MasterHost::measure(Host& by, wire::Message& message) {
   }
 }
 
-// Deliberate bugs: one member is told something else than was decided.
+// Deliberate bug: one member receives another verdict than was decided.
 wire::Bytes MasterHost::tamper(master::ConnectionId, wire::Bytes bytes) {
   if (world_.options.bug != Bug::other_verdict) return bytes;
   wire::FrameReader reader;

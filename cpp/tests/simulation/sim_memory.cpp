@@ -129,7 +129,7 @@ void Memory::lose(const PeerId& peer, const std::shared_ptr<Acquaintance>& known
   host_.run([this, peer, known] {
     const auto it = known_.find(peer);
     if (it == known_.end() || it->second != known) return;
-    deliver(peer, known);  // what was sent before the end is read before it
+    deliver(peer, known);  // offers sent before the end are delivered first
     known_.erase(peer);
     if (const Host* other = world_.host_of(peer)) world_.network.sever(host_.node(), other->node());
     host_.engine().on_neighbour_down(peer, "closed by the other end", world_.now());

@@ -17,7 +17,8 @@ class Host;
 struct Reduction;
 using ReductionPtr = std::shared_ptr<Reduction>;
 
-// Two peers that are connected by memory. Both ends hold it; it ends when one of them lets go.
+// Two peers that are connected by memory. Both ends hold this object. The connection ends when
+// either end drops it.
 struct Acquaintance {
   struct Offering {
     memory::Offer what;
@@ -37,7 +38,7 @@ class Memory {
   void carry_out(const peer::LocalityActions& actions);
   // Plans a step, as the collective may have work.
   void want_step();
-  // Puts the reduction's arrays where others can read them until it is over.
+  // Makes the reduction's arrays, or some of them, readable by others until it is over.
   void lay_out(const ReductionPtr& reduction);
   void kill();  // the process ends
   [[nodiscard]] bool knows(const PeerId& peer) const { return known_.contains(peer); }

@@ -31,7 +31,7 @@ bool Timeline::step() {
   return true;
 }
 
-// ---- one connection
+// -- one connection
 
 Connection::Connection(Network& network, NodeId dialler, NodeId listener, std::size_t capacity,
                        bool local)
@@ -90,10 +90,10 @@ void Connection::deliver(int side) {
     direction.flying.pop_front();
     news = true;
     if (!open(reader)) {
-      // The reader is gone: the writer is told, ...
+      // The reader is gone: drop the bytes.
       direction.used -= packet.bytes.size();
       if (packet.last) continue;
-      // ... after whatever the reader sent before it closed.
+      // The writer sees a reset, after all bytes that the reader sent before it closed.
       const Instant before = directions_[index(reader)].last_due;
       reset(side, std::max(direction.latency, before - now));
       continue;
@@ -108,7 +108,7 @@ void Connection::notify(int side) {
   const auto self = shared_from_this();
   Side& end = sides_[index(side)];
   if (!end.open || !end.ready) return;
-  const auto ready = end.ready;  // it may replace itself
+  const auto ready = end.ready;  // the handler may replace itself
   ready();
 }
 
@@ -171,7 +171,7 @@ bool Connection::quiet() const {
   });
 }
 
-// ---- all of them
+// -- the network
 
 void Network::dial(NodeId from, NodeId to, std::size_t capacity,
                    std::function<void(ConnectionPtr)> done, bool memory) {
@@ -195,7 +195,7 @@ void Network::dial(NodeId from, NodeId to, std::size_t capacity,
     auto connection = std::make_shared<Connection>(*this, from, to, capacity, local);
     connection->memory_ = memory;
     connections_.push_back(connection);
-    // Either end may learn of it first.
+    // Either end may see the connection first.
     timeline_.after(random_.duration(Duration(0), slowness),
                     [connection, done = std::move(done)] { done(connection); });
     timeline_.after(random_.duration(Duration(0), slowness), [this, connection, to] {

@@ -163,7 +163,8 @@ class Network {
             bool memory = false);
   // Connects two nodes that have both dialled the master. `one` is the dialling side.
   ConnectionPtr relay(NodeId one, NodeId other, std::size_t capacity);
-  // Ends the node's process: nobody listens, and the other ends of its connections learn of it.
+  // Ends the node's process: it stops listening, and the other ends of its connections see them
+  // end.
   void kill(NodeId node);
   // Delays bytes from `from` to `to` until `until`.
   void block(NodeId from, NodeId to, Instant until) { blocked_[{from, to}] = until; }
@@ -173,7 +174,7 @@ class Network {
 
   // The time that one write takes to arrive.
   Duration slowness{std::chrono::microseconds(200)};
-  double chatter = 0.2;  // how often bytes are read and written in small pieces
+  double chatter = 0.2;  // probability that bytes are read and written in small pieces
 
  private:
   friend class Connection;

@@ -65,7 +65,7 @@ Task<> UserProgram::compute(Thread thread, Duration most) {
 bool UserProgram::replicas() const { return host_.world().options.ranks > 0; }
 
 // A collective inside the replica, as a sharded model has in every step. A rank that waits for a
-// rank that is gone waits for ever, or fails at some time.
+// lost rank waits for ever, or fails at some time.
 Task<> UserProgram::meet(Thread thread) {
   World& world = host_.world();
   if (!replicas() || out()) co_return;

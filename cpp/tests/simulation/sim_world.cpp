@@ -86,7 +86,7 @@ World::World(std::uint64_t seed, const Options& given)
       options.corruptions > 0 || random.chance(0.5) ? Checksum::always : Checksum::automatic;
   master_options.relays = options.relays > 0;
   master_options.replan_interval = random.duration(milliseconds(1), seconds(4));
-  Random measuring(~seed);  // what was found by a seed before stays where it is
+  Random measuring(~seed);  // separate, so that older seeds still draw the same runs
   if (measuring.chance(0.3)) {
     master_options.measure_after = Duration::zero();
   } else {
@@ -133,7 +133,7 @@ World::World(std::uint64_t seed, const Options& given)
   next_fault_ = random.between(1, fault_gap_ * 2);
 }
 
-// ---- who is there
+// -- peers
 
 PeerId World::new_id() {
   PeerId id;
@@ -164,7 +164,7 @@ void World::add_replica(const std::string& name) {
 }
 
 // Ends a replica after one of its ranks has ended, as the user's launcher would: kills ranks that
-// only wait. Ranks that are members must be told by the master.
+// only wait. Ranks that are members must learn of the loss from the master.
 void World::rank_ended(const Host& host) {
   if (options.ranks == 0 || host.ended_well() || lives[host.rank_id().life].over) return;
   const std::size_t life = host.rank_id().life;
@@ -251,7 +251,7 @@ void World::came_back_as_newcomer(const Host& host) {
 }
 
 bool World::bug_due(Bug bug) {
-  // Skip the first opportunities, to hit an ordinary moment.
+  // Skip some opportunities, to hit an ordinary moment.
   if (options.bug != bug || bug_done_ || random.chance(0.7)) return false;
   bug_done_ = true;
   log("bug", "strikes now");
@@ -267,7 +267,7 @@ void World::log(const std::string& who, const std::string& what) {
   trace_.push_back(line.str());
 }
 
-// ---- faults
+// -- faults
 
 Host* World::pick_host() {
   std::vector<Host*> able;
@@ -434,7 +434,7 @@ void World::strike(Fault fault) {
   }
 }
 
-// ---- from the start to the end
+// -- the run
 
 // Whether the peer is a newcomer that waits for a frozen rank of its replica.
 bool World::waits_for_frozen(const Host& host) const {

@@ -27,7 +27,7 @@ namespace pccl::simulation {
 class World;
 class Host;
 
-// ---- the master's process
+// -- the master's process
 
 // The master's process: connections, frames, ticks. The master in it may be replaced.
 class MasterHost {
@@ -41,7 +41,7 @@ class MasterHost {
     return master_ ? master_->group(id) : nullptr;
   }
   [[nodiscard]] bool quiet() const;  // no byte is in flight, to or from the master
-  // `done` gets the connection and the node's side of it, or null.
+  // `done` gets the connection and the node's side, or null.
   using Through = std::function<void(const ConnectionPtr&, int)>;
   void open_relay(NodeId from, const PeerId& token, Through done);
 
@@ -76,7 +76,7 @@ class MasterHost {
   std::vector<std::pair<std::set<PeerId>, std::weak_ptr<Connection>>> relayed_;
 };
 
-// ---- a peer's process
+// -- a peer's process
 
 // One array of an operation, with its original input.
 struct ArrayData {
@@ -111,7 +111,7 @@ struct Reduction {
   std::vector<std::int64_t> result;  // of the first array, after a commit
   std::uint64_t run = 0;
   bool rerun = false;
-  std::size_t members = 0;  // for which its arrays are, or at the time of the call
+  std::size_t members = 0;  // for which the arrays are sized, else at the call
   Instant since{};
   bool ended = false;
 };
@@ -142,7 +142,7 @@ struct RoundEntry {
 
 class UserProgram;
 
-// The rank of a replica that a peer is.
+// A peer's place in a replica.
 struct RankId {
   std::uint32_t group = 0;
   std::string replica;   // its name
@@ -271,7 +271,7 @@ class Host {
   SyncingPtr syncing_;  // the latest
 };
 
-// ---- user programs
+// -- user programs
 
 class UserProgram {
  public:
@@ -341,7 +341,7 @@ class UserProgram {
   bool busy_ = false;
 };
 
-// ---- checks
+// -- checks
 
 // One function per invariant. The first violation ends the run.
 class Checks {
@@ -427,7 +427,7 @@ class Checks {
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::set<std::set<std::size_t>>> points_;
 };
 
-// ---- the world
+// -- the world
 
 class World {
  public:
@@ -507,7 +507,7 @@ class World {
   void note(const char* fault, const Host* host);
 
   std::uint64_t seed_;
-  std::vector<Fault> faults_;  // to come; the next one is last
+  std::vector<Fault> faults_;  // not injected yet; the next one is last
   std::uint64_t next_fault_ = 0;
   std::uint64_t fault_gap_ = 100;
   std::uint64_t next_rebuild_ = 50;

@@ -25,10 +25,10 @@ inline constexpr unsigned kPrograms = 6;
 enum class Bug : std::uint8_t {
   none,
   flip_result,    // a bit of one member's committed result
-  other_verdict,  // one member is told of a loss where the others are told commit
+  other_verdict,  // one member receives a loss where the others receive a commit
   touch_input,    // an in-place input is written while the operation runs
   lose_report,    // a member's reports of finished operations do not reach the master
-  forget_entry,   // a rebuilt master is not told of an open operation
+  forget_entry,   // a rebuilt master does not receive an open operation
   stale_state,    // a receiver keeps its old state although the sync has succeeded
   commit_alone,   // an operation is committed although a member counts as having called differently
   lose_left_out,  // a member loses the rounding error of one element
@@ -47,7 +47,7 @@ struct Options {
   std::uint32_t kills = 0;
   std::uint32_t freezes = 0;      // half of them permanent
   std::uint32_t partitions = 0;   // one way or both, between two peers or a peer and the master
-  std::uint32_t cuts = 0;         // of a connection; sometimes one end is never told
+  std::uint32_t cuts = 0;         // of a connection; sometimes one end never notices
   std::uint32_t stalls = 0;       // a connection moves nothing for a while
   std::uint32_t corruptions = 0;  // a byte of a data frame
   std::uint32_t leaves = 0;

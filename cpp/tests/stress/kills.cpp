@@ -1,5 +1,5 @@
-// The parent process has no threads, so that it may fork at any time. It knows the others only from
-// the memory that it shares with them.
+// The parent process has no threads, so it may fork at any time. It observes the workers only
+// through shared memory.
 #include "tests/stress/kills.h"
 
 #include <sys/mman.h>
@@ -30,9 +30,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// For a frozen process: it learns all decisions and losses of that time at once.
+// How long a process stays stopped. It then receives all decisions and losses of that time at once.
 constexpr Duration kPause = milliseconds(30);
-constexpr Duration kPatience = std::chrono::seconds(60);  // after this, some process hangs
+constexpr Duration kPatience = std::chrono::seconds(60);  // after this, a process counts as hanging
 // The polling interval of the shared memory. Correctness does not depend on it.
 constexpr Duration kGlance = std::chrono::microseconds(200);
 
@@ -45,8 +45,8 @@ struct Run {
   std::array<std::uint64_t, kSizes> inside{};  // hits, by size
   std::uint64_t elsewhere = 0;
   std::uint64_t pairs = 0;
-  std::uint64_t evicted = 0;  // though nobody froze them
-  Duration longest{};         // from one blow until all were together again
+  std::uint64_t evicted = 0;  // members that were not frozen
+  Duration longest{};         // from one hit until all shared memory again
 
   [[nodiscard]] std::uint64_t hits() const { return inside[0] + inside[1] + inside[2]; }
 };
@@ -83,7 +83,7 @@ class Pack {
   Pack(const Pack&) = delete;
   Pack& operator=(const Pack&) = delete;
 
-  // False when all have left.
+  // False: all workers have left.
   bool step(bool enough) {
     for (std::size_t i = 0; i < kSlots; ++i) {
       hear(i);
@@ -137,7 +137,7 @@ class Pack {
     bool stopped = false;
     Instant stopped_at;
     bool without = false;  // has committed without the frozen one
-    bool out = false;      // was put out
+    bool out = false;      // was evicted
   };
 
   void now_is(State state) {
@@ -168,7 +168,7 @@ class Pack {
     }
   }
 
-  // All workers share memory: choose the next victim.
+  // Chooses the next victims once all workers share memory. `enough`: ends the workers instead.
   void settle(bool enough) {
     if (enough) {
       group_->orders.stop = true;
@@ -214,7 +214,7 @@ class Pack {
     const Slot& slot = group_->slots.at(victims_[0]);
     Child& victim = children_.at(victims_[0]);
     hear(victims_[0]);
-    if (victim.out) {  // put out before that, for being slow: it is no member now
+    if (victim.out) {  // evicted earlier for being slow: it is not a member
       ::kill(victim.pid, SIGCONT);
       victim.stopped = victim.doomed = false;
       return now_is(State::settling);
@@ -384,7 +384,7 @@ void print(const char* what, const Run& run, const std::vector<std::unique_ptr<P
 
 int hunt(Run& run, std::uint64_t count) {
   const char* const what = run.freezes ? "freezes" : "kills";
-  if (std::getenv("PCCL_LOG_LEVEL") == nullptr) set_log_level(LogLevel::err);  // losses are meant
+  if (std::getenv("PCCL_LOG_LEVEL") == nullptr) set_log_level(LogLevel::err);  // expected losses
   try {
     const MasterProcess master(run.settings);
     run.master = master.address();

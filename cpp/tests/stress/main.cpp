@@ -1,10 +1,10 @@
 // Stress test: a master and peers as threads of one process, over loopback. Peers join and leave
 // continuously while they share a state, reduce, abort calls and are visited by strangers. Every
-// result is checked against its contributors, and the states of all members against each other. For
-// the address, undefined-behaviour and thread sanitizers. PCCL_STRESS_SECONDS: duration, 20 by
-// default. `cuts`: the same without shared memory, while connections between peers are cut one by
-// one. With PCCL_SECRET all connections are encrypted. `kills` and `freezes` are other programs:
-// see kills.h.
+// result is checked against its contributors, and the states of all members against each other.
+// Meant to run under the address, undefined-behaviour and thread sanitizers. PCCL_STRESS_SECONDS:
+// duration, 20 by default. `cuts`: the same without shared memory, while connections between peers
+// are cut one by one. With PCCL_SECRET all connections are encrypted. `kills` and `freezes` are
+// other programs: see kills.h.
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -79,7 +79,7 @@ float float_of(const PeerId& id, std::size_t index) {
          (kLargestFloat / 1000);
 }
 
-// Connects, sends foreign bytes, and disconnects at once or after a while.
+// Connects, sends foreign bytes, and disconnects.
 void visit(std::uint16_t port, std::mt19937_64& rng, Totals& totals) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return;
@@ -351,7 +351,7 @@ class Peer {
   Results& sums_;
   std::vector<std::uint8_t> state_;
   std::uint64_t calls_ = 0;  // part of the state
-  bool lost_ = false;        // all that had the state have left
+  bool lost_ = false;        // all holders of the state have left
 };
 
 int run(Duration length, std::uint64_t seed, bool cuts) {

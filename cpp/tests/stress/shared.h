@@ -18,7 +18,7 @@ constexpr std::size_t kEvents = 256;
 enum class Size : std::uint32_t { tiny, medium, large };
 constexpr std::size_t kSizes = 3;
 
-// Counted from the last admission, as wire::OpKey.
+// Counted from the last admission, like wire::OpKey.
 struct Key {
   std::uint64_t admission = 0;
   std::uint64_t sequence = 0;
@@ -29,10 +29,10 @@ struct Key {
 struct Event {
   enum class Kind : std::uint32_t { committed, failed, out } kind = Kind::committed;
   PeerId self;
-  Key key;  // out: of the operation it was in; the others may have committed that one
+  Key key;  // out: the operation in progress, which others may have committed
   std::uint64_t epoch = 0;
   std::uint64_t attempts = 0;
-  bool counted = false;  // its bytes tell whether they went through memory
+  bool counted = false;  // its traffic shows whether it ran in memory
   bool in_memory = false;
   wire::Digest digest;  // of the result
   std::uint64_t world = 0;
@@ -48,8 +48,8 @@ struct Slot {
   Key key;  // of the operation under way; set before the stage is
   std::atomic<Size> size{Size::tiny};
   std::atomic<std::uint64_t> world{0};     // of the latest operation, if it ran in memory
-  std::atomic<std::uint64_t> armed{0};     // the latest order that it has taken
-  std::atomic<std::uint64_t> verified{0};  // its arrays are as before since this freeze
+  std::atomic<std::uint64_t> armed{0};     // latest order that it has accepted
+  std::atomic<std::uint64_t> verified{0};  // latest freeze that left its arrays unchanged
   std::atomic<std::uint64_t> written{0};
   std::array<Event, kEvents> events;
   std::array<char, 256> failure{};
@@ -68,7 +68,7 @@ struct Slot {
 struct Orders {
   std::atomic<bool> stop{false};
   std::atomic<std::uint64_t> frozen{0};    // number of the latest freeze
-  std::atomic<std::uint64_t> reported{0};  // ... of which the frozen one has told how it came back
+  std::atomic<std::uint64_t> reported{0};  // latest freeze whose victim reported its eviction
 };
 
 struct Group {

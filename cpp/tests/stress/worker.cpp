@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::size_t kKept = 4;  // latest operations whose arrays are looked at after a freeze
+constexpr std::size_t kKept = 4;  // latest operations whose arrays are checked after a freeze
 
 struct Failure {
   std::string what;
@@ -40,8 +40,8 @@ struct Shape {
   std::size_t count = 0;
   std::uint32_t salt = 0;
   bool rerun = true;
-  unsigned memory = 0;    // 0: private, 1, 2: shared, 3: each as it likes
-  unsigned in_place = 0;  // 0, 1: no, 2: yes, 3: each as it likes
+  unsigned memory = 0;    // 0: private, 1, 2: shared, 3: each member chooses
+  unsigned in_place = 0;  // 0, 1: no, 2: yes, 3: each member chooses
 };
 
 Shape shape_of(std::uint64_t seed, const Key& key) {
@@ -74,9 +74,9 @@ struct Array {
 
 struct Arrays {
   Array send;
-  Array recv;  // without memory: in place
+  Array recv;  // without data: in place
   std::size_t count = 0;
-  wire::Digest sent;  // what `send` holds afterwards
+  wire::Digest sent;  // digest of `send` after the operation
   wire::Digest received;
 };
 
@@ -202,7 +202,7 @@ class Worker {
     }
   }
 
-  // No longer a member; another communicator joins again.
+  // Reports the end of the membership. Another communicator joins next.
   void ended(const node::Communicator& comm, const Error& error, const char* where) {
     if (error.code != Code::evicted && error.code != Code::master_lost &&
         error.code != Code::unreachable) {
@@ -223,7 +223,7 @@ class Worker {
     slot_.written = number + 1;
   }
 
-  // Lets the kernel send the signal at this moment, whatever the process is doing.
+  // Arms a timer for an ordered signal: the kernel sends it whatever the process is doing.
   void obey(Size size) {
     const std::uint64_t order = slot_.order;
     if (order == slot_.armed || size != slot_.order_size) return;
@@ -241,7 +241,7 @@ class Worker {
     (void)::timer_settime(timer, 0, &once, nullptr);
   }
 
-  // ---- memory
+  // -- memory
 
   Array take(const Shape& shape) {
     const bool shared = shape.memory == 3 ? rng_() % 2 == 0 : shape.memory > 0;

@@ -13,8 +13,8 @@ namespace pccl::stress {
 struct WorkerOptions {
   wire::Address master;
   std::uint32_t group = 0;
-  std::uint64_t run_seed = 0;  // the same for all: what they reduce follows from it
-  std::uint64_t seed = 0;      // its own
+  std::uint64_t run_seed = 0;  // equal on all workers: determines the operations
+  std::uint64_t seed = 0;      // of this worker
   Settings settings;
 };
 

@@ -148,7 +148,7 @@ wire::Frame arbitrary_frame(std::size_t type, std::span<const std::uint8_t> entr
   return frame;
 }
 
-// ---- control frames ----------------------------------------------------------------------------
+// -- control frames
 
 // A frame of this type made from `entropy`: its bytes, and whether reading them gives the same
 // frame.
@@ -253,7 +253,7 @@ nb::bytes link_seal(const nb::bytes& header) {
   return to_python(sealed);
 }
 
-// ---- link frames -------------------------------------------------------------------------------
+// -- link frames
 
 // The user of a test's stripes: sends the given frames, and places arriving ones by `choices`.
 class Player final : public stripes::Traffic {
@@ -262,7 +262,7 @@ class Player final : public stripes::Traffic {
 
   stripes::Placement place(stripes::Stripe&, const stripes::FrameHeader& header) override {
     stripes::Placement placement;
-    // A stripe allocates no memory for data; nor does this, for absurd lengths.
+    // Drain absurd lengths instead of allocating memory for them.
     if (header.payload_bytes > (1U << 20)) {
       placement.kind = stripes::Placement::Kind::drain;
       return placement;

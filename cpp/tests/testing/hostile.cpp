@@ -1,5 +1,5 @@
-// A master whose members send what the test wants, an executor whose links do, and anonymous
-// connections.
+// A master whose members send messages of the test's choice, an executor whose links do the same,
+// and anonymous connections.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -341,7 +341,7 @@ class Sums final : private pccl::link::Carrier {
   std::deque<std::vector<float>> arrays_;
 };
 
-// The number of `times` (seconds) that were allowed.
+// The number of events at `times` (seconds) that were allowed.
 std::size_t allowed(double at_once, double per_second, const std::vector<double>& times) {
   pccl::Allowance allowance;
   std::size_t count = 0;

@@ -1,5 +1,5 @@
-// The master's relay, with sockets that the test holds the other ends of; and a member that asks
-// for it.
+// The master's relay, with sockets whose other ends the test holds; and a member that asks for
+// relays.
 #include "pccl/server/relay.h"
 
 #include <nanobind/nanobind.h>
@@ -43,7 +43,7 @@ class Desk {
               const nb::bytes& token_of_other) {
     relays_.expect(id_of(one), id_of(other), id_of(token_of_one), id_of(token_of_other), now_);
   }
-  // The descriptor is the relay's from now on.
+  // Takes the descriptor over.
   bool enter(const nb::bytes& token, int descriptor) {
     const int own = pccl::open_descriptor([&] { return ::dup(descriptor); });
     ::close(descriptor);
@@ -55,7 +55,7 @@ class Desk {
     now_ += std::chrono::round<pccl::Duration>(std::chrono::duration<double>(seconds));
     relays_.on_time(now_);
   }
-  // Lets it work for so long at most; as long as there is anything to do.
+  // Runs the relay while it has work, for at most this many seconds.
   void run(double seconds) {
     const nb::gil_scoped_release release;
     context_.restart();
@@ -68,8 +68,8 @@ class Desk {
   pccl::server::Relays relays_;
 };
 
-// The newest of several members. By the plan it sends to all others, and they to nobody else; it
-// cannot connect to any of them.
+// The newest of several members. The plan links only this member with each other member. It cannot
+// connect to any of them.
 class RelayedPeer {
  public:
   RelayedPeer(std::uint8_t others,
@@ -93,13 +93,13 @@ class RelayedPeer {
   RelayedPeer(const RelayedPeer&) = delete;
   RelayedPeer& operator=(const RelayedPeer&) = delete;
 
-  // Why it did not take that epoch; empty: it did.
+  // Why the member rejected that epoch. Empty: it accepted it.
   [[nodiscard]] std::string refuses() const {
     return engine_.standing() == pccl::peer::Standing::member ? ""
                                                               : engine_.master_link().failure();
   }
 
-  // Within so many seconds: when it asked for a relay, and to which of the others.
+  // Runs for this many seconds. Returns when the member asked for a relay, and to which others.
   std::vector<std::pair<double, unsigned>> asks(double seconds) {
     std::vector<std::pair<double, unsigned>> asked;
     const pccl::Instant began = now_;

@@ -70,10 +70,10 @@ std::uint32_t segment_of(const stripes::OutgoingFrame& frame) {
 }
 
 // Sends numbered data frames of these sizes on one stripe, which ends when `written` bytes were
-// written, of which `read` arrived; the byte at `spoilt` is changed. `told`: after every `told`
-// reads the sender is told what has arrived. `released`: the operation ends before the stripe does.
-// Returns the frames that arrived, the number of whole ones, the frames that would be sent again,
-// those that were never begun, and the number of interruptions of stored frames.
+// written, of which `read` arrived; the byte at `spoilt` is changed. `told`: the number of reads
+// between confirmations to the sender; 0: none. `released`: the operation ends before the stripe
+// does. Returns the frames that arrived, the number of whole ones, the frames that would be sent
+// again, those that were never begun, and the number of interruptions of stored frames.
 std::tuple<std::vector<std::uint32_t>, std::uint64_t, std::vector<std::uint32_t>,
            std::vector<std::uint32_t>, std::uint32_t>
 stand_in(const std::vector<std::uint32_t>& sizes, std::size_t written, std::size_t read,

@@ -127,7 +127,7 @@ nb::tuple plan_flows(const PlanTuple& given, std::uint64_t bytes, std::uint32_t 
   return nb::make_tuple(chunks, nb::cast(schedule.shares));
 }
 
-// ---- the master --------------------------------------------------------------------------------
+// -- the master
 
 class Deaf final : public master::Surroundings {
  public:
