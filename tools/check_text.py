@@ -25,7 +25,7 @@ MAX_LINES = 800
 MAX_SUBJECT = 72
 
 # Commits up to this one were made before the rule.
-FIRST_COMMIT = "e1641b2b424c977779347d654da785e1bceccf61"
+FIRST_COMMIT = "f66f6afed57a32ff0e6274f344a48d20ede3b83d"
 
 LONG_FILES = {
     "benchmarks/wan/relay.cpp": "a program of its own, which lab.py compiles from one file",

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lint.sh VENV: style and layering; changes nothing.
+# lint.sh VENV: style, layering and language; changes nothing.
 set -euo pipefail
 venv=$1
 cd "$(dirname "$0")/.."
@@ -9,4 +9,5 @@ status=0  # every check runs, whatever the others found
 find cpp benchmarks -name '*.h' -print0 -o -name '*.inl' -print0 -o -name '*.cpp' -print0 |
   xargs -0 "$venv/bin/clang-format" --dry-run -Werror || status=1
 "$venv/bin/python" tools/check_rooms.py || status=1
+"$venv/bin/python" tools/check_text.py || status=1
 exit "$status"
