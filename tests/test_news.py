@@ -125,7 +125,7 @@ def test_a_peer_that_starts_alone_just_after_another_went_is_told(run: Run) -> N
     end([first])
     second = run.peer(news.admit_and_reduce)
     second.expect("ready")
-    assert "just before" in wait_for_line(second, "has started group 0 alone")
+    assert "has just left" in wait_for_line(second, "has started group 0 alone")
 
 
 def test_a_level_1_peer_that_connects_first_is_told_nothing(run: Run) -> None:

@@ -203,7 +203,7 @@ def test_a_newcomer_without_memory_for_the_state_is_put_out_and_the_others_go_on
     synced(peers, sync({"a": ones(1 << 26), "z": 1}))
     tell(late, partial(sync_shell.limit_memory, 200 << 20), sync({"z": 0}))
     told = failed(meanwhile(late[0], peers, served=True), "InternalError", "INTERNAL_ERROR")
-    assert "no memory" in told["text"]
+    assert "out of memory" in told["text"]
     assert synced(peers, sync())[0]["size"] == 2
 
 

@@ -114,7 +114,7 @@ def test_memory_needs_no_alignment_and_has_to_fit() -> None:
     _core.scale(10, memory[1:], 2.0, memory[1:])
     assert memory[1:].view(np.float32).tolist() == list(range(0, 32, 2))
     for dtype, bytes_ in ((10, 60), (9, 64), (12, 64), (11, 61)):
-        with pytest.raises(ValueError, match="fit together"):
+        with pytest.raises(ValueError, match="different sizes"):
             _core.scale(dtype, memory[1:], 2.0, np.zeros(bytes_, np.uint8))
 
 
