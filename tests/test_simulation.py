@@ -289,7 +289,7 @@ UNREACHED = {
 def test_every_change_of_phase_of_a_link_or_a_call_is_reached(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The tables are in link/links.cpp and peer/calls.cpp; the engine stops at any other change."""
+    """The tables are in link_facts.cpp and calls.cpp; the engine stops at any other change."""
     taken: Counter[tuple[str, str, str]] = Counter()
 
     def note(report: SimulationReport) -> None:

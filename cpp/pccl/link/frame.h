@@ -119,4 +119,7 @@ struct Lost {
 // the sender violates the protocol or a limit; the link must end.
 [[nodiscard]] Result<FrameHeader> decode(std::span<const std::uint8_t, kFrameHeaderBytes> bytes);
 
+// The other end violates the protocol or a limit: the link ends.
+[[nodiscard]] inline Status refused(const char* why) { return Status(Code::refused, why); }
+
 }  // namespace pccl::link

@@ -1,8 +1,7 @@
-// LinkTable: the handshake of a stripe.
+#include "pccl/link/handshake.h"
+
 #include <algorithm>
 #include <utility>
-
-#include "pccl/link/links.h"
 
 namespace pccl::link {
 namespace {
@@ -25,56 +24,110 @@ void greet(Stripe& stripe, FrameType type, const Hello& hello) {
 
 }  // namespace
 
-LinkTable::Entry& LinkTable::add(std::uint64_t stripe, bool local, Way way) {
-  Entry& entry = stripes_[stripe];
-  entry.stripe = std::make_unique<Stripe>(stripe, traffic_);
+StripeEntry& Handshakes::add(std::uint64_t stripe, bool local, Way way) {
+  StripeEntry& entry = facts_.stripes[stripe];
+  entry.stripe = std::make_unique<Stripe>(stripe, facts_.traffic);
   entry.local = local;
   entry.way = way;
-  entry.deadline = at_.now + kHandshakeTimeout;
+  entry.deadline = facts_.at.now + kHandshakeTimeout;
   return entry;
 }
 
-void LinkTable::on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour,
+void Handshakes::on_dialled(std::uint64_t token, std::uint64_t stripe, bool local, Way way,
                             const LinkContext& context) {
-  at_ = context;
-  const auto handshakes = std::count_if(stripes_.begin(), stripes_.end(), [](const auto& item) {
-    const StripePhase phase = item.second.phase;
-    return phase != StripePhase::established && phase != StripePhase::said_hello;
-  });
+  facts_.at = context;
+  const auto it = facts_.dials.find(token);
+  if (it == facts_.dials.end()) {
+    facts_.actions.close.push_back(stripe);
+    return;
+  }
+  const Dial dial = it->second;
+  facts_.dials.erase(it);
+  if (dial.question != 0) {
+    facts_.events.emplace_back(AddressTried{dial.question, true, {}});
+    facts_.actions.close.push_back(stripe);
+    return;
+  }
+  if (dial.accepts) {
+    on_accepted(stripe, local, {}, context);
+    const auto accepted = facts_.stripes.find(stripe);
+    if (accepted == facts_.stripes.end()) return;
+    accepted->second.only = dial.peer;
+    accepted->second.way = Way::relay;
+    return;
+  }
+  const auto found = facts_.links.find(dial.peer);
+  const bool useful =
+      found != facts_.links.end() &&
+      (dial.number == 0 ? !found->second.is_up()
+                        : found->second.is_up() && found->second.generation == dial.generation &&
+                              (dial.offer || !found->second.standby.has_ended(dial.number)));
+  if (!useful) {
+    if (found != facts_.links.end() && dial.way != Way::memory) {
+      std::uint32_t& open = found->second.open_dials(dial.number);
+      if (open > 0) --open;
+    }
+    facts_.actions.close.push_back(stripe);
+    return;
+  }
+  Link& link = found->second;
+  StripeEntry& entry = add(stripe, local, way == Way::memory ? way : dial.way);
+  entry.address = dial.address;
+  // A pipe needs no deadline: a late answer costs nothing, and pipes of a lost neighbour end.
+  if (way == Way::memory) entry.deadline = Instant::max();
+  if (dial.offer) {
+    entry.offered_number = dial.number;
+    return offer(entry, link);
+  }
+  // A first handshake belongs to the newest generation at its beginning.
+  if (dial.number == 0 && std::exchange(link.dialling.renews, false))
+    dialler_.renew_generation(link);
+  say_hello(entry, link, dial.number, dial.number == 0 ? link.generation : dial.generation);
+}
+
+void Handshakes::on_accepted(std::uint64_t stripe, bool local, const PeerId& neighbour,
+                             const LinkContext& context) {
+  facts_.at = context;
+  const auto handshakes =
+      std::count_if(facts_.stripes.begin(), facts_.stripes.end(), [](const auto& item) {
+        const StripePhase phase = item.second.phase;
+        return phase != StripePhase::established && phase != StripePhase::said_hello;
+      });
   if (static_cast<std::size_t>(handshakes) >= kMaxHandshakes) {
-    actions_.close.push_back(stripe);
+    facts_.actions.close.push_back(stripe);
     return;
   }
   add(stripe, local, neighbour.empty() ? Way::network : Way::memory).only = neighbour;
 }
 
-void LinkTable::say_hello(Entry& entry, Link& link, std::uint32_t number,
-                          std::uint64_t generation) {
+void Handshakes::say_hello(StripeEntry& entry, Link& link, std::uint32_t number,
+                           std::uint64_t generation) {
   entry.peer = link.peer.id;
   entry.phase = StripePhase::said_hello;
-  const unsigned fixed = options_.settings.stripes;
+  const unsigned fixed = facts_.options.settings.stripes;
   const bool memory = entry.way == Way::memory;
-  const bool several = fixed == 0 ? !entry.local && options_.stripes.most > 1 : fixed > 1;
+  const bool several = fixed == 0 ? !entry.local && facts_.options.stripes.most > 1 : fixed > 1;
   const bool keeps = number == 0 ? several : !memory && link.keeps;
-  entry.hello = {at_.run, options_.self, link.peer.id, generation, number, keeps, memory};
+  entry.hello = {facts_.at.run, facts_.options.self, link.peer.id, generation, number, keeps,
+                 memory};
   if (keeps) entry.stripe->keep();
   greet(*entry.stripe, FrameType::hello, entry.hello);
-  flush_.insert(entry.stripe->id());
+  facts_.flush.insert(entry.stripe->id());
 }
 
 // Asks the other end to send a hello on this stripe.
-void LinkTable::offer(Entry& entry, const Link& link) {
+void Handshakes::offer(StripeEntry& entry, const Link& link) {
   entry.phase = StripePhase::offered;
   entry.offered_to = link.peer.id;
   // Keep frames until the hello decides: kept frames are counted from the first one.
   entry.stripe->keep();
   greet(*entry.stripe, FrameType::offer,
-        {at_.run, options_.self, link.peer.id, 0, entry.offered_number, false, false});
-  flush_.insert(entry.stripe->id());
+        {facts_.at.run, facts_.options.self, link.peer.id, 0, entry.offered_number, false, false});
+  facts_.flush.insert(entry.stripe->id());
 }
 
-Status LinkTable::on_greeting(Entry& entry, const FrameHeader& header,
-                              std::span<const std::uint8_t> payload) {
+Status Handshakes::on_greeting(StripeEntry& entry, const FrameHeader& header,
+                               std::span<const std::uint8_t> payload) {
   const StripePhase phase = entry.phase;
   const bool offered = !entry.offered_to.empty();
   const bool is_offer = header.type == FrameType::offer;
@@ -97,7 +150,7 @@ Status LinkTable::on_greeting(Entry& entry, const FrameHeader& header,
   reader(hello);
   if (!reader.complete()) return refused("a malformed handshake");
   if (!is_greeting) {
-    if (hello.from != entry.peer || hello.to != options_.self)
+    if (hello.from != entry.peer || hello.to != facts_.options.self)
       return refused("another peer answered");
     establish(entry);
     return {};
@@ -105,11 +158,11 @@ Status LinkTable::on_greeting(Entry& entry, const FrameHeader& header,
   entry.hello = hello;
   entry.offer = is_offer;
   if (offered && hello.from != entry.offered_to) return refused("another peer answered");
-  if (hello.to != options_.self || (at_.run != 0 && hello.run != at_.run) ||
+  if (hello.to != facts_.options.self || (facts_.at.run != 0 && hello.run != facts_.at.run) ||
       hello.memory != (entry.way == Way::memory) ||
       (!entry.only.empty() && hello.from != entry.only)) {
     refuse(entry);
-  } else if (!links_.contains(hello.from)) {
+  } else if (!facts_.links.contains(hello.from)) {
     park(entry);
   } else {
     accept(entry);
@@ -117,29 +170,29 @@ Status LinkTable::on_greeting(Entry& entry, const FrameHeader& header,
   return {};
 }
 
-void LinkTable::refuse(Entry& entry) {
-  const std::string_view why = entry.hello.to != options_.self ? kAnotherPeer : kAnotherRun;
+void Handshakes::refuse(StripeEntry& entry) {
+  const std::string_view why = entry.hello.to != facts_.options.self ? kAnotherPeer : kAnotherRun;
   FrameHeader answer;
   answer.type = FrameType::refused;
   entry.stripe->push(make_frame(answer, wire::Bytes(why.begin(), why.end())));
-  flush_.insert(entry.stripe->id());
+  facts_.flush.insert(entry.stripe->id());
   entry.phase = StripePhase::refusing;
-  entry.deadline = at_.now;  // the next tick closes it, after the answer is written
+  entry.deadline = facts_.at.now;  // the next tick closes it, after the answer is written
 }
 
 // The sender may be a peer of the next epoch. It waits until the handshake's deadline.
-void LinkTable::park(Entry& entry) {
+void Handshakes::park(StripeEntry& entry) {
   std::size_t parked = 0;
   std::uint64_t oldest = 0;
-  for (const auto& [id, other] : stripes_) {
+  for (const auto& [id, other] : facts_.stripes) {
     if (other.phase != StripePhase::parked) continue;
     if (parked++ == 0) oldest = id;
   }
   entry.phase = StripePhase::parked;
-  if (parked >= kMaxParked) close(oldest);
+  if (parked >= kMaxParked) facts_.close(oldest);
 }
 
-void LinkTable::accept(Entry& entry) {
+void Handshakes::accept(StripeEntry& entry) {
   entry.phase = StripePhase::awaits_hello;
   if (entry.offer) {
     accept_offer(entry);
@@ -149,52 +202,53 @@ void LinkTable::accept(Entry& entry) {
 }
 
 // This end is the newer peer. It sends a hello on the older peer's connection, as on its own dials.
-void LinkTable::accept_offer(Entry& entry) {
+void Handshakes::accept_offer(StripeEntry& entry) {
   const std::uint64_t id = entry.stripe->id();
-  const auto it = links_.find(entry.hello.from);
-  if (it == links_.end() || at_.joined <= it->second.peer.joined) return close(id);
+  const auto it = facts_.links.find(entry.hello.from);
+  if (it == facts_.links.end() || facts_.at.joined <= it->second.peer.joined)
+    return facts_.close(id);
   Link& link = it->second;
   if (!link.is_up()) {
-    if (!link.is_wanted() || entry.hello.stripe != 0) return close(id);
-    begin_generation(link);
+    if (!link.is_wanted() || entry.hello.stripe != 0) return facts_.close(id);
+    dialler_.begin_generation(link);
     ++link.dialling.open;
     return say_hello(entry, link, 0, link.generation);
   }
-  if (link.spares.asked == 0 || entry.hello.stripe == 0 || !link.keeps) return close(id);
+  if (link.spares.asked == 0 || entry.hello.stripe == 0 || !link.keeps) return facts_.close(id);
   --link.spares.asked;
   ++link.spares.open;
   say_hello(entry, link, link.spares.next_number++, link.generation);
 }
 
-void LinkTable::accept_hello(Entry& entry) {
-  const auto it = links_.find(entry.hello.from);
-  if (it == links_.end()) return;
+void Handshakes::accept_hello(StripeEntry& entry) {
+  const auto it = facts_.links.find(entry.hello.from);
+  if (it == facts_.links.end()) return;
   Link& link = it->second;
   const std::uint64_t id = entry.stripe->id();
   const Hello& hello = entry.hello;
   // Only the newer of two peers may send a hello. Another member may send one in its name, but not
   // in the name of the older peer.
-  if (link.peer.joined <= at_.joined) return close(id);
+  if (link.peer.joined <= facts_.at.joined) return facts_.close(id);
   // Hellos of ended generations are late and must not establish a link. After kLateHello none are
   // left. Then forget the numbers, so that one that was far too high does not lock the peer out.
-  if (hello.stripe == 0 && !link.is_up() && at_.now - link.down_since >= kLateHello)
+  if (hello.stripe == 0 && !link.is_up() && facts_.at.now - link.down_since >= kLateHello)
     link.generation = link.ended_generation = 0;
   if (hello.generation <= link.ended_generation || hello.generation < link.generation)
-    return close(id);
+    return facts_.close(id);
   if (hello.stripe == 0) {
     if (hello.generation != link.generation) {
-      if (link.is_up()) take_down(link, "replaced by a new connection", link.planned);
+      if (link.is_up()) facts_.take_down(link, "replaced by a new connection", link.planned);
       link.generation = hello.generation;
     }
-    if (link.is_up()) return close(id);  // it is up through another address of this peer
+    if (link.is_up()) return facts_.close(id);  // it is up through another address of this peer
     link.keeps = hello.keeps;
   } else if (!link.is_up() || hello.generation != link.generation ||
              link.standby.has_ended(hello.stripe) || (hello.keeps != link.keeps && !hello.memory)) {
-    return close(id);
+    return facts_.close(id);
   }
   for (const std::uint64_t other : link.stripes)
-    if (stripes_.at(other).hello.stripe == hello.stripe) return close(id);
-  if (link.stripes.size() >= kMaxStripes) return close(id);
+    if (facts_.stripes.at(other).hello.stripe == hello.stripe) return facts_.close(id);
+  if (link.stripes.size() >= kMaxStripes) return facts_.close(id);
   if (hello.keeps) {
     entry.stripe->keep();
   } else {
@@ -202,47 +256,47 @@ void LinkTable::accept_hello(Entry& entry) {
   }
   entry.peer = hello.from;
   greet(*entry.stripe, FrameType::welcome,
-        {at_.run, options_.self, entry.peer, hello.generation, hello.stripe, hello.keeps,
-         hello.memory});
+        {facts_.at.run, facts_.options.self, entry.peer, hello.generation, hello.stripe,
+         hello.keeps, hello.memory});
   establish(entry);
 }
 
-void LinkTable::establish(Entry& entry) {
-  Link& link = links_.at(entry.peer);
-  end_offer(entry);
+void Handshakes::establish(StripeEntry& entry) {
+  Link& link = facts_.links.at(entry.peer);
+  facts_.end_offer(entry);
   const bool ours = entry.phase == StripePhase::said_hello;
   entry.phase = StripePhase::established;
-  entry.heard = at_.now;
+  entry.heard = facts_.at.now;
   const std::uint64_t id = entry.stripe->id();
   const bool first = entry.hello.stripe == 0;
-  if (ours && first && link.is_up()) return close(id);  // another address was faster
+  if (ours && first && link.is_up()) return facts_.close(id);  // another address was faster
   link.stripes.push_back(id);
-  flush_.insert(id);
-  if (entry.way == Way::memory) link.pipe = Pipe::up;
+  facts_.flush.insert(id);
+  if (entry.way == Way::memory) link.pipe = Link::Pipe::up;
   link.relay.tries = 0;
   if (first) return bring_up(entry, link, ours);
   if (ours && entry.way != Way::memory && link.spares.open > 0) --link.spares.open;
   link.spares.pause = {};
-  link.spares.next = at_.now;
+  link.spares.next = facts_.at.now;
 }
 
 // `ours`: this end sent the hello.
-void LinkTable::bring_up(Entry& entry, Link& link, bool ours) {
-  move(link, link.is_wanted() ? LinkPhase::up : LinkPhase::lingering);
+void Handshakes::bring_up(StripeEntry& entry, Link& link, bool ours) {
+  facts_.move(link, link.is_wanted() ? LinkPhase::up : LinkPhase::lingering);
   const bool relayed = entry.way == Way::relay;
   link.generation = entry.hello.generation;
   link.told.reset();
   link.failed = false;
   link.relay.used = relayed;
-  if (link.planned && at_.member) {
-    events_.emplace_back(
+  if (link.planned && facts_.at.member) {
+    facts_.events.emplace_back(
         LinkStateReport{link.peer.id, relayed ? wire::LinkState::relayed : wire::LinkState::mended,
                         "it came about"});
   }
-  link.heard = link.unwanted_since = at_.now;
-  const Checksum checksum = options_.settings.checksum;
+  link.heard = link.unwanted_since = facts_.at.now;
+  const Checksum checksum = facts_.options.settings.checksum;
   link.checked = checksum == Checksum::always ||
-                 (checksum == Checksum::automatic && !entry.local && !options_.encrypted);
+                 (checksum == Checksum::automatic && !entry.local && !facts_.options.encrypted);
   link.keeps = entry.hello.keeps;
   link.spares.next_number = 1;
   link.spares.asked = 0;
@@ -251,68 +305,50 @@ void LinkTable::bring_up(Entry& entry, Link& link, bool ours) {
   // The end whose dial succeeded dials the other stripes as well.
   if (ours != link.dialling.offered && !relayed) link.dialling.answered = entry.address;
   if (relayed && !std::exchange(link.relay.told, true)) {
-    log(LogLevel::warn, "no connection to peer " + link.peer.id.brief() +
-                            " comes about, from either end: what goes between goes through the "
-                            "master");
+    facts_.log(LogLevel::warn,
+               "no connection to peer " + link.peer.id.brief() +
+                   " comes about, from either end: what goes between goes through the "
+                   "master");
   }
   if (ours) {
     if (link.dialling.open > 0) --link.dialling.open;
-    const unsigned fixed = options_.settings.stripes;
+    const unsigned fixed = facts_.options.settings.stripes;
     link.window.tuner =
         !link.keeps  ? StripeTuner(1)
         : relayed    ? StripeTuner(fixed == 0 ? kRelayStripes : std::min(fixed, kRelayStripes))
         : fixed != 0 ? StripeTuner(fixed)
-                     : StripeTuner(options_.stripes);
-    link.window.since = at_.now;
-    dial_spares(link);
+                     : StripeTuner(facts_.options.stripes);
+    link.window.since = facts_.at.now;
+    spares_.dial_spares(link);
   }
-  events_.emplace_back(LinkUp{link.peer.id});
+  facts_.events.emplace_back(LinkUp{link.peer.id});
 }
 
-void LinkTable::close(std::uint64_t id) {
-  const auto it = stripes_.find(id);
-  if (it == stripes_.end()) return;
-  end_offer(it->second);
-  actions_.close.push_back(id);
-  closed_.push_back(std::move(it->second));
-  stripes_.erase(it);
-  flush_.erase(id);
-}
-
-// Counts an offer of this end as no longer open, unless it was established before.
-void LinkTable::end_offer(Entry& entry) {
-  if (entry.offered_to.empty() || entry.phase == StripePhase::established) return;
-  const auto it = links_.find(entry.offered_to);
-  if (it == links_.end()) return;
-  std::uint32_t& open = open_dials(it->second, entry.offered_number);
-  if (open > 0) --open;
-}
-
-// The connection ended before its handshake was over.
-void LinkTable::fail_handshake(Entry& entry, Link& link, const std::string& reason) {
+void Handshakes::fail_handshake(StripeEntry& entry, Link& link, const std::string& reason) {
   const std::uint64_t id = entry.stripe->id();
   if (entry.phase == StripePhase::said_hello && entry.way == Way::memory) {
-    if (link.pipe == Pipe::dialling) link.pipe = Pipe::none;
+    if (link.pipe == Link::Pipe::dialling) link.pipe = Link::Pipe::none;
   } else if (entry.phase == StripePhase::said_hello) {
-    note_failure(link, entry.address, reason);
+    link.note_failure(entry.address, reason);
     const std::uint32_t number = entry.hello.stripe;
-    std::uint32_t& open = open_dials(link, number);
+    std::uint32_t& open = link.open_dials(number);
     if (open > 0) --open;
     if (number == 0) {
       // Keep the generation while another handshake of it is in progress: the other end may have
       // accepted that one and closed this one for it.
-      link.dialling.renews = std::none_of(stripes_.begin(), stripes_.end(), [&](const auto& item) {
-        const Entry& other = item.second;
-        return item.first != id && other.phase == StripePhase::said_hello &&
-               other.peer == entry.peer && other.hello.stripe == 0 && other.way != Way::memory;
-      });
+      link.dialling.renews =
+          std::none_of(facts_.stripes.begin(), facts_.stripes.end(), [&](const auto& item) {
+            const StripeEntry& other = item.second;
+            return item.first != id && other.phase == StripePhase::said_hello &&
+                   other.peer == entry.peer && other.hello.stripe == 0 && other.way != Way::memory;
+          });
     } else {
-      pause_spares(link);
+      link.spares.pause_after_failure(facts_.at.now);
       // The stripe may be up at the other end, which may have sent frames on it.
-      if (link.keeps && link.standby.note_ended(number)) tell_lost(link, number, 0);
+      if (link.keeps && link.standby.note_ended(number)) stand_ins_.tell_lost(link, number, 0);
     }
   }
-  close(id);
+  facts_.close(id);
 }
 
 }  // namespace pccl::link

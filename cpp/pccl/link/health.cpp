@@ -1,8 +1,7 @@
-// LinkTable: heartbeats, silence, and links that cannot be established.
+#include "pccl/link/health.h"
+
 #include <algorithm>
 #include <utility>
-
-#include "pccl/link/links.h"
 
 namespace pccl::link {
 namespace {
@@ -11,26 +10,16 @@ constexpr std::size_t kMaxUnconfirmed = 65536;  // frames of one stripe
 
 }  // namespace
 
-void LinkTable::on_tick(const LinkContext& context) {
-  at_ = context;
-  for (auto& [peer, link] : links_) tune(link);
-  std::vector<std::uint64_t> late;
-  for (const auto& [id, entry] : stripes_)
-    if (entry.phase != StripePhase::established && at_.now >= entry.deadline) late.push_back(id);
-  for (const std::uint64_t id : late)
-    on_stripe_failed(id, {Code::unreachable, "no handshake in time", {}, {}}, context);
-}
-
-void LinkTable::on_watch(const LinkContext& context) {
-  at_ = context;
-  const Duration linger = options_.settings.heartbeat_timeout;
-  for (auto it = links_.begin(); it != links_.end();) {
+void Health::on_watch(const LinkContext& context) {
+  facts_.at = context;
+  const Duration linger = facts_.options.settings.heartbeat_timeout;
+  for (auto it = facts_.links.begin(); it != facts_.links.end();) {
     Link& link = it->second;
-    if (link.phase == LinkPhase::lingering && at_.now - link.unwanted_since >= linger)
-      take_down(link, "not needed any more", false);
-    it = link.phase == LinkPhase::ended ? links_.erase(it) : std::next(it);
+    if (link.phase == LinkPhase::lingering && facts_.at.now - link.unwanted_since >= linger)
+      facts_.take_down(link, "not needed any more", false);
+    it = link.phase == LinkPhase::ended ? facts_.links.erase(it) : std::next(it);
   }
-  for (auto& [peer, link] : links_) {
+  for (auto& [peer, link] : facts_.links) {
     if (link.is_up()) {
       watch_up(link);
     } else {
@@ -39,46 +28,46 @@ void LinkTable::on_watch(const LinkContext& context) {
   }
 }
 
-void LinkTable::watch_connecting(Link& link) {
+void Health::watch_connecting(Link& link) {
   const bool overdue = link.is_wanted() &&
-                       at_.now - link.down_since >= options_.settings.link_timeout &&
-                       (link.member || at_.preparing);
+                       facts_.at.now - link.down_since >= facts_.options.settings.link_timeout &&
+                       (link.member || facts_.at.preparing);
   if (!overdue) return;
   std::string& why = link.dialling.failure;
   if (why.empty()) why = "no connection came about";
   if (link.planned) {
     if (link.told) return;
     link.told = wire::LinkState::unreachable;
-    events_.emplace_back(LinkStateReport{link.peer.id, wire::LinkState::unreachable, why});
-    if (at_.preparing) {
+    facts_.events.emplace_back(LinkStateReport{link.peer.id, wire::LinkState::unreachable, why});
+    if (facts_.at.preparing) {
       // The master may ignore the report while it waits for a silent member: report again later.
       link.told.reset();
-      link.down_since = at_.now;
+      link.down_since = facts_.at.now;
       link.failed = true;
     }
   }
-  if (!link.planned || at_.preparing)
-    events_.emplace_back(LinkFailed{link.peer.id, link.planned, why});
+  if (!link.planned || facts_.at.preparing)
+    facts_.events.emplace_back(LinkFailed{link.peer.id, link.planned, why});
 }
 
-void LinkTable::watch_up(Link& link) {
-  const Settings& settings = options_.settings;
+void Health::watch_up(Link& link) {
+  const Settings& settings = facts_.options.settings;
   const bool heard = hear(link);
-  if (heard) link.heard = at_.now;
+  if (heard) link.heard = facts_.at.now;
   if (heard && link.told) {
     link.told.reset();
-    events_.emplace_back(LinkStateReport{
+    facts_.events.emplace_back(LinkStateReport{
         link.peer.id, link.relay.used ? wire::LinkState::relayed : wire::LinkState::mended,
         "it is heard again"});
   }
-  if (at_.now - link.heard >= settings.heartbeat_timeout) {
+  if (facts_.at.now - link.heard >= settings.heartbeat_timeout) {
     if (!link.planned) {
       // No operation depends on the link; a new connection may work.
-      return take_down(link, "nothing heard on the link", false);
+      return facts_.take_down(link, "nothing heard on the link", false);
     }
     if (!link.told && link.member) {
       link.told = wire::LinkState::silent;
-      events_.emplace_back(
+      facts_.events.emplace_back(
           LinkStateReport{link.peer.id, wire::LinkState::silent, "nothing heard on the link"});
     }
   } else {
@@ -89,37 +78,37 @@ void LinkTable::watch_up(Link& link) {
                                   : settings.heartbeat_timeout;
     const std::vector<std::uint64_t> stripes = link.stripes;
     for (const std::uint64_t id : stripes) {
-      const auto it = stripes_.find(id);
-      if (it == stripes_.end() || link.heard - it->second.heard < patience) continue;
+      const auto it = facts_.stripes.find(id);
+      if (it == facts_.stripes.end() || link.heard - it->second.heard < patience) continue;
       const std::string why = "nothing heard on one of the link's connections";
-      log(LogLevel::debug, "a connection to " + link.peer.id.brief() + " broke: " + why);
-      lose(id, why);
+      facts_.log(LogLevel::debug, "a connection to " + link.peer.id.brief() + " broke: " + why);
+      stand_ins_.lose(id, why);
     }
   }
   const char* const fault = link.is_up() ? fault_of(link) : nullptr;
-  if (fault != nullptr) take_down(link, fault, link.planned);
+  if (fault != nullptr) facts_.take_down(link, fault, link.planned);
 }
 
 // Queues heartbeats on stripes that sent nothing since the last call. Returns whether any stripe
 // received bytes or is held.
-bool LinkTable::hear(Link& link) {
+bool Health::hear(Link& link) {
   bool heard = false;
   for (const std::uint64_t id : link.stripes) {
-    Entry& entry = stripes_.at(id);
+    StripeEntry& entry = facts_.stripes.at(id);
     Stripe& stripe = *entry.stripe;
     if (!stripe.held()) {
       entry.held_since.reset();
     } else if (!entry.held_since) {
-      entry.held_since = at_.now;
+      entry.held_since = facts_.at.now;
     }
     if (stripe.bytes_received() != entry.marks.heard || stripe.held()) {
       entry.marks.heard = stripe.bytes_received();
-      entry.heard = at_.now;
+      entry.heard = facts_.at.now;
       heard = true;
     }
     if (stripe.bytes_sent() == entry.marks.sent && stripe.idle()) {
       stripe.push_heartbeat();
-      flush_.insert(id);
+      facts_.flush.insert(id);
     }
     entry.marks.sent = stripe.bytes_sent();
   }
@@ -127,17 +116,17 @@ bool LinkTable::hear(Link& link) {
 }
 
 // Describes a fault that has lasted longer than it can with an honest peer. Null: no fault.
-const char* LinkTable::fault_of(const Link& link) const {
-  const Settings& settings = options_.settings;
+const char* Health::fault_of(const Link& link) const {
+  const Settings& settings = facts_.options.settings;
   const char* const untold = "the other end does not say what has come";
-  if (link.standby.overdue(at_.now, settings.link_timeout + settings.heartbeat_timeout))
+  if (link.standby.overdue(facts_.at.now, settings.link_timeout + settings.heartbeat_timeout))
     return untold;
   // By then the control connection works again, or this peer is out of the run.
   const Duration catch_up = settings.reconnect_timeout + settings.heartbeat_timeout;
   for (const std::uint64_t id : link.stripes) {
-    const Entry& entry = stripes_.at(id);
+    const StripeEntry& entry = facts_.stripes.at(id);
     if (entry.stripe->unconfirmed() > kMaxUnconfirmed) return untold;
-    if (entry.held_since && at_.now - *entry.held_since >= catch_up)
+    if (entry.held_since && facts_.at.now - *entry.held_since >= catch_up)
       return "it sends data of an epoch that does not come";
   }
   return nullptr;

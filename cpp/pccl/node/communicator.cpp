@@ -203,7 +203,8 @@ Status Communicator::become_member(Visit& visit) {
       return Status(Code::timeout, "the members did not let this peer in within the timeout");
     }
     if (engine.standing() == peer::Standing::member && reminded)
-      log(LogLevel::warn, id_, "let in: " + plural(engine.record()->members.size(), "member"));
+      log(LogLevel::warn, id_,
+          "let in: " + plural(engine.session().record()->members.size(), "member"));
   }
   if (engine.standing() == peer::Standing::out) return engine.end();
   const std::lock_guard lock(mutex_);
@@ -227,8 +228,8 @@ auto Communicator::as_member(const Limit& limit, const Body& body)
 
 // Whether there is nobody to wait for in a round.
 bool Communicator::alone(Visit& visit) {
-  if (visit.engine().record()->members.size() > 1) return false;
-  look(visit.engine(), visit.engine().record());
+  if (visit.engine().session().record()->members.size() > 1) return false;
+  look(visit.engine(), visit.engine().session().record());
   return true;
 }
 
@@ -253,7 +254,7 @@ Result<peer::CallPtr> Communicator::admission_point(Visit& visit, wire::RoundKin
   peer::Engine& engine = visit.engine();
   // Replicas count the points that they have passed: a point that fails later cannot be repeated.
   const bool repeatable =
-      kind == wire::RoundKind::sync_admit || engine.record()->ranks_per_replica == 0;
+      kind == wire::RoundKind::sync_admit || engine.session().record()->ranks_per_replica == 0;
   const auto& deadline = visit.until().deadline;
   const bool has_time = !deadline || *deadline - clock_now() > kMeasuringTakes;
   const bool measures = repeatable && has_time && !engine.optimizing();
@@ -391,8 +392,8 @@ Result<bool> Communicator::admit(const Limit& limit) {
       return true;
     }
     const Status finished = finish_own(visit);
-    const bool others =
-        engine.standing() == peer::Standing::member && engine.record()->members.size() > 1;
+    const bool others = engine.standing() == peer::Standing::member &&
+                        engine.session().record()->members.size() > 1;
     if (!finished && others) {
       // The others wait in this round, or will; or they have passed the point without one.
       if (admission.round_needed()) {
@@ -407,7 +408,7 @@ Result<bool> Communicator::admit(const Limit& limit) {
       admission.pass_point();
       return false;
     }
-    const std::uint64_t before = engine.record()->admission;
+    const std::uint64_t before = engine.session().record()->admission;
     const auto call = admission_point(visit, wire::RoundKind::admit);
     if (!call) return call.error();
     admission.use_fresh();
@@ -465,12 +466,14 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
   const Until until(limit);
   const auto admits = [&](peer::Engine& engine) {
     return vote.owned && !engine.admission().owes_sync() &&
-           (engine.admission().round_needed() || engine.record()->members.size() == 1);
+           (engine.admission().round_needed() || engine.session().record()->members.size() == 1);
   };
   // Before this peer votes. The others wait for it, or will.
   const auto give_up_early = [&](Visit& visit, Code code) {
     peer::Engine& engine = visit.engine();
-    if (engine.standing() != peer::Standing::member || engine.record()->members.size() == 1) return;
+    if (engine.standing() != peer::Standing::member ||
+        engine.session().record()->members.size() == 1)
+      return;
     const bool admission = admits(engine);
     if (!admission && vote.owned) engine.admission().pass_point();
     give_up(visit, admission ? wire::RoundKind::sync_admit : wire::RoundKind::sync, code);

@@ -60,7 +60,7 @@ void PeerConnections::stop() {
 
 io::Doorway::Owner PeerConnections::doorway_owner() {
   io::Doorway::Owner owner;
-  owner.log_name = engine_.id().brief();
+  owner.log_name = engine_.session().id().brief();
   if (tls_ != nullptr) {
     owner.tls = [this]() -> std::unique_ptr<io::Tls> {
       // The key depends on the run. Before this peer knows the run, no other peer can know this
@@ -75,8 +75,9 @@ io::Doorway::Owner PeerConnections::doorway_owner() {
     resume(id);
   };
   owner.drop = [this](std::uint64_t id, const std::string& reason) {
-    if (engine_.established(id)) return false;  // it waited for its epoch, and is a link now
-    engine_.on_stripe_failed(id, reason, clock_now());
+    if (engine_.links().is_established(id))
+      return false;  // it waited for its epoch, and is a link now
+    engine_.on_stripe_failed(id, {Code::unreachable, reason}, clock_now());
     close(id);
     return true;
   };
@@ -137,7 +138,7 @@ void PeerConnections::inspect_buffers(const io::Socket& socket) {
   const bool sender = info->held_by_sender * 2 > info->busy;
   if (!sender && info->held_by_receiver * 2 <= info->busy) return;
   told_of_buffers_ = true;
-  log(LogLevel::warn, engine_.id(),
+  log(LogLevel::warn, engine_.session().id(),
       std::string("connections to other hosts wait for ") +
           (sender ? "this host's send buffers more than half of the time: raise the last number of "
                     "net.ipv4.tcp_wmem here"
@@ -180,9 +181,9 @@ bool PeerConnections::receive(std::uint64_t id) {
     const ssize_t got = connection.read(into);
     if (got == -EAGAIN) break;
     if (got <= 0) {
-      engine_.on_stripe_failed(
-          id, got == 0 ? "closed by the other end" : io::error_text(static_cast<int>(-got)),
-          clock_now());
+      const std::string why =
+          got == 0 ? "closed by the other end" : io::error_text(static_cast<int>(-got));
+      engine_.on_stripe_failed(id, {Code::unreachable, why}, clock_now());
       break;
     }
     const auto bytes = static_cast<std::size_t>(got);
@@ -193,7 +194,8 @@ bool PeerConnections::receive(std::uint64_t id) {
       break;
     }
   }
-  if (doorway_.pending().contains(id) && engine_.established(id)) doorway_.pending().remove(id);
+  if (doorway_.pending().contains(id) && engine_.links().is_established(id))
+    doorway_.pending().remove(id);
   return true;
 }
 
@@ -229,7 +231,8 @@ void PeerConnections::write(std::uint64_t id) {
     }
     if (put < 0 && connection.reading) return;  // read what came before the end first
     if (put < 0) {
-      engine_.on_stripe_failed(id, io::error_text(static_cast<int>(-put)), clock_now());
+      engine_.on_stripe_failed(id, {Code::unreachable, io::error_text(static_cast<int>(-put))},
+                               clock_now());
       return;
     }
     stripe->sent(static_cast<std::size_t>(put));
@@ -285,7 +288,7 @@ void PeerConnections::listen_to_neighbours() {
                       },
                       [this] { act_(); }});
   if (const Status status = made->listen(); !status) {
-    log(LogLevel::warn, engine_.id(),
+    log(LogLevel::warn, engine_.session().id(),
         "cannot find peers of this host (" + status.error().reason + "): reducing over TCP");
     return;
   }
@@ -376,8 +379,8 @@ std::uint64_t PeerConnections::add_pipe(const PipeName& name, memory::RegionPtr 
 
 // Reads what was written before the end first.
 void PeerConnections::lose_pipe(std::uint64_t id, const std::string& reason) {
-  if (engine_.established(id)) (void)receive(id);
-  engine_.on_stripe_failed(id, reason, clock_now());
+  if (engine_.links().is_established(id)) (void)receive(id);
+  engine_.on_stripe_failed(id, {Code::unreachable, reason}, clock_now());
 }
 
 void PeerConnections::lose_pipes(const PeerId& with, const std::string& reason,

@@ -171,7 +171,7 @@ void Runtime::act() {
            !actions.dials.empty() || !actions.flush.empty() || !actions.resume.empty() ||
            !actions.close.empty() || !actions.local.empty() || peers_.has_pipe_events();
     ended = ended || actions.calls_ended;
-    for (const auto& [level, text] : actions.log) log(level, engine_.id(), text);
+    for (const auto& [level, text] : actions.log) log(level, engine_.session().id(), text);
     master_.send(actions.control);
     if (actions.close_control) master_.finish();
     if (actions.dial_control) master_.dial();
@@ -195,9 +195,9 @@ void Runtime::act() {
   standing_.store(engine_.standing(), std::memory_order_release);
   unfinished_.store(engine_.calls().unfinished(), std::memory_order_release);
   join_failures_.store(engine_.master_link().failures(), std::memory_order_release);
-  if (engine_.record() != newest_) {
+  if (engine_.session().record() != newest_) {
     const std::lock_guard lock(newest_mutex_);
-    newest_ = engine_.record();
+    newest_ = engine_.session().record();
   }
   control_flushed_.store(master_.flushed(), std::memory_order_release);
   if (ended) driver_.notify();

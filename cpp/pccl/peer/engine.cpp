@@ -261,9 +261,9 @@ void Engine::on_outcome(const wire::Outcome& outcome) {
   }
   if (call != nullptr) {
     call->answer = outcome.answer;
-    return calls_.end(*call, std::move(error), record());
+    return calls_.end(*call, std::move(error), session_.record());
   }
-  if (outcome.code != Code::ok) table.hear(key, {std::move(error), record()});
+  if (outcome.code != Code::ok) table.hear(key, {std::move(error), session_.record()});
 }
 
 // -- calls

@@ -64,16 +64,11 @@ class Engine {
   void on_dial_failed(std::uint64_t token, const std::string& reason, Instant now);
   // `neighbour`: the peer at the other end of the memory; empty for a socket.
   void on_accepted(std::uint64_t stripe, bool local, Instant now, const PeerId& neighbour = {});
-  // The stripe's handshake is over.
-  [[nodiscard]] bool established(std::uint64_t id) const { return links_.is_established(id); }
   // Null when the stripe is to be closed.
   [[nodiscard]] link::Stripe* stripe(std::uint64_t id) { return links_.stripe(id); }
   // The connection ended, or Stripe::received or resume failed. Other stripes of the link take over
   // where they can. Code::refused: the other end misbehaves, and the link ends.
   void on_stripe_failed(std::uint64_t stripe, const Error& error, Instant now);
-  void on_stripe_failed(std::uint64_t stripe, const std::string& reason, Instant now) {
-    on_stripe_failed(stripe, Error{Code::unreachable, reason, {}, {}}, now);
-  }
   // Events of neighbours: see node::NeighbourEvents. on_neighbour_offer may also be called from
   // inside LocalityOptions::poll.
   void on_neighbour_up(const PeerId& peer, Instant now);
@@ -123,8 +118,6 @@ class Engine {
   // -- state
   [[nodiscard]] Standing standing() const;
   [[nodiscard]] const Error& end() const { return *end_; }  // REQUIRES: standing() == out
-  [[nodiscard]] const Record& record() const { return session_.record(); }
-  [[nodiscard]] const PeerId& id() const { return session_.id(); }
   // Sizes over all groups, as of the latest epoch or outcome.
   [[nodiscard]] const wire::Census& census() const { return census_; }
   [[nodiscard]] bool optimizing() const { return measuring_.active(); }

@@ -68,7 +68,7 @@ class World {
         engine_.on_accepted(stripes_[which], true, now_);
         break;
       case 1:
-        engine_.on_stripe_failed(stripe, std::string("closed by the other end"), now_);
+        engine_.on_stripe_failed(stripe, {Code::unreachable, "closed by the other end"}, now_);
         break;
       case 2:
         now_ += std::chrono::milliseconds(50 * script.byte());
@@ -114,8 +114,9 @@ class World {
 
   // Restarts the operations in a new epoch.
   void log_plan() {
-    if (engine_.record() == nullptr || engine_.record()->epoch > kEpoch + 3) return;
-    wire::EpochRecord record = *engine_.record();
+    if (engine_.session().record() == nullptr || engine_.session().record()->epoch > kEpoch + 3)
+      return;
+    wire::EpochRecord record = *engine_.session().record();
     record.cause = wire::Cause::plan;
     record.abort_floor = ++record.epoch;
     log(record);
@@ -149,7 +150,7 @@ class World {
     stripes_.push_back(id);
     engine_.on_accepted(id, true, now_);
     hello(id, from, generation, stripe, true, false);
-    must(engine_.established(id), "a member's handshake is taken");
+    must(engine_.links().is_established(id), "a member's handshake is taken");
   }
 
   void hello(std::uint64_t stripe, std::uint8_t from, std::uint64_t generation,
@@ -172,7 +173,7 @@ class World {
     header.key.tagged = flags & 8;
     header.key.tag = flags & 8 ? script.byte() : 0;
     header.key.sequence = script.byte() % 8;
-    header.attempt = engine_.record() == nullptr ? 0 : engine_.record()->epoch;
+    header.attempt = engine_.session().record() == nullptr ? 0 : engine_.session().record()->epoch;
     if (flags & 16) header.attempt = script.byte();
     header.segment = script.byte();
     if (header.segment >= 250) header.segment = 0xffffffff;

@@ -137,7 +137,7 @@ void Checks::replicas_are_whole() {
         const master::Group* group = world_.master.group(other->group());
         if (group == nullptr || other == lost) continue;
         for (const wire::Member& member : group->record().members) {
-          if (member.id == other->engine().id())
+          if (member.id == other->engine().session().id())
             return fail("replicas", other->name() + " is still a member, and " + lost->name() +
                                         " of its replica was lost");
         }

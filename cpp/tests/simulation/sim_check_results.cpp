@@ -75,7 +75,7 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
   using collective::Kind;
   const Kind kind = reduction.kind;
   const auto rank = static_cast<std::size_t>(
-      std::find(members.begin(), members.end(), host.engine().id()) - members.begin());
+      std::find(members.begin(), members.end(), host.engine().session().id()) - members.begin());
   if (kind == Kind::all_reduce && ran_by_regions(reduction))
     world_.report.reached.emplace("result by regions", host.state());
   for (std::size_t a = 0; a < reduction.arrays.size(); ++a) {
@@ -119,7 +119,7 @@ void Checks::right_result(const Host& host, const OpId& id, const Reduction& red
 // the kept errors. Checked when the last member has finished.
 void Checks::nothing_lost(const Host& host, const OpId& id, const Reduction& reduction) {
   auto& contributions = contributions_[id];
-  auto& own = contributions[host.engine().id()].left_out;
+  auto& own = contributions[host.engine().session().id()].left_out;
   for (const ArrayData& array : reduction.arrays) {
     own.push_back(array.left_out);
     if (!own.back().empty() && world_.bug_due(Bug::lose_left_out)) own.back().back() += 2;

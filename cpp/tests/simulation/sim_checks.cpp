@@ -59,7 +59,7 @@ void Checks::started(const Host& host, const Reduction& reduction) {
   if (world_.bug_due(Bug::commit_alone))
     ++contribution.shape;  // as if it had been called differently
   if (world_.bug_due(Bug::skip_call)) ++contribution.position;
-  contributions_[{reduction.run, *key}][host.engine().id()] = std::move(contribution);
+  contributions_[{reduction.run, *key}][host.engine().session().id()] = std::move(contribution);
 }
 
 void Checks::after_event(Host& host) {
@@ -142,8 +142,14 @@ void Checks::ended(Host& host, Reduction& reduction) {
     }
     // A peer that was removed does not know the verdict, unless it received it before.
     if (commit || host.engine().standing() != peer::Standing::out) {
-      Ending ending{host.engine().id(), host.name(), call.error.code, 0,
-                    ids(call.record),   0,           call.error.peer, {}};
+      Ending ending{host.engine().session().id(),
+                    host.name(),
+                    call.error.code,
+                    0,
+                    ids(call.record),
+                    0,
+                    call.error.peer,
+                    {}};
       ending.epoch = call.record ? call.record->epoch : 0;
       if (commit) {
         // In a reduce-scatter each member has its own part.
@@ -183,8 +189,14 @@ void Checks::ended(Host& host, const RoundEntry& round) {
   if (key == nullptr || key->admission == 0) return;
   const bool commit = call.error.code == Code::ok;
   if (!commit && host.engine().standing() == peer::Standing::out) return;
-  Ending ending{host.engine().id(), host.name(), call.error.code, 0,
-                ids(call.record),   call.answer, call.error.peer, {}};
+  Ending ending{host.engine().session().id(),
+                host.name(),
+                call.error.code,
+                0,
+                ids(call.record),
+                call.answer,
+                call.error.peer,
+                {}};
   ending.epoch = call.record ? call.record->epoch : 0;
   std::vector<Ending>& endings = rounds_[{round.run, *key}];
   one_verdict(what, endings, ending);
@@ -228,8 +240,14 @@ void Checks::ended(Host& host, Syncing& syncing) {
     if (world_.bug_due(Bug::stale_state) && !call.update->copies.empty()) live = syncing.before;
     never_a_newcomers(host, syncing);
   }
-  Ending ending{host.engine().id(), host.name(), call.error.code, 0,
-                ids(call.record),   0,           call.error.peer, {}};
+  Ending ending{host.engine().session().id(),
+                host.name(),
+                call.error.code,
+                0,
+                ids(call.record),
+                0,
+                call.error.peer,
+                {}};
   ending.epoch = call.record ? call.record->epoch : 0;
   if (commit) {
     ending.answer = call.update->decision.revision;
@@ -390,7 +408,7 @@ void Checks::no_false_alarm(const Host& host, const std::string& what, Code code
     latest = std::max(latest, own);
   }
   // Blocked for a second, and for another one if operations have started over for a new plan.
-  const auto& record = host.engine().record();
+  const auto& record = host.engine().session().record();
   const bool planned = record != nullptr && record->cause == wire::Cause::plan;
   if (world_.now() - latest > milliseconds(planned ? 3600 : 2600)) {
     fail("I4", what + " on " + host.name() + " was told only late that everybody was stuck");

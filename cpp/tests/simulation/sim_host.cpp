@@ -63,7 +63,7 @@ Host::Host(World& world, NodeId node, const RankId& rank_id)
 Host::~Host() = default;
 
 std::string Host::name() const {
-  return "h" + std::to_string(node_) + "(" + engine_->id().brief() +
+  return "h" + std::to_string(node_) + "(" + engine_->session().id().brief() +
          (rank_id_.replica.empty()
               ? ")"
               : " " + rank_id_.replica + "." + std::to_string(rank_id_.group) + ")");
@@ -117,7 +117,7 @@ void Host::start() {
       adopt(stripe, connection, 1);
       Host* const dialler = connection->memory() ? world_.host_at(connection->node(0)) : nullptr;
       engine_->on_accepted(stripe, connection->local(), world_.now(),
-                           dialler == nullptr ? PeerId{} : dialler->engine().id());
+                           dialler == nullptr ? PeerId{} : dialler->engine().session().id());
       settle();
       pump(stripe);
     });
@@ -202,7 +202,7 @@ void Host::read(std::uint64_t id, Link& link) {
     const auto bytes = link.connection->readable(link.side);
     if (bytes.empty()) {
       if (link.connection->ended(link.side)) {
-        engine_->on_stripe_failed(id, "the connection ended", world_.now());
+        engine_->on_stripe_failed(id, {Code::unreachable, "the connection ended"}, world_.now());
       }
       return;
     }
@@ -492,7 +492,8 @@ ReductionPtr Host::reduce(ReductionPtr reduction, peer::OperationRequest request
   reduction->run = run_id();
   if (world_.options.bug == Bug::touch_input &&
       world_.now() > Instant(std::chrono::seconds(1000))) {
-    const bool alone = engine_->record() && engine_->record()->members.size() < 2;
+    const bool alone =
+        engine_->session().record() && engine_->session().record()->members.size() < 2;
     if (!alone && !reduction->arrays.front().send.empty() && world_.bug_due(Bug::touch_input)) {
       world_.timeline.after(Duration(1), [this, reduction] {
         run([this, reduction] {

@@ -219,7 +219,7 @@ void MasterHost::measure(Host& by, wire::Message& message) {
   const bool sites = world_.two_sites;
   if (sites) row.total = {1000, 1000};
   for (const wire::Member& member : group(of)->record().members) {
-    const bool near = site(member.id) == site(by.engine().id());
+    const bool near = site(member.id) == site(by.engine().session().id());
     const std::uint32_t rtt = near ? 1'000 : 100'000;
     if (sites) {
       row.links.push_back({member.id, {false, 0, rtt, near ? 200U : 1U}});

@@ -53,7 +53,8 @@ void Memory::carry_out(const peer::LocalityActions& actions) {
     known->open = false;
     if (const Host* other = world_.host_of(peer)) world_.network.sever(host_.node(), other->node());
     world_.timeline.after(microseconds(world_.random.below(200)), [this, peer, known] {
-      if (Host* other = world_.host_of(peer)) other->memory().lose(host_.engine().id(), known);
+      if (Host* other = world_.host_of(peer))
+        other->memory().lose(host_.engine().session().id(), known);
     });
   }
   for (const auto& [peer, key] : actions.connects) connect(peer, key);
@@ -68,7 +69,7 @@ void Memory::carry_out(const peer::LocalityActions& actions) {
     world_.timeline.after(delay, [this, peer = to, known] {
       Host* other = world_.host_of(peer);
       if (other == nullptr) return;
-      other->run([other, known, from = host_.engine().id()] {
+      other->run([other, known, from = host_.engine().session().id()] {
         other->memory().deliver(from, known);
         other->settle();
       });
@@ -111,10 +112,11 @@ void Memory::connect(const PeerId& peer, const PeerId& key) {
     }
     // As in a kernel, the connection is made even if the other process does not run now.
     auto known = std::make_shared<Acquaintance>();
-    known->peers = {host_.engine().id(), peer};
+    known->peers = {host_.engine().session().id(), peer};
     host_.run([this, peer, known] { accepted(peer, known); });
-    other->run(
-        [other, known, from = host_.engine().id()] { other->memory().accepted(from, known); });
+    other->run([other, known, from = host_.engine().session().id()] {
+      other->memory().accepted(from, known);
+    });
   });
 }
 
@@ -155,7 +157,7 @@ void Memory::kill() {
     world_.timeline.after(microseconds(world_.random.below(500)),
                           [this, peer = peer, known = known] {
                             if (Host* other = world_.host_of(peer))
-                              other->memory().lose(host_.engine().id(), known);
+                              other->memory().lose(host_.engine().session().id(), known);
                           });
   }
 }

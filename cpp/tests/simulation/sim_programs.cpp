@@ -48,7 +48,7 @@ Task<> UserProgram::level2() {
   Host::Until connected =
       host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await connected;
-  see(engine.record());
+  see(engine.session().record());
   engine.threads().inside(kMain);
   // A slow start must not stall others.
   co_await compute(kMain, world.random.chance(0.3) ? seconds(2) : milliseconds(1));
@@ -86,9 +86,10 @@ Task<> UserProgram::sync_loop() {
   Host::Until connected =
       host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await connected;
-  see(engine.record());
+  see(engine.session().record());
   engine.threads().inside(kMain);
-  const bool founder = engine.record() != nullptr && engine.record()->admission == 1;
+  const bool founder =
+      engine.session().record() != nullptr && engine.session().record()->admission == 1;
   co_await compute(kMain, world.random.chance(0.3) ? seconds(2) : milliseconds(1));
   Random first = script_for(0, 8);
   if (founder && !out() && first.chance(0.4)) {
@@ -124,11 +125,11 @@ Task<bool> UserProgram::update_topology(Thread thread) {
     aligned_ = false;
     co_return true;
   }
-  const std::uint64_t before = engine.record()->admission;
+  const std::uint64_t before = engine.session().record()->admission;
   const peer::CallPtr call = host_.enter(wire::RoundKind::admit);
   const Error error = co_await wait(thread, call);
   if (out()) co_return false;
-  if (engine.record()->admission != before) aligned_ = false;
+  if (engine.session().record()->admission != before) aligned_ = false;
   co_return error.code == Code::ok;
 }
 
@@ -138,13 +139,13 @@ Task<> UserProgram::level1() {
   Host::Until member =
       host_.until([this, &engine] { return engine.standing() == peer::Standing::member || out(); });
   co_await member;
-  see(engine.record());
+  see(engine.session().record());
   int alone = 0;
   while (step_ < world.options.steps && !out()) {
     const bool updated = co_await update_topology(kMain);
     if (out()) break;
     if (!updated) continue;
-    if (engine.record()->members.size() == 1) {
+    if (engine.session().record()->members.size() == 1) {
       // Alone: the user waits a while for other peers.
       if (++alone > 3) ++step_;
       co_await compute(kMain, milliseconds(200));
@@ -156,7 +157,7 @@ Task<> UserProgram::level1() {
     if (!aligned_) {
       std::optional<std::uint64_t> step = co_await agree_on_step(kMain, false);
       // A call that fails in one group may succeed in others: do not pass an extra admission point.
-      while (!step && replicas() && !out() && engine.record()->members.size() > 1)
+      while (!step && replicas() && !out() && engine.session().record()->members.size() > 1)
         step = co_await agree_on_step(kMain, false);
       if (!step) co_await meet(kMain);
       if (!step) continue;
@@ -196,7 +197,7 @@ Task<> UserProgram::threads_main() {
   Host::Until started =
       host_.until([&engine] { return engine.standing() != peer::Standing::joining; });
   co_await started;
-  see(engine.record());
+  see(engine.session().record());
   engine.threads().inside(kMain);
   while (step_ < world.options.steps && !out()) {
     const bool added = co_await admit(kMain);

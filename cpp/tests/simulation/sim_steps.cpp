@@ -18,9 +18,9 @@ constexpr std::uint64_t kSyncStructure = 77;
 bool UserProgram::out() const { return host_.engine().standing() == peer::Standing::out; }
 
 std::uint64_t UserProgram::own_rank() const {
-  const auto& members = host_.engine().record()->members;
+  const auto& members = host_.engine().session().record()->members;
   for (std::uint64_t rank = 0; rank < members.size(); ++rank) {
-    if (members[rank].id == host_.engine().id()) return rank;
+    if (members[rank].id == host_.engine().session().id()) return rank;
   }
   return members.size();
 }
@@ -147,7 +147,7 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
   peer::OperationRequest request;
   // The root and the number of parts follow the caller's view, which may be older than the
   // engine's.
-  const peer::Record& present = host_.engine().record();
+  const peer::Record& present = host_.engine().session().record();
   const peer::Record record = view_ ? view_ : present;
   const std::uint64_t members = record == nullptr ? 1 : record->members.size();
   const bool scatters = shape.kind == collective::Kind::reduce_scatter;
@@ -233,7 +233,7 @@ Task<bool> UserProgram::admit(Thread thread) {
     engine.admission().pass_point();
     co_return false;
   }
-  const std::uint64_t before = engine.record()->admission;
+  const std::uint64_t before = engine.session().record()->admission;
   while (!out()) {
     const peer::CallPtr call =
         host_.enter(wire::RoundKind::admit, wire::AdmissionPoint{!replicas()});
@@ -247,7 +247,7 @@ Task<bool> UserProgram::admit(Thread thread) {
     // The ranks of a replica stay in step: repeat a failed call at once.
     if (error.code == Code::ok || !replicas()) break;
   }
-  co_return !out() && engine.record()->admission != before;
+  co_return !out() && engine.session().record()->admission != before;
 }
 
 // Adds the missing entries, each with this probability.
@@ -286,7 +286,7 @@ Task<> UserProgram::become_member(Thread thread) {
     host_.settle();
     co_await compute(thread, seconds(1));
   }
-  see(engine.record());
+  see(engine.session().record());
 }
 
 // pccl.sync: admits newcomers and makes the state equal.
@@ -296,7 +296,7 @@ Task<bool> UserProgram::sync_state(Thread thread) {
   if (engine.standing() != peer::Standing::member) co_await become_member(thread);
   if (out()) co_return false;
   if (!engine.admission().owes_sync()) {
-    if (engine.admission().round_needed() || engine.record()->members.size() == 1) {
+    if (engine.admission().round_needed() || engine.session().record()->members.size() == 1) {
       const peer::CallPtr call =
           host_.enter(wire::RoundKind::sync_admit, wire::AdmissionPoint{true});
       const Error error = co_await wait(thread, call);
@@ -394,7 +394,7 @@ Task<> UserProgram::script(Thread thread, std::uint64_t step) {
 Task<> UserProgram::disagree(Thread thread, std::uint64_t step) {
   Random script = script_for(step, 2);
   Shape shape = draw_shape(script);
-  const std::uint64_t world = host_.engine().record()->members.size();
+  const std::uint64_t world = host_.engine().session().record()->members.size();
   const std::uint64_t odd = script.below(world);
   const std::uint64_t how = script.below(3);
   if (own_rank() == odd && world > 1) {
@@ -411,7 +411,7 @@ Task<> UserProgram::disagree(Thread thread, std::uint64_t step) {
 Task<> UserProgram::get_stuck(Thread thread, std::uint64_t step) {
   Random script = script_for(step, 3);
   const Shape shape = draw_shape(script);
-  const std::uint64_t world = host_.engine().record()->members.size();
+  const std::uint64_t world = host_.engine().session().record()->members.size();
   const bool barrier_first = own_rank() == script.below(world);
   for (int turn = 0; turn < 2 && !out(); ++turn) {
     if ((turn == 0) == barrier_first) {

@@ -199,7 +199,7 @@ std::optional<NodeId> World::node_at(const wire::Address& address) const {
 
 Host* World::host_of(const PeerId& id) {
   for (const auto& host : hosts) {
-    if (host->engine().id() == id) return host.get();
+    if (host->engine().session().id() == id) return host.get();
   }
   return nullptr;
 }
@@ -219,7 +219,7 @@ void World::judge_unreachable(const Host& host) {
   if (others > 0 || options.ranks > 0 || host.engine().end().code != Code::unreachable) return;
   // A newcomer may be unable to reach the only holder of the state. Later there are more holders.
   if (host.engine().end().reason.find("holders") != std::string::npos) return;
-  const peer::Record& group = host.engine().record();
+  const peer::Record& group = host.engine().session().record();
   const auto suffices = [&](const wire::Member& member) {
     const Host* const other = host_of(member.id);
     return other != nullptr && other->alive() && network.nat_of(other->node()) == 0;
@@ -496,8 +496,8 @@ Report World::run() {
     add(report.link_transitions, host->engine().links().transitions_taken());
     add(report.call_transitions, host->engine().calls().transitions_taken());
     report.sent_again += host->engine().links().sent_again();
-    if (host->engine().record()) {
-      report.epochs = std::max(report.epochs, host->engine().record()->epoch);
+    if (host->engine().session().record()) {
+      report.epochs = std::max(report.epochs, host->engine().session().record()->epoch);
     }
   }
   report.events = timeline.events();

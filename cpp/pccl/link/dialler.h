@@ -1,0 +1,45 @@
+// The connections that this peer opens: dials of a link's first stripe and of its others, pipes,
+// connections through the master, and addresses that the master asks about.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "pccl/link/link_facts.h"
+
+namespace pccl::link {
+
+// *one thread: the engine's*
+class Dialler {
+ public:
+  explicit Dialler(LinkFacts& facts) : facts_(facts) {}
+
+  // Dials that are due, and requests for relays.
+  void dial_due();
+  [[nodiscard]] Instant next_deadline(const LinkContext& context) const;
+  // `offer`: the other end is to send the hello.
+  void dial(Link& link, const wire::Address& address, std::uint32_t number, bool offer);
+  // A planned link gets a pipe beside its first stripe. The caller dials no pipes while all members
+  // are on one host: links carry almost nothing then.
+  [[nodiscard]] bool may_dial_pipe(const Link& link) const;
+  void dial_pipe(Link& link);
+  void ask_for_relay(Link& link);
+  void on_relay(const PeerId& peer, const PeerId& relay, const LinkContext& context);
+  void try_address(std::uint64_t question, const wire::Address& address);
+  void on_dial_failed(std::uint64_t token, const std::string& reason, const LinkContext& context);
+
+  // Dials of one generation try the addresses in parallel. After a failed handshake a new
+  // generation begins, since the other end may have ended the old one.
+  void begin_generation(Link& link);
+  void renew_generation(Link& link) { link.generation = next_generation_++; }
+
+ private:
+  [[nodiscard]] Duration relay_pause() const;
+
+  LinkFacts& facts_;
+  std::uint64_t next_token_ = 1;
+  std::uint64_t next_generation_ = 1;
+};
+
+}  // namespace pccl::link

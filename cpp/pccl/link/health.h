@@ -1,0 +1,25 @@
+// Heartbeats, silence, and links that cannot be established.
+#pragma once
+
+#include "pccl/link/stand_ins.h"
+
+namespace pccl::link {
+
+// *one thread: the engine's*
+class Health {
+ public:
+  Health(LinkFacts& facts, StandIns& stand_ins) : facts_(facts), stand_ins_(stand_ins) {}
+
+  void on_watch(const LinkContext& context);
+
+ private:
+  void watch_connecting(Link& link);
+  void watch_up(Link& link);
+  [[nodiscard]] bool hear(Link& link);
+  [[nodiscard]] const char* fault_of(const Link& link) const;
+
+  LinkFacts& facts_;
+  StandIns& stand_ins_;
+};
+
+}  // namespace pccl::link

@@ -1,0 +1,87 @@
+#include "pccl/link/spares.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace pccl::link {
+namespace {
+
+constexpr Duration kTuneWindow = std::chrono::seconds(1);
+
+}  // namespace
+
+void Spares::dial_spares(Link& link) {
+  if (link.phase != LinkPhase::up || !link.keeps || facts_.at.joined <= link.peer.joined ||
+      facts_.at.now < link.spares.next)
+    return;
+  if (link.relay.used && facts_.at.now >= link.relay_time(facts_.at))
+    return dialler_.ask_for_relay(link);
+  if (link.dialling.offered) return ask_for_stripes(link);
+  if (!link.dialling.answered) return;
+  const std::size_t wanted = facts_.connections_wanted(link);
+  while (link.stripes.size() + link.spares.open < wanted)
+    dialler_.dial(link, *link.dialling.answered, link.spares.next_number++, false);
+}
+
+// As dial_spares, for a link that only the other end can dial.
+void Spares::ask_for_stripes(Link& link) {
+  if (link.spares.asked > 0 && facts_.at.now >= link.spares.asked_until) {
+    link.spares.asked = 0;
+    return link.spares.pause_after_failure(facts_.at.now);
+  }
+  const std::size_t wanted = facts_.connections_wanted(link);
+  const std::size_t coming = link.stripes.size() + link.spares.open + link.spares.asked;
+  if (coming >= wanted) return;
+  FrameHeader header;
+  header.type = FrameType::wanted;
+  header.credit = static_cast<std::uint32_t>(wanted - coming);
+  link.spares.asked += header.credit;
+  link.spares.asked_until =
+      facts_.at.now + facts_.options.settings.link_timeout + kHandshakeTimeout;
+  link.standby.push(make_frame(header));
+  facts_.wake(link.peer.id);
+}
+
+Status Spares::on_wanted(Link& link, std::uint32_t count) {
+  if (!link.keeps || facts_.at.joined >= link.peer.joined || count > kMaxStripes)
+    return refused("connections were asked for that are not due");
+  if (!link.is_up() || !link.dialling.answered) return {};
+  const std::size_t room =
+      kMaxStripes - std::min(kMaxStripes, link.stripes.size() + link.spares.open);
+  for (std::size_t i = 0; i < std::min<std::size_t>(count, room); ++i)
+    dialler_.dial(link, *link.dialling.answered, 1, true);
+  return {};
+}
+
+void Spares::tune(Link& link) {
+  if (!link.is_up() || !link.keeps || facts_.at.joined <= link.peer.joined) return;
+  dial_spares(link);
+  Link::Window& window = link.window;
+  const bool busy = facts_.at.reducing || facts_.at.transferring;
+  window.busy = window.busy && busy;
+  window.complete = window.complete && link.stripes.size() == facts_.connections_wanted(link);
+  const Duration span = facts_.at.now - window.since;
+  if (span < kTuneWindow) return;
+  std::uint64_t bytes = 0;
+  std::uint64_t least = ~std::uint64_t{0};
+  std::uint64_t idlest = 0;
+  for (const std::uint64_t id : link.stripes) {
+    StripeEntry& entry = facts_.stripes.at(id);
+    const std::uint64_t all = entry.stripe->bytes_sent() + entry.stripe->bytes_received();
+    const std::uint64_t moved = all - std::exchange(entry.marks.window, all);
+    bytes += moved;
+    if (moved >= least || entry.way == Way::memory) continue;
+    least = moved;
+    idlest = id;
+  }
+  window.tuner.window(bytes, std::chrono::duration<double>(span).count(), window.busy,
+                      window.complete);
+  window.since = facts_.at.now;
+  window.busy = busy;
+  window.complete = true;
+  if (link.stripes.size() > facts_.connections_wanted(link) && idlest != 0)
+    stand_ins_.lose(idlest, "one connection fewer is enough");
+  dial_spares(link);
+}
+
+}  // namespace pccl::link
