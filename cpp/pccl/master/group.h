@@ -38,7 +38,7 @@
 #include <vector>
 
 #include "pccl/master/decision_log.h"
-#include "pccl/master/decisions.h"
+#include "pccl/master/judgements.h"
 #include "pccl/master/link_health.h"
 #include "pccl/master/open_calls.h"
 #include "pccl/master/peers.h"

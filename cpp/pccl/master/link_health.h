@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "pccl/master/decisions.h"
+#include "pccl/master/judgements.h"
 #include "pccl/master/limits.h"
 #include "pccl/master/peers.h"
 

@@ -1,6 +1,4 @@
 // The master's judgements and plans, with small numbers as peers.
-#include "pccl/master/decisions.h"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -17,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "pccl/master/judgements.h"
 #include "pccl/topology/plan.h"
 
 namespace nb = nanobind;

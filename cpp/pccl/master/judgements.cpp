@@ -1,4 +1,4 @@
-#include "pccl/master/decisions.h"
+#include "pccl/master/judgements.h"
 
 #include <algorithm>
 #include <map>
