@@ -117,7 +117,7 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
   record_.abort_floor = record_.epoch;
   record_.members.clear();
   for (const Peer& peer : peers_.members) record_.members.push_back(peer.member);
-  record_.ranks_per_replica = ranks_;
+  record_.ranks_per_replica = peers_.ranks_per_replica;
   std::erase_if(record_.state.holders,
                 [&](const PeerId& id) { return peers_.member(id) == nullptr; });
   record_.census = around_.census();
@@ -125,10 +125,9 @@ void Group::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departur
   record_.aborted = std::move(aborted);
   if (peers_.members.empty()) record_.relayed.clear();
   append(record_);
-  for (const Pair& pair : links_.end_relays(relayed_pairs()))
+  for (const Pair& pair : links_.end_relays(relayed_pairs(record_)))
     around_.end_relay(pair.first, pair.second);
   links_.begin_epoch();
-  stuck_since_.reset();
   tell_newcomers();
 }
 
@@ -169,8 +168,9 @@ void Group::add_candidate(ConnectionId connection, const wire::Join& join, const
   }
   std::erase_if(peers_.candidates,
                 [&](const Peer& candidate) { return candidate.member.id == join.id; });
-  if (empty()) ranks_ = join.ranks_per_replica;
-  const bool started = ranks_ > 0 ? around_.replicas().started() : !peers_.members.empty();
+  if (empty()) peers_.ranks_per_replica = join.ranks_per_replica;
+  const bool started =
+      peers_.ranks_per_replica > 0 ? around_.replicas().started() : !peers_.members.empty();
   Peer peer;
   peer.member = {
       join.id, around_.next_join_ordinal(), join.addresses, join.memory_key, join.replica, seal};
@@ -247,7 +247,7 @@ bool Group::let_in_again(ConnectionId connection, const wire::Join& join, const 
 
 // The number of peers or replicas that must still join before the group can start.
 std::uint32_t Group::missing() const {
-  if (ranks_ > 0) return around_.replicas().missing();
+  if (peers_.ranks_per_replica > 0) return around_.replicas().missing();
   std::uint32_t wanted = options_.min_peers;
   std::uint32_t present = 0;
   for (const Peer& candidate : peers_.candidates) {
@@ -260,7 +260,7 @@ std::uint32_t Group::missing() const {
 
 // Starts a group without members once as many peers wait as the largest min_peers among them.
 void Group::start_if_ready(Instant now) {
-  if (ranks_ > 0) return around_.replicas().changed();
+  if (peers_.ranks_per_replica > 0) return around_.replicas().changed();
   const bool somebody = std::ranges::any_of(
       peers_.candidates, [](const Peer& candidate) { return candidate.waiting; });
   if (!peers_.members.empty() || !somebody || missing() > 0) return;
@@ -295,7 +295,7 @@ void Group::start(std::vector<Peer> founders) {
   record_.point_open = false;
   peers_.members = std::move(founders);
   plan_epoch();
-  note("started with " + plural(peers_.members.size(), "peer"));
+  context_.note("started with " + plural(peers_.members.size(), "peer"));
   begin_epoch(wire::Cause::admission, {}, {});
 }
 
@@ -304,21 +304,8 @@ bool Group::newcomer_ready(const Peer& candidate) const {
          candidate.prepared_epoch == record_.epoch;
 }
 
-// Whether a plan with this newcomer exists that avoids the links which it cannot establish.
-bool Group::fits(const Peer& candidate) const {
-  if (candidate.unreachable.empty()) return true;
-  std::set<topology::Edge> edges = planning_.ranks_of(links_.unusable());
-  const auto own = static_cast<std::uint32_t>(peers_.members.size());
-  for (const PeerId& id : candidate.unreachable) {
-    const auto rank = static_cast<std::uint32_t>(peers_.rank_of(id));
-    if (rank < own) edges.insert({rank, own});
-  }
-  return planning_.exists(peers_.members.size() + 1, edges,
-                          planning_.ranks_of(links_.unrelayable()));
-}
-
 bool Group::newcomers_ready() const {
-  if (ranks_ > 0)
+  if (peers_.ranks_per_replica > 0)
     return around_.replicas().wait(id_, wire::next_point(record_, wire::RoundKind::admit));
   return std::ranges::any_of(peers_.candidates,
                              [&](const Peer& candidate) { return newcomer_ready(candidate); });
@@ -361,7 +348,7 @@ void Group::let_newcomers_in(wire::RoundKind kind, const std::vector<std::string
       // Check fits() for each newcomer: two may fit alone but not together.
       if (newcomer_ready(peers_.candidates[at]) &&
           peers_.candidates[at].member.replica == replica &&
-          (!replica.empty() || fits(peers_.candidates[at]))) {
+          (!replica.empty() || planning_.fits(peers_.candidates[at]))) {
         peers_.members.push_back(peers_.take_candidate(at, log_.last()));
         const PeerId id = peers_.members.back().member.id;
         for (const PeerId& other : std::exchange(peers_.members.back().unreachable, {}))
@@ -372,17 +359,17 @@ void Group::let_newcomers_in(wire::RoundKind kind, const std::vector<std::string
       }
     }
   };
-  if (ranks_ == 0) let_in({});
+  if (peers_.ranks_per_replica == 0) let_in({});
   for (const std::string& replica : replicas) let_in(replica);
   if (!plan_epoch()) {
     links_.use_all();
     plan_epoch();
   }
-  note(plural(peers_.members.size() - before, "newcomer") + " admitted, " +
-       plural(peers_.members.size(), "member"));
+  context_.note(plural(peers_.members.size() - before, "newcomer") + " admitted, " +
+                plural(peers_.members.size(), "member"));
   const bool syncing = kind == wire::RoundKind::sync_admit;
   record_.syncing = syncing;
-  if (ranks_ > 0) {
+  if (peers_.ranks_per_replica > 0) {
     record_.points = wire::next_point(record_, kind);
     record_.point_open = syncing;
     around_.replicas().changed();
@@ -447,7 +434,7 @@ std::unique_ptr<Group> Group::rebuild(std::uint32_t id, const Options& options,
   const Returned& best = newest(reports);
   wire::EpochRecord& record = group->record_;
   record = best.rejoin().record;
-  group->ranks_ = record.ranks_per_replica;
+  group->peers_.ranks_per_replica = record.ranks_per_replica;
   const std::size_t n = record.members.size();
   if (record.rates.hosts.size() != n || record.rates.links.size() != n * n) record.rates = {};
   group->planning_.restore_rates(record.rates);
@@ -469,7 +456,7 @@ std::unique_ptr<Group> Group::rebuild(std::uint32_t id, const Options& options,
       if (a != b && hosts[a] == hosts[b]) members[a].shares_with.insert(members[b].member.id);
     }
   }
-  for (const Pair& pair : group->relayed_pairs()) group->links_.avoid(pair);
+  for (const Pair& pair : relayed_pairs(record)) group->links_.avoid(pair);
   for (const Returned& one : reports) {
     if (group->rejoin(one.connection(), one.rejoin(), nullptr, now) == Return::in) continue;
     around.send(one.connection(), 0,
@@ -483,7 +470,7 @@ std::unique_ptr<Group> Group::rebuild(std::uint32_t id, const Options& options,
 
 std::vector<RankStanding> Group::ranks() const {
   std::vector<RankStanding> ranks;
-  if (ranks_ == 0) return ranks;
+  if (peers_.ranks_per_replica == 0) return ranks;
   for (const Peer& peer : peers_.members) ranks.push_back({peer.member, 1, true, false, false});
   for (const Peer& peer : peers_.candidates) {
     ranks.push_back({peer.member, peer.min_peers, false, peer.waiting, newcomer_ready(peer)});
@@ -540,7 +527,7 @@ void Group::evict_rank(const std::string& replica, bool members, bool newcomers,
     if (members && peer.member.replica == replica)
       gone.push_back({peer.member.id, Code::evicted, reason});
   }
-  if (!gone.empty()) remove(gone, now);
+  remove(gone, now);
 }
 
 void Group::tell_rank(const std::string& replica, const std::string& text) {
@@ -574,8 +561,8 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
     Peer* peer = peers_.member(gone.id);
     if (peer == nullptr) continue;
     const std::size_t left = peers_.members.size() - 1;
-    note("peer " + gone.id.brief() + " is out: " + gone.reason + "; " + plural(left, "member") +
-         (left == 1 ? " goes on" : " go on"));
+    context_.note("peer " + gone.id.brief() + " is out: " + gone.reason + "; " +
+                  plural(left, "member") + (left == 1 ? " goes on" : " go on"));
     if (peer->connection != 0) {
       around_.send(peer->connection, log_.collected(), wire::Refused{gone.code, gone.reason});
       around_.close(peer->connection);
@@ -625,7 +612,7 @@ void Group::evict_laggards(Instant now) {
     if (log_.last() - peer.applied > most)
       gone.push_back({peer.member.id, Code::evicted, "it does not follow the group's log"});
   }
-  if (!gone.empty()) remove(gone, now);
+  remove(gone, now);
 }
 
 void Group::evict_silent(Instant now) {
@@ -640,7 +627,7 @@ void Group::evict_silent(Instant now) {
                           seconds(options_.reconnect_timeout)});
     }
   }
-  if (!gone.empty()) remove(gone, now);
+  remove(gone, now);
   std::vector<ConnectionId> silent;
   for (const Peer& candidate : peers_.candidates) {
     if (now - candidate.heard >= limit) silent.push_back(candidate.connection);

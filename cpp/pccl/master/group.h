@@ -44,57 +44,9 @@
 #include "pccl/master/peers.h"
 #include "pccl/master/planning.h"
 #include "pccl/master/returned.h"
+#include "pccl/master/surroundings.h"
 
 namespace pccl::master {
-
-// Events and questions of a group about replicas: see replicas.h. By default there are none.
-class ReplicaRules {
- public:
-  virtual ~ReplicaRules() = default;
-  // An event may let admissions or the start proceed.
-  virtual void changed() {}
-  // A member or a newcomer has left or was removed. `finished`: a member left regularly.
-  virtual void departed(std::uint32_t /*group*/, const wire::Member&, const std::string& /*reason*/,
-                        bool /*member*/, bool /*finished*/) {}
-  // A newcomer has lost its connection or withdrawn.
-  virtual void away(std::uint32_t /*group*/, const wire::Member&, const std::string& /*reason*/) {}
-  // All members of the group are at this admission point. Returns the replicas to admit there.
-  // Empty optional: not decided, or not ready yet; Group::retry_admission follows.
-  virtual std::optional<std::vector<std::string>> to_admit(std::uint32_t /*group*/,
-                                                           std::uint64_t /*point*/) {
-    return std::nullopt;
-  }
-  // Whether replicas would be admitted at this point.
-  [[nodiscard]] virtual bool wait(std::uint32_t /*group*/, std::uint64_t /*point*/) const {
-    return false;
-  }
-  // Whether replicas have members, in any group.
-  [[nodiscard]] virtual bool started() const { return false; }
-  // The number of replicas that must still join before the start.
-  [[nodiscard]] virtual std::uint32_t missing() const { return 0; }
-};
-
-// The interface of a group to its master.
-class Surroundings {
- public:
-  virtual ~Surroundings() = default;
-  virtual void send(ConnectionId to, std::uint64_t collected, const wire::Message& message) = 0;
-  virtual void close(ConnectionId connection) = 0;
-  virtual void log(std::string line) = 0;
-  virtual wire::Census census() = 0;
-  virtual std::uint64_t next_join_ordinal() = 0;
-
-  // Begins to relay a connection between two peers. Returns a token for each.
-  virtual std::optional<std::pair<PeerId, PeerId>> expect_relay(const PeerId& /*one*/,
-                                                                const PeerId& /*other*/) {
-    return std::nullopt;
-  }
-  virtual void end_relay(const PeerId& /*one*/, const PeerId& /*other*/) {}
-  virtual ReplicaRules& replicas() {
-    static ReplicaRules none;
-    return none;
-  }
-};
 
 // The state of one rank of a replica in its group.
 struct RankStanding {
@@ -137,7 +89,9 @@ class Group {
 
   // -- replicas
   // 0: the group's peers belong to no replicas.
-  [[nodiscard]] std::uint32_t ranks_per_replica() const { return empty() ? 0 : ranks_; }
+  [[nodiscard]] std::uint32_t ranks_per_replica() const {
+    return empty() ? 0 : peers_.ranks_per_replica;
+  }
   [[nodiscard]] std::vector<RankStanding> ranks() const;
   // Whether the member is in a call with others.
   [[nodiscard]] bool busy(const PeerId& id) const;
@@ -163,21 +117,12 @@ class Group {
   [[nodiscard]] const DecisionLog& log() const { return log_; }
   [[nodiscard]] bool empty() const { return peers_.empty(); }
   // Whether a decision may become due within some hundred milliseconds.
-  [[nodiscard]] bool hurried() const {
-    return links_.troubled() || stuck_since_ || calls_.disagree();
-  }
+  [[nodiscard]] bool hurried() const { return links_.troubled() || calls_.doubtful(); }
   // The open calls with the members that entered and those that are done: for tests of rebuild().
   [[nodiscard]] std::string summary() const;
   [[nodiscard]] const OpenCalls& calls() const { return calls_; }
 
  private:
-  struct Departed {
-    PeerId id;
-    Code code = Code::evicted;
-    std::string reason;
-    bool finished = false;  // it left regularly
-  };
-
   // -- decisions
   void append(DecisionLog::Decision what);
   void decide(const wire::CallKey& key, Code code, const PeerId& culprit, const std::string& reason,
@@ -201,7 +146,6 @@ class Group {
   void start(std::vector<Peer> founders);
   [[nodiscard]] bool newcomer_ready(const Peer& candidate) const;
   [[nodiscard]] bool newcomers_ready() const;
-  [[nodiscard]] bool fits(const Peer& candidate) const;
   [[nodiscard]] wire::Expect expected() const;
   void tell_newcomers();
   void let_newcomers_in(wire::RoundKind kind, const std::vector<std::string>& replicas);
@@ -246,25 +190,21 @@ class Group {
   void take_plan(Draft draft);
   void check_plan(Instant now);
   void reconsider_plan(Instant now);
-  [[nodiscard]] std::set<Pair> relayed_pairs() const;
-  [[nodiscard]] bool silent(const PeerId& id, Instant now) const;
   void check_links(Instant now);
   [[nodiscard]] bool plan_around(const std::vector<BadLink>& bad);
   void evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue, Instant now);
   void reset_links();
-  void note(const std::string& line) { around_.log("group " + std::to_string(id_) + ": " + line); }
 
   std::uint32_t id_;
-  std::uint32_t ranks_ = 0;  // per replica, as the group's peers report; 0: no replicas
   Options options_;
   Surroundings& around_;
+  GroupContext context_{id_, options_, around_};
   wire::EpochRecord record_;
   Peers peers_;
   DecisionLog log_;
   OpenCalls calls_{options_.limits};
   LinkHealth links_;
   Planning planning_{options_, peers_, links_};
-  std::optional<Instant> stuck_since_;
   std::optional<Instant> alone_since_;  // set until a lone founder is notified
   std::optional<Instant> others_at_;    // when a peer last departed
   Instant last_tick_{};

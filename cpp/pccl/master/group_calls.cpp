@@ -50,7 +50,7 @@ void Group::check_round(const wire::RoundKey& key, Instant now) {
   switch (key.kind) {
     case wire::RoundKind::admit:
     case wire::RoundKind::sync_admit:
-      if (ranks_ > 0) {
+      if (peers_.ranks_per_replica > 0) {
         const auto replicas = around_.replicas().to_admit(id_, wire::next_point(record_, key.kind));
         if (!replicas) return;
         if (!replicas->empty()) return let_newcomers_in(key.kind, *replicas);
@@ -84,7 +84,7 @@ bool Group::measure_at(const wire::RoundKey& key) {
   // Once per admission, even if a member declines.
   planning_.asked_to_measure(record_.admission);
   if (!all) return false;
-  note("operations are slow, so the links are measured");
+  context_.note("operations are slow, so the links are measured");
   return true;
 }
 
@@ -154,19 +154,19 @@ void Group::check_stuck(Instant now) {
     return calls_.entered_by_all(call, peers_.members.size());
   });
   if (verdict == Stuckness::moving) {
-    stuck_since_.reset();
+    calls_.unstick();
     return;
   }
-  if (!stuck_since_) stuck_since_ = now;
-  if (verdict == Stuckness::suspicious && now - *stuck_since_ < kSeveralThreadsGrace) return;
+  const Instant since = calls_.stuck(now);
+  if (verdict == Stuckness::suspicious && now - since < kSeveralThreadsGrace) return;
   const auto name = [this](const wire::CallKey& key) { return calls_.described(key); };
   const std::string text = describe_waiting(waiting, "; ", name);
   const std::string lines = describe_waiting(waiting, "\n", name);
   std::set<wire::CallKey> calls;
   for (const Waiting& member : waiting)
     calls.insert(member.blocked.waits.begin(), member.blocked.waits.end());
-  note("stuck: " + text);
-  stuck_since_.reset();
+  context_.note("stuck: " + text);
+  calls_.unstick();
   for (const wire::CallKey& call : calls) {
     // A call of another admission, which is over, must not be decided again.
     if (std::visit([](const auto& key) { return key.admission; }, call) != record_.admission)
@@ -256,7 +256,7 @@ void Group::end_overdue(Instant now) {
     judge(key, round.opened, [&](const PeerId& id) { return round.entered.contains(id); });
   }
   for (const auto& [key, reason] : over) decide(key, Code::timeout, {}, reason, {});
-  if (!gone.empty()) remove(gone, now);
+  remove(gone, now);
 }
 
 }  // namespace pccl::master

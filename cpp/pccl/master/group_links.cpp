@@ -11,7 +11,7 @@ namespace pccl::master {
 
 void Group::take_plan(Draft draft) {
   const std::string why = planning_.take(std::move(draft), record_);
-  if (!why.empty()) note("plan: " + why);
+  if (!why.empty()) context_.note("plan: " + why);
 }
 
 // Plans the next epoch for the present members. False: no plan avoids the unusable links.
@@ -26,7 +26,7 @@ bool Group::plan_epoch() {
 // Plans again when memory sharing has changed.
 void Group::check_plan(Instant now) {
   if (!planning_.hosts_due(record_, now) || !plan_epoch()) return;
-  note("planned for changed memory sharing");
+  context_.note("planned for changed memory sharing");
   start_over(wire::Cause::plan, {}, {});
 }
 
@@ -43,29 +43,14 @@ void Group::reconsider_plan(Instant now) {
   start_over(wire::Cause::plan, {}, {});
 }
 
-std::set<Pair> Group::relayed_pairs() const {
-  std::set<Pair> pairs;
-  for (const auto& [a, b] : record_.relayed)
-    pairs.insert(pair_of(record_.members[a].id, record_.members[b].id));
-  return pairs;
-}
-
 // -- links
-
-// Whether the member may be gone: it is not connected, or was silent for two heartbeat intervals.
-// True if the peer is not a member.
-bool Group::silent(const PeerId& id, Instant now) const {
-  const Peer* peer = peers_.member(id);
-  return peer == nullptr || peer->connection == 0 ||
-         now - peer->heard >= 2 * options_.heartbeat_interval;
-}
 
 // Plans without these links. False: no plan avoids them.
 bool Group::plan_around(const std::vector<BadLink>& bad) {
   std::set<Pair> pairs;
   for (const BadLink& link : bad) pairs.insert(pair_of(link.reporter, link.about));
   if (links_.unavoidable(pairs)) return false;  // tried before
-  const std::set<Pair> relayed = relayed_pairs();
+  const std::set<Pair> relayed = relayed_pairs(record_);
   std::vector<Pair> avoided;
   std::vector<Pair> not_relayed;
   for (const Pair& pair : pairs) {
@@ -74,7 +59,7 @@ bool Group::plan_around(const std::vector<BadLink>& bad) {
     if (relayed.contains(pair) && links_.avoid_relaying(pair)) not_relayed.push_back(pair);
   }
   if (plan_epoch()) {
-    note("planned around " + plural(bad.size(), "bad link report"));
+    context_.note("planned around " + plural(bad.size(), "bad link report"));
     return true;
   }
   for (const Pair& pair : avoided) links_.use(pair);
@@ -88,7 +73,7 @@ bool Group::plan_around(const std::vector<BadLink>& bad) {
 void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue,
                             Instant now) {
   links_.clear_troubles();
-  const std::set<Pair> relayed = relayed_pairs();
+  const std::set<Pair> relayed = relayed_pairs(record_);
   for (const BadLink& link : overdue) {
     const Pair pair = pair_of(link.reporter, link.about);
     if (relayed.contains(pair)) links_.avoid_relaying(pair);
@@ -127,12 +112,12 @@ void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink
     if (planning_.exists(left.size(), edges, never)) break;
   }
   for (const BadLink& link : overdue) links_.avoid(pair_of(link.reporter, link.about));
-  if (!gone.empty()) remove(gone, now);
+  remove(gone, now);
 }
 
 void Group::check_links(Instant now) {
   links_.drop_late(now);
-  const std::set<Pair> relayed = relayed_pairs();
+  const std::set<Pair> relayed = relayed_pairs(record_);
   std::vector<Departed> gone;
   for (const Peer& peer : peers_.members) {
     if (peer.connection != 0) continue;
@@ -144,7 +129,7 @@ void Group::check_links(Instant now) {
       gone.push_back({peer.member.id, Code::evicted, "connection lost (" + *reason + ")"});
   }
   if (!gone.empty()) return remove(gone, now);
-  const auto is_silent = [&](const PeerId& id) { return silent(id, now); };
+  const auto is_silent = [&](const PeerId& id) { return peers_.silent(id, options_, now); };
   LinkFindings found = links_.findings(is_silent, options_, now);
   if (found.ripe) {
     const bool planned = plan_around(found.bad);
@@ -174,7 +159,7 @@ void Group::check_links(Instant now) {
 // link is established again.
 void Group::reset_links() {
   const std::string reason = "a connection between two members broke" + links_.example();
-  note(reason);
+  context_.note(reason);
   links_.clear_troubles();
   std::vector<wire::OpKey> aborted = calls_.abort_and_restart();
   begin_epoch(wire::Cause::loss, {{PeerId{}, reason}}, std::move(aborted));

@@ -212,11 +212,11 @@ void Group::on_newcomers_link(Peer& from, const wire::LinkReport& report, Instan
   }
   // A member that the master does not hear from either may be gone. The newcomer continues to
   // connect and reports again.
-  if (!from.waiting || silent(report.peer, now)) return;
+  if (!from.waiting || peers_.silent(report.peer, options_, now)) return;
   // Admit the newcomer only if a plan avoids that link: otherwise all members would lose the
   // newcomer at once.
   from.unreachable.insert(report.peer);
-  if (fits(from)) return;
+  if (planning_.fits(from)) return;
   evict(from.connection, Code::unreachable,
         "it cannot reach peer " + report.peer.brief() + " (" + report.reason +
             "), nor can that peer reach it, and no plan avoids that link: " +
@@ -238,7 +238,7 @@ void Group::on_link(Peer& from, const wire::LinkReport& report, Instant now) {
     // A link of a relayed pair was established directly, perhaps before this epoch or under another
     // master.
     const Pair pair = pair_of(id, report.peer);
-    if (!relayed && relayed_pairs().contains(pair) &&
+    if (!relayed && relayed_pairs(record_).contains(pair) &&
         topology::edges(record_.plan).contains(*planning_.ranks_of({pair}).begin()))
       links_.use(pair);
     return links_.mended(id, report.peer, now);
@@ -256,7 +256,7 @@ void Group::on_want_relay(Peer& from, const wire::WantRelay& want, Instant now) 
   if (older || want.stripes == 0 || want.stripes > kMaxRelayStripes)
     return (void)misuse(from, "a relay that is not due", now);
   const Pair pair = pair_of(id, want.peer);
-  if (other == nullptr || !relayed_pairs().contains(pair)) {
+  if (other == nullptr || !relayed_pairs(record_).contains(pair)) {
     (void)stray(from, "relays that no epoch speaks of", now);
     return;
   }

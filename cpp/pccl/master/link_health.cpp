@@ -2,6 +2,13 @@
 
 namespace pccl::master {
 
+std::set<Pair> relayed_pairs(const wire::EpochRecord& record) {
+  std::set<Pair> pairs;
+  for (const auto& [a, b] : record.relayed)
+    pairs.insert(pair_of(record.members[a].id, record.members[b].id));
+  return pairs;
+}
+
 std::string link_advice(bool relays) {
   std::string text =
       "open a port of one of the two peers (PCCL_PORT), and if it is reachable at another address, "

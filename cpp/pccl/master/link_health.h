@@ -17,6 +17,8 @@ namespace pccl::master {
 // Two members, the smaller id first.
 using Pair = std::pair<PeerId, PeerId>;
 [[nodiscard]] inline Pair pair_of(const PeerId& a, const PeerId& b) { return std::minmax(a, b); }
+// The pairs whose links go through the master in this epoch.
+[[nodiscard]] std::set<Pair> relayed_pairs(const wire::EpochRecord& record);
 
 // A summary of the reports in an epoch.
 struct LinkFindings {

@@ -109,6 +109,7 @@ void OpenCalls::erase(const wire::CallKey& key) {
 void OpenCalls::clear() {
   operations_.clear();
   rounds_.clear();
+  unstick();
 }
 
 void OpenCalls::drop_member(const PeerId& id) {
@@ -134,6 +135,7 @@ std::vector<wire::OpKey> OpenCalls::abort_and_restart() {
 
 void OpenCalls::restart() {
   for (auto& [key, operation] : operations_) operation.restart();
+  unstick();
 }
 
 // -- looking
@@ -162,9 +164,10 @@ PeerId OpenCalls::busiest() const {
   return most == counts.end() ? PeerId{} : most->first;
 }
 
-bool OpenCalls::disagree() const {
-  return std::ranges::any_of(
-      operations_, [](const auto& item) { return item.second.mismatch_since.has_value(); });
+bool OpenCalls::doubtful() const {
+  return stuck_since_ || std::ranges::any_of(operations_, [](const auto& item) {
+           return item.second.mismatch_since.has_value();
+         });
 }
 
 std::vector<std::pair<wire::CallKey, PeerId>> OpenCalls::entries() const {

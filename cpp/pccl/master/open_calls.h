@@ -77,7 +77,15 @@ class OpenCalls {
   // Ends operations that do not run again, and calls that no member has entered; restarts the other
   // operations. Returns the operations that ended because they do not run again.
   [[nodiscard]] std::vector<wire::OpKey> abort_and_restart();
-  void restart();
+  void restart();  // as a new epoch begins
+
+  // -- stuck. No member can proceed, until unstick(), restart() or clear().
+  // Returns since when.
+  Instant stuck(Instant now) {
+    if (!stuck_since_) stuck_since_ = now;
+    return *stuck_since_;
+  }
+  void unstick() { stuck_since_.reset(); }
 
   // -- looking
   [[nodiscard]] std::map<wire::OpKey, OpenOperation>& operations() { return operations_; }
@@ -92,8 +100,8 @@ class OpenCalls {
   // The member that has entered the most open calls. When too many calls are open, this member made
   // those that the others have not entered.
   [[nodiscard]] PeerId busiest() const;
-  // Whether signatures differ in some operation.
-  [[nodiscard]] bool disagree() const;
+  // Whether signatures differ in some operation, or the group may be stuck.
+  [[nodiscard]] bool doubtful() const;
   [[nodiscard]] std::vector<std::pair<wire::CallKey, PeerId>> entries() const;
   // "collective #3 (all_gather of float32[8])"; without the description if none was reported.
   [[nodiscard]] std::string described(const wire::CallKey& key) const;
@@ -103,6 +111,7 @@ class OpenCalls {
   const Limits& limits_;
   std::map<wire::OpKey, OpenOperation> operations_;
   std::map<wire::RoundKey, OpenRound> rounds_;
+  std::optional<Instant> stuck_since_;
 };
 
 }  // namespace pccl::master

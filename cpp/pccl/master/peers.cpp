@@ -42,4 +42,10 @@ Peer Peers::take_candidate(std::size_t at, std::uint64_t last_ordinal) {
   return peer;
 }
 
+bool Peers::silent(const PeerId& id, const Options& options, Instant now) const {
+  const Peer* peer = member(id);
+  return peer == nullptr || peer->connection == 0 ||
+         now - peer->heard >= 2 * options.heartbeat_interval;
+}
+
 }  // namespace pccl::master

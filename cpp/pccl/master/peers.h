@@ -40,10 +40,19 @@ struct Peer {
   bool returned = true;                  // false: it has not returned to this restarted master
 };
 
+// A member to remove. `reason`: for the member, the others and the log.
+struct Departed {
+  PeerId id;
+  Code code = Code::evicted;
+  std::string reason;
+  bool finished = false;  // it left regularly
+};
+
 // *one thread: the master's*
 struct Peers {
-  std::vector<Peer> members;     // in rank order
-  std::vector<Peer> candidates;  // in order of joining
+  std::vector<Peer> members;            // in rank order
+  std::vector<Peer> candidates;         // in order of joining
+  std::uint32_t ranks_per_replica = 0;  // as the peers report; 0: no replicas
 
   [[nodiscard]] Peer* member(const PeerId& id);
   [[nodiscard]] const Peer* member(const PeerId& id) const {
@@ -63,6 +72,9 @@ struct Peers {
   // Removes a newcomer from the list and returns it. It will apply log entries after
   // `last_ordinal`.
   [[nodiscard]] Peer take_candidate(std::size_t at, std::uint64_t last_ordinal);
+  // Whether the member may be gone: it is not connected, or was silent for two heartbeat intervals.
+  // True if the peer is not a member.
+  [[nodiscard]] bool silent(const PeerId& id, const Options& options, Instant now) const;
   // Whether all members are connected and know with which peers they share memory.
   [[nodiscard]] bool sharing_settled() const {
     return std::ranges::all_of(members, [](const Peer& peer) {

@@ -67,6 +67,17 @@ bool Planning::exists(std::size_t world, const std::set<topology::Edge>& unusabl
                              options_.relays ? wire::kMaxRelayed : 0);
 }
 
+bool Planning::fits(const Peer& newcomer) const {
+  if (newcomer.unreachable.empty()) return true;
+  std::set<topology::Edge> edges = ranks_of(links_.unusable());
+  const auto own = static_cast<std::uint32_t>(peers_.members.size());
+  for (const PeerId& id : newcomer.unreachable) {
+    const auto rank = static_cast<std::uint32_t>(peers_.rank_of(id));
+    if (rank < own) edges.insert({rank, own});
+  }
+  return exists(peers_.members.size() + 1, edges, ranks_of(links_.unrelayable()));
+}
+
 // -- memory sharing
 
 const std::vector<std::uint32_t>& Planning::hosts() {

@@ -37,6 +37,8 @@ class Planning {
   // Whether draft() would find a plan for a group of `world` members.
   [[nodiscard]] bool exists(std::size_t world, const std::set<topology::Edge>& unusable,
                             const std::set<topology::Edge>& unrelayable) const;
+  // Whether a plan with this newcomer exists that avoids the links which it cannot establish.
+  [[nodiscard]] bool fits(const Peer& newcomer) const;
   // The pairs whose ends are both members, by rank.
   [[nodiscard]] std::set<topology::Edge> ranks_of(const std::set<Pair>& pairs) const;
 

@@ -1,0 +1,76 @@
+// The surroundings of a group: its master, and the rules of replicas.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pccl/master/limits.h"
+#include "pccl/master/returned.h"
+#include "pccl/wire/messages.h"
+
+namespace pccl::master {
+
+// Events and questions of a group about replicas: see replicas.h. By default there are none.
+class ReplicaRules {
+ public:
+  virtual ~ReplicaRules() = default;
+  // An event may let admissions or the start proceed.
+  virtual void changed() {}
+  // A member or a newcomer has left or was removed. `finished`: a member left regularly.
+  virtual void departed(std::uint32_t /*group*/, const wire::Member&, const std::string& /*reason*/,
+                        bool /*member*/, bool /*finished*/) {}
+  // A newcomer has lost its connection or withdrawn.
+  virtual void away(std::uint32_t /*group*/, const wire::Member&, const std::string& /*reason*/) {}
+  // All members of the group are at this admission point. Returns the replicas to admit there.
+  // Empty optional: not decided, or not ready yet; Group::retry_admission follows.
+  virtual std::optional<std::vector<std::string>> to_admit(std::uint32_t /*group*/,
+                                                           std::uint64_t /*point*/) {
+    return std::nullopt;
+  }
+  // Whether replicas would be admitted at this point.
+  [[nodiscard]] virtual bool wait(std::uint32_t /*group*/, std::uint64_t /*point*/) const {
+    return false;
+  }
+  // Whether replicas have members, in any group.
+  [[nodiscard]] virtual bool started() const { return false; }
+  // The number of replicas that must still join before the start.
+  [[nodiscard]] virtual std::uint32_t missing() const { return 0; }
+};
+
+// The interface of a group to its master.
+class Surroundings {
+ public:
+  virtual ~Surroundings() = default;
+  virtual void send(ConnectionId to, std::uint64_t collected, const wire::Message& message) = 0;
+  virtual void close(ConnectionId connection) = 0;
+  virtual void log(std::string line) = 0;
+  virtual wire::Census census() = 0;
+  virtual std::uint64_t next_join_ordinal() = 0;
+
+  // Begins to relay a connection between two peers. Returns a token for each.
+  virtual std::optional<std::pair<PeerId, PeerId>> expect_relay(const PeerId& /*one*/,
+                                                                const PeerId& /*other*/) {
+    return std::nullopt;
+  }
+  virtual void end_relay(const PeerId& /*one*/, const PeerId& /*other*/) {}
+  virtual ReplicaRules& replicas() {
+    static ReplicaRules none;
+    return none;
+  }
+};
+
+// The context of a group, which all its parts share.
+struct GroupContext {
+  std::uint32_t id;  // of the group
+  const Options& options;
+  Surroundings& around;
+
+  void note(const std::string& line) const {
+    around.log("group " + std::to_string(id) + ": " + line);
+  }
+};
+
+}  // namespace pccl::master
