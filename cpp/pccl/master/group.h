@@ -38,8 +38,10 @@
 #include <vector>
 
 #include "pccl/master/decision_log.h"
+#include "pccl/master/decisions.h"
 #include "pccl/master/judgements.h"
 #include "pccl/master/link_health.h"
+#include "pccl/master/newcomers.h"
 #include "pccl/master/open_calls.h"
 #include "pccl/master/peers.h"
 #include "pccl/master/planning.h"
@@ -98,14 +100,14 @@ class Group {
   // `points`: the number of admission points passed before. REQUIRES: no members; a waiting
   // newcomer of each replica.
   void start_with(const std::vector<std::string>& replicas, std::uint64_t points);
-  // Newcomers that only wanted to found the group stop waiting: it has started without them.
-  void leave_behind();
+  void leave_behind() { newcomers_.leave_behind(); }
   void retry_admission(Instant now);
   // Evicts the replica's rank in this group: the member, and the newcomers.
   void evict_rank(const std::string& replica, bool member, bool newcomers,
                   const std::string& reason, Instant now);
-  // Sends a line for the user's log.
-  void tell_rank(const std::string& replica, const std::string& text);
+  void tell_rank(const std::string& replica, const std::string& text) {
+    newcomers_.tell(replica, text);
+  }
 
   // Asks up to `most` members that `fit` whether they can connect to an address. Returns those
   // asked.
@@ -123,32 +125,10 @@ class Group {
   [[nodiscard]] const OpenCalls& calls() const { return calls_; }
 
  private:
-  // -- decisions
-  void append(DecisionLog::Decision what);
-  void decide(const wire::CallKey& key, Code code, const PeerId& culprit, const std::string& reason,
-              const std::string& waiting, const wire::SyncDecision& sync = {});
-  void begin_epoch(wire::Cause cause, std::vector<wire::Departure> departures,
-                   std::vector<wire::OpKey> aborted);
-  void start_over(wire::Cause cause, std::vector<wire::Departure> departures,
-                  std::vector<wire::OpKey> aborted);
-  void collect_log();
-  void send_log(const Peer& to, std::uint64_t after);
-
   // -- newcomers
   bool let_in_again(ConnectionId connection, const wire::Join& join, const PeerId& seal,
                     Instant now);
-  [[nodiscard]] std::optional<std::string> refusal_of(const wire::Join& join,
-                                                      const PeerId& seal) const;
-  void tell_namesake(ConnectionId connection);
-  void tell_lone_founder(Instant now);
-  [[nodiscard]] std::uint32_t missing() const;
   void start_if_ready(Instant now);
-  void start(std::vector<Peer> founders);
-  [[nodiscard]] bool newcomer_ready(const Peer& candidate) const;
-  [[nodiscard]] bool newcomers_ready() const;
-  [[nodiscard]] wire::Expect expected() const;
-  void tell_newcomers();
-  void let_newcomers_in(wire::RoundKind kind, const std::vector<std::string>& replicas);
 
   // -- departures
   void remove(const std::vector<Departed>& departed, Instant now);
@@ -160,13 +140,11 @@ class Group {
   bool misuse(const Peer& from, const std::string& what, Instant now);
   bool stray(Peer& from, const char* what, Instant now);
   bool floods(Peer& from, std::size_t items, Instant now);
-  bool adopt(const std::vector<wire::LogEntry>& log, std::uint64_t applied);
 
   // -- messages of one peer. The peer may be evicted, which invalidates `from`.
   void hear_newcomer(Peer& from, const wire::Message& message, Instant now);
   void hear_member(Peer& from, const wire::Message& message, std::uint64_t applied, Instant now);
   void on_neighbourhood(Peer& from, const wire::Neighbourhood& neighbourhood, Instant now);
-  void on_prepared(Peer& from, const wire::Prepared& prepared, Instant now);
   void on_abort(Peer& from, const wire::AbortRequest& request, std::uint64_t applied, Instant now);
   void on_newcomers_link(Peer& from, const wire::LinkReport& report, Instant now);
   void on_link(Peer& from, const wire::LinkReport& report, Instant now);
@@ -183,17 +161,11 @@ class Group {
   void notice_stragglers(Instant now);
   void end_overdue(Instant now);
   void optimize(const wire::RoundKey& key);
-  [[nodiscard]] bool measure_at(const wire::RoundKey& key);
 
-  // -- plans and links
-  bool plan_epoch();
-  void take_plan(Draft draft);
-  void check_plan(Instant now);
-  void reconsider_plan(Instant now);
+  // -- links
   void check_links(Instant now);
   [[nodiscard]] bool plan_around(const std::vector<BadLink>& bad);
   void evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue, Instant now);
-  void reset_links();
 
   std::uint32_t id_;
   Options options_;
@@ -205,8 +177,8 @@ class Group {
   OpenCalls calls_{options_.limits};
   LinkHealth links_;
   Planning planning_{options_, peers_, links_};
-  std::optional<Instant> alone_since_;  // set until a lone founder is notified
-  std::optional<Instant> others_at_;    // when a peer last departed
+  Newcomers newcomers_{context_, record_, peers_, log_, links_, planning_};
+  Decisions decisions_{context_, record_, peers_, log_, calls_, links_, planning_, newcomers_};
   Instant last_tick_{};
 };
 

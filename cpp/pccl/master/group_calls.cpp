@@ -29,7 +29,7 @@ void Group::check_operation(const wire::OpKey& key, Instant now) {
         operation.mismatch_since && now - *operation.mismatch_since >= kMismatchGrace;
     if (const auto mismatch =
             judge_mismatch(wire::describe(key), claims, peers_.members.size(), waited)) {
-      decide(key, Code::mismatched_call, mismatch->culprit, mismatch->reason, {});
+      decisions_.decide(key, Code::mismatched_call, mismatch->culprit, mismatch->reason, {});
       return;
     }
     const bool differ = std::ranges::any_of(claims, [&](const Claim& claim) {
@@ -42,7 +42,7 @@ void Group::check_operation(const wire::OpKey& key, Instant now) {
   }
   if (done < peers_.members.size()) return;
   planning_.operation_took(now - operation.met.value_or(now));
-  decide(key, Code::ok, {}, {}, {});
+  decisions_.decide(key, Code::ok, {}, {}, {});
 }
 
 void Group::check_round(const wire::RoundKey& key, Instant now) {
@@ -53,10 +53,10 @@ void Group::check_round(const wire::RoundKey& key, Instant now) {
       if (peers_.ranks_per_replica > 0) {
         const auto replicas = around_.replicas().to_admit(id_, wire::next_point(record_, key.kind));
         if (!replicas) return;
-        if (!replicas->empty()) return let_newcomers_in(key.kind, *replicas);
+        if (!replicas->empty()) return decisions_.admit(key.kind, *replicas);
         around_.replicas().changed();
-      } else if (newcomers_ready()) {
-        return let_newcomers_in(key.kind, {});
+      } else if (newcomers_.any_ready()) {
+        return decisions_.admit(key.kind, {});
       }
       break;
     case wire::RoundKind::sync:
@@ -69,23 +69,7 @@ void Group::check_round(const wire::RoundKey& key, Instant now) {
     case wire::RoundKind::barrier:
       break;
   }
-  decide(key, Code::ok, {}, {}, {});
-}
-
-// Whether members should measure at this admission point: not if a member's program decides itself
-// when to measure (level 1).
-bool Group::measure_at(const wire::RoundKey& key) {
-  const auto round = calls_.rounds().find(key);
-  if (round == calls_.rounds().end() || !planning_.measuring_helps(record_.admission)) return false;
-  const bool all = std::ranges::all_of(round->second.entered, [](const auto& item) {
-    const auto* point = std::get_if<wire::AdmissionPoint>(&item.second);
-    return point != nullptr && point->measures;
-  });
-  // Once per admission, even if a member declines.
-  planning_.asked_to_measure(record_.admission);
-  if (!all) return false;
-  context_.note("operations are slow, so the links are measured");
-  return true;
+  decisions_.decide(key, Code::ok, {}, {}, {});
 }
 
 // All members have reported their measurements. Begins an epoch even if the plan does not change,
@@ -97,8 +81,8 @@ void Group::optimize(const wire::RoundKey& key) {
     if (const auto* row = std::get_if<wire::Measurements>(&round.entered.at(ids[rank])))
       planning_.measured(rank, *row, record_.rates);
   }
-  if (planning_.rates_differ(record_.rates) && plan_epoch()) start_over(wire::Cause::plan, {}, {});
-  decide(key, Code::ok, {}, {}, {});
+  if (planning_.rates_differ(record_.rates) && decisions_.plan_epoch()) decisions_.start_over();
+  decisions_.decide(key, Code::ok, {}, {}, {});
 }
 
 // All members have reported their states: see state/election.h.
@@ -131,7 +115,8 @@ void Group::check_sync(const wire::RoundKey& key, Instant now) {
     return remove(gone, now);
   }
   if (judgement.code != Code::ok) judgement.decision = {};
-  decide(key, judgement.code, judgement.culprit, judgement.reason, {}, judgement.decision);
+  decisions_.decide(key, judgement.code, judgement.culprit, judgement.reason, {},
+                    judgement.decision);
 }
 
 void Group::check_calls(Instant now) {
@@ -171,7 +156,8 @@ void Group::check_stuck(Instant now) {
     // A call of another admission, which is over, must not be decided again.
     if (std::visit([](const auto& key) { return key.admission; }, call) != record_.admission)
       continue;
-    decide(call, Code::deadlock, {}, "the members wait in calls that cannot meet: " + text, lines);
+    decisions_.decide(call, Code::deadlock, {},
+                      "the members wait in calls that cannot meet: " + text, lines);
   }
 }
 
@@ -255,7 +241,7 @@ void Group::end_overdue(Instant now) {
     if (key.kind == wire::RoundKind::sync_end || key.kind == wire::RoundKind::optimize) continue;
     judge(key, round.opened, [&](const PeerId& id) { return round.entered.contains(id); });
   }
-  for (const auto& [key, reason] : over) decide(key, Code::timeout, {}, reason, {});
+  for (const auto& [key, reason] : over) decisions_.decide(key, Code::timeout, {}, reason, {});
   remove(gone, now);
 }
 

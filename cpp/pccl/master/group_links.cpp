@@ -7,44 +7,6 @@
 
 namespace pccl::master {
 
-// -- plans
-
-void Group::take_plan(Draft draft) {
-  const std::string why = planning_.take(std::move(draft), record_);
-  if (!why.empty()) context_.note("plan: " + why);
-}
-
-// Plans the next epoch for the present members. False: no plan avoids the unusable links.
-bool Group::plan_epoch() {
-  planning_.forget_hosts();
-  auto draft = planning_.draft(record_);
-  if (!draft) return false;
-  take_plan(std::move(*draft));
-  return true;
-}
-
-// Plans again when memory sharing has changed.
-void Group::check_plan(Instant now) {
-  if (!planning_.hosts_due(record_, now) || !plan_epoch()) return;
-  context_.note("planned for changed memory sharing");
-  start_over(wire::Cause::plan, {}, {});
-}
-
-// Plans again when transfers have shown other rates. Waits until no operation runs: an epoch
-// restarts operations, a long one perhaps many times. Waits until no link is in trouble: an epoch
-// restarts the times of reports.
-void Group::reconsider_plan(Instant now) {
-  if (!planning_.look_due(now) || peers_.members.empty() || !calls_.operations().empty() ||
-      links_.troubled())
-    return;
-  auto better = planning_.better(record_, now);
-  if (!better) return;
-  take_plan(std::move(*better));
-  start_over(wire::Cause::plan, {}, {});
-}
-
-// -- links
-
 // Plans without these links. False: no plan avoids them.
 bool Group::plan_around(const std::vector<BadLink>& bad) {
   std::set<Pair> pairs;
@@ -58,7 +20,7 @@ bool Group::plan_around(const std::vector<BadLink>& bad) {
     // The relay of this link has failed too.
     if (relayed.contains(pair) && links_.avoid_relaying(pair)) not_relayed.push_back(pair);
   }
-  if (plan_epoch()) {
+  if (decisions_.plan_epoch()) {
     context_.note("planned around " + plural(bad.size(), "bad link report"));
     return true;
   }
@@ -152,17 +114,7 @@ void Group::check_links(Instant now) {
       return remove({{*victim, Code::unreachable, "its links break again and again"}}, now);
     }
   }
-  reset_links();
-}
-
-// Both ends of a broken link live. Its data in flight is lost, so operations start over while the
-// link is established again.
-void Group::reset_links() {
-  const std::string reason = "a connection between two members broke" + links_.example();
-  context_.note(reason);
-  links_.clear_troubles();
-  std::vector<wire::OpKey> aborted = calls_.abort_and_restart();
-  begin_epoch(wire::Cause::loss, {{PeerId{}, reason}}, std::move(aborted));
+  decisions_.reset_links();
 }
 
 }  // namespace pccl::master

@@ -39,7 +39,7 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
   }
   if (is_member && applied > peer->applied) {
     peer->applied = applied;
-    collect_log();
+    decisions_.collect_log();
   }
   if (const auto items = talk_in(frame.message); items && floods(*peer, *items, now)) return;
   if (is_member) {
@@ -64,7 +64,7 @@ void Group::hear_newcomer(Peer& from, const wire::Message& message, Instant now)
             from.waiting = true;
             from.start_only = false;
             if (peers_.members.empty()) return start_if_ready(now);
-            tell_newcomers();
+            newcomers_.announce();
             around_.replicas().changed();
           },
           [&](const wire::WithdrawAdmission&) {
@@ -72,10 +72,14 @@ void Group::hear_newcomer(Peer& from, const wire::Message& message, Instant now)
             from.waiting = false;
             from.prepared_epoch = 0;
             const wire::Member away = from.member;
-            tell_newcomers();
+            newcomers_.announce();
             around_.replicas().away(id_, away, "it no longer waits");
           },
-          [&](const wire::Prepared& prepared) { on_prepared(from, prepared, now); },
+          [&](const wire::Prepared& prepared) {
+            if (!from.budget.turns.take(options_.limits.turns, now))
+              return (void)misuse(from, "it reports being prepared too often", now);
+            newcomers_.prepared(from, prepared);
+          },
           [&](const wire::Neighbourhood& near) { on_neighbourhood(from, near, now); },
           [&](const wire::LinkReport& report) { on_newcomers_link(from, report, now); },
           [&](const wire::EnterRound&) { misuse(from, "a newcomer entered a round", now); },
@@ -83,9 +87,7 @@ void Group::hear_newcomer(Peer& from, const wire::Message& message, Instant now)
           [&](const wire::WantRelay&) { misuse(from, "a relay that is not due", now); },
           [&](const wire::Leave&) {
             around_.close(from.connection);
-            const wire::Member gone = from.member;
-            peers_.drop_candidate(from.connection);
-            tell_newcomers();
+            const wire::Member gone = newcomers_.drop(from);
             around_.replicas().departed(id_, gone, "it left", false, false);
           },
           [&](const auto&) { misuse(from, "a message that peers do not send here", now); }},
@@ -125,7 +127,7 @@ void Group::hear_member(Peer& from, const wire::Message& message, std::uint64_t 
               if (sender == nullptr) return;
               on_operation(*sender, state, applied, now);
             }
-            reconsider_plan(now);  // a busy program may be between operations only here
+            decisions_.reconsider_plan(now);  // a busy program may be between operations only here
           },
           [&](const wire::AbortRequest& request) { on_abort(from, request, applied, now); },
           [&](const wire::LinkReport& report) { on_link(from, report, now); },
@@ -145,20 +147,6 @@ void Group::hear_member(Peer& from, const wire::Message& message, std::uint64_t 
       message);
 }
 
-// The newcomer has links to all members of the prepared epoch except those in `without`.
-void Group::on_prepared(Peer& from, const wire::Prepared& prepared, Instant now) {
-  if (!from.budget.turns.take(options_.limits.turns, now))
-    return (void)misuse(from, "it reports being prepared too often", now);
-  const bool before = newcomers_ready();
-  const std::set<PeerId> without(prepared.without.begin(), prepared.without.end());
-  // A link that the master has not accepted as unreachable may still be established.
-  if (!std::ranges::includes(from.unreachable, without)) return;
-  from.unreachable = without;
-  from.prepared_epoch = prepared.epoch;
-  if (newcomers_ready() != before) tell_newcomers();
-  around_.replicas().changed();
-}
-
 void Group::on_neighbourhood(Peer& from, const wire::Neighbourhood& neighbourhood, Instant now) {
   if (neighbourhood.peers.size() > options_.limits.max_peers)
     return (void)misuse(from, "more neighbours than peers", now);
@@ -173,7 +161,7 @@ void Group::on_neighbourhood(Peer& from, const wire::Neighbourhood& neighbourhoo
   if (!peers_.is_member(from)) return;
   planning_.forget_hosts();
   // If other members still detect shared memory, wait for the next tick.
-  if (peers_.sharing_settled()) check_plan(now);
+  if (peers_.sharing_settled()) decisions_.check_plan(now);
 }
 
 void Group::on_abort(Peer& from, const wire::AbortRequest& request, std::uint64_t applied,
@@ -194,12 +182,13 @@ void Group::on_abort(Peer& from, const wire::AbortRequest& request, std::uint64_
     const bool gone = !request.lost.empty() && peers_.member(request.lost) == nullptr;
     const PeerId lost = gone ? request.lost : PeerId{};
     const std::string whom = gone ? peers_.named(lost) : "a member";
-    decide(request.key, Code::peer_lost, lost, whom + " was lost before " + what + " was complete",
-           {});
+    decisions_.decide(request.key, Code::peer_lost, lost,
+                      whom + " was lost before " + what + " was complete", {});
   } else if (request.code == Code::interrupted) {
-    decide(request.key, Code::peer_lost, id, who + " was interrupted in " + what, {});
+    decisions_.decide(request.key, Code::peer_lost, id, who + " was interrupted in " + what, {});
   } else {
-    decide(request.key, Code::timeout, id, "the deadline of " + who + " passed in " + what, {});
+    decisions_.decide(request.key, Code::timeout, id,
+                      "the deadline of " + who + " passed in " + what, {});
   }
 }
 
