@@ -186,12 +186,12 @@ void Group::start_with(const std::vector<std::string>& replicas, std::uint64_t p
 }
 
 void Group::retry_admission(Instant now) {
-  std::vector<wire::RoundKey> keys;
-  for (const auto& [key, round] : calls_.rounds()) {
-    if (key.kind == wire::RoundKind::admit || key.kind == wire::RoundKind::sync_admit)
-      keys.push_back(key);
+  for (const wire::CallKey& key : calls_.keys()) {
+    const auto* round = std::get_if<wire::RoundKey>(&key);
+    if (round != nullptr &&
+        (round->kind == wire::RoundKind::admit || round->kind == wire::RoundKind::sync_admit))
+      check_call(key, now);
   }
-  for (const wire::RoundKey& key : keys) check_round(key, now);
 }
 
 void Group::evict_rank(const std::string& replica, bool members, bool newcomers,
@@ -330,9 +330,13 @@ void Group::on_time(Instant now) {
   evict_laggards(now);
   check_links(now);
   check_calls(now);
-  check_stuck(now);
-  notice_stragglers(now);
-  end_overdue(now);
+  call_rules_.check_stuck(now);
+  call_rules_.notice_stragglers(now);
+  remove(call_rules_.end_overdue(now), now);
+}
+
+void Group::check_calls(Instant now) {
+  for (const wire::CallKey& key : calls_.keys()) check_call(key, now);
 }
 
 }  // namespace pccl::master

@@ -37,6 +37,7 @@
 #include <string>
 #include <vector>
 
+#include "pccl/master/call_rules.h"
 #include "pccl/master/decision_log.h"
 #include "pccl/master/decisions.h"
 #include "pccl/master/judgements.h"
@@ -153,14 +154,10 @@ class Group {
   void on_round(Peer& from, const wire::RoundEntry& entry, std::uint64_t applied, Instant now);
 
   // -- calls
-  void check_operation(const wire::OpKey& key, Instant now);
-  void check_round(const wire::RoundKey& key, Instant now);
-  void check_sync(const wire::RoundKey& key, Instant now);
+  void check_call(const wire::CallKey& key, Instant now) {
+    remove(call_rules_.check(key, now), now);
+  }
   void check_calls(Instant now);
-  void check_stuck(Instant now);
-  void notice_stragglers(Instant now);
-  void end_overdue(Instant now);
-  void optimize(const wire::RoundKey& key);
 
   // -- links
   void check_links(Instant now);
@@ -179,6 +176,7 @@ class Group {
   Planning planning_{options_, peers_, links_};
   Newcomers newcomers_{context_, record_, peers_, log_, links_, planning_};
   Decisions decisions_{context_, record_, peers_, log_, calls_, links_, planning_, newcomers_};
+  CallRules call_rules_{context_, record_, peers_, log_, calls_, planning_, newcomers_, decisions_};
   Instant last_tick_{};
 };
 

@@ -136,7 +136,7 @@ void Group::hear_member(Peer& from, const wire::Message& message, std::uint64_t 
               return (void)misuse(from, "it waits in too many calls", now);
             from.blocked = blocked;
             from.blocked_at_ordinal = applied;
-            check_stuck(now);
+            call_rules_.check_stuck(now);
           },
           [&](const wire::WantRelay& want) { on_want_relay(from, want, now); },
           [&](const wire::Leave& leave) {
@@ -175,21 +175,7 @@ void Group::on_abort(Peer& from, const wire::AbortRequest& request, std::uint64_
   }
   if (!from.budget.aborts.take(options_.limits.aborts, now))
     return (void)misuse(from, "it gives up too many calls", now);
-  const PeerId& id = from.member.id;
-  const std::string who = peers_.named(id);
-  const std::string what = wire::describe(request.key);
-  if (request.code == Code::peer_lost) {
-    const bool gone = !request.lost.empty() && peers_.member(request.lost) == nullptr;
-    const PeerId lost = gone ? request.lost : PeerId{};
-    const std::string whom = gone ? peers_.named(lost) : "a member";
-    decisions_.decide(request.key, Code::peer_lost, lost,
-                      whom + " was lost before " + what + " was complete", {});
-  } else if (request.code == Code::interrupted) {
-    decisions_.decide(request.key, Code::peer_lost, id, who + " was interrupted in " + what, {});
-  } else {
-    decisions_.decide(request.key, Code::timeout, id,
-                      "the deadline of " + who + " passed in " + what, {});
-  }
+  call_rules_.abort(from.member.id, request);
 }
 
 void Group::on_newcomers_link(Peer& from, const wire::LinkReport& report, Instant now) {
@@ -285,7 +271,7 @@ void Group::on_operation(Peer& from, const wire::OpState& state, std::uint64_t a
   // Reports of progress are free.
   if (calls_.repeats(id, state, done, record_.epoch) && floods(from, 0, now)) return;
   calls_.enter(id, state, done, peers_.members.size(), now);
-  check_operation(state.key, now);
+  check_call(state.key, now);
 }
 
 void Group::on_round(Peer& from, const wire::RoundEntry& entry, std::uint64_t applied,
@@ -305,7 +291,7 @@ void Group::on_round(Peer& from, const wire::RoundEntry& entry, std::uint64_t ap
     return on_round(*still, entry, applied, now);
   }
   calls_.enter(id, entry, now);
-  check_round(entry.key, now);
+  check_call(entry.key, now);
 }
 
 }  // namespace pccl::master

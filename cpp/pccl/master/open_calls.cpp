@@ -149,6 +149,13 @@ bool OpenCalls::entered_by_all(const wire::CallKey& key, std::size_t members) co
   return it != rounds_.end() && it->second.entered.size() == members;
 }
 
+std::vector<wire::CallKey> OpenCalls::keys() const {
+  std::vector<wire::CallKey> keys;
+  for (const auto& [key, operation] : operations_) keys.emplace_back(key);
+  for (const auto& [key, round] : rounds_) keys.emplace_back(key);
+  return keys;
+}
+
 bool OpenCalls::busy(const PeerId& id) const {
   return std::ranges::any_of(operations_,
                              [&](const auto& item) { return item.second.entries.contains(id); }) ||

@@ -95,6 +95,7 @@ class OpenCalls {
   [[nodiscard]] std::map<wire::RoundKey, OpenRound>& rounds() { return rounds_; }
   [[nodiscard]] const std::map<wire::RoundKey, OpenRound>& rounds() const { return rounds_; }
   [[nodiscard]] bool entered_by_all(const wire::CallKey& key, std::size_t members) const;
+  [[nodiscard]] std::vector<wire::CallKey> keys() const;  // operations first
   // Whether the member is in a call.
   [[nodiscard]] bool busy(const PeerId& id) const;
   // The member that has entered the most open calls. When too many calls are open, this member made

@@ -1,15 +1,23 @@
-// How a group ends its calls: verdicts, outcomes, deadlocks, stragglers.
+#include "pccl/master/call_rules.h"
+
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
 #include "pccl/base/text.h"
-#include "pccl/master/group.h"
+#include "pccl/master/judgements.h"
 #include "pccl/state/election.h"
 
 namespace pccl::master {
 
-void Group::check_operation(const wire::OpKey& key, Instant now) {
+std::vector<Departed> CallRules::check(const wire::CallKey& key, Instant now) {
+  if (const auto* round = std::get_if<wire::RoundKey>(&key)) return check_round(*round);
+  check_operation(std::get<wire::OpKey>(key), now);
+  return {};
+}
+
+void CallRules::check_operation(const wire::OpKey& key, Instant now) {
   const auto it = calls_.operations().find(key);
   if (it == calls_.operations().end()) return;
   OpenOperation& operation = it->second;
@@ -45,36 +53,43 @@ void Group::check_operation(const wire::OpKey& key, Instant now) {
   decisions_.decide(key, Code::ok, {}, {}, {});
 }
 
-void Group::check_round(const wire::RoundKey& key, Instant now) {
-  if (!calls_.entered_by_all(key, peers_.members.size())) return;
+std::vector<Departed> CallRules::check_round(const wire::RoundKey& key) {
+  if (!calls_.entered_by_all(key, peers_.members.size())) return {};
   switch (key.kind) {
     case wire::RoundKind::admit:
     case wire::RoundKind::sync_admit:
       if (peers_.ranks_per_replica > 0) {
-        const auto replicas = around_.replicas().to_admit(id_, wire::next_point(record_, key.kind));
-        if (!replicas) return;
-        if (!replicas->empty()) return decisions_.admit(key.kind, *replicas);
-        around_.replicas().changed();
+        const auto replicas =
+            context_.around.replicas().to_admit(context_.id, wire::next_point(record_, key.kind));
+        if (!replicas) return {};
+        if (!replicas->empty()) {
+          decisions_.admit(key.kind, *replicas);
+          return {};
+        }
+        context_.around.replicas().changed();
       } else if (newcomers_.any_ready()) {
-        return decisions_.admit(key.kind, {});
+        decisions_.admit(key.kind, {});
+        return {};
       }
       break;
     case wire::RoundKind::sync:
     case wire::RoundKind::sync_detail:
     case wire::RoundKind::sync_end:
-      return check_sync(key, now);
+      return check_sync(key);
     case wire::RoundKind::optimize:
-      return optimize(key);
+      optimize(key);
+      break;
     case wire::RoundKind::peers_pending:
     case wire::RoundKind::barrier:
       break;
   }
   decisions_.decide(key, Code::ok, {}, {}, {});
+  return {};
 }
 
 // All members have reported their measurements. Begins an epoch even if the plan does not change,
 // so that all members, and a later master, know the rates.
-void Group::optimize(const wire::RoundKey& key) {
+void CallRules::optimize(const wire::RoundKey& key) {
   const OpenRound& round = calls_.rounds().at(key);
   const std::vector<PeerId> ids = peers_.ids();
   for (std::size_t rank = 0; rank < ids.size(); ++rank) {
@@ -82,11 +97,10 @@ void Group::optimize(const wire::RoundKey& key) {
       planning_.measured(rank, *row, record_.rates);
   }
   if (planning_.rates_differ(record_.rates) && decisions_.plan_epoch()) decisions_.start_over();
-  decisions_.decide(key, Code::ok, {}, {}, {});
 }
 
 // All members have reported their states: see state/election.h.
-void Group::check_sync(const wire::RoundKey& key, Instant now) {
+std::vector<Departed> CallRules::check_sync(const wire::RoundKey& key) {
   const OpenRound& round = calls_.rounds().at(key);
   state::Judgement judgement;
   if (key.kind == wire::RoundKind::sync_end) {
@@ -112,23 +126,32 @@ void Group::check_sync(const wire::RoundKey& key, Instant now) {
     std::vector<Departed> gone;
     for (state::Removal& removal : judgement.removals)
       gone.push_back({removal.peer, removal.code, std::move(removal.reason)});
-    return remove(gone, now);
+    return gone;
   }
   if (judgement.code != Code::ok) judgement.decision = {};
   decisions_.decide(key, judgement.code, judgement.culprit, judgement.reason, {},
                     judgement.decision);
+  return {};
 }
 
-void Group::check_calls(Instant now) {
-  std::vector<wire::OpKey> operations;
-  for (const auto& [key, operation] : calls_.operations()) operations.push_back(key);
-  for (const wire::OpKey& key : operations) check_operation(key, now);
-  std::vector<wire::RoundKey> rounds;
-  for (const auto& [key, round] : calls_.rounds()) rounds.push_back(key);
-  for (const wire::RoundKey& key : rounds) check_round(key, now);
+void CallRules::abort(const PeerId& id, const wire::AbortRequest& request) {
+  const std::string who = peers_.named(id);
+  const std::string what = wire::describe(request.key);
+  if (request.code == Code::peer_lost) {
+    const bool gone = !request.lost.empty() && peers_.member(request.lost) == nullptr;
+    const PeerId lost = gone ? request.lost : PeerId{};
+    const std::string whom = gone ? peers_.named(lost) : "a member";
+    decisions_.decide(request.key, Code::peer_lost, lost,
+                      whom + " was lost before " + what + " was complete", {});
+  } else if (request.code == Code::interrupted) {
+    decisions_.decide(request.key, Code::peer_lost, id, who + " was interrupted in " + what, {});
+  } else {
+    decisions_.decide(request.key, Code::timeout, id,
+                      "the deadline of " + who + " passed in " + what, {});
+  }
 }
 
-void Group::check_stuck(Instant now) {
+void CallRules::check_stuck(Instant now) {
   std::vector<Waiting> waiting;
   for (const Peer& peer : peers_.members) {
     waiting.push_back({peer.member.id,
@@ -161,8 +184,7 @@ void Group::check_stuck(Instant now) {
   }
 }
 
-// Tells members which peers they wait for, with one line for all calls that lack the same peers.
-void Group::notice_stragglers(Instant now) {
+void CallRules::notice_stragglers(Instant now) {
   struct Wait {
     wire::CallKey oldest;
     Instant opened{};
@@ -207,19 +229,17 @@ void Group::notice_stragglers(Instant now) {
     for (const Peer& peer : peers_.members) {
       const bool waits_too = std::ranges::find(missing, peer.member.id) == missing.end();
       if (peer.connection != 0 && waits_too)
-        around_.send(peer.connection, log_.collected(), wire::Notice{line});
+        context_.around.send(peer.connection, log_.collected(), wire::Notice{line});
     }
   }
 }
 
-// Evicts members for which at least half of the group has waited too long. If more than half are
-// missing, ends the call instead.
-void Group::end_overdue(Instant now) {
-  if (!options_.straggler_timeout) return;
+std::vector<Departed> CallRules::end_overdue(Instant now) {
+  if (!context_.options.straggler_timeout) return {};
   std::vector<Departed> gone;
   std::vector<std::pair<wire::CallKey, std::string>> over;
   const auto judge = [&](const wire::CallKey& key, Instant opened, auto has_entered) {
-    if (now - opened < *options_.straggler_timeout || !gone.empty()) return;
+    if (now - opened < *context_.options.straggler_timeout || !gone.empty()) return;
     std::string names;
     for (const Peer& peer : peers_.members) {
       if (has_entered(peer.member.id)) continue;
@@ -242,7 +262,7 @@ void Group::end_overdue(Instant now) {
     judge(key, round.opened, [&](const PeerId& id) { return round.entered.contains(id); });
   }
   for (const auto& [key, reason] : over) decisions_.decide(key, Code::timeout, {}, reason, {});
-  remove(gone, now);
+  return gone;
 }
 
 }  // namespace pccl::master
