@@ -1,6 +1,11 @@
 // One group: decides its epochs and the verdicts of its calls. Its facts are in five tables: Peers,
 // DecisionLog, OpenCalls, LinkHealth and Planning. Pure: events in, messages out, no clock, no
-// sockets.
+// sockets. Its parts are layers; each uses the tables and the parts before it:
+//
+//   Newcomers              which peers may become members
+//   Decisions              makes the entries of the log
+//   CallRules, LinkRules   when calls end, and what follows from links that do not work
+//   Group                  routes messages, and removes members
 //
 // clang-format off
 //   event                   | consequences
@@ -40,8 +45,8 @@
 #include "pccl/master/call_rules.h"
 #include "pccl/master/decision_log.h"
 #include "pccl/master/decisions.h"
-#include "pccl/master/judgements.h"
 #include "pccl/master/link_health.h"
+#include "pccl/master/link_rules.h"
 #include "pccl/master/newcomers.h"
 #include "pccl/master/open_calls.h"
 #include "pccl/master/peers.h"
@@ -153,16 +158,12 @@ class Group {
   void on_operation(Peer& from, const wire::OpState& state, std::uint64_t applied, Instant now);
   void on_round(Peer& from, const wire::RoundEntry& entry, std::uint64_t applied, Instant now);
 
-  // -- calls
+  // -- calls and links
   void check_call(const wire::CallKey& key, Instant now) {
     remove(call_rules_.check(key, now), now);
   }
   void check_calls(Instant now);
-
-  // -- links
-  void check_links(Instant now);
-  [[nodiscard]] bool plan_around(const std::vector<BadLink>& bad);
-  void evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue, Instant now);
+  void check_links(Instant now) { remove(link_rules_.check(now), now); }
 
   std::uint32_t id_;
   Options options_;
@@ -177,6 +178,7 @@ class Group {
   Newcomers newcomers_{context_, record_, peers_, log_, links_, planning_};
   Decisions decisions_{context_, record_, peers_, log_, calls_, links_, planning_, newcomers_};
   CallRules call_rules_{context_, record_, peers_, log_, calls_, planning_, newcomers_, decisions_};
+  LinkRules link_rules_{context_, record_, peers_, links_, planning_, decisions_};
   Instant last_tick_{};
 };
 

@@ -208,18 +208,7 @@ void Group::on_link(Peer& from, const wire::LinkReport& report, Instant now) {
     if (!newcomer) (void)stray(from, "reports about links to nobody", now);
     return;
   }
-  const bool relayed = report.state == wire::LinkState::relayed;
-  if (relayed || report.state == wire::LinkState::mended) {
-    // A link of a relayed pair was established directly, perhaps before this epoch or under another
-    // master.
-    const Pair pair = pair_of(id, report.peer);
-    if (!relayed && relayed_pairs(record_).contains(pair) &&
-        topology::edges(record_.plan).contains(*planning_.ranks_of({pair}).begin()))
-      links_.use(pair);
-    return links_.mended(id, report.peer, now);
-  }
-  const bool late = report.epoch != record_.epoch;
-  if (links_.report(id, report, late, now)) check_links(now);
+  if (link_rules_.report(id, report, now)) check_links(now);
 }
 
 // Sends each end the token that identifies its connection to the relay.

@@ -1,14 +1,33 @@
-// How a group plans, and how it handles links that do not work.
+#include "pccl/master/link_rules.h"
+
 #include <algorithm>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "pccl/base/text.h"
-#include "pccl/master/group.h"
+#include "pccl/master/judgements.h"
 
 namespace pccl::master {
 
+bool LinkRules::report(const PeerId& id, const wire::LinkReport& report, Instant now) {
+  const bool relayed = report.state == wire::LinkState::relayed;
+  if (relayed || report.state == wire::LinkState::mended) {
+    // A link of a relayed pair was established directly, perhaps before this epoch or under another
+    // master.
+    const Pair pair = pair_of(id, report.peer);
+    if (!relayed && relayed_pairs(record_).contains(pair) &&
+        topology::edges(record_.plan).contains(*planning_.ranks_of({pair}).begin()))
+      links_.use(pair);
+    links_.mended(id, report.peer, now);
+    return false;
+  }
+  const bool late = report.epoch != record_.epoch;
+  return links_.report(id, report, late, now);
+}
+
 // Plans without these links. False: no plan avoids them.
-bool Group::plan_around(const std::vector<BadLink>& bad) {
+bool LinkRules::plan_around(const std::vector<BadLink>& bad) {
   std::set<Pair> pairs;
   for (const BadLink& link : bad) pairs.insert(pair_of(link.reporter, link.about));
   if (links_.unavoidable(pairs)) return false;  // tried before
@@ -30,10 +49,10 @@ bool Group::plan_around(const std::vector<BadLink>& bad) {
   return false;
 }
 
-// Called when no plan avoids these links. Evicts all members that must go in one step: finding the
-// next one later would take another timeout.
-void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink> overdue,
-                            Instant now) {
+// The members to remove when no plan avoids these links: all in one step, since finding the next
+// one later would take another timeout.
+std::vector<Departed> LinkRules::evict_for_links(const std::vector<BadLink>& bad,
+                                                 std::vector<BadLink> overdue) {
   links_.clear_troubles();
   const std::set<Pair> relayed = relayed_pairs(record_);
   for (const BadLink& link : overdue) {
@@ -53,7 +72,7 @@ void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink
     for (const PeerId& other : others) with += " " + other.brief();
     gone.push_back({*victim, Code::unreachable,
                     "its links to these peers do not work:" + with +
-                        "; no plan avoids these links: " + link_advice(options_.relays)});
+                        "; no plan avoids these links: " + link_advice(context_.options.relays)});
     std::erase(left, *victim);
     std::erase_if(overdue, [&](const BadLink& link) {
       return link.about == *victim || link.reporter == *victim;
@@ -74,10 +93,10 @@ void Group::evict_for_links(const std::vector<BadLink>& bad, std::vector<BadLink
     if (planning_.exists(left.size(), edges, never)) break;
   }
   for (const BadLink& link : overdue) links_.avoid(pair_of(link.reporter, link.about));
-  remove(gone, now);
+  return gone;
 }
 
-void Group::check_links(Instant now) {
+std::vector<Departed> LinkRules::check(Instant now) {
   links_.drop_late(now);
   const std::set<Pair> relayed = relayed_pairs(record_);
   std::vector<Departed> gone;
@@ -90,18 +109,18 @@ void Group::check_links(Instant now) {
     if (reason != nullptr)
       gone.push_back({peer.member.id, Code::evicted, "connection lost (" + *reason + ")"});
   }
-  if (!gone.empty()) return remove(gone, now);
-  const auto is_silent = [&](const PeerId& id) { return peers_.silent(id, options_, now); };
-  LinkFindings found = links_.findings(is_silent, options_, now);
+  if (!gone.empty()) return gone;
+  const auto is_silent = [&](const PeerId& id) { return peers_.silent(id, context_.options, now); };
+  LinkFindings found = links_.findings(is_silent, context_.options, now);
   if (found.ripe) {
     const bool planned = plan_around(found.bad);
     found.reset = found.reset || planned;
     // A member must be evicted, but not before the heartbeat timeout: by then the master knows
     // whether one of the two ends has died.
-    if (!planned && !found.overdue.empty()) return evict_for_links(found.bad, found.overdue, now);
+    if (!planned && !found.overdue.empty()) return evict_for_links(found.bad, found.overdue);
   }
-  if (!found.reset) return;
-  const std::vector<BadLink> worn = links_.worn(options_.limits.breaks, now);
+  if (!found.reset) return {};
+  const std::vector<BadLink> worn = links_.worn(context_.options.limits.breaks, now);
   if (!worn.empty() && !plan_around(worn)) {
     // A member that breaks its links to several others is in most pairs. No member is evicted for a
     // single pair.
@@ -111,10 +130,11 @@ void Group::check_links(Instant now) {
     });
     if (with_it > 1) {
       links_.clear_troubles();
-      return remove({{*victim, Code::unreachable, "its links break again and again"}}, now);
+      return {{*victim, Code::unreachable, "its links break again and again"}};
     }
   }
   decisions_.reset_links();
+  return {};
 }
 
 }  // namespace pccl::master
