@@ -106,6 +106,14 @@ void Checks::same_replicas(const peer::Record& record) {
   if (run != 0) points_[{run, record->points}].insert(std::move(lives));
 }
 
+void Checks::note_losses(const peer::Record& record) {
+  if (world_.options.ranks == 0 || record == nullptr) return;
+  for (const wire::Departure& gone : record->departures) {
+    const Host* host = world_.host_of(gone.id);
+    if (host != nullptr && gone.reason != "it left") lost_.insert(host->rank_id().life);
+  }
+}
+
 // All groups had the same replicas after each admission point, except for lost ones.
 void Checks::replicas_were_the_same() {
   for (const auto& [point, seen] : points_) {
@@ -115,7 +123,7 @@ void Checks::replicas_were_the_same() {
       const bool everywhere = std::all_of(seen.begin(), seen.end(),
                                           [&](const auto& lives) { return lives.contains(life); });
       const auto& hosts = world_.lives[life].hosts;
-      if (everywhere || hosts.size() < world_.options.ranks) continue;
+      if (everywhere || lost_.contains(life) || hosts.size() < world_.options.ranks) continue;
       if (std::all_of(hosts.begin(), hosts.end(),
                       [](const Host* host) { return host->alive() && host->ended_well(); })) {
         return fail("replicas", world_.lives[life].name + " was a member after admission point " +

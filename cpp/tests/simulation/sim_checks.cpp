@@ -68,6 +68,7 @@ void Checks::after_event(Host& host) {
   const peer::Engine& engine = host.engine();
   if (engine.standing() == peer::Standing::out && engine.end().code == Code::internal_error)
     return fail("I1", host.name() + " failed by itself: " + engine.end().reason);
+  note_losses(engine.session().record());
   for (auto it = host.reductions_.begin(); it != host.reductions_.end() && !failed();) {
     Reduction& reduction = **it;
     if (!reduction.call) {

@@ -409,6 +409,7 @@ class Checks {
   void no_false_alarm(const Host& host, const std::string& what, Code code);
   // Replicas are admitted and removed as a whole.
   void same_replicas(const peer::Record& record);
+  void note_losses(const peer::Record& record);
   void replicas_are_whole();
   void replicas_were_the_same();
   // I5
@@ -425,6 +426,8 @@ class Checks {
   std::map<std::uint64_t, std::set<UserState>> standing_states_;
   // By run and admission point: the sets of replicas (by life) that groups had after it.
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::set<std::set<std::size_t>>> points_;
+  // Replicas (by life) of which a rank was lost. It may have come back as a newcomer.
+  std::set<std::size_t> lost_;
 };
 
 // -- the world
