@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 
 import pccl
-from programs.peer import expected, hear, peer_id, say, say_when_calling, start, value, x
+from programs.peer import (
+    expected,
+    float_sum,
+    hear,
+    peer_id,
+    say,
+    say_when_calling,
+    start,
+    value,
+    x,
+)
 
 
 def loop(count: int) -> None:
@@ -277,20 +287,10 @@ def interrupt_the_multi_call() -> None:
     order = hear()
     send, outs = np.ones(1000, np.float32), [np.zeros(1000, np.float32) for _ in range(4)]
 
-    def what(tag: int) -> pccl.ReduceDescriptor:
-        return pccl.ReduceDescriptor(
-            count=1000,
-            op=pccl.ReduceOp.SUM,
-            tag=tag,
-            operand_descriptor=pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT),
-            quantization_options=pccl.QuantizationOptions(
-                pccl.DataType.FLOAT, pccl.QuantizationAlgorithm.NONE
-            ),
-        )
-
     if order == "call":
         descriptors = [
-            pccl.ReduceOpDescriptor.from_numpy(send, out, what(tag)) for tag, out in enumerate(outs)
+            pccl.ReduceOpDescriptor.from_numpy(send, out, float_sum(1000, tag))
+            for tag, out in enumerate(outs)
         ]
         say_when_calling(comm, len(outs))
         try:

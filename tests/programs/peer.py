@@ -60,6 +60,19 @@ def expected(info: pccl.ReduceInfo) -> int:
     return sum(value(peer) for peer in info.contributors)
 
 
+def float_sum(count: int, tag: int) -> pccl.ReduceDescriptor:
+    """Describes a plain sum of so many float32."""
+    return pccl.ReduceDescriptor(
+        count=count,
+        op=pccl.ReduceOp.SUM,
+        tag=tag,
+        operand_descriptor=pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT),
+        quantization_options=pccl.QuantizationOptions(
+            pccl.DataType.FLOAT, pccl.QuantizationAlgorithm.NONE
+        ),
+    )
+
+
 def say_when_calling(comm: pccl.Communicator, operations: int = 1) -> None:
     """Says "calling" once this peer has that many operations, so that a signal meets them."""
     pause = threading.Event()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import pccl
-from programs.peer import expected, hear, peer_id, say, start, value, x
+from programs.peer import expected, float_sum, hear, peer_id, say, start, value, x
 
 
 def sum_exactly() -> None:
@@ -101,21 +101,6 @@ def reduce_without_admit() -> None:
 def level_1_by_tags() -> None:
     """Joins by update_topology until there are three, and reduces in each way of level 1."""
 
-    def descriptor(out: Any, tag: int) -> pccl.ReduceOpDescriptor:
-        return pccl.ReduceOpDescriptor.from_numpy(
-            send,
-            out,
-            pccl.ReduceDescriptor(
-                count=1000,
-                op=pccl.ReduceOp.SUM,
-                tag=tag,
-                operand_descriptor=pccl.ReduceOperandDescriptor(pccl.DataType.FLOAT),
-                quantization_options=pccl.QuantizationOptions(
-                    pccl.DataType.FLOAT, pccl.QuantizationAlgorithm.NONE
-                ),
-            ),
-        )
-
     with pccl.Communicator(os.environ["PCCL_MASTER"]) as comm:
         say(event="connected")
         while comm.get_attribute(pccl.Attribute.LOCAL_WORLD_SIZE) < 3:
@@ -128,7 +113,10 @@ def level_1_by_tags() -> None:
         ]
         waited = [handle.wait() for handle in handles]
         outs = [np.zeros_like(recv) for _ in range(6)]
-        descriptors = [descriptor(out, 100 + i) for i, out in enumerate(outs)]
+        descriptors = [
+            pccl.ReduceOpDescriptor.from_numpy(send, out, float_sum(1000, 100 + i))
+            for i, out in enumerate(outs)
+        ]
         comm.all_reduce_multiple_with_retry(descriptors, max_in_flight=4)
         ok = (recv == 3).all() and all(w[0] for w in waited)
         ok = ok and all((out == 3).all() for out in outs)
