@@ -10,7 +10,7 @@ Each machine is a replica. Its ranks hold the model in shards, which FSDP2 puts 
 (NCCL on GPUs); every 20 steps each rank averages what its shard has learned with the same rank of
 the other replicas. Kill a process and its replica is out; the others go on, and torchrun starts the
 replica again, which comes in once all its ranks wait. When all are lost, start again with the same
-`--checkpoints`. docs/fsdp.md says how.
+`--checkpoints`. docs/guide/fsdp.md says how.
 """
 
 import argparse

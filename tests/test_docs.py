@@ -45,7 +45,7 @@ def test_every_variable_of_the_library_is_a_setting_in_the_docs() -> None:
     python = [path.read_text() for path in (ROOT / "pccl").rglob("*.py")]
     read = set(re.findall(r"\bPCCL_[A-Z_]+[A-Z]\b", "".join([source("base/settings.h"), *python])))
     assert "PCCL_STRIPES" in read and "PCCL_MASTER" in read
-    assert read <= words_of(page("settings.md"))
+    assert read <= words_of(page("reference/settings.md"))
 
 
 def test_every_control_message_has_its_row_with_its_number_and_fields() -> None:
@@ -110,7 +110,7 @@ def test_every_field_of_the_frame_header_is_described_at_its_offset() -> None:
 
 def test_every_exception_has_its_row_with_its_advice() -> None:
     by_name = {
-        cells[0].strip("`"): cells[-1] for cells in rows(page("failure.md")) if len(cells) == 4
+        cells[0].strip("`"): cells[-1] for cells in rows(page("guide/failure.md")) if len(cells) == 4
     }
     for name in pccl.errors.__all__:
         cls = getattr(pccl.errors, name)
@@ -139,7 +139,7 @@ def test_every_header_that_a_comment_names_is_there() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    assert set(pccl.__all__) <= words_of(page("api.md"))
+    assert set(pccl.__all__) <= words_of(page("reference/overview.md"))
 
 
 def test_every_public_name_has_its_docstring_in_the_generated_reference() -> None:
@@ -166,7 +166,7 @@ def test_every_public_name_has_its_docstring_in_the_generated_reference() -> Non
 )
 def test_the_migration_page_has_every_value_of_each_enum(name: str) -> None:
     by_name = {
-        cells[0].strip("`"): cells[1] for cells in rows(page("migration.md")) if len(cells) == 2
+        cells[0].strip("`"): cells[1] for cells in rows(page("guide/from-pypccl.md")) if len(cells) == 2
     }
     values = [f"{member.name} {member.value}" for member in getattr(pccl, name)]
     assert by_name[name] == ", ".join(values)

@@ -93,8 +93,8 @@ PROGRAMS = {
     "README.md 3": Shown(ROUNDS, needs="torch"),  # diloco.py
     "README.md 4": Shown("state", needs="jax"),  # jax_train.py
     "README.md 5": Shown("state", needs="jax"),  # jax_jit.py
-    "docs/api.md 1": Shown("state", "numpy_loop", last=7),
-    "docs/checkpoints.md 1": Shown(
+    "docs/reference/overview.md 1": Shown("state", "numpy_loop", last=7),
+    "docs/guide/checkpoints.md 1": Shown(
         "state",
         "numpy_loop",
         "safetensors",
@@ -104,14 +104,14 @@ PROGRAMS = {
             ("min_peers=4", ""),
         ),
     ),
-    "docs/data.md 1": Shown("state", "numpy_loop", last=11),
-    "docs/data.md 2": Shown(
+    "docs/guide/data.md 1": Shown("state", "numpy_loop", last=11),
+    "docs/guide/data.md 2": Shown(
         "state",
         "torch_sampler",
         "torch",
     ),
-    "docs/failure.md 1": Shown("state", "numpy_loop", last=7),
-    "docs/fsdp.md 1": Shown(
+    "docs/guide/failure.md 1": Shown("state", "numpy_loop", last=7),
+    "docs/guide/fsdp.md 1": Shown(
         "[p.detach().to_local() for p in model.parameters()], diloco.outer_step",
         "torch_sharded",
         "torch",
@@ -121,8 +121,8 @@ PROGRAMS = {
             ("fully_shard(model)", 'fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))'),
         ),
     ),
-    "docs/shared-state.md 1": Shown("state", "numpy_loop", last=7),
-    "docs/shared-state.md 2": Shown(
+    "docs/guide/shared-state.md 1": Shown("state", "numpy_loop", last=7),
+    "docs/guide/shared-state.md 2": Shown(
         "weights, m, state.revision",
         "torch_level_1",
         "torch",
@@ -137,14 +137,14 @@ PROGRAMS = {
             ),
         ),
     ),
-    "docs/shared-state.md 3": Shown(
+    "docs/guide/shared-state.md 3": Shown(
         "state",
         "numpy_checkpoints",
         "safetensors",
         instead=(("min_peers=4", ""),),
     ),
-    "docs/training.md 1": Shown(ROUNDS, "torch_loop", "torch", instead=FEWER_STEPS),
-    "docs/training.md 2": Shown(JAX_ROUNDS, "jax_loop", "jax", instead=FEWER_STEPS),
+    "docs/guide/diloco.md 1": Shown(ROUNDS, "torch_loop", "torch", instead=FEWER_STEPS),
+    "docs/guide/diloco.md 2": Shown(JAX_ROUNDS, "jax_loop", "jax", instead=FEWER_STEPS),
     "pccl/training/data.py 1": Shown("state", "numpy_in_a_run"),
     "pccl/training/diloco/algorithm.py 1": Shown(
         "w, b, diloco.outer_step",

@@ -1,7 +1,7 @@
 """Checks what no other linter does: the language, the size and the names of this project's text.
 
 * Lines of Markdown, of comments and of docstrings have at most 100 columns.
-* Sentences begin with their subject. See docs/development.md.
+* Sentences begin with their subject. See docs/internals/development.md.
 * No file has more than 800 lines, unless LONG_FILES gives the reason.
 * No type of the engine has the name of another one, unless SAME_NAMES gives the reason.
 * No test keeps a program in a string: programs are modules under tests/programs/.

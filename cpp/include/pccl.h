@@ -3,7 +3,7 @@
  *
  * One process runs a master. Peers connect to it, are let in by the members, and then reduce arrays
  * and synchronise a state with each other. Names, values and layouts are those of pypccl's header;
- * additions are at the end. docs/c.md has a tour, examples/c/ has complete programs.
+ * additions are at the end. docs/reference/c.md has a tour, examples/c/ has complete programs.
  *
  * Rules for all functions
  *
@@ -27,7 +27,7 @@
  *
  * Forks: a child cannot use its parent's handles; calls return pcclInvalidUsage.
  *
- * Settings are environment variables (docs/settings.md), read by pcclCreateCommunicator and
+ * Settings are environment variables (docs/reference/settings.md), read by pcclCreateCommunicator and
  * pcclCreateMaster.
  */
 #ifndef PCCL_H
@@ -362,7 +362,7 @@ typedef struct pcclSharedStateSyncInfo_t {
 
 /* Collective: makes the entries equal on all members, byte for byte; newcomers receive them.
  * Blocks. The state with the highest revision that a member (not a newcomer) offers wins, then the
- * content that most members have, then the longest-standing member's (docs/shared-state.md). Either
+ * content that most members have, then the longest-standing member's (docs/guide/shared-state.md). Either
  * the call succeeds for all members, or nothing is written on any. The entries must not be written
  * meanwhile. info_out is optional.
  *

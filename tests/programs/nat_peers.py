@@ -41,7 +41,7 @@ def reduce_everything() -> None:
 
 
 def come_back() -> None:
-    """Goes on for ever, and comes back as docs/failure.md says."""
+    """Goes on for ever, and comes back as docs/guide/failure.md says."""
     state: dict[str, int] = {"step": 0}
     members = 3
     while True:

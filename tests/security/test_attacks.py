@@ -1,6 +1,6 @@
 """A run that strangers attack goes on, every sum is right, and memory stays bounded.
 
-Each attack is a row of docs/security.md.
+Each attack is a row of docs/guide/security.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Connections to the master: who gets in, and what an impostor gets. docs/security.md lists the
+"""Connections to the master: who gets in, and what an impostor gets. docs/guide/security.md lists the
 attacks."""
 
 from __future__ import annotations

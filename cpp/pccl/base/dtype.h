@@ -1,4 +1,4 @@
-// Element types and reduction operators. Values are those of level 1's enums (docs/migration.md).
+// Element types and reduction operators. Values are those of level 1's enums (docs/guide/from-pypccl.md).
 #pragma once
 
 #include <cstddef>

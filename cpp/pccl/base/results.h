@@ -7,7 +7,7 @@
 
 namespace pccl {
 
-// Values are level 1's (docs/migration.md).
+// Values are level 1's (docs/guide/from-pypccl.md).
 enum class Result1 : std::uint8_t {
   success = 0,
   not_initialized = 1,

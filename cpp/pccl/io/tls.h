@@ -1,6 +1,6 @@
 // TLS 1.3 with a key that both ends have (an external PSK), over a non-blocking descriptor. OpenSSL
 // does the cryptography. This file reads and writes, with several records in a system call.
-// docs/security.md explains the options.
+// docs/guide/security.md explains the options.
 #pragma once
 
 #include <sys/types.h>
