@@ -72,7 +72,7 @@ class Communicator:
     """One peer's part in a run. Every blocking method releases the GIL and obeys Ctrl-C.
 
     Failures are raised by calling `pccl.errors.from_engine(cause, result, func_name, reason, peer, waiting)`,
-    where `cause` is the engine's code, `result` the level-1 code of that call, `peer` 32 hex digits or "".
+    where `cause` is the engine's code, `result` the explicit API's code of that call, `peer` 32 hex digits or "".
     `timeout` is in seconds; None waits as long as members make progress.
     """
 
@@ -89,14 +89,14 @@ class Communicator:
         secret: Secret | None = None,
     ) -> None: ...
     def join(self, *, min_peers: int, attempts: int, timeout: float | None, enter: bool) -> None:
-        """Reaches the master and joins. `enter=True` (level 1) returns when admitted as a member; else (level 2)
-        when the group has started: as a member if it started with us, as a newcomer if it had started before."""
+        """Reaches the master and joins. `enter=True` (explicit API) returns when admitted as a member;
+        else (simple API) when the group has started: as a member if it started with us, as a newcomer if it had started before."""
 
     def admit(self, timeout: float | None) -> bool:
-        """Level 2's admission point; completes this peer's own operations first."""
+        """The simple API's admission point; completes this peer's own operations first."""
 
     def update_topology(self, timeout: float | None) -> None:
-        """Level 1's admission point; PendingOperations with unfinished handles."""
+        """The explicit API's admission point; PendingOperations with unfinished handles."""
 
     def peers_pending(self, timeout: float | None) -> bool: ...
     def optimize_topology(self, timeout: float | None) -> None: ...
@@ -172,13 +172,13 @@ class Communicator:
         `quantize`: how floating-point arrays travel, `pccl.quantize.Codes`. `residuals`: by array, its error
         feedback: flat writable bytes, a float32 (of float64: float64) for each element; or None.
         `any_thread`: the caller orders its threads' calls; else one thread makes all calls without a tag
-        (level 1: with tag 0), and InvalidUsage is raised in a second one while the first one lives.
+        (explicit API: with tag 0), and InvalidUsage is raised in a second one while the first one lives.
         """
 
     def reduce_tree(
         self, tree: object, out: object, op: int, tag: int | None, timeout: float | None
     ) -> tuple[Any, ReduceInfo] | None:
-        """A whole level-2 operation over arrays that need no preparation: its result, and how it went.
+        """A whole simple-API operation over arrays that need no preparation: its result, and how it went.
 
         None, and nothing is started, unless `tree` is a plain array or dicts, lists and tuples of such: a
         NumPy array of one of the twelve number types, C-contiguous and not empty; `out` has the same, writable,

@@ -1,4 +1,4 @@
-"""Level 2: module functions on the process's default communicator, or on `comm=`."""
+"""The simple API: module functions on the process's default communicator, or on `comm=`."""
 
 from __future__ import annotations
 

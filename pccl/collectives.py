@@ -1,9 +1,9 @@
 """Broadcast, all-gather and reduce-scatter: each is half an all-reduce.
 
 Broadcast and all-gather send bytes: arrays of any dtype without Python objects. After a loss the
-engine runs level 2's broadcasts and all-gathers again under the same number, if the root is left
-and the results of fewer members fit. All others fail on all members. The engine decides, not this
-module: a member that enters late knows other members than those that entered in time.
+engine runs the simple API's broadcasts and all-gathers again under the same number, if the root is
+left and the results of fewer members fit. All others fail on all members. The engine decides, not
+this module: a member that enters late knows other members than those that entered in time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _run(
     **collective: Unpack[Collective],
 ) -> ReduceInfo:
     """Runs the operation: `staging.results` are complete when it returns."""
-    # Level 1 takes any shapes; what travels as bytes must still be the same elements.
+    # The explicit API takes any shapes; what travels as bytes must still be the same elements.
     compared = entries if request.level == 2 else [Entry("", kind, ()) for _, kind, _ in entries]
     signature = request.sign(entries, compared)
     if which is Kind.ALL_GATHER and request.level == 2 and request.out is not None:
@@ -66,7 +66,7 @@ def _run(
     return reduce_info(operation.wait(None))
 
 
-# Level 2.
+# The simple API.
 
 
 def broadcast(request: Request) -> Any:
@@ -251,7 +251,7 @@ def _restored(leaf: object, shared: Shared, data: Array) -> object:
     return made.item() if number else made  # type: ignore[attr-defined]
 
 
-# Level 1: arrays of the caller's own.
+# The explicit API: arrays of the caller's own.
 
 
 def broadcast_in_place(request: Request) -> ReduceInfo:

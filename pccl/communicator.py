@@ -1,4 +1,4 @@
-"""Level 1: one call of a `Communicator` per phase of a run."""
+"""The explicit API: one call of a `Communicator` per phase of a run."""
 
 from __future__ import annotations
 
@@ -423,7 +423,7 @@ class Communicator(Peer):
 
 
 class AsyncReduceHandle:
-    """A level-1 reduction in flight. Any thread may wait, as often as it likes."""
+    """An explicit-API reduction in flight. Any thread may wait, as often as it likes."""
 
     def __init__(self, work: Work[None]) -> None:
         self._work = work

@@ -1,4 +1,4 @@
-"""Failures as exceptions: the class is the cause, `.result` the level-1 code of that call."""
+"""Failures as exceptions: the class is the cause, `.result` the code of the explicit API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _Error = TypeVar("_Error", bound="PCCLError")
 
 
 class Result(IntEnum):
-    """Level 1's result codes: what a failure reports depends on the call too."""
+    """The explicit API's result codes: what a failure reports depends on the call too."""
 
     SUCCESS = 0
     NOT_INITIALIZED = 1
@@ -50,7 +50,7 @@ class Result(IntEnum):
 
 
 # Calls whose errors name the result code in their sentence.
-_LEVEL_1 = frozenset(
+_EXPLICIT = frozenset(
     (
         "all_gather",
         "all_reduce",
@@ -71,7 +71,7 @@ class PCCLError(Exception):
     """Base of everything pccl raises on purpose.
 
     Attributes:
-        result: The level-1 code of the call that failed.
+        result: The explicit API's code of the call that failed.
         func_name: The call that failed.
         reason: One sentence for a person.
         peer: The peer that it concerns (32 hex digits), e.g. the lost member or the odd one out;
@@ -105,8 +105,8 @@ class PCCLError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.func_name} failed"
-        # Only level 1's callers know the code: in a Deadlock of `allreduce` it misleads.
-        if not self.reason or self.func_name in _LEVEL_1:
+        # Only the explicit API's callers know the code: in a Deadlock of `allreduce` it misleads.
+        if not self.reason or self.func_name in _EXPLICIT:
             text += f" with {self.result.name}"
         if self.reason:
             text += f": {self.reason}"
@@ -136,13 +136,13 @@ class InvalidUsage(PCCLError, RuntimeError):
 
 
 class NotInitialized(InvalidUsage):
-    """A level-2 call before `pccl.init()` or after `pccl.shutdown()`."""
+    """A simple-API call before `pccl.init()` or after `pccl.shutdown()`."""
 
     _usual_result = Result.NOT_INITIALIZED
 
 
 class PendingOperations(InvalidUsage):
-    """A level-1 topology or state call while handles of this communicator are unfinished."""
+    """An explicit-API topology or state call while handles of this communicator are unfinished."""
 
     _usual_result = Result.PENDING_ASYNC_OPS
 
@@ -176,7 +176,7 @@ class Deadlock(PCCLError):
 
 
 class TooFewPeers(PCCLError):
-    """A level-1 reduction by a peer that is alone in its group."""
+    """An explicit-API reduction by a peer that is alone in its group."""
 
     advice = "retry"
     _usual_result = Result.TOO_FEW_PEERS
@@ -295,7 +295,7 @@ def from_engine(
 
     Args:
         cause: The engine's code (`pccl::Code`). Its `interrupted` becomes KeyboardInterrupt.
-        result: The level-1 code of that call (`Result`).
+        result: The explicit API's code of that call (`Result`).
         func_name: The call.
         reason: One sentence.
         peer: Whom it concerns, 32 hex digits, or "".

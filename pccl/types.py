@@ -1,4 +1,4 @@
-"""Level 1's enums and descriptors: a superset of pypccl's, with the same names and values."""
+"""Enums and descriptors of the explicit API: pypccl's names and values, and more."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class QuantizationAlgorithm(IntEnum):
 
 
 class SharedStateSyncStrategy(IntEnum):
-    """A peer's part in a level-1 shared-state synchronisation."""
+    """A peer's part in an explicit-API shared-state synchronisation."""
 
     ENFORCE_POPULAR = 0
     RECEIVE_ONLY = 1
@@ -416,7 +416,7 @@ class Topology:
 
 
 class TensorInfo:
-    """One entry of a level-1 shared state: an array by its address.
+    """One entry of an explicit-API shared state: an array by its address.
 
     `from_numpy` and `from_torch` keep their array alive. Each sync takes the memory that a tensor
     has at that time; its size and dtype must stay.
@@ -500,7 +500,7 @@ class TensorInfo:
 
 
 class SharedState:
-    """The entries that a level-1 synchronisation makes equal on all members, and their revision."""
+    """The entries that `sync_shared_state` makes equal on all members, and their revision."""
 
     def __init__(self, tensor_infos: Sequence[TensorInfo]) -> None:
         if not tensor_infos:

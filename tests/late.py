@@ -87,7 +87,7 @@ def main() -> None:
     names = runpy.run_path(program, run_name="__main__")
     names.setdefault("pccl", pccl)
     digest = hashlib.sha256(flat(eval(result, names))).hexdigest()[:16]
-    comm = names.get("comm")  # of level 1, closed by now
+    comm = names.get("comm")  # of the explicit API, closed by now
     alone = comm is not None or not pccl.is_initialized()
     # The world's size is what this member sees now: others may have left. All count together.
     size = "alone" if alone else pccl.allreduce(1, op="sum", tag=END_TAG)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from programs import sync_level_1, sync_shell
+from programs import sync_explicit, sync_shell
 from workers import Program, Run, Worker
 
 MIB = 1 << 20
@@ -34,14 +34,14 @@ def newcomer(run: Run, count: int = 1) -> Peers:
 
 
 def members_1(run: Run, count: int) -> Peers:
-    """Level 1: all of them let each other in."""
-    return Peers([run.peer(partial(sync_level_1.serve, count)) for _ in range(count)])
+    """The explicit API: all of them let each other in."""
+    return Peers([run.peer(partial(sync_explicit.serve, count)) for _ in range(count)])
 
 
 def newcomer_1(run: Run, others: Peers) -> Peers:
-    """Level 1: the others have let it in."""
-    late = run.peer(partial(sync_level_1.serve, 1))
-    tell(others, partial(sync_level_1.grow, len(others) + 1))
+    """The explicit API: the others have let it in."""
+    late = run.peer(partial(sync_explicit.serve, 1))
+    tell(others, partial(sync_explicit.grow, len(others) + 1))
     return Peers([late])
 
 

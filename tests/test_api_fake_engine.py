@@ -66,7 +66,7 @@ class FakeOperation:
 
 
 class FakeCommunicator:
-    """Records calls; `failure` makes operations fail, `alone` makes level 1 refuse them."""
+    """Records calls; `failure` makes operations fail, `alone` those of the explicit API."""
 
     made = []
 
@@ -147,7 +147,7 @@ def engine(monkeypatch):
 
 @pytest.fixture
 def fake():
-    """The fake engine below an initialised level 2."""
+    """The fake engine below an initialised simple API."""
     pccl.init("localhost:1")
     return FakeCommunicator.made[-1]
 
@@ -162,7 +162,7 @@ def last_start(fake):
     return [options for name, options in fake.calls if name == "start"][-1]
 
 
-# Level 2: joining and leaving.
+# The simple API: joining and leaving.
 
 
 def test_before_init_every_call_says_what_to_type():
@@ -268,7 +268,7 @@ def test_membership_is_what_the_engine_says(fake):
     assert pccl.admit() is False
 
 
-# Level 2: reductions.
+# The simple API: reductions.
 
 
 def test_allreduce_gives_back_structure_kinds_and_dtypes(fake):
@@ -448,7 +448,7 @@ def test_another_frameworks_arrays_can_be_registered(fake, monkeypatch):
     assert pccl.allreduce([Foreign(np.ones(2))])[0].array.tolist() == [4, 4]
 
 
-# Level 1.
+# The explicit API.
 
 
 def test_all_reduce_writes_recv_and_tells_about_it(comm):

@@ -110,7 +110,9 @@ def test_every_field_of_the_frame_header_is_described_at_its_offset() -> None:
 
 def test_every_exception_has_its_row_with_its_advice() -> None:
     by_name = {
-        cells[0].strip("`"): cells[-1] for cells in rows(page("guide/failure.md")) if len(cells) == 4
+        cells[0].strip("`"): cells[-1]
+        for cells in rows(page("guide/failure.md"))
+        if len(cells) == 4
     }
     for name in pccl.errors.__all__:
         cls = getattr(pccl.errors, name)
@@ -166,7 +168,9 @@ def test_every_public_name_has_its_docstring_in_the_generated_reference() -> Non
 )
 def test_the_migration_page_has_every_value_of_each_enum(name: str) -> None:
     by_name = {
-        cells[0].strip("`"): cells[1] for cells in rows(page("guide/from-pypccl.md")) if len(cells) == 2
+        cells[0].strip("`"): cells[1]
+        for cells in rows(page("guide/from-pypccl.md"))
+        if len(cells) == 2
     }
     values = [f"{member.name} {member.value}" for member in getattr(pccl, name)]
     assert by_name[name] == ", ".join(values)

@@ -95,12 +95,12 @@ def test_in_a_first_sync_before_any_work_those_let_in_first_count_unless_a_revis
 ):
     assert judge([vote(0, 1), vote(1, 2, since=3), vote(2, 2, since=3)])["content"] == 1
     assert judge([vote(0, 1), vote(1, 2), vote(2, 2)])["content"] == 2
-    # A checkpoint, whoever brings it; and level 1's founders, who let each other in.
+    # A checkpoint, whoever brings it; and the explicit API's founders, who let each other in.
     assert judge([vote(0, 1), vote(1, 2, 40, since=3)])["content"] == 2
-    level1 = [vote(0, 1, 0, since=1), vote(1, 2, 0, since=2), vote(2, 2, 0, since=3)]
-    found = judge(level1, owned=False)
+    explicit = [vote(0, 1, 0, since=1), vote(1, 2, 0, since=2), vote(2, 2, 0, since=3)]
+    found = judge(explicit, owned=False)
     assert (found["content"], found["newcomers"]) == (2, [])
-    odd = [vote(0, 1, 0, since=1, entries=[("w", "float64")]), *level1[1:]]
+    odd = [vote(0, 1, 0, since=1, entries=[("w", "float64")]), *explicit[1:]]
     found = judge(odd, owned=False)
     assert (found["code"], found["culprit"], found["removals"]) == (MISMATCHED, 0, [])
 
@@ -240,8 +240,8 @@ def test_only_a_newcomer_may_lack_entries_and_only_where_the_library_counts() ->
     both = [("m", "float32"), ("w", "float32")]
     assert judge([vote(0, 1, entries=both), vote(1, 2)], 3, [0])["step"] == TRANSFER
     assert judge([vote(0, 1, entries=both), vote(1, 2)], 3, [0, 1])["code"] == MISMATCHED
-    level1 = judge([vote(0, 1, 4, entries=both), vote(1, 2, 0)], 3, [0], owned=False)
-    assert level1["removals"] == [(1, MISMATCHED)]
+    explicit = judge([vote(0, 1, 4, entries=both), vote(1, 2, 0)], 3, [0], owned=False)
+    assert explicit["removals"] == [(1, MISMATCHED)]
     # An entry that the group does not have cannot be made equal.
     assert judge([vote(0, 1), vote(1, 2, entries=both)], 3, [0])["removals"] == [(1, MISMATCHED)]
 

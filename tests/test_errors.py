@@ -26,7 +26,7 @@ def test_every_class_says_what_failed_and_how(cls):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_the_result_code_is_in_the_sentence_of_level_1_calls_only(cls):
+def test_the_result_code_is_in_the_sentence_of_explicit_calls_only(cls):
     code = pccl.Result.RANK_CONNECTION_LOST
     assert "all_reduce failed with RANK_CONNECTION_LOST: why" in str(cls(code, "all_reduce", "why"))
     assert code.name not in str(cls(code, "allreduce", "why"))

@@ -113,8 +113,8 @@ def test_hello_adds_up_what_all_peers_gave(tmp_path: Path) -> None:
     ]
 
 
-def test_level1_shares_its_state_and_goes_on_when_a_peer_vanishes(tmp_path: Path) -> None:
-    lines = launch(tmp_path, 3, "level1.py")
+def test_explicit_shares_its_state_and_goes_on_when_a_peer_vanishes(tmp_path: Path) -> None:
+    lines = launch(tmp_path, 3, "explicit.py")
     for peer in (0, 1):
         for step in range(6):
             mean, peers = ("2.000", 3) if step < 3 else ("1.500", 2)

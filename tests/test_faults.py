@@ -105,8 +105,8 @@ def test_a_master_without_memory_takes_the_run_over(run: Run) -> None:
 
 
 @pytest.mark.env(**FAST)
-def test_level_1_reports_the_loss_with_inputs_intact_and_goes_on(run: Run) -> None:
-    peers = [run.peer(faults.lose_a_peer_of_level_1) for _ in range(3)]
+def test_explicit_reports_the_loss_with_inputs_intact_and_goes_on(run: Run) -> None:
+    peers = [run.peer(faults.lose_a_peer_of_explicit) for _ in range(3)]
     for peer in peers:
         peer.expect("in")
     victim, *others = peers
@@ -192,7 +192,7 @@ def test_ctrl_c_ends_every_blocking_call_within_a_second(run: Run, call: str) ->
     needs_partner = call in faults.WITH_A_PARTNER
     if call == "connect":
         # Someone is in already and calls nothing, so connect has to wait.
-        run.peer(faults.idle_of_level_1).expect("in")
+        run.peer(faults.idle_of_explicit).expect("in")
     worker = run.peer(partial(faults.block_in, call))
     if needs_partner:
         partner = run.peer(partial(idle.wait, min_peers=2))

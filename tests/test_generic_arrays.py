@@ -286,7 +286,7 @@ def test_they_are_shared_state(pair: list[pccl.Communicator]) -> None:
     assert received[0] == [True, True, True, False, True]
 
 
-def test_level_1_takes_them(pair: list[pccl.Communicator]) -> None:
+def test_explicit_takes_them(pair: list[pccl.Communicator]) -> None:
     def call(rank: int, comm: pccl.Communicator) -> Any:
         recv = array("f", [0, 0])
         comm.all_reduce(Shown(np.full(2, rank + 1, np.float32)), recv, op=pccl.ReduceOp.SUM)

@@ -1,4 +1,4 @@
-"""Broadcast, all-gather and reduce-scatter, at both levels."""
+"""Broadcast, all-gather and reduce-scatter, in both APIs."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def pair() -> Iterator[list[Comm]]:
             comm.close()
 
 
-def test_level_1_works_in_place(pair: list[Comm]) -> None:
+def test_explicit_works_in_place(pair: list[Comm]) -> None:
     def call(comm: Comm, rank: int) -> Any:
         array = np.full(5, rank)
         info = comm.broadcast(array, root=1, tag=3)
@@ -389,7 +389,7 @@ def test_a_loss_between_calls_does_not_change_who_is_meant(
         assert order[rank].expect("done", 60)["shape"] == [2, 200_000]
 
 
-def test_level_1_members_that_send_other_elements_are_told(pair: list[Comm]) -> None:
+def test_explicit_members_that_send_other_elements_are_told(pair: list[Comm]) -> None:
     told = in_threads(
         [
             lambda: pair[0].broadcast(np.ones(2, np.float32)),

@@ -12,7 +12,7 @@ def test_nothing_is_in_flight_after_a_ctrl_c_at_any_line_of_a_call(run: Run) -> 
     first, second = run.peers(2, interrupts.sweep)
     for peer in (first, second):
         peer.expect("in", 60)
-    for name in [*interrupts.CALLS, interrupts.LEVEL_1]:
+    for name in [*interrupts.CALLS, interrupts.EXPLICIT]:
         first.tell(name)
         answer = first.next(60)
         assert (answer["event"], answer["unfinished"]) == ("timeout", 0), (name, answer)

@@ -124,10 +124,10 @@ PROGRAMS = {
     "docs/guide/shared-state.md 1": Shown("state", "numpy_loop", last=7),
     "docs/guide/shared-state.md 2": Shown(
         "weights, m, state.revision",
-        "torch_level_1",
+        "torch_explicit",
         "torch",
         last=6,
-        early=1,  # one that founds the group alone, as at level 1 the first one does
+        early=1,  # one that founds the group alone, as in the explicit API the first one does
         instead=(
             ('"10.0.0.1:48148"', 'os.environ["PCCL_MASTER"]'),
             (
@@ -163,7 +163,7 @@ PROGRAMS = {
 
 # Arguments, modules, and whether the first peer founds the run alone.
 EXAMPLES: dict[str, tuple[str, str, int]] = {
-    "level1.py": ("", "numpy", 1),
+    "explicit.py": ("", "numpy", 1),
     "jax_pmap.py": ("", "optax", 2),
     "jax_shard_map.py": ("", "jax", 2),
     "torch_diloco.py": ("--rounds 5", "torch sklearn", 2),

@@ -128,8 +128,8 @@ def test_a_peer_that_starts_alone_just_after_another_went_is_told(run: Run) -> N
     assert "has just left" in wait_for_line(second, "has started group 0 alone")
 
 
-def test_a_level_1_peer_that_connects_first_is_told_nothing(run: Run) -> None:
-    workers = [run.peer(news.level_1) for _ in range(2)]
+def test_an_explicit_peer_that_connects_first_is_told_nothing(run: Run) -> None:
+    workers = [run.peer(news.explicit) for _ in range(2)]
     for worker in workers:
         worker.expect("together")
         assert "alone" not in worker.stderr()

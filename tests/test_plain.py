@@ -81,7 +81,7 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 @pytest.fixture
 def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The level-1 calls that took the general way."""
+    """The explicit API's calls that took the general way."""
     seen: list[object] = []
     general = pccl.Communicator._all_reduce
 
@@ -337,7 +337,7 @@ def test_what_is_refused_is_refused_in_the_same_words(
     assert refused() == plainly
 
 
-def test_level_1_wants_a_tag(pair: Pair) -> None:
+def test_explicit_wants_a_tag(pair: Pair) -> None:
     for tag in (None, True, "1"):
         with pytest.raises(pccl.InvalidArgument, match="tag must be an integer"):
             pair[0].all_reduce(np.ones(3), np.ones(3), op="sum", tag=tag)  # type: ignore[arg-type]
@@ -357,7 +357,9 @@ def test_outputs_that_overlap_the_input_get_the_right_values(pair: Pair, ways: l
     assert ways == [True] * 2 + [False] * 4 + [True] * 2
 
 
-def test_level_1_takes_arrays_of_one_size_in_any_shape(pair: Pair, long_ways: list[object]) -> None:
+def test_explicit_takes_arrays_of_one_size_in_any_shape(
+    pair: Pair, long_ways: list[object]
+) -> None:
     def call(comm: pccl.Communicator) -> object:
         recv = np.zeros((2, 3), np.float32)
         info = comm.all_reduce(np.ones(6, np.float32), recv, op="sum", tag=2**64 - 1)
@@ -372,7 +374,7 @@ def test_level_1_takes_arrays_of_one_size_in_any_shape(pair: Pair, long_ways: li
     assert not long_ways
 
 
-def test_level_1_is_native_only_when_nothing_is_special(
+def test_explicit_is_native_only_when_nothing_is_special(
     pair: Pair, long_ways: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def call(options: dict[str, object]) -> Callable[[pccl.Communicator], object]:
@@ -401,7 +403,7 @@ def test_level_1_is_native_only_when_nothing_is_special(
     assert long_way({})
 
 
-def test_level_1_tells_what_is_wrong_as_the_general_way_does() -> None:
+def test_explicit_tells_what_is_wrong_as_the_general_way_does() -> None:
     send, recv = np.ones(3, np.float32), np.zeros(3, np.float32)
     with pccl.MasterNode("127.0.0.1:0") as master:
         comm = pccl.Communicator(master.address)

@@ -75,8 +75,8 @@ def test_a_newcomer_waits_in_its_first_collective_call_until_the_members_admit_i
     assert late.expect("step") == {"event": "step", "size": 3, "ok": True}
 
 
-def test_level_1_peers_join_by_update_topology_and_reduce_with_tags(run: Run) -> None:
-    peers = [run.peer(runs.level_1_by_tags) for _ in range(3)]
+def test_explicit_peers_join_by_update_topology_and_reduce_with_tags(run: Run) -> None:
+    peers = [run.peer(runs.explicit_by_tags) for _ in range(3)]
     for peer in peers:
         peer.expect("connected")
     for peer in peers:
@@ -86,8 +86,8 @@ def test_level_1_peers_join_by_update_topology_and_reduce_with_tags(run: Run) ->
     assert [peer.ends() for peer in peers] == [0, 0, 0]
 
 
-def test_level_1_alone_gets_too_few_peers(run: Run) -> None:
-    assert run.peer(runs.level_1_alone).expect("done")["result"] == "TOO_FEW_PEERS"
+def test_explicit_alone_gets_too_few_peers(run: Run) -> None:
+    assert run.peer(runs.explicit_alone).expect("done")["result"] == "TOO_FEW_PEERS"
 
 
 @pytest.mark.parametrize(

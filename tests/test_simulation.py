@@ -144,7 +144,7 @@ def test_the_state_survives_whatever_breaks() -> None:
     assert totals["sync_failures"] > 0
 
 
-@pytest.mark.parametrize("program", ["level1", "level2", "sync"])
+@pytest.mark.parametrize("program", ["explicit", "simple", "sync"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_replicas_come_and_go_as_a_whole(program: str, ranks: int) -> None:
     # Whose members differ between groups after the same admission point is a violation, as is a
@@ -166,7 +166,7 @@ def test_plans_from_measurements_reduce_right() -> None:
     # Shares that differ, and owners of nothing; what is committed is compared byte for byte.
     lines: Counter[str] = Counter()
     for seed in range(170_000, 170_000 + max(SCHEDULES // 20, 20)):
-        program = ("level1", "level2")[seed % 2]
+        program = ("explicit", "simple")[seed % 2]
         report = run(seed, program=program, quiet=True, peers=5, machines=seed // 2 % 3, trace=True)
         for line in report["trace"]:
             plan = line.partition("plan: ")[2].partition("; 64 KiB takes")[0]
@@ -181,11 +181,11 @@ def test_plans_from_measurements_reduce_right() -> None:
 
 
 def test_plans_from_measurements_survive_whatever_breaks() -> None:
-    for program in ("level1", "level2"):
+    for program in ("explicit", "simple"):
         run_many(180_000, max(SCHEDULES // 10, 20), program=program, peers=4)
 
 
-@pytest.mark.parametrize("program", ["level1", "level2", "sync"])
+@pytest.mark.parametrize("program", ["explicit", "simple", "sync"])
 def test_who_cannot_be_dialled_reduces_with_who_can(program: str) -> None:
     # It is a violation to put a member out for its links while one is left that reaches all.
     count = max(SCHEDULES // 10, 20)
@@ -198,7 +198,7 @@ def test_who_cannot_be_dialled_reduces_with_who_can(program: str) -> None:
     run_many(220_000, count, program=program, hidden=50)
 
 
-@pytest.mark.parametrize("program", ["level1", "level2", "sync"])
+@pytest.mark.parametrize("program", ["explicit", "simple", "sync"])
 def test_where_nobody_can_be_dialled_the_master_relays(program: str) -> None:
     # It is a violation to put a member out for its links while nothing else breaks.
     count = max(SCHEDULES // 20, 20)
@@ -221,11 +221,11 @@ def test_where_nobody_can_be_dialled_the_master_relays(program: str) -> None:
 
 
 def test_several_peers_die_at_once() -> None:
-    for program in ("level1", "level2", "sync"):
+    for program in ("explicit", "simple", "sync"):
         run_many(160_000, max(SCHEDULES // 20, 20), program=program, quiet=True, peers=8, kills=6)
 
 
-@pytest.mark.parametrize("program", ["level1", "level2", "sync"])
+@pytest.mark.parametrize("program", ["explicit", "simple", "sync"])
 def test_a_master_without_memory_is_rebuilt_from_the_members(program: str) -> None:
     totals = run_many(
         100_000, max(SCHEDULES // 10, 20), program=program, quiet=True, peers=4, restarts=2
@@ -234,7 +234,7 @@ def test_a_master_without_memory_is_rebuilt_from_the_members(program: str) -> No
     assert totals["rebuilds"] > 0
 
 
-@pytest.mark.parametrize("program", ["level1", "level2", "sync"])
+@pytest.mark.parametrize("program", ["explicit", "simple", "sync"])
 def test_a_frozen_peer_that_wakes_up_harms_nobody(program: str) -> None:
     totals = run_many(
         110_000, max(SCHEDULES // 10, 20), program=program, quiet=True, peers=4, freezes=3
@@ -297,7 +297,7 @@ def test_every_change_of_phase_of_a_link_or_a_call_is_reached(
             taken[row[:3]] += row[3]
 
     for seed in range(190_000, 190_000 + max(SCHEDULES // 2, 3000)):
-        for program in ("level1", "level2", "mismatch"):
+        for program in ("explicit", "simple", "mismatch"):
             note(run(seed, program=program, peers=4, joins=2, **dict.fromkeys(FAULTS, 1)))
         missing = {row for row, count in taken.items() if not count and row[:2] not in UNREACHED}
         if seed >= 190_100 and not missing:
@@ -328,7 +328,7 @@ def said_by_master(report: SimulationReport, words: str) -> list[tuple[list[str]
 
 def test_without_a_fault_no_link_breaks() -> None:
     for seed in range(500):
-        report = _testing.simulate(seed, quiet=True, machines=0, program="level2", trace=True)
+        report = _testing.simulate(seed, quiet=True, machines=0, program="simple", trace=True)
         assert not report["violation"]
         assert not said_by_master(report, "a connection between two members broke"), seed
         assert not said_by_master(report, "planned around"), seed
@@ -340,7 +340,7 @@ def test_nobody_is_put_out_for_links_to_who_is_frozen() -> None:
         report = _testing.simulate(
             seed,
             quiet=True,
-            program="level2",
+            program="simple",
             peers=4,
             joins=2,
             freezes=2,
@@ -363,7 +363,7 @@ def test_a_schedule_is_repeatable() -> None:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
-    program=st.sampled_from(["level2", "level1", "threads", "mismatch", "stuck", "sync"]),
+    program=st.sampled_from(["simple", "explicit", "threads", "mismatch", "stuck", "sync"]),
     peers=st.integers(1, 5),
     joins=st.integers(0, 3),
     steps=st.integers(1, 5),
@@ -408,7 +408,7 @@ def test_invariants_hold_for_any_mixture_of_faults(
 def test_the_checks_notice_a_mistake(bug: str, invariants: set[str]) -> None:
     found = set()
     for seed in range(30):
-        program = "sync" if bug == "stale_state" else "level2"
+        program = "sync" if bug == "stale_state" else "simple"
         report = _testing.simulate(seed, quiet=True, program=program, peers=3, bug=bug)
         violation = report["violation"]
         if violation:

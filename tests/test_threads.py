@@ -34,11 +34,11 @@ class Thread:
         return self._pool.submit(make).result()
 
 
-def level_2(comm: Comm) -> object:
+def simple(comm: Comm) -> object:
     return pccl.allreduce(np.ones(3), comm=comm)
 
 
-def level_2_tree(comm: Comm) -> object:
+def simple_tree(comm: Comm) -> object:
     return pccl.allreduce({"a": 1.0}, comm=comm)
 
 
@@ -50,25 +50,25 @@ def gathered(comm: Comm) -> object:
     return pccl.allgather(np.ones(3), comm=comm)
 
 
-def level_1(comm: Comm) -> object:
+def explicit(comm: Comm) -> object:
     return comm.all_reduce(np.ones(3), np.ones(3), op="sum")
 
 
-def level_1_async(comm: Comm) -> object:
+def explicit_async(comm: Comm) -> object:
     return comm.all_reduce_async(np.ones(3), np.ones(3), op="sum")
 
 
-def level_1_half(comm: Comm) -> object:
+def explicit_half(comm: Comm) -> object:
     return comm.broadcast(np.ones(3))
 
 
-LEVEL_2 = [level_2, level_2_tree, asynchronous, gathered]
-LEVEL_1 = [level_1, level_1_async, level_1_half]
+SIMPLE = [simple, simple_tree, asynchronous, gathered]
+EXPLICIT = [explicit, explicit_async, explicit_half]
 
 
-@pytest.mark.parametrize("call", LEVEL_2 + LEVEL_1)
+@pytest.mark.parametrize("call", SIMPLE + EXPLICIT)
 def test_a_second_thread_is_told_to_use_a_tag(call: Callable[[Comm], object]) -> None:
-    first = level_2 if call in LEVEL_2 else level_1
+    first = simple if call in SIMPLE else explicit
     with members(2) as comms, Thread() as owner, Thread() as other:
         peer = threading.Thread(target=first, args=(comms[1],))
         peer.start()
@@ -111,7 +111,7 @@ def test_of_two_threads_that_call_freely_one_is_refused() -> None:
             go.wait()
             try:
                 for _ in range(100):
-                    level_2(comms[rank])
+                    simple(comms[rank])
                 told[rank].append("done")
             except pccl.InvalidUsage:
                 told[rank].append("refused")
@@ -127,11 +127,11 @@ def test_of_two_threads_that_call_freely_one_is_refused() -> None:
 
 def test_a_thread_that_has_ended_has_handed_over() -> None:
     with members(1) as (comm,):
-        for call in [level_2, level_2_tree] * 100:
+        for call in [simple, simple_tree] * 100:
             thread = threading.Thread(target=call, args=(comm,))
             thread.start()
             thread.join()
-        level_2(comm)
+        simple(comm)
 
 
 def test_a_thread_that_has_ended_leaves_its_calls_in_flight() -> None:
@@ -195,7 +195,7 @@ def test_tasks_await_calls_of_the_event_loops_thread() -> None:
 
 def test_rounds_may_come_from_any_thread() -> None:
     with members(2) as comms, Thread() as other:
-        each(comms, lambda rank, comm: level_2(comm))
+        each(comms, lambda rank, comm: simple(comm))
 
         def run(rank: int, comm: Comm) -> object:
             def calls() -> object:

@@ -1,4 +1,4 @@
-"""Level 1's enums and descriptors."""
+"""The explicit API's enums and descriptors."""
 
 import gc
 import subprocess

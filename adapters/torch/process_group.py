@@ -59,7 +59,7 @@ def _at_exit() -> None:
 
 @all_untraced
 class ProcessGroup(Collectives):
-    """One process's part of a c10d group on pccl, made by c10d. `docs/guide/pytorch.md` describes it."""
+    """One process's part of a c10d group on pccl, made by c10d; see `docs/guide/pytorch.md`."""
 
     # Messages.
 

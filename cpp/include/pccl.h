@@ -27,8 +27,8 @@
  *
  * Forks: a child cannot use its parent's handles; calls return pcclInvalidUsage.
  *
- * Settings are environment variables (docs/reference/settings.md), read by pcclCreateCommunicator and
- * pcclCreateMaster.
+ * Settings are environment variables (docs/reference/settings.md), read by pcclCreateCommunicator
+ * and pcclCreateMaster.
  */
 #ifndef PCCL_H
 #define PCCL_H
@@ -362,9 +362,9 @@ typedef struct pcclSharedStateSyncInfo_t {
 
 /* Collective: makes the entries equal on all members, byte for byte; newcomers receive them.
  * Blocks. The state with the highest revision that a member (not a newcomer) offers wins, then the
- * content that most members have, then the longest-standing member's (docs/guide/shared-state.md). Either
- * the call succeeds for all members, or nothing is written on any. The entries must not be written
- * meanwhile. info_out is optional.
+ * content that most members have, then the longest-standing member's (docs/guide/shared-state.md).
+ * Either the call succeeds for all members, or nothing is written on any. The entries must not be
+ * written meanwhile. info_out is optional.
  *
  * pcclPendingAsyncOps: a reduction is unfinished. pcclInvalidArgument: an entry cannot be shared,
  * or entries of a member overlap (then all members get it); two entries may be the same array if

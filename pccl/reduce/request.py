@@ -1,6 +1,6 @@
 """A collective call as its user made it, checked, and how it is started.
 
-All collectives of both levels are a `Request` first. It is built in one place, `make`.
+All collectives of both APIs are a `Request` first. It is built in one place, `make`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Request:
     Attributes:
         func: The user's call, for errors.
         comm: The communicator, which has joined.
-        tree: The input: a tree at level 2, an array at level 1.
+        tree: The input: a tree in the simple API, an array in the explicit API.
         op: How elements are combined.
         deadline: Of the whole call.
         out: Where the result goes; None for new arrays.

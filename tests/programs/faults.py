@@ -77,8 +77,8 @@ def lose_the_master() -> None:
         say(event="again")
 
 
-def connect_of_level_1() -> pccl.Communicator:
-    """A communicator of level 1 that has joined."""
+def connect_of_explicit() -> pccl.Communicator:
+    """A communicator of the explicit API that has joined."""
     comm = pccl.Communicator(os.environ["PCCL_MASTER"])
     comm.connect()
     return comm
@@ -90,9 +90,9 @@ def gather(comm: pccl.Communicator, members: int) -> None:
         comm.update_topology()
 
 
-def lose_a_peer_of_level_1() -> None:
+def lose_a_peer_of_explicit() -> None:
     """Enters a reduction of three, one of which is told to die, and reduces again without it."""
-    comm = connect_of_level_1()
+    comm = connect_of_explicit()
     gather(comm, 3)
     say(event="in")
     order = hear()
@@ -227,9 +227,9 @@ def block_in(call: str) -> None:
         say(event="interrupted")
 
 
-def idle_of_level_1() -> None:
+def idle_of_explicit() -> None:
     """Joins alone, and makes no call."""
-    comm = connect_of_level_1()
+    comm = connect_of_explicit()
     say(event="in")
     hear()
     comm.close()
@@ -281,7 +281,7 @@ def end_with_daemon_threads_in(call: str) -> None:
 
 def interrupt_the_multi_call() -> None:
     """Told "call": is interrupted in the multi call. Else: makes the same operations later."""
-    comm = connect_of_level_1()
+    comm = connect_of_explicit()
     gather(comm, 2)
     say(event="in")
     order = hear()

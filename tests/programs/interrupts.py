@@ -28,7 +28,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "allgather": lambda **how: pccl.allgather(np.ones(3), **how),
     "reduce_scatter": lambda **how: pccl.reduce_scatter(np.ones(4), **how),
 }
-LEVEL_1 = "level 1"
+EXPLICIT = "the explicit API"
 
 
 class Interrupts:
@@ -58,7 +58,7 @@ def sweep() -> None:
     """
     comm = pccl.init()
     calls = CALLS | {
-        LEVEL_1: lambda **how: comm.all_reduce(STRIDED, np.zeros(100, np.float32), op="sum", **how)
+        EXPLICIT: lambda **how: comm.all_reduce(STRIDED, np.zeros(100, np.float32), op="sum", **how)
     }
     say(event="in", rank=pccl.rank())
     name = hear()

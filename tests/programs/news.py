@@ -27,7 +27,7 @@ def admit_and_reduce() -> None:
     say(event="done")
 
 
-def level_1() -> None:
+def explicit() -> None:
     comm = pccl.Communicator(os.environ["PCCL_MASTER"])
     comm.connect()
     while comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) < 2:

@@ -98,8 +98,8 @@ def reduce_without_admit() -> None:
     hear()
 
 
-def level_1_by_tags() -> None:
-    """Joins by update_topology until there are three, and reduces in each way of level 1."""
+def explicit_by_tags() -> None:
+    """Joins by update_topology until there are three, reduces in each way of the explicit API."""
 
     with pccl.Communicator(os.environ["PCCL_MASTER"]) as comm:
         say(event="connected")
@@ -124,7 +124,7 @@ def level_1_by_tags() -> None:
         hear()
 
 
-def level_1_alone() -> None:
+def explicit_alone() -> None:
     comm = pccl.Communicator(os.environ["PCCL_MASTER"])
     comm.connect(n_attempts=3)
     a = np.ones(4, np.float32)

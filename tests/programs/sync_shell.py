@@ -1,4 +1,4 @@
-"""Peers that hold a shared state, and change and sync it as told (level 2)."""
+"""Peers that hold a shared state, and change and sync it as told (simple API)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Connections to the master: who gets in, and what an impostor gets. docs/guide/security.md lists the
-attacks."""
+"""Connections to the master: who gets in, and what an impostor gets.
+
+docs/guide/security.md lists the attacks.
+"""
 
 from __future__ import annotations
 

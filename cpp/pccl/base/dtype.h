@@ -1,4 +1,5 @@
-// Element types and reduction operators. Values are those of level 1's enums (docs/guide/from-pypccl.md).
+// Element types and reduction operators. Values are those of the explicit API's enums
+// (docs/guide/from-pypccl.md).
 #pragma once
 
 #include <cstddef>

@@ -16,12 +16,12 @@ enum class Code : std::uint8_t {
   ok = 0,
   invalid_argument = 1,        // fix: this call's own arguments
   invalid_usage = 2,           // fix: wrong state (not connected, closed, twice, forked)
-  not_initialized = 3,         // fix: level 2 before init
-  pending_operations = 4,      // fix: level 1 topology call with unfinished handles
+  not_initialized = 3,         // fix: simple API used before init
+  pending_operations = 4,      // fix: explicit-API topology call, unfinished handles
   not_supported = 5,           // fix: not implemented
   mismatched_call = 6,         // fix: members disagree; `peer` is the odd one out
   deadlock = 7,                // fix: members wait in calls that cannot meet
-  too_few_peers = 8,           // retry: level 1 reduction alone
+  too_few_peers = 8,           // retry: explicit-API reduction alone
   peer_lost = 9,               // retry: a member was lost in the operation, inputs are intact
   unreachable = 10,            // rejoin: no path to another member
   timeout = 11,                // retry: a caller's deadline

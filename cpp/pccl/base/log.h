@@ -11,8 +11,8 @@
 namespace pccl {
 
 // Lines that a waiting user must see have `warn`. `none` silences all lines; no line has it.
-// Values and spellings (TRACE DEBUG INFO WARN ERR FATAL NONE) are level 1's. Logging at `fatal`
-// does not end the process.
+// Values and spellings (TRACE DEBUG INFO WARN ERR FATAL NONE) are the explicit API's. Logging at
+// `fatal` does not end the process.
 enum class LogLevel : std::uint8_t { trace = 0, debug, info, warn, err, fatal, none };
 
 // Parses the text of PCCL_LOG_LEVEL, in any case. Empty: unknown text.

@@ -1,4 +1,4 @@
-// Level 1's result codes. The code of a failure depends on its cause and on the call.
+// The explicit API's result codes. The code of a failure depends on its cause and on the call.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace pccl {
 
-// Values are level 1's (docs/guide/from-pypccl.md).
+// Values are the explicit API's (docs/guide/from-pypccl.md).
 enum class Result1 : std::uint8_t {
   success = 0,
   not_initialized = 1,
@@ -30,12 +30,12 @@ enum class CallKind : std::uint8_t {
   topology,           // update_topology, admit
   optimize,           // optimize_topology
   question,           // are_peers_pending, get_attribute
-  sync_shared_state,  // level 1
-  sync,               // level 2
+  sync_shared_state,  // explicit API
+  sync,               // simple API
   collective,         // reductions, their waits, barrier
 };
 
-// Returns level 1's code for a failure with this cause in this call. For Python and C.
+// Returns the explicit API's code for a failure with this cause in this call. For Python and C.
 [[nodiscard]] Result1 result_of(Code cause, CallKind call);
 
 }  // namespace pccl

@@ -69,8 +69,8 @@ using Quantized = std::tuple<unsigned, bool, bool, std::uint32_t>;
                              const Seconds& timeout);
 
 // -- the fast path: one native call, since a small reduction takes no longer than the general
-// path's preparation. Level 2, for plain arrays (plain.h). With other arrays nothing is started,
-// and nothing returned.
+// path's preparation. The simple API, for plain arrays (plain.h). With other arrays nothing is
+// started, and nothing returned.
 
 // A whole operation: its result, and its outcome.
 [[nodiscard]] std::optional<std::pair<nb::object, Info>> reduce_tree(

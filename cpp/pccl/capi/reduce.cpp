@@ -57,7 +57,7 @@ Status check(const pcclReduceDescriptor_t& what) {
   return {};
 }
 
-// The text that members compare, equal to that of Python's level 1: " as uint8
+// The text that members compare, equal to that of Python's explicit API: " as uint8
 // (min_max)".
 std::string text_of(const pcclQuantizationOptions_t& quantize) {
   if (quantize.algorithm == pcclQuantNone) return {};

@@ -68,7 +68,7 @@ void Decisions::decide(const wire::CallKey& key, Code code, const PeerId& culpri
 }
 
 // Whether members should measure at this admission point: not if a member's program decides itself
-// when to measure (level 1).
+// when to measure (explicit API).
 bool Decisions::measure_at(const wire::RoundKey& key) {
   const auto round = calls_.rounds().find(key);
   if (round == calls_.rounds().end() || !planning_.measuring_helps(record_.admission)) return false;

@@ -163,7 +163,7 @@ void Newcomers::leave_behind() {
 }
 
 void Newcomers::founded(Instant now) {
-  // Founders at level 1 always start alone and admit each other.
+  // Founders in the explicit API always start alone and admit each other.
   if (peers_.members.size() != 1 || !peers_.members.front().start_only) return alone_since_.reset();
   alone_since_ = now;
   if (!others_at_ || now - *others_at_ >= kTogether) return;

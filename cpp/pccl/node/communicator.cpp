@@ -85,12 +85,12 @@ void Communicator::see(const peer::Record& record) {
 
 // ---- the order of calls
 
-// Calls without a tag (level 1: with tag 0) are matched by their order, so one thread makes them:
-// with several threads, nothing tells the order that the program means. When that thread has ended,
-// another one may take its place.
+// Calls without a tag (explicit API: with tag 0) are matched by their order, so one thread makes
+// them: with several threads, nothing tells the order that the program means. When that thread has
+// ended, another one may take its place.
 Status Communicator::claim_order(const peer::OperationRequest& request) {
-  const bool level_1 = request.alone_is_error;
-  if (request.any_thread || (request.tag && !(level_1 && *request.tag == 0))) return {};
+  const bool explicit_api = request.alone_is_error;
+  if (request.any_thread || (request.tag && !(explicit_api && *request.tag == 0))) return {};
   const std::uint64_t thread = *this_thread();
   std::unique_lock lock(mutex_);
   if (owner_.thread == thread) return {};
@@ -105,10 +105,11 @@ Status Communicator::claim_order(const peer::OperationRequest& request) {
     if (owner_.thread != owner.thread) continue;  // another thread has claimed it meanwhile
     if (ended) break;
     const std::string reason =
-        level_1 ? "another thread makes the reductions with tag 0, the default, and these meet by "
-                  "the order of one thread's calls; pass other tags here, or call from that thread"
-                : "another thread makes the calls without a tag, and these meet by the order of "
-                  "one thread's calls; pass tag= here, or call from that thread";
+        explicit_api
+            ? "another thread makes the reductions with tag 0, the default, and these meet by "
+              "the order of one thread's calls; pass other tags here, or call from that thread"
+            : "another thread makes the calls without a tag, and these meet by the order of "
+              "one thread's calls; pass tag= here, or call from that thread";
     return Status(Code::invalid_usage, reason);
   }
   owner_ = {thread, this_thread(), caller};
@@ -247,8 +248,8 @@ Status Communicator::optimize_now(Visit& visit) {
   return await_call(visit, call, visit.until(), true);
 }
 
-// Level 2's admission point, with a measurement if the members agree on one. `gave_up` is called
-// when the round was decided, but this peer does not take part in what follows.
+// The simple API's admission point, with a measurement if the members agree on one. `gave_up` is
+// called when the round was decided, but this peer does not take part in what follows.
 Result<peer::CallPtr> Communicator::admission_point(Visit& visit, wire::RoundKind kind,
                                                     const std::function<void(Code)>& gave_up) {
   peer::Engine& engine = visit.engine();

@@ -72,10 +72,10 @@ class Communicator {
 
   // Call once.
   Status join(const JoinRequest& request, const Limit& limit);
-  // The admission point of level 2. First completes this peer's own operations. True when members
-  // were added.
+  // The admission point of the simple API. First completes this peer's own operations. True when
+  // members were added.
   [[nodiscard]] Result<bool> admit(const Limit& limit);
-  // The admission point of level 1. pending_operations: some are unfinished.
+  // The admission point of the explicit API. pending_operations: some are unfinished.
   Status update_topology(const Limit& limit);
   [[nodiscard]] Result<bool> peers_pending(const Limit& limit);
   Status barrier(const Limit& limit);
@@ -84,7 +84,8 @@ class Communicator {
   Status optimize(const Limit& limit);
   // Makes the state equal on all members. On success, writable entries have their new bytes, and
   // the call's update has the other changes; on failure, all entries have their old bytes. An
-  // interruption that comes too late is ignored. Level 2 (vote.owned) first lets newcomers in.
+  // interruption that comes too late is ignored. The simple API (vote.owned) first lets newcomers
+  // in.
   [[nodiscard]] Result<peer::CallPtr> sync(std::vector<state::LocalEntry> entries,
                                            wire::SyncVote vote, const Progress& progress,
                                            const StateCheck& check, const Limit& limit);

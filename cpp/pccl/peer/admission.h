@@ -58,9 +58,9 @@ class Admission {
   void on_commit(bool newcomers_wait) {
     newcomers_wait_ = newcomers_wait_.value_or(false) || newcomers_wait;
   }
-  // Whether an admission point of level 2 needs a round with the master: a commit since the last
-  // point reported that newcomers wait or that links should be measured (one flag for both), or
-  // there was no commit. Replicas always need it: their ranks must pass equally many points.
+  // Whether an admission point of the simple API needs a round with the master: a commit since the
+  // last point reported that newcomers wait or that links should be measured (one flag for both),
+  // or there was no commit. Replicas always need it: their ranks must pass equally many points.
   [[nodiscard]] bool round_needed() const {
     const Record& record = session_.record();
     return newcomers_wait_.value_or(true) || (record != nullptr && record->ranks_per_replica > 0);

@@ -66,13 +66,13 @@ struct OperationRequest {
   ReduceOp op = ReduceOp::sum;       // sum where nothing is combined
   std::optional<std::uint64_t> tag;  // empty: calls are matched by order
   // The caller orders the calls of its threads. Otherwise one thread must make all calls without a
-  // tag (level 1: with tag 0, the default).
+  // tag (explicit API: with tag 0, the default).
   bool any_thread = false;
   // Run again when a member is lost, instead of failing. A broadcast still fails when its root is
   // lost, and a reduce-scatter at any loss. An all-gather that runs again has the results of fewer
   // members, which take the first part of its arrays.
   bool rerun = false;
-  bool alone_is_error = false;  // level 1: too_few_peers in a world of one
+  bool alone_is_error = false;  // explicit API: too_few_peers in a world of one
   std::uint64_t structure = 0;  // hash of all else that must agree: key paths, shapes
   std::string description;      // for errors: "1000 float32"
   // The encoding of elements between hosts. A group on one host ignores it and reduces exactly.

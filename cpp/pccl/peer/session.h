@@ -24,7 +24,7 @@ struct JoinOptions {
   std::uint32_t min_peers = 1;
   bool waiting = true;      // ask for admission on joining
   bool start_only = false;  // ... unless the group has started already; then request_admission()
-                            // asks (level 2)
+                            // asks (simple API)
   std::vector<wire::Address> addresses;
   std::string software;
   std::uint32_t order = 0xffffffff;  // of ranks among the founders of the group

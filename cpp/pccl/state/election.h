@@ -57,8 +57,8 @@ struct Judgement {
                                     const wire::StateRecord& state);
 
 // Judges the entries: structures must equal the elected one. If a standing member differs, the sync
-// fails for all; any other member that differs is removed, but at level 2 it may lack entries.
-// REQUIRES: ballots have entries.
+// fails for all; any other member that differs is removed, but in the simple API it may lack
+// entries. REQUIRES: ballots have entries.
 [[nodiscard]] Judgement judge_details(const std::vector<Ballot>& ballots,
                                       const wire::StateRecord& state);
 

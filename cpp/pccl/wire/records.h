@@ -85,7 +85,7 @@ constexpr unsigned enum_count(SyncStrategy) { return 3; }
 
 // A member's account of its state when it enters a sync.
 struct SyncVote {
-  bool owned = false;          // level 2: the library counts revisions; newcomers adopt entries
+  bool owned = false;          // simple API: the library counts revisions; newcomers adopt entries
   bool has_revision = false;   // the caller named a revision
   std::uint64_t revision = 0;  // REQUIRES: has_revision
   SyncStrategy strategy = SyncStrategy::enforce_popular;

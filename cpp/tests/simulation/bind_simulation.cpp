@@ -42,7 +42,7 @@ void each_number(simulation::Options& options, Visit&& visit) {
   visit("relays", options.relays);
 }
 
-constexpr const char* kProgramNames[simulation::kPrograms] = {"level1",   "level2", "threads",
+constexpr const char* kProgramNames[simulation::kPrograms] = {"explicit", "simple", "threads",
                                                               "mismatch", "stuck",  "sync"};
 constexpr const char* kBugNames[simulation::kBugs] = {
     "none",         "flip_result", "other_verdict", "touch_input",   "lose_report",

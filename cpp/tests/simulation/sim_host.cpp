@@ -24,7 +24,7 @@ Host::Host(World& world, NodeId node, const RankId& rank_id)
   options.join.id = world.new_id();
   options.join.min_peers = 1;
   options.join.waiting = true;
-  options.join.start_only = world.options.program != Program::level1;
+  options.join.start_only = world.options.program != Program::explicit_api;
   options.join.software = "simulated";
   const wire::Address own{"h" + std::to_string(node), static_cast<std::uint16_t>(node)};
   options.join.addresses = {own};

@@ -1,4 +1,4 @@
-// The programs of users: the loops of level 1 and level 2 as people write them.
+// The programs of users: the loops of the explicit API and the simple API as people write them.
 #include "tests/simulation/sim_world.h"
 
 namespace pccl::simulation {
@@ -25,8 +25,8 @@ void advance(UserState& state, std::uint64_t step) {
 
 void UserProgram::start() {
   switch (host_.world().options.program) {
-    case Program::level1:
-      tasks_.push_back(level1());
+    case Program::explicit_api:
+      tasks_.push_back(explicit_api());
       break;
     case Program::sync:
       tasks_.push_back(sync_loop());
@@ -36,13 +36,13 @@ void UserProgram::start() {
       tasks_.push_back(threads_reduce());
       break;
     default:
-      tasks_.push_back(level2());
+      tasks_.push_back(simple_api());
       break;
   }
   for (Task<>& task : tasks_) task.start();
 }
 
-Task<> UserProgram::level2() {
+Task<> UserProgram::simple_api() {
   World& world = host_.world();
   peer::Engine& engine = host_.engine();
   Host::Until connected =
@@ -133,7 +133,7 @@ Task<bool> UserProgram::update_topology(Thread thread) {
   co_return error.code == Code::ok;
 }
 
-Task<> UserProgram::level1() {
+Task<> UserProgram::explicit_api() {
   World& world = host_.world();
   peer::Engine& engine = host_.engine();
   Host::Until member =

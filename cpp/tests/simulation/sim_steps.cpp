@@ -166,7 +166,7 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
   request.rerun = reduction->rerun = rerun && !scatters && !into_given;
   reduction->members = parts || present == nullptr ? members : present->members.size();
   reduction->position = shape.position;
-  request.alone_is_error = world.options.program == Program::level1;
+  request.alone_is_error = world.options.program == Program::explicit_api;
   request.structure = shape.structure;
   reduction->shape = (shape.structure * 31 + static_cast<std::uint64_t>(shape.op)) * 31 +
                      static_cast<std::uint64_t>(shape.kind);
@@ -210,7 +210,7 @@ ReductionPtr UserProgram::start_reduction(const Shape& shape, std::optional<std:
   return host_.reduce(std::move(reduction), std::move(request));
 }
 
-// Level 2's admission point. True: newcomers were admitted since the previous one.
+// The simple API's admission point. True: newcomers were admitted since the previous one.
 Task<bool> UserProgram::admit(Thread thread) {
   peer::Engine& engine = host_.engine();
   engine.threads().inside(thread);
@@ -360,7 +360,7 @@ Task<> UserProgram::burst(Thread thread, Random& script) {
   }
 }
 
-// One step of a level-2 program: equal on all members, whether its calls succeed or fail.
+// One step of a simple-API program: equal on all members, whether its calls succeed or fail.
 Task<> UserProgram::script(Thread thread, std::uint64_t step) {
   Random script = script_for(step, 1);
   const std::uint64_t calls = script.between(1, 4);

@@ -24,7 +24,7 @@ void add(std::vector<std::uint64_t>& sums, std::span<const std::uint64_t> counts
 Options Options::draw(std::uint64_t seed) {
   Random random(seed ^ 0x5eed);
   Options options;
-  static constexpr Program kDrawn[] = {Program::level1, Program::level2, Program::sync};
+  static constexpr Program kDrawn[] = {Program::explicit_api, Program::simple_api, Program::sync};
   options.program = kDrawn[random.below(3)];
   options.peers =
       static_cast<std::uint32_t>(random.chance(0.1) ? random.between(5, 8) : random.between(1, 4));

@@ -292,16 +292,16 @@ class UserProgram {
     bool feedback = false;  // rounding errors are kept
   };
 
-  Task<> level1();
-  Task<> level2();
+  Task<> explicit_api();
+  Task<> simple_api();
   Task<> sync_loop();
   Task<> become_member(Thread thread);
   Task<bool> sync_state(Thread thread);
   void make_state(double chance);
   Task<> threads_main();
   Task<> threads_reduce();
-  Task<bool> admit(Thread thread);            // level 2; true: newcomers were admitted
-  Task<bool> update_topology(Thread thread);  // level 1; false: try again
+  Task<bool> admit(Thread thread);            // simple API; true: newcomers were admitted
+  Task<bool> update_topology(Thread thread);  // explicit API; false: try again
   Task<Error> wait(Thread thread, peer::CallPtr call);
   Task<std::optional<std::uint64_t>> agree_on_step(Thread thread, bool rerun);
   Task<> script(Thread thread, std::uint64_t step);

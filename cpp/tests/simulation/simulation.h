@@ -12,12 +12,12 @@ namespace pccl::simulation {
 
 // The programs of the peers' users.
 enum class Program : std::uint8_t {
-  level1,    // update_topology, all_reduce without re-run, repeated on failure
-  level2,    // admit, operations that re-run, several in flight, tags, barriers
-  threads,   // a reduce thread beside the main thread, long and uneven computing
-  mismatch,  // as level2, but sometimes one member's call differs
-  stuck,     // as level2, but sometimes members wait in calls that cannot meet
-  sync,      // sync, then operations that re-run; the state contains the loop's step
+  explicit_api,  // update_topology, all_reduce without re-run, repeated on failure
+  simple_api,    // admit, operations that re-run, several in flight, tags, barriers
+  threads,       // a reduce thread beside the main thread, long and uneven computing
+  mismatch,      // as simple_api, but sometimes one member's call differs
+  stuck,         // as simple_api, but sometimes members wait in calls that cannot meet
+  sync,          // sync, then operations that re-run; the state contains the loop's step
 };
 inline constexpr unsigned kPrograms = 6;
 
@@ -37,7 +37,7 @@ enum class Bug : std::uint8_t {
 inline constexpr unsigned kBugs = 10;
 
 struct Options {
-  Program program = Program::level2;
+  Program program = Program::simple_api;
   std::uint32_t peers = 3;  // present from the start
   std::uint32_t joins = 1;  // later, at random moments
   std::uint32_t steps = 4;  // of each program

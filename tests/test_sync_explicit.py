@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from programs import sync_level_1 as level_1
+from programs import sync_explicit as explicit
 from syncs import (
     MIB,
     Peers,
@@ -26,26 +26,26 @@ from syncs import (
 )
 from workers import Program, Run
 
-push_and_sync = level_1.push_and_sync
+push_and_sync = explicit.push_and_sync
 
 
 def share(revision: int = 0, loose: list[str] | None = None, **arrays: Any) -> Program:
-    return partial(level_1.share, arrays, revision, loose)
+    return partial(explicit.share, arrays, revision, loose)
 
 
 def share_and_sync(strategy: str = "ENFORCE_POPULAR", **arrays: Any) -> Program:
     """`revision` and `loose` are options, all others are arrays."""
     options = {name: arrays.pop(name) for name in ("revision", "loose") if name in arrays}
-    return partial(level_1.share_and_sync, arrays, strategy, **options)
+    return partial(explicit.share_and_sync, arrays, strategy, **options)
 
 
-def test_level_1_a_pair_that_worked_is_not_outvoted_by_newcomers_in_its_first_sync(
+def test_explicit_a_pair_that_worked_is_not_outvoted_by_newcomers_in_its_first_sync(
     run: Run,
 ) -> None:
     peers = members_1(run, 2)
-    tell(peers, level_1.reduce)
-    late = [run.peer(partial(level_1.serve, 5)) for _ in range(3)]
-    tell(peers, partial(level_1.grow, 5))
+    tell(peers, explicit.reduce)
+    late = [run.peer(partial(explicit.serve, 5)) for _ in range(3)]
+    tell(peers, partial(explicit.grow, 5))
     for worker in late:
         worker.expect("in")
     tell(late, share_and_sync(w=zeros(100)))
@@ -53,14 +53,14 @@ def test_level_1_a_pair_that_worked_is_not_outvoted_by_newcomers_in_its_first_sy
     assert moved(agreed([*peers, *late])) == [0, 0, 800, 800, 800]
 
 
-def test_level_1_members_in_lockstep_move_nothing_and_a_newcomer_receives(run: Run) -> None:
+def test_explicit_members_in_lockstep_move_nothing_and_a_newcomer_receives(run: Run) -> None:
     peers = members_1(run, 2)
     for peer, name in zip(peers, peers.ids, strict=True):
         tell([peer], share(w=noise(int(name[:6], 16), 3_000_000), step=zeros(1, "int64")))
-    answers = synced(peers, level_1.sync)
+    answers = synced(peers, explicit.sync)
     assert moved(answers) == [0, 3_000_000]
     for revision in range(1, 4):
-        answers = synced(peers, partial(level_1.add, "step", 1), push_and_sync)
+        answers = synced(peers, partial(explicit.add, "step", 1), push_and_sync)
         assert moved(answers) == [0, 0]
         assert answers[0]["revision"] == revision
     late = newcomer_1(run, peers)
@@ -73,25 +73,25 @@ def test_level_1_members_in_lockstep_move_nothing_and_a_newcomer_receives(run: R
     assert moved(synced(everybody, push_and_sync)) == [0, 0, 0]
 
 
-def test_level_1_a_member_that_lags_is_dragged_along(run: Run) -> None:
+def test_explicit_a_member_that_lags_is_dragged_along(run: Run) -> None:
     peers = members_1(run, 3)
     synced(peers, share_and_sync(w=zeros(100)))
     # Two forget to count, and would be the majority.
-    tell(peers[1:], partial(level_1.add, "w", 1), level_1.sync)
-    tell(peers[:1], partial(level_1.add, "w", 2), push_and_sync)
+    tell(peers[1:], partial(explicit.add, "w", 1), explicit.sync)
+    tell(peers[:1], partial(explicit.add, "w", 2), push_and_sync)
     answers = agreed(peers)
     assert moved(answers) == [0, 800, 800]
     assert [answer["revision"] for answer in answers] == [1, 1, 1]
-    assert do(peers, partial(level_1.say_whether_all, "w", 2)) == [{"same": True}] * 3
+    assert do(peers, partial(explicit.say_whether_all, "w", 2)) == [{"same": True}] * 3
     # Behind in its number alone: nothing moves.
-    tell(peers[2:], level_1.sync)
+    tell(peers[2:], explicit.sync)
     tell(peers[:2], push_and_sync)
     answers = agreed(peers)
     assert moved(answers) == [0, 0, 0]
     assert [answer["revision"] for answer in answers] == [2, 2, 2]
 
 
-def test_level_1_a_run_resumes_at_a_checkpoints_revision(run: Run) -> None:
+def test_explicit_a_run_resumes_at_a_checkpoints_revision(run: Run) -> None:
     peers = members_1(run, 2)
     tell(peers[:1], share_and_sync(w=zeros(100)))
     tell(peers[1:], share_and_sync(w=ones(100), revision=41))
@@ -106,8 +106,8 @@ def test_level_1_a_run_resumes_at_a_checkpoints_revision(run: Run) -> None:
     failed(late[0].next(), "RevisionMismatch")
     answers = agreed(peers)
     assert (answers[0]["revision"], answers[0]["size"]) == (43, 2)
-    tell(late, partial(level_1.join, 1))
-    tell(peers, partial(level_1.grow, 3))
+    tell(late, partial(explicit.join, 1))
+    tell(peers, partial(explicit.grow, 3))
     late = Peers(late)
     tell(late, share_and_sync("RECEIVE_ONLY", w=zeros(100), revision=99))
     tell(peers, partial(push_and_sync, "SEND_ONLY"))
@@ -116,20 +116,20 @@ def test_level_1_a_run_resumes_at_a_checkpoints_revision(run: Run) -> None:
     assert answers[2]["revision"] == 44
 
 
-def test_level_1_senders_and_receivers_pair(run: Run) -> None:
+def test_explicit_senders_and_receivers_pair(run: Run) -> None:
     peers = members_1(run, 3)
     synced(peers, share_and_sync(w=zeros(1000)))
     # The receivers are the majority, stand longer, and claim a higher revision. They offer nothing.
     tell(peers[:2], share_and_sync("RECEIVE_ONLY", w=ones(1000), revision=7))
     tell(peers[2:], share(w=full(1000, 2, "float64"), revision=1))
-    tell(peers[2:], partial(level_1.set_writeable, "w", False))
-    tell(peers[2:], partial(level_1.sync, "SEND_ONLY"))
+    tell(peers[2:], partial(explicit.set_writeable, "w", False))
+    tell(peers[2:], partial(explicit.sync, "SEND_ONLY"))
     answers = agreed(peers)
     assert moved(answers) == [8000, 8000, 0]
     assert answers[0]["revision"] == 1
 
 
-def test_level_1_strategies_that_do_not_mix_are_refused_and_may_join_again(run: Run) -> None:
+def test_explicit_strategies_that_do_not_mix_are_refused_and_may_join_again(run: Run) -> None:
     peers = members_1(run, 3)
     synced(peers, share_and_sync(w=zeros(1000)))
     tell(peers[:2], push_and_sync)
@@ -139,34 +139,34 @@ def test_level_1_strategies_that_do_not_mix_are_refused_and_may_join_again(run: 
     answers = agreed(peers[:2])
     assert (answers[0]["size"], moved(answers)) == (2, [0, 0])
     # A new connect on the same communicator.
-    tell(peers[2:], partial(level_1.join, 1))
-    tell(peers[:2], partial(level_1.grow, 3))
+    tell(peers[2:], partial(explicit.join, 1))
+    tell(peers[:2], partial(explicit.grow, 3))
     peers[2].expect("in")
     tell(peers[2:], share_and_sync(w=ones(1000)))
     tell(peers[:2], push_and_sync)
     assert moved(agreed(peers)) == [0, 0, 8000]
 
 
-def test_level_1_a_sender_that_loses_the_election_is_evicted(run: Run) -> None:
+def test_explicit_a_sender_that_loses_the_election_is_evicted(run: Run) -> None:
     peers = members_1(run, 3)
     synced(peers, share_and_sync(w=zeros(1000)))
-    tell(peers[:1], partial(level_1.put, "w", 0, 1))
+    tell(peers[:1], partial(explicit.put, "w", 0, 1))
     tell(peers, partial(push_and_sync, "SEND_ONLY"))
     assert "another one was elected" in failed(peers[0].next(), "Evicted")["text"]
     answers = agreed(peers[1:])
     assert (answers[0]["size"], moved(answers)) == (2, [0, 0])
 
 
-def test_level_1_receivers_without_a_sender_all_get_the_same_error(run: Run) -> None:
+def test_explicit_receivers_without_a_sender_all_get_the_same_error(run: Run) -> None:
     peers = members_1(run, 2)
     told = do(peers, share_and_sync("RECEIVE_ONLY", w=zeros(1000)))
     for answer in told:
         failed(answer, "StateUnavailable")
     assert told[0]["text"] == told[1]["text"]
-    assert moved(synced(peers, level_1.sync)) == [0, 0]
+    assert moved(synced(peers, explicit.sync)) == [0, 0]
 
 
-def test_level_1_entries_that_may_differ_are_only_for_newcomers(run: Run) -> None:
+def test_explicit_entries_that_may_differ_are_only_for_newcomers(run: Run) -> None:
     peers = members_1(run, 2)
     for seed, peer in enumerate(peers):
         tell([peer], share_and_sync(w=noise(1, 1000), rng=noise(seed, 3000), loose=["rng"]))
@@ -180,36 +180,36 @@ def test_level_1_entries_that_may_differ_are_only_for_newcomers(run: Run) -> Non
     assert moved(told) == [0, 0, 4000]
     assert told[2]["digest"] == told[0]["digest"] != told[1]["digest"]
     # From then on it is its own.
-    tell(late, partial(level_1.add, "rng", 1))
+    tell(late, partial(explicit.add, "rng", 1))
     told = do(peers + late, push_and_sync)
     assert moved(told) == [0, 0, 0]
 
 
-def test_level_1_takes_every_data_type_any_size_and_any_alignment(run: Run) -> None:
+def test_explicit_takes_every_data_type_any_size_and_any_alignment(run: Run) -> None:
     peers = members_1(run, 2)
-    answers = synced(peers, level_1.share_every_data_type)
+    answers = synced(peers, explicit.share_every_data_type)
     sizes = (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8)
     assert moved(answers) == [0, 3 * sum(9 * size + MIB for size in sizes)]
 
 
-def test_level_1_a_pending_operation_and_a_read_only_array_are_errors_of_this_member_alone(
+def test_explicit_a_pending_operation_and_a_read_only_array_are_errors_of_this_member_alone(
     run: Run,
 ) -> None:
     peers = members_1(run, 2)
     for rank, peer in enumerate(peers):
         tell([peer], share(w=full(1000, rank)))
-    tell(peers[:1], level_1.begin_reduction)
-    failed(do(peers[:1], level_1.sync)[0], "PendingOperations", "PENDING_ASYNC_OPS")
-    tell(peers[1:], level_1.begin_reduction)
-    tell(peers, level_1.end_reduction)
-    tell(peers[:1], partial(level_1.set_writeable, "w", False))
-    told = failed(do(peers[:1], level_1.sync)[0], "InvalidArgument", "INVALID_ARGUMENT")
+    tell(peers[:1], explicit.begin_reduction)
+    failed(do(peers[:1], explicit.sync)[0], "PendingOperations", "PENDING_ASYNC_OPS")
+    tell(peers[1:], explicit.begin_reduction)
+    tell(peers, explicit.end_reduction)
+    tell(peers[:1], partial(explicit.set_writeable, "w", False))
+    told = failed(do(peers[:1], explicit.sync)[0], "InvalidArgument", "INVALID_ARGUMENT")
     assert "w is read-only" in told["text"]
-    tell(peers[:1], partial(level_1.set_writeable, "w", True))
-    assert moved(synced(peers, level_1.sync)) == [0, 8000]
+    tell(peers[:1], partial(explicit.set_writeable, "w", True))
+    assert moved(synced(peers, explicit.sync)) == [0, 8000]
 
 
-def test_level_1_entries_that_differ_are_named(run: Run) -> None:
+def test_explicit_entries_that_differ_are_named(run: Run) -> None:
     usual = share_and_sync(v=zeros(3), w=zeros(1000))
     peers = members_1(run, 3)
 
@@ -240,44 +240,44 @@ def test_level_1_entries_that_differ_are_named(run: Run) -> None:
     assert agreed(peers)[0]["size"] == 3
 
 
-def test_level_1_entries_overlap_on_no_member_and_are_one_memory_on_all_or_none(run: Run) -> None:
+def test_explicit_entries_overlap_on_no_member_and_are_one_memory_on_all_or_none(run: Run) -> None:
     peers = members_1(run, 3)
     for odd, usual, kind, result in (
         ("overlapping", "side by side", "InvalidArgument", "INVALID_ARGUMENT"),
         ("tied", "apart", "MismatchedCall", "INVALID_USAGE"),
         ("apart", "tied", "MismatchedCall", "INVALID_USAGE"),
     ):
-        tell(peers[:1], partial(level_1.share_memory, odd), level_1.sync)
-        tell(peers[1:], partial(level_1.share_memory, usual), level_1.sync)
+        tell(peers[:1], partial(explicit.share_memory, odd), explicit.sync)
+        tell(peers[1:], partial(explicit.share_memory, usual), explicit.sync)
         told = [failed(peer.next(), kind, result) for peer in peers]
         assert len({answer["text"] for answer in told}) == 1
         assert {answer["peer"] for answer in told} == {peers.ids[0]}
         assert " w" in told[0]["text"] and "memory" in told[0]["text"]
-    tied = partial(level_1.share_memory, "tied")
-    assert moved(synced(peers, tied, level_1.sync)) == [0, 0, 0]
+    tied = partial(explicit.share_memory, "tied")
+    assert moved(synced(peers, tied, explicit.sync)) == [0, 0, 0]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
-def test_level_1_a_tensor_may_get_other_memory_between_two_syncs(run: Run) -> None:
+def test_explicit_a_tensor_may_get_other_memory_between_two_syncs(run: Run) -> None:
     peers = members_1(run, 2)
-    answers = synced(peers, level_1.share_a_parameter_with_new_memory)
+    answers = synced(peers, explicit.share_a_parameter_with_new_memory)
     assert moved(answers) == [0, 16 * MIB]
-    assert do(peers, level_1.say_parameter) == [{"p": [5.0, 5.0]}] * 2
-    tell(peers, level_1.resize_parameter)
-    for answer in do(peers, level_1.sync):
+    assert do(peers, explicit.say_parameter) == [{"p": [5.0, 5.0]}] * 2
+    tell(peers, explicit.resize_parameter)
+    for answer in do(peers, explicit.sync):
         assert "was resized" in failed(answer, "InvalidUsage")["text"]
 
 
-def test_level_1_order_of_entries_and_memory_of_tensors_do_not_matter(run: Run) -> None:
+def test_explicit_order_of_entries_and_memory_of_tensors_do_not_matter(run: Run) -> None:
     peers = members_1(run, 2)
     tell(peers[:1], share_and_sync(a=zeros(10), b=ones(10)))
     tell(peers[1:], share_and_sync(b=zeros(10), a=zeros(10)))
     assert moved(agreed(peers)) == [0, 80]
     # Held by reference: nobody else has these arrays any more.
-    tell(peers, level_1.share_what_nobody_else_holds)
-    assert moved(synced(peers, level_1.sync)) == [0, MIB]
+    tell(peers, explicit.share_what_nobody_else_holds)
+    assert moved(synced(peers, explicit.sync)) == [0, MIB]
     failed(
-        do(peers[:1], level_1.share_an_array_twice)[0],
+        do(peers[:1], explicit.share_an_array_twice)[0],
         "InvalidArgument",
         "INVALID_ARGUMENT",
     )

@@ -1,4 +1,4 @@
-"""Types of level 2, as type checkers see them. Never run: tools/typecheck.sh has mypy read it."""
+"""Types of the simple API as type checkers see them. Never run: tools/typecheck.sh reads it."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Peers of the tests of shared state at level 1: they share arrays by name, and sync as told."""
+"""Peers of the explicit API that share arrays by name, and sync as told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays and a tensor for level 1."""
+"""Arrays and a tensor for the explicit API."""
 # ruff: noqa: F401, F403, F405
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The explicit level: every phase of a run is a call.  `pccl run -n 3 -- python examples/level1.py`
+"""The explicit API: every phase of a run is a call.  `pccl run -n 3 -- python examples/explicit.py`
 
 Peers come in one by one, receive the weights, reduce together, and go on when one of them vanishes
 without a word. A peer that starts later joins the same way.

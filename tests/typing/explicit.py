@@ -1,4 +1,4 @@
-"""Types of level 1, as type checkers see them. Never run: tools/typecheck.sh has mypy read it."""
+"""Types of the explicit API as type checkers see them. Never run: tools/typecheck.sh reads it."""
 
 import numpy as np
 from typing_extensions import assert_type
