@@ -90,7 +90,8 @@ class Communicator:
     ) -> None: ...
     def join(self, *, min_peers: int, attempts: int, timeout: float | None, enter: bool) -> None:
         """Reaches the master and joins. `enter=True` (explicit API) returns when admitted as a member;
-        else (simple API) when the group has started: as a member if it started with us, as a newcomer if it had started before."""
+        else (simple API) when the group has started: as a member if it started with us, as a newcomer
+        if it had started before."""
 
     def admit(self, timeout: float | None) -> bool:
         """The simple API's admission point; completes this peer's own operations first."""
