@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import secrets
@@ -17,8 +16,9 @@ from pccl import _core, _settings
 from pccl._settings import DEFAULT_PORT
 from pccl.communicator import MasterNode
 from pccl.errors import InvalidArgument, PCCLError
+from pccl.tools.parsing import Example, Parser
 
-__all__ = ["main", "make_secret", "serve", "serve_with_secret"]
+__all__ = ["main", "make_secret", "parser", "serve", "serve_with_secret"]
 
 DEFAULT_LISTEN = f"0.0.0.0:{DEFAULT_PORT}"
 
@@ -155,16 +155,25 @@ def serve(
     return 0
 
 
+def parser() -> Parser:
+    """The parser of `pccl_master`."""
+    made = Parser(
+        prog="pccl_master",
+        description="Runs a master until Ctrl-C. It has a secret only if the environment has one.",
+        examples=[
+            Example("pccl_master", "on all interfaces"),
+            Example("PCCL_SECRET=... pccl_master --listen-address [::]:5000", "with a secret"),
+        ],
+        then="prefer `pccl master`, which makes a secret and prints the line to join with.",
+    )
+    words = "where to listen; port 0 takes a free one (default: %(default)s)"
+    made.add_argument("--listen-address", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=words)
+    return made
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The `pccl_master` command."""
-    parser = argparse.ArgumentParser(prog="pccl_master", description="Runs a pccl master.")
-    parser.add_argument(
-        "--listen-address",
-        default=DEFAULT_LISTEN,
-        metavar="HOST:PORT",
-        help="where to listen (default: %(default)s)",
-    )
-    return serve(parser.parse_args(argv).listen_address)
+    return serve(parser().parse_args(argv).listen_address)
 
 
 if __name__ == "__main__":

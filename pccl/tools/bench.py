@@ -37,15 +37,10 @@ _MOST_CALLS = 1000
 _LONGEST_CALL = 30.0  # seconds; sizes that would take longer are left out
 _NAME_BYTES = 48
 
-EPILOG = """\
-Start a master, and this on each machine:
-
-  pccl master --listen 0.0.0.0:48148          on one of them; it prints a secret
-  PCCL_SECRET=... pccl bench --master that-host:48148 --peers 3
-
-It starts when all have come, and prints the same on each. An all-reduce's time is the slowest
-peer's median, from a barrier on, the master's commit included; "each way" is what a peer sends,
-and receives, per second. Pairs are measured one after the other, with all-reduces of two.
+NOTES = """\
+It starts when all have come, and prints the same on each. The time of an all-reduce is the slowest
+peer's median, from a barrier on, the master's commit included. "each way" is the bytes that a peer
+sends, and receives, per second. Pairs are measured one after the other, with all-reduces of two.
 """
 
 
@@ -72,7 +67,7 @@ def parse_sizes(text: str) -> list[int]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--master", metavar="HOST:PORT", help="default: PCCL_MASTER")
+    parser.add_argument("--master", metavar="HOST:PORT", help="the master (default: PCCL_MASTER)")
     parser.add_argument(
         "--peers", type=int, metavar="N", help="how many run it (default: PCCL_MIN_PEERS, else 2)"
     )
@@ -81,11 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=parse_sizes, default=sizes, metavar="SIZES", help=words)
     words = "about how long each size is measured (default: %(default)s)"
     parser.add_argument("--seconds", type=float, default=1.0, help=words)
-    words = "for a second bench at the same master; a thousand apart or more"
+    words = "for a second bench at the same master; a thousand apart or more (default: %(default)s)"
     parser.add_argument(
         "--peer-group", type=int, default=DEFAULT_GROUP, metavar="GROUP", help=words
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--json", action="store_true", help="print JSON (default: tables)")
 
 
 def run(options: argparse.Namespace) -> int:

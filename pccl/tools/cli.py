@@ -4,103 +4,192 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import pccl
 from pccl import __version__
 from pccl.errors import PCCLError
 from pccl.master import DEFAULT_LISTEN, make_secret, serve, serve_with_secret
 from pccl.tools import bench, doctor
+from pccl.tools.parsing import Example, Parser
 from pccl.tools.run import launch
 
-__all__ = ["main"]
+__all__ = ["main", "parser", "version_lines"]
 
-_RUN_EPILOG = """\
+
+def version_lines() -> list[str]:
+    """What `pccl --version` prints."""
+    return [
+        f"pccl {__version__}",
+        f"Python {platform.python_version()} ({sys.executable})",
+        f"platform {platform.platform()}",
+        f"package {Path(pccl.__file__).parent}",
+    ]
+
+
+class _Version(argparse.Action):
+    def __call__(self, *_: Any) -> None:
+        print("\n".join(version_lines()))
+        sys.exit(0)
+
+
+def parser() -> Parser:
+    """The command line: the parser of `pccl` with those of its subcommands."""
+    top = Parser(
+        prog="pccl",
+        description="All-reduce between machines that join and leave.",
+        form="COMMAND ...",
+        examples=[
+            Example("pccl run -n 4 -- python train.py", "four peers on this machine"),
+            Example("pccl master --listen 0.0.0.0:48148", "a run of several machines"),
+            Example("pccl doctor 192.0.2.7:48148", "can this machine join that run?"),
+        ],
+        then="`pccl COMMAND --help` shows the examples and the options of a command.",
+    )
+    top.add_argument(
+        "--version",
+        action=_Version,
+        nargs=0,
+        help="print the versions of pccl and Python, the platform and the package's folder",
+    )
+    commands = top.add_subparsers(
+        prog="pccl", dest="command", required=True, metavar="COMMAND", title="Commands"
+    )
+    for add in (_add_run, _add_master, _add_doctor, _add_bench, _add_secret):
+        add(commands.add_parser)
+    return top
+
+
+def _add_run(add: Callable[..., Parser]) -> None:
+    run = add(
+        "run",
+        help="run a program as several peers on this machine",
+        description="Runs a program as several peers on this machine, with a master of their own.",
+        form="-n N [--elastic] [--show-join] -- COMMAND [ARG ...]",
+        examples=[
+            Example("pccl run -n 4 -- python train.py", "four peers"),
+            Example("pccl run -n 4 --elastic -- python train.py", "go on without ranks that fail"),
+            Example("pccl run -n 2 -- pccl bench", "how fast all-reduce is on this machine"),
+        ],
+        notes="""\
 Every rank gets PCCL_MASTER, PCCL_SECRET (a new one), PCCL_MIN_PEERS, PCCL_BIND=127.0.0.1 and
-PCCL_LOCAL_RANK, so `pccl.init()` needs no arguments. Output lines are prefixed by that number: [2] text.
+PCCL_LOCAL_RANK, so `pccl.init()` needs no arguments. Output lines begin with that number: [2] text.
 
-When a rank fails the others are stopped and its exit status is returned (128 + n for signal n).
-With --elastic the others go on without it, and the status is 0 if at least one rank succeeds.
+When a rank fails, the others are stopped, and its exit status is returned (128 + n for signal n).
+With --elastic the others go on without it; the status is 0 if at least one rank succeeds.
 
-Ctrl-C interrupts all ranks; those that do not end are terminated, then killed. Status 130.
-
-On several machines: run `pccl master` on one, and what it prints on each.
-"""
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pccl", description="All-reduce between machines that join and leave."
+Ctrl-C interrupts all ranks. Those that do not end are terminated, then killed. The status is 130.
+""",
+        then="for several machines run `pccl master` on one, and the line that it prints on each.",
     )
-    parser.add_argument("--version", action="version", version=f"pccl {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    raw = argparse.RawDescriptionHelpFormatter
-
+    words = "number of ranks (required)"
+    run.add_argument("-n", "--nproc", type=int, required=True, metavar="N", help=words)
+    words = "go on without ranks that fail, while at least one lives (default: stop all)"
+    run.add_argument("--elastic", action="store_true", help=words)
     words = (
-        "Runs a master and prints the line to join with. All connections of the run are encrypted "
-        "with its secret: that of --secret-file, PCCL_SECRET or PCCL_SECRET_FILE, else a new one."
+        "print the whole line to join with from another terminal of this machine, with the secret "
+        "(default: without it)"
     )
-    _add_master_options(commands.add_parser("master", help="run a master", description=words))
+    run.add_argument("--show-join", action="store_true", help=words)
+    rest, words = argparse.REMAINDER, "the program and its arguments"
+    run.add_argument("program", nargs=rest, metavar="COMMAND", help=words)
 
-    words = "Prints a new secret for PCCL_SECRET, or for a file that PCCL_SECRET_FILE names."
-    commands.add_parser("secret", help="make a secret", description=words)
 
-    _add_run_options(
-        commands.add_parser(
-            "run",
-            help="run a program as several peers on this machine",
-            description="Runs a program as several peers on this machine, with a master of their own.",
-            usage="pccl run [-h] -n N [--elastic] [--show-join] -- COMMAND [ARG ...]",
-            epilog=_RUN_EPILOG,
-            formatter_class=raw,
-        )
+def _add_master(add: Callable[..., Parser]) -> None:
+    master = add(
+        "master",
+        help="run a master",
+        description="Runs a master until Ctrl-C, and prints the line to join with.",
+        examples=[
+            Example("pccl master", "on all interfaces, with a new secret"),
+            Example(
+                "pccl master --secret-file run.secret --min-peers 8",
+                "with a secret that stays, for a run that begins with eight peers",
+            ),
+        ],
+        notes=(
+            "All connections of the run are encrypted with its secret: the one in --secret-file, "
+            "PCCL_SECRET or PCCL_SECRET_FILE, else a new one."
+        ),
+        then="run the printed line on each machine; `pccl doctor` tells whether one can join.",
     )
-
-    words = (
-        "Tells on one screen whether this machine can join a run at that master. PCCL_PORT, "
-        "PCCL_BIND and PCCL_ADVERTISE count as they do for a peer."
-    )
-    brief = "tell whether this machine can join a run"
-    doctor.add_arguments(commands.add_parser("doctor", help=brief, description=words))
-
-    words = "Measures all-reduce between the peers that run this, and each pair of them."
-    brief = "measure all-reduce between the peers that run this"
-    bench.add_arguments(
-        commands.add_parser(
-            "bench", help=brief, description=words, epilog=bench.EPILOG, formatter_class=raw
-        )
-    )
-    return parser
-
-
-def _add_master_options(parser: argparse.ArgumentParser) -> None:
     words = "where to listen; port 0 takes a free one (default: %(default)s)"
-    parser.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=words)
-    words = "evict members that most others have waited for this long in one call (default: never)"
-    parser.add_argument("--straggler-timeout", metavar="SECONDS", help=words)
+    master.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=words)
+    words = (
+        "evict members that most others have waited for this long in one call; `none`: never "
+        "(default: PCCL_STRAGGLER_TIMEOUT, else 1800)"
+    )
+    master.add_argument("--straggler-timeout", metavar="SECONDS", help=words)
     words = "start a group when N peers are there, whatever they ask for (default: %(default)s)"
-    parser.add_argument("--min-peers", type=int, default=1, metavar="N", help=words)
-    words = "relay nothing between peers that cannot connect to each other (as PCCL_RELAY=0)"
-    parser.add_argument("--no-relay", action="store_true", help=words)
-    secret = parser.add_mutually_exclusive_group()
-    words = "a file with the secret; made, with a new one, when it is not there"
+    master.add_argument("--min-peers", type=int, default=1, metavar="N", help=words)
+    words = (
+        "relay nothing between peers that cannot connect to each other, as PCCL_RELAY=0 "
+        "(default: relay)"
+    )
+    master.add_argument("--no-relay", action="store_true", help=words)
+    secret = master.add_mutually_exclusive_group()
+    words = (
+        "a file with the secret; if it is missing, it is made with a new one (default: "
+        "PCCL_SECRET or PCCL_SECRET_FILE, else a new secret is printed)"
+    )
     secret.add_argument("--secret-file", metavar="PATH", help=words)
-    words = "no secret: whoever reaches the master may join, and nothing is encrypted"
+    words = (
+        "no secret: whoever reaches the master may join, and nothing is encrypted "
+        "(default: a secret)"
+    )
     secret.add_argument("--insecure", action="store_true", help=words)
 
 
-def _add_run_options(parser: argparse.ArgumentParser) -> None:
-    words = "number of ranks"
-    parser.add_argument("-n", "--nproc", type=int, required=True, metavar="N", help=words)
-    words = "go on without ranks that fail, while at least one lives"
-    parser.add_argument("--elastic", action="store_true", help=words)
-    words = (
-        "print the whole line to join with from another terminal of this machine, the secret too"
+def _add_doctor(add: Callable[..., Parser]) -> None:
+    doctor.add_arguments(
+        add(
+            "doctor",
+            help="tell whether this machine can join a run",
+            description="Tells on one screen whether this machine can join a run at a master.",
+            examples=[
+                Example("pccl doctor 192.0.2.7:48148", "ask that master"),
+                Example("PCCL_SECRET=... pccl doctor", "the master that PCCL_MASTER names"),
+            ],
+            notes="PCCL_PORT, PCCL_BIND and PCCL_ADVERTISE count as they do for a peer.",
+            then="if it says that this machine can join, start the program here.",
+        )
     )
-    parser.add_argument("--show-join", action="store_true", help=words)
-    rest, words = argparse.REMAINDER, "e.g. python train.py"
-    parser.add_argument("program", nargs=rest, metavar="COMMAND", help=words)
+
+
+def _add_bench(add: Callable[..., Parser]) -> None:
+    bench.add_arguments(
+        add(
+            "bench",
+            help="measure all-reduce between the peers that run this",
+            description="Measures all-reduce between the peers that run this, and each pair of them.",
+            examples=[
+                Example("pccl run -n 2 -- pccl bench", "this machine alone"),
+                Example(
+                    "PCCL_SECRET=... pccl bench --master that-host:48148 --peers 3",
+                    "on each of three machines, after `pccl master` on one of them",
+                ),
+            ],
+            notes=bench.NOTES,
+            then="compare the figures with those of docs/benchmarks.md.",
+        )
+    )
+
+
+def _add_secret(add: Callable[..., Parser]) -> None:
+    add(
+        "secret",
+        help="make a secret",
+        description="Prints a new secret for PCCL_SECRET, or for a file that PCCL_SECRET_FILE names.",
+        examples=[
+            Example("export PCCL_SECRET=$(pccl secret)", "for the programs that this shell starts"),
+            Example("(umask 077; pccl secret > run.secret)", "in a file that only you can read"),
+        ],
+        then="start `pccl master` with it, and the peers with the same.",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,10 +207,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given[:1] == ["run"] and "--" in given:
         at = given.index("--")
         given, program = given[:at], given[at + 1 :]
-    parser = _parser()
-    options = parser.parse_args(given)
+    top = parser()
+    options = top.parse_args(given)
     if options.command == "master":
-        return _master(parser, options)
+        return _master(top.commands()["master"], options)
     if options.command == "doctor":
         return doctor.run(options)
     if options.command == "secret":
@@ -131,9 +220,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return bench.run(options)
     command = [*options.program, *program]
     if options.nproc < 1:
-        parser.error("-n must be at least 1")
+        top.commands()["run"].error("-n must be at least 1")
     if not command:
-        parser.error("no program to run; e.g. pccl run -n 4 -- python train.py")
+        top.commands()["run"].error("no program to run; e.g. pccl run -n 4 -- python train.py")
     try:
         elastic, show_join = options.elastic, options.show_join
         return launch(command, options.nproc, elastic=elastic, show_join=show_join)
@@ -144,9 +233,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _master(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _master(command: Parser, options: argparse.Namespace) -> int:
     if options.min_peers < 1:
-        parser.error("--min-peers must be at least 1")
+        command.error("--min-peers must be at least 1")
     more: Any = {
         "straggler_timeout": options.straggler_timeout,
         "relay": False if options.no_relay else None,
@@ -156,5 +245,5 @@ def _master(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
         return serve_with_secret(options.listen, secret_file=options.secret_file, **more)
     for variable in ("PCCL_SECRET", "PCCL_SECRET_FILE"):
         if variable in os.environ:
-            parser.error(f"--insecure, but {variable} is set")
+            command.error(f"--insecure, but {variable} is set")
     return serve(options.listen, **more)

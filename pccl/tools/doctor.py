@@ -35,11 +35,11 @@ class Check(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pccl doctor`."""
-    usual, words = os.environ.get("PCCL_MASTER"), "host:port (default: PCCL_MASTER)"
-    parser.add_argument("master", nargs="?", default=usual, metavar="MASTER", help=words)
+    usual, words = os.environ.get("PCCL_MASTER"), "the master (default: PCCL_MASTER)"
+    parser.add_argument("master", nargs="?", default=usual, metavar="HOST:PORT", help=words)
     words = "peer group to look at (default: 0)"
     parser.add_argument("--group", type=int, default=0, metavar="N", help=words)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
 
 
 def run(options: argparse.Namespace) -> int:
