@@ -48,7 +48,7 @@ types: setup
 
 # The pages and the reference made from docstrings, as a site in build/site. Warnings are errors.
 docs: setup
-	@$(STAGE) docs env PATH="$(abspath $(VENV))/bin:$$PATH" $(PYTHON_BIN) -m mkdocs build --quiet --strict
+	@$(STAGE) docs tools/build_site.sh $(PYTHON_BIN)
 
 stress: setup
 	@$(STAGE) "stress, ASan + UBSan" tools/stress.sh address,undefined

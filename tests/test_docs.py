@@ -1,5 +1,6 @@
 """The pages under docs/ name everything that the code has."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -120,11 +121,33 @@ def test_every_exception_has_its_row_with_its_advice() -> None:
             assert by_name.get(name) == cls.advice, name
 
 
-def test_every_page_is_in_the_navigation_once() -> None:
+def test_every_page_is_in_the_navigation_once_or_a_decision_in_their_index() -> None:
     _, _, navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")
     named = re.findall(r"^ +- [^:\n]+: (\S+\.md)$", navigation, re.MULTILINE)
+    decisions = [f"internals/decisions/{cells[0][6:-1]}" for cells in indexed_decisions()]
     pages = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")]
-    assert sorted(named) == sorted(pages)
+    assert sorted(named + decisions) == sorted(pages)
+
+
+@pytest.mark.parametrize(
+    ("fetched", "html"),
+    [
+        (False, '<a href="https://example.org/">text</a> <img src="images/run.svg">'),
+        (False, '<svg xmlns="http://www.w3.org/2000/svg"><style>a{fill:url(#b)}</style></svg>'),
+        (True, '<img src="https://example.org/a.png">'),
+        (True, '<script src="//example.org/a.js"></script>'),
+        (True, '<link rel="stylesheet" href="http://example.org/a.css">'),
+        (True, "<style>@import 'https://example.org/a.css';</style>"),
+        (True, '<p style="background: url(https://example.org/a.png)">'),
+    ],
+)
+def test_a_page_of_the_site_may_link_to_other_hosts_but_fetch_nothing(
+    fetched: bool, html: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mkdocs")
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    site = importlib.import_module("site_pages")
+    assert bool(site.foreign(html)) is fetched
 
 
 def test_every_header_that_a_comment_names_is_there() -> None:
@@ -199,9 +222,13 @@ def test_every_answer_to_where_do_i_find_is_there() -> None:
             assert re.search(rf"\b{name}{call}", source(path)), f"{path}: {name}"
 
 
+def indexed_decisions() -> list[list[str]]:
+    return rows((DECISIONS / "index.md").read_text())[2:]
+
+
 def test_every_decision_is_in_the_index_and_has_its_three_parts() -> None:
     records = sorted(path for path in DECISIONS.glob("*.md") if path.name != "index.md")
-    indexed = rows((DECISIONS / "index.md").read_text())[2:]
+    indexed = indexed_decisions()
     assert [cells[0] for cells in indexed] == [f"[{r.name[:3]}]({r.name})" for r in records]
     for number, (path, cells) in enumerate(zip(records, indexed, strict=True), 1):
         lines = path.read_text().splitlines()
