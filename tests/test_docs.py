@@ -205,6 +205,13 @@ def test_every_room_has_its_row() -> None:
     assert rooms <= {cells[0].strip("`") for cells in rows(architecture())}
 
 
+def test_the_glossary_has_the_words_of_the_code() -> None:
+    words = architecture().partition("## Words")[2].partition("## Invariants")[0]
+    named = {cells[0] for cells in rows(words)[2:]}
+    assert {"peer", "verdict"} <= named
+    assert named <= {cells[0] for cells in rows(page("concepts/glossary.md"))}
+
+
 def test_the_diagrams_of_phases_have_the_changes_that_the_engine_has() -> None:
     report = _testing.simulate(1, peers=2)
     blocks = re.findall(r"^stateDiagram-v2\n(.*?)^```", architecture(), re.DOTALL | re.MULTILINE)

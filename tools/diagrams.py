@@ -29,6 +29,7 @@ BOX_WIDTH, BOX_HEIGHT = 110, 34
 GRID_X, GRID_Y = 150, 90  # of states
 CELL_X, CELL_Y = 190, 110  # of flowcharts: room for labels
 BAR, CHART_WIDTH, NAMES_WIDTH = 24, 620, 100  # of a gantt chart
+LEAST_WIDTH = 620  # of a wide diagram on a narrow page
 Point = tuple[float, float]
 
 MARKERS = (
@@ -57,6 +58,8 @@ def draw(text: str) -> str:
 
 def svg(width: float, height: float, parts: list[str]) -> str:
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
+    # On a phone a wide diagram scrolls, so that its text stays readable.
+    size += f' style="min-width: {min(width, LEAST_WIDTH):.0f}px"'
     body = "".join([MARKERS, *parts])
     return f'<div class="diagram"><svg xmlns="http://www.w3.org/2000/svg" {size}>{body}</svg></div>'
 
@@ -262,7 +265,7 @@ def draw_flow(lines: list[str]) -> str:
         for name, rows in texts.items()
     }
     left = min(places[name][0] - sizes[name][0] / 2 for name in texts) - 26
-    top = min(places[name][1] - sizes[name][1] / 2 for name in texts) - (34 if frames else 12)
+    top = min(places[name][1] - sizes[name][1] / 2 for name in texts) - (24 if frames else 12)
     places = {name: (x - left, y - top) for name, (x, y) in places.items()}
     parts = [
         frame(title, [(places[name], sizes[name]) for name in names]) for title, names in frames
@@ -275,24 +278,25 @@ def draw_flow(lines: list[str]) -> str:
         parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"{marks}/>')
         if text:
             rows = text.split("<br/>")
-            middle = (y1 + y2) / 2 + 4 - LINE * (len(rows) - 1) / 2
+            flat = abs(y2 - y1) < abs(x2 - x1) / 4  # the text goes above the line
+            middle = (y1 + y2) / 2 + (-8 if flat else 4) - LINE * (len(rows) - 1) / (1 + (not flat))
             parts.append(label((x1 + x2) / 2, middle, rows, kind="free"))
     for name, rows in texts.items():
         (x, y), (width, height) = places[name], sizes[name]
         parts.append(box(x - width / 2, y - height / 2, width, height, "box", 6))
         parts.append(label(x, y + 4 - LINE * (len(rows) - 1) / 2, rows))
     right = max(places[name][0] + sizes[name][0] / 2 for name in texts) + 26
-    bottom = max(places[name][1] + sizes[name][1] / 2 for name in texts) + (24 if frames else 12)
+    bottom = max(places[name][1] + sizes[name][1] / 2 for name in texts) + (38 if frames else 12)
     return svg(right, bottom, parts)
 
 
 def frame(title: str, boxes: list[tuple[Point, Point]]) -> str:
     left = min(x - width / 2 for (x, _), (width, _) in boxes) - 12
     right = max(x + width / 2 for (x, _), (width, _) in boxes) + 12
-    top = min(y - height / 2 for (_, y), (_, height) in boxes) - 26
-    bottom = max(y + height / 2 for (_, y), (_, height) in boxes) + 12
+    top = min(y - height / 2 for (_, y), (_, height) in boxes) - 12
+    bottom = max(y + height / 2 for (_, y), (_, height) in boxes) + 26
     around = box(left, top, right - left, bottom - top, "frame", 8)
-    return around + label(left + 10, top + 16, [title], "start")
+    return around + label(left + 10, bottom - 8, [title], "start")
 
 
 # ---- timelines
@@ -315,20 +319,24 @@ def draw_gantt(lines: list[str]) -> str:
     y = 12.0
     for title, tasks in bands:
         lanes: list[float] = []  # where the last bar of each ends
+        moments: list[tuple[str, float]] = []
         parts.append(label(12, y + 16, [title], "start"))
         for text, kind, start, end in tasks:
+            x, width = NAMES_WIDTH + start * scale, (end - start) * scale
+            if kind == "milestone":
+                moments.append((text, x))
+                continue
             lane = next((i for i, busy in enumerate(lanes) if busy <= start), len(lanes))
             lanes[lane : lane + 1] = [end]
-            x, at = NAMES_WIDTH + start * scale, y + lane * (BAR + 4)
-            width = (end - start) * scale
-            if kind == "milestone":
-                parts.append(f'<path d="M{x:.1f},{at - 2:.1f} v{BAR + 4}" class="milestone"/>')
-                parts.append(label(x, at + BAR + 14, [text]))
-                lanes[lane] = start
-                continue
+            at = y + lane * (BAR + 4)
             parts.append(box(x + 1, at, width - 2, BAR, kind, 3))
             parts.append(label(x + width / 2, at + 16, [text]))
-        y += len(lanes) * (BAR + 4) + 14
+        height = len(lanes) * (BAR + 4)
+        for text, x in moments:
+            parts.append(f'<path d="M{x:.1f},{y - 3:.1f} v{height + 4}" class="milestone"/>')
+            room = x + LETTER * len(text) / 2 < NAMES_WIDTH + CHART_WIDTH
+            parts.append(label(x, y + height + 13, [text], "middle" if room else "end", "free"))
+        y += height + (26 if moments else 14)
         parts.append(
             f'<line x1="12" y1="{y - 8:.1f}" x2="{NAMES_WIDTH + CHART_WIDTH}" y2="{y - 8:.1f}" class="life"/>'
         )

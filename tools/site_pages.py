@@ -1,4 +1,4 @@
-"""What the site's pages need beside Markdown, while mkdocs builds them. `tools/diagrams.py` draws.
+"""Makes the site's pages of the sources, beside `tools/diagrams.py`, while mkdocs builds them.
 
 * GitHub's `> [!NOTE]` becomes an admonition.
 * A link to a file of the source tree outside of docs/ becomes its text: the site has only docs/.
