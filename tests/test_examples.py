@@ -48,6 +48,7 @@ class Crowd:
         self._heard: dict[int, list[str]] = {}
         self._readers: list[threading.Thread] = []
         self.programs: list[subprocess.Popen[str]] = []
+        self.fine: tuple[int, ...] = ()  # exit statuses that programs may end with
 
     def __enter__(self) -> Crowd:
         return self
@@ -87,18 +88,20 @@ class Crowd:
                 self._lines.put((number, line))
         self._lines.put((number, ""))
 
-    def hear(self, pattern: str) -> None:
-        """Returns at the next line with that; all programs go on meanwhile."""
+    def hear(self, pattern: str) -> str:
+        """Returns what the next line with that has there; all programs go on meanwhile."""
         deadline = time.monotonic() + 240  # programs that import torch on a busy machine
-        line = ""
-        while not re.search(pattern, line):
+        while True:
             left = max(0.0, deadline - time.monotonic())
             try:
                 number, line = self._lines.get(timeout=left)
             except queue.Empty:
                 raise AssertionError(f"no {pattern!r}:\n" + self.heard()) from None
             self._heard.setdefault(number, []).append(f"{time.monotonic():.1f} {number}: {line}")
-            assert line, f"program {number} ended:\n" + self.heard()
+            if not line and self.programs[number].wait(40) not in self.fine:
+                raise AssertionError(f"program {number} ended:\n" + self.heard())
+            if found := re.search(pattern, line):
+                return found[0]
 
     def heard(self) -> str:
         """The end of what each of them said."""
@@ -293,6 +296,26 @@ def test_fsdp_goes_on_when_a_rank_is_killed_and_its_replica_comes_back(tmp_path:
             if {rank for rank, number, _ in both if int(number) > after} == {"rank0", "rank1"}:
                 break
             crowd.hear("round ")
+
+
+def test_kill_and_join_ends_with_the_same_weights_on_all_peers(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    command = [sys.executable, str(EXAMPLES / "kill_and_join.py"), "5000"]
+    with pccl.MasterNode("127.0.0.1:0") as master, Crowd(tmp_path) as crowd:
+
+        def begin(at_least: int) -> subprocess.Popen[str]:
+            return crowd.begin(command, PCCL_MASTER=master.address, PCCL_MIN_PEERS=str(at_least))
+
+        crowd.fine = (0, -signal.SIGKILL)
+        peers = [begin(4) for _ in range(4)]
+        crowd.hear("4 peers")
+        peers.pop().kill()
+        crowd.hear("3 peers")
+        peers.append(begin(1))
+        ends = [crowd.hear(r"accuracy 9\d\.\d%, weights sha256 \w+") for _ in peers]
+        assert len(set(ends)) == 1
+        assert [peer.wait(40) for peer in peers] == [0] * 4
+        assert f"pid {peers[-1].pid}  received 76 kB of state" in crowd.heard()
 
 
 def test_digits_survives_a_killed_peer_takes_a_newcomer_and_learns(tmp_path: Path) -> None:
