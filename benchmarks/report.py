@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib.metadata
 import math
 import os
 import platform
+import shlex
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,13 +51,15 @@ def parse_worlds(text: str) -> list[int]:
 
 
 def machine(packages: Sequence[str] = ()) -> dict[str, Any]:
-    """Describes the machine."""
+    """Describes the machine and the run. tools/charts.py shows the date and the command."""
     cpu = platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             cpu = line.partition(":")[2].strip()
             break
     about = {
+        "date": str(datetime.date.today()),
+        "command": shlex.join(["python", *sys.argv]),
         "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),

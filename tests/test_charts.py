@@ -1,0 +1,65 @@
+"""The charts in docs/images are drawn from benchmarks/results."""
+
+import copy
+import importlib.util
+import json
+import re
+from html import unescape
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = ("one_host", "wide_area", "rejoin")
+
+
+@pytest.fixture(scope="module")
+def charts() -> ModuleType:
+    pytest.importorskip("matplotlib")
+    spec = importlib.util.spec_from_file_location("charts", ROOT / "tools/charts.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def data(file: Path) -> tuple[Any, list[str]]:
+    """The points that a chart was drawn from, and every text on it."""
+    svg = file.read_text()
+    described = re.search(r"<dc:description>(.*?)</dc:description>", svg, re.DOTALL)
+    assert described
+    texts = [" ".join(unescape(text).split()) for text in re.findall(r"<text[^>]*>([^<]*)<", svg)]
+    return json.loads(unescape(described[1])), texts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_chart_shows_what_its_result_file_holds(
+    name: str, charts: ModuleType, tmp_path: Path
+) -> None:
+    result = charts.load(name)
+    drawn = tmp_path / "again.svg"
+    charts.draw(name, result, drawn)
+    points, texts = data(drawn)
+    assert data(ROOT / f"docs/images/{name}.svg") == (points, texts), "run tools/charts.py"
+    assert any(result["machine"]["date"] in text for text in texts)
+    assert any(result["machine"]["command"] in text for text in texts)
+
+
+def test_another_result_gives_another_chart(charts: ModuleType, tmp_path: Path) -> None:
+    result = copy.deepcopy(charts.load("rejoin"))
+    result["rejoin_seconds"] = [0.5, 0.6, 0.7]
+    charts.draw("rejoin", result, tmp_path / "rejoin.svg")
+    points, texts = data(tmp_path / "rejoin.svg")
+    assert points[""]["pccl"] == [["800 MB", 0.6]]
+    assert "pccl: 0.6 s" in texts
+
+
+def test_the_tables_in_the_documents_have_the_same_numbers(charts: ModuleType) -> None:
+    table = (ROOT / "docs/benchmarks.md").read_text()
+    for arrays, panel in (("shm", "through shared memory"), ("tcp", "over TCP")):
+        series = charts.one_host(charts.load("one_host"))[panel]
+        for place, (size, _) in enumerate(series["pccl"]):
+            times = [f"{1e3 * series[name][place][1]:.3g}" for name in ("pccl", "MPI", "Gloo")]
+            assert f"| {arrays} | 4 | {size} | {' | '.join(times)} |" in table

@@ -1,0 +1,209 @@
+"""Draws the charts of README from benchmarks/results.
+
+    python tools/charts.py                    # all of them, in docs/images
+    python tools/charts.py --folder /tmp/x    # somewhere else
+
+Each result file is what a benchmark writes with `--json`; a later run replaces it. `machine` in it
+holds the date and the command, which the chart names. Backgrounds are transparent and axes are
+mid-grey, so that the charts can be read on a light and on a dark page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks/results"
+IMAGES = ROOT / "docs/images"
+
+GREY = "#848d97"
+COLORS = {"pccl": "#2f81f7", "MPI": "#d29922", "Gloo": "#8957e5", "Gloo, 8 groups": "#b083f0"}
+COLORS["one plain TCP connection"] = GREY
+MIB = 1 << 20
+
+# Chart -> panel -> series -> points (name of the place on the axis, seconds).
+Points = dict[str, dict[str, list[tuple[str, float]]]]
+
+
+def one_host(result: dict[str, Any]) -> Points:
+    """Seconds of an all-reduce by its size, four ranks."""
+    panels = {"shm": "through shared memory", "tcp": "over TCP"}
+    points: Points = {}
+    for row in result["results"]:
+        if row["world"] != 4 or row["arrays"] not in panels:
+            continue
+        size = row["bytes"]
+        where = f"{size // MIB} MiB" if size >= MIB else f"{size // 1024} KiB"
+        for system, name in (("pccl", "pccl"), ("mpi", "MPI"), ("gloo", "Gloo")):
+            if system in row["systems"]:
+                panel = points.setdefault(panels[row["arrays"]], {})
+                panel.setdefault(name, []).append((where, row["systems"][system]["seconds"]))
+    return points
+
+
+def wide_area(result: dict[str, Any]) -> Points:
+    """Median seconds of an all-reduce by network, and what the links allow."""
+    names = {
+        "long_fat": "4 hosts, 500 Mbit/s,\n100 ms, 0.01 % loss",
+        "transatlantic": "2 + 2 hosts, 200 Mbit/s,\n82 to 100 ms across",
+    }
+    series: dict[str, list[tuple[str, float]]] = {}
+    for row in result["results"]:
+        where = names[row["preset"]]
+        for system, name in (("pccl", "pccl"), ("gloo1", "Gloo"), ("gloo8", "Gloo, 8 groups")):
+            if system in row["seconds"]:
+                seconds = statistics.median(row["seconds"][system])
+                series.setdefault(name, []).append((where, seconds))
+        series.setdefault("bound", []).append((where, row["bound"]))
+    return {"": series}
+
+
+def rejoin(result: dict[str, Any]) -> Points:
+    """Seconds until a new process has the state, beside those of its bytes alone."""
+    where = f"{result['bytes'] / 1e6:.0f} MB"
+    return {
+        "": {
+            "pccl": [(where, statistics.median(result["rejoin_seconds"]))],
+            "one plain TCP connection": [(where, min(result["copy_seconds"]))],
+        }
+    }
+
+
+def shown(seconds: float) -> str:
+    """With two or three digits and a unit."""
+    value, unit = (seconds * 1e3, "ms") if seconds < 0.1 else (seconds, "s")
+    return f"{value:.3g} {unit}"
+
+
+def lines(axes: Any, series: dict[str, list[tuple[str, float]]]) -> None:
+    for name, points in series.items():
+        places = range(len(points))
+        seconds = [value for _, value in points]
+        wide = 2.4 if name == "pccl" else 1.6
+        axes.plot(places, seconds, marker="o", markersize=4, linewidth=wide, label=name,
+                  color=COLORS[name])  # fmt: skip
+        for place, value in zip(places, seconds, strict=True):
+            others = [s[place][1] for other, s in series.items() if other != name]
+            below = value <= min(others)
+            if not below and value < max(others):
+                continue  # between the two others: its label would lie on a line
+            side = 0 if place == 0 else 1 if below else -1  # beside the rising lines
+            axes.annotate(
+                shown(value),
+                (place, value),
+                (5 * side, -5 if below else 5),
+                textcoords="offset points",
+                ha={0: "center", 1: "left", -1: "right"}[side],
+                va="top" if below else "bottom",
+                fontsize=8,
+                color=COLORS[name],
+            )
+    first = next(iter(series.values()))
+    axes.set_xticks(range(len(first)), [where for where, _ in first])
+    axes.set_yscale("log")
+    axes.set_yticks([1e-4, 1e-3, 1e-2, 1e-1], ["0.1 ms", "1 ms", "10 ms", "100 ms"])
+    axes.set_ylim(2e-5, 1)
+    axes.set_xlim(-0.4, len(first) - 0.4)
+    axes.minorticks_off()
+    axes.legend(loc="upper left", frameon=False, ncols=3)
+    axes.grid(axis="y", color=GREY, alpha=0.25)
+
+
+def bars(axes: Any, series: dict[str, list[tuple[str, float]]]) -> None:
+    bounds = dict(series.get("bound", []))
+    series = {name: points for name, points in series.items() if name != "bound"}
+    places = list(dict.fromkeys(where for points in series.values() for where, _ in points))
+    thick = 0.8 / len(series)
+    longest = max(value for points in series.values() for _, value in points)
+    for row, (name, points) in enumerate(series.items()):
+        for where, value in points:
+            y = places.index(where) + (row + 0.5) * thick - 0.4
+            axes.barh(y, value, thick * 0.82, color=COLORS[name])
+            axes.text(value + longest / 90, y, f"{name}: {shown(value)}", va="center", fontsize=9,
+                      fontweight="bold" if name == "pccl" else "normal")  # fmt: skip
+    for where, value in bounds.items():
+        y = places.index(where)
+        axes.plot([value, value], [y - 0.46, y + 0.46], color=GREY, linestyle=":", linewidth=1.6)
+    axes.set_yticks(range(len(places)), places)
+    axes.set_ylim(len(places) - 0.45, -0.55)
+    axes.set_xlim(0, longest * 1.24)
+    axes.xaxis.set_major_formatter("{x:g} s")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color=GREY, alpha=0.25)
+
+
+Draw = Callable[[Any, dict[str, list[tuple[str, float]]]], None]
+# File -> its points, how they are drawn, inches, title.
+CHARTS: dict[str, tuple[Callable[[dict[str, Any]], Points], Draw, tuple[float, float], str]] = {
+    "one_host": (one_host, lines, (8.0, 3.1), "Four ranks on one host: time of an all-reduce"),
+    "wide_area": (wide_area, bars, (8.0, 3.1), "64 MiB over a wide area: time of an all-reduce"),
+    "rejoin": (rejoin, bars, (8.0, 1.6), "A process comes back: time until it has its state again"),
+}
+NOTES = {
+    "one_host": "Lower is better; both scales are logarithmic. Sum of float32, two cores.",
+    "wide_area": "Lower is better. Dotted: what the links allow. Emulated networks.",
+    "rejoin": "From before pccl.init until parameters and momentum are there, beside the bytes alone.",
+}
+
+
+def draw(name: str, result: dict[str, Any], file: Path) -> None:
+    """Draws one chart. The file's description holds the points as JSON."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    points_of, draw_panel, size, title = CHARTS[name]
+    points = points_of(result)
+    about = result["machine"]
+    style = {
+        "svg.fonttype": "none",
+        "svg.hashsalt": name,
+        "font.family": "sans-serif",
+        "font.size": 9,
+        "text.color": GREY,
+        "axes.edgecolor": GREY,
+        "axes.labelcolor": GREY,
+        "axes.titlesize": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "xtick.color": GREY,
+        "ytick.color": GREY,
+    }
+    with pyplot.rc_context(style):
+        figure, panels = pyplot.subplots(
+            1, len(points), figsize=size, squeeze=False, sharey=True, layout="constrained"
+        )
+        for axes, (panel, series) in zip(panels[0], points.items(), strict=True):
+            draw_panel(axes, series)
+            axes.set_title(panel)
+        figure.suptitle(title, fontsize=11, fontweight="bold")
+        figure.supxlabel(f"{NOTES[name]}\n{about['date']}: {about['command']}", fontsize=8)
+        metadata = {"Date": None, "Title": title, "Description": json.dumps(points)}
+        figure.savefig(file, transparent=True, metadata=metadata)
+        pyplot.close(figure)
+
+
+def load(name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=IMAGES, help="where the charts go")
+    folder = parser.parse_args().folder
+    for name in CHARTS:
+        draw(name, load(name), folder / f"{name}.svg")
+        print(folder / f"{name}.svg")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
