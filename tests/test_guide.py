@@ -1,0 +1,47 @@
+"""The programs of docs/guide/ that name `pccl run` run as they stand, on two peers.
+
+Each prints its result in its last line, the same on both peers.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guide"
+PROGRAM = re.compile(
+    r"^```python\n# (\w+\.py): pccl run -n 2 -- python \1\n(.*?)^```", re.DOTALL | re.MULTILINE
+)
+PROGRAMS = {
+    f"{page.stem}/{name}": text
+    for page in sorted(GUIDE.glob("*.md"))
+    for name, text in PROGRAM.findall(page.read_text())
+}
+
+
+def test_every_page_about_moving_has_a_program() -> None:
+    pages = {name.partition("/")[0] for name in PROGRAMS}
+    assert {page.stem for page in GUIDE.glob("from-*.md")} <= pages
+
+
+@pytest.mark.timeout(300)  # two processes that import torch on a busy machine
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_runs_and_both_peers_print_the_same(name: str, tmp_path: Path) -> None:
+    text = PROGRAMS[name]
+    for word, needed in {"torch": "torch", "jax": "jax", "checkpoint": "safetensors"}.items():
+        if re.search(rf"import .*\b{word}\b", text):
+            pytest.importorskip(needed)
+    script = tmp_path / "program.py"
+    script.write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pccl", "run", "-n", "2", "--", sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = dict(re.findall(r"^\[(\d)\] (.+)$", done.stdout, re.MULTILINE))  # the last line counts
+    assert len(last) == 2 and len(set(last.values())) == 1, done.stdout
