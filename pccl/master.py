@@ -16,7 +16,7 @@ from pccl import _core, _settings
 from pccl._settings import DEFAULT_PORT
 from pccl.communicator import MasterNode
 from pccl.errors import InvalidArgument, PCCLError
-from pccl.tools.parsing import Example, Parser
+from pccl.tools.parsing import MISUSE, Example, Parser, advised
 
 __all__ = ["main", "make_secret", "parser", "serve", "serve_with_secret"]
 
@@ -82,9 +82,9 @@ def _secret_in(path: str) -> _core.Secret:
     return _core.Secret.from_file(path, "pccl master")
 
 
-def _failed(error: PCCLError) -> int:
-    print(f"pccl master: {error.reason or error}", file=sys.stderr)
-    return 1
+def _failed(error: PCCLError, command: str = "pccl master") -> int:
+    print(f"{command}: {advised(error.reason or str(error))}", file=sys.stderr)
+    return MISUSE
 
 
 def _as_others_see(address: str) -> str:
@@ -111,6 +111,7 @@ def serve(
     secret: str | _core.Secret | None = None,
     join: str | None = None,
     min_peers: int = 1,
+    command: str = "pccl master",
 ) -> int:
     """Prints `listening on HOST:PORT` and serves until SIGINT or SIGTERM.
 
@@ -124,9 +125,10 @@ def serve(
         min_peers: As of `MasterNode`.
         secret: The run's secret. Default: the environment's, if there is one.
         join: The secret's part of the line to join with, to be printed.
+        command: What its errors begin with.
 
     Returns:
-        The exit status: 0, or 1 when it could not listen.
+        The exit status: 0, or 2 when it could not listen.
     """
     if straggler_timeout is not None:
         os.environ["PCCL_STRAGGLER_TIMEOUT"] = straggler_timeout
@@ -148,7 +150,7 @@ def serve(
     except KeyboardInterrupt:
         pass
     except PCCLError as error:
-        return _failed(error)
+        return _failed(error, command)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, files)
         signal.signal(signal.SIGTERM, before)
@@ -173,7 +175,11 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The `pccl_master` command."""
-    return serve(parser().parse_args(argv).listen_address)
+    made = parser()
+    options, unknown = made.parse_known_args(argv)
+    if unknown:
+        made.refuse(unknown)
+    return serve(options.listen_address, command=made.prog)
 
 
 if __name__ == "__main__":

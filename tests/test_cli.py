@@ -1,19 +1,26 @@
-"""The `pccl` command: its help and its reference."""
+"""The `pccl` command: its help, its reference, and what it says when it is called wrongly."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+import pccl
 from pccl import master
-from pccl.tools import cli
+from pccl.tools import bench, cli
 from pccl.tools.parsing import Parser, arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 TOP = cli.parser()
+SECRET = "a secret of a test, which has enough characters"
 PARSERS = [TOP, *TOP.commands().values(), master.parser()]
 
 
@@ -48,7 +55,213 @@ def test_help_begins_with_examples_and_ends_with_what_to_do_next(
 @pytest.mark.parametrize("parser", PARSERS, ids=lambda parser: parser.prog)
 def test_every_option_tells_its_default_and_every_example_is_of_the_command(parser: Parser) -> None:
     for action in arguments(parser):
-        if action.dest not in ("version", "program"):
+        if action.dest not in ("version", "unmarked"):
             assert "(default" in action.help or "(required)" in action.help, action.dest
     if parser is not TOP:
         assert all(parser.prog in each.command for each in parser.examples)
+
+
+def test_the_version_names_python_the_platform_and_the_package(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert ended(["--version"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"pccl {pccl.__version__}"
+    assert [line.split()[0] for line in lines[1:4]] == ["Python", "platform", "package"]
+    assert lines[3].endswith(str(Path(pccl.__file__).parent))
+
+
+# Misuse: one sentence that names what was wrong and what to do, and status 2.
+
+
+def ended(arguments: list[str], main: Callable[[list[str]], int] = cli.main) -> int | str | None:
+    """The exit status of the command in this process."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.fixture
+def sentence(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., str]:
+    """Runs a command that was called wrongly; its one line on the standard error."""
+
+    def sentence(*arguments: str, main: Callable[[list[str]], int] = cli.main, **env: str) -> str:
+        for name in [name for name in os.environ if name.startswith("PCCL_")]:
+            monkeypatch.delenv(name)
+        for name, value in env.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PCCL_LOG_LEVEL", "WARN")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(bench, "_JOIN_ATTEMPTS", 1)
+        assert ended(list(arguments), main) == 2
+        out, err = capfd.readouterr()
+        lines = [line for line in err.splitlines() if "waiting for" not in line]
+        assert (out, len(lines)) == ("", 1), (out, err)
+        named = ["pccl: ", "pccl_master: ", *(f"pccl {word}: " for word in arguments[:1])]
+        assert lines[0].startswith(tuple(named))
+        return lines[0].partition(": ")[2]
+
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("", "give a command: run, master, doctor, bench, secret"),
+        ("rnu -n 2", "no command 'rnu'; did you mean run?"),
+        ("frobnicate", "no command 'frobnicate'; the commands are run, master"),
+        ("--frob", "no option --frob; leave it out"),
+        ("run -n 0 -- true", "-n must be a whole number in 1..4096, not '0'"),
+        ("run -n -3 -- true", "-n must be a whole number in 1..4096, not '-3'"),
+        ("run -n two -- true", "-n must be a whole number in 1..4096, not 'two'"),
+        ("run -n", "-n needs a value; write one after it"),
+        ("run -n 2 python train.py", "write -- before the program, as in `pccl run -n 2 -- python"),
+        ("run python a.py -n 2", "write -- before the program, as in `pccl run -n 4 -- python a"),
+        ("run -n 2", "give a program, as in `pccl run -n 2 -- python train.py`"),
+        ("run -n 2 --", "give a program, as in `pccl run -n 2 -- python train.py`"),
+        ("run -- true", "give the number of ranks, as in `pccl run -n 4 -- true`"),
+        ("run -n 2 --elastik -- true", "no option --elastik; did you mean --elastic?"),
+        ("run -n 2 --elastic=1 -- true", "--elastic takes no value"),
+        ("run -n 2 -- python gone.py", "no script gone.py; correct its path"),
+        ("run -n 2 -- python -u -X dev gone.py --help", "no script gone.py; correct its path"),
+        ("run -n 2 -- gone.py", "no script gone.py; correct its name"),
+        ("run -n 2 -- ./gone", "no program ./gone; correct its name"),
+        ("run -n 2 -- no-such-program", "no program no-such-program; correct its name"),
+        ("run -n 2 -- /", "/ is a folder; give a program"),
+        ("master --min-peers -1", "--min-peers must be a whole number in 1.."),
+        ("master --straggler-timeout -5", "must be at least 0.001 seconds, or `none`, not '-5'"),
+        ("master --insecure --secret-file x", "exclude each other; give one of them"),
+        ("master --secret-file no/such/file", "no/such/file: No such file or directory; give the"),
+        ("master --secret-file /", "cannot read /: Is a directory; give the path of a file"),
+        ("master --listen 48148", "a number alone is not a host; write the port after a host"),
+        ("master --listen 127.0.0.1:99999", "the port must be a number up to 65535"),
+        ("master --listen a..b:0", "cannot listen on a..b"),
+        ("master --listen 192.0.2.9:0 --insecure", "take 0.0.0.0 or an address of this machine"),
+        ("doctor", "give the master as HOST:PORT, or set PCCL_MASTER"),
+        ("doctor 127.0.0.1:99999", "the port must be a number up to 65535"),
+        ("doctor 127.0.0.1:9 --group -1", "--group must be a whole number in 0.."),
+        ("doctor here there", "'there' is one argument too many; leave it out"),
+        ("bench", "give --master HOST:PORT"),
+        ("bench --master a..b:1", "cannot resolve a..b"),
+        ("bench --master 127.0.0.1:1 --peers 1", "--peers must be a whole number in 2.."),
+        ("bench --master 127.0.0.1:1 --seconds -1", "--seconds must be seconds in 0.001..3600"),
+        ("bench --master 127.0.0.1:1 --seconds nan", "--seconds must be seconds in 0.001..3600"),
+        ("bench --master 127.0.0.1:1 --sizes -4", "--sizes takes sizes such as 64KiB,1MiB"),
+        ("bench --master 127.0.0.1:1 --peer-group -1", "--peer-group must be a whole number in 0"),
+        ("secret now", "'now' is one argument too many; leave it out"),
+    ],
+)
+def test_misuse_is_answered_in_one_sentence(
+    sentence: Callable[..., str], command: str, words: str
+) -> None:
+    assert words in sentence(*command.split())
+
+
+def test_a_script_that_may_not_be_executed_is_named(
+    sentence: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "plain.sh").write_text("true\n")
+    assert "run `chmod +x ./plain.sh`" in sentence("run", "-n", "1", "--", "./plain.sh")
+    assert "write ./plain.sh" in sentence("run", "-n", "1", "--", "plain.sh")
+
+
+@pytest.mark.parametrize("arguments", [["master", "--listen"], ["--listen-address"]])
+def test_a_port_that_is_taken_is_named_with_what_to_do(
+    sentence: Callable[..., str], arguments: list[str]
+) -> None:
+    main = cli.main if arguments[0] == "master" else master.main
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = sentence(*arguments, address, main=main)
+    assert f"{address}: Address already in use; take another port, or stop" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "words"),
+    [
+        (["master"], {"PCCL_SECRET": "short"}, "`pccl secret` makes a good one"),
+        (["master"], {"PCCL_SECRET": ""}, "unset it"),
+        (["master", "--insecure"], {"PCCL_SECRET": SECRET}, "unset it, or drop --insecure"),
+        (["doctor", "127.0.0.1:9"], {"PCCL_SECRET_FILE": "gone"}, "cannot read gone: No such"),
+        (["bench", "--master", "127.0.0.1:9"], {"PCCL_SECRET_FILE": "/"}, "cannot read /: Is a"),
+        (["bench"], {"PCCL_MASTER": "127.0.0.1:9", "PCCL_MIN_PEERS": "1"}, "PCCL_MIN_PEERS must"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(
+    sentence: Callable[..., str], arguments: list[str], env: dict[str, str], words: str
+) -> None:
+    assert words in sentence(*arguments, **env)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_a_secret_that_another_user_keeps_is_named(
+    sentence: Callable[..., str], tmp_path: Path
+) -> None:
+    (tmp_path / "secret").touch(0)
+    assert "Permission denied; give the path" in sentence("master", "--secret-file", "secret")
+
+
+@contextmanager
+def a_web_server() -> Iterator[str]:
+    """A program that is no master, and answers so; where it listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection:
+                        connection.recv(1)
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@contextmanager
+def a_master() -> Iterator[str]:
+    with pccl.MasterNode("127.0.0.1:0", secret=SECRET) as node:
+        yield node.address
+
+
+@pytest.mark.parametrize(
+    ("there", "env", "words"),
+    [
+        (nobody, {}, "Connection refused; start `pccl master` there, or correct the address"),
+        (a_web_server, {}, "not pccl's control protocol; correct the port"),
+        (a_web_server, {"PCCL_SECRET": SECRET}, "TLS; correct the port, or unset PCCL_SECRET"),
+        (a_master, {}, "this run needs its secret: set PCCL_SECRET or PCCL_SECRET_FILE"),
+        (a_master, {"PCCL_SECRET": SECRET[::-1]}, "set PCCL_SECRET to the one that `pccl master`"),
+    ],
+)
+def test_where_no_master_answers_doctor_and_bench_say_what_to_do(
+    sentence: Callable[..., str],
+    capfd: pytest.CaptureFixture[str],
+    there: Callable[[], AbstractContextManager[str]],
+    env: dict[str, str],
+    words: str,
+) -> None:
+    with there() as address:
+        assert words in sentence("bench", "--master", address, **env)
+    with there() as address:
+        assert ended(["doctor", address]) == 2
+    out, err = capfd.readouterr()
+    last = out.splitlines()[-1]
+    assert last.startswith("This machine cannot join: ") and words in last
+    assert err == ""

@@ -59,7 +59,7 @@ def test_a_master_with_a_secret_is_asked_with_it_alone() -> None:
         assert checks["from outside"]["verdict"] == "ok"
         for env in ({}, {"PCCL_SECRET": SECRET[::-1]}):
             status, checks = doctor(master.address, **env)
-            assert status == 1
+            assert status == 2
             assert checks["master"]["verdict"] == "fail"
             assert "secret" in checks["master"]["text"]
 
@@ -175,7 +175,7 @@ def test_a_master_that_is_not_there_is_named() -> None:
         taken.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         status, checks = doctor(address)
-    assert status == 1
+    assert status == 2
     assert checks["master"]["verdict"] == "fail"
     assert "refused" in checks["master"]["text"]
     assert checks["master"]["text"].count(address) == 1
@@ -183,7 +183,7 @@ def test_a_master_that_is_not_there_is_named() -> None:
 
 def test_a_name_that_nobody_has_is_named() -> None:
     status, checks = doctor("a..b:48148")
-    assert status == 1
+    assert status == 2
     assert checks["name"]["verdict"] == "fail"
     assert "a..b" in checks["name"]["text"]
 
@@ -201,7 +201,7 @@ def test_what_is_no_master_is_told_apart() -> None:
         thread.start()
         status, checks = doctor(f"127.0.0.1:{server.getsockname()[1]}")
         thread.join()
-    assert status == 1
+    assert status == 2
     assert checks["master"]["verdict"] == "fail"
 
 

@@ -168,23 +168,6 @@ def test_a_reader_that_leaves_ends_the_run(tmp_path):
     process.stderr.close()
 
 
-def test_a_program_that_does_not_exist_is_said_so(tmp_path):
-    words = [sys.executable, "-m", "pccl", "run", "-n", "2", "--", "no-such-program"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=200)
-    assert done.returncode == 127
-    assert "cannot run no-such-program" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "arguments", [["run", "-n", "0", "--", "true"], ["run", "-n", "2"], ["run", "true"], []]
-)
-def test_a_command_line_that_makes_no_sense_is_refused(tmp_path, arguments):
-    words = [sys.executable, "-m", "pccl", *arguments]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, timeout=200)
-    assert done.returncode == 2
-    assert done.stderr.startswith("pccl") and done.stderr.count("\n") == 1
-
-
 def test_the_program_keeps_its_own_options_and_dashes(run, tmp_path):
     show = tmp_path / "show.py"
     show.write_text("import sys; print(sys.argv[1:])")

@@ -1,4 +1,4 @@
-"""Writes docs/reference/cli.md from the parsers of the commands: `python tools/cli_reference.py`."""
+"""Writes docs/reference/cli.md from the parsers: `python tools/cli_reference.py`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
@@ -17,10 +16,12 @@ import numpy as np
 
 from pccl import _settings, api
 from pccl.communicator import Communicator
-from pccl.errors import InvalidArgument, PCCLError
+from pccl.errors import PCCLError
+from pccl.tools import screen
+from pccl.tools.parsing import Misuse, advised, seconds, whole
 from pccl.types import ReduceOp, Topology
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "network_bound", "run"]
 
 DEFAULT_SIZES = "4KiB,64KiB,1MiB,16MiB,64MiB"
 # Apart from the group of a training run at the same master. Pairs of peers use the next numbers.
@@ -33,14 +34,20 @@ _MEET_SECONDS = 30.0  # for two peers to meet after the barrier
 _PAIR_SECONDS = 120.0  # for a call between two peers
 _PAIR_BYTES = (1 << 18, 1 << 22, 1 << 25)  # the largest that is quick enough counts
 _LEAST_CALLS = 3
+_COPIES = 9
 _MOST_CALLS = 1000
 _LONGEST_CALL = 30.0  # seconds; sizes that would take longer are left out
 _NAME_BYTES = 48
 
 NOTES = """\
-It starts when all have come, and prints the same on each. The time of an all-reduce is the slowest
-peer's median, from a barrier on, the master's commit included. "each way" is the bytes that a peer
-sends, and receives, per second. Pairs are measured one after the other, with all-reduces of two.
+It starts when all peers are there, and prints the same on each (under `pccl run`: once). The time
+of an all-reduce is the slowest peer's median, from a barrier on, the master's commit included.
+"each way" is the bytes that a peer sends, and receives, per second. Pairs are measured one after
+the other, with all-reduces of two.
+
+The largest size is compared with a bound that is measured in the same run. On one host that is a
+copy of the array in memory on all peers at once: an all-reduce also reads every array and writes
+every result. With one peer on each host it is the time at the measured rates of the network.
 """
 
 
@@ -57,10 +64,10 @@ def parse_sizes(text: str) -> list[int]:
         unit = next((unit for unit in _UNITS if word.endswith(unit)), "")
         number = word.removesuffix(unit).removesuffix("b")
         if not number.isdecimal():
-            raise argparse.ArgumentTypeError(f"{word!r} is no size; e.g. 64KiB,1MiB")
+            raise argparse.ArgumentTypeError(f"takes sizes such as 64KiB,1MiB, not {word!r}")
         size = int(number) * _UNITS.get(unit, 1)
         if size < 4 or size % 4:
-            raise argparse.ArgumentTypeError(f"{word!r}: a size is a multiple of 4 bytes")
+            raise argparse.ArgumentTypeError(f"takes multiples of 4 bytes, not {word!r}")
         sizes.append(size)
     return sizes
 
@@ -68,17 +75,21 @@ def parse_sizes(text: str) -> list[int]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("--master", metavar="HOST:PORT", help="the master (default: PCCL_MASTER)")
-    parser.add_argument(
-        "--peers", type=int, metavar="N", help="how many run it (default: PCCL_MIN_PEERS, else 2)"
-    )
+    words = "how many run it (default: PCCL_MIN_PEERS, else 2)"
+    parser.add_argument("--peers", type=whole(2, _MAX_PEERS), metavar="N", help=words)
     sizes = parse_sizes(DEFAULT_SIZES)
     words = f"bytes of each peer's array (default: {DEFAULT_SIZES})"
     parser.add_argument("--sizes", type=parse_sizes, default=sizes, metavar="SIZES", help=words)
     words = "about how long each size is measured (default: %(default)s)"
-    parser.add_argument("--seconds", type=float, default=1.0, help=words)
+    least_to_most = seconds(0.001, 3600)
+    parser.add_argument("--seconds", type=least_to_most, default=1.0, help=words)
     words = "for a second bench at the same master; a thousand apart or more (default: %(default)s)"
     parser.add_argument(
-        "--peer-group", type=int, default=DEFAULT_GROUP, metavar="GROUP", help=words
+        "--peer-group",
+        type=whole(0, _MAX_GROUP),
+        default=DEFAULT_GROUP,
+        metavar="GROUP",
+        help=words,
     )
     parser.add_argument("--json", action="store_true", help="print JSON (default: tables)")
 
@@ -87,15 +98,21 @@ def run(options: argparse.Namespace) -> int:
     """Runs the command.
 
     Returns:
-        The exit status: 0, 1 when it could not be done, 130 after Ctrl-C.
+        The exit status: 0, 1 when it failed after its begin, 130 after Ctrl-C.
+
+    Raises:
+        Misuse: It cannot begin.
     """
     try:
         result = _measure(options)
     except (PCCLError, _Stopped) as error:
-        print(f"pccl bench: {error.reason or error}", file=sys.stderr)
+        screen.note("pccl bench", str(error.reason or error))
         return 1
     except KeyboardInterrupt:
         return 130
+    # All peers found the same. Under `pccl run` one of them prints it.
+    if _settings.text("PCCL_LOCAL_RANK") not in (None, "0"):
+        return 0
     if options.json:
         print(json.dumps(result))
     else:
@@ -109,22 +126,27 @@ def run(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     func, address = "bench", options.master or _settings.text("PCCL_MASTER")
     if address is None:
-        sentence = "no master: give --master HOST:PORT, or set PCCL_MASTER"
-        raise InvalidArgument.because(func, sentence)
-    count = _settings.integer(
-        options.peers, "--peers", func, 2, _MAX_PEERS, variable="PCCL_MIN_PEERS", default=2
-    )
-    group = _settings.integer(options.peer_group, "--peer-group", func, 0, _MAX_GROUP)
-    print(f"waiting for {count} peers at {address}", file=sys.stderr, flush=True)
-    comm = Communicator(address, group)
+        raise Misuse("give --master HOST:PORT, or start it as `pccl run -n 2 -- pccl bench`")
+    comm = None
     try:
+        count = _settings.integer(
+            options.peers, "--peers", func, 2, _MAX_PEERS, variable="PCCL_MIN_PEERS", default=2
+        )
+        if _settings.text("PCCL_LOCAL_RANK") in (None, "0"):
+            screen.note("pccl bench", f"waiting for {count} peers at {address}")
+        comm = Communicator(address, options.peer_group)
         comm._join(func, min_peers=count, attempts=_JOIN_ATTEMPTS, timeout=None, enter=False)
+    except PCCLError as error:
+        if comm is not None:
+            comm.close()
+        raise Misuse(advised(error.reason or str(error))) from None
+    try:
         if api.rank(comm) < 0:
             sentence = "others run it there already; wait for them, or take another --peer-group"
             raise _Stopped(sentence)
-        bench = _Bench(comm, address, group, options.seconds)
+        bench = _Bench(comm, address, options.peer_group, options.seconds)
         if bench.world < count:
-            raise _Stopped("a peer is gone")
+            raise _Stopped("a peer is gone; start it again on all")
         return bench.run(options.sizes)
     finally:
         comm.close()
@@ -148,7 +170,7 @@ class _Bench:
         self._comm.optimize_topology()
         self._check_peers()
         network = self._comm.topology()
-        self._say(f"all-reduce between {self.world}")
+        self._say(f"all-reduce between {self.world} peers")
         rows: list[dict[str, Any]] = []
         left_out: list[dict[str, Any]] = []
         for size in sorted(set(sizes)):
@@ -157,16 +179,40 @@ class _Bench:
                 left_out.append({"bytes": size, "expected_seconds": expected})
             else:
                 rows.append(self._all_reduce(size))
-        found = {"network": _as_json(network), "all_reduce": rows, "left_out": left_out}
-        return {"peers": names, **found, "pairs": self._pairs()}
+        bound = self._bound(rows[-1], network)
+        found = {"network": _as_json(network), "all_reduce": rows, "bound": bound}
+        return {"peers": names, **found, "left_out": left_out, "pairs": self._pairs()}
 
     def _say(self, text: str) -> None:
         if self._rank == 0:
-            print(text, file=sys.stderr, flush=True)
+            screen.note("pccl bench", f"measures {text}")
+
+    def _bound(self, row: dict[str, Any], network: Topology) -> dict[str, Any]:
+        """Measures what an all-reduce of that size takes at least."""
+        size, kind, least = row["bytes"], "none", None
+        if len(set(network.hosts)) == 1:
+            kind, least = "copy", self._copy(size)
+        elif len(set(network.hosts)) == self.world:
+            kind, least = "network", network_bound(size, network.up, network.down)
+        part = None if least is None else least / row["seconds"]
+        return {"bytes": size, "kind": kind, "seconds": least, "part": part}
+
+    def _copy(self, size: int) -> float:
+        """Seconds of a copy of the array on all peers at once: the slowest peer's median."""
+        source = np.ones(size // 4, np.float32)
+        target = np.zeros_like(source)
+        times = []
+        for _ in range(_COPIES):
+            api.barrier(comm=self._comm)
+            began = time.perf_counter()
+            np.copyto(target, source)
+            times.append(time.perf_counter() - began)
+        self._check_peers()
+        return float(api.allreduce(statistics.median(times), "max", comm=self._comm))
 
     def _check_peers(self) -> None:
         if api.membership(self._comm).peers != self._peers:
-            raise _Stopped("a peer is gone")
+            raise _Stopped("a peer is gone; start it again on all")
 
     def _names(self) -> list[str]:
         """The peers in rank order: host names, and process numbers where a host has several."""
@@ -212,7 +258,7 @@ class _Bench:
             info = comm.all_reduce(send, recv, op=ReduceOp.SUM, timeout=timeout)
             times.append(time.perf_counter() - began)
             if info.local_world_size != world:
-                raise _Stopped("a peer is gone")
+                raise _Stopped("a peer is gone; start it again on all")
             expected = world * (world + 1) // 2 + world * (number % 16)
             if not (recv == np.float32(expected)).all():
                 raise _Stopped("wrong sum")  # cannot be
@@ -234,7 +280,7 @@ class _Bench:
                     if self._rank == pair[0]:
                         figures[pair] = found
                 except PCCLError as error:  # the other pairs may work
-                    print(f"pccl bench: pair {pair}: {error.reason or error}", file=sys.stderr)
+                    screen.note("pccl bench", f"pair {pair}: {error.reason or error}")
             api.barrier(comm=self._comm)
             self._check_peers()
         every = api.allreduce(figures, comm=self._comm)
@@ -272,9 +318,26 @@ class _Bench:
             comm.close()
 
 
+def network_bound(
+    size: int, up: Sequence[float | None], down: Sequence[float | None]
+) -> float | None:
+    """Seconds that an all-reduce takes at least at these rates; None where one is not known.
+
+    Every peer sends and receives the array at least once, and all of them together send, and
+    receive, 2 (n - 1) arrays, however the work is shared.
+    """
+    ways = [rate for rate in (*up, *down) if rate]
+    if len(ways) < len(up) + len(down):
+        return None
+    together = 2 * (len(up) - 1) * size
+    sums = (sum(ways[: len(up)]), sum(ways[len(up) :]))
+    return max(size / min(ways), together / min(sums))
+
+
 def _as_json(network: Topology) -> dict[str, Any]:
     world = range(len(network.peers))
     return {
+        "hosts": list(network.hosts),
         "up_bytes_per_second": list(network.up),
         "down_bytes_per_second": list(network.down),
         "round_trip_seconds": [[network.rtt.get((one, other)) for other in world] for one in world],
@@ -324,9 +387,11 @@ def _show(result: dict[str, Any]) -> None:
         for row in result["all_reduce"]
     ]
     columns = ["array", "median", "worst", "array/time", "each way", "calls"]
-    _table(f"All-reduce between {len(names)} peers, float32 sum", columns, rows)
+    screen.table(f"All-reduce between {len(names)} peers, float32 sum", columns, rows)
     for row in result["left_out"]:
         print(f"left out: {_size(row['bytes'])}, about {_duration(row['expected_seconds'])} a call")
+
+    print(_compared(result["bound"], result["all_reduce"][-1], len(names)))
 
     _show_network(names, result["network"])
     cells = [["-"] * len(names) for _ in names]
@@ -337,7 +402,7 @@ def _show(result: dict[str, Any]) -> None:
             cells[other][one] = _duration(pair["seconds"])
     rows = [[f"{rank} {name}", *cells[rank]] for rank, name in enumerate(names)]
     title = "Pairs: bandwidth each way (upper right), latency of 4 bytes (lower left)"
-    _table(title, ["peer", *map(str, range(len(names)))], rows)
+    screen.table(title, ["peer", *map(str, range(len(names)))], rows)
 
 
 def _show_network(names: Sequence[str], network: dict[str, Any]) -> None:
@@ -355,7 +420,7 @@ def _show_network(names: Sequence[str], network: dict[str, Any]) -> None:
     ]
     if any(cell != "-" for row in rows for cell in row[1:]):
         columns = ["peer", "up", "down", *map(str, range(len(names)))]
-        _table("Network: all flows out and in at once, and round trips", columns, rows)
+        screen.table("Network: all flows out and in at once, and round trips", columns, rows)
     for schedule in network["schedules"]:
         up_to = schedule["up_to_bytes"]
         sizes = "larger ones" if up_to is None else f"up to {_size(up_to)}"
@@ -364,24 +429,17 @@ def _show_network(names: Sequence[str], network: dict[str, Any]) -> None:
     print("ring: " + " ".join(map(str, network["ring"])))
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """With rich in a terminal, else plain text in columns."""
-    if sys.stdout.isatty():
-        try:
-            from rich.console import Console
-            from rich.table import Table
-        except ImportError:
-            pass
-        else:
-            table = Table(title=title, title_justify="left")
-            for number, column in enumerate(columns):
-                table.add_column(column, justify="right" if number else "left", no_wrap=True)
-            for row in rows:
-                table.add_row(*row)
-            Console().print(table)
-            return
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    print(f"\n{title}")
-    for row in (columns, *rows):
-        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
+def _compared(bound: dict[str, Any], row: dict[str, Any], count: int) -> str:
+    """How fast the largest all-reduce is beside what was measured of this machine or network."""
+    if bound["seconds"] is None:
+        why = "some ranks share a host" if bound["kind"] == "none" else "a rate is not known"
+        return f"Measured bound: none, since {why}."
+    size, least = _size(bound["bytes"]), _duration(bound["seconds"])
+    if bound["kind"] == "copy":
+        what = f"one copy of the array in memory, on all {count} peers at once, takes {least}"
+    else:
+        what = f"at the network's measured rates no plan takes less than {least}"
+    part = f"{100 * bound['part']:.0f} % of the speed of the measured bound"
+    if bound["part"] > 1.05:
+        part += " (so that was measured too low)"
+    return f"{size} in {_duration(row['seconds'])} is {part}: {what}."

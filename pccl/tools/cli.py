@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,8 +16,8 @@ from pccl import __version__
 from pccl.errors import PCCLError
 from pccl.master import DEFAULT_LISTEN, make_secret, serve, serve_with_secret
 from pccl.tools import bench, doctor
-from pccl.tools.parsing import Example, Parser
-from pccl.tools.run import launch
+from pccl.tools.parsing import MISUSE, Example, Misuse, Parser, advised, seconds, whole
+from pccl.tools.run import MAX_RANKS, check_program, launch
 
 __all__ = ["main", "parser", "version_lines"]
 
@@ -56,9 +57,7 @@ def parser() -> Parser:
         nargs=0,
         help="print the versions of pccl and Python, the platform and the package's folder",
     )
-    commands = top.add_subparsers(
-        prog="pccl", dest="command", required=True, metavar="COMMAND", title="Commands"
-    )
+    commands = top.add_subparsers(prog="pccl", dest="command", metavar="COMMAND", title="Commands")
     for add in (_add_run, _add_master, _add_doctor, _add_bench, _add_secret):
         add(commands.add_parser)
     return top
@@ -86,8 +85,8 @@ Ctrl-C interrupts all ranks. Those that do not end are terminated, then killed. 
 """,
         then="for several machines run `pccl master` on one, and the line that it prints on each.",
     )
-    words = "number of ranks (required)"
-    run.add_argument("-n", "--nproc", type=int, required=True, metavar="N", help=words)
+    words, number = "number of ranks (required)", whole(1, MAX_RANKS)
+    run.add_argument("-n", "--nproc", type=number, metavar="N", help=words)
     words = "go on without ranks that fail, while at least one lives (default: stop all)"
     run.add_argument("--elastic", action="store_true", help=words)
     words = (
@@ -96,7 +95,7 @@ Ctrl-C interrupts all ranks. Those that do not end are terminated, then killed. 
     )
     run.add_argument("--show-join", action="store_true", help=words)
     rest, words = argparse.REMAINDER, "the program and its arguments"
-    run.add_argument("program", nargs=rest, metavar="COMMAND", help=words)
+    run.add_argument("unmarked", nargs=rest, metavar="COMMAND", help=words)
 
 
 def _add_master(add: Callable[..., Parser]) -> None:
@@ -123,9 +122,12 @@ def _add_master(add: Callable[..., Parser]) -> None:
         "evict members that most others have waited for this long in one call; `none`: never "
         "(default: PCCL_STRAGGLER_TIMEOUT, else 1800)"
     )
-    master.add_argument("--straggler-timeout", metavar="SECONDS", help=words)
+    master.add_argument(
+        "--straggler-timeout", type=_straggler_timeout, metavar="SECONDS", help=words
+    )
     words = "start a group when N peers are there, whatever they ask for (default: %(default)s)"
-    master.add_argument("--min-peers", type=int, default=1, metavar="N", help=words)
+    number = whole(1, 2**31 - 1)
+    master.add_argument("--min-peers", type=number, default=1, metavar="N", help=words)
     words = (
         "relay nothing between peers that cannot connect to each other, as PCCL_RELAY=0 "
         "(default: relay)"
@@ -192,6 +194,18 @@ def _add_secret(add: Callable[..., Parser]) -> None:
     )
 
 
+def _straggler_timeout(text: str) -> str:
+    """Checks what the engine reads."""
+    if text == "none":
+        return text
+    try:
+        seconds(0.001, 1e8)(text)
+    except argparse.ArgumentTypeError:
+        sentence = f"must be at least 0.001 seconds, or `none`, not {text!r}"
+        raise argparse.ArgumentTypeError(sentence) from None
+    return text
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
@@ -199,43 +213,62 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; default: the process's.
 
     Returns:
-        The exit status.
+        The exit status. 2: the command was called wrongly, or cannot begin.
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    program: list[str] = []
+    program: list[str] | None = None
     # argparse's own reading of -- differs between versions.
     if given[:1] == ["run"] and "--" in given:
         at = given.index("--")
         given, program = given[:at], given[at + 1 :]
     top = parser()
-    options = top.parse_args(given)
-    if options.command == "master":
-        return _master(top.commands()["master"], options)
-    if options.command == "doctor":
-        return doctor.run(options)
-    if options.command == "secret":
+    options, unknown = top.parse_known_args(given)
+    if options.command is None:
+        if unknown:
+            top.refuse(unknown)
+        top.error(f"give a command: {', '.join(top.commands())}")
+    command = top.commands()[options.command]
+    if unknown:
+        command.refuse(unknown)
+    try:
+        if options.command == "run":
+            return _run(command, options, program)
+        if options.command == "master":
+            return _master(command, options)
+        if options.command == "doctor":
+            return doctor.run(options)
+        if options.command == "bench":
+            return bench.run(options)
         print(make_secret())
         return 0
-    if options.command == "bench":
-        return bench.run(options)
-    command = [*options.program, *program]
-    if options.nproc < 1:
-        top.commands()["run"].error("-n must be at least 1")
-    if not command:
-        top.commands()["run"].error("no program to run; e.g. pccl run -n 4 -- python train.py")
-    try:
-        elastic, show_join = options.elastic, options.show_join
-        return launch(command, options.nproc, elastic=elastic, show_join=show_join)
+    except Misuse as error:
+        print(f"{command.prog}: {error}", file=sys.stderr)
+        return MISUSE
     except PCCLError as error:
-        print(f"pccl run: {error.reason or error}", file=sys.stderr)
+        print(f"{command.prog}: {advised(error.reason or str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
 
 
+def _run(command: Parser, options: argparse.Namespace, program: list[str] | None) -> int:
+    ranks = 4 if options.nproc is None else options.nproc
+    if program is None and options.unmarked:
+        right = f"pccl run -n {ranks} -- {shlex.join(options.unmarked)}"
+        command.error(f"write -- before the program, as in `{right}`")
+    if options.unmarked:
+        command.refuse(options.unmarked)
+    if not program:
+        command.error(f"give a program, as in `pccl run -n {ranks} -- python train.py`")
+    if options.nproc is None:
+        right = f"pccl run -n 4 -- {shlex.join(program)}"
+        command.error(f"give the number of ranks, as in `{right}`")
+    check_program(program)
+    elastic, show_join = options.elastic, options.show_join
+    return launch(program, options.nproc, elastic=elastic, show_join=show_join)
+
+
 def _master(command: Parser, options: argparse.Namespace) -> int:
-    if options.min_peers < 1:
-        command.error("--min-peers must be at least 1")
     more: Any = {
         "straggler_timeout": options.straggler_timeout,
         "relay": False if options.no_relay else None,
@@ -245,5 +278,5 @@ def _master(command: Parser, options: argparse.Namespace) -> int:
         return serve_with_secret(options.listen, secret_file=options.secret_file, **more)
     for variable in ("PCCL_SECRET", "PCCL_SECRET_FILE"):
         if variable in os.environ:
-            command.error(f"--insecure, but {variable} is set")
+            command.error(f"--insecure, but {variable} is set; unset it, or drop --insecure")
     return serve(options.listen, **more)

@@ -7,14 +7,15 @@ import json
 import os
 import resource
 import socket
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pccl import __version__, _core, _settings
 from pccl.errors import PCCLError
+from pccl.tools import screen
+from pccl.tools.parsing import MISUSE, Misuse, advised, whole
 
 __all__: list[str] = []
 
@@ -38,36 +39,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     usual, words = os.environ.get("PCCL_MASTER"), "the master (default: PCCL_MASTER)"
     parser.add_argument("master", nargs="?", default=usual, metavar="HOST:PORT", help=words)
     words = "peer group to look at (default: 0)"
-    parser.add_argument("--group", type=int, default=0, metavar="N", help=words)
+    group = whole(0, 2**32 - 1)
+    parser.add_argument("--group", type=group, default=0, metavar="N", help=words)
     parser.add_argument("--json", action="store_true", help="print one JSON object (default: text)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """The command: 0 if this machine can join, else 1."""
+    """The command.
+
+    Returns:
+        The exit status: 0 if this machine can join, 1 if not, 2 if no master could be asked.
+
+    Raises:
+        Misuse: There is nothing to ask.
+    """
     if not options.master:
-        print("pccl doctor: which master? `pccl doctor host:port`, or PCCL_MASTER", file=sys.stderr)
-        return 1
+        raise Misuse("give the master as HOST:PORT, or set PCCL_MASTER")
+    asked = False
     try:
         checks = [_resolved(options.master)]
         if checks[0].verdict != "fail":
             found = _in_background(options.master, options.group)
+            asked = not found["failure"]
             checks += _of_the_master(options.master, found)
         checks += _of_this_machine()
     except PCCLError as error:
-        print(f"pccl doctor: {error.reason or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    good = all(check.verdict != "fail" for check in checks)
+        raise Misuse(advised(error.reason or str(error))) from None
+    failed = [check for check in checks if check.verdict == "fail"]
     if options.json:
-        print(json.dumps({"ok": good, "checks": [check._asdict() for check in checks]}))
+        print(json.dumps({"ok": not failed, "checks": [check._asdict() for check in checks]}))
     else:
-        marks = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL", "info": "    "}
-        width = max(len(check.name) for check in checks)
-        for check in checks:
-            print(f"{marks[check.verdict]}  {check.name:{width}}  {check.text}")
-        print(f"This machine {'can' if good else 'cannot'} join.")
-    return 0 if good else 1
+        screen.checks(checks)
+        screen.verdict(_sentence(failed), good=not failed)
+    if not failed:
+        return 0
+    return 1 if asked else MISUSE
+
+
+def _sentence(failed: Sequence[Check]) -> str:
+    """The last line of the screen."""
+    if not failed:
+        return "This machine can join."
+    return f"This machine cannot join: {advised(failed[0].text)}."
 
 
 def _in_background(master: str, group: int) -> dict[str, Any]:
@@ -98,7 +111,8 @@ def _resolved(master: str) -> Check:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        return Check("name", "fail", f"{host} cannot be resolved: {error}")
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        return Check("name", "fail", f"{host} cannot be resolved: {reason}")
     return Check("name", "ok", f"{host} is {', '.join(sorted({str(i[4][0]) for i in found}))}")
 
 

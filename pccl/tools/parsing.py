@@ -3,14 +3,93 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import math
+import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-__all__ = ["MISUSE", "Example", "Parser", "arguments", "explained"]
+__all__ = [
+    "MISUSE",
+    "Example",
+    "Misuse",
+    "Parser",
+    "advised",
+    "arguments",
+    "explained",
+    "seconds",
+    "whole",
+]
 
 MISUSE = 2  # exit status of a command that was called wrongly
+
+
+# Parts of the reasons that the engine and the system give -> what to do.
+_ADVICE = {
+    "Connection refused": "start `pccl master` there, or correct the address",
+    "Host not found": "correct the host's name",
+    "cannot be resolved": "correct the host's name",
+    "Address already in use": "take another port, or stop the program that listens there",
+    "Cannot assign requested address": "take 0.0.0.0 or an address of this machine",
+    "not pccl's control protocol": "correct the port: `pccl master` prints it",
+    "this is no pccl master": "correct the port: `pccl master` prints it",
+    "does not speak TLS": "correct the port, or unset PCCL_SECRET if the master has no secret",
+    "refuses our secret": "set PCCL_SECRET to the one that `pccl master` uses",
+    "cannot read": "give the path of a file that holds the run's secret and that you may read",
+    "cannot make the secret": "give the path of a file in a folder that you may write to",
+    "no answer": "correct the address, or open the port in the firewalls between",
+    "timed out": "correct the address, or open the port in the firewalls between",
+    "No route to host": "correct the address, or open the port in the firewalls between",
+    "unreachable": "correct the address, or connect this machine to that network",
+    "the connection broke": "correct the port: `pccl master` prints it",
+    "closed the connection": "correct the port: `pccl master` prints it",
+}
+
+
+class Misuse(Exception):
+    """A command that cannot begin. The text is one sentence: what is wrong, and what to do."""
+
+
+def advised(reason: str) -> str:
+    """The reason, and what to do about it if that is known."""
+    for part, advice in _ADVICE.items():
+        if part in reason:
+            return f"{reason.partition('; was it ')[0]}; {advice}"
+    return reason
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """Reads a whole number in low..high."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = low - 1
+        if not low <= number <= high:
+            sentence = f"must be a whole number in {low}..{high}, not {text!r}"
+            raise argparse.ArgumentTypeError(sentence)
+        return number
+
+    return read
+
+
+def seconds(low: float, high: float) -> Callable[[str], float]:
+    """Reads a number of seconds in low..high."""
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not low <= number <= high:
+            sentence = f"must be seconds in {low:g}..{high:g}, not {text!r}"
+            raise argparse.ArgumentTypeError(sentence)
+        return number
+
+    return read
 
 
 class Example(NamedTuple):
@@ -79,8 +158,41 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints one sentence and ends with status 2."""
-        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        sentence = f"{self.prog}: {self._plain(message)} (see {self.prog} --help)"
+        print(sentence, file=sys.stderr)
         sys.exit(MISUSE)
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Ends with a sentence about arguments that nothing takes."""
+        first = unknown[0].partition("=")[0]
+        if not first.startswith("-"):
+            self.error(f"{first!r} is one argument too many; leave it out")
+        known = [name for action in self._actions for name in action.option_strings]
+        self.error(f"there is no option {first}{_like(first, known) or '; leave it out'}")
+
+    def _plain(self, message: str) -> str:
+        """argparse's message as a sentence that says what to do, in all versions of Python."""
+        commands = self.commands()
+        if commands and (choice := re.search(r"invalid choice: '?([^'\s,]+)", message)):
+            name = choice[1]
+            near = _like(name, list(commands)) or f"; the commands are {', '.join(commands)}"
+            return f"there is no command {name!r}{near}"
+        found = re.fullmatch(r"argument ([^\s:/]+)\S*: (.*)", message, re.DOTALL)
+        if found is None:
+            return message
+        name, rest = found[1], found[2]
+        if other := re.match(r"not allowed with argument (\S+)", rest):
+            return f"{name} and {other[1]} exclude each other; give one of them"
+        if rest.startswith("expected one argument"):
+            return f"{name} needs a value; write one after it"
+        if rest.startswith("ignored explicit argument"):
+            return f"{name} takes no value; leave it out"
+        return f"{name} {rest}"
+
+
+def _like(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _filled(text: str, width: int) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pccl.errors import InvalidArgument
+from pccl.tools import screen
 
 _QUIET_SECONDS = 1.0  # shorter transfers show nothing
 
@@ -51,16 +52,9 @@ class _Bar:
         if self._shown is None:
             if now - self._since < _QUIET_SECONDS or done >= wanted:
                 return
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-            columns = (
-                "pccl: receiving state",
-                BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
-            )
-            self._shown = Progress(*columns, console=Console(stderr=True))
+            self._shown = screen.bar("pccl: receiving state")
+            if self._shown is None:  # rich is missing, or the terminal is gone
+                return
             self._task = self._shown.add_task("", total=wanted)
             self._shown.start()
         self._shown.update(self._task, completed=done, total=wanted)

@@ -14,8 +14,12 @@ from typing import BinaryIO
 
 from pccl.communicator import MasterNode
 from pccl.master import make_secret
+from pccl.tools import screen
+from pccl.tools.parsing import Misuse
 
-__all__ = ["launch"]
+__all__ = ["MAX_RANKS", "check_program", "launch"]
+
+MAX_RANKS = 4096
 
 _GRACE_SECONDS = 5.0  # between SIGINT, SIGTERM and SIGKILL
 _DRAIN_SECONDS = 2.0  # for output after a rank's end, when a process it left behind holds the pipe
@@ -73,6 +77,42 @@ def launch(
             join += "and the secret (pccl run --show-join prints it)"
         _Launch._say(join)
         return asyncio.run(_Launch(_resolve(command), ranks, base, elastic, grace).run())
+
+
+def check_program(command: Sequence[str]) -> None:
+    """Finds out before anything is started whether there is such a program.
+
+    Raises:
+        Misuse: There is none, or Python would not find its script.
+    """
+    program, *arguments = _resolve(command)
+    found = shutil.which(program)
+    if found is None and os.path.isdir(program):
+        raise Misuse(f"{program} is a folder; give a program or a script")
+    if found is None and os.path.isfile(program) and os.sep in program:
+        raise Misuse(f"{program} is not executable; run `chmod +x {program}`")
+    if found is None and os.path.isfile(program):
+        raise Misuse(f"{program} is not on the PATH; write ./{program} to run it from here")
+    if found is None:
+        kind = "script" if program.endswith(".py") else "program"
+        raise Misuse(f"there is no {kind} {program}; correct its name or its path")
+    if os.path.basename(program).startswith("python"):
+        script = _script(arguments)
+        if script and not os.path.exists(script):
+            raise Misuse(f"there is no script {script}; correct its path (here is {os.getcwd()})")
+
+
+def _script(arguments: Sequence[str]) -> str | None:
+    """The script that Python would run with these arguments."""
+    words = iter(arguments)
+    for word in words:
+        if word in ("-X", "-W"):
+            next(words, None)
+        elif word.startswith(("-c", "-m")) or word == "-":
+            return None
+        elif not word.startswith("-"):
+            return word
+    return None
 
 
 def _resolve(command: Sequence[str]) -> list[str]:
@@ -233,7 +273,7 @@ class _Launch:
 
     async def _forward(self, rank: int, source: asyncio.StreamReader, sink: BinaryIO) -> None:
         """Copies whole lines, each prefixed by the rank."""
-        prefix = f"[{rank}] ".encode()
+        prefix = f"{screen.paint(f'[{rank}]', rank, sink)} ".encode()
         rest = b""
         while data := await source.read(_READ_BYTES):
             *lines, rest = (rest + data).split(b"\n")
@@ -257,7 +297,7 @@ class _Launch:
     @staticmethod
     def _say(text: str) -> None:
         with suppress(BrokenPipeError):
-            print(f"pccl run: {text}", file=sys.stderr, flush=True)
+            screen.note("pccl run", text)
 
 
 def _ending(code: int) -> str:

@@ -1,0 +1,147 @@
+"""How the commands print: rich on a terminal, plain text elsewhere; no colors with `NO_COLOR`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import IO, Any, Protocol
+
+__all__ = ["bar", "checks", "console", "note", "paint", "table", "verdict"]
+
+_MARKS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "info": ""}
+_STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red", "info": ""}
+_RANK_COLORS = (36, 33, 32, 35, 34, 31)  # of ANSI
+
+
+class Check(Protocol):
+    """A line of a screen of findings."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def verdict(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+def console(stream: IO[Any]) -> Any:
+    """A rich console for the stream; None where it is no terminal, or rich is missing."""
+    if not stream.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    if os.environ.get("NO_COLOR"):
+        return Console(file=stream, color_system=None, highlight=False)
+    return Console(file=stream, highlight=False)
+
+
+def paint(text: str, rank: int, stream: IO[Any]) -> str:
+    """`text` in the color of that rank, where the stream shows colors."""
+    shown = console(stream)
+    if shown is None or shown.color_system is None:
+        return text
+    return f"\x1b[{_RANK_COLORS[rank % len(_RANK_COLORS)]}m{text}\x1b[0m"
+
+
+def note(command: str, text: str) -> None:
+    """A line on the standard error about what the command does."""
+    shown = console(sys.stderr)
+    if shown is None:
+        print(f"{command}: {text}", file=sys.stderr, flush=True)
+        return
+    from rich.text import Text
+
+    shown.print(Text.assemble((f"{command}: ", "bold cyan"), text), soft_wrap=True)
+
+
+def verdict(text: str, *, good: bool) -> None:
+    """The last line of a screen."""
+    shown = console(sys.stdout)
+    if shown is None:
+        print(text)
+        return
+    from rich.text import Text
+
+    shown.print(Text(text, style="bold green" if good else "bold red"))
+
+
+def checks(found: Sequence[Check]) -> None:
+    """A line for each: the mark, the name and the text. On a terminal the text is wrapped."""
+    shown = console(sys.stdout)
+    if shown is None:
+        width = max(len(check.name) for check in found)
+        for check in found:
+            print(f"{_MARKS[check.verdict]:4}  {check.name:{width}}  {check.text}")
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, width=4)
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for check in found:
+        style = _STYLES[check.verdict]
+        grid.add_row(Text(_MARKS[check.verdict], style=style), check.name, Text(check.text))
+    shown.print(grid)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table. Where it is wider than the terminal, each row is printed as lines `name: cell`."""
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    shown = console(sys.stdout)
+    if shown is None:
+        _plain(title, columns, rows, widths)
+        return
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(title=Text(title, style="bold"), title_justify="left", box=box.ROUNDED)
+    narrow = sum(widths) + 3 * len(widths) + 1 > shown.width
+    if narrow:
+        drawn.show_header = False
+        drawn.add_column(style="cyan", overflow="fold")
+        drawn.add_column(overflow="fold", justify="right")
+        for row in rows:
+            for name, cell in zip(columns, row, strict=True):
+                drawn.add_row(name, Text(cell), end_section=name == columns[-1])
+    else:
+        for number, column in enumerate(columns):
+            justify: Any = "right" if number else "left"
+            drawn.add_column(column, justify=justify, no_wrap=True, header_style="cyan")
+        for row in rows:
+            drawn.add_row(*map(Text, row))
+    shown.print(drawn)
+
+
+def _plain(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int]
+) -> None:
+    print(f"\n{title}")
+    for row in (columns, *rows):
+        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
+
+
+def bar(title: str) -> Any:
+    """A progress bar of bytes on the standard error; None where that is no terminal."""
+    shown = console(sys.stderr)
+    if shown is None:
+        return None
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.table import Column
+
+    columns = [
+        TextColumn(title, table_column=Column(no_wrap=True), style="bold cyan"),
+        BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4)),
+        DownloadColumn(table_column=Column(no_wrap=True)),
+    ]
+    if shown.width >= 70:
+        columns.append(TransferSpeedColumn(table_column=Column(no_wrap=True)))
+    return Progress(*columns, console=shown, expand=shown.width < 100)
