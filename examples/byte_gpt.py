@@ -16,15 +16,24 @@ import argparse
 import functools
 import json
 import math
+import sys
 import sysconfig
 import time
 import zlib
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional
+
+try:
+    import torch
+    from torch import nn
+    from torch.nn import functional
+except ModuleNotFoundError as error:
+    print(
+        f"{error.name} is missing: pip install 'pccl-collectives[torch,checkpoint]'",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 import pccl
 from pccl import checkpoint

@@ -449,6 +449,12 @@ def main() -> int:
     if options.worker is not None:
         work(options.worker, options.steps, options.weights)
         return 0
+    try:
+        import matplotlib  # noqa: F401
+        import sklearn.datasets  # noqa: F401
+    except ModuleNotFoundError as error:
+        print(f"{error.name} is missing: pip install 'pccl-collectives[demo]'", file=sys.stderr)
+        return 2
     return launch(options.steps, options.plot, options.svg)
 
 

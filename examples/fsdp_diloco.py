@@ -15,14 +15,19 @@ replica again, which comes in once all its ranks wait. When all are lost, start 
 
 import argparse
 import socket
+import sys
 import zlib
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-from sklearn.datasets import load_digits
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+try:
+    import torch
+    import torch.distributed as dist
+    from sklearn.datasets import load_digits
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install 'pccl-collectives[torch,demo]'", file=sys.stderr)
+    sys.exit(2)
 
 import pccl
 from pccl import checkpoint

@@ -6,12 +6,18 @@ a round.
 """
 
 import os
+import sys
 import zlib
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install 'pccl-collectives[jax]' optax", file=sys.stderr)
+    sys.exit(2)
 
 import pccl
 from pccl.adapters.jax import diloco

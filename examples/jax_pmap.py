@@ -13,10 +13,15 @@ from functools import partial
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install 'pccl-collectives[jax]' optax", file=sys.stderr)
+    sys.exit(2)
 
 import pccl
 from pccl.adapters.jax import average_gradients

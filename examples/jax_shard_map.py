@@ -12,11 +12,16 @@ from functools import partial
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jax.sharding import PartitionSpec as P
+
+try:
+    import jax
+    import jax.numpy as jnp
+    from jax.flatten_util import ravel_pytree
+    from jax.sharding import PartitionSpec as P
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install 'pccl-collectives[jax]'", file=sys.stderr)
+    sys.exit(2)
 
 import pccl
 from pccl.adapters.jax import typed_errors

@@ -5,12 +5,17 @@ torchrun --nproc-per-node 2 examples/torch_ddp.py
 
 import argparse
 import os
+import sys
 
-import torch
-import torch.distributed as dist
-from sklearn.datasets import load_digits
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+try:
+    import torch
+    import torch.distributed as dist
+    from sklearn.datasets import load_digits
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install 'pccl-collectives[torch,demo]'", file=sys.stderr)
+    sys.exit(2)
 
 import pccl.adapters.torch  # noqa: F401  # makes the backend known
 

@@ -6,10 +6,15 @@ quarter of the bytes travels between hosts.
 """
 
 import argparse
+import sys
 import zlib
 
-import torch
-from sklearn.datasets import load_digits
+try:
+    import torch
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install 'pccl-collectives[torch,demo]'", file=sys.stderr)
+    sys.exit(2)
 
 import pccl
 from pccl.adapters.torch import DiLoCo

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import queue
@@ -106,6 +107,44 @@ class Crowd:
     def heard(self) -> str:
         """The end of what each of them said."""
         return "".join(line for lines in self._heard.values() for line in lines[-30:])
+
+
+@pytest.mark.parametrize("name", sorted(file.name for file in EXAMPLES.glob("*.py")))
+def test_an_example_begins_with_the_command_that_runs_it(name: str) -> None:
+    description = ast.get_docstring(ast.parse((EXAMPLES / name).read_text()))
+    assert description
+    assert re.search(rf"(python|torchrun)\s.*examples/{name}", description, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "needed"),
+    [
+        ("async_diloco.py", "sklearn", "torch,demo"),
+        ("byte_gpt.py", "torch", "torch,checkpoint"),
+        ("digits.py", "matplotlib", "demo"),
+        ("fsdp_diloco.py", "torch", "torch,demo"),
+        ("jax_diloco.py", "optax", "jax"),
+        ("jax_pmap.py", "jax", "jax"),
+        ("jax_shard_map.py", "jax", "jax"),
+        ("kill_and_join.py", "sklearn", "demo"),
+        ("torch_ddp.py", "torch", "torch,demo"),
+        ("torch_diloco.py", "torch", "torch,demo"),
+    ],
+)
+def test_an_example_says_what_it_needs(
+    name: str, missing: str, needed: str, tmp_path: Path
+) -> None:
+    (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(name={missing!r})\n")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 2 and not done.stdout, done.stdout + done.stderr
+    sentence = rf"{missing} is missing: pip install 'pccl-collectives\[{needed}\]'.*\n"
+    assert re.fullmatch(sentence, done.stderr), done.stderr
 
 
 def test_hello_adds_up_what_all_peers_gave(tmp_path: Path) -> None:
