@@ -204,7 +204,7 @@ def test_the_master_says_how_much_has_gone_through_it() -> None:
         ]
         for peer in peers:
             assert peer.ends(60) == 0, peer.stderr()
-        # Each sends as much as the whole array (docs/guide/connecting.md), in frames.
+        # Each sends as much as the whole array (docs/guide/cloud-and-home.md), in frames.
         array = 8 * count
         deadline = time.monotonic() + 30
         while (said := relayed_bytes(run.master)) < 2 * array:
