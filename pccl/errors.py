@@ -108,11 +108,15 @@ class PCCLError(Exception):
         # Only the explicit API's callers know the code: in a Deadlock of `allreduce` it misleads.
         if not self.reason or self.func_name in _EXPLICIT:
             text += f" with {self.result.name}"
-        if self.reason:
-            text += f": {self.reason}"
+        if sentence := self._sentence():
+            text += f": {sentence}"
         if self.peer and self.peer[:8] not in self.reason:
             text += f" (peer {self.peer[:8]})"
         return text
+
+    def _sentence(self) -> str:
+        """The reason, as the exception's text has it."""
+        return self.reason
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.result, self.func_name, self.reason), self.__dict__
@@ -171,6 +175,10 @@ class Deadlock(PCCLError):
     advice = "fix"
     waiting: tuple[str, ...] = ()
 
+    def _sentence(self) -> str:
+        # The engine's sentence ends with the members that wait; they follow line by line.
+        return self.reason.removesuffix(": " + "; ".join(self.waiting))
+
     def __str__(self) -> str:
         return "\n  ".join((super().__str__(), *self.waiting))
 
@@ -223,6 +231,10 @@ class Evicted(PCCLError):
     """The master removed this peer; `.reason` says why."""
 
     advice = "rejoin"
+
+    def _sentence(self) -> str:
+        # The reason is what the other members read in their logs: "not heard for 6 s".
+        return f"this peer is out of the run: {self.reason}" if self.reason else ""
 
 
 class RevisionMismatch(Evicted):
