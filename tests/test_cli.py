@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
+import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -15,7 +18,7 @@ import pytest
 
 import pccl
 from pccl import master
-from pccl.tools import bench, cli
+from pccl.tools import bench, cli, doctor, screen
 from pccl.tools.parsing import Parser, arguments
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -265,3 +268,112 @@ def test_where_no_master_answers_doctor_and_bench_say_what_to_do(
     last = out.splitlines()[-1]
     assert last.startswith("This machine cannot join: ") and words in last
     assert err == ""
+
+
+# Screens: one family, on terminals of any width and where the output is piped.
+
+
+ROWS = [["4 KiB", "165 us", "24.8 MB/s"], ["64 MiB", "90.6 ms", "741 MB/s"]]
+COLUMNS = ["array", "median", "array/time"]
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Terminal]:
+    """The standard output and error as a terminal with so many columns."""
+
+    def terminal(columns: int, **env: str) -> Terminal:
+        made = Terminal()
+        for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {"TERM": "xterm", "COLUMNS": str(columns), **env}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("sys.stdout", made)
+        monkeypatch.setattr("sys.stderr", made)
+        return made
+
+    return terminal
+
+
+def words(text: str) -> list[str]:
+    return re.sub(r"\x1b\[[\d;]*m|[^\x00-\x7f]", " ", text).split()
+
+
+@pytest.mark.parametrize("columns", [100, 38, 34, 30, 26])
+def test_a_table_fits_its_terminal_and_keeps_every_cell(
+    terminal: Callable[..., Terminal], columns: int
+) -> None:
+    shown = terminal(columns, NO_COLOR="1")
+    screen.table("The title of a table", COLUMNS, ROWS)
+    assert max(map(len, shown.getvalue().splitlines())) <= columns
+    assert "\x1b" not in shown.getvalue()
+    found = words(shown.getvalue())
+    assert all(word in found for row in [COLUMNS, *ROWS] for cell in row for word in cell.split())
+
+
+def test_colors_are_for_terminals_without_no_color(
+    terminal: Callable[..., Terminal], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def show() -> None:
+        screen.checks([doctor.Check("master", "fail", "127.0.0.1:9: Connection refused")])
+        screen.verdict("This machine cannot join.", good=False)
+        screen.note("pccl run", "rank 1 [red]ended[/]")
+        print(screen.paint("[1]", 1, sys.stdout))
+
+    plain = [
+        "FAIL  master  127.0.0.1:9: Connection refused",
+        "This machine cannot join.",
+        "pccl run: rank 1 [red]ended[/]",
+        "[1]",
+    ]
+    show()
+    out, err = capsys.readouterr()
+    assert [*out.splitlines()[:2], err.strip(), out.splitlines()[2]] == plain
+    shown = terminal(80, NO_COLOR="1")
+    show()
+    assert [line.rstrip() for line in shown.getvalue().splitlines()] == plain
+    shown = terminal(80)
+    show()
+    assert shown.getvalue().count("\x1b[") >= 8
+    assert words(shown.getvalue()) == " ".join(plain).split()
+
+
+def test_plain_tables_are_narrow_where_columns_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    screen.table("Title", COLUMNS, ROWS)
+    assert capsys.readouterr().out.splitlines() == [
+        "",
+        "Title",
+        "array    median  array/time",
+        "4 KiB    165 us   24.8 MB/s",
+        "64 MiB  90.6 ms    741 MB/s",
+    ]
+    monkeypatch.setenv("COLUMNS", "24")
+    screen.table("Title", COLUMNS, ROWS)
+    assert capsys.readouterr().out.splitlines()[2:5] == [
+        "array           4 KiB",
+        "median         165 us",
+        "array/time  24.8 MB/s",
+    ]
+
+
+@pytest.mark.parametrize("columns", [100, 50, 30])
+def test_the_progress_bar_fits_its_terminal(
+    terminal: Callable[..., Terminal], columns: int
+) -> None:
+    shown = terminal(columns, NO_COLOR="1")
+    drawn = screen.bar("pccl: receiving state")
+    task = drawn.add_task("", total=4 << 30)
+    drawn.update(task, completed=1 << 30)
+    lines = [line for line in drawn.console.render_lines(drawn.get_renderable()) if line]
+    assert len(lines) == 1
+    assert sum(len(segment.text) for segment in lines[0]) <= columns
+    assert shown.getvalue() == ""

@@ -70,6 +70,8 @@ def launch(
             "PCCL_BIND": "127.0.0.1",
             "PYTHONUNBUFFERED": "1",
         }
+        if (shown := screen.console(sys.stdout)) is not None:
+            base.setdefault("COLUMNS", str(max(20, shown.width - len(f"[{ranks - 1}] "))))
         join = f"to join: PCCL_MASTER={master.address} "
         if show_join:
             join += f"PCCL_SECRET={secret} {shlex.join(command)}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import IO, Any, Protocol
 
-__all__ = ["bar", "checks", "console", "note", "paint", "table", "verdict"]
+__all__ = ["bar", "checks", "console", "line", "note", "paint", "table", "verdict"]
 
 _MARKS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "info": ""}
 _STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red", "info": ""}
@@ -70,6 +71,24 @@ def verdict(text: str, *, good: bool) -> None:
     shown.print(Text(text, style="bold green" if good else "bold red"))
 
 
+def line(text: str) -> None:
+    """A sentence on the standard output, as wide as that is."""
+    shown = console(sys.stdout)
+    if shown is None:
+        limit = _limit()
+        print(textwrap.fill(text, limit, break_on_hyphens=False) if limit else text)
+        return
+    from rich.text import Text
+
+    shown.print(Text(text))
+
+
+def _limit() -> int | None:
+    """The columns of plain text, where `COLUMNS` tells; `pccl run` sets it for its ranks."""
+    given = os.environ.get("COLUMNS", "")
+    return int(given) if given.isdecimal() and int(given) > 0 else None
+
+
 def checks(found: Sequence[Check]) -> None:
     """A line for each: the mark, the name and the text. On a terminal the text is wrapped."""
     shown = console(sys.stdout)
@@ -95,6 +114,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     """A table. Where it is wider than the terminal, each row is printed as lines `name: cell`."""
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     shown = console(sys.stdout)
+    print()
     if shown is None:
         _plain(title, columns, rows, widths)
         return
@@ -102,9 +122,12 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(title=Text(title, style="bold"), title_justify="left", box=box.ROUNDED)
-    narrow = sum(widths) + 3 * len(widths) + 1 > shown.width
-    if narrow:
+    shown.print(Text(title, style="bold"))
+    drawn = Table(box=box.ROUNDED)
+    if sum(widths) + 3 * len(widths) + 1 > shown.width:  # then without lines
+        drawn.box, drawn.padding = None, (0, 2, 0, 0)
+    if sum(widths) + 2 * len(widths) > shown.width:
+        drawn.box, drawn.padding = box.ROUNDED, (0, 1)
         drawn.show_header = False
         drawn.add_column(style="cyan", overflow="fold")
         drawn.add_column(overflow="fold", justify="right")
@@ -123,7 +146,16 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 def _plain(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int]
 ) -> None:
-    print(f"\n{title}")
+    line(title)
+    limit = _limit()
+    if limit and sum(widths) + 2 * (len(widths) - 1) > limit:
+        names = max(map(len, columns))
+        cells = max(len(cell) for row in rows for cell in row)
+        for row in rows:
+            for name, cell in zip(columns, row, strict=True):
+                print(f"{name:{names}}  {cell:>{cells}}")
+            print()
+        return
     for row in (columns, *rows):
         first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
