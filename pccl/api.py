@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import html
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypedDict, TypeVar, overload
 
@@ -99,6 +100,39 @@ class Membership:
     peers: tuple[str, ...]
     peer_group: int
     replicas: tuple[str, ...] = ()
+
+    def _rows(self) -> Iterator[tuple[bool, tuple[str, ...]]]:
+        """For each member: is it this peer, and its rank, the start of its id, its replica."""
+        for rank, peer in enumerate(self.peers):
+            replica = self.replicas[rank : rank + 1]
+            yield rank == self.rank, (str(rank), peer[:8], *replica)
+
+    def _caption(self) -> str:
+        count = f"{self.world_size} member{'' if self.world_size == 1 else 's'}"
+        waits = "" if self.rank >= 0 else "; this peer waits to be let in"
+        return f"group {self.peer_group}, epoch {self.epoch}: {count}{waits}"
+
+    def _columns(self) -> tuple[str, ...]:
+        return ("rank", "peer", "replica") if self.replicas else ("rank", "peer")
+
+    def _repr_html_(self) -> str:
+        """A table for Jupyter; this peer's row is bold."""
+        head = "".join(f"<th>{name}</th>" for name in self._columns())
+        body = ""
+        for own, cells in self._rows():
+            tag = "th" if own else "td"
+            body += f"<tr>{''.join(f'<{tag}>{html.escape(c)}</{tag}>' for c in cells)}</tr>"
+        return f"<table><caption>{self._caption()}</caption><tr>{head}</tr>{body}</table>"
+
+    def __rich__(self) -> Any:
+        """The same table for rich."""
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(*self._columns(), title=self._caption())
+        for own, cells in self._rows():
+            table.add_row(*map(escape, cells), style="bold" if own else "")
+        return table
 
 
 def init(
