@@ -13,6 +13,7 @@ huge pages, and a thread of its own for each call.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import mmap
 import os
@@ -149,6 +150,10 @@ def main() -> None:
     if args.peer:
         rank_main(args)
         return
+    for name in ("torch", "jax"):
+        if importlib.util.find_spec(name) is None:
+            print(f"{name} is missing: pip install 'pccl-collectives[torch,jax]'", file=sys.stderr)
+            sys.exit(2)
     found = run(args)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))

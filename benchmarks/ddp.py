@@ -24,11 +24,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
+try:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install 'pccl-collectives[bench]'", file=sys.stderr)
+    sys.exit(2)
 from together import run_ranks
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 PATIENCE = timedelta(seconds=300)
 BACKENDS = ("gloo", "pccl")

@@ -16,6 +16,7 @@ from pccl import _core, _settings
 from pccl._settings import DEFAULT_PORT
 from pccl.communicator import MasterNode
 from pccl.errors import InvalidArgument, PCCLError
+from pccl.tools import screen
 from pccl.tools.parsing import MISUSE, Example, Parser, advised
 
 __all__ = ["main", "make_secret", "parser", "serve", "serve_with_secret"]
@@ -83,7 +84,7 @@ def _secret_in(path: str) -> _core.Secret:
 
 
 def _failed(error: PCCLError, command: str = "pccl master") -> int:
-    print(f"{command}: {advised(error.reason or str(error))}", file=sys.stderr)
+    screen.failure(command, advised(error.reason or str(error)))
     return MISUSE
 
 

@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         result = _measure(options)
     except (PCCLError, _Stopped) as error:
-        screen.note("pccl bench", str(error.reason or error))
+        screen.failure("pccl bench", str(error.reason or error))
         return 1
     except KeyboardInterrupt:
         return 130

@@ -15,7 +15,7 @@ import pccl
 from pccl import __version__
 from pccl.errors import PCCLError
 from pccl.master import DEFAULT_LISTEN, make_secret, serve, serve_with_secret
-from pccl.tools import bench, doctor
+from pccl.tools import bench, doctor, screen
 from pccl.tools.parsing import MISUSE, Example, Misuse, Parser, advised, seconds, whole
 from pccl.tools.run import MAX_RANKS, check_program, launch
 
@@ -242,10 +242,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(make_secret())
         return 0
     except Misuse as error:
-        print(f"{command.prog}: {error}", file=sys.stderr)
+        screen.failure(command.prog, str(error))
         return MISUSE
     except PCCLError as error:
-        print(f"{command.prog}: {advised(error.reason or str(error))}", file=sys.stderr)
+        screen.failure(command.prog, advised(error.reason or str(error)))
         return 1
     except KeyboardInterrupt:
         return 130

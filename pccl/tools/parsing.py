@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from pccl.tools import screen
+
 __all__ = [
     "MISUSE",
     "Example",
@@ -125,6 +127,7 @@ class Parser(argparse.ArgumentParser):
         self.then = then
         if form:
             self.usage = f"{self.prog} {form}"
+        self.color = False  # of argparse's own, in newer versions of Python; see `print_help`
         self._positionals.title = "Arguments"
         self._optionals.title = "Options"
 
@@ -156,10 +159,13 @@ class Parser(argparse.ArgumentParser):
             formatter.add_text(_filled(f"Next: {self.then}", width))
         return formatter.format_help()
 
+    def print_help(self, file: Any = None) -> None:
+        stream = sys.stdout if file is None else file
+        stream.write(screen.helped(self.format_help(), stream))
+
     def error(self, message: str) -> NoReturn:
         """Prints one sentence and ends with status 2."""
-        sentence = f"{self.prog}: {self._plain(message)} (see {self.prog} --help)"
-        print(sentence, file=sys.stderr)
+        screen.failure(self.prog, f"{self._plain(message)} (see {self.prog} --help)")
         sys.exit(MISUSE)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
 from typing import IO, Any, Protocol
 
-__all__ = ["bar", "checks", "console", "line", "note", "paint", "table", "verdict"]
+__all__ = [
+    "bar",
+    "checks",
+    "console",
+    "failure",
+    "helped",
+    "line",
+    "note",
+    "paint",
+    "table",
+    "verdict",
+]
 
 _MARKS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "info": ""}
 _STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red", "info": ""}
@@ -51,13 +63,31 @@ def paint(text: str, rank: int, stream: IO[Any]) -> str:
 
 def note(command: str, text: str) -> None:
     """A line on the standard error about what the command does."""
+    _say(command, text, "bold cyan")
+
+
+def failure(command: str, text: str) -> None:
+    """A line on the standard error about why the command ends."""
+    _say(command, text, "bold red")
+
+
+def _say(command: str, text: str, style: str) -> None:
     shown = console(sys.stderr)
     if shown is None:
         print(f"{command}: {text}", file=sys.stderr, flush=True)
         return
     from rich.text import Text
 
-    shown.print(Text.assemble((f"{command}: ", "bold cyan"), text), soft_wrap=True)
+    shown.print(Text.assemble((f"{command}: ", style), text), soft_wrap=True)
+
+
+def helped(text: str, stream: IO[Any]) -> str:
+    """The text of a help with its headings in bold, where the stream shows colors."""
+    shown = console(stream)
+    if shown is None or shown.color_system is None:
+        return text
+    text = re.sub(r"^([A-Z]\w+:)(?= |$)", "\x1b[1m\\1\x1b[0m", text, flags=re.MULTILINE)
+    return re.sub(r"^(  # .*)$", "\x1b[2m\\1\x1b[0m", text, flags=re.MULTILINE)
 
 
 def verdict(text: str, *, good: bool) -> None:
