@@ -1,4 +1,4 @@
-"""docs/images/run.svg is a picture that pages can embed, and tools/record.py draws such pictures."""
+"""docs/images/run.svg can be embedded in a page, and tools/record.py draws such pictures."""
 
 import importlib.util
 import re
