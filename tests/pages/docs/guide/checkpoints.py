@@ -1,0 +1,15 @@
+from pathlib import Path
+
+import torch
+
+from pccl.data import ElasticSampler
+
+Path("run").mkdir(exist_ok=True)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+sampler = ElasticSampler(10, batch_size=1)
+steps = 1000  # one checkpoint
+
+
+def train_one_step(state):
+    pass
