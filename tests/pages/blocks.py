@@ -12,6 +12,7 @@ _BLOCK = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^ *```$",
     re.DOTALL | re.MULTILINE,
 )
+_COMMAND = re.compile(r"(?:pccl|python|make|pip) |PCCL_\w+=")
 _PROGRAM = re.compile(r"# (\w+\.py)(?:: .*)?\n")
 
 
@@ -45,4 +46,10 @@ def blocks(page: str) -> Iterator[Block]:
     for found in _BLOCK.finditer(page):
         line = page.count("\n", 0, found.start("text"))
         text = textwrap.dedent(found["text"])
-        yield Block(line, found["language"], text, (found["reason"] or "").strip())
+        language = found["language"]
+        if not language and _COMMAND.match(text):
+            language = "bash"
+        if not language and text.startswith("$ "):  # and what the commands print
+            language = "bash"
+            text = "\n".join(row[2:] for row in text.splitlines() if row.startswith("$ "))
+        yield Block(line, language, text, (found["reason"] or "").strip())
