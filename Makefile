@@ -7,8 +7,9 @@ PYTHON_BIN = $(abspath $(VENV))/bin/python
 STAGE = tools/stage.sh
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+COMPARE_ARGS ?=
 
-.PHONY: demo test install setup build lint format types docs stress fuzz soak bench package clean
+.PHONY: demo test install setup build lint format types docs stress fuzz soak bench compare package clean
 
 # A tree that is set up for development runs the demo from its editable build; any other from a
 # plain install.
@@ -82,6 +83,12 @@ bench:
 	@$(STAGE) install build/bench/bin/python -m pip install -q -c requirements-dev.txt '.[bench]' mpi4py==4.1.2
 	build/bench/bin/python benchmarks/allreduce.py --transport all --extras all --json build/allreduce.json \
 	  --markdown build/allreduce.md --plot build/allreduce.svg $(BENCH_ARGS)
+
+# pccl beside Gloo, MPI, torchft, hivemind and mpi4jax, in an environment of its own: build/compare.
+# Each is optional. 12 minutes after the installation. COMPARE_ARGS=--quick shows that it runs.
+compare:
+	@$(STAGE) set-up tools/setup.sh build/compare
+	build/compare/bin/python benchmarks/compare/run.py $(COMPARE_ARGS)
 
 # The sdist, the wheel made from it, and that wheel in a clean environment.
 package: setup

@@ -1,11 +1,14 @@
 """The benchmark program runs, and its own checks of results pass. Figures are not checked here."""
 
+import importlib.util
 import json
 import re
 import shutil
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -185,3 +188,68 @@ def test_the_time_to_rejoin_is_measured(tmp_path: Path) -> None:
     assert found["bytes"] == 8_000_000 and found["ratio"] > 0
     assert len(found["rejoin_seconds"]) == len(found["copy_seconds"]) == 2
     assert "1 M parameters and their momentum" in shown
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tables", BENCHMARKS / "compare" / "tables.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_comparison_knows_from_a_mean_which_ranks_took_part(tables: ModuleType) -> None:
+    some = [frozenset(c) for n in range(1, 5) for c in combinations(range(4), n)]
+    for members in some:
+        mean = sum(2.0**shard for shard in members) / len(members)
+        found = tables.shards(mean, mean, 4)
+        assert sum(2.0**shard for shard in found) / len(found) == mean
+        if len(members) >= 3:  # what is asked for when one of four is killed
+            assert found == members
+    assert tables.shards(3.75, 4.0, 4) == tables.shards(0.1, 0.1, 4) == frozenset()
+    assert tables.shards(float("nan"), float("nan"), 4) == frozenset()
+
+
+def test_the_comparison_counts_lines_that_a_library_adds_or_changes(tables: ModuleType) -> None:
+    plain = '"""Plain."""\nbegin()\n\nstep()\nend()\n'
+    assert tables.differing_lines(plain, plain.replace("Plain", "Other")) == 0
+    changed = '"""More."""\nbegin()\njoin()\n\nmore.step()\n\nend()\n'
+    assert tables.differing_lines(plain, changed) == 2
+    counts = tables.program_lines(BENCHMARKS / "compare" / "programs")
+    assert set(counts) == {"gloo", "hivemind", "mpi", "pccl", "torchft"}
+    assert all(0 < count < 30 for count in counts.values())
+
+
+def test_the_comparison_reads_sizes_and_writes_times(tables: ModuleType) -> None:
+    assert [tables.parse_size(text) for text in ("4B", "1 KiB", "64MiB")] == [4, 1 << 10, 64 << 20]
+    with pytest.raises(ValueError, match="multiple of 4"):
+        tables.parse_size("6B")
+    assert tables.seconds(2.5e-6) == "2.5 us" and tables.seconds(0.25) == "250 ms"
+    assert tables.with_spread([1.0, 3.0, 2.0]) == "2 s (1 s to 3 s)"
+
+
+def test_the_comparison_has_a_row_for_what_is_missing_or_stops(tables: ModuleType) -> None:
+    unknown = {"missing": "does not import: no module"}
+    row = {"rejoin": [unknown], "restarted": [{"pause": 0.5}], "gone": [{"goes_on": 75}]}
+    result = {
+        "about": dict.fromkeys(["date", "command", "cpu", "kernel", "python"], "x")
+        | dict.fromkeys(["cores", "load_before", "load_after", "seconds"], 2.0),
+        "libraries": {"a": {"version": "", "missing": "no wheel"}},
+        "sizes": [4],
+        "allreduce": [
+            {"library": "a", "path": "TCP", "seconds": {}, "partial": {}, "missing": "no wheel"},
+            {"library": "b", "path": "TCP", "seconds": {"4": [1e-3] * 5}, "partial": {"4": 1}},
+        ],
+        "failures": [
+            row | {"library": "a", "kill": [{"ended": 2.0, "why": "Connection reset. More"}]},
+            row | {"library": "b", "kill": [{"hangs": 60}, {"seconds": 1.0}]},
+        ],
+        "lines": {"a": 3},
+    }
+    lines = tables.markdown(result).splitlines()
+    assert "| a | TCP | no wheel |" in lines
+    assert any("1 of 5 calls averaged fewer ranks" in line for line in lines)
+    stops = next(line for line in lines if "run stops" in line)
+    assert "after 2 s (Connection reset) | does not import: no module | 500 ms | goes on" in stops
+    assert any("1 s; hangs > 60 s in 1 of 2" in line for line in lines)
