@@ -17,7 +17,7 @@ from pccl._settings import DEFAULT_PORT
 from pccl.communicator import MasterNode
 from pccl.errors import InvalidArgument, PCCLError
 from pccl.tools import screen
-from pccl.tools.parsing import MISUSE, Example, Parser, advised
+from pccl.tools.parsing import MISUSE, Example, Parser, advised, endpoint
 
 __all__ = ["main", "make_secret", "parser", "serve", "serve_with_secret"]
 
@@ -170,7 +170,9 @@ def parser() -> Parser:
         then="prefer `pccl master`, which makes a secret and prints the line to join with.",
     )
     words = "where to listen; port 0 takes a free one (default: %(default)s)"
-    made.add_argument("--listen-address", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=words)
+    made.add_argument(
+        "--listen-address", type=endpoint, default=DEFAULT_LISTEN, metavar="HOST:PORT", help=words
+    )
     return made
 
 

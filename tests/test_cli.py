@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import io
 import os
+import pty
 import re
+import signal
 import socket
+import struct
+import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -94,9 +100,8 @@ def sentence(
     def sentence(*arguments: str, main: Callable[[list[str]], int] = cli.main, **env: str) -> str:
         for name in [name for name in os.environ if name.startswith("PCCL_")]:
             monkeypatch.delenv(name)
-        for name, value in env.items():
+        for name, value in {"PCCL_LOG_LEVEL": "WARN", **env}.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("PCCL_LOG_LEVEL", "WARN")
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(bench, "_JOIN_ATTEMPTS", 1)
         assert ended(list(arguments), main) == 2
@@ -146,6 +151,8 @@ def sentence(
         ("doctor", "give the master as HOST:PORT, or set PCCL_MASTER"),
         ("doctor 127.0.0.1:99999", "the port must be a number up to 65535"),
         ("doctor 127.0.0.1:9 --group -1", "--group must be a whole number in 0.."),
+        ("doctor :9", "HOST:PORT must be a host and a port, as in 192.0.2.7:48148, not ':9'"),
+        ("master --listen :9", "--listen must be a host and a port, as in 192.0.2.7:48148"),
         ("doctor here there", "'there' is one argument too many; leave it out"),
         ("bench", "give --master HOST:PORT"),
         ("bench --master a..b:1", "cannot resolve a..b"),
@@ -190,6 +197,8 @@ def test_a_port_that_is_taken_is_named_with_what_to_do(
         (["master", "--insecure"], {"PCCL_SECRET": SECRET}, "unset it, or drop --insecure"),
         (["doctor", "127.0.0.1:9"], {"PCCL_SECRET_FILE": "gone"}, "cannot read gone: No such"),
         (["bench", "--master", "127.0.0.1:9"], {"PCCL_SECRET_FILE": "/"}, "cannot read /: Is a"),
+        (["run", "-n", "1", "--", "true"], {"PCCL_LOG_LEVEL": "loud"}, "PCCL_LOG_LEVEL="),
+        (["doctor"], {"PCCL_MASTER": "127.0.0.1:"}, "the port must be a number"),
         (["bench"], {"PCCL_MASTER": "127.0.0.1:9", "PCCL_MIN_PEERS": "1"}, "PCCL_MIN_PEERS must"),
     ],
 )
@@ -377,3 +386,60 @@ def test_the_progress_bar_fits_its_terminal(
     assert len(lines) == 1
     assert sum(len(segment.text) for segment in lines[0]) <= columns
     assert shown.getvalue() == ""
+
+
+def pccl_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pccl", *arguments]
+
+
+def test_ranks_are_colored_on_a_terminal_and_plain_in_a_pipe(tmp_path: Path) -> None:
+    command = pccl_command("run", "-n", "2", "--", "sh", "-c", "echo $COLUMNS")
+    env = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
+    piped = subprocess.run(command, capture_output=True, cwd=tmp_path, env=env, timeout=200)
+    assert sorted(piped.stdout.splitlines()) == [b"[0] ", b"[1] "]
+    assert b"\x1b" not in piped.stderr
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 61, 0, 0))
+    with open(ours, "rb", buffering=0) as screen_of:
+        terminal = {**env, "TERM": "xterm"}
+        with subprocess.Popen(command, stdout=theirs, stderr=theirs, cwd=tmp_path, env=terminal):
+            os.close(theirs)
+            said = b""
+            with suppress(OSError):  # EIO: all have closed it
+                while data := screen_of.read(1000):
+                    said += data
+    assert b"\x1b[36m[0]\x1b[0m " in said and b"\x1b[33m[1]\x1b[0m " in said
+    assert said.count(b"\x1b[0m 57\r\n") == 2
+
+
+@pytest.mark.parametrize("arguments", [["secret"], ["--help"], ["doctor", "127.0.0.1:9"]])
+def test_output_that_cannot_be_written_is_told_without_a_traceback(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            pccl_command(*arguments),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            timeout=200,
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "pccl: cannot write the output: No space left on device\n",
+    )
+
+
+def test_a_reader_that_left_ends_a_command_silently(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        pccl_command("doctor", "127.0.0.1:9"),
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        timeout=200,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

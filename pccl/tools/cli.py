@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import platform
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,13 +15,15 @@ from typing import Any
 
 import pccl
 from pccl import __version__
-from pccl.errors import PCCLError
+from pccl.errors import InvalidArgument, InvalidUsage, PCCLError
 from pccl.master import DEFAULT_LISTEN, make_secret, serve, serve_with_secret
 from pccl.tools import bench, doctor, screen
-from pccl.tools.parsing import MISUSE, Example, Misuse, Parser, advised, seconds, whole
+from pccl.tools.parsing import MISUSE, Example, Misuse, Parser, advised, endpoint, seconds, whole
 from pccl.tools.run import MAX_RANKS, check_program, launch
 
 __all__ = ["main", "parser", "version_lines"]
+
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def version_lines() -> list[str]:
@@ -117,7 +121,9 @@ def _add_master(add: Callable[..., Parser]) -> None:
         then="run the printed line on each machine; `pccl doctor` tells whether one can join.",
     )
     words = "where to listen; port 0 takes a free one (default: %(default)s)"
-    master.add_argument("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=words)
+    master.add_argument(
+        "--listen", type=endpoint, default=DEFAULT_LISTEN, metavar="HOST:PORT", help=words
+    )
     words = (
         "evict members that most others have waited for this long in one call; `none`: never "
         "(default: PCCL_STRAGGLER_TIMEOUT, else 1800)"
@@ -215,7 +221,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status. 2: the command was called wrongly, or cannot begin.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed from the start
+            setattr(sys, name, open(os.devnull, "w"))
+    try:
+        status = _main(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # e.g. our reader was `head`
+        _discard_output()
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        _discard_output()
+        screen.failure("pccl", f"cannot write the output: {error.strerror}")
+        return 1
+
+
+def _discard_output() -> None:
+    """What is left in buffers would raise again when Python ends."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+
+
+def _main(given: list[str]) -> int:
     program: list[str] | None = None
     # argparse's own reading of -- differs between versions.
     if given[:1] == ["run"] and "--" in given:
@@ -246,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return MISUSE
     except PCCLError as error:
         screen.failure(command.prog, advised(error.reason or str(error)))
-        return 1
+        return MISUSE if isinstance(error, InvalidArgument | InvalidUsage) else 1
     except KeyboardInterrupt:
         return 130
 

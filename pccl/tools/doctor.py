@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from pccl import __version__, _core, _settings
 from pccl.errors import PCCLError
 from pccl.tools import screen
-from pccl.tools.parsing import MISUSE, Misuse, advised, whole
+from pccl.tools.parsing import MISUSE, Misuse, advised, endpoint, whole
 
 __all__: list[str] = []
 
@@ -36,8 +36,8 @@ class Check(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pccl doctor`."""
-    usual, words = os.environ.get("PCCL_MASTER"), "the master (default: PCCL_MASTER)"
-    parser.add_argument("master", nargs="?", default=usual, metavar="HOST:PORT", help=words)
+    words = "the master (default: PCCL_MASTER)"
+    parser.add_argument("master", nargs="?", type=endpoint, metavar="HOST:PORT", help=words)
     words = "peer group to look at (default: 0)"
     group = whole(0, 2**32 - 1)
     parser.add_argument("--group", type=group, default=0, metavar="N", help=words)
@@ -53,15 +53,16 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         Misuse: There is nothing to ask.
     """
-    if not options.master:
+    master = options.master or _settings.text("PCCL_MASTER")
+    if master is None:
         raise Misuse("give the master as HOST:PORT, or set PCCL_MASTER")
     asked = False
     try:
-        checks = [_resolved(options.master)]
+        checks = [_resolved(master)]
         if checks[0].verdict != "fail":
-            found = _in_background(options.master, options.group)
+            found = _in_background(master, options.group)
             asked = not found["failure"]
-            checks += _of_the_master(options.master, found)
+            checks += _of_the_master(master, found)
         checks += _of_this_machine()
     except PCCLError as error:
         raise Misuse(advised(error.reason or str(error))) from None

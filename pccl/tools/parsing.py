@@ -20,6 +20,7 @@ __all__ = [
     "Parser",
     "advised",
     "arguments",
+    "endpoint",
     "explained",
     "seconds",
     "whole",
@@ -60,6 +61,14 @@ def advised(reason: str) -> str:
         if part in reason:
             return f"{reason.partition('; was it ')[0]}; {advice}"
     return reason
+
+
+def endpoint(text: str) -> str:
+    """Reads what may be host:port. The engine knows the details."""
+    if not text.rpartition(":")[0] and (":" in text or not text) or not text.isprintable():
+        sentence = f"must be a host and a port, as in 192.0.2.7:48148, not {text!r}"
+        raise argparse.ArgumentTypeError(sentence)
+    return text
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
@@ -141,7 +150,7 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         formatter = self._get_formatter()
-        width = formatter._width  # of the terminal
+        width = max(20, formatter._width)  # of the terminal
         formatter.add_text(_filled(self.description or "", width))
         if self.examples:
             formatter.start_section("Examples")
@@ -179,11 +188,11 @@ class Parser(argparse.ArgumentParser):
     def _plain(self, message: str) -> str:
         """argparse's message as a sentence that says what to do, in all versions of Python."""
         commands = self.commands()
-        if commands and (choice := re.search(r"invalid choice: '?([^'\s,]+)", message)):
+        if commands and (choice := re.search(r"invalid choice: '?([^'\s,]*)", message)):
             name = choice[1]
             near = _like(name, list(commands)) or f"; the commands are {', '.join(commands)}"
             return f"there is no command {name!r}{near}"
-        found = re.fullmatch(r"argument ([^\s:/]+)\S*: (.*)", message, re.DOTALL)
+        found = re.fullmatch(r"argument (\S+?)(?:/\S+)?: (.*)", message, re.DOTALL)
         if found is None:
             return message
         name, rest = found[1], found[2]

@@ -97,7 +97,7 @@ def check_program(command: Sequence[str]) -> None:
         raise Misuse(f"{program} is not on the PATH; write ./{program} to run it from here")
     if found is None:
         kind = "script" if program.endswith(".py") else "program"
-        raise Misuse(f"there is no {kind} {program}; correct its name or its path")
+        raise Misuse(f"there is no {kind} {shlex.quote(program)}; correct its name or its path")
     if os.path.basename(program).startswith("python"):
         script = _script(arguments)
         if script and not os.path.exists(script):
@@ -239,6 +239,8 @@ class _Launch:
 
     async def _stop(self, running: set[asyncio.Future[int]], steps: Sequence[int]) -> None:
         """Signals the ranks, step by step. Another Ctrl-C takes the next step at once."""
+        if not running:
+            return
         for number in steps:
             for process in self._processes:
                 if process.returncode is None:
@@ -290,7 +292,9 @@ class _Launch:
         try:
             sink.write(b"".join(prefix + line + b"\n" for line in lines))
             sink.flush()
-        except BrokenPipeError:  # e.g. our reader was `head`: stop the ranks, reading on
+        except OSError as error:  # e.g. our reader was `head`: stop the ranks, reading on
+            if not isinstance(error, BrokenPipeError):
+                self._say(f"cannot write the output: {error.strerror}; stopping the ranks")
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sink.fileno())
             os.close(nowhere)
@@ -298,7 +302,7 @@ class _Launch:
 
     @staticmethod
     def _say(text: str) -> None:
-        with suppress(BrokenPipeError):
+        with suppress(OSError):
             screen.note("pccl run", text)
 
 
