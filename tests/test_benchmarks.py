@@ -212,10 +212,11 @@ def test_the_comparison_knows_from_a_mean_which_ranks_took_part(tables: ModuleTy
 
 
 def test_the_comparison_counts_lines_that_a_library_adds_or_changes(tables: ModuleType) -> None:
-    plain = '"""Plain."""\nbegin()\n\nstep()\nend()\n'
-    assert tables.differing_lines(plain, plain.replace("Plain", "Other")) == 0
-    changed = '"""More."""\nbegin()\njoin()\n\nmore.step()\n\nend()\n'
-    assert tables.differing_lines(plain, changed) == 2
+    plain = ['"""Plain."""', "begin()", "", "step()", "end()", ""]
+    added = ['"""More."""', "begin()", "join()", "", "more.step()", "", "end()", ""]
+    other = ['"""Other."""', *plain[1:]]
+    assert tables.differing_lines("\n".join(plain), "\n".join(other)) == 0
+    assert tables.differing_lines("\n".join(plain), "\n".join(added)) == 2
     counts = tables.program_lines(BENCHMARKS / "compare" / "programs")
     assert set(counts) == {"gloo", "hivemind", "mpi", "pccl", "torchft"}
     assert all(0 < count < 30 for count in counts.values())

@@ -41,7 +41,7 @@ ALL = frozenset(range(WORLD))
 
 
 class Steps:
-    """What the programs of one run have said. Any thread."""
+    """Collects the lines of the programs of one run. Any thread."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()

@@ -1,4 +1,4 @@
-"""Processes of the comparison: every one is started here, has a deadline, and is ended by its id."""
+"""Processes of the comparison: each is started here, has a deadline, and is ended by its id."""
 
 from __future__ import annotations
 

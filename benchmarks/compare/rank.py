@@ -30,7 +30,7 @@ WORLD_PREFIX = "compare"
 
 
 class Library:
-    """What a rank needs of a library. `fill` and `result` are not measured, `call` is."""
+    """One library, as a rank uses it. `fill` and `result` are not measured, `call` is."""
 
     mean = False  # the result is the mean, not the sum
 

@@ -6,8 +6,8 @@ Everything is installed into a virtual environment in build/compare. A library t
 installed or imported is a row that says why. Measured are:
 
 1. all-reduce of float32 by four ranks: each library on its default path and over TCP. Blocks of
-   calls of all libraries take turns, so that noise hits all alike. The time of a call is its slowest
-   rank's
+   calls of all libraries take turns, so that noise hits all alike. A call takes as long as its
+   slowest rank
 2. from the SIGKILL of one of four ranks until the others have finished a step, with a right result
 3. from the start of a new process in its place until its own first step
 4. lines in which each library's program differs from the one without a library
@@ -77,7 +77,7 @@ def note(text: str) -> None:
 
 
 class Deadline:
-    """The whole run's. What is not begun by then is not measured, and says so."""
+    """The deadline of the whole run. After it, nothing more is begun."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.monotonic() + seconds

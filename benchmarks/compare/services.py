@@ -1,8 +1,8 @@
-"""What the libraries need beside their ranks. Prints one line of JSON, and stays until its standard
-input ends.
+"""Runs a service that a library needs beside its ranks. Prints one line of JSON, and stays until
+its standard input ends.
 
     services.py dht          a first peer of hivemind's hash table; prints its addresses
-    services.py stores N     the N stores that torchrun would hold for N replicas; prints their ports
+    services.py stores N     N stores, as torchrun holds them for N replicas; prints their ports
 """
 
 from __future__ import annotations
