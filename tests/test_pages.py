@@ -8,6 +8,7 @@ run, all others are parsed. test_readme.py and test_guide.py run whole programs.
 from __future__ import annotations
 
 import argparse
+import configparser
 import importlib.util
 import os
 import re
@@ -29,7 +30,7 @@ from pccl.tools import cli
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # `text` is output, or a picture; the site draws mermaid.
-LANGUAGES = {"python", "bash", "c", "text", "mermaid"}
+LANGUAGES = {"python", "bash", "c", "yaml", "ini", "text", "mermaid"}
 # Programs that no test runs, and why.
 NOT_RUN = {
     "git": "needs the network",
@@ -37,6 +38,9 @@ NOT_RUN = {
     "sudo": "changes this machine",
     "cd": "of the reader's shell",
     ".": "of the reader's shell",
+    "true": "does nothing",
+    "sleep": "does nothing",
+    "exit": "of the reader's shell",
     "umask": "of the reader's shell",
     "echo": "does nothing",
     "export": "of the reader's shell; its variables are checked",
@@ -46,6 +50,8 @@ NOT_RUN = {
     "pkill": "of the reader's processes",
     "curl": "needs the network",
 }
+# A shell's words around commands.
+KEYWORDS = {"while", "until", "do", "done", "if", "then", "else", "fi", "!", "exec"}
 # Variables that the pages set and pccl does not read.
 FOREIGN = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "REPLICA", "OMP_NUM_THREADS"}
 
@@ -110,6 +116,8 @@ def commands(text: str) -> Iterator[Command]:
                 if words or variables:
                     yield variables, words
                 variables, words = {}, []
+            elif not words and word in KEYWORDS:
+                continue
             elif not words and (given := re.fullmatch(r"(\w+)=(.*)", word)):
                 variables[given[1]] = given[2]
             else:
@@ -202,6 +210,28 @@ def check_make(arguments: list[str]) -> None:
 @cache
 def programs() -> set[str]:
     return {block.program for path in PAGES for block in blocks(path.read_text())}
+
+
+# ---- files
+
+
+def read_yaml(text: str) -> bool:
+    return any(pytest.importorskip("yaml").safe_load_all(text))  # mkdocs needs it
+
+
+def read_ini(text: str) -> bool:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.read_string(text)
+    return bool(parser.sections())
+
+
+READERS = {"yaml": read_yaml, "ini": read_ini}
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks_of(path, *READERS)], ids=name)
+def test_a_file_of_a_page_can_be_read(path: Path) -> None:
+    for block in blocks_of(path, *READERS):
+        assert READERS[block.language](block.text), f"{path}:{block.line}"
 
 
 # ---- C

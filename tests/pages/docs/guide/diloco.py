@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import torch
 
 import pccl.adapters.jax
+from pccl.adapters.torch import DiLoCo
 
 model = torch.nn.Linear(3, 1)
 inner = torch.optim.AdamW(model.parameters())
