@@ -34,6 +34,7 @@ _MEET_SECONDS = 30.0  # for two peers to meet after the barrier
 _PAIR_SECONDS = 120.0  # for a call between two peers
 _PAIR_BYTES = (1 << 18, 1 << 22, 1 << 25)  # the largest that is quick enough counts
 _LEAST_CALLS = 3
+_LEAST_COMPARED = 1 << 20
 _LEAST_COPIES, _MOST_COPIES = 9, 200
 _MOST_CALLS = 1000
 _LONGEST_CALL = 30.0  # seconds; sizes that would take longer are left out
@@ -45,9 +46,9 @@ of an all-reduce is the slowest peer's median, from a barrier on, the master's c
 "each way" is the bytes that a peer sends, and receives, per second. Pairs are measured one after
 the other, with all-reduces of two.
 
-The largest size is compared with a bound that is measured in the same run. On one host that is a
-copy of the array in memory on all peers at once: an all-reduce also reads every array and writes
-every result. With one peer on each host it is the time at the measured rates of the network.
+The largest size, from 1 MiB on, is compared with a bound that is measured in the same run. On one
+host that is a copy of the array in memory on all peers at once: an all-reduce also reads every
+array and writes every result. With one peer on each host it is the time at the measured rates of the network.
 """
 
 
@@ -192,7 +193,9 @@ class _Bench:
     def _bound(self, row: dict[str, Any], network: Topology) -> dict[str, Any]:
         """Measures what an all-reduce of that size takes at least."""
         size, kind, least = row["bytes"], "none", None
-        if len(set(network.hosts)) == 1:
+        if size < _LEAST_COMPARED:
+            kind = "small"
+        elif len(set(network.hosts)) == 1:
             kind, least = "copy", self._copy(size, row["seconds"])
         elif len(set(network.hosts)) == self.world:
             kind, least = "network", network_bound(size, network.up, network.down)
@@ -440,8 +443,12 @@ def _show_network(names: Sequence[str], network: dict[str, Any]) -> None:
 def _compared(bound: dict[str, Any], row: dict[str, Any], count: int) -> str:
     """How fast the largest all-reduce is beside what was measured of this machine or network."""
     if bound["seconds"] is None:
-        why = "some ranks share a host" if bound["kind"] == "none" else "a rate is not known"
-        return f"Measured bound: none, since {why}."
+        reasons = {
+            "small": f"below {_size(_LEAST_COMPARED)} the bytes take little of the time",
+            "none": "there are several hosts, and some ranks share one",
+            "network": "a rate of the network is not known",
+        }
+        return f"No bound was measured: {reasons[bound['kind']]}."
     size, least = _size(bound["bytes"]), _duration(bound["seconds"])
     taken = f"{size} in {_duration(row['seconds'])}"
     if bound["kind"] == "copy":

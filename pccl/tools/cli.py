@@ -240,7 +240,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """What is left in buffers would raise again when Python ends."""
+    """Sends to nowhere what is left in buffers, which would raise again when Python ends."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
 
