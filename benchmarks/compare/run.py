@@ -179,7 +179,7 @@ def measure_failures(
                 continue
             note(f"failures of {name}, {turn + 1} of {repeat}")
             try:
-                one_failure(name, row, last=turn == repeat - 1 or name in ONCE)
+                one_failure(name, row, turn == repeat - 1 or name in ONCE, deadline)
             except Failed as reason:
                 row["kill"].append({"missing": f"failed: {reason}"})
                 note(str(reason))
@@ -190,7 +190,7 @@ def measure_failures(
     return [plain | {"rejoin": alone}, *rows.values()]
 
 
-def one_failure(name: str, row: dict[str, Any], last: bool) -> None:
+def one_failure(name: str, row: dict[str, Any], last: bool, deadline: Deadline) -> None:
     """Kills a rank and starts it again; in the last turn, kills the coordinator, too."""
     run = Run(name)
     try:
@@ -210,9 +210,12 @@ def one_failure(name: str, row: dict[str, Any], last: bool) -> None:
         return
     if name in NO_RESTART:
         row["restarted"] = [{"missing": NO_RESTART[name]}]
-    elif name != "pccl":
+    elif name != "pccl" and not deadline.passed():
         row["restarted"] = [coordinator(name, restart=True)]
-    row["gone"] = [{"none": True}] if name == "Gloo" else [coordinator(name, restart=False)]
+    if name == "Gloo":
+        row["gone"] = [{"none": True}]
+    elif not deadline.passed():
+        row["gone"] = [coordinator(name, restart=False)]
 
 
 def coordinator(name: str, restart: bool) -> dict[str, Any]:
@@ -260,7 +263,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="blocks of every library and size (default: 8)")
     parser.add_argument("--repeat", type=int, help="kills of every library (default: 3)")
     parser.add_argument("--no-install", action="store_true", help="take what was installed before")
-    parser.add_argument("--minutes", type=float, default=12, help="begin nothing after this time")
+    parser.add_argument("--minutes", type=float, default=10, help="begin nothing after this time")
     parser.add_argument("--json", type=Path, default=FOLDER / "compare.json")
     parser.add_argument("--markdown", type=Path, default=FOLDER / "compare.md")
     options = parser.parse_args()

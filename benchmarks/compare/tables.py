@@ -196,7 +196,7 @@ def markdown(result: dict[str, Any]) -> str:
         ),
         "",
         *table(
-            ["program", "lines that differ from the plain program"],
+            ["program", "lines that differ from `plain.py`"],
             [[f"`with_{name}.py`", str(count)] for name, count in result["lines"].items()],
         ),
     ]
