@@ -49,7 +49,7 @@ def loops(path: Path) -> list[str]:
     return [code for code in python_in(path) if LOOP.search(code)]
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
     path for folder in ("pccl", "adapters") for path in sorted((ROOT / folder).rglob("*.py"))
 ]
@@ -85,14 +85,13 @@ class Shown:
 
 JAX_ROUNDS = "params, state.core.outer_step"
 ROUNDS = "[p.detach() for p in model.parameters()], diloco.outer_step"
+AT_ONCE = (("time.sleep(0.5)", "pass"),)
 FEWER_STEPS = (("sync_every=50", "sync_every=5"), ("sync_every=100", "sync_every=5"))
 
 PROGRAMS = {
-    "README.md 1": Shown("state", last=101),  # train.py
-    "README.md 2": Shown("state", needs="torch"),  # torch_train.py
-    "README.md 3": Shown(ROUNDS, needs="torch"),  # diloco.py
-    "README.md 4": Shown("state", needs="jax"),  # jax_train.py
-    "README.md 5": Shown("state", needs="jax"),  # jax_jit.py
+    "README.md 1": Shown("state", last=11, instead=(("== 1000", "== 10"),)),  # train.py
+    "README.md 2": Shown(ROUNDS, needs="torch"),  # diloco.py
+    "README.md 3": Shown("state", needs="jax"),  # jax_jit.py
     "docs/reference/overview.md 1": Shown("state", "numpy_loop", last=7),
     "docs/guide/checkpoints.md 1": Shown(
         "state",
@@ -121,6 +120,20 @@ PROGRAMS = {
             ("fully_shard(model)", 'fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))'),
         ),
     ),
+    "docs/guide/first-run.md 1": Shown("state", last=61, instead=AT_ONCE),
+    "docs/guide/from-hivemind.md 1": Shown("state", needs="torch"),
+    "docs/guide/from-pypccl.md 1": Shown("weights, state.revision", early=1),
+    "docs/guide/from-pypccl.md 2": Shown("state"),
+    "docs/guide/from-torch-ddp.md 1": Shown("state", needs="torch"),
+    "docs/guide/from-torch-ddp.md 2": Shown("state", needs="torch"),
+    "docs/guide/from-torchft.md 1": Shown("state", needs="torch"),
+    "docs/guide/from-torchft.md 2": Shown(ROUNDS, needs="torch"),
+    "docs/guide/jax.md 1": Shown("state", needs="jax"),
+    "docs/guide/joining.md 1": Shown("state"),
+    "docs/guide/joining.md 2": Shown("state", needs="safetensors"),
+    "docs/guide/pytorch.md 1": Shown("state", needs="torch"),
+    "docs/guide/spot-instances.md 1": Shown("state", needs="safetensors", instead=AT_ONCE),
+    "docs/concepts/joining.md 1": Shown("state", "numpy_in_a_run", last=7),
     "docs/guide/shared-state.md 1": Shown("state", "numpy_loop", last=7),
     "docs/guide/shared-state.md 2": Shown(
         "weights, m, state.revision",
@@ -144,7 +157,14 @@ PROGRAMS = {
         instead=(("min_peers=4", ""),),
     ),
     "docs/guide/diloco.md 1": Shown(ROUNDS, "torch_loop", "torch", instead=FEWER_STEPS),
-    "docs/guide/diloco.md 2": Shown(JAX_ROUNDS, "jax_loop", "jax", instead=FEWER_STEPS),
+    "docs/guide/diloco.md 2": Shown(
+        ROUNDS,
+        "torch_loop",
+        "torch safetensors",
+        instead=FEWER_STEPS,
+    ),
+    "docs/guide/diloco.md 3": Shown("w, state.core.outer_step", needs="jax", instead=FEWER_STEPS),
+    "docs/guide/diloco.md 4": Shown("w, diloco.outer_step", "numpy_loop", instead=FEWER_STEPS),
     "pccl/training/data.py 1": Shown("state", "numpy_in_a_run"),
     "pccl/training/diloco/algorithm.py 1": Shown(
         "w, b, diloco.outer_step",
@@ -176,7 +196,7 @@ EXAMPLES: dict[str, tuple[str, str, int]] = {
     ),
 }
 # Run with peers that come late elsewhere, or of a world that is fixed by torch.distributed.
-ELSEWHERE = {"digits.py", "fsdp_diloco.py", "torch_ddp.py"}
+ELSEWHERE = {"digits.py", "fsdp_diloco.py", "kill_and_join.py", "torch_ddp.py"}
 
 
 def test_every_loop_that_is_shown_is_run() -> None:

@@ -12,12 +12,9 @@ BLOCK = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.DOTALL | re.MULTILI
 PROGRAMS: dict[str, str] = dict(BLOCK.findall(README.read_text()))
 # An expression with the result of each program, and the module that it needs.
 RESULTS = {
-    "train.py": ("state['w'], state['b']", "numpy"),
-    "torch_train.py": ("*[p.detach() for p in model.parameters()]", "torch"),
+    "train.py": ("state['w']", "numpy"),
     "diloco.py": ("*[p.detach() for p in model.parameters()]", "torch"),
-    "jax_train.py": ("*state['params'].values()", "jax"),
     "jax_jit.py": ("state['w']", "jax"),
-    "samples.py": ("mean", "numpy"),
 }
 
 
@@ -46,5 +43,3 @@ def test_it_runs_and_all_peers_end_with_the_same(name: str, tmp_path: Path) -> N
     ends = re.findall(r"^\[\d\] end (.+)$", done.stdout, re.MULTILINE)
     assert len(ends) == 2 and len(set(ends)) == 1
     assert not re.fullmatch(r"[0 ]+", ends[0])  # it has moved
-    if name == "samples.py":  # sum(w x) / sum(w) of 10 and 20
-        assert done.stdout.count("array('d', [1.0, 16.666666666666668])") == 2
