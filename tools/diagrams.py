@@ -45,6 +45,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def draw(text: str) -> str:
     kind, *lines = [line.strip() for line in text.strip().splitlines()]
+    if ";" in text:  # which ends a line for GitHub
+        raise ValueError(f"tools/diagrams.py: a semicolon in a diagram: {text}")
     if kind == "stateDiagram-v2":
         return draw_states(lines)
     if kind == "sequenceDiagram":
