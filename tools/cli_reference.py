@@ -63,7 +63,8 @@ def _filled(paragraph: str) -> str:
 
 def _marked(text: str) -> str:
     """Names of settings and options as code; a table's bars escaped."""
-    return re.sub(r"(?<![`\w-])(PCCL_\w+(?:=[\w.]+)?|--[a-z-]+)", r"`\1`", text).replace("|", "\\|")
+    name = r"`[^`]*`|(?<![\w-])(?:PCCL_\w+(?:=[\w.]+)?|--[a-z-]+)"
+    return re.sub(name, lambda found: f"`{found[0].strip('`')}`", text).replace("|", "\\|")
 
 
 if __name__ == "__main__":
