@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -23,6 +24,7 @@ PROGRAMS = HERE / "programs"
 WORLD = 4
 START_SECONDS = 120.0
 BLOCK_SECONDS = 90.0
+LIBC = ctypes.CDLL(None)
 
 
 class Failed(Exception):
@@ -52,6 +54,11 @@ def environment(**more: str) -> dict[str, str]:
     }
 
 
+def die_with_parent() -> None:
+    """In a new process: it gets SIGKILL when this program ends, however that comes about."""
+    LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
 class Process:
     """A process in a session of its own. Lines of JSON on its standard output go to `hear`, the
     rest to a file."""
@@ -74,6 +81,7 @@ class Process:
             env=env,
             cwd=FOLDER,
             start_new_session=True,
+            preexec_fn=die_with_parent,
         )
         self.lines: list[str] = []
         self.said = threading.Condition()

@@ -25,6 +25,7 @@ import os
 import platform
 import random
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -276,6 +277,7 @@ def main() -> None:
         if options.only and name.lower() not in options.only.lower().split(","):
             library.missing = "not wanted in this run"
     about = machine()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("compare: ended by a signal"))
     about["own_network"] = environment.isolate()
     environment.adopt_orphans()
     began = time.monotonic()
