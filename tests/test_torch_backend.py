@@ -218,6 +218,40 @@ def test_the_ddp_hook_goes_on_without_a_lost_peer() -> None:
     assert answers[0]["weights"] == answers[1]["weights"]
 
 
+def test_the_ddp_hook_takes_in_a_newcomer_though_its_buckets_differ_at_first() -> None:
+    with running(GLOO_SOCKET_IFNAME="lo") as run:
+        members = run.peers(2, torch_training.hook_with_a_newcomer)
+
+        def step(what: str = "step") -> int:
+            """All members make a step. Returns the world's size after it."""
+            for member in members:
+                member.tell(what)
+            worlds = [member.expect("ready", 60)["world"] for member in members]
+            return int(worlds[0])
+
+        for member in members:
+            member.expect("ready", 60)
+        for _ in range(3):
+            assert step() == 2
+        late = run.peer(torch_training.hook_with_a_newcomer)
+        late.expect("ready", 60)
+        late.tell("step")
+        while step() == 2:
+            pass
+        late.expect("ready", 60)
+        members.append(late)
+        for _ in range(3):
+            assert step() == 3
+        for member in members:
+            member.tell("end")
+        answers = [member.expect("done", 60) for member in members]
+    assert len({answer["weights"] for answer in answers}) == 1
+    assert answers[2]["counts"] == [3] * 4
+    ordered, rebuilt = answers[2]["buckets"][:2]
+    assert ordered != rebuilt  # or this test would show nothing
+    assert all(answer["buckets"][-1] == rebuilt for answer in answers)
+
+
 def test_a_hook_that_cannot_go_on_raises_in_backward() -> None:
     with running(GLOO_SOCKET_IFNAME="lo") as run:
         (peer,) = run.peers(1, torch_training.hook_after_a_shutdown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sys
@@ -150,7 +151,7 @@ def hook_of_which_one_dies() -> None:
             begun[0].wait()
             os.kill(os.getpid(), signal.SIGKILL)
         future = ddp_hook(state, bucket)
-        begun[:] = [work for _, _, work in state._buckets]
+        begun[:] = state._works
         return future
 
     net.register_comm_hook(state, dying if rank == 2 else ddp_hook)
@@ -179,6 +180,51 @@ def hook_of_which_one_dies() -> None:
         near=near,
         weights=flat(net).double().sum().item(),
     )
+
+
+def hook_with_a_newcomer() -> None:
+    """Trains step by step, as told. Four layers of one shape, in several buckets."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from pccl.adapters.torch import DDPState, ddp_hook
+
+    start()
+    be_strict()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    layers = [torch.nn.Linear(8, 8) for _ in range(4)]
+    net = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.0006)
+    buckets: list[list[int]] = []  # of each step
+
+    # Without annotations: torch would compare them with its own types.
+    def counting(state, bucket):  # type: ignore[no-untyped-def]
+        future = ddp_hook(state, bucket)
+        buckets[-1].append(len(bucket.gradients()))
+        return future
+
+    state = DDPState()
+    net.register_comm_hook(state, counting)
+    run = {"model": net.module, "step": 0}
+    counts: list[int] = []
+    torch.seed()
+    while True:
+        say(event="ready", world=pccl.world_size())
+        ended = hear() == "end"
+        if pccl.admit():
+            run = pccl.sync(run)
+        if ended:
+            break
+        net.zero_grad()
+        buckets.append([])
+        net(torch.randn(4, 8)).square().mean().backward()
+        with torch.no_grad():
+            for p in net.parameters():
+                assert p.grad is not None
+                p -= 0.1 * p.grad
+        run["step"] += 1
+        assert state.info is not None
+        counts.append(len(state.info.contributors))
+    digest = hashlib.sha256(flat(net).numpy().tobytes()).hexdigest()
+    say(event="done", weights=digest, counts=counts, buckets=buckets)
 
 
 def hook_after_a_shutdown() -> None:
