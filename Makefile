@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
 
-.PHONY: demo test install setup build lint format types docs stress fuzz soak bench compare package clean
+.PHONY: demo test install setup build lint format types docs stress fuzz soak bench compare package package-test release clean
 
 # A tree that is set up for development runs the demo from its editable build; any other from a
 # plain install.
@@ -90,9 +90,20 @@ compare:
 	@$(STAGE) set-up tools/setup.sh build/compare
 	build/compare/bin/python benchmarks/compare/run.py $(COMPARE_ARGS)
 
-# The sdist, the wheel made from it, and that wheel in a clean environment.
-package: setup
-	@$(STAGE) package tools/check_package.sh $(PYTHON_BIN)
+# In dist/: the sdist and a wheel for every CPython from 3.10 on, on Linux with glibc 2.28 or newer.
+package:
+	@$(STAGE) package tools/wheel/build.sh dist
+
+# The wheel on systems without compiler, OpenSSL and Asio. Needs root; downloads some 500 MB.
+package-test:
+	@$(STAGE) package-test tools/wheel/test_in_root.sh dist
+
+# `make package` with the newest OpenSSL that the system offers, and the checks of a release.
+# Nothing is uploaded. docs/internals/release.md has the steps before and after.
+release:
+	@$(STAGE) "OpenSSL of today" tools/wheel/upgrade_openssl.sh
+	@$(STAGE) package tools/wheel/build.sh --clean dist
+	@$(STAGE) release build/release/bin/python tools/wheel/check.py --release dist
 
 clean:
 	rm -rf build dist $(VENV)

@@ -11,6 +11,9 @@ from pccl.types import ReduceInfo as Reduced
 
 __version__: str
 
+def openssl() -> tuple[str, bool]:
+    """Version of the OpenSSL in use, and whether it is a copy inside the module."""
+
 def is_set(variable: str) -> bool:
     """Whether the environment has a value for it, and not an empty one."""
 

@@ -2,11 +2,15 @@
 
 import ast
 import importlib.metadata
+import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import ModuleType
+from unittest.mock import ANY
 
 import pytest
 
@@ -62,11 +66,21 @@ def test_installing_pulls_in_numpy_the_binding_backend_and_rich_alone() -> None:
     assert plain == {"numpy", "nanobind-backend", "rich"}
 
 
-def test_test_tools_are_pinned_and_come_from_no_named_place() -> None:
-    for line in (ROOT / "requirements-dev.txt").read_text().splitlines():
+@pytest.mark.parametrize("name", ["requirements-dev.txt", "tools/wheel/requirements.txt"])
+def test_tools_are_pinned_and_come_from_no_named_place(name: str) -> None:
+    for line in (ROOT / name).read_text().splitlines():
         requirement = line.partition("#")[0].strip()
         assert not requirement or re.match(r"^[\w.-]+==[\w.]+(;|$)", requirement), line
         assert "//" not in line and not line.startswith("-"), line
+
+
+def wheel_tool(name: str) -> ModuleType:
+    """The program tools/wheel/NAME.py as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / "wheel" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def stub_names(body: list[ast.stmt], prefix: str) -> set[str]:
@@ -127,3 +141,59 @@ def test_release_wheels_are_built_without_the_testing_module() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     table = text.partition("[tool.scikit-build.cmake.define]")[2].partition("\n[")[0]
     assert 'PCCL_TESTING = "OFF"' in table
+
+
+def test_a_build_from_source_uses_the_openssl_of_the_system() -> None:
+    version, bundled = pccl._core.openssl()
+    assert re.match(r"OpenSSL [1-9]\d*\.\d", version)
+    assert not bundled
+
+
+def test_the_changelog_has_a_section_for_the_version() -> None:
+    version = importlib.metadata.version(DISTRIBUTION)
+    changelog = (ROOT / "docs" / "changelog.md").read_text()
+    assert re.search(rf"^## {re.escape(version)} \(.+\)$", changelog, re.MULTILINE)
+
+
+def test_old_and_new_names_of_a_symbol_give_the_newest_that_old_systems_have(
+    tmp_path: Path,
+) -> None:
+    # A library with the versions that glibc gives a symbol that it has changed twice.
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no compiler")
+    source, versions, library = (tmp_path / name for name in ("a.c", "a.map", "a.so"))
+    names = ["changed, changed@GLIBC_2.2.5", "changed, changed@GLIBC_2.3.2"]
+    names += ["changed, changed@@GLIBC_2.34", "withdrawn, withdrawn@GLIBC_2.2.5"]
+    lines = [f'__asm__(".symver {name}");' for name in names]
+    lines = [line.replace("changed,", f"changed_{i},", 1) for i, line in enumerate(lines)]
+    lines += [f"void changed_{i}(void) {{}}" for i in range(3)]
+    lines += ["void withdrawn(void) {}", "void too_new(void) {}", "void plain(void) {}"]
+    source.write_text("\n".join([*lines, ""]))
+    versions.write_text(
+        "GLIBC_2.2.5 { global: plain; local: changed_*; }; GLIBC_2.3.2 { };"
+        " GLIBC_2.34 { global: too_new; };"
+    )
+    script = f"-Wl,--version-script={versions}"
+    subprocess.run([compiler, "-shared", "-fPIC", script, source, "-o", library], check=True)
+    assert wheel_tool("stubs").symbols_of(library) == {
+        "changed": ("GLIBC_2.3.2", "FUNC", ANY),
+        "plain": ("GLIBC_2.2.5", "FUNC", ANY),
+    }
+
+
+def test_systemd_accepts_the_unit_of_the_master(tmp_path: Path) -> None:
+    systemd = shutil.which("systemd-analyze")
+    if systemd is None:
+        pytest.skip("no systemd-analyze")
+    unit = (ROOT / "deploy" / "pccl-master.service").read_text()
+    # The program must exist.
+    unit, count = re.subn(
+        r"^ExecStart=\S+", f"ExecStart={sys.executable}", unit, flags=re.MULTILINE
+    )
+    assert count == 1
+    path = tmp_path / "pccl-master.service"
+    path.write_text(unit)
+    done = subprocess.run([systemd, "verify", path], capture_output=True, text=True, timeout=60)
+    about_it = [line for line in done.stderr.splitlines() if "pccl-master" in line]
+    assert done.returncode == 0 and not about_it, done.stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pccl
-from pccl import __version__
+from pccl import __version__, _core
 from pccl.errors import InvalidArgument, InvalidUsage, PCCLError
 from pccl.master import DEFAULT_LISTEN, make_secret, serve, serve_with_secret
 from pccl.tools import bench, doctor, screen
@@ -28,11 +28,13 @@ _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF
 
 def version_lines() -> list[str]:
     """What `pccl --version` prints."""
+    version, bundled = _core.openssl()
     return [
         f"pccl {__version__}",
         f"Python {platform.python_version()} ({sys.executable})",
         f"platform {platform.platform()}",
         f"package {Path(pccl.__file__).parent}",
+        f"{version} ({'bundled' if bundled else 'of the system'})",
     ]
 
 

@@ -2,9 +2,15 @@
 #include <cstdlib>
 
 #include "pccl/bindings/common.h"
+#include "pccl/io/openssl.h"
 
 NB_MODULE(_core, m) {
+  pccl::io::prepare_openssl();
   m.attr("__version__") = PCCL_VERSION;
+  m.def("openssl", [] {
+    const pccl::io::OpenSsl used = pccl::io::openssl();
+    return nb::make_tuple(used.version, used.bundled);
+  });
   m.def(
       "is_set",
       [](const char* variable) {
