@@ -56,6 +56,16 @@ def test_every_rank_finds_the_master_and_its_own_number(run):
     assert int(port) > 0
 
 
+@pytest.mark.parametrize("given", [None, "7"])
+def test_ranks_share_the_cores_unless_the_user_says_how_many_threads(run, given):
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    env |= {"OMP_NUM_THREADS": given} if given else {}
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    status, lines, _ = run(launch.print_threads, env=env)
+    assert status == 0
+    assert sorted(lines) == [f"[{rank}] {given or share}" for rank in range(2)]
+
+
 def test_the_master_listens_while_the_ranks_run(run):
     assert run(launch.connect_to_the_master)[0] == 0
 

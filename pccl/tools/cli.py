@@ -83,6 +83,7 @@ def _add_run(add: Callable[..., Parser]) -> None:
         notes="""\
 Every rank gets PCCL_MASTER, PCCL_SECRET (a new one), PCCL_MIN_PEERS, PCCL_BIND=127.0.0.1 and
 PCCL_LOCAL_RANK, so `pccl.init()` needs no arguments. Output lines begin with that number: [2] text.
+OMP_NUM_THREADS is the number of cores divided by N, unless it is set already.
 
 When a rank fails, the others are stopped, and its exit status is returned (128 + n for signal n).
 With --elastic the others go on without it; the status is 0 if at least one rank succeeds.

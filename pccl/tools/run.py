@@ -70,6 +70,10 @@ def launch(
             "PCCL_BIND": "127.0.0.1",
             "PYTHONUNBUFFERED": "1",
         }
+        # NumPy and torch start a thread for each core by default. More threads than cores, of
+        # ranks that wait for each other, slow small steps down by a factor of ten and more.
+        cores = len(os.sched_getaffinity(0))
+        base.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
         if (shown := screen.console(sys.stdout)) is not None:
             base.setdefault("COLUMNS", str(max(20, shown.width - len(f"[{ranks - 1}] "))))
         join = f"to join: PCCL_MASTER={master.address} "

@@ -10,6 +10,10 @@ import sys
 from types import FrameType
 
 
+def print_threads() -> None:
+    print(os.environ["OMP_NUM_THREADS"])
+
+
 def print_settings() -> None:
     names = ("PCCL_MIN_PEERS", "PCCL_BIND", "PCCL_LOCAL_RANK", "PCCL_MASTER")
     print(*(os.environ[name] for name in names))
