@@ -200,6 +200,8 @@ def one_failure(name: str, row: dict[str, Any], last: bool, deadline: Deadline) 
             row["rejoin"] = [{"missing": "the job is started again"}]
         else:
             row["rejoin"].append(run.rejoin())
+        if name == "hivemind":  # keeps its own values where a part of the mean is missing
+            row["kill"][-1]["mixed"] = len(run.steps.wrong)
         check(run)
         rejoined = "seconds" in (row["rejoin"] or [{}])[-1]
         if name == "pccl" and rejoined:
@@ -230,7 +232,7 @@ def coordinator(name: str, restart: bool) -> dict[str, Any]:
 
 
 def check(run: Run) -> None:
-    if run.steps.wrong:
+    if run.steps.wrong and run.library != "hivemind":
         raise Failed(f"a wrong result: {run.steps.wrong[0]}")
 
 

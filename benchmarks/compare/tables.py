@@ -131,6 +131,8 @@ def outcome(found: Sequence[dict[str, Any]]) -> str:
         parts.append(missing[-1])
     if any("none" in one for one in found):
         parts.append("-")
+    if mixed := sum(one.get("mixed", 0) for one in found):
+        parts.append(f"{mixed} steps mixed the means of different members")
     count = f" in {len(times)} of {len(found)}" if times and len(times) < len(found) else ""
     return "; ".join(parts) + count
 
