@@ -172,7 +172,7 @@ def main() -> None:
     with zipfile.ZipFile(wheel) as archive:
         files = [(info, archive.read(info)) for info in archive.infolist()]
     (info_dir,) = {i.filename.split("/")[0] for i, _ in files if ".dist-info/" in i.filename}
-    (module,) = [content for info, content in files if info.filename.startswith("pccl/_core.")]
+    (module,) = [content for info, content in files if info.filename.endswith(".so")]
     check_openssl(module, found)
     metadata = next(content for info, content in files if info.filename == f"{info_dir}/METADATA")
     fields = dict(re.findall(r"^(Name|Version): (.+)$", metadata.decode(), re.MULTILINE))
