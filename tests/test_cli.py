@@ -152,6 +152,8 @@ def sentence(
         ("doctor 127.0.0.1:99999", "the port must be a number up to 65535"),
         ("doctor 127.0.0.1:9 --group -1", "--group must be a whole number in 0.."),
         ("doctor :9", "HOST:PORT must be a host and a port, as in 192.0.2.7:48148, not ':9'"),
+        ("doctor http://192.0.2.7:48148", "HOST:PORT must be a host and a port, without a protocol"),
+        ("master --listen me@192.0.2.7:9", "the host is neither a name nor an address"),
         ("master --listen :9", "--listen must be a host and a port, as in 192.0.2.7:48148"),
         ("doctor here there", "'there' is one argument too many; leave it out"),
         ("bench", "give --master HOST:PORT"),
@@ -257,7 +259,7 @@ def a_master() -> Iterator[str]:
     [
         (nobody, {}, "Connection refused; start `pccl master` there, or correct the address"),
         (a_web_server, {}, "not pccl's control protocol; correct the port"),
-        (a_web_server, {"PCCL_SECRET": SECRET}, "TLS; correct the port, or unset PCCL_SECRET"),
+        (a_web_server, {"PCCL_SECRET": SECRET}, "TLS; correct the port, or start the master with"),
         (a_master, {}, "this run needs its secret: set PCCL_SECRET or PCCL_SECRET_FILE"),
         (a_master, {"PCCL_SECRET": SECRET[::-1]}, "set PCCL_SECRET to the one that `pccl master`"),
     ],

@@ -205,6 +205,13 @@ def test_a_number_is_no_address_to_listen_at() -> None:
     assert "a number alone is not a host" in done.stderr
 
 
+def test_an_address_with_a_protocol_is_refused_at_once() -> None:
+    code = "import pccl; pccl.init('http://192.0.2.7:48148')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "write host:port, without a protocol such as http://" in done.stderr
+
+
 def test_modules_are_there_as_attributes_and_loaded_when_they_are_used() -> None:
     assert (
         finished(news.use_modules_as_attributes).stdout

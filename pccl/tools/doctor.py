@@ -56,6 +56,8 @@ def run(options: argparse.Namespace) -> int:
     master = options.master or _settings.text("PCCL_MASTER")
     if master is None:
         raise Misuse("give the master as HOST:PORT, or set PCCL_MASTER")
+    if "://" in master:
+        raise Misuse(f"write PCCL_MASTER as HOST:PORT without a protocol, not {master!r}")
     asked = False
     try:
         checks = [_resolved(master)]
@@ -67,20 +69,28 @@ def run(options: argparse.Namespace) -> int:
     except PCCLError as error:
         raise Misuse(advised(error.reason or str(error))) from None
     failed = [check for check in checks if check.verdict == "fail"]
+    indirect = any(check.name == "peers" and check.verdict == "warn" for check in checks)
     if options.json:
         print(json.dumps({"ok": not failed, "checks": [check._asdict() for check in checks]}))
     else:
         screen.checks(checks)
-        screen.verdict(_sentence(failed), good=not failed)
+        screen.verdict(_sentence(failed, indirect), good=not failed)
     if not failed:
         return 0
     return 1 if asked else MISUSE
 
 
-def _sentence(failed: Sequence[Check]) -> str:
+def _sentence(failed: Sequence[Check], indirect: bool) -> str:
     """The last line of the screen."""
+    if not failed and indirect:
+        return "This machine can join; some data will go through another member or the master."
     if not failed:
         return "This machine can join."
+    if failed[0].name == "peers":
+        return (
+            "This machine cannot join: no path to any member. Open a port of one of the two "
+            "(PCCL_PORT, PCCL_ADVERTISE), or let the master relay (PCCL_RELAY)."
+        )
     return f"This machine cannot join: {advised(failed[0].text)}."
 
 
@@ -180,9 +190,9 @@ def _ways(found: dict[str, Any]) -> Iterator[Check]:
         f"reached from here, of {len(back)} asked {backs} reach this machine, {both} both ways"
     )
     if lost:
-        text += "; no way either way: " + ", ".join(lost[:3])
+        text += "; neither end reaches the other: " + ", ".join(lost[:3])
         if good == 0 and found["relays"]:
-            text += "; what goes to them goes through the master, as fast as that can"
+            text += "; the master relays, and bounds the speed"
     # A peer that was not tried may carry all traffic, and an untried address may lead here.
     refuted = hidden or all(back.get(peer, ("",))[0] == "no" for peer in tried)
     all_known = refuted and found["size"] <= len(tried) and not found["untested"]

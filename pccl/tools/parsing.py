@@ -38,7 +38,7 @@ _ADVICE = {
     "Cannot assign requested address": "take 0.0.0.0 or an address of this machine",
     "not pccl's control protocol": "correct the port: `pccl master` prints it",
     "this is no pccl master": "correct the port: `pccl master` prints it",
-    "does not speak TLS": "correct the port, or unset PCCL_SECRET if the master has no secret",
+    "does not speak TLS": "correct the port, or start the master with the run's secret",
     "refuses our secret": "set PCCL_SECRET to the one that `pccl master` uses",
     "cannot read": "give the path of a file that holds the run's secret and that you may read",
     "cannot make the secret": "give the path of a file in a folder that you may write to",
@@ -65,6 +65,9 @@ def advised(reason: str) -> str:
 
 def endpoint(text: str) -> str:
     """Reads what may be host:port. The engine knows the details."""
+    if "://" in text:
+        sentence = f"must be a host and a port, without a protocol, not {text!r}"
+        raise argparse.ArgumentTypeError(sentence)
     if not text.rpartition(":")[0] and (":" in text or not text) or not text.isprintable():
         sentence = f"must be a host and a port, as in 192.0.2.7:48148, not {text!r}"
         raise argparse.ArgumentTypeError(sentence)

@@ -60,6 +60,8 @@ Result<Address> parse_address(std::string_view text, std::uint16_t default_port)
   std::string_view host = text;
   std::string_view port;
   bool has_port = false;
+  if (text.find("://") != std::string_view::npos)
+    return fail("write host:port, without a protocol such as http://");
   if (!text.empty() && text.front() == '[') {
     const std::size_t end = text.find(']');
     if (end == std::string_view::npos) return fail("a bracket is not closed");
@@ -78,7 +80,7 @@ Result<Address> parse_address(std::string_view text, std::uint16_t default_port)
     if (!ipv6(text)) return fail("it has several colons but is not an IPv6 address");
   }
   if (text.empty()) return fail("it is empty");
-  if (host.size() > 255 || host.find_first_of(" \t\r\n/") != std::string_view::npos ||
+  if (host.size() > 255 || host.find_first_of(" \t\r\n/@") != std::string_view::npos ||
       host.find('\0') != std::string_view::npos) {
     return fail("the host is neither a name nor an address");
   }
