@@ -152,7 +152,10 @@ def sentence(
         ("doctor 127.0.0.1:99999", "the port must be a number up to 65535"),
         ("doctor 127.0.0.1:9 --group -1", "--group must be a whole number in 0.."),
         ("doctor :9", "HOST:PORT must be a host and a port, as in 192.0.2.7:48148, not ':9'"),
-        ("doctor http://192.0.2.7:48148", "HOST:PORT must be a host and a port, without a protocol"),
+        (
+            "doctor http://192.0.2.7:48148",
+            "HOST:PORT must be a host and a port, without a protocol",
+        ),
         ("master --listen me@192.0.2.7:9", "the host is neither a name nor an address"),
         ("master --listen :9", "--listen must be a host and a port, as in 192.0.2.7:48148"),
         ("doctor here there", "'there' is one argument too many; leave it out"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -203,6 +204,18 @@ def test_a_number_is_no_address_to_listen_at() -> None:
     )
     assert done.returncode == 2
     assert "a number alone is not a host" in done.stderr
+
+
+def test_a_peer_whose_master_does_not_answer_says_that_it_waits_for_the_master() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        code = f"import pccl; pccl.init({address!r}, timeout=2)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert f"WARN: waiting for the master at {address} to answer" in done.stderr
+    assert "waiting to be let in" not in done.stderr
 
 
 def test_an_address_with_a_protocol_is_refused_at_once() -> None:

@@ -151,7 +151,8 @@ class Run:
 # Lines that a healthy run prints, too: whom a peer waits for at the start, and how to join.
 _ONLY_TOLD = re.compile(
     r"(\[\d+\] )?(pccl run: to join: .*"
-    r"|pccl\[\w+\] WARN: (waiting for \d+ more peers?|no master at .*; trying again))\n"
+    r"|pccl\[\w+\] WARN: (waiting for (\d+ more peers?|the master at \S+ to answer)"
+    r"|no master at .*; trying again))\n"
 )
 
 

@@ -338,7 +338,9 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   };
   const Status status = await_standing(visit, answered, [&] {
     if (clock_now() < remind) return;
-    std::string line = kWaitingForAdmission;
+    std::string line = engine.session().welcomed()
+                           ? kWaitingForAdmission
+                           : "waiting for the master at " + master + " to answer";
     if (engine.admission().waiting_for() > 0) {
       line = "waiting for " + plural(engine.admission().waiting_for(), "more peer");
     } else if (runtime->join_failures() > 0) {
