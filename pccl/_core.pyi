@@ -11,6 +11,9 @@ from pccl.types import ReduceInfo as Reduced
 
 __version__: str
 
+def interface_addresses() -> list[str]:
+    """Addresses of this host's interfaces that are up, loopback last; without link-local ones."""
+
 def openssl() -> tuple[str, bool]:
     """Version of the OpenSSL in use, and whether it is a copy inside the module."""
 

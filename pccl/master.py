@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import resource
 import secrets
@@ -101,6 +102,12 @@ def _as_others_see(address: str) -> str:
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((outside, 9))
             return f"{written.format(probe.getsockname()[0])}:{port}"
+    # Without a default route. The host's name often means 127.0.0.1.
+    for found in _core.interface_addresses():
+        is_ipv6 = ":" in found
+        if ipaddress.ip_address(found).is_loopback or (is_ipv6 and host != "[::]"):
+            continue
+        return f"[{found}]:{port}" if is_ipv6 else f"{found}:{port}"
     return f"{socket.gethostname()}:{port}"
 
 

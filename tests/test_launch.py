@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from functools import partial
@@ -9,6 +10,8 @@ from functools import partial
 import pytest
 from programs import launch
 from workers import command
+
+from pccl import _core, master
 
 
 def start(program, *options, ranks=2, **extra):
@@ -224,3 +227,17 @@ def test_a_script_that_runs_a_master_stays_alive_until_a_signal(tmp_path):
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=200)
     assert process.returncode == 0
+
+
+def test_a_master_without_a_default_route_names_an_address_of_an_interface(monkeypatch):
+    def no_route(*arguments):
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(socket, "socket", no_route)
+    found = ["fd00::2", "192.168.1.10", "127.0.0.1"]
+    monkeypatch.setattr(_core, "interface_addresses", lambda: found)
+    assert master._as_others_see("0.0.0.0:5000") == "192.168.1.10:5000"
+    assert master._as_others_see("[::]:5000") == "[fd00::2]:5000"
+    assert master._as_others_see("10.0.0.1:5000") == "10.0.0.1:5000"
+    found[:2] = []
+    assert master._as_others_see("0.0.0.0:5000") == f"{socket.gethostname()}:5000"

@@ -108,6 +108,31 @@ def test_a_master_in_a_terminal_tells_who_comes_and_goes() -> None:
             master.terminate()
 
 
+def test_a_master_in_a_terminal_tells_who_waits_for_the_start() -> None:
+    command = [sys.executable, "-m", "pccl", "master", "--listen", "127.0.0.1:0", "--insecure"]
+    with subprocess.Popen(
+        [*command, "--min-peers", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as master:
+        assert master.stdout is not None and master.stderr is not None
+        address = master.stdout.readline().split()[-1]
+        workers = [Worker(news.admit_and_reduce, PCCL_MASTER=address)]
+        try:
+            line = master.stderr.readline()
+            assert line.endswith("group 0: waits to start: 1 peer here, 1 more needed\n"), line
+            workers.append(Worker(news.admit_and_reduce, PCCL_MASTER=address))
+            for worker in workers:
+                worker.expect("ready")
+            assert "started with 2 peers" in master.stderr.readline()
+            end(workers)
+        finally:
+            for worker in workers:
+                worker.destroy()
+            master.terminate()
+
+
 def test_a_peer_that_has_started_alone_is_told_of_those_that_come_too_late(run: Run) -> None:
     alone = run.peer(news.admit_and_reduce)
     alone.expect("ready")

@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "pccl/bindings/common.h"
+#include "pccl/io/address.h"
 #include "pccl/io/openssl.h"
 
 NB_MODULE(_core, m) {
@@ -11,6 +12,7 @@ NB_MODULE(_core, m) {
     const pccl::io::OpenSsl used = pccl::io::openssl();
     return nb::make_tuple(used.version, used.bundled);
   });
+  m.def("interface_addresses", &pccl::io::interface_addresses);
   m.def(
       "is_set",
       [](const char* variable) {

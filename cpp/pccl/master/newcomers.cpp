@@ -75,6 +75,10 @@ bool Newcomers::add(ConnectionId connection, const wire::Join& join, const PeerI
   if (!peers_.members.empty()) {
     announce();
     tell_lone_founder(now);
+  } else if (const std::uint32_t more = missing(); more > 0 && peers_.ranks_per_replica == 0) {
+    const auto waiting = std::ranges::count(peers_.candidates, true, &Peer::waiting);
+    context_.note("waits to start: " + plural(static_cast<std::size_t>(waiting), "peer") +
+                  " here, " + std::to_string(more) + " more needed");
   }
   return true;
 }
