@@ -25,10 +25,12 @@ from pccl.adapters.torch.mailbox import USER, Letter
 from pccl.adapters.torch.messages import Receipt
 from pccl.adapters.torch.monitored_barrier import monitored_barrier
 from pccl.adapters.torch.tensor_bytes import array_of
-from pccl.adapters.torch.work import Work, all_untraced, profile
+from pccl.adapters.torch.work import Work, all_untraced, callbacks, profile
 from pccl.errors import NotSupported, PCCLError
 
 __all__ = ["ProcessGroup", "create"]
+
+_CALLBACK_SECONDS = 1.0  # that the end of the process waits for callbacks of futures
 
 _open: weakref.WeakSet[ProcessGroup] = weakref.WeakSet()
 
@@ -55,6 +57,7 @@ def _at_exit() -> None:
         for group in groups:
             with suppress(Exception):  # the process ends anyway; the others notice
                 step(group)
+    callbacks.wait(_CALLBACK_SECONDS)
 
 
 @all_untraced

@@ -93,7 +93,7 @@ class _Outcome:
             call()
         if future is not None:
             # A callback may start another collective and wait for it, which needs this thread.
-            _callbacks.run(lambda: future.set_result(None))
+            callbacks.run(lambda: future.set_result(None))
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         limit = timeout.total_seconds() if timeout is not None else 0.0
@@ -221,23 +221,50 @@ class _Callbacks:
     def forget(self) -> None:
         """For a forked child, which has none of the threads."""
         self._lock = threading.Lock()
+        self._ended = threading.Condition(self._lock)
+        self._running = 0
         self._idle = 0
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def run(self, job: Callable[[], None]) -> None:
         with self._lock:
+            self._running += 1
             if self._idle:
                 self._idle -= 1
                 self._jobs.put(job)
                 return
-        threading.Thread(target=self._work, args=(job,), name="pccl callback", daemon=True).start()
+        try:
+            thread = threading.Thread(target=self._work, args=(job,), name="pccl callback")
+            thread.daemon = True
+            thread.start()
+        except RuntimeError:
+            self._end(idle=False)
+            raise
+
+    def wait(self, seconds: float) -> None:
+        """Waits until no callback runs, at most that long.
+
+        The interpreter ends daemon threads where they ask for the GIL. Inside a callback that is in
+        torch's C++, which aborts the process then.
+        """
+        with self._ended:
+            self._ended.wait_for(lambda: self._running == 0, seconds)
+
+    def _end(self, *, idle: bool) -> None:
+        with self._ended:
+            self._running -= 1
+            self._idle += idle
+            self._ended.notify_all()
 
     def _work(self, job: Callable[[], None] | None) -> None:
         while job is not None:
-            job()
+            try:
+                job()
+            except BaseException:
+                self._end(idle=False)
+                raise
             job = None  # lets its tensors go
-            with self._lock:
-                self._idle += 1
+            self._end(idle=True)
             try:
                 job = self._jobs.get(timeout=_IDLE)
             except queue.Empty:
@@ -248,8 +275,8 @@ class _Callbacks:
                 job = self._jobs.get()  # given just now
 
 
-_callbacks = _Callbacks()
-os.register_at_fork(after_in_child=_callbacks.forget)
+callbacks = _Callbacks()
+os.register_at_fork(after_in_child=callbacks.forget)
 
 
 def start_thread(

@@ -77,11 +77,28 @@ def rounds(
 
     def full() -> bool:
         applied = info()
-        return not until or (applied is not None and len(applied.contributors) >= until)
+        if applied is None or applied is stale:
+            return not until
+        return len(applied.contributors) >= until
 
-    log, left, reached = [], count, full()
+    def member() -> str:
+        found = pccl.membership() if pccl.is_initialized() else None
+        return found.peers[found.rank] if found and found.rank >= 0 else ""
+
+    stale: pccl.ReduceInfo | None = None
+    log: list[dict[str, Any]] = []
+    left, reached, who = count, full(), member()
     while not (reached and left == 0):
+        before = info()
         ended = step()
+        if member() != who:
+            # It was put out and came back. What it applied before counts no more.
+            who = member()
+            if info() is before:
+                stale = before
+            if until and reached:
+                left, reached = count, False
+                log.clear()
         if ended is not None:
             log.append(ended)
             left -= reached

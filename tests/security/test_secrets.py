@@ -168,7 +168,7 @@ def test_a_secret_file_that_cannot_be_made_or_read_is_named(tmp_path: Path) -> N
         (tmp_path / "short", "secret in .*short is too short: 5 bytes"),
     ):
         done = in_the_environment([*arguments, str(path)], tmp_path)
-        assert done.returncode == 1 and done.stdout == ""
+        assert done.returncode == 2 and done.stdout == ""
         assert re.search(words, done.stderr) and done.stderr.count("\n") == 1, done.stderr
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -13,9 +14,9 @@ from pccl.data import ElasticSampler
 from programs.shown.torch_loop import *
 
 pccl.init()
-epochs, data = 2, TensorDataset(torch.randn(640, 3), torch.randn(640, 1))
-sampler = ElasticSampler(640, batch_size=32)
-state = {"model": model, "sampler": sampler}
+examples = np.random.default_rng(0).standard_normal((640, 3)).astype(np.float32)
+sampler = ElasticSampler(len(examples), batch_size=32)
+state = {"weights": np.zeros(3, np.float32), "sampler": sampler}
 
 
 def gradients(model: Any) -> list[Any]:
