@@ -92,7 +92,7 @@ def rounds(
         before = info()
         ended = step()
         if member() != who:
-            # It was put out and came back. What it applied before counts no more.
+            # It was put out and came back. Reductions of before count no more.
             who = member()
             if info() is before:
                 stale = before
