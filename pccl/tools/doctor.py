@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 def _sentence(failed: Sequence[Check], indirect: bool) -> str:
     """The last line of the screen."""
     if not failed and indirect:
-        return "This machine can join; some data will go through another member or the master."
+        return "This machine can join; some data may go through another member or the master."
     if not failed:
         return "This machine can join."
     if failed[0].name == "peers":
