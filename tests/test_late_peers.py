@@ -121,7 +121,9 @@ PROGRAMS = {
     ),
     "docs/guide/first-run.md 1": Shown("state", last=61, instead=AT_ONCE),
     "docs/guide/from-hivemind.md 1": Shown("state", needs="torch"),
-    "docs/guide/from-pypccl.md 1": Shown("weights, state.revision", early=1),
+    "docs/guide/from-pypccl.md 1": Shown(
+        "weights, state.revision", early=1, instead=(("WORLD_SIZE) < 2", "WORLD_SIZE) < 1"),)
+    ),
     "docs/guide/from-pypccl.md 2": Shown("state"),
     "docs/guide/from-torch-ddp.md 1": Shown("state", needs="torch"),
     "docs/guide/from-torch-ddp.md 2": Shown("state", needs="torch"),
