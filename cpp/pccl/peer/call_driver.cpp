@@ -35,8 +35,28 @@ void CallDriver::request_abort(const wire::CallKey& key, Code code, const PeerId
   session_.request_abort(request);
 }
 
+// REQUIRES: the call's traffic, or its update, is complete.
+void CallDriver::count(const Call& call, bool committed) {
+  totals_.sent_bytes += call.traffic.tx_bytes;
+  totals_.received_bytes += call.traffic.rx_bytes;
+  if (call.update != nullptr) {
+    totals_.sent_bytes += call.update->tx_bytes;
+    totals_.received_bytes += call.update->rx_bytes;
+  }
+  const auto* operation = std::get_if<wire::OpKey>(&call.key);
+  // A call that was refused before it took a number has none of an admission.
+  if (operation == nullptr || operation->admission == 0) return;
+  if (!committed) {
+    ++totals_.aborted;
+    return;
+  }
+  ++totals_.operations;
+  totals_.reduced_bytes += call.bytes;
+}
+
 void CallDriver::end(Call& call, Error error, const Record& record) {
   if (call.done) return;
+  count(call, error.code == Code::ok);
   const auto* operation = std::get_if<wire::OpKey>(&call.key);
   if (operation != nullptr && error.code == Code::ok && worked_since_ == 0)
     worked_since_ = operation->admission;

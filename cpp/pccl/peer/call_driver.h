@@ -7,6 +7,7 @@
 #include "pccl/peer/actions.h"
 #include "pccl/peer/calls.h"
 #include "pccl/peer/session.h"
+#include "pccl/peer/totals.h"
 
 namespace pccl::peer {
 
@@ -39,12 +40,16 @@ class CallDriver {
 
   // The admission in which this peer's first committed operation ran. 0: there was none.
   [[nodiscard]] std::uint64_t worked_since() const { return worked_since_; }
+  [[nodiscard]] const Totals& totals() const { return totals_; }
 
  private:
+  void count(const Call& call, bool committed);
+
   Session& session_;
   EngineActions& actions_;
   CallTable table_;
   std::uint64_t worked_since_ = 0;
+  Totals totals_;
 };
 
 }  // namespace pccl::peer

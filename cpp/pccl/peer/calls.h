@@ -35,6 +35,7 @@ struct Call {
   Record record;             // the epoch in which it was decided
   std::uint64_t answer = 0;  // round: Outcome::answer
   std::uint32_t attempts = 0;
+  std::uint64_t bytes = 0;  // operation: of the elements that this member passes
   collective::BytesMoved traffic;
   // Set when the caller has given up: the deadline for a verdict, after which this peer leaves the
   // run, and the caller's code.

@@ -127,6 +127,7 @@ class Engine {
   [[nodiscard]] const Admission& admission() const { return admission_; }
   [[nodiscard]] Threads& threads() { return threads_; }
   [[nodiscard]] const CallTable& calls() const { return calls_.table(); }
+  [[nodiscard]] const Totals& totals() const { return calls_.totals(); }
   [[nodiscard]] const link::LinkTable& links() const { return links_; }
   [[nodiscard]] const Session& session() const { return session_; }
   [[nodiscard]] const MasterLink& master_link() const { return master_link_; }

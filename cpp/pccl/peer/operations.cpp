@@ -32,6 +32,15 @@ std::string described(const OperationRequest& request) {
   return text;
 }
 
+// Of the elements that this member passes.
+std::uint64_t bytes_of(const OperationRequest& request) {
+  const bool scatters = request.kind == collective::Kind::reduce_scatter;
+  std::uint64_t bytes = 0;
+  for (const collective::ArrayRef& array : request.arrays)
+    bytes += array.count * element_size(array.dtype);
+  return scatters ? bytes * request.parts : bytes;
+}
+
 std::uint64_t signature_hash(const OperationRequest& request, const PeerId& root,
                              std::uint64_t plan_hash) {
   wire::Bytes bytes;
@@ -72,6 +81,7 @@ void Operations::start(const CallPtr& call, OperationRequest request, Instant no
   }
   table().take_number(key);
   call->key = key;
+  call->bytes = bytes_of(request);
   if (early) {
     executor_.forget(key);
     return calls_.end(*call, early->error, early->record);
