@@ -59,6 +59,23 @@ def use_by_default(number: int) -> None:
 def raise_xla_error(number: int) -> None:
     """Raises the failure that "[pccl error <number>]" in a message of XLA's stands for. None if it is too old."""
 
+NAMES: str
+"""What a peer's name may be, for errors."""
+
+def is_name(text: str) -> bool: ...
+def ask_status(address: str) -> dict[str, Any]:
+    """The status of the run whose master is there, without joining; the secret is the environment's.
+
+    `bindings/status.cpp` has the shape, docs/reference/status.md what each field means. Takes some 10 s at most.
+    """
+
+def command(address: str, kind: str, name: str = "") -> str:
+    """Has that master carry out "kick", "drain", "pause-admission" or "resume-admission"; says what was done.
+
+    `name`: of the peer, for the first two; or its id, whole or the first 8 digits. InvalidArgument: nothing was
+    done, and why: there is no such peer, or there are several.
+    """
+
 class Secret:
     """A run's secret, hashed. Failures are raised as InvalidArgument of `function`."""
 
@@ -92,6 +109,7 @@ class Communicator:
         advertise: Sequence[str],
         replica: str = "",
         ranks_per_replica: int = 0,
+        name: str = "",
         secret: Secret | None = None,
     ) -> None: ...
     def join(self, *, min_peers: int, attempts: int, timeout: float | None, enter: bool) -> None:
@@ -210,6 +228,10 @@ class Communicator:
         """Operations started and not finished."""
 
     def peer_id(self) -> str: ...
+    def name(self) -> str: ...
+    def draining(self) -> bool:
+        """The operator has asked this peer to leave at its next admission point."""
+
     def is_open(self) -> bool:
         """Joined, and neither closed, evicted nor cut off."""
 
@@ -294,6 +316,9 @@ class Master:
 
     def address(self) -> str:
         """host:port really bound."""
+
+    def status(self) -> dict[str, Any]:
+        """As `ask_status`, from this master itself. Any thread."""
 
     def interrupt(self) -> None: ...
     def wait(self, timeout: float | None) -> bool:

@@ -72,6 +72,15 @@ def seconds(timeout: float | None, func: str) -> float | None:
     return None if math.isinf(number) else number
 
 
+def name(value: str | None, func: str) -> str:
+    """A peer's name, checked; "" for None, for which the engine takes PCCL_NAME or its default."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not _core.is_name(value):
+        raise InvalidArgument.because(func, f"name must be {_core.NAMES}, not {value!r}")
+    return value
+
+
 class Deadline:
     """One timeout shared by the steps of a call.
 

@@ -146,6 +146,7 @@ def init(
     secret: str | bytes | None = None,
     replica_id: str | None = None,
     ranks_per_replica: int | None = None,
+    name: str | None = None,
 ) -> Communicator:
     """Joins a run and makes this process's default communicator.
 
@@ -169,6 +170,8 @@ def init(
             same. They are let in together, and when one of them is lost the others get `Evicted`.
             `min_peers` counts replicas then.
         ranks_per_replica: Ranks of each replica, the same in the whole run.
+        name: What messages call this peer: 1 to 64 printable ASCII characters without blanks.
+            Default: PCCL_NAME, else the host's name and the process id.
 
     Raises:
         InvalidArgument: There is no master's address, or an argument makes no sense.
@@ -206,6 +209,7 @@ def init(
             secret=secret,
             replica_id=replica_id,
             ranks_per_replica=ranks_per_replica,
+            name=name,
         )
         comm._join(func, min_peers=peers, attempts=attempts, timeout=limit, enter=False)
         _default = comm

@@ -60,6 +60,8 @@ class Communicator(Peer):
         replica_id: Name of the replica that this peer is a rank of. Its ranks are `peer_group` 0 to
             `ranks_per_replica` - 1 and name the same; they are let in and put out together.
         ranks_per_replica: Ranks of each replica, the same in the whole run.
+        name: What messages call this peer: 1 to 64 printable ASCII characters without blanks.
+            Default: PCCL_NAME, else the host's name and the process id.
 
     Raises:
         InvalidArgument: An argument or its variable makes no sense.

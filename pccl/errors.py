@@ -110,8 +110,6 @@ class PCCLError(Exception):
             text += f" with {self.result.name}"
         if sentence := self._sentence():
             text += f": {sentence}"
-        if self.peer and self.peer[:8] not in self.reason:
-            text += f" (peer {self.peer[:8]})"
         return text
 
     def _sentence(self) -> str:

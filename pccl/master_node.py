@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Any
 
 from pccl import _core, _settings, process
 from pccl.errors import InvalidArgument, InvalidUsage
@@ -73,6 +74,14 @@ class MasterNode:
         if self._fork != process.forks:
             raise InvalidUsage.because(func, "this process was forked; its copy is no master")
         return self._engine
+
+    def status(self) -> dict[str, Any]:
+        """The status of the run, as `pccl status --json` prints it. Any thread.
+
+        Raises:
+            InvalidUsage: It does not run.
+        """
+        return self._started("MasterNode.status").status()
 
     def interrupt(self) -> None:
         """Stops it. When this returns its port is free again. May be called again."""

@@ -36,6 +36,7 @@ class Peer(_core.Reducer):
         secret: str | bytes | None = None,
         replica_id: str | None = None,
         ranks_per_replica: int | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__()
         func = "Communicator"
@@ -52,6 +53,7 @@ class Peer(_core.Reducer):
         )
         self._advertise = _settings.addresses(advertise, func)
         self._replica, self._ranks = self._check_replica(replica_id, ranks_per_replica)
+        self._name = _settings.name(name, func)
         self._engine: _core.Communicator | None = None
         self._joining = False
         self._candidate: _core.Communicator | None = None  # while it joins
@@ -118,6 +120,7 @@ class Peer(_core.Reducer):
                 advertise=self._advertise,
                 replica=self._replica,
                 ranks_per_replica=self._ranks,
+                name=self._name,
                 secret=self._secret,
             )
             self._candidate = engine
@@ -137,6 +140,12 @@ class Peer(_core.Reducer):
         finally:
             self._joining = False
             self._candidate = None
+
+    @property
+    def draining(self) -> bool:
+        """Whether the operator has asked this peer to leave at its next admission point."""
+        engine = self._engine
+        return engine is not None and engine.draining()
 
     def close(self) -> None:
         """Leaves the run: the others see a departure, not a loss.

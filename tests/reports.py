@@ -12,6 +12,7 @@ JOIN, REJOIN, REQUEST_ADMISSION, PREPARED, ENTER_ROUND, OP_REPORT, ABORT = range
 LINK_REPORT, BLOCKED, LEAVE, HEARTBEAT = range(7, 11)
 WITHDRAW, NEIGHBOURHOOD, MEASURED, INQUIRY, TRIED, WANT_RELAY = 17, 18, 19, 20, 23, 24
 LOG_PART = 29
+ASK_STATUS, STATUS_PART, COMMAND, COMMAND_RESULT, DRAIN = range(30, 35)
 BROKEN, UNREACHABLE, SILENT, MENDED, RELAYED = range(5)
 BARRIER = 2
 TIMEOUT, ENTERED = 0, 0
@@ -51,18 +52,25 @@ def rejoin(
     applied: int = 1,
     replicas: int = 0,
     hosts: Sequence[str] = (),
+    name: str = "",
 ) -> bytes:
     """The Rejoin of `peer` in epoch 1, whose members are it and `others`.
 
     Tickets equal ids. `ticket`: that of `peer` instead, also in the record. `replicas`: ranks of
-    each. `hosts`: addresses that each member has.
+    each. `hosts`: addresses that each member has. `name`: of each.
     """
     ids = [peer, *others]
     tickets = [ticket or peer, *others]
     n = len(ids)
     addresses = listed([text(host) + bytes(2) for host in hosts])
     members = [
-        who + u64(5) + addresses + bytes(16) + text(who.hex() if replicas else "") + seal(known)
+        who
+        + u64(5)
+        + addresses
+        + bytes(16)
+        + text(who.hex() if replicas else "")
+        + seal(known)
+        + text(name)
         for who, known in zip(ids, tickets, strict=True)
     ]
     plan = u32(65536) + listed([u32(rank) for rank in range(n)])
@@ -96,13 +104,25 @@ def op_state(
 
 
 def join(
-    number: int, group: int = 0, hosts: list[str] | None = None, waiting: bool = True
+    number: int,
+    group: int = 0,
+    hosts: list[str] | None = None,
+    waiting: bool = True,
+    name: str = "",
 ) -> bytes:
     """The first message of a newcomer."""
     addresses = [text(host) + struct.pack("<H", 1) for host in hosts or ["192.0.2.1"]]
     founder = u32(group, 1) + bytes([waiting, 0])
-    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + peer(number)
+    rest = (
+        text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + peer(number) + text(name)
+    )
     return peer(number) + founder + listed(addresses) + rest
+
+
+def heartbeat(
+    operations: int = 0, reduced: int = 0, sent: int = 0, received: int = 0, draining: bool = False
+) -> bytes:
+    return u64(operations, reduced, sent, received) + bytes([draining])
 
 
 def link_report(about: int, epoch: int, state: int = BROKEN) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,13 +16,14 @@ Answer = dict[str, Any]
 
 
 class Peers(list[Worker]):
-    """Peers in rank order, and their ids."""
+    """Peers in rank order, their ids, and their names by default."""
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         answers = [worker.expect("in", 60) for worker in workers]
         order = sorted(range(len(workers)), key=lambda index: answers[index]["rank"])
         super().__init__(workers[index] for index in order)
         self.ids: list[str] = [answers[index]["peer"] for index in order]
+        self.names = [f"{socket.gethostname()}-{worker.pid}" for worker in self]
 
 
 def members(run: Run, count: int) -> Peers:

@@ -114,7 +114,7 @@ def test_a_count_that_lies_takes_no_memory(count: int) -> None:
 def test_another_version_is_refused_with_both_numbers() -> None:
     header = bytearray(_testing.control_sample("heartbeat"))
     header[4] = 200
-    assert decode(bytes(header))[1] == "protocol version 200 does not match version 2"
+    assert decode(bytes(header))[1] == "protocol version 200 does not match version 3"
 
 
 ENVELOPE = "03000000 8877665544332211 2a00000000000000"
@@ -123,7 +123,7 @@ ENVELOPE = "03000000 8877665544332211 2a00000000000000"
 @pytest.mark.parametrize(
     ("name", "kind", "payload"),
     [
-        ("heartbeat", 10, ""),
+        ("heartbeat", 10, "0500000000000000 0600000000000000 0700000000000000 0800000000000000 01"),
         ("enter_round", 4, "02 0700000000000000 0200000000000000 00"),
         (
             "measured",
@@ -153,6 +153,11 @@ ENVELOPE = "03000000 8877665544332211 2a00000000000000"
             "0800000000000000 00 01 00000000000000000000000000000000 00000000 00000000 01",
         ),
         ("request_log", 28, ""),
+        ("ask_status", 30, ""),
+        ("status_part", 31, "03000000 010203 01"),
+        ("command", 32, "01 01000000 61"),
+        ("command_result", 33, "01 02000000 6f6b"),
+        ("drain", 34, ""),
         (
             "link_report",
             7,
@@ -162,7 +167,7 @@ ENVELOPE = "03000000 8877665544332211 2a00000000000000"
 )
 def test_control_frames_have_these_bytes(name: str, kind: int, payload: str) -> None:
     body = bytes.fromhex(payload)
-    header = b"PCCL" + bytes([2, kind, 0, 0]) + len(body).to_bytes(4, "little")
+    header = b"PCCL" + bytes([3, kind, 0, 0]) + len(body).to_bytes(4, "little")
     assert _testing.control_sample(name) == header + bytes.fromhex(ENVELOPE) + body
 
 
@@ -171,10 +176,10 @@ def test_control_frames_have_these_bytes(name: str, kind: int, payload: str) -> 
 
 def test_link_frame_headers_have_these_bytes() -> None:
     assert _testing.link_sample() == bytes.fromhex(
-        "50434631 04 01 00 02 00100000 efbeadde"
+        "50434631 04 01 00 03 00100000 efbeadde"
         "0700000000000000 01 0500000000000000 0100000000000000"
         "0800000000000000 03000000 00000000 0807060504030201"
-        "00 0000 04fe7f1a"
+        "00 0000 7c73fc9a"
     )
 
 

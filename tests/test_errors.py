@@ -23,7 +23,7 @@ def test_every_class_says_what_failed_and_how(cls):
     text = str(make(cls))
     assert text.startswith("allreduce failed: ")
     assert "it broke" in text
-    assert "abababab" in text
+    assert "abababab" not in text  # the reason names the peer
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -18,6 +18,7 @@ from reports import (
     TRIED,
     WANT_RELAY,
     gone,
+    heartbeat,
     join,
     link_report,
     listed,
@@ -60,7 +61,7 @@ TOO_OFTEN = {
         "stops sharing",
     ),
     "relays that are not due": (WANT_RELAY, lambda i: peer(1) + u32(1), "strays", "relays that no"),
-    "heartbeats": (HEARTBEAT, lambda i: b"", "talk", "floods"),
+    "heartbeats": (HEARTBEAT, lambda i: heartbeat(i), "talk", "floods"),
     "links that work": (LINK_REPORT, lambda i: link_report(1, 1, MENDED), "talk", "floods"),
     "calls given up that were none": (
         ABORT,
@@ -166,7 +167,7 @@ def test_what_no_honest_member_says_costs_its_membership_at_once(
 
 def test_a_member_that_claims_what_was_never_decided_is_evicted() -> None:
     play = _testing.MasterPlay(3)
-    play.says(2, HEARTBEAT, b"", ordinal=1 << 60)
+    play.says(2, HEARTBEAT, heartbeat(), ordinal=1 << 60)
     assert "never made" in gone(play)[2]
     assert play.members() == [1, 3]
 
@@ -175,7 +176,7 @@ def test_a_member_that_never_says_what_it_has_applied_is_evicted() -> None:
     play = _testing.MasterPlay(3, {"max_behind": 50})
     for tag in range(60):
         play.says(1, ABORT, b"\x00" + op_key(tag) + b"\x0e" + bytes(16))
-        play.says(3, HEARTBEAT, b"")
+        play.says(3, HEARTBEAT, heartbeat())
     play.passes(1, mute=[2])
     assert "follow" in gone(play)[2]
     assert play.members() == [1, 3]

@@ -14,6 +14,7 @@ from reports import (
     REQUEST_ADMISSION,
     WITHDRAW,
     gone,
+    heartbeat,
     join,
     listed,
     log_part,
@@ -78,6 +79,14 @@ def test_a_term_that_no_restart_has_made_is_refused(term: int) -> None:
     play.says(10, REJOIN, rejoin(peer(10), 8), term=2)
     assert 10 not in gone(play) and play.term() == 3
     assert play.members() == [1, 2]
+
+
+def test_a_report_of_names_that_are_none_is_refused() -> None:
+    for name in ("two words", "new\nline", "x" * 65):
+        play = _testing.MasterPlay(0)
+        play.connect(9, "192.0.2.9")
+        play.says(9, REJOIN, rejoin(peer(9), 7, name=name))
+        assert "is inconsistent" in gone(play)[9]
 
 
 def test_nobody_comes_back_as_a_member_that_he_is_not() -> None:
@@ -190,7 +199,7 @@ def test_a_newcomer_that_has_not_heard_of_its_admission_joins_again() -> None:
     play.connect(9, "192.0.2.2")
     play.says(9, JOIN, join(2), 0)
     assert play.members() == [1, 2] and 9 not in gone(play)
-    play.says(9, HEARTBEAT, b"")  # it has applied all that there is
+    play.says(9, HEARTBEAT, heartbeat())  # it has applied all that there is
     play.disconnect(9)
     play.connect(10, "192.0.2.2")
     play.says(10, JOIN, join(2), 0)
@@ -245,7 +254,7 @@ def test_nobody_joins_in_the_name_of_another_newcomer() -> None:
         play.connect(connection, "192.0.2.9")
     play.says(8, JOIN, join(5))
     # Its seal is what all members are told of it.
-    play.says(9, JOIN, join(5).removesuffix(peer(5)) + seal(peer(5)))
+    play.says(9, JOIN, join(5).removesuffix(peer(5) + text("")) + seal(peer(5)) + text(""))
     told = play.told()
     assert {to for to, what, *_ in told if what in ("refused", "close")} == {9}
     play.connect(10, "192.0.2.9")

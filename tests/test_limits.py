@@ -17,7 +17,7 @@ def joins(play: _testing.MasterPlay, number: int, group: int = 0) -> None:
     """A peer joins on the connection of its number."""
     address = text("192.0.2.1") + b"\1\0"
     founder = u32(group, 1) + b"\1\0"
-    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + peer(number)
+    rest = text("pccl") + u32(0xFFFFFFFF) + bytes(16) + text("") + u32(0) + peer(number) + text("")
     play.connect(number, "192.0.2.9")
     play.says(number, JOIN, peer(number) + founder + listed([address]) + rest)
 

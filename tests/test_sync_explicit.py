@@ -236,7 +236,7 @@ def test_explicit_entries_that_differ_are_named(run: Run) -> None:
     tell(late, share_and_sync(w=zeros(1000)))
     tell(peers, push_and_sync)
     told = failed(late[0].next(), "MismatchedCall")
-    assert late.ids[0][:8] in told["text"] and " v:" in told["text"]
+    assert late.names[0] in told["text"] and " v:" in told["text"]
     assert agreed(peers)[0]["size"] == 3
 
 

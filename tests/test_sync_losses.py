@@ -261,7 +261,7 @@ def test_sync_and_allreduce_cannot_meet(run: Run) -> None:
         failed(peers[1].next(), "Deadlock", "RANK_CONNECTION_LOST"),
     ]
     assert told[0]["waiting"] == told[1]["waiting"]
-    for word in ("sync", peers.ids[0][:8], "allreduce", peers.ids[1][:8]):
+    for word in ("sync", peers.names[0], "allreduce", peers.names[1]):
         assert word in told[0]["text"]
     # The other call is covered: whoever comes to it gets the error too, once.
     failed(do(peers[:1], sync_shell.reduce_or_fail)[0], "Deadlock", "RANK_CONNECTION_LOST")

@@ -50,7 +50,7 @@ def test_members_whose_states_differ_in_structure_all_get_the_same_error(run: Ru
         told = [failed(peer.next(), "MismatchedCall") for peer in peers]
         assert len({answer["text"] for answer in told}) == 1
         assert {answer["peer"] for answer in told} == {peers.ids[odd_one]}
-        assert key in told[0]["text"] and peers.ids[odd_one][:8] in told[0]["text"]
+        assert key in told[0]["text"] and peers.names[odd_one] in told[0]["text"]
 
     missing = ({"n": 1}, "['w']")
     for odd, key in (*ODD, missing):
@@ -69,7 +69,7 @@ def test_a_newcomer_whose_state_does_not_fit_is_refused_and_may_come_again(run: 
         tell(late, sync(odd))
         told = failed(meanwhile(late[0], peers), "MismatchedCall")
         assert told["advice"] == "fix"
-        assert key in told["text"] and late.ids[0][:8] in told["text"]
+        assert key in told["text"] and late.names[0] in told["text"]
         tell(late, sync_shell.rejoin)
         late = Peers(late)
     tell(late, sync({"n": 5, "w": ones(3)}))
@@ -91,7 +91,7 @@ def test_a_state_whose_entries_overlap_is_refused_on_all_members_alike(run: Run)
         assert len({answer["text"] for answer in told}) == 1
         assert {answer["peer"] for answer in told} == {peers.ids[rank or 0]}
         assert "['a'] and ['b'] share memory" in told[0]["text"]
-        assert peers.ids[rank or 0][:8] in told[0]["text"]
+        assert peers.names[rank or 0] in told[0]["text"]
 
     for form in ("overlapping", "reversed", "reshaped", "beside a read-only view"):
         refused(None, form, form)
@@ -127,7 +127,7 @@ def test_a_newcomer_whose_entries_overlap_is_put_out_and_the_members_go_on(run: 
     ):
         tell(late, sharing(form))
         told = failed(meanwhile(late[0], peers), kind, result)
-        assert "memory" in told["text"] and late.ids[0][:8] in told["text"]
+        assert "memory" in told["text"] and late.names[0] in told["text"]
         tell(late, sync_shell.rejoin)
         late = Peers(late)
     # One that lacks a half would make it apart.

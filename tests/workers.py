@@ -151,13 +151,13 @@ class Run:
 # Lines that a healthy run prints, too: whom a peer waits for at the start, and how to join.
 _ONLY_TOLD = re.compile(
     r"(\[\d+\] )?(pccl run: to join: .*"
-    r"|pccl\[\w+\] WARN: (waiting for (\d+ more peers?|the master at \S+ to answer)"
+    r"|pccl\[\S+\] WARN: (waiting for (\d+ more peers?|the master at \S+ to answer)"
     r"|no master at .*; trying again))\n"
 )
 
 
 # Lines that members print when others come and go.
-_NEWS = re.compile(r"(\[\d+\] )?pccl\[\w+\] WARN: (\d+ peers? joined: |lost rank ).*\n")
+_NEWS = re.compile(r"(\[\d+\] )?pccl\[\S+\] WARN: (\d+ peers? joined: |lost rank ).*\n")
 
 
 def complaints(text: str, *, news: bool = True) -> str:

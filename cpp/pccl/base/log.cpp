@@ -72,9 +72,4 @@ void log(LogLevel level, std::string_view who, std::string_view text) {
   }
 }
 
-void log(LogLevel level, const PeerId& peer, std::string_view text) {
-  if (!log_enabled(level)) return;
-  log(level, peer.empty() ? std::string() : peer.brief(), text);
-}
-
 }  // namespace pccl

@@ -6,8 +6,6 @@
 #include <optional>
 #include <string_view>
 
-#include "pccl/base/ids.h"
-
 namespace pccl {
 
 // Lines that a waiting user must see have `warn`. `none` silences all lines; no line has it.
@@ -28,12 +26,10 @@ void set_log_level(LogLevel level);
 // Whether a line of this level would be printed. Ask before composing an expensive line.
 [[nodiscard]] bool log_enabled(LogLevel level);
 
-// Prints `pccl[<who>] <level>: <text>` as one line with one write(2), so that lines of several
+// `who`: the peer's name, or the part of the program; empty: the prefix is `pccl` alone. Prints
+// `pccl[<who>] <level>: <text>` as one line with one write(2), so that lines of several
 // processes do not mix. Replaces control characters by spaces (a text may come from another peer,
 // and terminals interpret them) and cuts the line at 4096 bytes. Any thread, no locks, no Python.
 // May block as long as stderr does; ignores a failing stderr.
 void log(LogLevel level, std::string_view who, std::string_view text);
-// `who` is the peer's brief id; with an empty id the prefix is `pccl` alone.
-void log(LogLevel level, const PeerId& peer, std::string_view text);
-
 }  // namespace pccl

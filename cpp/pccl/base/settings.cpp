@@ -13,6 +13,8 @@
 #include <string_view>
 #include <utility>
 
+#include "pccl/base/name.h"
+
 namespace pccl {
 
 namespace {
@@ -52,6 +54,13 @@ class Reader {
 
   void text(const char* name, std::string& value) {
     if (const auto given = find(name)) value = *given;
+  }
+
+  void name(const char* variable, std::string& value) {
+    const auto given = find(variable);
+    if (!given) return;
+    if (!valid_name(*given)) return fail(variable, *given, kNameRule);
+    value = *given;
   }
 
   void seconds(const char* name, Duration& value) {
@@ -152,6 +161,7 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   Settings settings;
   Reader read(lookup);
   read.level("PCCL_LOG_LEVEL", settings.log_level);
+  read.name("PCCL_NAME", settings.name);
   read.text("PCCL_BIND", settings.bind_address);
   read.seconds("PCCL_HEARTBEAT_INTERVAL", settings.heartbeat_interval);
   read.seconds("PCCL_HEARTBEAT_TIMEOUT", settings.heartbeat_timeout);

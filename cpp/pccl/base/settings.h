@@ -29,6 +29,10 @@ struct Settings {
   // PCCL_LOG_LEVEL: lowest level printed: TRACE DEBUG INFO WARN ERR FATAL NONE, in any case.
   LogLevel log_level = LogLevel::warn;
 
+  // PCCL_NAME: what messages call this peer: 1 to 64 printable ASCII characters without blanks,
+  // such as a host and a number. Empty: the host's name and the process id.
+  std::string name;
+
   // PCCL_BIND: local address (literal or host name, no port) on which a peer listens. Empty: all.
   std::string bind_address;
 

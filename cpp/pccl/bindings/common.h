@@ -101,5 +101,6 @@ void bind_master(nb::module_& m);
 void bind_weighted(nb::module_& m);
 void bind_xla(nb::module_& m);
 void bind_doctor(nb::module_& m);
+void bind_status(nb::module_& m);
 
 }  // namespace pccl::bindings

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "pccl/base/name.h"
 #include "pccl/bindings/operation.h"
 #include "pccl/topology/plan.h"
 #include "pccl/wire/address.h"
@@ -77,7 +78,7 @@ std::shared_ptr<CommunicatorHandle> make(const std::string& master, std::uint32_
                                          unsigned stripes, std::uint16_t port,
                                          const std::vector<std::string>& advertise,
                                          const std::string& replica,
-                                         std::uint32_t ranks_per_replica,
+                                         std::uint32_t ranks_per_replica, const std::string& name,
                                          const io::Secret* secret) {
   const char* function = "Communicator";
   node::CommunicatorOptions options;
@@ -86,6 +87,7 @@ std::shared_ptr<CommunicatorHandle> make(const std::string& master, std::uint32_
   options.group = peer_group;
   options.replica = replica;
   options.ranks_per_replica = ranks_per_replica;
+  options.name = name;
   if (secret != nullptr) options.secret = *secret;
   options.port = port;
   know_threads(options);
@@ -177,11 +179,14 @@ std::uint64_t attribute(const CommunicatorHandle& comm, int which) {
 void bind_communicator(nb::module_& m) {
   using Engine = node::Communicator;
   const auto timeout = nb::arg("timeout").none();
+  m.attr("NAMES") = kNameRule;
+  m.def(
+      "is_name", [](const std::string& text) { return valid_name(text); }, "text"_a);
   nb::class_<CommunicatorHandle> communicator(m, "Communicator");
   bind_sync(m, communicator);
   communicator
       .def(nb::new_(&make), "master"_a, nb::kw_only(), "peer_group"_a, "stripes"_a, "port"_a,
-           "advertise"_a, "replica"_a = "", "ranks_per_replica"_a = 0,
+           "advertise"_a, "replica"_a = "", "ranks_per_replica"_a = 0, "name"_a = "",
            nb::arg("secret").none() = nb::none())
       .def(
           "join",
@@ -215,6 +220,8 @@ void bind_communicator(nb::module_& m) {
       .def("present", &present)
       .def("attribute", &attribute, "which"_a)
       .def("unfinished", [](const CommunicatorHandle& comm) { return comm.engine->unfinished(); })
+      .def("name", [](const CommunicatorHandle& comm) { return comm.engine->name(); })
+      .def("draining", [](const CommunicatorHandle& comm) { return comm.engine->draining(); })
       .def("peer_id", [](const CommunicatorHandle& comm) { return comm.engine->id().hex(); })
       .def("is_open", [](const CommunicatorHandle& comm) { return comm.engine->is_open(); })
       .def(

@@ -7,6 +7,7 @@
 #include "pccl/base/clock.h"
 #include "pccl/base/fork.h"
 #include "pccl/bindings/common.h"
+#include "pccl/bindings/status.h"
 #include "pccl/io/address.h"
 #include "pccl/server/server.h"
 
@@ -46,6 +47,14 @@ class Master {
   std::string address() {
     check("MasterNode.address");
     return server_->address();
+  }
+  nb::dict status() {
+    check("MasterNode.status");
+    Result<wire::RunStatus> status = [&] {
+      const GilRelease release;
+      return server_->status();
+    }();
+    return to_dict(value_of(std::move(status), CallKind::question, "MasterNode.status"));
   }
   void interrupt() {
     check("MasterNode.interrupt");
@@ -99,6 +108,7 @@ void bind_master(nb::module_& m) {
            nb::arg("secret").none() = nb::none(), "min_peers"_a = 1)
       .def("run", &Master::run)
       .def("address", &Master::address)
+      .def("status", &Master::status)
       .def("interrupt", &Master::interrupt)
       .def("wait", &Master::wait, nb::arg("timeout").none());
   m.def("run_master", &run_master, "listen"_a);

@@ -29,4 +29,5 @@ NB_MODULE(_core, m) {
   pccl::bindings::bind_weighted(m);
   pccl::bindings::bind_xla(m);
   pccl::bindings::bind_doctor(m);
+  pccl::bindings::bind_status(m);
 }

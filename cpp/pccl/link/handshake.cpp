@@ -306,7 +306,7 @@ void Handshakes::bring_up(StripeEntry& entry, Link& link, bool ours) {
   if (ours != link.dialling.offered && !relayed) link.dialling.answered = entry.address;
   if (relayed && !std::exchange(link.relay.told, true)) {
     facts_.log(LogLevel::warn,
-               "no connection to peer " + link.peer.id.brief() +
+               "no connection to peer " + wire::shown_name(link.peer.name, link.peer.id, true) +
                    " comes about, from either end: what goes between goes through the "
                    "master");
   }

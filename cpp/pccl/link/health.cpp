@@ -81,7 +81,9 @@ void Health::watch_up(Link& link) {
       const auto it = facts_.stripes.find(id);
       if (it == facts_.stripes.end() || link.heard - it->second.heard < patience) continue;
       const std::string why = "nothing heard on one of the link's connections";
-      facts_.log(LogLevel::debug, "a connection to " + link.peer.id.brief() + " broke: " + why);
+      facts_.log(LogLevel::debug, "a connection to " +
+                                      wire::shown_name(link.peer.name, link.peer.id, true) +
+                                      " broke: " + why);
       stand_ins_.lose(id, why);
     }
   }

@@ -29,14 +29,14 @@ void CallRules::check_operation(const wire::OpKey& key, Instant now) {
     if (entry->second.done) ++done;
     // A signature depends on the plan: compare only those of present attempts.
     if (entry->second.attempt >= record_.abort_floor)
-      claims.push_back({peer.member.id, entry->second.signature,
-                        static_cast<std::size_t>(&peer - peers_.members.data())});
+      claims.push_back({peer.member.id, entry->second.signature});
   }
   if (claims.size() > 1) {
     const bool waited =
         operation.mismatch_since && now - *operation.mismatch_since >= kMismatchGrace;
     if (const auto mismatch =
-            judge_mismatch(wire::describe(key), claims, peers_.members.size(), waited)) {
+            judge_mismatch(wire::describe(key), claims, peers_.members.size(), waited,
+                           [this](const PeerId& id) { return named(id); })) {
       decisions_.decide(key, Code::mismatched_call, mismatch->culprit, mismatch->reason, {});
       return;
     }
@@ -104,18 +104,19 @@ std::vector<Departed> CallRules::check_sync(const wire::RoundKey& key) {
   const OpenRound& round = calls_.rounds().at(key);
   state::Judgement judgement;
   if (key.kind == wire::RoundKind::sync_end) {
-    std::vector<std::pair<PeerId, wire::SyncEnd>> ends;
+    std::vector<state::End> ends;
     for (const auto& [id, payload] : round.entered)
-      ends.emplace_back(id, std::get<wire::SyncEnd>(payload));
+      ends.push_back({id, peers_.shown(id), std::get<wire::SyncEnd>(payload)});
     judgement = state::judge_ends(ends);
   } else {
     std::vector<state::Ballot> ballots;
     for (const Peer& peer : peers_.members) {
       const wire::RoundPayload& payload = round.entered.at(peer.member.id);
+      const std::string name = peers_.shown(peer.member.id);
       if (const auto* detail = std::get_if<wire::SyncDetail>(&payload)) {
-        ballots.push_back({peer.member.id, detail->vote, &detail->entries});
+        ballots.push_back({peer.member.id, name, detail->vote, &detail->entries});
       } else {
-        ballots.push_back({peer.member.id, std::get<wire::SyncVote>(payload), nullptr});
+        ballots.push_back({peer.member.id, name, std::get<wire::SyncVote>(payload), nullptr});
       }
     }
     judgement = key.kind == wire::RoundKind::sync ? state::judge_votes(ballots, record_.state)
@@ -134,13 +135,18 @@ std::vector<Departed> CallRules::check_sync(const wire::RoundKey& key) {
   return {};
 }
 
+std::string CallRules::named(const PeerId& id) const {
+  const auto departed = std::ranges::find(record_.departures, id, &wire::Departure::id);
+  return departed == record_.departures.end() ? peers_.named(id) : "peer " + departed->name;
+}
+
 void CallRules::abort(const PeerId& id, const wire::AbortRequest& request) {
   const std::string who = peers_.named(id);
   const std::string what = wire::describe(request.key);
   if (request.code == Code::peer_lost) {
     const bool gone = !request.lost.empty() && peers_.member(request.lost) == nullptr;
     const PeerId lost = gone ? request.lost : PeerId{};
-    const std::string whom = gone ? peers_.named(lost) : "a member";
+    const std::string whom = gone ? named(lost) : "a member";
     decisions_.decide(request.key, Code::peer_lost, lost,
                       whom + " was lost before " + what + " was complete", {});
   } else if (request.code == Code::interrupted) {
@@ -167,13 +173,14 @@ void CallRules::check_stuck(Instant now) {
   }
   const Instant since = calls_.stuck(now);
   if (verdict == Stuckness::suspicious && now - since < kSeveralThreadsGrace) return;
+  const auto who = [this](const PeerId& id) { return named(id); };
   const auto name = [this](const wire::CallKey& key) { return calls_.described(key); };
-  const std::string text = describe_waiting(waiting, "; ", name);
-  const std::string lines = describe_waiting(waiting, "\n", name);
+  const std::string text = describe_waiting(waiting, "; ", who, name);
+  const std::string lines = describe_waiting(waiting, "\n", who, name);
   std::set<wire::CallKey> calls;
   for (const Waiting& member : waiting)
     calls.insert(member.blocked.waits.begin(), member.blocked.waits.end());
-  context_.note("stuck: " + text);
+  context_.note("stuck: " + text, true);
   calls_.unstick();
   for (const wire::CallKey& call : calls) {
     // A call of another admission, which is over, must not be decided again.

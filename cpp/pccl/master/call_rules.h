@@ -41,6 +41,9 @@ class CallRules {
   [[nodiscard]] std::vector<Departed> check_sync(const wire::RoundKey& key);
   void optimize(const wire::RoundKey& key);
 
+  // Peers::named, also for a member that has just departed.
+  [[nodiscard]] std::string named(const PeerId& id) const;
+
   const GroupContext& context_;
   const wire::EpochRecord& record_;
   const Peers& peers_;

@@ -18,6 +18,10 @@ void DecisionLog::note(const wire::LogEntry& entry) {
 const wire::LogEntry& DecisionLog::append(Decision what) {
   entries_.push_back({++last_, std::move(what)});
   note(entries_.back());
+  std::visit(
+      Overloaded{[&](const wire::EpochRecord& record) { aborted_ += record.aborted.size(); },
+                 [&](const auto& decision) { aborted_ += decision.code == Code::ok ? 0U : 1U; }},
+      entries_.back().what);
   return entries_.back();
 }
 

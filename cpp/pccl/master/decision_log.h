@@ -18,6 +18,8 @@ class DecisionLog {
 
   // Adds a decision and returns its entry. Remembers the calls that it ends.
   const wire::LogEntry& append(Decision what);
+  // Calls that ended with an error since this master began.
+  [[nodiscard]] std::uint64_t aborted() const { return aborted_; }
   // Drops entries up to `least`, which all members have applied.
   void collect(std::uint64_t least);
   // Begins a new group: no member lacks an entry.
@@ -51,6 +53,7 @@ class DecisionLog {
   std::uint64_t last_ = 0;
   std::uint64_t collected_ = 0;
   std::uint64_t restored_at_ = 0;
+  std::uint64_t aborted_ = 0;
   std::map<wire::CallKey, std::uint64_t> decided_;  // index of entries_: ordinals by call
 };
 

@@ -95,9 +95,10 @@ void Decisions::start(std::vector<Peer> founders) {
   record_.rates = {};
   record_.point_open = false;
   peers_.members = std::move(founders);
+  for (Peer& peer : peers_.members) peer.since = context_.around.now();
   plan_epoch();
-  context_.note("started with " + plural(peers_.members.size(), "peer"));
   begin_epoch(wire::Cause::admission);
+  context_.note("started with " + plural(peers_.members.size(), "peer"));
 }
 
 void Decisions::admit(wire::RoundKind kind, const std::vector<std::string>& replicas) {
@@ -105,9 +106,9 @@ void Decisions::admit(wire::RoundKind kind, const std::vector<std::string>& repl
   const std::size_t before = peers_.members.size();
   calls_.clear();
   newcomers_.enter(replicas);
+  for (std::size_t rank = before; rank < peers_.members.size(); ++rank)
+    peers_.members[rank].since = context_.around.now();
   plan_or_use_all();
-  context_.note(plural(peers_.members.size() - before, "newcomer") + " admitted, " +
-                plural(peers_.members.size(), "member"));
   const bool syncing = kind == wire::RoundKind::sync_admit;
   record_.syncing = syncing;
   if (peers_.ranks_per_replica > 0) {
@@ -116,6 +117,8 @@ void Decisions::admit(wire::RoundKind kind, const std::vector<std::string>& repl
     context_.around.replicas().changed();
   }
   begin_epoch(wire::Cause::admission);
+  context_.note(plural(peers_.members.size() - before, "newcomer") + " admitted, " +
+                plural(peers_.members.size(), "member"));
 }
 
 void Decisions::lose(std::vector<wire::Departure> departures) {
@@ -125,8 +128,8 @@ void Decisions::lose(std::vector<wire::Departure> departures) {
 }
 
 void Decisions::reset_links() {
-  const std::string reason = "a connection between two members broke" + links_.example();
-  context_.note(reason);
+  const std::string reason = "a connection between two members broke" + links_.example(peers_);
+  context_.note(reason, true);
   links_.clear_troubles();
   begin_loss({{PeerId{}, reason}});
 }
@@ -146,6 +149,7 @@ void Decisions::begin_loss(std::vector<wire::Departure> departures) {
 // members; calls_ was cleared or restarted. `aborted`: operations that have ended.
 void Decisions::begin_epoch(wire::Cause cause, std::vector<wire::Departure> departures,
                             std::vector<wire::OpKey> aborted) {
+  epoch_began_ = context_.around.now();
   ++record_.epoch;
   record_.cause = cause;
   if (cause == wire::Cause::admission) {

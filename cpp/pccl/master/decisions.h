@@ -58,6 +58,9 @@ class Decisions {
   // restarts the times of reports.
   void reconsider_plan(Instant now);
 
+  // When the present epoch began.
+  [[nodiscard]] Instant epoch_began() const { return epoch_began_; }
+
   // -- the log
   // Drops the entries that all members have applied.
   void collect_log();
@@ -83,6 +86,7 @@ class Decisions {
   LinkHealth& links_;
   Planning& planning_;
   Newcomers& newcomers_;
+  Instant epoch_began_{};
 };
 
 }  // namespace pccl::master

@@ -109,7 +109,7 @@ Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
   peer->connection = connection;
   peer->returned = true;
   peer->heard = now;
-  peer->blocked = {};
+  peer->on_blocked({}, 0, now);
   // The member repeats its open calls; entries that it has not applied are sent again.
   peer->applied = std::max(peer->applied, rejoin.applied);
   if (floods(*peer,
@@ -140,6 +140,7 @@ std::unique_ptr<Group> Group::rebuild(std::uint32_t id, const Options& options,
     Peer peer;
     peer.member = member;
     peer.heard = now;
+    peer.since = now;
     peer.disconnected_at = now;
     peer.applied = group->log_.collected();
     peer.returned = false;
@@ -209,6 +210,46 @@ void Group::evict_rank(const std::string& replica, bool members, bool newcomers,
   remove(gone, now);
 }
 
+// -- operators
+
+std::vector<std::pair<PeerId, std::string>> Group::find(const std::string& name) const {
+  std::vector<std::pair<PeerId, std::string>> found;
+  for (const std::vector<Peer>* list : {&peers_.members, &peers_.candidates}) {
+    for (const Peer& peer : *list) {
+      const PeerId& id = peer.member.id;
+      if (name == peer.member.name || name == id.hex() || name == id.brief() ||
+          name == wire::shown_name(peer.member.name, id, false))
+        found.emplace_back(id, peers_.named(id));
+    }
+  }
+  return found;
+}
+
+void Group::kick(const PeerId& id, Instant now) {
+  const std::string reason = "kicked by the operator";
+  if (peers_.member(id) != nullptr) return remove({{id, Code::evicted, reason}}, now);
+  for (const Peer& peer : peers_.candidates) {
+    if (peer.member.id == id) return evict(peer.connection, Code::evicted, reason, now);
+  }
+}
+
+bool Group::drain(const PeerId& id) {
+  for (const std::vector<Peer>* list : {&peers_.members, &peers_.candidates}) {
+    for (const Peer& peer : *list) {
+      if (peer.member.id != id || peer.connection == 0) continue;
+      around_.send(peer.connection, list == &peers_.members ? log_.collected() : 0, wire::Drain{});
+      return true;
+    }
+  }
+  return false;
+}
+
+void Group::admission_changed(Instant now) {
+  newcomers_.admission_changed();
+  around_.replicas().changed();
+  retry_admission(now);
+}
+
 // -- departures
 
 void Group::evict(ConnectionId connection, Code code, const std::string& reason, Instant now) {
@@ -231,13 +272,16 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
     Peer* peer = peers_.member(gone.id);
     if (peer == nullptr) continue;
     const std::size_t left = peers_.members.size() - 1;
-    context_.note("peer " + gone.id.brief() + " is out: " + gone.reason + "; " +
-                  plural(left, "member") + (left == 1 ? " goes on" : " go on"));
+    const std::string name = peers_.shown(gone.id);
+    context_.note("peer " + name + " is out: " + gone.reason + "; " + plural(left, "member") +
+                      (left == 1 ? " goes on" : " go on"),
+                  !gone.finished);
     if (peer->connection != 0) {
       around_.send(peer->connection, log_.collected(), wire::Refused{gone.code, gone.reason});
       around_.close(peer->connection);
     }
-    departures.push_back({gone.id, gone.reason});
+    if (!gone.finished) ++evictions_;
+    departures.push_back({gone.id, gone.reason, name});
     around_.replicas().departed(id_, peer->member, gone.reason, true, gone.finished);
     for (const Pair& pair : links_.drop_member(gone.id)) around_.end_relay(pair.first, pair.second);
     calls_.drop_member(gone.id);

@@ -53,6 +53,7 @@
 #include "pccl/master/planning.h"
 #include "pccl/master/returned.h"
 #include "pccl/master/surroundings.h"
+#include "pccl/wire/status.h"
 
 namespace pccl::master {
 
@@ -130,6 +131,18 @@ class Group {
   [[nodiscard]] std::string summary() const;
   [[nodiscard]] const OpenCalls& calls() const { return calls_; }
 
+  // -- operators
+  [[nodiscard]] wire::GroupStatus status(Instant now) const;
+  // Peers with this name, or this id (32 digits, or the first 8), and what messages call them.
+  [[nodiscard]] std::vector<std::pair<PeerId, std::string>> find(const std::string& name) const;
+  // Removes the peer, a member or a newcomer.
+  void kick(const PeerId& id, Instant now);
+  // Asks the peer to leave. False: it has no control connection now.
+  [[nodiscard]] bool drain(const PeerId& id);
+  void admission_changed(Instant now);
+  // Members that were removed, or lost.
+  [[nodiscard]] std::uint64_t evictions() const { return evictions_; }
+
  private:
   // -- newcomers
   bool let_in_again(ConnectionId connection, const wire::Join& join, const PeerId& seal,
@@ -150,6 +163,7 @@ class Group {
   // -- messages of one peer. The peer may be evicted, which invalidates `from`.
   void hear_newcomer(Peer& from, const wire::Message& message, Instant now);
   void hear_member(Peer& from, const wire::Message& message, std::uint64_t applied, Instant now);
+  void on_heartbeat(Peer& from, const wire::Heartbeat& heartbeat, Instant now);
   void on_neighbourhood(Peer& from, const wire::Neighbourhood& neighbourhood, Instant now);
   void on_abort(Peer& from, const wire::AbortRequest& request, std::uint64_t applied, Instant now);
   void on_newcomers_link(Peer& from, const wire::LinkReport& report, Instant now);
@@ -168,8 +182,8 @@ class Group {
   std::uint32_t id_;
   Options options_;
   Surroundings& around_;
-  GroupContext context_{id_, options_, around_};
   wire::EpochRecord record_;
+  GroupContext context_{id_, options_, around_, record_};
   Peers peers_;
   DecisionLog log_;
   OpenCalls calls_{options_.limits};
@@ -180,6 +194,8 @@ class Group {
   CallRules call_rules_{context_, record_, peers_, log_, calls_, planning_, newcomers_, decisions_};
   LinkRules link_rules_{context_, record_, peers_, links_, planning_, decisions_};
   Instant last_tick_{};
+  std::uint64_t operations_ = 0;  // committed, by the reports of the oldest members
+  std::uint64_t evictions_ = 0;
 };
 
 }  // namespace pccl::master

@@ -52,7 +52,7 @@ void Group::on_message(ConnectionId from, const wire::Frame& frame, Instant now)
 void Group::hear_newcomer(Peer& from, const wire::Message& message, Instant now) {
   std::visit(
       Overloaded{
-          [](const wire::Heartbeat&) {},
+          [&](const wire::Heartbeat& heartbeat) { from.on_heartbeat(heartbeat, now); },
           [](const wire::Tried&) {},  // for the master, not the group
           // From a member that does not know yet that it was removed.
           [](const wire::LogPart&) {}, [](const wire::Measured&) {},
@@ -65,6 +65,7 @@ void Group::hear_newcomer(Peer& from, const wire::Message& message, Instant now)
             from.start_only = false;
             if (peers_.members.empty()) return start_if_ready(now);
             newcomers_.announce();
+            newcomers_.tell_paused(from);
             around_.replicas().changed();
           },
           [&](const wire::WithdrawAdmission&) {
@@ -100,7 +101,7 @@ void Group::hear_member(Peer& from, const wire::Message& message, std::uint64_t 
   const Limits& limits = options_.limits;
   std::visit(
       Overloaded{
-          [](const wire::Heartbeat&) {},
+          [&](const wire::Heartbeat& heartbeat) { on_heartbeat(from, heartbeat, now); },
           [](const wire::Tried&) {},  // for the master, not the group
           // The answer is late: another member with a newer log was asked.
           [](const wire::LogPart&) {},
@@ -134,8 +135,7 @@ void Group::hear_member(Peer& from, const wire::Message& message, std::uint64_t 
           [&](const wire::Blocked& blocked) {
             if (blocked.waits.size() > limits.max_waits)
               return (void)misuse(from, "it waits in too many calls", now);
-            from.blocked = blocked;
-            from.blocked_at_ordinal = applied;
+            from.on_blocked(blocked, applied, now);
             call_rules_.check_stuck(now);
           },
           [&](const wire::WantRelay& want) { on_want_relay(from, want, now); },
@@ -145,6 +145,14 @@ void Group::hear_member(Peer& from, const wire::Message& message, std::uint64_t 
           },
           [&](const auto&) { misuse(from, "a message that peers do not send here", now); }},
       message);
+}
+
+void Group::on_heartbeat(Peer& from, const wire::Heartbeat& heartbeat, Instant now) {
+  const std::uint64_t before = from.totals.operations;
+  from.on_heartbeat(heartbeat, now);
+  // All members commit the same operations, also those that this master does not hear of.
+  if (&from == peers_.members.data() && from.totals.operations > before)
+    operations_ += from.totals.operations - before;
 }
 
 void Group::on_neighbourhood(Peer& from, const wire::Neighbourhood& neighbourhood, Instant now) {
@@ -193,7 +201,7 @@ void Group::on_newcomers_link(Peer& from, const wire::LinkReport& report, Instan
   from.unreachable.insert(report.peer);
   if (planning_.fits(from)) return;
   evict(from.connection, Code::unreachable,
-        "it cannot reach peer " + report.peer.brief() + " (" + report.reason +
+        "it cannot reach peer " + peers_.shown(report.peer) + " (" + report.reason +
             "), nor can that peer reach it, and no plan avoids that link: " +
             link_advice(options_.relays),
         now);
@@ -231,7 +239,8 @@ void Group::on_want_relay(Peer& from, const wire::WantRelay& want, Instant now) 
     return;
   links_.want_relay(pair);
   for (std::uint32_t i = 0; i < want.stripes; ++i) {
-    const auto tokens = around_.expect_relay(id, want.peer);
+    const auto tokens =
+        around_.expect_relay(id, want.peer, peers_.shown(id) + " and " + peers_.shown(want.peer));
     if (!tokens) return;
     around_.send(from.connection, log_.collected(), wire::Relay{want.peer, tokens->first});
     around_.send(other->connection, log_.collected(), wire::Relay{id, tokens->second});

@@ -7,16 +7,8 @@
 
 namespace pccl::master {
 
-namespace {
-
-std::string named(const Claim& claim) {
-  return "rank " + std::to_string(claim.rank) + " (" + claim.peer.brief() + ")";
-}
-
-}  // namespace
-
 std::optional<Mismatch> judge_mismatch(const std::string& call, const std::vector<Claim>& claims,
-                                       std::size_t members, bool waited_enough) {
+                                       std::size_t members, bool waited_enough, const Naming& who) {
   std::map<std::uint64_t, std::size_t> votes;
   for (const Claim& claim : claims) ++votes[claim.signature.hash];
   if (votes.size() < 2) return std::nullopt;
@@ -28,9 +20,9 @@ std::optional<Mismatch> judge_mismatch(const std::string& call, const std::vecto
   if (claims.size() < members && !majority && !waited_enough) return std::nullopt;
   const auto odd = std::ranges::find_if(
       claims, [&](const Claim& claim) { return claim.signature.hash != meant->signature.hash; });
-  return Mismatch{odd->peer, "members disagree on " + call + ": " + named(*odd) +
-                                 " called it with (" + odd->signature.text + "), " + named(*meant) +
-                                 " with (" + meant->signature.text + ")"};
+  return Mismatch{odd->peer, "members disagree on " + call + ": " + who(odd->peer) +
+                                 " called it with (" + odd->signature.text + "), " +
+                                 who(meant->peer) + " with (" + meant->signature.text + ")"};
 }
 
 std::optional<PeerId> judge_links(const std::vector<PeerId>& members,
@@ -52,11 +44,12 @@ std::optional<PeerId> judge_links(const std::vector<PeerId>& members,
 }
 
 std::string describe_waiting(const std::vector<Waiting>& members, const std::string& between,
+                             const Naming& who,
                              const std::function<std::string(const wire::CallKey&)>& name) {
   std::string text;
   for (std::size_t rank = 0; rank < members.size(); ++rank) {
     if (rank > 0) text += between;
-    text += "rank " + std::to_string(rank) + " (" + members[rank].peer.brief() + ") waits in ";
+    text += who(members[rank].peer) + " waits in ";
     const auto& waits = members[rank].blocked.waits;
     for (std::size_t i = 0; i < waits.size() && i < 4; ++i) {
       if (i > 0) text += ", ";

@@ -11,11 +11,13 @@
 
 namespace pccl::master {
 
+// Names a member in a sentence: "rank 2 (trainer-3)".
+using Naming = std::function<std::string(const PeerId&)>;
+
 // A member's signature of an operation. Claims are in rank order.
 struct Claim {
   PeerId peer;
   wire::Signature signature;
-  std::size_t rank = 0;
 };
 
 // The odd one out, and the sentence for all members.
@@ -30,7 +32,8 @@ struct Mismatch {
 // have entered, no signature has a majority, and `waited_enough` is false.
 [[nodiscard]] std::optional<Mismatch> judge_mismatch(const std::string& call,
                                                      const std::vector<Claim>& claims,
-                                                     std::size_t members, bool waited_enough);
+                                                     std::size_t members, bool waited_enough,
+                                                     const Naming& who);
 
 // A report that the link between two members does not work.
 struct BadLink {
@@ -74,10 +77,10 @@ template <class Meets>
   return several_threads ? Stuckness::suspicious : Stuckness::stuck;
 }
 
-// "rank 0 (1a2b3c4d) waits in barrier #3" for each member, separated by `between`. `name(call)`:
+// "rank 0 (trainer-3) waits in barrier #3" for each member, separated by `between`. `name(call)`:
 // the name of a call.
 [[nodiscard]] std::string describe_waiting(
-    const std::vector<Waiting>& members, const std::string& between,
+    const std::vector<Waiting>& members, const std::string& between, const Naming& who,
     const std::function<std::string(const wire::CallKey&)>& name);
 
 }  // namespace pccl::master

@@ -69,6 +69,17 @@ inline constexpr std::size_t kMaxAsked = 4;      // members, for each question
 inline constexpr unsigned kMaxInquiries = 8;     // on one connection
 inline constexpr Duration kQuestionTime = std::chrono::milliseconds(2500);
 
+// Questions for the status, and commands, of all operators together. [test_operators.py]
+inline constexpr Rate kStatusQuestions{32, 8};
+inline constexpr Rate kCommands{32, 4};
+// A status has at most about this many bytes. Groups for which there is no room are left out.
+inline constexpr std::size_t kMaxStatusBytes = std::size_t{8} << 20;
+inline constexpr std::size_t kShownCalls = 64;    // of a group, in a status: the longest open ones
+inline constexpr std::size_t kShownWaits = 4;     // of a member
+inline constexpr std::size_t kShownNames = 8;     // members that a newcomer cannot reach
+inline constexpr std::size_t kShownLinks = 4096;  // of a group
+inline constexpr std::size_t kShownText = 256;    // bytes of a text that a peer has sent
+
 // Epochs and ordinals continue from reported ones, and must not overflow.
 inline constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
 // Terms must not overflow either. Each restart adds one; a member of this run may have followed a
@@ -89,7 +100,8 @@ struct Options {
   Duration measure_after = std::chrono::seconds(1);     // see PCCL_MEASURE_AFTER; zero: never
   std::uint32_t segment_bytes = 512 << 10;
   topology::Thresholds thresholds;
-  bool relays = false;  // the master relays between members that cannot connect; see PCCL_RELAY
+  bool encrypted = false;  // the run has a secret; for the status only
+  bool relays = false;     // the master relays between members that cannot connect; see PCCL_RELAY
   Limits limits;
 };
 

@@ -98,11 +98,32 @@ std::vector<BadLink> LinkHealth::worn(const Rate& breaks, Instant now) {
   return worn;
 }
 
-std::string LinkHealth::example() const {
+std::map<std::pair<PeerId, PeerId>, LinkHealth::Finding> LinkHealth::all(
+    const std::set<Pair>& relayed, std::size_t most) const {
+  std::map<std::pair<PeerId, PeerId>, Finding> found;
+  each_trouble([&](const Trouble& trouble, const PeerId& reporter, const PeerId& about) {
+    if (trouble.late || found.size() >= most) return;
+    const wire::LinkCondition condition =
+        trouble.state == wire::LinkState::unreachable ? wire::LinkCondition::unreachable
+        : trouble.state == wire::LinkState::silent    ? wire::LinkCondition::silent
+                                                      : wire::LinkCondition::broken;
+    found[{reporter, about}] = {condition, trouble.reason};
+  });
+  const auto both_ways = [&](const Pair& pair, wire::LinkCondition condition) {
+    if (found.size() >= most) return;
+    found.try_emplace({pair.first, pair.second}, Finding{condition, {}});
+    found.try_emplace({pair.second, pair.first}, Finding{condition, {}});
+  };
+  for (const Pair& pair : relayed) both_ways(pair, wire::LinkCondition::relayed);
+  for (const Pair& pair : unusable()) both_ways(pair, wire::LinkCondition::avoided);
+  return found;
+}
+
+std::string LinkHealth::example(const Peers& peers) const {
   std::string text;
   each_trouble([&](const Trouble& trouble, const PeerId& reporter, const PeerId& about) {
     if (!text.empty() || trouble.late) return;
-    text = " (" + reporter.brief() + " - " + about.brief() + ": " + trouble.reason + ")";
+    text = " (" + peers.shown(reporter) + " - " + peers.shown(about) + ": " + trouble.reason + ")";
   });
   return text;
 }

@@ -11,6 +11,7 @@
 #include "pccl/master/judgements.h"
 #include "pccl/master/limits.h"
 #include "pccl/master/peers.h"
+#include "pccl/wire/status.h"
 
 namespace pccl::master {
 
@@ -49,8 +50,15 @@ class LinkHealth {
   // The links that have just broken and have broken too often. The master cannot know which end
   // broke a link.
   [[nodiscard]] std::vector<BadLink> worn(const Rate& breaks, Instant now);
-  // " (1a2b3c4d - 5e6f7a8b: reset by peer)" for one link in trouble. Empty: there is none.
-  [[nodiscard]] std::string example() const;
+  // All that is known about links, by (from, to): at most `most` entries.
+  struct Finding {
+    wire::LinkCondition condition = wire::LinkCondition::ok;
+    std::string reason;
+  };
+  [[nodiscard]] std::map<std::pair<PeerId, PeerId>, Finding> all(const std::set<Pair>& relayed,
+                                                                 std::size_t most) const;
+  // " (trainer-1 - trainer-2: reset by peer)" for one link in trouble. Empty: there is none.
+  [[nodiscard]] std::string example(const Peers& peers) const;
 
   // -- forgetting
   void begin_epoch();  // members repeat the reports that still hold

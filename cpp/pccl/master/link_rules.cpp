@@ -69,7 +69,7 @@ std::vector<Departed> LinkRules::evict_for_links(const std::vector<BadLink>& bad
       if (link.reporter == *victim) others.insert(link.about);
     }
     std::string with;
-    for (const PeerId& other : others) with += " " + other.brief();
+    for (const PeerId& other : others) with += " " + peers_.shown(other);
     gone.push_back({*victim, Code::unreachable,
                     "its links to these peers do not work:" + with +
                         "; no plan avoids these links: " + link_advice(context_.options.relays)});

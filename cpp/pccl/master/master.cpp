@@ -90,19 +90,22 @@ wire::Census Master::census() {
 }
 
 std::optional<std::pair<PeerId, PeerId>> Master::expect_relay(const PeerId& one,
-                                                              const PeerId& other) {
+                                                              const PeerId& other,
+                                                              const std::string& names) {
   const std::pair<PeerId, PeerId> tokens{PeerId::random(), PeerId::random()};
-  actions_.emplace_back(ExpectRelay{one, other, tokens.first, tokens.second});
+  actions_.emplace_back(ExpectRelay{one, other, tokens.first, tokens.second, names});
   return tokens;
 }
 
 void Master::on_connect(ConnectionId connection, const std::string& address, Instant now) {
+  at(now);
   Connection& made = connections_[connection];
   made.address = address;
   made.since = now;
 }
 
 void Master::on_disconnect(ConnectionId id, Instant now) {
+  at(now);
   const auto it = connections_.find(id);
   if (it == connections_.end()) return;
   const std::optional<std::uint32_t> group = it->second.group;
@@ -124,6 +127,7 @@ void Master::settle_replicas(Instant now) {
 }
 
 void Master::on_garbage(ConnectionId id, const Error& error, Instant now) {
+  at(now);
   const Connection* const connection = open(id);
   if (connection == nullptr) return;
   log_rarely("connection from " + connection->address + " refused: " + error.reason, now);
@@ -135,6 +139,7 @@ void Master::on_garbage(ConnectionId id, const Error& error, Instant now) {
 }
 
 void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
+  at(now);
   Connection* const opened = open(id);
   if (opened == nullptr) return;
   Connection& connection = *opened;
@@ -168,6 +173,12 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
   }
   if (const auto* inquiry = std::get_if<wire::Inquiry>(&frame.message))
     return inquire(id, connection, *inquiry, now);
+  if (std::holds_alternative<wire::AskStatus>(frame.message))
+    return answer_status(id, connection, now);
+  if (const auto* order = std::get_if<wire::Command>(&frame.message)) {
+    command(id, connection, *order, now);
+    return settle_replicas(now);
+  }
   on_garbage(id, {Code::refused, "the first message must be Join or Rejoin"}, now);
 }
 
@@ -189,6 +200,7 @@ void Master::join(ConnectionId id, Connection& connection, const wire::Join& joi
 }
 
 void Master::on_time(Instant now) {
+  at(now);
   std::vector<ConnectionId> anonymous;
   std::vector<ConnectionId> owing;  // a log
   for (const auto& [id, connection] : connections_) {

@@ -9,8 +9,13 @@
 #include <vector>
 
 #include "pccl/base/allowance.h"
+#include "pccl/master/event_log.h"
 #include "pccl/master/group.h"
 #include "pccl/master/replicas.h"
+
+#ifndef PCCL_VERSION
+#define PCCL_VERSION "unknown"
+#endif
 
 namespace pccl::master {
 
@@ -21,9 +26,6 @@ struct Send {
 // Close after flushing earlier messages.
 struct Close {
   ConnectionId connection = 0;
-};
-struct LogLine {
-  std::string text;
 };
 // Connect to the address, close the connection, and report the result by on_tried. Not needed once
 // the asking connection is gone.
@@ -38,6 +40,7 @@ struct ExpectRelay {
   PeerId other;
   PeerId token_of_one;
   PeerId token_of_other;
+  std::string names;  // of the peers: "one and other"
 };
 // End all relaying between these two peers.
 struct EndRelay {
@@ -45,6 +48,8 @@ struct EndRelay {
   PeerId other;
 };
 using Action = std::variant<Send, Close, LogLine, TryAddress, ExpectRelay, EndRelay>;
+
+inline constexpr const char* kSoftware = "pccl " PCCL_VERSION;
 
 // *one thread: the server's*
 class Master final : private Surroundings {
@@ -63,6 +68,9 @@ class Master final : private Surroundings {
   void on_time(Instant now);
   // Call on_time no later than this long from now.
   [[nodiscard]] Duration tick() const;
+
+  // -- operators
+  [[nodiscard]] wire::RunStatus status(Instant now) const;
 
   [[nodiscard]] std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
   [[nodiscard]] std::uint64_t run() const { return run_; }
@@ -130,6 +138,10 @@ class Master final : private Surroundings {
   void forget_group(std::uint32_t id);
   bool make_room_for_group();
   void settle_replicas(Instant now);
+  void command(ConnectionId id, Connection& connection, const wire::Command& command, Instant now);
+  [[nodiscard]] wire::CommandResult carry_out(const wire::Command& command, Instant now);
+  [[nodiscard]] wire::CommandResult pause_admission(bool pause);
+  void answer_status(ConnectionId id, Connection& connection, Instant now);
   void inquire(ConnectionId id, Connection& connection, const wire::Inquiry& inquiry, Instant now);
   void on_tried(const PeerId& peer, const wire::Tried& tried, Instant now);
   void answer_questions(Instant now);
@@ -137,14 +149,24 @@ class Master final : private Surroundings {
 
   void send(ConnectionId to, std::uint64_t collected, const wire::Message& message) override;
   void close(ConnectionId connection) override;
-  void log(std::string line) override { actions_.emplace_back(LogLine{std::move(line)}); }
+  void log(LogLine line) override {
+    events_.add(line, now_);
+    actions_.emplace_back(std::move(line));
+  }
+  void log(std::string text) { log(LogLine{false, {}, 0, std::move(text)}); }
+  void at(Instant now) {
+    now_ = now;
+    if (began_ == Instant{}) began_ = now;
+  }
+  [[nodiscard]] Instant now() const override { return now_; }
+  [[nodiscard]] bool admission_paused() const override { return admission_paused_; }
   void log_rarely(const std::string& line, Instant now) {
     if (const auto limited = rare_.line(line, now)) log(*limited);
   }
   wire::Census census() override;
   std::uint64_t next_join_ordinal() override { return ++joins_; }
-  std::optional<std::pair<PeerId, PeerId>> expect_relay(const PeerId& one,
-                                                        const PeerId& other) override;
+  std::optional<std::pair<PeerId, PeerId>> expect_relay(const PeerId& one, const PeerId& other,
+                                                        const std::string& names) override;
   void end_relay(const PeerId& one, const PeerId& other) override {
     actions_.emplace_back(EndRelay{one, other});
   }
@@ -164,6 +186,12 @@ class Master final : private Surroundings {
   std::uint64_t next_question_ = 1;
   Allowance attempts_;  // to reach asking peers
   RareLines rare_;      // log lines caused by strangers
+  Allowance status_questions_;
+  Allowance commands_;
+  EventLog events_;
+  bool admission_paused_ = false;
+  Instant began_{};  // the time of the first event
+  Instant now_{};    // the time of the present event
   std::vector<Action> actions_;
 };
 

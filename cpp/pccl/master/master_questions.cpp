@@ -5,14 +5,9 @@
 #include "pccl/master/master.h"
 #include "pccl/wire/address.h"
 
-#ifndef PCCL_VERSION
-#define PCCL_VERSION "unknown"
-#endif
-
 namespace pccl::master {
 namespace {
 
-constexpr const char* kSoftware = "pccl " PCCL_VERSION;
 constexpr std::size_t kMaxShown = 16;  // members in an answer
 
 }  // namespace
@@ -78,6 +73,7 @@ void Master::inquire(ConnectionId id, Connection& connection, const wire::Inquir
 }
 
 void Master::on_tried(ConnectionId for_whom, bool reached, const std::string& reason, Instant now) {
+  at(now);
   for (auto& [number, question] : questions_) {
     if (question.from != for_whom) continue;
     question.findings.attempt = {{}, reached ? wire::Reached::yes : wire::Reached::no, reason};

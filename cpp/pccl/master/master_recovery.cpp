@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "pccl/base/name.h"
 #include "pccl/digest/ticket.h"
 #include "pccl/master/master.h"
 #include "pccl/topology/plan.h"
@@ -17,7 +18,8 @@ constexpr Duration kRecoveryGrace = std::chrono::seconds(1);
 bool plausible(const wire::EpochRecord& record, const Options& options) {
   std::set<PeerId> ids;
   for (const wire::Member& member : record.members) {
-    if (member.id.empty() || !ids.insert(member.id).second || member.joined > kMaxCount)
+    if (member.id.empty() || !ids.insert(member.id).second || member.joined > kMaxCount ||
+        !(member.name.empty() || valid_name(member.name)))
       return false;
   }
   return !ids.empty() && ids.size() <= options.limits.max_peers && record.epoch <= kMaxCount &&
@@ -251,8 +253,9 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
   const std::size_t all = members.size();
   if (back * 2 <= all && now - recovery.since >= options_.reconnect_timeout) {
     // Newcomers must not wait for the other members for ever.
-    log("group " + std::to_string(group_id) + ": only " + std::to_string(back) + " of " +
-        std::to_string(all) + " members returned; that run is over");
+    log({true, group_id, recovery.reports.front().at().first,
+         "only " + std::to_string(back) + " of " + std::to_string(all) +
+             " members returned; that run is over"});
     const auto reports = std::move(recovery.reports);
     recoveries_.erase(it);
     for (const Returned& one : reports) {
@@ -276,8 +279,9 @@ void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
     connection.recovers = false;
     connection.asked.reset();
   }
-  log("group " + std::to_string(group_id) + ": rebuilt from the reports of " +
-      std::to_string(back) + " of " + std::to_string(all) + " members");
+  log({false, group_id, newest(reports).at().first,
+       "rebuilt from the reports of " + std::to_string(back) + " of " + std::to_string(all) +
+           " members"});
   // Not in `groups_` during rebuild(), which asks for the census.
   auto group = Group::rebuild(group_id, options_, *this, reports, entries, now);
   groups_[group_id] = std::move(group);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pccl/base/name.h"
 #include "pccl/base/text.h"
 
 namespace pccl::master {
@@ -30,6 +31,8 @@ std::optional<std::string> Newcomers::refusal_of(const wire::Join& join, const P
   });
   if (join.id.empty() || peers_.member(join.id) != nullptr || taken)
     return "peer id " + join.id.brief() + " is in use";
+  if (!join.name.empty() && !valid_name(join.name))
+    return "the name of a peer is " + std::string(kNameRule);
   std::size_t bytes = 0;
   for (const wire::Address& address : join.addresses) bytes += address.host.size();
   // One more: the address that the master has added.
@@ -60,9 +63,12 @@ bool Newcomers::add(ConnectionId connection, const wire::Join& join, const PeerI
   Peer peer;
   peer.member = {join.id,        context_.around.next_join_ordinal(),
                  join.addresses, join.memory_key,
-                 join.replica,   seal};
+                 join.replica,   seal,
+                 join.name};
   peer.connection = connection;
   peer.heard = now;
+  peer.since = now;
+  peer.software = join.software.substr(0, kShortText);
   peer.min_peers = std::max(1U, join.min_peers);
   peer.order = join.order;
   peer.waiting = join.waiting && !(join.start_only && started);
@@ -74,6 +80,7 @@ bool Newcomers::add(ConnectionId connection, const wire::Join& join, const PeerI
                        wire::Welcome{joined, started, started ? 0 : missing(), seen});
   if (!peers_.members.empty()) {
     announce();
+    tell_paused(peers_.candidates.back());
     tell_lone_founder(now);
   } else if (const std::uint32_t more = missing(); more > 0 && peers_.ranks_per_replica == 0) {
     const auto waiting = std::ranges::count(peers_.candidates, true, &Peer::waiting);
@@ -114,9 +121,20 @@ void Newcomers::tell(const std::string& replica, const std::string& text) {
   }
 }
 
+void Newcomers::tell_paused(const Peer& newcomer) const {
+  if (!newcomer.waiting || peers_.members.empty() || !context_.around.admission_paused()) return;
+  context_.around.send(
+      newcomer.connection, 0,
+      wire::Notice{"the operator has paused admission: this peer waits until it is resumed"});
+}
+
+void Newcomers::admission_changed() const {
+  announce();
+  for (const Peer& candidate : peers_.candidates) tell_paused(candidate);
+}
+
 // -- founding
 
-// The number of peers or replicas that must still join before the group can start.
 std::uint32_t Newcomers::missing() const {
   if (peers_.ranks_per_replica > 0) return context_.around.replicas().missing();
   std::uint32_t wanted = context_.options.min_peers;
@@ -190,8 +208,7 @@ void Newcomers::tell_lone_founder(Instant now) {
 // -- admission
 
 bool Newcomers::ready(const Peer& candidate) const {
-  return candidate.waiting && candidate.connection != 0 &&
-         candidate.prepared_epoch == record_.epoch;
+  return connected(candidate) && !context_.around.admission_paused();
 }
 
 bool Newcomers::any_ready() const {

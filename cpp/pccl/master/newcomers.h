@@ -37,6 +37,11 @@ class Newcomers {
   // Sends the newcomers of a replica a line for the user's log.
   void tell(const std::string& replica, const std::string& text);
 
+  // Tells a newcomer that waits that admission is paused, if it is.
+  void tell_paused(const Peer& newcomer) const;
+  // The operator has paused or resumed admission.
+  void admission_changed() const;
+
   // -- founding. Founders are taken from the list.
   // All newcomers that wait, once they are as many as the largest min_peers among them. Empty: they
   // are too few. REQUIRES: there are no members and no replicas.
@@ -63,11 +68,18 @@ class Newcomers {
   // all that are ready and fit.
   void enter(const std::vector<std::string>& replicas);
 
+  // The number of peers or replicas that must still join before the group can start.
+  [[nodiscard]] std::uint32_t missing() const;
+  // Whether its links to all members of the present epoch are up, except those that cannot be.
+  [[nodiscard]] bool connected(const Peer& candidate) const {
+    return candidate.waiting && candidate.connection != 0 &&
+           candidate.prepared_epoch == record_.epoch;
+  }
+
  private:
   [[nodiscard]] std::optional<std::string> refusal_of(const wire::Join& join,
                                                       const PeerId& seal) const;
   void tell_lone_founder(Instant now);
-  [[nodiscard]] std::uint32_t missing() const;
 
   const GroupContext& context_;
   const wire::EpochRecord& record_;

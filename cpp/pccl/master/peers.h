@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -13,11 +15,16 @@
 
 namespace pccl::master {
 
+// Rates are those between two heartbeats that are at least this far apart.
+inline constexpr Duration kRateWindow = std::chrono::seconds(1);
+
 struct Peer {
   wire::Member member;
   ConnectionId connection = 0;  // 0: its control connection is gone
   Instant heard{};
   std::string seen;  // its address as the master sees it
+  std::string software;
+  Instant since{};  // when it joined; of a member when it was admitted, or returned to this master
   Budget budget;
 
   // -- newcomers
@@ -38,6 +45,20 @@ struct Peer {
   wire::Blocked blocked;                 // its latest report about its threads
   std::uint64_t blocked_at_ordinal = 0;  // `applied` at that report
   bool returned = true;                  // false: it has not returned to this restarted master
+  std::map<wire::CallKey, Instant> waits_since;  // for calls in `blocked`
+
+  // -- work, as its heartbeats report
+  wire::WorkDone totals;
+  wire::WorkDone recent;   // added within `recent_time`, which ended with a heartbeat
+  Duration recent_time{};  // 0: not known yet; else at least kRateWindow
+  bool draining = false;   // it will leave at its next admission point
+
+  void on_heartbeat(const wire::Heartbeat& heartbeat, Instant now);
+  void on_blocked(const wire::Blocked& report, std::uint64_t ordinal, Instant now);
+
+ private:
+  std::optional<Instant> base_at_;
+  wire::WorkDone base_;  // at that time
 };
 
 // A member to remove. `reason`: for the member, the others and the log.
@@ -64,7 +85,9 @@ struct Peers {
   [[nodiscard]] std::size_t rank_of(const PeerId& id) const;
   [[nodiscard]] std::vector<PeerId> ids() const;  // of members, in rank order
   [[nodiscard]] bool empty() const { return members.empty() && candidates.empty(); }
-  // "rank 2 (1a2b3c4d)", or "peer 1a2b3c4d" if the peer is not a member.
+  // As wire::shown_name, among members and newcomers.
+  [[nodiscard]] std::string shown(const PeerId& id) const;
+  // "rank 2 (trainer-3)", or "peer trainer-3" if the peer is not a member.
   [[nodiscard]] std::string named(const PeerId& id) const;
   void drop_candidate(ConnectionId connection) {
     std::erase_if(candidates, [&](const Peer& peer) { return peer.connection == connection; });

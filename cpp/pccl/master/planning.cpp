@@ -58,7 +58,7 @@ std::string Planning::take(Draft draft, wire::EpochRecord& record) {
   record.relayed = std::move(draft.relayed);
   rates_moved_ = false;
   hosts_differ_since_.reset();
-  return std::move(draft.choice.why);
+  return why_ = std::move(draft.choice.why);
 }
 
 bool Planning::exists(std::size_t world, const std::set<topology::Edge>& unusable,

@@ -34,6 +34,10 @@ class Planning {
   [[nodiscard]] std::optional<Draft> draft(const wire::EpochRecord& record);
   // Enters the plan into `record`. Returns the reason for the choice, for the log.
   std::string take(Draft draft, wire::EpochRecord& record);
+  // The reason for the present plan; empty: it was the only one.
+  [[nodiscard]] const std::string& why() const { return why_; }
+  // Rates between the members of the last epoch.
+  [[nodiscard]] const wire::RateTable& rates() const { return rates_; }
   // Whether draft() would find a plan for a group of `world` members.
   [[nodiscard]] bool exists(std::size_t world, const std::set<topology::Edge>& unusable,
                             const std::set<topology::Edge>& unrelayable) const;
@@ -84,6 +88,7 @@ class Planning {
   const LinkHealth& links_;
   // Rates between the members of the last epoch; that epoch's record has those of its plan.
   wire::RateTable rates_;
+  std::string why_;
   bool rates_moved_ = false;  // since the last look
   bool better_ = false;       // at the last look
   Instant looked_{};

@@ -40,19 +40,34 @@ class ReplicaRules {
   [[nodiscard]] virtual std::uint32_t missing() const { return 0; }
 };
 
+// A line of the master's log.
+struct LogLine {
+  // Trouble, or a command: the status marks it. The log prints all lines alike, since the peers
+  // warn their users themselves.
+  bool warning = false;
+  std::optional<std::uint32_t> group;  // empty: it is about none
+  std::uint64_t epoch = 0;             // of the group
+  std::string text;
+};
+
 // The interface of a group to its master.
 class Surroundings {
  public:
   virtual ~Surroundings() = default;
   virtual void send(ConnectionId to, std::uint64_t collected, const wire::Message& message) = 0;
   virtual void close(ConnectionId connection) = 0;
-  virtual void log(std::string line) = 0;
+  virtual void log(LogLine line) = 0;
+  // The time of the present event.
+  [[nodiscard]] virtual Instant now() const { return {}; }
+  // The operator has stopped the admission of newcomers to groups that have started.
+  [[nodiscard]] virtual bool admission_paused() const { return false; }
   virtual wire::Census census() = 0;
   virtual std::uint64_t next_join_ordinal() = 0;
 
-  // Begins to relay a connection between two peers. Returns a token for each.
+  // Begins to relay a connection between two peers. `names`: for the log. Returns a token for each.
   virtual std::optional<std::pair<PeerId, PeerId>> expect_relay(const PeerId& /*one*/,
-                                                                const PeerId& /*other*/) {
+                                                                const PeerId& /*other*/,
+                                                                const std::string& /*names*/) {
     return std::nullopt;
   }
   virtual void end_relay(const PeerId& /*one*/, const PeerId& /*other*/) {}
@@ -67,9 +82,10 @@ struct GroupContext {
   std::uint32_t id;  // of the group
   const Options& options;
   Surroundings& around;
+  const wire::EpochRecord& record;  // of the present epoch, with the outcomes since
 
-  void note(const std::string& line) const {
-    around.log("group " + std::to_string(id) + ": " + line);
+  void note(std::string line, bool warning = false) const {
+    around.log({warning, id, record.epoch, std::move(line)});
   }
 };
 

@@ -8,6 +8,7 @@
 #include "pccl/base/clock.h"
 #include "pccl/base/fork.h"
 #include "pccl/base/log.h"
+#include "pccl/base/name.h"
 #include "pccl/base/text.h"
 #include "pccl/io/address.h"
 #include "pccl/node/visit.h"
@@ -45,7 +46,10 @@ Status check_finished(const peer::Engine& engine) {
 }  // namespace
 
 Communicator::Communicator(CommunicatorOptions options)
-    : options_(std::move(options)), generation_(fork_generation()) {}
+    : options_(std::move(options)), generation_(fork_generation()) {
+  if (options_.name.empty()) options_.name = options_.settings.name;
+  if (options_.name.empty()) options_.name = default_name();
+}
 
 Communicator::~Communicator() {
   if (inert()) {
@@ -195,7 +199,7 @@ Status Communicator::become_member(Visit& visit) {
     const Status status = await_standing(visit, decided, [&] {
       if (reminded || clock_now() < remind) return;
       reminded = true;
-      log(LogLevel::warn, id_, kWaitingForAdmission);
+      log(LogLevel::warn, options_.name, kWaitingForAdmission);
     });
     if (!status) {
       engine.withdraw_admission(clock_now());
@@ -204,7 +208,7 @@ Status Communicator::become_member(Visit& visit) {
       return Status(Code::timeout, "the members did not let this peer in within the timeout");
     }
     if (engine.standing() == peer::Standing::member && reminded)
-      log(LogLevel::warn, id_,
+      log(LogLevel::warn, options_.name,
           "let in: " + plural(engine.session().record()->members.size(), "member"));
   }
   if (engine.standing() == peer::Standing::out) return engine.end();
@@ -316,6 +320,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   options.join.order = options_.settings.local_rank;
   options.join.replica = options_.replica;
   options.join.ranks_per_replica = options_.ranks_per_replica;
+  options.join.name = options_.name;
   options.join.software = std::string("pccl ") + PCCL_VERSION;
   std::shared_ptr<Runtime> runtime;
   {
@@ -348,7 +353,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
     }
     if (line == logged) return;
     logged = line;
-    log(LogLevel::warn, id_, line);
+    log(LogLevel::warn, options_.name, line);
   });
   if (!status && status.error().code == Code::interrupted) return status;
   if (engine.standing() == peer::Standing::out) return engine.end();
@@ -555,8 +560,9 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
   for (const wire::Divergence& odd : call->update->decision.diverged) {
     std::string names;
     for (const std::string& name : odd.names) names += " " + name;
-    log(LogLevel::warn, id_,
-        "peer " + odd.peer.brief() + " had another state than the group, now overwritten:" + names);
+    log(LogLevel::warn, options_.name,
+        "peer " + wire::shown_name(call->record->members, odd.peer) +
+            " had another state than the group, now overwritten:" + names);
   }
   return call;
 }
@@ -630,6 +636,12 @@ std::size_t Communicator::unfinished() {
   if (inert()) return 0;
   const std::lock_guard lock(mutex_);
   return runtime_ == nullptr ? 0 : runtime_->unfinished();
+}
+
+bool Communicator::draining() {
+  if (inert() || !joined_) return false;
+  const std::lock_guard lock(mutex_);
+  return runtime_->draining();
 }
 
 bool Communicator::is_open() {

@@ -21,6 +21,7 @@ struct CommunicatorOptions : NodeOptions {
   std::uint32_t group = 0;
   std::string replica;  // its peers, one in each group, join and leave together; empty: none
   std::uint32_t ranks_per_replica = 0;
+  std::string name;  // wire::Member::name; empty: Settings::name, or else default_name()
   // The calling thread's number in the caller's language, and whether the thread with a number has
   // ended. Called from the calling thread, without any lock. Empty: the system's threads count.
   std::function<std::uint64_t()> thread;
@@ -115,6 +116,9 @@ class Communicator {
   [[nodiscard]] std::size_t unfinished();
   // Joined, and not closed, evicted or cut off since.
   [[nodiscard]] bool is_open();
+  // The operator has asked this peer to leave at its next admission point.
+  [[nodiscard]] bool draining();
+  [[nodiscard]] const std::string& name() const { return options_.name; }
   [[nodiscard]] const PeerId& id() const { return id_; }
   [[nodiscard]] std::uint32_t group() const { return options_.group; }
   // This is a forked child's copy.

@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <asio/io_context.hpp>
-#include <cerrno>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <utility>
 
@@ -15,8 +12,8 @@
 #include "pccl/io/connector.h"
 #include "pccl/io/socket.h"
 #include "pccl/io/tls.h"
-#include "pccl/io/tls_handshake.h"
 #include "pccl/link/stripe.h"
+#include "pccl/node/visitor.h"
 
 #ifndef PCCL_VERSION
 #define PCCL_VERSION "unknown"
@@ -25,28 +22,12 @@
 namespace pccl::node {
 namespace {
 
-constexpr Duration kConnectTime = std::chrono::seconds(5);
 constexpr Duration kAnswerTime = std::chrono::seconds(4);
 constexpr Duration kContactTime = std::chrono::seconds(2);
 constexpr Duration kProbeTime = std::chrono::seconds(4);  // connecting included
 constexpr int kQuestions = 5;                             // whose round trips are compared
 
 using Bytes = std::span<const std::uint8_t>;
-
-// Reads until `take` returns false. Calls `ended` at the end of the connection.
-void read_all(io::Socket& socket, const std::function<bool(Bytes)>& take,
-              const std::function<void()>& ended) {
-  socket.wait_readable([&socket, take, ended](const asio::error_code& error) {
-    if (error) return;
-    std::array<std::uint8_t, 4096> buffer{};
-    bool more = true;
-    const ssize_t result =
-        io::read_available(socket, buffer, 1, [&](Bytes bytes) { return more = take(bytes); });
-    if (!more) return;  // the socket may be gone
-    if (result != -EAGAIN) return ended();
-    read_all(socket, take, ended);
-  });
-}
 
 // Connects to an address of a member, and asks whether it is this member: other programs may listen
 // there, and other hosts may have the same private address. *one thread: the caller's*
@@ -136,7 +117,7 @@ class Doctor {
  public:
   Doctor(const wire::Address& master, std::uint32_t group, const Settings& settings,
          const io::Secret& secret)
-      : master_(master), group_(group), settings_(settings), secret_(secret) {}
+      : group_(group), settings_(settings), secret_(secret), master_(master, settings, secret) {}
 
   Diagnosis run(std::uint16_t port, const std::vector<wire::Address>& advertise) {
     examine(port, advertise);
@@ -164,66 +145,23 @@ class Doctor {
     return false;
   }
 
-  // Runs the event loop until `over()`, or for `most`.
-  template <class Over>
-  void drive(Duration most, Over over) {
-    const Instant until = clock_now() + most;
-    context_.restart();
-    while (!over() && clock_now() < until) context_.run_one_until(until);
-  }
-
   bool connect() {
-    socket_.reset();
-    reader_ = wire::FrameReader();
-    if (secret_ && tls_ == nullptr) {
-      auto made = io::TlsContext::make(settings_.key_update_records);
-      if (!made) return fail(made.error().reason);
-      tls_ = std::move(*made);
-    }
-    bool over = false;
-    const auto attempt = io::Connector::start(
-        context_, master_, kConnectTime,
-        [&](std::unique_ptr<io::Socket> socket, const Error& failure) {
-          over = true;
-          socket_ = std::move(socket);
-          result_.failure = failure.reason;
-        },
-        secret_ ? tls_->client(io::TlsRole::control, secret_.control_key()) : nullptr);
-    drive(kConnectTime + io::kTlsTimeout + std::chrono::seconds(1), [&] { return over; });
-    attempt->cancel();
-    if (socket_ == nullptr) return fail("no answer");
-    result_.address = io::to_string(socket_->remote());
+    if (const Status there = master_.connect(); !there) return fail(there.error().reason);
+    result_.address = master_.address();
     return true;
   }
 
   // Asks the master, for result_.findings. `port`: to be reached there from outside; 0: none.
   bool ask(std::uint16_t port) {
-    const wire::Bytes question =
-        wire::encode({}, wire::Inquiry{group_, port, std::string("pccl ") + PCCL_VERSION});
-    if (socket_->write(question) != static_cast<ssize_t>(question.size()))
-      return fail("the connection broke");
-    std::optional<wire::Frame> answer;
-    bool broken = false;
-    read_all(
-        *socket_,
-        [&](Bytes bytes) {
-          reader_.feed(bytes);
-          wire::Frame frame;
-          const Result<bool> next = reader_.next(frame);
-          if (!next) broken = !fail(next.error().reason);
-          if (next && *next) answer = std::move(frame);
-          return !answer && !broken;
-        },
-        [&] { broken = true; });
-    drive(kAnswerTime, [&] { return answer.has_value() || broken; });
-    if (!answer) return fail(broken ? "the master closed the connection" : "no answer");
-    if (auto* findings = std::get_if<wire::Findings>(&answer->message)) {
-      run_ = answer->envelope.run;
-      result_.findings = std::move(*findings);
-      return true;
-    }
-    const auto* refused = std::get_if<wire::Refused>(&answer->message);
-    return fail(refused == nullptr ? "this is no pccl master" : refused->reason);
+    const wire::Inquiry question{group_, port, std::string("pccl ") + PCCL_VERSION};
+    if (const Status said = master_.say(question); !said) return fail(said.error().reason);
+    Result<wire::Frame> answer = master_.hear(kAnswerTime);
+    if (!answer) return fail(answer.error().reason);
+    auto* findings = std::get_if<wire::Findings>(&answer->message);
+    if (findings == nullptr) return fail("this is no pccl master");
+    run_ = answer->envelope.run;
+    result_.findings = std::move(*findings);
+    return true;
   }
 
   // Master and members try to reach this host at the address that the master sees, and at no other.
@@ -278,7 +216,7 @@ class Doctor {
       result_.port_failure = descriptor.error().reason;
       return;
     }
-    listener_ = std::make_unique<io::Socket>(context_, *descriptor);
+    listener_ = std::make_unique<io::Socket>(master_.context(), *descriptor);
     result_.port = listener_->local().port();
   }
 
@@ -290,13 +228,15 @@ class Doctor {
     for (const wire::Member& member : result_.findings.members) {
       auto& all = probes.emplace_back();
       for (const wire::Address& address : member.addresses) {
-        auto tls = tls_ == nullptr
+        io::TlsContext* const with = master_.tls();
+        auto tls = with == nullptr
                        ? nullptr
-                       : tls_->client(io::TlsRole::link, secret_.link_key(run_, member.id));
-        all.push_back(std::make_unique<MemberProbe>(context_, member.id, address, std::move(tls)));
+                       : with->client(io::TlsRole::link, secret_.link_key(run_, member.id));
+        all.push_back(
+            std::make_unique<MemberProbe>(master_.context(), member.id, address, std::move(tls)));
       }
     }
-    drive(kProbeTime, [&] {
+    master_.drive(kProbeTime, [&] {
       return std::all_of(probes.begin(), probes.end(), [](const auto& all) {
         return std::all_of(all.begin(), all.end(), [](const auto& one) { return one->over(); });
       });
@@ -312,16 +252,12 @@ class Doctor {
     }
   }
 
-  wire::Address master_;
   std::uint32_t group_;
   const Settings& settings_;
   const io::Secret& secret_;
-  asio::io_context context_;
-  std::shared_ptr<io::TlsContext> tls_;  // null: there is no secret
-  std::uint64_t run_ = 0;                // as the master says
-  std::unique_ptr<io::Socket> socket_;
+  Visitor master_;
+  std::uint64_t run_ = 0;                 // as the master says
   std::unique_ptr<io::Socket> listener_;  // the kernel accepts; no code has to
-  wire::FrameReader reader_;
   Diagnosis result_;
 };
 

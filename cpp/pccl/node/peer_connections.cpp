@@ -60,7 +60,7 @@ void PeerConnections::stop() {
 
 io::Doorway::Owner PeerConnections::doorway_owner() {
   io::Doorway::Owner owner;
-  owner.log_name = engine_.session().id().brief();
+  owner.log_name = options_.join.name;
   if (tls_ != nullptr) {
     owner.tls = [this]() -> std::unique_ptr<io::Tls> {
       // The key depends on the run. Before this peer knows the run, no other peer can know this
@@ -138,7 +138,7 @@ void PeerConnections::inspect_buffers(const io::Socket& socket) {
   const bool sender = info->held_by_sender * 2 > info->busy;
   if (!sender && info->held_by_receiver * 2 <= info->busy) return;
   told_of_buffers_ = true;
-  log(LogLevel::warn, engine_.session().id(),
+  log(LogLevel::warn, options_.join.name,
       std::string("connections to other hosts wait for ") +
           (sender ? "this host's send buffers more than half of the time: raise the last number of "
                     "net.ipv4.tcp_wmem here"
@@ -288,7 +288,7 @@ void PeerConnections::listen_to_neighbours() {
                       },
                       [this] { act_(); }});
   if (const Status status = made->listen(); !status) {
-    log(LogLevel::warn, engine_.session().id(),
+    log(LogLevel::warn, options_.join.name,
         "cannot find peers of this host (" + status.error().reason + "): reducing over TCP");
     return;
   }

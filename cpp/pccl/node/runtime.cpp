@@ -171,7 +171,7 @@ void Runtime::act() {
            !actions.dials.empty() || !actions.flush.empty() || !actions.resume.empty() ||
            !actions.close.empty() || !actions.local.empty() || peers_.has_pipe_events();
     ended = ended || actions.calls_ended;
-    for (const auto& [level, text] : actions.log) log(level, engine_.session().id(), text);
+    for (const auto& [level, text] : actions.log) log(level, options_.join.name, text);
     master_.send(actions.control);
     if (actions.close_control) master_.finish();
     if (actions.dial_control) master_.dial();
@@ -193,6 +193,7 @@ void Runtime::act() {
   // With neighbours, step() comes before every sleep.
   arm_timer(peers_.has_neighbours() ? kCoarse : Duration{});
   standing_.store(engine_.standing(), std::memory_order_release);
+  draining_.store(engine_.draining(), std::memory_order_release);
   unfinished_.store(engine_.calls().unfinished(), std::memory_order_release);
   join_failures_.store(engine_.master_link().failures(), std::memory_order_release);
   if (engine_.session().record() != newest_) {

@@ -80,32 +80,37 @@ void Engine::on_control_bytes(std::span<const std::uint8_t> bytes, Instant now) 
 }
 
 void Engine::hear(const SessionEvent& event) {
-  std::visit(Overloaded{
-                 [&](const Welcomed& welcomed) { on_welcome(welcomed); },
-                 [&](const NewEpoch& epoch) { on_epoch(epoch.record); },
-                 [&](const wire::Verdict& verdict) {
-                   const Status status = operations_.on_verdict(verdict);
-                   if (!status) die(status.error());
-                 },
-                 [&](const wire::Outcome& outcome) { on_outcome(outcome); },
-                 [&](const wire::Prepare& prepare) {
-                   if (admission_.on_prepare(prepare)) link_driver_.on_prepare();
-                 },
-                 [&](const wire::Expect& expect) {
-                   admission_.expect(expect.newcomers);
-                   locality_.newcomers_wait(expect.ready);
-                   link_driver_.choose();
-                 },
-                 [&](const wire::Notice& notice) { log(LogLevel::warn, notice.text); },
-                 [&](const wire::Try& question) { link_driver_.on_try(question); },
-                 [&](const wire::Relay& relay) { link_driver_.on_relay(relay); },
-                 [&](const Dismissed& dismissed) {
-                   log(LogLevel::debug,
-                       "the master ended our part in the run: " + dismissed.error.reason);
-                   die(dismissed.error);
-                 },
-             },
-             event);
+  std::visit(
+      Overloaded{
+          [&](const Welcomed& welcomed) { on_welcome(welcomed); },
+          [&](const NewEpoch& epoch) { on_epoch(epoch.record); },
+          [&](const wire::Verdict& verdict) {
+            const Status status = operations_.on_verdict(verdict);
+            if (!status) die(status.error());
+          },
+          [&](const wire::Outcome& outcome) { on_outcome(outcome); },
+          [&](const wire::Prepare& prepare) {
+            if (admission_.on_prepare(prepare)) link_driver_.on_prepare();
+          },
+          [&](const wire::Expect& expect) {
+            admission_.expect(expect.newcomers);
+            locality_.newcomers_wait(expect.ready);
+            link_driver_.choose();
+          },
+          [&](const wire::Notice& notice) { log(LogLevel::warn, notice.text); },
+          [&](const wire::Try& question) { link_driver_.on_try(question); },
+          [&](const wire::Relay& relay) { link_driver_.on_relay(relay); },
+          [&](const wire::Drain&) {
+            if (std::exchange(draining_, true)) return;
+            log(LogLevel::warn, "the operator asks this peer to leave at its next admission point");
+            say_heartbeat();
+          },
+          [&](const Dismissed& dismissed) {
+            log(LogLevel::debug, "the master ended our part in the run: " + dismissed.error.reason);
+            die(dismissed.error);
+          },
+      },
+      event);
 }
 
 void Engine::on_control_lost(const std::string& reason, Instant now) {
@@ -483,6 +488,13 @@ bool Engine::check_master_link() {
   return false;
 }
 
+void Engine::say_heartbeat() {
+  const Totals& totals = calls_.totals();
+  session_.heartbeat(
+      {totals.operations, totals.reduced_bytes, totals.sent_bytes, totals.received_bytes},
+      draining_);
+}
+
 // A few times in each heartbeat interval.
 void Engine::on_tick() {
   const Settings& settings = options_.settings;
@@ -492,7 +504,7 @@ void Engine::on_tick() {
   link_driver_.links_told();
   if (now() >= next_heartbeat_) {
     next_heartbeat_ = now() + settings.heartbeat_interval;
-    session_.heartbeat();
+    say_heartbeat();
     links_.on_watch(link_driver_.context());
     link_driver_.links_told();
     // A holder that has lost the master does not know the election. It has this time to return.

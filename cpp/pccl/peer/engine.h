@@ -120,6 +120,8 @@ class Engine {
   [[nodiscard]] const Error& end() const { return *end_; }  // REQUIRES: standing() == out
   // Sizes over all groups, as of the latest epoch or outcome.
   [[nodiscard]] const wire::Census& census() const { return census_; }
+  // The operator has asked this peer to leave at its next admission point.
+  [[nodiscard]] bool draining() const { return draining_; }
   [[nodiscard]] bool optimizing() const { return measuring_.active(); }
 
   // -- parts
@@ -148,6 +150,7 @@ class Engine {
   [[nodiscard]] bool check_given_up();
   [[nodiscard]] bool check_master_link();
   void on_tick();
+  void say_heartbeat();
   void report_blocked();
   void tell_news();
   void log(LogLevel level, std::string text) { actions_.note(level, std::move(text)); }
@@ -169,6 +172,7 @@ class Engine {
 
   std::optional<Error> end_;  // set: this peer is out of the run
   wire::Census census_;
+  bool draining_ = false;
   Instant last_time_{};
   Instant next_tick_{};
   Instant next_heartbeat_{};

@@ -19,7 +19,8 @@ void MembershipNews::note(const wire::EpochRecord& record) {
     const PeerId& peer = record.members[rank].id;
     members.push_back(peer);
     if (std::ranges::find(members_, peer) == members_.end())
-      came.push_back("rank " + std::to_string(rank) + " (" + peer.brief() + ")");
+      came.push_back("rank " + std::to_string(rank) + " (" +
+                     wire::shown_name(record.members, peer) + ")");
   }
   if (!members_.empty() && !came.empty()) {
     std::string names;
@@ -30,8 +31,8 @@ void MembershipNews::note(const wire::EpochRecord& record) {
   for (const wire::Departure& gone : record.departures) {
     const auto found = std::ranges::find(members_, gone.id);
     if (found == members_.end()) continue;
-    lines_.push_back("lost rank " + std::to_string(found - members_.begin()) + " (" +
-                     gone.id.brief() + "): " + gone.reason + "; " + now_are +
+    lines_.push_back("lost rank " + std::to_string(found - members_.begin()) + " (" + gone.name +
+                     "): " + gone.reason + "; " + now_are +
                      (record.members.size() == 1 ? " goes on" : " go on"));
   }
   members_ = std::move(members);

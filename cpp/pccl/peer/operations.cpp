@@ -32,7 +32,7 @@ std::string described(const OperationRequest& request) {
   return text;
 }
 
-// Of the elements that this member passes.
+// The bytes of the elements that this member passes.
 std::uint64_t bytes_of(const OperationRequest& request) {
   const bool scatters = request.kind == collective::Kind::reduce_scatter;
   std::uint64_t bytes = 0;
@@ -111,7 +111,11 @@ std::optional<Error> Operations::misfit_of(const CallEntry& operation) const {
                        [&](const wire::Member& member) { return member.id == id; });
   };
   if (request.kind == collective::Kind::broadcast && !present(operation.root)) {
-    return Error{Code::peer_lost, "the root was lost", operation.root, {}};
+    return Error{
+        Code::peer_lost,
+        "the root, peer " + wire::shown_name(request.view->members, operation.root) + ", was lost",
+        operation.root,
+        {}};
   }
   // The results of fewer members fit in an all-gather's arrays.
   const bool fits =
@@ -125,7 +129,9 @@ std::optional<Error> Operations::misfit_of(const CallEntry& operation) const {
   const std::vector<wire::Member>& meant = request.view->members;
   const auto lost = std::find_if(meant.begin(), meant.end(),
                                  [&](const wire::Member& member) { return !present(member.id); });
-  if (lost != meant.end()) error.peer = lost->id;
+  if (lost == meant.end()) return error;
+  error.peer = lost->id;
+  error.reason += ": peer " + wire::shown_name(meant, lost->id) + " was lost";
   return error;
 }
 

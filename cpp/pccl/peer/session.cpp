@@ -20,7 +20,7 @@ Error loss_error(const wire::EpochRecord& record) {
     if (gone.id.empty()) {
       error.reason += gone.reason;
     } else {
-      error.reason += "peer " + gone.id.brief() + " is out: " + gone.reason;
+      error.reason += "peer " + gone.name + " is out: " + gone.reason;
       if (error.peer.empty()) error.peer = gone.id;
     }
   }
@@ -48,7 +48,7 @@ void Session::on_open() {
     say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting,
                    options_.start_only, options_.addresses, options_.software, options_.order,
                    options_.memory_key, options_.replica, options_.ranks_per_replica,
-                   options_.ticket});
+                   options_.ticket, options_.name});
   }
 }
 
@@ -122,6 +122,7 @@ Session::Next Session::on_frame(const wire::Frame& frame) {
           [](const wire::Notice& notice) -> Next { return Event{notice}; },
           [](const wire::Try& question) -> Next { return Event{question}; },
           [](const wire::Relay& relay) -> Next { return Event{relay}; },
+          [](const wire::Drain& drain) -> Next { return Event{drain}; },
           [](const wire::Heartbeat&) -> Next { return Event{}; },
           [](const auto&) -> Next { return broken("a message that masters do not send"); },
       },
@@ -230,6 +231,8 @@ void Session::neighbourhood(wire::Neighbourhood neighbours) {
   say(*neighbourhood_);
 }
 
-void Session::heartbeat() { say(wire::Heartbeat{}); }
+void Session::heartbeat(const wire::WorkDone& totals, bool draining) {
+  say(wire::Heartbeat{totals, draining});
+}
 
 }  // namespace pccl::peer

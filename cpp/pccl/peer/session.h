@@ -31,6 +31,7 @@ struct JoinOptions {
   PeerId memory_key;                 // wire::Member::memory_key
   PeerId ticket;                     // wire::Rejoin::ticket
   std::string replica;               // wire::Member::replica
+  std::string name;                  // wire::Member::name
   std::uint32_t ranks_per_replica = 0;
 };
 
@@ -48,8 +49,9 @@ struct NewEpoch {
 struct Dismissed {  // the master has refused or removed this peer
   Error error;
 };
-using SessionEvent = std::variant<Welcomed, NewEpoch, wire::Verdict, wire::Outcome, wire::Prepare,
-                                  wire::Expect, wire::Notice, wire::Try, wire::Relay, Dismissed>;
+using SessionEvent =
+    std::variant<Welcomed, NewEpoch, wire::Verdict, wire::Outcome, wire::Prepare, wire::Expect,
+                 wire::Notice, wire::Try, wire::Relay, wire::Drain, Dismissed>;
 
 // *one thread: the engine's*
 class Session {
@@ -86,7 +88,7 @@ class Session {
   void neighbourhood(wire::Neighbourhood neighbours);
   // Nothing is read or sent any more. Queued output is still to be written.
   void stop() { open_ = false; }
-  void heartbeat();
+  void heartbeat(const wire::WorkDone& totals, bool draining);
 
   // -- state
   [[nodiscard]] const PeerId& id() const { return options_.id; }

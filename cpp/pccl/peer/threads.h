@@ -17,7 +17,7 @@ namespace pccl::peer {
 class Threads {
  public:
   // A thread counts as blocked when it has waited this long.
-  static constexpr Duration kBlockedAfter = std::chrono::seconds(1);
+  static constexpr Duration kBlockedAfter = wire::Blocked::kAfter;
 
   void inside(std::uint64_t thread) { threads_[thread].inside = true; }
   void outside(std::uint64_t thread);

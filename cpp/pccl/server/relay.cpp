@@ -16,10 +16,6 @@ constexpr std::size_t kTurnBytes = 1 << 20;  // moved in one direction before ot
 constexpr Duration kRefill = std::chrono::milliseconds(20);
 constexpr double kBurst = 0.1;  // burst of the rate limit, in seconds
 
-std::string brief(const std::pair<PeerId, PeerId>& pair) {
-  return pair.first.brief() + " and " + pair.second.brief();
-}
-
 }  // namespace
 
 Relays::Relays(asio::io_context& context, std::uint64_t rate, std::size_t most_open)
@@ -37,7 +33,7 @@ void Relays::stop() {
 }
 
 void Relays::expect(const PeerId& one, const PeerId& other, const PeerId& token_of_one,
-                    const PeerId& token_of_other, Instant now) {
+                    const PeerId& token_of_other, Instant now, const std::string& names) {
   if (count_of(ordered(one, other)) >= kMostOfPair) return;
   if (expected_.size() >= kMostExpected) forget(expected_.begin()->first);
   const std::uint64_t id = next_++;
@@ -45,6 +41,7 @@ void Relays::expect(const PeerId& one, const PeerId& other, const PeerId& token_
   ends.pair = ordered(one, other);
   ends.tokens = {token_of_one, token_of_other};
   ends.until = now + kTokenTime;
+  ends.names = names;
   for (const PeerId& token : ends.tokens) tokens_[token] = id;
 }
 
@@ -97,8 +94,9 @@ void Relays::begin(Expected ends, Instant now) {
   const auto [tally, fresh] = tallies_.try_emplace(ends.pair);
   if (fresh) {
     tally->second.since = now;
+    tally->second.names = ends.names;
     log(LogLevel::warn, "master",
-        "peers " + brief(ends.pair) +
+        "peers " + tally->second.names +
             " cannot connect: this master relays between them (PCCL_RELAY)");
   }
   ++tally->second.open;
@@ -179,7 +177,7 @@ void Relays::close(std::uint64_t id) {
     const double seconds = std::chrono::duration<double>(clock_now() - tally->second.since).count();
     log(LogLevel::info, "master",
         "relayed " + std::to_string(tally->second.bytes) + " bytes between peers " +
-            brief(tally->first) + " in " + std::to_string(seconds) + " s");
+            tally->second.names + " in " + std::to_string(seconds) + " s");
     tallies_.erase(tally);
   }
   open_.erase(it);

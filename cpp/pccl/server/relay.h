@@ -44,8 +44,9 @@ class Relays {
   Relays(const Relays&) = delete;
   Relays& operator=(const Relays&) = delete;
 
+  // `names`: of the peers, for the log: "one and other".
   void expect(const PeerId& one, const PeerId& other, const PeerId& token_of_one,
-              const PeerId& token_of_other, Instant now);
+              const PeerId& token_of_other, Instant now, const std::string& names = {});
   // Takes over the connection that sent this token. False: the token is not expected, or too many
   // connections are open. The connection is closed then.
   bool enter(const PeerId& token, std::unique_ptr<io::Socket> socket, Instant now);
@@ -60,6 +61,7 @@ class Relays {
   struct Expected {
     Pair pair;
     std::array<PeerId, 2> tokens;
+    std::string names;
     std::array<std::unique_ptr<io::Socket>, 2> sockets;
     Instant until{};
   };
@@ -79,6 +81,7 @@ class Relays {
     std::size_t open = 0;
     std::uint64_t bytes = 0;
     Instant since{};
+    std::string names;
   };
 
   static Pair ordered(const PeerId& one, const PeerId& other) { return std::minmax(one, other); }

@@ -1,6 +1,7 @@
 #include "pccl/server/server.h"
 
 #include <algorithm>
+#include <asio/post.hpp>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -23,7 +24,7 @@ constexpr int kReads = 16;  // from one connection in one turn
 constexpr Duration kTryTime = std::chrono::seconds(2);
 constexpr Duration kCloseGrace = std::chrono::seconds(1);
 
-master::Options options_from(const Settings& settings, std::uint32_t min_peers) {
+master::Options options_from(const Settings& settings, std::uint32_t min_peers, bool encrypted) {
   master::Options options;
   options.min_peers = min_peers;
   options.heartbeat_interval = settings.heartbeat_interval;
@@ -34,6 +35,7 @@ master::Options options_from(const Settings& settings, std::uint32_t min_peers) 
   options.measure_after = settings.measure_after;
   options.segment_bytes = static_cast<std::uint32_t>(settings.segment_bytes);
   options.relays = settings.relay;
+  options.encrypted = encrypted;
   return options;
 }
 
@@ -64,7 +66,7 @@ wire::Bytes ask_for_secret() {
 Server::Server(wire::Address listen, const Settings& settings, io::Secret secret,
                std::uint32_t min_peers)
     : listen_(std::move(listen)),
-      options_(options_from(settings, min_peers)),
+      options_(options_from(settings, min_peers, static_cast<bool>(secret))),
       secret_(std::move(secret)),
       key_update_records_(settings.key_update_records),
       master_(options_, random_run(), 1),
@@ -132,6 +134,30 @@ void Server::interrupt() {
 bool Server::wait(Instant until) {
   std::unique_lock lock(mutex_);
   return ended_.wait_until(lock, until, [&] { return !running_; });
+}
+
+Result<wire::RunStatus> Server::status() {
+  struct Answer {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<wire::RunStatus> status;
+  };
+  const auto answer = std::make_shared<Answer>();
+  asio::post(context_, [this, answer] {
+    wire::RunStatus status = master_.status(clock_now());
+    const std::lock_guard lock(answer->mutex);
+    answer->status = std::move(status);
+    answer->changed.notify_all();
+  });
+  std::unique_lock lock(answer->mutex);
+  while (!answer->status) {
+    if (answer->changed.wait_for(lock, std::chrono::milliseconds(50),
+                                 [&] { return answer->status.has_value(); }))
+      break;
+    const std::lock_guard running(mutex_);
+    if (!running_) return {Code::invalid_usage, "this master does not run"};
+  }
+  return std::move(*answer->status);
 }
 
 // -- connections
@@ -346,11 +372,13 @@ void Server::carry_out(const master::Action& action, std::set<master::Connection
         });
   } else if (const auto* relay = std::get_if<master::ExpectRelay>(&action)) {
     relays_.expect(relay->one, relay->other, relay->token_of_one, relay->token_of_other,
-                   clock_now());
+                   clock_now(), relay->names);
   } else if (const auto* end = std::get_if<master::EndRelay>(&action)) {
     relays_.end(end->one, end->other);
   } else {
-    log(LogLevel::info, "master", std::get<master::LogLine>(action).text);
+    const auto& line = std::get<master::LogLine>(action);
+    log(LogLevel::info, "master",
+        (line.group ? "group " + std::to_string(*line.group) + ": " : "") + line.text);
   }
 }
 

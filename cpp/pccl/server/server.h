@@ -47,6 +47,8 @@ class Server {
   // Stops serving: when this returns, all connections are closed and the port is free. May be
   // called again.
   void interrupt();
+  // Waits for the server's thread. invalid_usage: it does not run.
+  [[nodiscard]] Result<wire::RunStatus> status();
   // Waits for the end of serving. True: the server has stopped or never ran. False: `until` has
   // passed first.
   bool wait(Instant until);

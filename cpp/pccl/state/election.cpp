@@ -158,7 +158,7 @@ class Election {
     for (const Ballot& ballot : ballots_) {
       if (ballot.vote.flaw.empty()) continue;
       std::string reason =
-          "the state of peer " + ballot.peer.brief() + " cannot be shared: " + ballot.vote.flaw;
+          "the state of peer " + ballot.name + " cannot be shared: " + ballot.vote.flaw;
       if (standing(ballot)) {
         judgement.removals.clear();
         judgement.code = Code::invalid_argument;
@@ -182,7 +182,7 @@ class Election {
 std::string difference(const Ballot& odd, const wire::StateEntry* mine, const Ballot& meant,
                        const wire::StateEntry* theirs) {
   const auto has = [](const Ballot& ballot, const wire::StateEntry* entry) {
-    return "peer " + ballot.peer.brief() + " has " +
+    return "peer " + ballot.name + " has " +
            (entry == nullptr
                 ? std::string("none")
                 : describe(*entry) + (entry->loose ? ", allowed to differ" : "") +
@@ -277,7 +277,7 @@ Judgement judge_details(const std::vector<Ballot>& ballots, const wire::StateRec
   return judgement;
 }
 
-Judgement judge_ends(const std::vector<std::pair<PeerId, wire::SyncEnd>>& ends) {
+Judgement judge_ends(const std::vector<End>& ends) {
   Judgement judgement;
   const auto fail = [&](Code code, const PeerId& peer, std::string reason) {
     judgement.removals.clear();
@@ -287,26 +287,27 @@ Judgement judge_ends(const std::vector<std::pair<PeerId, wire::SyncEnd>>& ends) 
     return judgement;
   };
   const auto present = [&](const PeerId& id) {
-    return std::ranges::any_of(ends, [&](const auto& end) { return end.first == id; });
+    return std::ranges::any_of(ends, [&](const End& end) { return end.peer == id; });
   };
   const wire::SyncEnd* good = nullptr;
   bool others = false;  // some member has not failed by itself
-  for (const auto& [peer, end] : ends) {
+  for (const auto& [peer, name, end] : ends) {
     others = others || end.code == Code::ok || end.code == Code::peer_lost;
     if (end.code != Code::ok) continue;
     if (good == nullptr) good = &end;
     if (end.revision != good->revision || end.content != good->content)
-      return fail(Code::internal_error, peer, "members ended a sync with different states");
+      return fail(Code::internal_error, peer,
+                  "peer " + name + " ended a sync with another state than others");
   }
   judgement.decision.step = wire::SyncStep::done;
   if (good != nullptr) {
     judgement.decision.revision = good->revision;
     judgement.decision.content = good->content;
   }
-  for (const auto& [peer, end] : ends) {
+  for (const auto& [peer, name, end] : ends) {
     if (end.code == Code::ok) continue;
     if (!others || end.code == Code::state_unavailable)
-      return fail(end.code, peer, "peer " + peer.brief() + ": " + end.reason);
+      return fail(end.code, peer, "peer " + name + ": " + end.reason);
     if (end.code != Code::peer_lost) {
       judgement.removals.push_back({peer, end.code, end.reason});
     } else if (good != nullptr && std::ranges::all_of(end.lost, present)) {

@@ -13,8 +13,16 @@ namespace pccl::state {
 // One member's report. Ballots are in rank order.
 struct Ballot {
   PeerId peer;
+  std::string name;  // wire::shown_name
   wire::SyncVote vote;
   const std::vector<wire::StateEntry>* entries = nullptr;  // only in judge_details
+};
+
+// How one member's part in the transfer ended.
+struct End {
+  PeerId peer;
+  std::string name;  // wire::shown_name
+  wire::SyncEnd end;
 };
 
 // A member that is removed, and why.
@@ -66,6 +74,6 @@ struct Judgement {
 // gone. Removes receivers that failed by themselves, and receivers that no source could serve
 // although all sources are present. If no other member succeeded, the sync fails for all. REQUIRES:
 // ends is not empty.
-[[nodiscard]] Judgement judge_ends(const std::vector<std::pair<PeerId, wire::SyncEnd>>& ends);
+[[nodiscard]] Judgement judge_ends(const std::vector<End>& ends);
 
 }  // namespace pccl::state

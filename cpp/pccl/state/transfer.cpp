@@ -128,11 +128,13 @@ void Transfer::set_members(const std::vector<wire::Member>& members) {
   };
   std::erase_if(clients_, [&](const auto& item) { return !present(item.first); });
   std::erase_if(early_, [&](const auto& item) { return !present(item.first); });
-  if (!active_) return;
+  // A source that has gone is named as it was.
+  if (!active_) return void(members_ = members);
   std::erase_if(partners_, [&](const PeerId& id) { return !present(id); });
   for (const PeerId& source : std::vector<PeerId>(order_)) {
     if (!present(source)) drop_source(source, "it is out of the run");
   }
+  members_ = members;
 }
 
 void Transfer::link_up(const PeerId& peer) {
@@ -195,7 +197,7 @@ void Transfer::drop_source(const PeerId& peer, const std::string& why) {
   releasing_ = true;
   links_.release(peer, kTokenBase + token_);
   releasing_ = false;
-  last_failure_ = "peer " + peer.brief() + ": " + why;
+  last_failure_ = "peer " + wire::shown_name(members_, peer) + ": " + why;
   retry(it->second.asked);
   sources_.erase(it);
   std::erase(order_, peer);

@@ -137,7 +137,8 @@ class Transfer {
   std::vector<PeerId> order_;  // sources; the first one sends the manifest
   bool manifest_asked_ = false;
   bool manifest_placed_ = false;
-  std::optional<FetchPlan> plan_;  // once the manifest has arrived
+  std::optional<FetchPlan> plan_;      // once the manifest has arrived
+  std::vector<wire::Member> members_;  // of the present epoch, for names
   std::string last_failure_;
 
   // sending

@@ -55,6 +55,18 @@ std::string describe(const CallKey& key) {
   return std::visit([](const auto& k) { return describe(k); }, key);
 }
 
+std::string shown_name(const std::vector<Member>& members, const PeerId& id) {
+  const auto found = std::ranges::find(members, id, &Member::id);
+  if (found == members.end()) return id.brief();
+  const bool alone = std::ranges::count(members, found->name, &Member::name) == 1;
+  return shown_name(found->name, id, alone);
+}
+
+std::string shown_name(const std::string& name, const PeerId& id, bool alone) {
+  if (name.empty()) return id.brief();
+  return alone ? name : name + "/" + id.brief();
+}
+
 Status check_relays(const EpochRecord& record) {
   const std::vector<RankPair>& pairs = record.relayed;
   if (pairs.size() > kMaxRelayed) {

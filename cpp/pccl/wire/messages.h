@@ -28,11 +28,12 @@ struct Join {
   std::string replica;                  // Member::replica
   std::uint32_t ranks_per_replica = 0;  // a replica has one peer in each of the groups 0 to n - 1
   PeerId ticket;                        // a secret of this peer; Member::seal is derived from it
+  std::string name;                     // Member::name; empty or valid_name
   bool operator==(const Join&) const = default;
   static void fields(auto& self, auto& visit) {
     visit(self.id, self.group, self.min_peers, self.waiting, self.start_only, self.addresses,
           self.software, self.order, self.memory_key, self.replica, self.ranks_per_replica,
-          self.ticket);
+          self.ticket, self.name);
   }
 };
 
@@ -123,6 +124,7 @@ struct LinkReport {
 // The calls in which a member's threads have been blocked for a second or more. An empty list
 // withdraws the previous report.
 struct Blocked {
+  static constexpr Duration kAfter = std::chrono::seconds(1);
   std::vector<CallKey> waits;
   bool multi_threaded = false;  // more than one thread has used the communicator
   bool outside = false;         // one of these threads is in no call now
@@ -158,10 +160,13 @@ struct Leave {
   static void fields(auto& self, auto& visit) { visit(self.reason); }
 };
 
-// Sent in both directions every heartbeat interval. Carries the ordinal of its envelope.
+// Sent in both directions every heartbeat interval. Carries the ordinal of its envelope. A master
+// leaves the fields at their defaults.
 struct Heartbeat {
+  WorkDone totals;
+  bool draining = false;  // the peer was asked to leave, and will at its next admission point
   bool operator==(const Heartbeat&) const = default;
-  static void fields(auto&, auto&) {}
+  static void fields(auto& self, auto& visit) { visit(self.totals, self.draining); }
 };
 
 // -- master -> peer
@@ -320,6 +325,55 @@ struct Tried {
   static void fields(auto& self, auto& visit) { visit(self.number, self.reached, self.reason); }
 };
 
+// -- questions and commands of operators
+
+// First message of a process that asks for the status of the run, and joins nothing. Answered by
+// StatusParts, or by Refused.
+struct AskStatus {
+  bool operator==(const AskStatus&) const = default;
+  static void fields(auto&, auto&) {}
+};
+
+// Answers AskStatus: the bytes of a RunStatus (wire/status.h), cut into messages of about
+// kPartBytes.
+struct StatusPart {
+  std::vector<std::uint8_t> bytes;
+  bool last = false;
+  bool operator==(const StatusPart&) const = default;
+  static void fields(auto& self, auto& visit) { visit(self.bytes, self.last); }
+};
+
+enum class CommandKind : std::uint8_t {
+  kick,              // removes the peer from its group
+  drain,             // asks the peer to leave at its next admission point
+  pause_admission,   // newcomers of groups that have started wait ...
+  resume_admission,  // ... until this
+};
+constexpr unsigned enum_count(CommandKind) { return 4; }
+
+// First message of a process that changes the run, and joins nothing. Answered by CommandResult, or
+// by Refused.
+struct Command {
+  CommandKind kind = CommandKind::kick;
+  std::string name;  // kick, drain: a peer's name, or an id, whole or brief
+  bool operator==(const Command&) const = default;
+  static void fields(auto& self, auto& visit) { visit(self.kind, self.name); }
+};
+
+struct CommandResult {
+  bool done = false;
+  std::string text;  // what was done, or why nothing was
+  bool operator==(const CommandResult&) const = default;
+  static void fields(auto& self, auto& visit) { visit(self.done, self.text); }
+};
+
+// Master to a peer: the operator wants it to leave at its next admission point. Its heartbeats
+// confirm that.
+struct Drain {
+  bool operator==(const Drain&) const = default;
+  static void fields(auto&, auto&) {}
+};
+
 // -- the envelope
 
 // The index in this list is the type byte on the wire. Append only.
@@ -327,7 +381,8 @@ using Message =
     std::variant<Join, Rejoin, RequestAdmission, Prepared, EnterRound, OpReport, AbortRequest,
                  LinkReport, Blocked, Leave, Heartbeat, Welcome, Refused, Log, Prepare, Expect,
                  Notice, WithdrawAdmission, Neighbourhood, Measured, Inquiry, Findings, Try, Tried,
-                 WantRelay, Relay, OpenRelay, Relayed, RequestLog, LogPart>;
+                 WantRelay, Relay, OpenRelay, Relayed, RequestLog, LogPart, AskStatus, StatusPart,
+                 Command, CommandResult, Drain>;
 
 // The part of a frame's header that concerns the protocol.
 struct Envelope {

@@ -323,17 +323,38 @@ struct Member {
   PeerId memory_key;      // a peer that has it may ask for shared memory; zero: none is shared
   std::string replica{};  // its peers, one in each group, enter and leave together; empty: none
   PeerId seal{};          // of the ticket that the member presents when it returns
+  std::string name{};     // for users; see shown_name
   bool operator==(const Member&) const = default;
   static void fields(auto& self, auto& visit) {
-    visit(self.id, self.joined, self.addresses, self.memory_key, self.replica, self.seal);
+    visit(self.id, self.joined, self.addresses, self.memory_key, self.replica, self.seal,
+          self.name);
   }
 };
+
+// A member in messages to users: "trainer-3"; "trainer-3/1a2b3c4d" where another one of
+// `members` has the same name; "1a2b3c4d" for a peer that has no name or is not in the list.
+[[nodiscard]] std::string shown_name(const std::vector<Member>& members, const PeerId& id);
+// The same. `alone`: no other peer around has this name.
+[[nodiscard]] std::string shown_name(const std::string& name, const PeerId& id, bool alone);
 
 struct Departure {
   PeerId id;
   std::string reason;  // "left", "connection lost", ...
+  std::string name{};  // its shown_name before
   bool operator==(const Departure&) const = default;
-  static void fields(auto& self, auto& visit) { visit(self.id, self.reason); }
+  static void fields(auto& self, auto& visit) { visit(self.id, self.reason, self.name); }
+};
+
+// The work of one peer since it joined.
+struct WorkDone {
+  std::uint64_t operations = 0;      // that were committed
+  std::uint64_t reduced_bytes = 0;   // of the peer's arrays in these
+  std::uint64_t sent_bytes = 0;      // by operations and syncs, however they ended
+  std::uint64_t received_bytes = 0;  // likewise
+  bool operator==(const WorkDone&) const = default;
+  static void fields(auto& self, auto& visit) {
+    visit(self.operations, self.reduced_bytes, self.sent_bytes, self.received_bytes);
+  }
 };
 
 // Sizes over all groups, for get_attribute.

@@ -102,7 +102,7 @@ class World {
     const std::uint8_t type = script.byte();
     const std::uint8_t behind = script.byte();
     wire::Bytes bytes =
-        wire::encode({foreign ? kRun + 1 : master_.run(), master_.term(), 0}, wire::Heartbeat{});
+        wire::encode({foreign ? kRun + 1 : master_.run(), master_.term(), 0}, wire::RequestLog{});
     const auto payload = script.piece();
     bytes[5] = static_cast<std::uint8_t>(type % std::variant_size_v<wire::Message>);
     bytes[8] = static_cast<std::uint8_t>(payload.size());

@@ -74,7 +74,10 @@ std::vector<wire::Message> messages() {
                                     wire::Prepared{1, {}},
                                     wire::Heartbeat{},
                                     wire::WithdrawAdmission{},
-                                    wire::Leave{"over"}};
+                                    wire::Leave{"over"},
+                                    wire::AskStatus{},
+                                    wire::Command{wire::CommandKind::kick, "a"},
+                                    wire::Command{wire::CommandKind::pause_admission, {}}};
   for (const wire::RoundPayload& payload :
        {wire::RoundPayload(wire::Nothing{}), wire::RoundPayload(wire::SyncVote{}),
         wire::RoundPayload(detail),

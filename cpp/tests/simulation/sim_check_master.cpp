@@ -15,7 +15,7 @@ class Nobody final : public master::Surroundings {
  public:
   void send(master::ConnectionId, std::uint64_t, const wire::Message&) override {}
   void close(master::ConnectionId) override {}
-  void log(std::string) override {}
+  void log(master::LogLine) override {}
   wire::Census census() override { return {}; }
   std::uint64_t next_join_ordinal() override { return 0; }
 };

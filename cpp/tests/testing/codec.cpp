@@ -204,7 +204,17 @@ nb::bytes control_sample(const std::string& name) {
     join.waiting = true;
     message = join;
   } else if (name == "heartbeat") {
-    message = wire::Heartbeat{};
+    message = wire::Heartbeat{{5, 6, 7, 8}, true};
+  } else if (name == "ask_status") {
+    message = wire::AskStatus{};
+  } else if (name == "status_part") {
+    message = wire::StatusPart{{1, 2, 3}, true};
+  } else if (name == "command") {
+    message = wire::Command{wire::CommandKind::drain, "a"};
+  } else if (name == "command_result") {
+    message = wire::CommandResult{true, "ok"};
+  } else if (name == "drain") {
+    message = wire::Drain{};
   } else if (name == "enter_round") {
     message = wire::EnterRound{{{wire::RoundKind::barrier, 7, 2}, {}}};
   } else if (name == "measured") {

@@ -38,7 +38,8 @@ std::optional<unsigned> judge_mismatch(
     bool waited_enough) {
   std::vector<master::Claim> given;
   for (const auto& [number, hash] : claims) given.push_back({peer(number), {hash, "text"}});
-  const auto mismatch = master::judge_mismatch("a call", given, members, waited_enough);
+  const auto mismatch = master::judge_mismatch("a call", given, members, waited_enough,
+                                               [](const pccl::PeerId& id) { return id.brief(); });
   if (!mismatch) return std::nullopt;
   return mismatch->culprit.bytes[0];
 }

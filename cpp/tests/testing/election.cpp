@@ -92,6 +92,7 @@ nb::dict judge(const std::vector<Vote>& votes, std::optional<std::uint64_t> revi
     }
     state::Ballot ballot;
     ballot.peer = peer(number);
+    ballot.name = ballot.peer.brief();
     ballot.vote.owned = owned;
     ballot.vote.has_revision = own.has_value();
     ballot.vote.revision = own.value_or(0);
@@ -114,11 +115,11 @@ using End =
     std::tuple<std::uint8_t, unsigned, std::uint64_t, std::uint64_t, std::vector<std::uint8_t>>;
 
 nb::dict judge_ends(const std::vector<End>& given) {
-  std::vector<std::pair<pccl::PeerId, wire::SyncEnd>> ends;
+  std::vector<state::End> ends;
   for (const auto& [number, code, revision, content, lost] : given) {
     wire::SyncEnd end{static_cast<pccl::Code>(code), "why", revision, {content, 0}, {}};
     for (const std::uint8_t source : lost) end.lost.push_back(peer(source));
-    ends.emplace_back(peer(number), std::move(end));
+    ends.push_back({peer(number), peer(number).brief(), std::move(end)});
   }
   return to_python(state::judge_ends(ends));
 }
@@ -127,7 +128,7 @@ class Quiet final : public pccl::master::Surroundings {
  public:
   void send(pccl::master::ConnectionId, std::uint64_t, const wire::Message&) override {}
   void close(pccl::master::ConnectionId) override {}
-  void log(std::string) override {}
+  void log(pccl::master::LogLine) override {}
   wire::Census census() override { return {}; }
   std::uint64_t next_join_ordinal() override { return ++joined_; }
 

@@ -43,7 +43,7 @@ namespace {
 class Play {
  public:
   Play(std::uint8_t members, const std::map<std::string, std::size_t>& limits,
-       const std::vector<std::string>& from)
+       const std::vector<std::string>& from, const std::vector<std::string>& names)
       : options_(options(limits)) {
     master_.emplace(options_, 77, 1);
     for (std::uint8_t id = 1; id <= members; ++id) {
@@ -54,6 +54,7 @@ class Play {
       join.waiting = true;
       join.addresses = {{"192.0.2.1", 1}};
       join.ticket = join.id;
+      if (id <= names.size()) join.name = names[id - 1U];
       master_->on_frame(id, {{master_->run(), 1, 0}, join}, now_);
     }
     (void)told();
@@ -101,7 +102,7 @@ class Play {
   // invalid.
   void says(master::ConnectionId id, std::uint8_t type, nb::bytes payload,
             std::optional<std::uint64_t> ordinal, std::uint32_t term) {
-    wire::Bytes bytes = wire::encode({master_->run(), term, 0}, wire::Heartbeat{});
+    wire::Bytes bytes = wire::encode({master_->run(), term, 0}, wire::RequestLog{});
     const auto size = static_cast<std::uint32_t>(payload.size());
     bytes[5] = type;
     for (std::size_t i = 0; i < 4; ++i) bytes[8 + i] = static_cast<std::uint8_t>(size >> (8 * i));
@@ -117,14 +118,16 @@ class Play {
     master_->on_frame(id, frame, now_);
   }
 
-  // All connected peers send heartbeats. All except `mute` have applied the whole log.
-  void passes(double seconds, const std::vector<std::uint8_t>& mute) {
+  // All connected peers except `silent` send heartbeats. All except `mute` have applied the whole
+  // log.
+  void passes(double seconds, const std::vector<std::uint8_t>& mute,
+              const std::vector<std::uint8_t>& silent) {
     for (double left = seconds; left > 0; left -= 0.5) {
       now_ += std::chrono::milliseconds(500);
       for (std::uint8_t id = 1; id < 32; ++id) {
         const bool behind = std::find(mute.begin(), mute.end(), id) != mute.end();
         const std::uint64_t last = master_->group(0)->log().last();
-        if (master_->group(0)->knows(id))
+        if (std::ranges::find(silent, id) == silent.end() && master_->group(0)->knows(id))
           master_->on_frame(id, {{master_->run(), 1, behind ? 0 : last}, wire::Heartbeat{}}, now_);
       }
       master_->on_time(now_);
@@ -156,6 +159,12 @@ class Play {
         all.emplace_back(send->to, "relay", relay->peer.bytes[0], "");
       if (const auto* notice = std::get_if<wire::Notice>(&frame.message))
         all.emplace_back(send->to, "notice", 0, notice->text);
+      if (const auto* part = std::get_if<wire::StatusPart>(&frame.message))
+        all.emplace_back(send->to, "status", part->last ? 1 : 0, "");
+      if (const auto* result = std::get_if<wire::CommandResult>(&frame.message))
+        all.emplace_back(send->to, "result", result->done ? 1 : 0, result->text);
+      if (std::holds_alternative<wire::Drain>(frame.message))
+        all.emplace_back(send->to, "drain", 0, "");
       if (std::holds_alternative<wire::RequestLog>(frame.message))
         all.emplace_back(send->to, "request_log", 0, "");
       const auto* log = std::get_if<wire::Log>(&frame.message);
@@ -180,6 +189,55 @@ class Play {
     return ids;
   }
   std::uint64_t epoch() const { return master_->group(0)->record().epoch; }
+  // The status of the run, with group 0: what tests look at. Newcomers: (name, number of the
+  // state). Calls: (call, seconds, entered, missing). Events: (text, warning, group or -1).
+  nb::dict status() const {
+    const wire::RunStatus status = master_->status(now_);
+    nb::list members;
+    nb::list newcomers;
+    nb::list calls;
+    nb::list events;
+    nb::dict all;
+    for (const wire::GroupStatus& group : status.groups) {
+      if (group.group != 0) continue;
+      for (const wire::MemberStatus& member : group.members) {
+        nb::list waits;
+        for (const wire::WaitStatus& wait : member.waits)
+          waits.append(nb::make_tuple(wait.call, seconds(wait.for_ms)));
+        nb::dict one;
+        one["name"] = member.name;
+        one["waits"] = waits;
+        one["connected"] = member.connected;
+        one["draining"] = member.draining;
+        one["heard"] = seconds(member.heard_ms);
+        one["seconds"] = seconds(member.member_ms);
+        one["operations"] = member.totals.operations;
+        one["added"] = member.recent.operations;
+        one["within"] = seconds(member.recent_ms);
+        members.append(one);
+      }
+      for (const wire::NewcomerStatus& newcomer : group.newcomers)
+        newcomers.append(nb::make_tuple(newcomer.name, static_cast<int>(newcomer.state)));
+      for (const wire::CallStatus& call : group.calls) {
+        calls.append(nb::make_tuple(call.call, seconds(call.open_ms), call.entered, call.missing));
+      }
+      all["operations"] = group.operations;
+      all["aborted"] = group.aborted;
+      all["epoch"] = group.epoch;
+      all["missing"] = group.missing;
+    }
+    for (const wire::EventStatus& event : status.events) {
+      events.append(nb::make_tuple(event.text, event.warning,
+                                   event.of_group ? static_cast<int>(event.group) : -1));
+    }
+    all["members"] = members;
+    all["newcomers"] = newcomers;
+    all["calls"] = calls;
+    all["events"] = events;
+    all["paused"] = status.admission_paused;
+    all["evictions"] = status.evictions;
+    return all;
+  }
   bool has_group(std::uint32_t id) const { return master_->group(id) != nullptr; }
   bool anonymous(master::ConnectionId id) const { return master_->anonymous(id); }
   // Pairs of ranks with a link in the plan.
@@ -195,6 +253,7 @@ class Play {
   }
 
  private:
+  static double seconds(std::uint64_t ms) { return static_cast<double>(ms) / 1000; }
   static PeerId peer(std::uint8_t number) {
     PeerId id;
     id.bytes.fill(number);
@@ -360,20 +419,23 @@ void bind_hostile(nb::module_& m) {
       .def(
           "__init__",
           [](Play* self, std::uint8_t members, const nb::dict& limits,
-             const std::vector<std::string>& from) {
+             const std::vector<std::string>& from, const std::vector<std::string>& names) {
             std::map<std::string, std::size_t> read;
             for (const auto& [key, value] : limits)
               read[nb::cast<std::string>(key)] = nb::cast<std::size_t>(value);
-            new (self) Play(members, read, from);
+            new (self) Play(members, read, from, names);
           },
-          "members"_a, "limits"_a = nb::dict(), "addresses"_a = std::vector<std::string>())
+          "members"_a, "limits"_a = nb::dict(), "addresses"_a = std::vector<std::string>(),
+          "names"_a = std::vector<std::string>())
+      .def("status", &Play::status)
       .def("connect", &Play::connect, "connection"_a, "address"_a)
       .def("disconnect", &Play::disconnect, "connection"_a)
       .def("tried", &Play::tried, "connection"_a, "reached"_a)
       .def("says", &Play::says, "connection"_a, "type"_a, "payload"_a,
            nb::arg("ordinal").none() = nb::none(), "term"_a = 1)
       .def("term", [](const Play& self) { return self.term(); })
-      .def("passes", &Play::passes, "seconds"_a, "mute"_a = std::vector<std::uint8_t>())
+      .def("passes", &Play::passes, "seconds"_a, "mute"_a = std::vector<std::uint8_t>(),
+           "silent"_a = std::vector<std::uint8_t>())
       .def("told", &Play::told)
       .def("members", &Play::members)
       .def("epoch", &Play::epoch)

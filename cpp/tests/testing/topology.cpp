@@ -140,7 +140,9 @@ class Deaf final : public master::Surroundings {
     }
   }
   void close(master::ConnectionId) override {}
-  void log(std::string line) override { lines.push_back(std::move(line)); }
+  void log(master::LogLine line) override {
+    lines.push_back("group " + std::to_string(line.group.value_or(0)) + ": " + line.text);
+  }
   wire::Census census() override { return {}; }
   std::uint64_t next_join_ordinal() override { return ++joined_; }
 

@@ -1,0 +1,69 @@
+// Commands of the operator, who joins nothing.
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "pccl/base/text.h"
+#include "pccl/master/master.h"
+
+namespace pccl::master {
+
+void Master::command(ConnectionId id, Connection& connection, const wire::Command& command,
+                     Instant now) {
+  if (++connection.inquiries > kMaxInquiries || !commands_.take(kCommands, now))
+    return refuse(id, Code::refused, "too many commands; try again later");
+  connection.since = now;
+  send(id, 0, carry_out(command, now));
+}
+
+wire::CommandResult Master::carry_out(const wire::Command& command, Instant now) {
+  if (command.kind == wire::CommandKind::pause_admission) return pause_admission(true);
+  if (command.kind == wire::CommandKind::resume_admission) return pause_admission(false);
+  struct Found {
+    std::uint32_t group = 0;
+    PeerId id;
+    std::string named;
+  };
+  std::vector<Found> found;
+  for (const auto& [number, group] : groups_) {
+    for (auto& [id, named] : group->find(command.name))
+      found.push_back({number, id, std::move(named)});
+  }
+  const std::string name = command.name.substr(0, kShownText);
+  if (found.empty()) return {false, "no peer of this run has the name or id \"" + name + "\""};
+  if (found.size() > 1) {
+    std::string names;
+    for (std::size_t i = 0; i < found.size() && i < kShownNames; ++i) {
+      names += (i > 0 ? ", " : " ") + found[i].named + " of group " +
+               std::to_string(found[i].group) + " with id " + found[i].id.brief();
+    }
+    return {false, plural(found.size(), "peer") + " have the name \"" + name +
+                       "\"; give an id instead:" + names +
+                       (found.size() > kShownNames ? " ..." : "")};
+  }
+  const Found& one = found.front();
+  Group& group = *groups_.at(one.group);
+  const std::string what = one.named + " of group " + std::to_string(one.group);
+  if (command.kind == wire::CommandKind::kick) {
+    log({true, one.group, group.record().epoch, "the operator kicks " + one.named});
+    group.kick(one.id, now);
+    return {true, "kicked " + what};
+  }
+  if (!group.drain(one.id))
+    return {false, what + " is not connected to the master now; try again in a moment"};
+  log({false, one.group, group.record().epoch,
+       "the operator asks " + one.named + " to leave at its next admission point"});
+  return {true, "asked " + what + " to leave at its next admission point"};
+}
+
+wire::CommandResult Master::pause_admission(bool pause) {
+  if (admission_paused_ == pause)
+    return {true, std::string("admission is ") + (pause ? "paused" : "not paused") + " already"};
+  admission_paused_ = pause;
+  log({true, {}, 0, std::string("the operator ") + (pause ? "pauses" : "resumes") + " admission"});
+  for (const auto& [number, group] : groups_) group->admission_changed(now_);
+  return {true, pause ? "newcomers of groups that have started wait until admission is resumed"
+                      : "newcomers are admitted again"};
+}
+
+}  // namespace pccl::master
