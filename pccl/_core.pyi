@@ -91,6 +91,9 @@ class Secret:
 
         One that is set and empty is an error."""
 
+    def status_key(self) -> bytes:
+        """32 bytes derived from the secret, for readers of the status over HTTP. They cannot join with it."""
+
 class Communicator:
     """One peer's part in a run. Every blocking method releases the GIL and obeys Ctrl-C.
 

@@ -31,7 +31,12 @@ void bind_secret(nb::module_& m) {
             if (!secret) return std::nullopt;
             return secret;
           },
-          "function"_a);
+          "function"_a)
+      // Bytes, so that Python compares them in constant time.
+      .def("status_key", [](const io::Secret& secret) {
+        const io::Key key = secret.status_key();
+        return nb::bytes(key.bytes.data(), key.bytes.size());
+      });
 }
 
 }  // namespace pccl::bindings

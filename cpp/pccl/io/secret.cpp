@@ -132,4 +132,6 @@ PeerId Secret::host_key(const PeerId& memory_key) const {
   return made;
 }
 
+Key Secret::status_key() const { return derive("status"); }
+
 }  // namespace pccl::io
