@@ -11,13 +11,13 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from pccl import _core, _settings
 from pccl._settings import DEFAULT_PORT
 from pccl.communicator import MasterNode
 from pccl.errors import InvalidArgument, PCCLError
-from pccl.tools import screen
+from pccl.tools import screen, web
 from pccl.tools.parsing import MISUSE, Example, Parser, advised, endpoint
 
 __all__ = ["main", "make_secret", "parser", "serve", "serve_with_secret"]
@@ -37,6 +37,8 @@ def serve_with_secret(
     straggler_timeout: str | None = None,
     relay: bool | None = None,
     min_peers: int = 1,
+    http: str | None = None,
+    show_token: bool = False,
 ) -> int:
     """As `serve`, for a master with a secret. Also prints the line to join with.
 
@@ -45,7 +47,8 @@ def serve_with_secret(
         secret_file: File with the secret. If there is none, it is made, readable for this user
             only. Default: PCCL_SECRET or PCCL_SECRET_FILE; without any of them a secret is made and
             printed.
-        straggler_timeout, relay, min_peers: As of `serve`.
+        straggler_timeout, relay, min_peers, http: As of `serve`.
+        show_token: As of `serve`. The token of a secret that is printed is printed as well.
     """
     join = "PCCL_SECRET=..."
     secret: str | _core.Secret | None = None
@@ -58,6 +61,7 @@ def serve_with_secret(
         elif not any(name in os.environ for name in ("PCCL_SECRET", "PCCL_SECRET_FILE")):
             secret = make_secret()
             join = f"PCCL_SECRET={secret}"
+            show_token = True
     except PCCLError as error:
         return _failed(error)
     return serve(
@@ -67,6 +71,8 @@ def serve_with_secret(
         secret=secret,
         join=join,
         min_peers=min_peers,
+        http=http,
+        show_token=show_token,
     )
 
 
@@ -120,6 +126,8 @@ def serve(
     join: str | None = None,
     min_peers: int = 1,
     command: str = "pccl master",
+    http: str | None = None,
+    show_token: bool = False,
 ) -> int:
     """Prints `listening on HOST:PORT` and serves until SIGINT or SIGTERM.
 
@@ -134,6 +142,8 @@ def serve(
         secret: The run's secret. Default: the environment's, if there is one.
         join: The secret's part of the line to join with, to be printed.
         command: What its errors begin with.
+        http: "host:port" of the status page, or a port of 127.0.0.1. Its address is printed, too.
+        show_token: Whether that address is printed with the token derived from the secret.
 
     Returns:
         The exit status: 0, or 2 when it could not listen.
@@ -149,11 +159,26 @@ def serve(
     try:
         # There may be more connections than the usual limit, which is for programs with select().
         resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
-        with MasterNode(listen, secret=secret, min_peers=min_peers) as master:
+        known = _settings.secret(secret, command)
+        with ExitStack() as stack:
+            master = MasterNode(listen, secret=known, min_peers=min_peers)
+            token = None if known is None or http is None else web.token(known)
+            page = None
+            if http is not None:  # before anything is printed: the port may be taken
+                page = web.StatusServer(master.status, http, token)
+                stack.callback(page.close)
+            stack.enter_context(master)
             print(f"listening on {master.address}", flush=True)
             if join is not None:
                 where = _as_others_see(master.address)
                 print(f"join with: PCCL_MASTER={where} {join} python train.py", flush=True)
+            if page is not None:
+                stack.enter_context(page)
+                end = f"?token={token}" if token is not None and show_token else ""
+                print(f"status page: {page.url}{end}", flush=True)
+                if known is None and not page.on_loopback:
+                    sentence = "without a secret anybody who reaches the page may read it"
+                    screen.note(command, sentence)
             master.wait()
     except KeyboardInterrupt:
         pass

@@ -17,7 +17,8 @@ import pccl
 from pccl import __version__, _core
 from pccl.errors import InvalidArgument, InvalidUsage, PCCLError
 from pccl.master import DEFAULT_LISTEN, make_secret, serve, serve_with_secret
-from pccl.tools import bench, doctor, screen
+from pccl.tools import bench, doctor, orders, screen, show, web
+from pccl.tools import top as top_command
 from pccl.tools.parsing import MISUSE, Example, Misuse, Parser, advised, endpoint, seconds, whole
 from pccl.tools.run import MAX_RANKS, check_program, launch
 
@@ -64,8 +65,11 @@ def parser() -> Parser:
         help="print the versions of pccl and Python, the platform and the package's folder",
     )
     commands = top.add_subparsers(prog="pccl", dest="command", metavar="COMMAND", title="Commands")
-    for add in (_add_run, _add_master, _add_doctor, _add_bench, _add_secret):
+    for add in (_add_run, _add_master, _add_status, _add_top, _add_doctor, _add_bench):
         add(commands.add_parser)
+    for order in orders.ORDERS:
+        orders.add(commands.add_parser, order)
+    _add_secret(commands.add_parser)
     return top
 
 
@@ -116,11 +120,16 @@ def _add_master(add: Callable[..., Parser]) -> None:
                 "pccl master --secret-file run.secret --min-peers 8",
                 "with a secret that stays, for a run that begins with eight peers",
             ),
+            Example("pccl master --http 48149", "with a status page on 127.0.0.1:48149"),
         ],
-        notes=(
-            "All connections of the run are encrypted with its secret: the one in --secret-file, "
-            "PCCL_SECRET or PCCL_SECRET_FILE, else a new one."
-        ),
+        notes="""\
+All connections of the run are encrypted with its secret: the one in --secret-file, PCCL_SECRET or
+PCCL_SECRET_FILE, else a new one.
+
+The status page is not encrypted. With a secret it wants a token derived from it, as the end of the
+address (?token=...) or as `Authorization: Bearer ...`. The token is printed with --show-token, or
+by `pccl secret --token`. /status.json and /metrics are views of the same status.
+""",
         then="run the printed line on each machine; `pccl doctor` tells whether one can join.",
     )
     words = "where to listen; port 0 takes a free one (default: %(default)s)"
@@ -142,6 +151,13 @@ def _add_master(add: Callable[..., Parser]) -> None:
         "(default: relay)"
     )
     master.add_argument("--no-relay", action="store_true", help=words)
+    words = (
+        "serve a status page, /status.json and /metrics there; a bare port means 127.0.0.1, and "
+        "port 0 takes a free one (default: no page)"
+    )
+    master.add_argument("--http", type=_http, metavar="HOST:PORT", help=words)
+    words = "print the address of the status page with its token (default: without it)"
+    master.add_argument("--show-token", action="store_true", help=words)
     secret = master.add_mutually_exclusive_group()
     words = (
         "a file with the secret; if it is missing, it is made with a new one (default: "
@@ -153,6 +169,41 @@ def _add_master(add: Callable[..., Parser]) -> None:
         "(default: a secret)"
     )
     secret.add_argument("--insecure", action="store_true", help=words)
+
+
+def _add_status(add: Callable[..., Parser]) -> None:
+    show.add_arguments(
+        add(
+            "status",
+            help="show a run on one screen",
+            description="Shows what a run does: its members, who waits for whom, and what is wrong.",
+            examples=[
+                Example("pccl status 192.0.2.7:48148", "the run of that master"),
+                Example("pccl status --json", "for programs; the master that PCCL_MASTER names"),
+            ],
+            notes=(
+                "The exit status is 0 if all is well, 1 if there is something to look at (the last "
+                "lines say what), and 2 if no master answered."
+            ),
+            then="`pccl top` shows the same live; `pccl master --http` serves it as a page.",
+        )
+    )
+
+
+def _add_top(add: Callable[..., Parser]) -> None:
+    top_command.add_arguments(
+        add(
+            "top",
+            help="show a run live",
+            description="Shows a run live on a terminal. Members that others wait for are red.",
+            examples=[
+                Example("pccl top 192.0.2.7:48148", "once a second"),
+                Example("pccl top --interval 5", "less often; the master that PCCL_MASTER names"),
+            ],
+            notes="While the master does not answer, the last picture stays, and it is asked again.",
+            then="press ? for the keys and q to end.",
+        )
+    )
 
 
 def _add_doctor(add: Callable[..., Parser]) -> None:
@@ -191,16 +242,31 @@ def _add_bench(add: Callable[..., Parser]) -> None:
 
 
 def _add_secret(add: Callable[..., Parser]) -> None:
-    add(
+    secret = add(
         "secret",
-        help="make a secret",
+        help="make a secret, or print the status page's token",
         description="Prints a new secret for PCCL_SECRET, or for a file that PCCL_SECRET_FILE names.",
         examples=[
             Example("export PCCL_SECRET=$(pccl secret)", "for the programs that this shell starts"),
             Example("(umask 077; pccl secret > run.secret)", "in a file that only you can read"),
+            Example("PCCL_SECRET_FILE=run.secret pccl secret --token", "to read the status page"),
         ],
         then="start `pccl master` with it, and the peers with the same.",
     )
+    words = (
+        "print the token that the status page of `pccl master --http` wants, derived from the "
+        "secret in PCCL_SECRET or PCCL_SECRET_FILE (default: a new secret)"
+    )
+    secret.add_argument("--token", action="store_true", help=words)
+
+
+def _http(text: str) -> str:
+    """Checks what `pccl master --http` takes."""
+    try:
+        web.parsed(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _straggler_timeout(text: str) -> str:
@@ -272,8 +338,13 @@ def _main(given: list[str]) -> int:
             return doctor.run(options)
         if options.command == "bench":
             return bench.run(options)
-        print(make_secret())
-        return 0
+        if options.command == "status":
+            return show.run(options)
+        if options.command == "top":
+            return top_command.run(options)
+        if options.command in orders.KINDS:
+            return orders.run(options)
+        return _secret(command, options)
     except Misuse as error:
         screen.failure(command.prog, str(error))
         return MISUSE
@@ -301,8 +372,23 @@ def _run(command: Parser, options: argparse.Namespace, program: list[str] | None
     return launch(program, options.nproc, elastic=elastic, show_join=show_join)
 
 
+def _secret(command: Parser, options: argparse.Namespace) -> int:
+    if not options.token:
+        print(make_secret())
+        return 0
+    secret = _core.Secret.from_environment("pccl secret")
+    if secret is None:
+        command.error("--token needs the run's secret in PCCL_SECRET or PCCL_SECRET_FILE")
+    print(web.token(secret))
+    return 0
+
+
 def _master(command: Parser, options: argparse.Namespace) -> int:
+    if options.show_token and options.http is None:
+        command.error("--show-token needs --http, as in `pccl master --http 48149 --show-token`")
     more: Any = {
+        "http": options.http,
+        "show_token": options.show_token,
         "straggler_timeout": options.straggler_timeout,
         "relay": False if options.no_relay else None,
         "min_peers": options.min_peers,

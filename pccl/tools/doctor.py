@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import socket
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,6 +15,7 @@ from pccl import __version__, _core, _settings
 from pccl.errors import PCCLError
 from pccl.tools import screen
 from pccl.tools.parsing import MISUSE, Misuse, advised, endpoint, whole
+from pccl.tools.status import in_background, master_of
 
 __all__: list[str] = []
 
@@ -53,11 +53,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         Misuse: There is nothing to ask.
     """
-    master = options.master or _settings.text("PCCL_MASTER")
-    if master is None:
-        raise Misuse("give the master as HOST:PORT, or set PCCL_MASTER")
-    if "://" in master:
-        raise Misuse(f"write PCCL_MASTER as HOST:PORT without a protocol, not {master!r}")
+    master = master_of(options.master)
     asked = False
     try:
         checks = [_resolved(master)]
@@ -96,24 +92,9 @@ def _sentence(failed: Sequence[Check], indirect: bool) -> str:
 
 def _in_background(master: str, group: int) -> dict[str, Any]:
     """Diagnoses on another thread, so that Ctrl-C works."""
-    result: list[dict[str, Any] | BaseException] = []
     port = _settings.integer(None, "port", "doctor", 0, 65535, variable="PCCL_PORT", default=0)
     advertise = _settings.addresses(None, "doctor")
-
-    def work() -> None:
-        try:
-            result.append(_core.diagnose(master, group, port, advertise))
-        except BaseException as error:
-            result.append(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(0.1)
-    (found,) = result
-    if isinstance(found, BaseException):
-        raise found
-    return found
+    return in_background(lambda: _core.diagnose(master, group, port, advertise))
 
 
 def _resolved(master: str) -> Check:

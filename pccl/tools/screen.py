@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import IO, Any, Protocol
 
 __all__ = [
@@ -14,12 +14,14 @@ __all__ = [
     "checks",
     "console",
     "failure",
+    "heading",
     "helped",
     "line",
     "note",
     "paint",
     "table",
     "verdict",
+    "width",
 ]
 
 _MARKS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "info": ""}
@@ -113,6 +115,24 @@ def line(text: str) -> None:
     shown.print(Text(text))
 
 
+def heading(text: str) -> None:
+    """A line above what belongs together, after an empty one."""
+    shown = console(sys.stdout)
+    print()
+    if shown is None:
+        line(text)
+        return
+    from rich.text import Text
+
+    shown.print(Text(text, style="bold"))
+
+
+def width() -> int | None:
+    """The columns of the standard output; None where nothing bounds them."""
+    shown = console(sys.stdout)
+    return _limit() if shown is None else int(shown.width)
+
+
 def _limit() -> int | None:
     """The columns of plain text, where `COLUMNS` tells; `pccl run` sets it for its ranks."""
     given = os.environ.get("COLUMNS", "")
@@ -140,13 +160,26 @@ def checks(found: Sequence[Check]) -> None:
     shown.print(grid)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table. Where it is wider than the terminal, each row is printed as lines `name: cell`."""
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    words: Collection[str] = (),
+    bad: Collection[int] = (),
+) -> None:
+    """A table. Where it is wider than the terminal, each row is printed as lines `name: cell`.
+
+    Args:
+        title, columns, rows: What is in it. Cells of all columns but the first are aligned right.
+        words: Further columns that are aligned left.
+        bad: Numbers of the rows that are red on a terminal.
+    """
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     shown = console(sys.stdout)
     print()
     if shown is None:
-        _plain(title, columns, rows, widths)
+        _plain(title, columns, rows, widths, words)
         return
     from rich import box
     from rich.table import Table
@@ -161,20 +194,25 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> 
         drawn.show_header = False
         drawn.add_column(style="cyan", overflow="fold")
         drawn.add_column(overflow="fold", justify="right")
-        for row in rows:
+        for number, row in enumerate(rows):
+            style = "bold red" if number in bad else ""
             for name, cell in zip(columns, row, strict=True):
-                drawn.add_row(name, Text(cell), end_section=name == columns[-1])
+                drawn.add_row(name, Text(cell, style=style), end_section=name == columns[-1])
     else:
         for number, column in enumerate(columns):
-            justify: Any = "right" if number else "left"
+            justify: Any = "right" if number and column not in words else "left"
             drawn.add_column(column, justify=justify, no_wrap=True, header_style="cyan")
-        for row in rows:
-            drawn.add_row(*map(Text, row))
+        for number, row in enumerate(rows):
+            drawn.add_row(*map(Text, row), style="bold red" if number in bad else "")
     shown.print(drawn)
 
 
 def _plain(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int]
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    widths: Sequence[int],
+    words: Collection[str],
 ) -> None:
     line(title)
     limit = _limit()
@@ -187,8 +225,12 @@ def _plain(
             print()
         return
     for row in (columns, *rows):
-        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
+        cells_of = zip(row, widths, columns, strict=True)
+        aligned = [
+            cell.ljust(width) if name in words or name == columns[0] else cell.rjust(width)
+            for cell, width, name in cells_of
+        ]
+        print("  ".join(aligned).rstrip())
 
 
 def bar(title: str) -> Any:
