@@ -118,7 +118,10 @@ def sentence(
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("", "give a command: run, master, doctor, bench, secret"),
+        (
+            "",
+            "give a command: run, master, status, top, doctor, bench, kick, drain, pause-admission",
+        ),
         ("rnu -n 2", "no command 'rnu'; did you mean run?"),
         ("frobnicate", "no command 'frobnicate'; the commands are run, master"),
         ("--frob", "no option --frob; leave it out"),
@@ -139,6 +142,19 @@ def sentence(
         ("run -n 2 -- ./gone", "no program ./gone; correct its name"),
         ("run -n 2 -- no-such-program", "no program no-such-program; correct its name"),
         ("run -n 2 -- /", "/ is a folder; give a program"),
+        ("status x:1 y:1", "'y:1' is one argument too many; leave it out"),
+        ("status --group x", "--group must be a whole number in 0.."),
+        ("status", "give the master as HOST:PORT, or set PCCL_MASTER"),
+        ("top 127.0.0.1:9", "needs a terminal (and rich); `pccl status` prints the same once"),
+        ("top --interval 0 127.0.0.1:9", "--interval must be seconds in 0.5..3600, not '0'"),
+        ("kick", "the following arguments are required: NAME"),
+        ("secret --token", "--token needs the run's secret in PCCL_SECRET or PCCL_SECRET_FILE"),
+        ("master --http x", "--http must be HOST:PORT or a port, not 'x'"),
+        (
+            "master --http 192.0.2.9:0 --listen 127.0.0.1:0 --insecure",
+            "cannot serve HTTP on 192.0.2",
+        ),
+        ("master --show-token", "--show-token needs --http, as in `pccl master --http 48149"),
         ("master --min-peers -1", "--min-peers must be a whole number in 1.."),
         ("master --straggler-timeout -5", "must be at least 0.001 seconds, or `none`, not '-5'"),
         ("master --insecure --secret-file x", "exclude each other; give one of them"),

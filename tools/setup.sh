@@ -68,6 +68,21 @@ if [ ${#missing[@]} -gt 0 ]; then
   $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
 fi
 
+# In CI also what some tests use and skip without: a browser (Ubuntu's is a snap, and is not taken)
+# and Prometheus. On other machines they would leave a service or hundreds of MB behind.
+if [ "$kind" = dev ] && [ -n "${CI:-}" ] && [ "$(id -u)" -eq 0 ] && have apt-get; then
+  extra=()
+  have chromium || have google-chrome || extra+=(chromium)
+  have prometheus || extra+=(prometheus)
+  if [ ${#extra[@]} -gt 0 ]; then
+    apt-get update -qq
+    for package in "${extra[@]}"; do
+      DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$package" ||
+        echo "setup: no $package here; its tests are skipped"
+    done
+  fi
+fi
+
 if [ ! -x "$venv/bin/python" ]; then
   "$python" -m venv "$venv"
 fi

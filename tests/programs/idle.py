@@ -23,6 +23,13 @@ def wait_inside() -> None:
     hear()
 
 
+def meet_twice() -> None:
+    """Meets the others in a barrier, then waits for them in another one."""
+    start()
+    pccl.barrier()
+    pccl.barrier()
+
+
 def leave(**options: Any) -> None:
     """Joins, and leaves at once."""
     start(**options)
