@@ -14,6 +14,8 @@ from workers import Run, running
 
 # Before any engine object is made, and inherited by every process a test starts.
 os.environ["PCCL_BIND"] = "127.0.0.1"
+# Tests read lines as a user at a terminal sees them.
+os.environ.setdefault("PCCL_LOG_FORMAT", "short")
 # A shell's background jobs ignore SIGINT, and so would every process a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -74,6 +74,9 @@ def launch(
         # ranks that wait for each other, slow small steps down by a factor of ten and more.
         cores = len(os.sched_getaffinity(0))
         base.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
+        # The ranks write to a pipe, but somebody may look at what comes out of it.
+        if sys.stderr.isatty():
+            base.setdefault("PCCL_LOG_FORMAT", "short")
         if (shown := screen.console(sys.stdout)) is not None:
             base.setdefault("COLUMNS", str(max(20, shown.width - len(f"[{ranks - 1}] "))))
         join = f"to join: PCCL_MASTER={master.address} "

@@ -121,6 +121,14 @@ class Reader {
     value = *level;
   }
 
+  void format(const char* name, LogFormat& value) {
+    const auto given = find(name);
+    if (!given) return;
+    const auto format = find_log_format(*given);
+    if (!format) return fail(name, *given, "auto, short, text or json");
+    value = *format;
+  }
+
   void flag(const char* name, bool& value) {
     const auto given = find(name);
     if (!given) return;
@@ -162,6 +170,9 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   Reader read(lookup);
   read.level("PCCL_LOG_LEVEL", settings.log_level);
   read.name("PCCL_NAME", settings.name);
+  read.format("PCCL_LOG_FORMAT", settings.log_format);
+  read.text("PCCL_TRACE", settings.trace);
+  read.integer("PCCL_TRACE_MB", settings.trace_mb, 1U, 65536U);
   read.text("PCCL_BIND", settings.bind_address);
   read.seconds("PCCL_HEARTBEAT_INTERVAL", settings.heartbeat_interval);
   read.seconds("PCCL_HEARTBEAT_TIMEOUT", settings.heartbeat_timeout);

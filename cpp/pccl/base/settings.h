@@ -33,6 +33,14 @@ struct Settings {
   // such as a host and a number. Empty: the host's name and the process id.
   std::string name;
 
+  // PCCL_LOG_FORMAT: auto, short, text or json. See LogFormat.
+  LogFormat log_format = LogFormat::automatic;
+
+  // PCCL_TRACE: a folder in which each peer writes a trace of its operations. Empty: none.
+  std::string trace;
+  // PCCL_TRACE_MB: MiB after which a trace ends. 1 to 65536.
+  unsigned trace_mb = 256;
+
   // PCCL_BIND: local address (literal or host name, no port) on which a peer listens. Empty: all.
   std::string bind_address;
 

@@ -7,6 +7,7 @@ void bind_codec(nb::module_& m);
 void bind_decisions(nb::module_& m);
 void bind_election(nb::module_& m);
 void bind_hostile(nb::module_& m);
+void bind_log(nb::module_& m);
 void bind_prober(nb::module_& m);
 void bind_quantize(nb::module_& m);
 void bind_reduce(nb::module_& m);
@@ -22,6 +23,7 @@ NB_MODULE(_testing, m) {
   bind_decisions(m);
   bind_election(m);
   bind_hostile(m);
+  bind_log(m);
   bind_prober(m);
   bind_quantize(m);
   bind_reduce(m);
