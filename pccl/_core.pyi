@@ -123,6 +123,19 @@ class Communicator:
     def admit(self, timeout: float | None) -> bool:
         """The simple API's admission point; completes this peer's own operations first."""
 
+    def stats(self) -> dict[str, Any]:
+        """The fields of `pccl.types.RunStats` but the first three."""
+
+    def on_change(
+        self,
+        callback: Callable[
+            [int, int, list[str], list[str], list[tuple[str, str, str]]],
+            list[Callable[[], object]],
+        ]
+        | None,
+    ) -> None:
+        """`callback(epoch, rank, ids, names, departures)` at the end of calls; it returns what to call then."""
+
     def update_topology(self, timeout: float | None) -> None:
         """The explicit API's admission point; PendingOperations with unfinished handles."""
 
@@ -311,6 +324,10 @@ class ReduceInfo:
     attempts: int
     tx_bytes: int
     rx_bytes: int
+    bytes: int
+    seconds: float
+    waiting_seconds: float
+    moving_seconds: float
 
 class Master:
     def __init__(self, listen: str, secret: Secret | None = None, min_peers: int = 1) -> None: ...

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypedDict, TypeVar, overload
 
 from pccl import _core, _settings, collectives
+from pccl._changes import Subscription
 from pccl._state import State
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument, InvalidUsage, NotInitialized
@@ -17,7 +18,7 @@ from pccl.quantize import Quantize
 from pccl.reduce import general, request, routes
 from pccl.reduce.work import Work, reduce_info
 from pccl.tools.progress import reporting
-from pccl.types import ReduceInfo, ReduceOp, SyncInfo
+from pccl.types import MembershipChange, ReduceInfo, ReduceOp, RunStats, SyncInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,9 +35,11 @@ __all__ = [
     "init",
     "is_initialized",
     "membership",
+    "on_membership_change",
     "rank",
     "reduce_scatter",
     "shutdown",
+    "stats",
     "sync",
     "world_size",
 ]
@@ -388,6 +391,46 @@ def membership(comm: Communicator | None = None) -> Membership:
     """
     epoch, own_rank, size, peers, group, replicas = _engine(comm, "membership").membership()
     return Membership(epoch, own_rank, size, tuple(peers), group, tuple(replicas))
+
+
+def stats(comm: Communicator | None = None) -> RunStats:
+    """Returns the sums of this peer since it joined: operations, bytes, seconds.
+
+    Takes some microseconds, more while another thread is inside a call.
+
+    Raises:
+        NotInitialized: Before `init`.
+    """
+    return _use(comm, "stats").stats()
+
+
+def on_membership_change(
+    callback: Callable[[MembershipChange], object], comm: Communicator | None = None
+) -> Subscription:
+    """Calls `callback` when members come or go.
+
+    It is called by the thread that calls pccl, at the end of the first call in which the program
+    sees the new membership, just before this call returns or raises. The results of `sync` and of
+    operations on a device are not in place yet. pccl holds no lock meanwhile. A membership that the
+    program never sees, since another one followed, is not told; its joined and lost members count
+    for the next one. Compiled calls (JAX) tell nothing: the next other call does.
+
+    The callback may ask `stats`, `membership` and the like. It should make no collective call:
+    others do not know when it runs. What it raises is printed as an exception that nobody handles
+    (`sys.unraisablehook`), and the call goes on: the other members have its result.
+
+    Args:
+        callback: Takes a `pccl.MembershipChange`.
+        comm: Default: the process's communicator.
+
+    Returns:
+        A handle; its `remove()` ends the calls.
+
+    Raises:
+        InvalidArgument: `callback` cannot be called.
+        NotInitialized: Before `init`.
+    """
+    return _use(comm, "on_membership_change").on_membership_change(callback)
 
 
 def rank(comm: Communicator | None = None) -> int:

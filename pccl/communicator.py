@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from pccl import _arrays, _settings, collectives, quantize
 from pccl import tree as trees
+from pccl._changes import Subscription
 from pccl.collectives import only_buffer
 from pccl.errors import InvalidArgument, PCCLError, PeerLost, PendingOperations, Result
 from pccl.master_node import MasterNode
@@ -21,11 +22,13 @@ from pccl.tree import Entry
 from pccl.types import (
     Attribute,
     DataType,
+    MembershipChange,
     QuantizationOptions,
     ReduceInfo,
     ReduceOp,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
+    RunStats,
     Schedule,
     SharedState,
     SharedStateSyncInfo,
@@ -166,6 +169,36 @@ class Communicator(Peer):
                 if up_to > before  # others serve halves of an all-reduce only
             ),
         )
+
+    def stats(self) -> RunStats:
+        """Returns the sums of this peer since it joined: see `pccl.RunStats`.
+
+        Raises:
+            InvalidUsage: Not connected.
+        """
+        engine = self._joined("stats")
+        epoch, rank, members, _peers, _group, _replicas = engine.membership()
+        return RunStats(epoch=epoch, rank=rank, world_size=members, **engine.stats())
+
+    def on_membership_change(self, callback: Callable[[MembershipChange], object]) -> Subscription:
+        """Calls `callback` with a `pccl.MembershipChange` when members come or go.
+
+        See `pccl.on_membership_change`. May be called before `connect`, which then tells of the
+        first membership, and once for several connections.
+
+        Raises:
+            InvalidArgument: `callback` cannot be called.
+            InvalidUsage: Closed.
+        """
+        func = "on_membership_change"
+        self._check_usable(func)
+        first = not self._changes
+        made = self._changes.add(callback, func)
+        engine = self._engine
+        if first and engine is not None:
+            self._changes.begin(engine.membership()[3])
+            engine.on_change(self._changes.tell)
+        return made
 
     def sync_shared_state(
         self,

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pccl import _core, _settings, process
+from pccl._changes import Changes
 from pccl.errors import InvalidArgument, InvalidUsage, PCCLError
 from pccl.reduce.residuals import Residuals
 
@@ -60,6 +61,7 @@ class Peer(_core.Reducer):
         self._closed = False
         self._fork = process.forks
         self._residuals = Residuals()
+        self._changes = Changes()
         self._lock = threading.Lock()  # guards _joining and _engine; no blocking call holds it
 
     def _check_replica(self, name: str | None, ranks: int | None) -> tuple[str, int]:
@@ -126,6 +128,9 @@ class Peer(_core.Reducer):
             self._candidate = engine
             try:
                 self._check_usable(func)  # closed by another thread, meanwhile
+                self._changes.begin(())
+                if self._changes:
+                    engine.on_change(self._changes.tell)
                 engine.join(min_peers=min_peers, attempts=attempts, timeout=limit, enter=enter)
             except BaseException:
                 engine.close()
@@ -163,6 +168,7 @@ class Peer(_core.Reducer):
         process.peers.discard(self)
         for engine in (self._candidate, self._engine):
             if engine is not None:
+                engine.on_change(None)
                 engine.close(failure)
         self._residuals.clear()
 

@@ -15,12 +15,15 @@ from pccl.errors import InvalidArgument, InvalidUsage, NotSupported, Result
 __all__ = [
     "Attribute",
     "DataType",
+    "Departure",
     "DeviceType",
     "DistributionHint",
+    "MembershipChange",
     "QuantizationAlgorithm",
     "QuantizationOptions",
     "ReduceDescriptor",
     "ReduceInfo",
+    "RunStats",
     "Schedule",
     "ReduceOp",
     "ReduceOpDescriptor",
@@ -349,6 +352,15 @@ class ReduceInfo:
         contributors: Ids of those members, in rank order.
         epoch: Number of the membership that completed it.
         attempts: 1, and one more for each run after a loss.
+        bytes: Bytes of the elements that this peer passed; of a broadcast, that it received.
+        seconds: From this peer's call to the decision, over all attempts, also while the program
+            does not wait. It is the sum of the next two and of the time until the decision came:
+            slower members, and the way to the master.
+        waiting_seconds: The part until every member from which this peer receives had begun to send
+            or, in shared memory, had made its call. Includes the way there, one round trip for
+            large arrays.
+        moving_seconds: The part until all of this peer's results were there: sending, receiving and
+            reducing.
     """
 
     local_world_size: int = 0
@@ -357,11 +369,105 @@ class ReduceInfo:
     contributors: tuple[str, ...] = ()
     epoch: int = 0
     attempts: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    waiting_seconds: float = 0.0
+    moving_seconds: float = 0.0
 
     @property
     def world_size(self) -> int:
         """The same as `local_world_size`."""
         return self.local_world_size
+
+
+@dataclass(frozen=True)
+class RunStats:
+    """The sums of a peer since it joined. Operations are collectives on arrays.
+
+    Operations count when they have ended, and times are of those, by the peer's own clock. Times of
+    operations that run at once add up, so they may be more than has passed.
+
+    Attributes:
+        epoch: Number of the present membership.
+        rank: This peer's rank; -1 while it waits to be let in.
+        world_size: Members.
+        operations: That committed.
+        aborted: That ended otherwise.
+        reruns: Attempts beside the first ones: after a loss, or with another plan.
+        reduced_bytes: Of the arrays of committed operations: elements that this peer passed, and in
+            a broadcast received.
+        sent_bytes: Payload that this peer has sent to other members, through links and shared
+            memory, also in attempts that were lost; of syncs those that succeeded.
+        received_bytes: The same, received.
+        unencoded_bytes: What `sent_bytes` would be without `quantize`.
+        seconds: From calls to decisions; the sum of the next three.
+        waiting_seconds: Until every member from which this peer receives had begun to send or, in
+            shared memory, had made its call. An attempt in shared memory that was lost is in here.
+        moving_seconds: Until all of this peer's results were there: sending, receiving, reducing.
+        deciding_seconds: Until the decision: slower members, and the way to the master.
+        joined: Peers that were let in while this one was a member.
+        lost: Members that were lost or have left.
+        stripes: Connections of each link that is up, by the peer's id. Memory counts as one.
+    """
+
+    epoch: int
+    rank: int
+    world_size: int
+    operations: int
+    aborted: int
+    reruns: int
+    reduced_bytes: int
+    sent_bytes: int
+    received_bytes: int
+    unencoded_bytes: int
+    seconds: float
+    waiting_seconds: float
+    moving_seconds: float
+    deciding_seconds: float
+    joined: int
+    lost: int
+    stripes: Mapping[str, int]
+
+    @property
+    def compression(self) -> float:
+        """How many times less was sent than without `quantize`; 1.0 before anything was."""
+        return self.unencoded_bytes / self.sent_bytes if self.sent_bytes else 1.0
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A member that is gone.
+
+    Attributes:
+        peer: Its id.
+        name: What messages called it.
+        reason: Why, as the master has it.
+    """
+
+    peer: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class MembershipChange:
+    """Another membership than the program last saw.
+
+    Attributes:
+        epoch: Number of the membership.
+        rank: This peer's rank in it.
+        peers: The members' ids, in rank order.
+        names: What messages call them, in rank order.
+        joined: Those that were no members before, in rank order.
+        lost: Members of before that are gone, in the order of their ranks then.
+    """
+
+    epoch: int
+    rank: int
+    peers: tuple[str, ...]
+    names: tuple[str, ...]
+    joined: tuple[str, ...]
+    lost: tuple[Departure, ...]
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,10 @@ INFO = SimpleNamespace(
     attempts=1,
     tx_bytes=10,
     rx_bytes=20,
+    bytes=30,
+    seconds=4.0,
+    waiting_seconds=2.0,
+    moving_seconds=1.0,
 )
 
 
@@ -127,6 +131,9 @@ class FakeCommunicator:
     def membership(self):
         return 3, 1, WORLD, ["a", "b", "c", "d"], 7, []
 
+    def on_change(self, callback):
+        pass
+
     def is_open(self):
         return self.open and not self.closed
 
@@ -203,7 +210,7 @@ def test_init_reads_the_environment_and_an_argument_wins(monkeypatch):
     assert fake.master == "there:2"
     assert fake.options == {
         "peer_group": 0, "stripes": 0, "port": 5000, "advertise": ["a:1", "b:2"],
-        "replica": "", "ranks_per_replica": 0, "secret": None,
+        "replica": "", "ranks_per_replica": 0, "name": "", "secret": None,
     }  # fmt: skip
     assert fake.calls[0][1] == {"min_peers": 3, "attempts": 3, "timeout": 2.5, "enter": False}
     pccl.barrier()
@@ -298,7 +305,7 @@ def test_the_mean_of_a_python_int_is_a_float(fake):
 def test_allreduce_tells_how_it_went_when_asked(fake):
     result, info = pccl.allreduce(1, return_info=True)
     assert result == 4
-    assert info == pccl.ReduceInfo(4, 10, 20, ("a", "b", "c", "d"), 3, 1)
+    assert info == pccl.ReduceInfo(4, 10, 20, ("a", "b", "c", "d"), 3, 1, 30, 4.0, 2.0, 1.0)
     assert info.world_size == info.local_world_size == 4
 
 

@@ -69,6 +69,10 @@ class DiLoCoState:
         self._leaves = leaves
         self.core = made
 
+    def log_dict(self) -> dict[str, float]:
+        """Numbers for W&B or TensorBoard: `core.log_dict()`."""
+        return self.core.log_dict()
+
     @property
     def params(self) -> Any:
         """The model's parameters, as the latest call left them."""

@@ -30,12 +30,16 @@ def reduce_info(info: _core.ReduceInfo) -> ReduceInfo:
         contributors=tuple(info.contributors),
         epoch=info.epoch,
         attempts=info.attempts,
+        bytes=info.bytes,
+        seconds=info.seconds,
+        waiting_seconds=info.waiting_seconds,
+        moving_seconds=info.moving_seconds,
     )
     return made
 
 
 def total(infos: Sequence[ReduceInfo], attempts: int) -> ReduceInfo:
-    """One account of several operations: the last one's members, the bytes of all."""
+    """One account of several operations: the last one's members, the bytes and times of all."""
     return ReduceInfo(
         local_world_size=infos[-1].local_world_size,
         tx_bytes=sum(info.tx_bytes for info in infos),
@@ -43,6 +47,10 @@ def total(infos: Sequence[ReduceInfo], attempts: int) -> ReduceInfo:
         contributors=infos[-1].contributors,
         epoch=infos[-1].epoch,
         attempts=attempts,
+        bytes=sum(info.bytes for info in infos),
+        seconds=sum(info.seconds for info in infos),
+        waiting_seconds=sum(info.waiting_seconds for info in infos),
+        moving_seconds=sum(info.moving_seconds for info in infos),
     )
 
 

@@ -53,6 +53,9 @@ template <class T>
                                                          const char* function);
 
 [[nodiscard]] std::optional<Duration> duration(const Seconds& seconds);
+[[nodiscard]] inline double in_seconds(Duration given) {
+  return std::chrono::duration<double>(given).count();
+}
 
 // The environment's settings. REQUIRES: the GIL.
 [[nodiscard]] Settings read_settings(const char* function);

@@ -46,6 +46,50 @@ void CommunicatorHandle::drop_finished() {
   look_again = 2 * kept.size() + 16;
 }
 
+namespace {
+
+// (id, reason, name) of each.
+nb::list departures_of(const node::Statistics& known) {
+  nb::list gone;
+  for (const wire::Departure& departure : known.departures)
+    gone.append(nb::make_tuple(departure.id.hex(), departure.reason, departure.name));
+  return gone;
+}
+
+}  // namespace
+
+void CommunicatorHandle::tell_changes() {
+  const std::uint64_t epoch = engine->seen_epoch();
+  if (epoch == told_epoch) return;
+  told_epoch = epoch;  // first: on_change may make calls
+  const auto known = [&] {
+    const GilRelease release;
+    return std::pair(engine->view(), engine->statistics());
+  }();
+  if (!known.first || !known.second) return;  // closed meanwhile
+  const auto& record = known.first->record;
+  int rank = -1;
+  for (std::size_t i = 0; i < record->members.size(); ++i)
+    if (record->members[i].id == engine->id()) rank = static_cast<int>(i);
+  std::vector<std::string> names;
+  for (const wire::Member& member : record->members)
+    names.push_back(wire::shown_name(record->members, member.id));
+  nb::object run = on_change;
+  const auto guarded = [](const nb::object& called, const auto& call) {
+    try {
+      run_python(call);
+    } catch (nb::python_error& error) {
+      error.discard_as_unraisable(called);
+    }
+  };
+  guarded(run, [&] {
+    for (const nb::handle callback :
+         run(record->epoch, rank, ids_of(record), names, departures_of(*known.second))) {
+      guarded(nb::borrow(callback), [&] { (void)nb::borrow(callback)(); });
+    }
+  });
+}
+
 std::vector<std::string> ids_of(const peer::Record& record) {
   std::vector<std::string> ids;
   if (record != nullptr) {
@@ -100,7 +144,7 @@ std::shared_ptr<CommunicatorHandle> make(const std::string& master, std::uint32_
 // A method of the engine that takes nothing but a limit.
 template <auto kMethod>
 auto method(CallKind kind, const char* function) {
-  return [kind, function](const CommunicatorHandle& comm, Seconds timeout) {
+  return [kind, function](CommunicatorHandle& comm, Seconds timeout) {
     return block(comm, timeout, kind, function,
                  [](auto& engine, const node::Limit& limit) { return (engine.*kMethod)(limit); });
   };
@@ -130,6 +174,41 @@ nb::tuple membership(const CommunicatorHandle& comm) {
 
 std::vector<std::string> present(const CommunicatorHandle& comm) {
   return ids_of(value_of(comm.engine->newest(), CallKind::question, "present"));
+}
+
+// See pccl.types.RunStats; times in seconds.
+nb::dict stats(const CommunicatorHandle& comm) {
+  const auto engine = comm.engine;
+  const auto found = [&] {
+    const GilRelease release;
+    return engine->statistics();
+  }();
+  if (!found) raise(found.error(), CallKind::question, "stats");
+  const peer::Totals& totals = found->totals;
+  nb::dict out;
+  out["operations"] = totals.operations;
+  out["aborted"] = totals.aborted;
+  out["reruns"] = totals.reruns;
+  out["reduced_bytes"] = totals.reduced_bytes;
+  out["sent_bytes"] = totals.sent_bytes;
+  out["received_bytes"] = totals.received_bytes;
+  out["unencoded_bytes"] = totals.sent_bytes + totals.saved_bytes;
+  out["seconds"] = in_seconds(totals.spent.total());
+  out["waiting_seconds"] = in_seconds(totals.spent.waiting);
+  out["moving_seconds"] = in_seconds(totals.spent.moving);
+  out["deciding_seconds"] = in_seconds(totals.spent.deciding);
+  out["joined"] = found->joined;
+  out["lost"] = found->lost;
+  nb::dict links;
+  for (const auto& [peer, count] : found->stripes) links[nb::str(peer.hex().c_str())] = count;
+  out["stripes"] = links;
+  return out;
+}
+
+// `callback`: see CommunicatorHandle::on_change; None for none.
+void on_change(CommunicatorHandle& comm, nb::object callback) {
+  comm.told_epoch = comm.engine->seen_epoch();
+  comm.on_change = callback.is_none() ? nb::object() : std::move(callback);
 }
 
 // The network as measured, and the plan made from it: the members in rank order; kB/s up and down
@@ -218,6 +297,8 @@ void bind_communicator(nb::module_& m) {
       .def("topology", &topology_of)
       .def("membership", &membership)
       .def("present", &present)
+      .def("stats", &stats)
+      .def("on_change", &on_change, nb::arg("callback").none())
       .def("attribute", &attribute, "which"_a)
       .def("unfinished", [](const CommunicatorHandle& comm) { return comm.engine->unfinished(); })
       .def("name", [](const CommunicatorHandle& comm) { return comm.engine->name(); })

@@ -27,30 +27,42 @@ struct CommunicatorHandle {
   // Keeps the arrays until the call is done.
   void keep(peer::CallPtr call, Arrays arrays);
   void drop_finished();
+  // Runs on_change if it is due. What it and its functions raise goes to sys.unraisablehook: the
+  // call is over, and the other members have its result.
+  void tell_changes();
 
   std::shared_ptr<node::Communicator> engine;
   std::list<std::pair<peer::CallPtr, Arrays>> kept;
   std::size_t look_again = 0;  // when so many are kept, look at all of them
   // Of the latest plain reduction. The tuple is made once per membership.
   peer::Record contributors_of;
+  // Called at the end of a call after which the membership is another one than told_epoch, with the
+  // epoch, this peer's rank, the members' ids and names, and the latest departures. It returns
+  // functions without arguments, which are called then. Invalid: nobody asked.
+  nb::object on_change;
+  std::uint64_t told_epoch = 0;
   nb::object contributors;
 };
 
 // Runs `call(engine, limit)`, which may block, without the GIL. REQUIRES: the GIL, before and
 // after.
 template <class Call>
-auto without_gil(const CommunicatorHandle& comm, Signals& signals, const Seconds& timeout,
+auto without_gil(CommunicatorHandle& comm, Signals& signals, const Seconds& timeout,
                  const Call& call) {
   const node::Limit limit{duration(timeout), signals.hook()};
   const std::shared_ptr<node::Communicator> engine = comm.engine;
-  const GilRelease release;
-  return call(*engine, limit);
+  auto result = [&] {
+    const GilRelease release;
+    return call(*engine, limit);
+  }();
+  if (comm.on_change.is_valid()) comm.tell_changes();
+  return result;
 }
 
 // The same, and raises its failure. An exception of a signal handler comes first.
 template <class Call>
-auto block(const CommunicatorHandle& comm, const Seconds& timeout, CallKind kind,
-           const char* function, const Call& call) {
+auto block(CommunicatorHandle& comm, const Seconds& timeout, CallKind kind, const char* function,
+           const Call& call) {
   Signals signals;
   auto result = without_gil(comm, signals, timeout, call);
   signals.rethrow();

@@ -171,7 +171,13 @@ void bind_operation(nb::module_& m) {
                    [](const Info& info) { return info.record == nullptr ? 0 : info.record->epoch; })
       .def_ro("attempts", &Info::attempts)
       .def_ro("tx_bytes", &Info::tx_bytes)
-      .def_ro("rx_bytes", &Info::rx_bytes);
+      .def_ro("rx_bytes", &Info::rx_bytes)
+      .def_ro("bytes", &Info::bytes)
+      .def_prop_ro("seconds", [](const Info& info) { return in_seconds(info.spent.total()); })
+      .def_prop_ro("waiting_seconds",
+                   [](const Info& info) { return in_seconds(info.spent.waiting); })
+      .def_prop_ro("moving_seconds",
+                   [](const Info& info) { return in_seconds(info.spent.moving); });
   nb::class_<OperationHandle>(m, "Operation")
       .def("wait", &await, nb::arg("timeout").none())
       .def("done", &OperationHandle::done);

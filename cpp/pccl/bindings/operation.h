@@ -20,11 +20,15 @@ struct Info {
       : record(call.record),
         attempts(call.attempts),
         tx_bytes(call.traffic.tx_bytes),
-        rx_bytes(call.traffic.rx_bytes) {}
+        rx_bytes(call.traffic.rx_bytes),
+        bytes(call.bytes),
+        spent(call.timing.spent()) {}
   peer::Record record;
   std::uint32_t attempts;
   std::uint64_t tx_bytes;
   std::uint64_t rx_bytes;
+  std::uint64_t bytes;
+  peer::Spent spent;
 };
 
 // A handle of an operation that has begun, or is about to.

@@ -23,6 +23,10 @@ struct Python {
   nb::object contributors = nb::str("contributors");
   nb::object epoch = nb::str("epoch");
   nb::object attempts = nb::str("attempts");
+  nb::object bytes = nb::str("bytes");
+  nb::object seconds = nb::str("seconds");
+  nb::object waiting_seconds = nb::str("waiting_seconds");
+  nb::object moving_seconds = nb::str("moving_seconds");
 };
 
 // A pccl.types.ReduceInfo. Made without its constructor: that of a frozen dataclass takes as long
@@ -46,6 +50,10 @@ nb::object reduce_info(CommunicatorHandle& comm, const Info& info) {
   set(py.contributors, comm.contributors);
   set(py.epoch, nb::int_(known ? info.record->epoch : 0));
   set(py.attempts, nb::int_(info.attempts));
+  set(py.bytes, nb::int_(info.bytes));
+  set(py.seconds, nb::float_(in_seconds(info.spent.total())));
+  set(py.waiting_seconds, nb::float_(in_seconds(info.spent.waiting)));
+  set(py.moving_seconds, nb::float_(in_seconds(info.spent.moving)));
   return made;
 }
 

@@ -88,7 +88,7 @@ nb::object to_array(Buffer buffer, std::size_t size) {
   return nb::cast(NewBytes(owned->data(), {size}, owner));
 }
 
-std::shared_ptr<Synced> sync(const CommunicatorHandle& comm, const nb::iterable& given, int level,
+std::shared_ptr<Synced> sync(CommunicatorHandle& comm, const nb::iterable& given, int level,
                              std::optional<std::uint64_t> revision, int strategy,
                              const nb::object& progress, const nb::object& check, Seconds timeout) {
   const char* function = level == 1 ? "sync_shared_state" : "sync";

@@ -108,6 +108,7 @@ Status Executor::start(OperationSpec spec) {
   } catch (const std::bad_alloc&) {
     return Status(Code::internal_error, "no memory for the operation's results");
   }
+  if (operation.unheard == 0) events_.met.push_back(key);
   operations_[key] = std::move(owned);
 
   // Offer the chunks that start at this rank: they need no contribution. (A member that is alone
@@ -176,6 +177,7 @@ void Executor::prepare(Operation& operation) {
   for (std::uint32_t rank = 0; rank < world.members.size(); ++rank) {
     operation.ranks[world.members[rank].id] = rank;
   }
+  operation.awaited.resize(world.members.size());
   std::map<std::uint32_t, std::uint64_t> unasked;  // by rank: bytes that go there first
   for (std::size_t i = 0; i < operation.segments.size(); ++i) {
     const Segment& segment = operation.layout.segments[i];
@@ -188,6 +190,8 @@ void Executor::prepare(Operation& operation) {
       ++operation.to_combine[place];
     }
     operation.unfinished += flow.ends_here() ? 1 : 0;
+    for (const Source& source : flow.sources) await(operation, source.rank);
+    if (flow.final_from != kNobody) await(operation, flow.final_from);
     operation.segments[i].missing = static_cast<std::uint32_t>(flow.sources.size());
     operation.segments[i].seen.resize(flow.sources.size());
     if (flow.partial_to != kNobody) {
@@ -212,6 +216,19 @@ void Executor::prepare(Operation& operation) {
       send_control(to, header_for(operation, link::FrameType::ask));
     }
   }
+}
+
+void Executor::await(Operation& operation, std::uint32_t rank) {
+  if (operation.awaited[rank]) return;
+  operation.awaited[rank] = true;
+  ++operation.unheard;
+}
+
+// A payload of that rank arrives.
+void Executor::hear(Operation& operation, std::uint32_t rank) {
+  if (!operation.awaited[rank]) return;
+  operation.awaited[rank] = false;
+  if (--operation.unheard == 0) events_.met.push_back(operation.spec.key);
 }
 
 BytesMoved Executor::cancel(const wire::OpKey& key) {
@@ -580,6 +597,8 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
     frame.token = operation->token;
     frame.trailer = true;
     operation->traffic.tx_bytes += header.payload_bytes;
+    const std::uint32_t plain = accumulated ? segment.accumulated_bytes : segment.raw_bytes;
+    operation->traffic.saved_bytes += plain - std::min(plain, header.payload_bytes);
     if (sendable(*operation, outlet)) {
       outlet.queued = true;
       port.turn.push_back(key);

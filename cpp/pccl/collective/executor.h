@@ -58,6 +58,7 @@ struct OperationSpec {
 struct BytesMoved {
   std::uint64_t tx_bytes = 0;  // payload
   std::uint64_t rx_bytes = 0;
+  std::uint64_t saved_bytes = 0;  // tx_bytes would be more by this without quantization
 };
 
 struct ExecutorOptions {
@@ -71,6 +72,8 @@ struct ExecutorOptions {
 };
 
 struct ExecutorEvents {
+  // Operations for which each of the peers that send something has begun to.
+  std::vector<wire::OpKey> met;
   // Operations whose result bytes are all in engine or user memory. They wait for their verdicts.
   std::vector<wire::OpKey> finished;
   // A frame has another signature than this member's operation.
@@ -169,6 +172,8 @@ class Executor {
     bool regional = false;          // contributions are combined by regions
     std::map<PeerId, Outlet> outlets;
     std::map<PeerId, std::uint32_t> ranks;
+    std::vector<bool> awaited;  // by rank: it will send, and nothing has come from it yet
+    std::uint32_t unheard = 0;  // ranks of these
     std::map<PeerId, std::uint32_t> window;  // by contributor: segments that it may have in flight
     // The same contributors: segments granted that have not arrived.
     std::map<PeerId, std::uint32_t> granted;
@@ -208,6 +213,8 @@ class Executor {
   void offer(Operation& operation, const PeerId& to, std::uint32_t segment, bool final);
   void post_receives(Operation& operation);
   void grant(Operation& operation, const PeerId& to, std::uint32_t credit);
+  void await(Operation& operation, std::uint32_t rank);
+  void hear(Operation& operation, std::uint32_t rank);
   [[nodiscard]] Early& early_for(const PeerId& from, const link::FrameHeader& header);
   [[nodiscard]] bool room_for_early(const PeerId& from, const wire::OpKey& key) const;
   void forget_frames(const PeerId& from, const Early& early);

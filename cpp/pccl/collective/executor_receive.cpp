@@ -96,6 +96,7 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     // honest owner has no final bytes before it has that.
     if (state.missing > 0) return refuse("final bytes before this peer's contribution");
     if (state.finished) return drain();
+    hear(*operation, rank->second);
     placement.kind = link::Placement::Kind::store;
     if (segment.piece_count > kMaxPieces || operation->spec.quantization) {
       placement.buffer = pool_->take(header.payload_bytes);
@@ -122,6 +123,7 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     if (granted->second == 0) return refuse("a segment that there was no room for yet");
     --granted->second;
   }
+  hear(*operation, flow.sources[source].rank);
   placement.kind = link::Placement::Kind::store;
   placement.buffer = pool_->take(header.payload_bytes);
   placement.where = {link::vec(placement.buffer.data(), header.payload_bytes)};
@@ -257,6 +259,7 @@ void Executor::use_early(Operation& operation, const PeerId& from, EarlyFrame& f
       return;
     }
     operation.traffic.rx_bytes += header.payload_bytes;
+    hear(operation, rank->second);
     return final_bytes(operation, header.segment, std::move(frame.buffer));
   }
   const std::uint32_t source = source_index(operation, header.segment, from);
@@ -267,6 +270,7 @@ void Executor::use_early(Operation& operation, const PeerId& from, EarlyFrame& f
     return;  // signatures agree, so only a dishonest peer gets here, and gains nothing
   }
   operation.traffic.rx_bytes += header.payload_bytes;
+  hear(operation, known.rank);
   contribution(operation, header.segment, source, std::move(frame.buffer));
 }
 

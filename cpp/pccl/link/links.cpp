@@ -262,6 +262,13 @@ const PeerId* LinkTable::peer_of(std::uint64_t id) const {
   return known ? &it->second.peer : nullptr;
 }
 
+std::vector<std::pair<PeerId, std::size_t>> LinkTable::stripes_by_peer() const {
+  std::vector<std::pair<PeerId, std::size_t>> counts;
+  for (const auto& [peer, link] : facts_.links)
+    if (link.is_up()) counts.emplace_back(peer, link.stripes.size());
+  return counts;
+}
+
 std::vector<std::uint64_t> LinkTable::held_stripes() const {
   std::vector<std::uint64_t> held;
   for (const auto& [id, entry] : facts_.stripes)

@@ -122,6 +122,8 @@ class LinkTable final : public Carrier {
   [[nodiscard]] bool is_among_first(std::uint64_t id, std::size_t count, std::size_t spare) const;
   [[nodiscard]] std::uint64_t stand_ins() const { return stand_ins_.stand_ins(); }
   [[nodiscard]] std::uint64_t sent_again() const { return stand_ins_.sent_again(); }
+  // By peer to which a link is up: its stripes, the pipe included.
+  [[nodiscard]] std::vector<std::pair<PeerId, std::size_t>> stripes_by_peer() const;
   // How often each entry of link_transitions() was taken.
   [[nodiscard]] std::span<const std::uint64_t> transitions_taken() const { return facts_.taken; }
 

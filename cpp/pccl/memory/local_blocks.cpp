@@ -107,6 +107,7 @@ bool LocalGroup::combine(Instant now) {
     if (least(&Board::reduced) < current.rounds) return false;
     return missing(now);
   }
+  current.done = now;
   current.phase = Phase::finished;
   own().done.store(position(epoch_, index_), std::memory_order_release);
   ring_all();

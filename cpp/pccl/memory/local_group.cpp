@@ -299,7 +299,7 @@ bool LocalGroup::move(Instant now) {
   if (choose(now, false)) return true;
   if (!current_) return false;
   if (current_->phase == Phase::meeting) {
-    if (meet()) return true;
+    if (meet(now)) return true;
     // The others will need these blocks in any case.
     return !current_->small && operations_.at(current_->key).sends.empty() &&
            current_->staged < current_->depth && stage_block();
@@ -320,14 +320,15 @@ bool LocalGroup::collect(const Word& now) {
     if (!finish(complete)) return false;
     if (!complete) return true;
     const wire::OpKey key = current_->key;
-    const collective::BytesMoved traffic = current_->traffic;
+    const LocalCommit commit{key,      current_->traffic, now.newcomers_wait,
+                             now.told, current_->met,     current_->done};
     operations_.erase(key);
     current_.reset();
     own().collected.store(position(epoch_, index_), std::memory_order_release);
     ++index_;
     turn_ ^= 1U;
     others_.clear();
-    host_.local_committed(key, traffic, now.newcomers_wait, now.told);
+    host_.local_committed(commit);
     ring_all();
     return true;
   }
@@ -480,7 +481,7 @@ bool LocalGroup::all_here() {
 }
 
 // Begins the current operation when all ranks are in it.
-bool LocalGroup::meet() {
+bool LocalGroup::meet(Instant now) {
   Current& current = *current_;
   if (!all_here()) return false;
   const Operation& operation = operations_.at(current.key);
@@ -522,6 +523,7 @@ bool LocalGroup::meet() {
     if (own().scratch.exchange(scratch->second, std::memory_order_relaxed) != scratch->second)
       offered_ = true;
   }
+  current.met = now;
   current.phase = Phase::combining;
   return true;
 }

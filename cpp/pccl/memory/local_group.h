@@ -35,15 +35,24 @@ struct LocalRequest {
   bool reported = false;  // the master knows that this member is in it, and must receive its end
 };
 
+// An operation was committed in memory, and its arrays are not used any more. `told`: report it to
+// the master as done.
+struct LocalCommit {
+  wire::OpKey key;
+  collective::BytesMoved traffic;
+  bool newcomers_wait = false;
+  bool told = false;
+  // When every member had come to it, and when this member's results were there. Empty: just now.
+  std::optional<Instant> met;
+  std::optional<Instant> done;
+};
+
 // The owner of a local group. The group calls these methods from inside its own, which they must
 // not call.
 class LocalHost {
  public:
   virtual ~LocalHost() = default;
-  // The operation is committed and its arrays are not used any more. `told`: the master must be
-  // told that it is done.
-  virtual void local_committed(const wire::OpKey& key, const collective::BytesMoved& traffic,
-                               bool newcomers_wait, bool told) = 0;
+  virtual void local_committed(const LocalCommit& commit) = 0;
   // The operation goes on over the network, in this epoch, for all members.
   virtual void local_escalated(const wire::OpKey& key) = 0;
   // Wakes that rank: it sleeps, and something has moved.
@@ -155,6 +164,8 @@ class LocalGroup {
     std::vector<std::vector<const std::uint8_t*>> recvs;
     std::vector<RegionPtr> held;  // memory of these
     collective::BytesMoved traffic;
+    std::optional<Instant> met;  // empty for small ones, which are combined at the commit
+    std::optional<Instant> done;
   };
 
   [[nodiscard]] Board& own() const;
@@ -172,7 +183,7 @@ class LocalGroup {
   void arrive(wire::OpKey key);
   void take_back();
   [[nodiscard]] bool all_here();
-  bool meet();
+  bool meet(Instant now);
   void plan_blocks();
   bool combine(Instant now);
   bool results_here();

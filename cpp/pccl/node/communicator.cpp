@@ -209,7 +209,8 @@ Status Communicator::become_member(Visit& visit) {
     }
     if (engine.standing() == peer::Standing::member && reminded)
       log(LogLevel::warn, options_.name,
-          "let in: " + plural(engine.session().record()->members.size(), "member"));
+          "let in: " + plural(engine.session().record()->members.size(), "member"),
+          runtime.epoch());
   }
   if (engine.standing() == peer::Standing::out) return engine.end();
   const std::lock_guard lock(mutex_);
@@ -562,7 +563,8 @@ Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
     for (const std::string& name : odd.names) names += " " + name;
     log(LogLevel::warn, options_.name,
         "peer " + wire::shown_name(call->record->members, odd.peer) +
-            " had another state than the group, now overwritten:" + names);
+            " had another state than the group, now overwritten:" + names,
+        call->record->epoch);
   }
   return call;
 }
@@ -630,6 +632,20 @@ Result<peer::Record> Communicator::newest() {
   const auto found = runtime();
   if (!found) return found.error();
   return (*found)->newest();
+}
+
+Result<Statistics> Communicator::statistics() {
+  const auto found = runtime();
+  if (!found) return found.error();
+  const io::Turn turn((*found)->driver());
+  const peer::Engine& engine = (*found)->engine();
+  return Statistics{engine.totals(), engine.news().joined(), engine.news().lost(),
+                    engine.news().departures(), engine.links().stripes_by_peer()};
+}
+
+std::uint64_t Communicator::seen_epoch() {
+  const std::lock_guard lock(mutex_);
+  return view_.record == nullptr ? 0 : view_.record->epoch;
 }
 
 std::size_t Communicator::unfinished() {

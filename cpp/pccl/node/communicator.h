@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -55,6 +56,15 @@ struct JoinRequest {
 struct View {
   peer::Record record;  // null: no member yet
   wire::Census census;
+};
+
+// The statistics of this peer since it joined.
+struct Statistics {
+  peer::Totals totals;
+  std::uint64_t joined = 0;                             // peers that were let in
+  std::uint64_t lost = 0;                               // members
+  std::deque<wire::Departure> departures;               // the latest, the newest last
+  std::vector<std::pair<PeerId, std::size_t>> stripes;  // connections of each link that is up
 };
 
 class Visit;
@@ -113,6 +123,10 @@ class Communicator {
   [[nodiscard]] Result<View> view();
   // The newest epoch that this peer knows, even if no call has used it; null: no member yet.
   [[nodiscard]] Result<peer::Record> newest();
+  // Waits for the turn, as calls do, but for no other peer.
+  [[nodiscard]] Result<Statistics> statistics();
+  // The epoch of view(); 0: no member yet.
+  [[nodiscard]] std::uint64_t seen_epoch();
   [[nodiscard]] std::size_t unfinished();
   // Joined, and not closed, evicted or cut off since.
   [[nodiscard]] bool is_open();

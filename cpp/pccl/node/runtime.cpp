@@ -80,12 +80,20 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
     if (!made_tls) return made_tls.error();
     tls = std::move(*made_tls);
   }
+  std::unique_ptr<TraceWriter> trace;
+  if (!options.settings.trace.empty()) {
+    auto opened =
+        TraceWriter::open(options.settings.trace, std::uint64_t{options.settings.trace_mb} << 20,
+                          options.join.id, options.join.name);
+    if (!opened) return opened.error();
+    trace = std::move(*opened);
+  }
   const auto listening = listen(options.settings.bind_address, options.port);
   if (!listening) return listening.error();
   options.join.addresses = own_addresses(listening->at, options.advertise);
   if (options.settings.shm) options.join.memory_key = PeerId::random();
   options.join.ticket = PeerId::random();
-  std::shared_ptr<Runtime> made(new Runtime(std::move(options), std::move(tls)));
+  std::shared_ptr<Runtime> made(new Runtime(std::move(options), std::move(tls), std::move(trace)));
   {
     const io::Turn turn(made->driver_);
     made->peers_.listen(listening->descriptor);
@@ -107,6 +115,7 @@ peer::EngineOptions Runtime::engine_options() {
   peer::EngineOptions options;
   options.join = options_.join;
   options.settings = options_.settings;
+  options.trace = trace_ != nullptr;
   options.encrypted = static_cast<bool>(options_.secret);
   options.stripe_budget = static_cast<std::uint32_t>(io::descriptor_share(options.stripe_budget));
   if (!options_.settings.shm) return options;
@@ -137,8 +146,10 @@ Pace Runtime::step() {
   return pace;
 }
 
-Runtime::Runtime(RuntimeOptions options, std::shared_ptr<io::TlsContext> tls)
+Runtime::Runtime(RuntimeOptions options, std::shared_ptr<io::TlsContext> tls,
+                 std::unique_ptr<TraceWriter> trace)
     : options_(std::move(options)),
+      trace_(std::move(trace)),
       engine_(engine_options(), std::make_shared<BufferPool>(options_.settings.buffer_bytes)),
       master_(driver_.context(), engine_, options_, tls, [this] { act(); }),
       peers_(driver_.context(), engine_, options_, std::move(tls), [this] { act(); }),
@@ -153,6 +164,7 @@ void Runtime::shut() {
   timer_.cancel();
   master_.stop();
   peers_.stop();
+  trace_.reset();
 }
 
 void Runtime::thread_ended(const std::shared_ptr<Runtime>& runtime, std::uint64_t thread) {
@@ -171,7 +183,8 @@ void Runtime::act() {
            !actions.dials.empty() || !actions.flush.empty() || !actions.resume.empty() ||
            !actions.close.empty() || !actions.local.empty() || peers_.has_pipe_events();
     ended = ended || actions.calls_ended;
-    for (const auto& [level, text] : actions.log) log(level, options_.join.name, text);
+    for (const auto& [level, text] : actions.log) log(level, options_.join.name, text, epoch());
+    if (!actions.trace.empty() && trace_ != nullptr) trace_->add(std::move(actions.trace));
     master_.send(actions.control);
     if (actions.close_control) master_.finish();
     if (actions.dial_control) master_.dial();

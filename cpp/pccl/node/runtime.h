@@ -13,6 +13,7 @@
 #include "pccl/node/master_connection.h"
 #include "pccl/node/options.h"
 #include "pccl/node/peer_connections.h"
+#include "pccl/node/trace_writer.h"
 
 namespace pccl::node {
 
@@ -51,16 +52,23 @@ class Runtime {
   [[nodiscard]] const std::string& dial_failure() const { return master_.dial_failure(); }
   // Carries out the engine's actions. Call after every use of the engine.
   void act();
+  // The newest epoch's number; 0: there is none.
+  [[nodiscard]] std::uint64_t epoch() const {
+    const peer::Record& record = engine_.session().record();
+    return record == nullptr ? 0 : record->epoch;
+  }
   // All messages to the master are written.
   [[nodiscard]] bool control_flushed() const { return control_flushed_.load(); }
 
  private:
-  Runtime(RuntimeOptions options, std::shared_ptr<io::TlsContext> tls);
+  Runtime(RuntimeOptions options, std::shared_ptr<io::TlsContext> tls,
+          std::unique_ptr<TraceWriter> trace);
   [[nodiscard]] peer::EngineOptions engine_options();
   void arm_timer(Duration least);
   [[nodiscard]] Pace step();
 
   RuntimeOptions options_;
+  std::unique_ptr<TraceWriter> trace_;  // null: none is asked for
   io::LoopDriver driver_;
   peer::Engine engine_;
   MasterConnection master_;

@@ -10,6 +10,7 @@
 #include "pccl/base/log.h"
 #include "pccl/link/links.h"
 #include "pccl/peer/locality.h"
+#include "pccl/peer/trace.h"
 
 namespace pccl::peer {
 
@@ -23,6 +24,7 @@ struct EngineActions {
   std::vector<std::uint64_t> resume;  // stripes that may be read again
   std::vector<std::uint64_t> close;   // write what is queued without waiting, then close
   std::vector<std::pair<LogLevel, std::string>> log;
+  std::vector<TraceEvent> trace;
   LocalityActions local;
   bool calls_ended = false;  // wake the threads that wait for a call
 

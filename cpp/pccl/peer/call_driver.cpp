@@ -39,6 +39,7 @@ void CallDriver::request_abort(const wire::CallKey& key, Code code, const PeerId
 void CallDriver::count(const Call& call, bool committed) {
   totals_.sent_bytes += call.traffic.tx_bytes;
   totals_.received_bytes += call.traffic.rx_bytes;
+  totals_.saved_bytes += call.traffic.saved_bytes;
   if (call.update != nullptr) {
     totals_.sent_bytes += call.update->tx_bytes;
     totals_.received_bytes += call.update->rx_bytes;
@@ -46,6 +47,8 @@ void CallDriver::count(const Call& call, bool committed) {
   const auto* operation = std::get_if<wire::OpKey>(&call.key);
   // A call that was refused before it took a number has none of an admission.
   if (operation == nullptr || operation->admission == 0) return;
+  totals_.reruns += call.attempts > 1 ? call.attempts - 1 : 0;
+  totals_.spent += call.timing.spent();
   if (!committed) {
     ++totals_.aborted;
     return;
@@ -56,7 +59,9 @@ void CallDriver::count(const Call& call, bool committed) {
 
 void CallDriver::end(Call& call, Error error, const Record& record) {
   if (call.done) return;
+  call.timing.end(now_);
   count(call, error.code == Code::ok);
+  if (tracer_.on()) tracer_.ended(call, error.code);
   const auto* operation = std::get_if<wire::OpKey>(&call.key);
   if (operation != nullptr && error.code == Code::ok && worked_since_ == 0)
     worked_since_ = operation->admission;

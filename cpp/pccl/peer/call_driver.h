@@ -14,11 +14,14 @@ namespace pccl::peer {
 // *one thread: the engine's*
 class CallDriver {
  public:
-  CallDriver(Session& session, EngineActions& actions) : session_(session), actions_(actions) {}
+  // `now`: the time of the event that is being handled.
+  CallDriver(Session& session, EngineActions& actions, Tracer& tracer, const Instant& now)
+      : session_(session), actions_(actions), tracer_(tracer), now_(now) {}
 
   [[nodiscard]] CallTable& table() { return table_; }
   [[nodiscard]] const CallTable& table() const { return table_; }
   [[nodiscard]] const Record& record() const { return session_.record(); }
+  [[nodiscard]] Instant now() const { return now_; }
 
   // -- rounds
   // Enters the next round of that kind. Ends the call at once if that round is over already.
@@ -47,6 +50,8 @@ class CallDriver {
 
   Session& session_;
   EngineActions& actions_;
+  Tracer& tracer_;
+  const Instant& now_;
   CallTable table_;
   std::uint64_t worked_since_ = 0;
   Totals totals_;

@@ -18,6 +18,7 @@
 #include "pccl/base/error.h"
 #include "pccl/base/ids.h"
 #include "pccl/collective/executor.h"
+#include "pccl/peer/totals.h"
 #include "pccl/reduce/quantize.h"
 #include "pccl/state/transfer.h"
 #include "pccl/wire/messages.h"
@@ -37,6 +38,7 @@ struct Call {
   std::uint32_t attempts = 0;
   std::uint64_t bytes = 0;  // operation: of the elements that this member passes
   collective::BytesMoved traffic;
+  Timing timing;  // operation
   // Set when the caller has given up: the deadline for a verdict, after which this peer leaves the
   // run, and the caller's code.
   std::optional<std::pair<Instant, Code>> gave_up;
@@ -50,6 +52,7 @@ struct Call {
   void count(const collective::BytesMoved& moved) {
     traffic.tx_bytes += moved.tx_bytes;
     traffic.rx_bytes += moved.rx_bytes;
+    traffic.saved_bytes += moved.saved_bytes;
   }
 };
 using CallPtr = std::shared_ptr<Call>;

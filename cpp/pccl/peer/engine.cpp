@@ -17,12 +17,13 @@ constexpr const char* kNotMember = "not a member of the run";
 
 Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
     : options_(options),
+      tracer_(options.trace),
       session_(options.join),
       master_link_(options.settings),
-      calls_(session_, actions_),
+      calls_(session_, actions_, tracer_, now_),
       admission_(session_, options_.join),
-      link_driver_(links_,
-                   {session_, admission_, locality_, operations_, sync_, measuring_, actions_}),
+      link_driver_(links_, {session_, admission_, locality_, operations_, sync_, measuring_,
+                            actions_, tracer_, now_}),
       links_({options.join.id, options.settings, options.stripes, options.stripe_budget,
               options.encrypted},
              link_driver_),
@@ -211,6 +212,7 @@ void Engine::on_epoch(const Record& record) {
   }
   census_ = record->census;
   news_.note(*record);
+  if (tracer_.on()) tracer_.epoch(*record, now());
   if (!calls().calls().empty()) tell_news();
   if (record->cause == wire::Cause::admission) {
     begin_admission(record);
@@ -560,6 +562,7 @@ EngineActions Engine::take_actions() {
   if (calls().has_reports()) session_.report(calls_.table().take_reports());
   if (threads_.take_correction() && !out()) session_.blocked({});
   EngineActions actions = std::exchange(actions_, {});
+  actions.trace = tracer_.take();
   actions.local = locality_.take_actions();
   actions.control = session_.take_output();
   link::LinkActions links = links_.take_actions();

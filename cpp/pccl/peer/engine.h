@@ -30,6 +30,7 @@ struct EngineOptions {
   link::StripeTuner::Options stripes;
   std::uint32_t stripe_budget = 256;  // over all such links
   bool encrypted = false;             // bytes that leave this process need no checksums
+  bool trace = false;                 // EngineActions::trace is filled
   // The most bytes sent to each peer to measure the link to it.
   std::uint64_t probe_bytes = std::uint64_t{1} << 40;
 };
@@ -50,7 +51,7 @@ class Engine {
   // -- events
   void start(Instant now);  // dials the master until it is reached or leave() is called
   // Sets the time. Call before bytes are moved through a stripe.
-  void at(Instant now) { link_driver_.at(now); }
+  void at(Instant now) { now_ = now; }
   void on_control_open(Instant now);
   void on_control_bytes(std::span<const std::uint8_t> bytes, Instant now);
   void on_control_lost(const std::string& reason, Instant now);
@@ -132,6 +133,7 @@ class Engine {
   [[nodiscard]] const Totals& totals() const { return calls_.totals(); }
   [[nodiscard]] const link::LinkTable& links() const { return links_; }
   [[nodiscard]] const Session& session() const { return session_; }
+  [[nodiscard]] const MembershipNews& news() const { return news_; }
   [[nodiscard]] const MasterLink& master_link() const { return master_link_; }
 
  private:
@@ -143,7 +145,7 @@ class Engine {
   void on_outcome(const wire::Outcome& outcome);
 
   [[nodiscard]] bool out() const { return end_.has_value(); }
-  [[nodiscard]] Instant now() const { return link_driver_.now(); }
+  [[nodiscard]] Instant now() const { return now_; }
   [[nodiscard]] CallPtr begin_call(Instant now);
   void end_all(const Error& error, const Record& record);
   void die(Error error);
@@ -156,7 +158,9 @@ class Engine {
   void log(LogLevel level, std::string text) { actions_.note(level, std::move(text)); }
 
   EngineOptions options_;
+  Instant now_{};  // of the event that is being handled
   EngineActions actions_;
+  Tracer tracer_;
   Session session_;
   MasterLink master_link_;
   CallDriver calls_;

@@ -11,7 +11,7 @@ namespace pccl::peer {
 
 link::LinkContext LinkDriver::context() const {
   link::LinkContext context;
-  context.now = now_;
+  context.now = parts_.now;
   context.run = parts_.session.run();
   context.joined = parts_.admission.joined();
   context.member = record() != nullptr;
@@ -81,7 +81,7 @@ void LinkDriver::choose_neighbours() {
   } else if (const auto& prepare = parts_.admission.prepare()) {
     near = prepare->members;
   }
-  parts_.locality.choose(near, parts_.admission.joined(), now_);
+  parts_.locality.choose(near, parts_.admission.joined(), parts_.now);
   locality_told();
 }
 
@@ -154,7 +154,7 @@ void LinkDriver::locality_told() {
         Overloaded{
             [&](const LocalCommit& commit) { parts_.operations.on_local_commit(commit); },
             [&](const LocalEscalation& escalation) {
-              parts_.operations.on_local_escalation(escalation.key, now_);
+              parts_.operations.on_local_escalation(escalation.key, parts_.now);
             },
             [&](wire::Neighbourhood& near) { parts_.session.neighbourhood(std::move(near)); },
             [&](LocalNotice& notice) { parts_.actions.note(notice.level, std::move(notice.text)); },
@@ -233,7 +233,9 @@ link::Placement LinkDriver::place(link::Stripe& from, const link::FrameHeader& h
   Operations& operations = parts_.operations;
   link::Placement placement =
       operations.executor().place(*peer, header, operations.was_called(header.key));
-  operations.told(now_);
+  operations.told(parts_.now);
+  if (parts_.tracer.on() && placement.kind == link::Placement::Kind::store)
+    parts_.tracer.moved(header.key, *peer, false, 0, parts_.now);
   return placement;
 }
 
@@ -243,16 +245,18 @@ Status LinkDriver::arrived(link::Stripe& from, const link::FrameHeader& header, 
   if (known == nullptr) return {};
   const PeerId peer = *known;
   links_.confirm(from);
-  parts_.measuring.count(from, now_);
+  parts_.measuring.count(from, parts_.now);
   if (header.type == link::FrameType::state) {
     const Status status = parts_.sync.transfer().arrived(peer, header, std::move(buffer));
     sync_told();
     return status;
   }
+  if (parts_.tracer.on())
+    parts_.tracer.moved(header.key, peer, false, header.payload_bytes, parts_.now);
   Operations& operations = parts_.operations;
   const Status status = operations.executor().arrived(peer, header, token, std::move(buffer),
                                                       operations.was_called(header.key));
-  operations.told(now_);
+  operations.told(parts_.now);
   return status;
 }
 
@@ -269,7 +273,7 @@ void LinkDriver::drained(link::Stripe& from, const link::FrameHeader& header) {
   const PeerId* const known = links_.peer_of(from.id());
   if (known == nullptr) return;
   const PeerId peer = *known;
-  parts_.measuring.count(from, now_);
+  parts_.measuring.count(from, parts_.now);
   if (header.type == link::FrameType::data) parts_.operations.executor().drained(peer, header);
   links_.confirm(from);
 }
@@ -293,7 +297,7 @@ Status LinkDriver::control(link::Stripe& from, const link::FrameHeader& header,
   const PeerId peer = *known;
   switch (header.type) {
     case link::FrameType::pong:
-      parts_.measuring.on_pong(peer, header, parts_.operations.running(), now_);
+      parts_.measuring.on_pong(peer, header, parts_.operations.running(), parts_.now);
       return {};
     case link::FrameType::probed:
       parts_.measuring.prober().on_probed(peer, header);
@@ -307,7 +311,7 @@ Status LinkDriver::control(link::Stripe& from, const link::FrameHeader& header,
       Operations& operations = parts_.operations;
       const Status status =
           operations.executor().control(peer, header, operations.was_called(header.key));
-      operations.told(now_);
+      operations.told(parts_.now);
       return status;
     }
   }
@@ -315,16 +319,23 @@ Status LinkDriver::control(link::Stripe& from, const link::FrameHeader& header,
 
 bool LinkDriver::next(link::Stripe& to, link::OutgoingFrame& frame) {
   bool traffic_may = false;
-  if (links_.next(to, frame, traffic_may, now_)) return true;
+  if (links_.next(to, frame, traffic_may, parts_.now)) return true;
   if (!traffic_may) return false;
   const PeerId peer = *links_.peer_of(to.id());
   measured::Prober& prober = parts_.measuring.prober();
-  if (prober.next_word(peer, now_, frame) || parts_.operations.executor().next(peer, frame) ||
-      parts_.sync.transfer().next(peer, frame))
+  if (prober.next_word(peer, parts_.now, frame)) return true;
+  if (parts_.operations.executor().next(peer, frame)) {
+    if (parts_.tracer.on()) {
+      const auto header = link::decode(frame.header);
+      if (header && header->type == link::FrameType::data)
+        parts_.tracer.moved(header->key, peer, true, frame.payload_bytes, parts_.now);
+    }
     return true;
+  }
+  if (parts_.sync.transfer().next(peer, frame)) return true;
   // A few stripes are enough to fill the link. The last one stays free for control frames.
   return links_.is_among_first(to.id(), prober.fillers(), 1) &&
-         prober.next_filler(peer, now_, frame);
+         prober.next_filler(peer, parts_.now, frame);
 }
 
 }  // namespace pccl::peer

@@ -23,12 +23,11 @@ class LinkDriver final : public link::Traffic {
     SyncCall& sync;
     Measuring& measuring;
     EngineActions& actions;
+    Tracer& tracer;
+    const Instant& now;  // of the event that is being handled
   };
   LinkDriver(link::LinkTable& links, const Parts& parts) : links_(links), parts_(parts) {}
 
-  // Sets the time of the event that is being handled.
-  void at(Instant now) { now_ = now; }
-  [[nodiscard]] Instant now() const { return now_; }
   [[nodiscard]] link::LinkContext context() const;
 
   // -- events of the parts. Call each after every use of its part that may produce events.
@@ -77,7 +76,6 @@ class LinkDriver final : public link::Traffic {
 
   link::LinkTable& links_;
   Parts parts_;
-  Instant now_{};
   bool closed_ = false;
 };
 

@@ -46,14 +46,7 @@ struct LocalityActions {
   }
 };
 
-// An operation was committed in memory, and its arrays are not used any more. `told`: report it to
-// the master as done.
-struct LocalCommit {
-  wire::OpKey key;
-  collective::BytesMoved traffic;
-  bool newcomers_wait = false;
-  bool told = false;
-};
+using memory::LocalCommit;
 // The operation goes on over the network, in this epoch, for all members.
 struct LocalEscalation {
   wire::OpKey key;
@@ -126,10 +119,7 @@ class Locality final : private memory::LocalHost {
   };
 
   // memory::LocalHost
-  void local_committed(const wire::OpKey& key, const collective::BytesMoved& traffic,
-                       bool newcomers_wait, bool told) override {
-    events_.emplace_back(LocalCommit{key, traffic, newcomers_wait, told});
-  }
+  void local_committed(const LocalCommit& commit) override { events_.emplace_back(commit); }
   void local_escalated(const wire::OpKey& key) override {
     events_.emplace_back(LocalEscalation{key});
   }

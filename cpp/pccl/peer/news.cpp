@@ -23,6 +23,7 @@ void MembershipNews::note(const wire::EpochRecord& record) {
                      wire::shown_name(record.members, peer) + ")");
   }
   if (!members_.empty() && !came.empty()) {
+    joined_ += came.size();
     std::string names;
     for (std::size_t i = 0; i < came.size() && i < kNamed; ++i) names += (i ? ", " : "") + came[i];
     if (came.size() > kNamed) names += " and " + std::to_string(came.size() - kNamed) + " more";
@@ -31,6 +32,9 @@ void MembershipNews::note(const wire::EpochRecord& record) {
   for (const wire::Departure& gone : record.departures) {
     const auto found = std::ranges::find(members_, gone.id);
     if (found == members_.end()) continue;
+    ++lost_;
+    departures_.push_back(gone);
+    if (departures_.size() > kRemembered) departures_.pop_front();
     lines_.push_back("lost rank " + std::to_string(found - members_.begin()) + " (" + gone.name +
                      "): " + gone.reason + "; " + now_are +
                      (record.members.size() == 1 ? " goes on" : " go on"));

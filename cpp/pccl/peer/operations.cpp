@@ -82,6 +82,7 @@ void Operations::start(const CallPtr& call, OperationRequest request, Instant no
   table().take_number(key);
   call->key = key;
   call->bytes = bytes_of(request);
+  call->timing.begin(now);
   if (early) {
     executor_.forget(key);
     return calls_.end(*call, early->error, early->record);
@@ -147,7 +148,7 @@ void Operations::run(const wire::OpKey& key, Instant now) {
   }
   entry.signature = {signature_hash(entry.request, entry.root, plan_hash_),
                      described(entry.request)};
-  ++entry.call->attempts;
+  if (++entry.call->attempts > 1) entry.call->timing.attempt(now);
   const bool local = entry.request.kind == collective::Kind::all_reduce && locality_.active() &&
                      !locality_.group().escalated(key);
   if (!local) return run_on_network(key, now);
@@ -308,9 +309,18 @@ void Operations::report_entered(Instant now, bool all) {
 
 void Operations::told(Instant now) {
   const collective::ExecutorEvents events = executor_.take_events();
-  for (const wire::OpKey& key : events.finished) {
+  const auto running = [&](const wire::OpKey& key) {
     CallEntry* const entry = table().find(key);
-    if (entry != nullptr && entry->phase == CallPhase::on_network) table().finish(key, *entry);
+    return entry != nullptr && entry->phase == CallPhase::on_network ? entry : nullptr;
+  };
+  for (const wire::OpKey& key : events.met) {
+    if (const CallEntry* const entry = running(key)) entry->call->timing.met(now);
+  }
+  for (const wire::OpKey& key : events.finished) {
+    CallEntry* const entry = running(key);
+    if (entry == nullptr) continue;
+    entry->call->timing.finished(now);
+    table().finish(key, *entry);
   }
   if (events.disagreement) report_entered(now, true);
 }
@@ -326,7 +336,7 @@ bool Operations::was_called(const wire::OpKey& key) const {
 // -- in memory
 
 void Operations::on_local_commit(const LocalCommit& commit) {
-  const auto& [key, traffic, newcomers_wait, told] = commit;
+  const auto& [key, traffic, newcomers_wait, told, met, done] = commit;
   admission_.on_commit(newcomers_wait);
   CallEntry& entry = table().at(key);
   const CallPtr call = entry.call;
@@ -336,6 +346,8 @@ void Operations::on_local_commit(const LocalCommit& commit) {
     table().tell_done(key);
   }
   call->count(traffic);
+  call->timing.met(met.value_or(calls_.now()));
+  call->timing.finished(done.value_or(calls_.now()));
   table().end(key);
   calls_.end(*call, {Code::ok, {}, {}, {}}, world);
 }

@@ -177,6 +177,38 @@ class DiLoCo(Reductions):
             view.flags.writeable = False
         return views
 
+    def log_dict(self) -> dict[str, float]:
+        """Numbers for W&B or TensorBoard: a flat dict.
+
+            wandb.log(diloco.log_dict(), step=diloco.inner_step)
+
+        Times are in seconds and bytes are of this member. Keys with "round/" are of the
+        latest reduction, and missing before the first; the others are since this object was made.
+        """
+        made: dict[str, float] = {
+            "diloco/outer_step": self.outer_step,
+            "diloco/inner_step": self.inner_step,
+            "diloco/tx_bytes": self.tx_bytes,
+            "diloco/reduction_seconds": self.reduction_seconds,
+            "diloco/waited_seconds": self.waited_seconds,
+            "diloco/hidden": self.hidden,
+            "diloco/in_flight": len(self._flying),
+        }
+        info = self.info
+        if info is not None:
+            made |= {
+                "round/members": info.world_size,
+                "round/epoch": info.epoch,
+                "round/attempts": info.attempts,
+                "round/bytes": info.bytes,
+                "round/tx_bytes": info.tx_bytes,
+                "round/rx_bytes": info.rx_bytes,
+                "round/seconds": info.seconds,
+                "round/waiting_seconds": info.waiting_seconds,
+                "round/moving_seconds": info.moving_seconds,
+            }
+        return made
+
     def join(self) -> None:
         """Joins the run, as its founder or a newcomer, and gives the model the run's parameters.
 
