@@ -120,7 +120,7 @@ def sentence(
     [
         (
             "",
-            "give a command: run, master, status, top, doctor, bench, kick, drain, pause-admission",
+            "give a command: run, master, status, top, doctor, bench, trace, kick, drain, pause-admission",
         ),
         ("rnu -n 2", "no command 'rnu'; did you mean run?"),
         ("frobnicate", "no command 'frobnicate'; the commands are run, master"),

@@ -17,7 +17,7 @@ import pccl
 from pccl import __version__, _core
 from pccl.errors import InvalidArgument, InvalidUsage, PCCLError
 from pccl.master import DEFAULT_LISTEN, make_secret, serve, serve_with_secret
-from pccl.tools import bench, doctor, orders, screen, show, web
+from pccl.tools import bench, doctor, orders, screen, show, trace, web
 from pccl.tools import top as top_command
 from pccl.tools.parsing import MISUSE, Example, Misuse, Parser, advised, endpoint, seconds, whole
 from pccl.tools.run import MAX_RANKS, check_program, launch
@@ -65,7 +65,7 @@ def parser() -> Parser:
         help="print the versions of pccl and Python, the platform and the package's folder",
     )
     commands = top.add_subparsers(prog="pccl", dest="command", metavar="COMMAND", title="Commands")
-    for add in (_add_run, _add_master, _add_status, _add_top, _add_doctor, _add_bench):
+    for add in (_add_run, _add_master, _add_status, _add_top, _add_doctor, _add_bench, _add_trace):
         add(commands.add_parser)
     for order in orders.ORDERS:
         orders.add(commands.add_parser, order)
@@ -269,6 +269,25 @@ def _http(text: str) -> str:
     return text
 
 
+def _add_trace(add: Callable[..., Parser]) -> None:
+    command = add(
+        "trace",
+        help="put the traces of a run's peers together, and see who made whom wait",
+        description="Puts the traces of a run's peers on one clock, and says who made whom wait.",
+        form="merge FOLDER [-o FILE]",
+        examples=[
+            Example("pccl trace merge /tmp/t", "of a run with PCCL_TRACE=/tmp/t, and a report"),
+            Example("pccl trace merge /tmp/t -o run.json", "the same, into another file"),
+        ],
+        then="copy the files of all machines into one folder first.",
+    )
+    command.add_argument("action", choices=["merge"], help="what to do with them (required)")
+    words = "folder with the traces, as PCCL_TRACE named it (required)"
+    command.add_argument("folder", metavar="FOLDER", help=words)
+    words = "write the merged trace there (default: FOLDER/merged.json)"
+    command.add_argument("-o", "--output", metavar="FILE", help=words)
+
+
 def _straggler_timeout(text: str) -> str:
     """Checks what the engine reads."""
     if text == "none":
@@ -344,6 +363,8 @@ def _main(given: list[str]) -> int:
             return top_command.run(options)
         if options.command in orders.KINDS:
             return orders.run(options)
+        if options.command == "trace":
+            return trace.run(options)
         return _secret(command, options)
     except Misuse as error:
         screen.failure(command.prog, str(error))
