@@ -32,6 +32,7 @@ from pccl.api import (
     allreduce_async,
     barrier,
     broadcast,
+    drain,
     init,
     is_initialized,
     membership,
@@ -44,6 +45,7 @@ from pccl.api import (
     world_size,
 )
 from pccl.communicator import AsyncReduceHandle, Communicator, MasterNode
+from pccl.departure import Drained
 from pccl.errors import (
     AuthenticationFailed,
     Deadlock,
@@ -102,6 +104,7 @@ __all__ = [
     "Departure",
     "DeviceType",
     "DistributionHint",
+    "Drained",
     "Evicted",
     "InternalError",
     "InvalidArgument",
@@ -149,6 +152,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "cuda",
+    "drain",
     "empty",
     "from_array",
     "full",

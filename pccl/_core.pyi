@@ -136,6 +136,9 @@ class Communicator:
     ) -> None:
         """`callback(epoch, rank, ids, names, departures)` at the end of calls; it returns what to call then."""
 
+    def settle(self, timeout: float | None) -> None:
+        """Waits for this peer's own operations."""
+
     def update_topology(self, timeout: float | None) -> None:
         """The explicit API's admission point; PendingOperations with unfinished handles."""
 
@@ -245,8 +248,14 @@ class Communicator:
 
     def peer_id(self) -> str: ...
     def name(self) -> str: ...
+    def drain(self) -> None:
+        """Asks this peer to leave at its next admission point."""
+
+    def end_process(self, failure: str, signal: int) -> None:
+        """Leaves the run and ends this process by that signal, whatever handles it."""
+
     def draining(self) -> bool:
-        """The operator has asked this peer to leave at its next admission point."""
+        """Whether it was asked to leave at its next admission point."""
 
     def is_open(self) -> bool:
         """Joined, and neither closed, evicted nor cut off."""

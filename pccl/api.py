@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypedDict, TypeVar, overload
 
-from pccl import _core, _settings, collectives
+from pccl import _core, _settings, collectives, departure
 from pccl._changes import Subscription
 from pccl._state import State
 from pccl.communicator import Communicator
@@ -32,6 +32,7 @@ __all__ = [
     "allreduce_async",
     "barrier",
     "broadcast",
+    "drain",
     "init",
     "is_initialized",
     "membership",
@@ -203,6 +204,7 @@ def init(
             min_peers, "min_peers", func, 1, _MAX_PEERS, variable="PCCL_MIN_PEERS", default=1
         )
         limit = _settings.seconds(timeout, func)
+        drain_seconds = departure.drain_seconds(func)
         attempts = _JOIN_ATTEMPTS if limit is None else int(limit) + 1
         comm = Communicator(
             address,
@@ -217,6 +219,7 @@ def init(
         comm._join(func, min_peers=peers, attempts=attempts, timeout=limit, enter=False)
         _default = comm
         _core.use_by_default(comm._number)
+        departure.watch(comm, drain_seconds)
         return comm
     finally:
         _init_lock.release()
@@ -228,6 +231,7 @@ def shutdown() -> None:
     comm, _default = _default, None
     if comm is not None:
         _core.use_by_default(0)
+        departure.unwatch()
         comm.close()
 
 
@@ -276,10 +280,46 @@ def admit(*, timeout: float | None = None, comm: Communicator | None = None) -> 
 
     Raises:
         NotInitialized: Before `init`.
+        Drained: This peer was asked to leave the run, and has left it: see `drain`.
         Timeout, MasterLost, Evicted, Deadlock: See `pccl.errors`.
         PeerLost: Another member was interrupted here. All members call it again.
     """
-    return _engine(comm, "admit").admit(_settings.seconds(timeout, "admit"))
+    func = "admit"
+    limit = _settings.Deadline(_settings.seconds(timeout, func))
+    grown = admit_and_stay(comm, limit.seconds)
+    if not grown:  # otherwise newcomers may need this member's state: it leaves after that sync
+        departure.leave_if_asked(_use(comm, func), func, limit.left())
+    return grown
+
+
+def admit_and_stay(comm: Communicator | None, timeout: float | None) -> bool:
+    """As `admit`, for a caller that leaves the run at another point."""
+    return _engine(comm, "admit").admit(timeout)
+
+
+def leave_if_asked(comm: Communicator | None, func: str) -> None:
+    """The point where a caller of `admit_and_stay` leaves the run, if this peer is to.
+
+    Raises:
+        Drained: It has left.
+    """
+    departure.leave_if_asked(_use(comm, func), func, _settings.seconds(None, func))
+
+
+def drain(comm: Communicator | None = None) -> None:
+    """Asks this peer to leave the run at its next admission point: in `admit`, `sync` or DiLoCo.
+
+    That call first lets newcomers in and shares the state with them, as ever. When nobody waits, it
+    completes this peer's operations, leaves, and raises `Drained`. The others go on without a
+    failed call. SIGTERM and the command `pccl drain` ask for the same. Any thread may call it.
+
+    Args:
+        comm: Default: the process's communicator.
+
+    Raises:
+        NotInitialized: Before `init`.
+    """
+    _use(comm, "drain")._drain()
 
 
 def barrier(*, timeout: float | None = None, comm: Communicator | None = None) -> None:
@@ -337,6 +377,7 @@ def sync(
         with them their containers.
 
     Raises:
+        Drained: This peer was asked to leave the run, and has left it: see `drain`.
         InvalidArgument: A leaf cannot be shared; names its path. Also, on all members: two entries
             of a member's state overlap and are not the same array; names peer and entries.
         MismatchedCall: States have other names, shapes or dtypes, or entries that are one array
@@ -351,8 +392,22 @@ def sync(
             state by then, the other members all of it; the next sync feeds this one again.
     """
     func = "sync"
+    limit = _settings.Deadline(_settings.seconds(timeout, func))
+    result, info = sync_and_stay(state, revision, progress, limit.seconds, comm)
+    departure.leave_if_asked(_use(comm, func), func, limit.left())
+    return (result, info) if return_info else result
+
+
+def sync_and_stay(
+    state: Any,
+    revision: int | None,
+    progress: Callable[[int, int], None] | bool | None,
+    timeout: float | None,
+    comm: Communicator | None,
+) -> tuple[Any, SyncInfo]:
+    """As `sync` with `return_info`, for a caller that leaves the run at another point."""
+    func = "sync"
     engine = _engine(comm, func)
-    limit = _settings.seconds(timeout, func)
     if revision is not None:
         revision = _settings.integer(revision, "revision", func, 0, 2**63 - 1)
     shared = State(state, func)
@@ -364,13 +419,11 @@ def sync(
             strategy=0,
             progress=report,
             check=shared.check,
-            timeout=limit,
+            timeout=timeout,
         )
     result = shared.finish(synced.written, synced.replaced)
     synced.finish()
-    if not return_info:
-        return result
-    info = SyncInfo(
+    return result, SyncInfo(
         revision=synced.revision,
         epoch=synced.epoch,
         world_size=len(synced.members),
@@ -380,7 +433,6 @@ def sync(
         received=tuple(sorted([*synced.written, *(name for name, *_ in synced.replaced)])),
         diverged={peer: tuple(names) for peer, names in synced.diverged},
     )
-    return result, info
 
 
 def membership(comm: Communicator | None = None) -> Membership:

@@ -148,7 +148,7 @@ class Peer(_core.Reducer):
 
     @property
     def draining(self) -> bool:
-        """Whether the operator has asked this peer to leave at its next admission point."""
+        """Whether this peer was asked to leave at its next admission point: see `pccl.drain`."""
         engine = self._engine
         return engine is not None and engine.draining()
 
@@ -171,6 +171,12 @@ class Peer(_core.Reducer):
                 engine.on_change(None)
                 engine.close(failure)
         self._residuals.clear()
+
+    def _drain(self) -> None:
+        """Asks this peer to leave at its next admission point."""
+        engine = self._engine
+        if engine is not None:
+            engine.drain()
 
     def _leave_at_exit(self) -> None:
         # Other ranks of the replica need not wait for a program that an exception has ended.

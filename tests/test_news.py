@@ -46,7 +46,8 @@ def end(workers: list[Worker]) -> None:
 def test_each_survivor_is_told_who_is_lost_why_and_how_many_go_on(
     run: Run, how: signal.Signals | None, why: str
 ) -> None:
-    workers = run.peers(3, news.admit_and_reduce, PCCL_HEARTBEAT_TIMEOUT="2", PCCL_LINK_TIMEOUT="1")
+    quick = {"PCCL_HEARTBEAT_TIMEOUT": "2", "PCCL_LINK_TIMEOUT": "1", "PCCL_DRAIN_SECONDS": "0"}
+    workers = run.peers(3, news.admit_and_reduce, **quick)
     for worker in workers:
         worker.expect("ready")
     step(workers, 3)

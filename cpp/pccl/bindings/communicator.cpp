@@ -3,7 +3,9 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -278,6 +280,7 @@ void bind_communicator(nb::module_& m) {
           },
           nb::kw_only(), "min_peers"_a, "attempts"_a, nb::arg("timeout").none(), "enter"_a)
       .def("admit", method<&Engine::admit>(CallKind::topology, "admit"), timeout)
+      .def("settle", method<&Engine::settle>(CallKind::topology, "drain"), timeout)
       .def("update_topology",
            method<&Engine::update_topology>(CallKind::topology, "update_topology"), timeout)
       .def("peers_pending", method<&Engine::peers_pending>(CallKind::question, "are_peers_pending"),
@@ -302,6 +305,21 @@ void bind_communicator(nb::module_& m) {
       .def("attribute", &attribute, "which"_a)
       .def("unfinished", [](const CommunicatorHandle& comm) { return comm.engine->unfinished(); })
       .def("name", [](const CommunicatorHandle& comm) { return comm.engine->name(); })
+      .def("drain",
+           [](const CommunicatorHandle& comm) {
+             const std::shared_ptr<node::Communicator> engine = comm.engine;
+             const GilRelease release;
+             engine->drain();
+           })
+      // With the GIL: no thread may meanwhile see that its call has ended.
+      .def(
+          "end_process",
+          [](const CommunicatorHandle& comm, const std::string& failure, int signal) {
+            comm.engine->close(failure);
+            std::signal(signal, SIG_DFL);  // which Python allows in its main thread only
+            ::kill(::getpid(), signal);
+          },
+          "failure"_a, "signal"_a)
       .def("draining", [](const CommunicatorHandle& comm) { return comm.engine->draining(); })
       .def("peer_id", [](const CommunicatorHandle& comm) { return comm.engine->id().hex(); })
       .def("is_open", [](const CommunicatorHandle& comm) { return comm.engine->is_open(); })

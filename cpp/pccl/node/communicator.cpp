@@ -426,6 +426,14 @@ Result<bool> Communicator::admit(const Limit& limit) {
   });
 }
 
+Status Communicator::settle(const Limit& limit) {
+  const auto found = runtime();
+  if (!found) return found.error();
+  const Until until(limit);
+  Visit visit(*found, until);
+  return visit.engine().standing() == peer::Standing::member ? finish_own(visit) : Status();
+}
+
 Status Communicator::update_topology(const Limit& limit) {
   return as_member(limit, [&](Visit& visit) -> Status {
     peer::Admission& admission = visit.engine().admission();
@@ -652,6 +660,16 @@ std::size_t Communicator::unfinished() {
   if (inert()) return 0;
   const std::lock_guard lock(mutex_);
   return runtime_ == nullptr ? 0 : runtime_->unfinished();
+}
+
+void Communicator::drain() {
+  const auto found = runtime();
+  if (!found) return;
+  const Limit limit;
+  const Until until(limit);
+  Visit visit(*found, until);
+  visit.engine().drain(clock_now());
+  visit.runtime().act();
 }
 
 bool Communicator::draining() {

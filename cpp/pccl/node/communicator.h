@@ -86,6 +86,9 @@ class Communicator {
   // The admission point of the simple API. First completes this peer's own operations. True when
   // members were added.
   [[nodiscard]] Result<bool> admit(const Limit& limit);
+  // Waits for the operations that this peer has started. A deadline or Ctrl-C ends the remaining
+  // ones for all members.
+  Status settle(const Limit& limit);
   // The admission point of the explicit API. pending_operations: some are unfinished.
   Status update_topology(const Limit& limit);
   [[nodiscard]] Result<bool> peers_pending(const Limit& limit);
@@ -130,7 +133,8 @@ class Communicator {
   [[nodiscard]] std::size_t unfinished();
   // Joined, and not closed, evicted or cut off since.
   [[nodiscard]] bool is_open();
-  // The operator has asked this peer to leave at its next admission point.
+  // Asks this peer to leave at its next admission point.
+  void drain();
   [[nodiscard]] bool draining();
   [[nodiscard]] const std::string& name() const { return options_.name; }
   [[nodiscard]] const PeerId& id() const { return id_; }

@@ -102,9 +102,9 @@ void Engine::hear(const SessionEvent& event) {
           [&](const wire::Try& question) { link_driver_.on_try(question); },
           [&](const wire::Relay& relay) { link_driver_.on_relay(relay); },
           [&](const wire::Drain&) {
-            if (std::exchange(draining_, true)) return;
+            if (draining_) return;
             log(LogLevel::warn, "the operator asks this peer to leave at its next admission point");
-            say_heartbeat();
+            drain(now());
           },
           [&](const Dismissed& dismissed) {
             log(LogLevel::debug, "the master ended our part in the run: " + dismissed.error.reason);
@@ -488,6 +488,12 @@ bool Engine::check_master_link() {
        {},
        {}});
   return false;
+}
+
+void Engine::drain(Instant now) {
+  at(now);
+  if (out() || std::exchange(draining_, true)) return;
+  if (session_.welcomed()) say_heartbeat();  // otherwise a later one says it
 }
 
 void Engine::say_heartbeat() {

@@ -112,6 +112,8 @@ class Engine {
   // The caller gives up. The call still ends by the master's verdict; if none arrives within a
   // second, this peer leaves the run.
   void abort(const CallPtr& call, Code code, Instant now);
+  // This peer will leave at its next admission point. The master is told.
+  void drain(Instant now);
   void leave(const std::string& reason, Instant now);
   // An unhandled failure, such as no memory: this peer leaves the run.
   void fail(const std::string& what);
@@ -121,7 +123,7 @@ class Engine {
   [[nodiscard]] const Error& end() const { return *end_; }  // REQUIRES: standing() == out
   // Sizes over all groups, as of the latest epoch or outcome.
   [[nodiscard]] const wire::Census& census() const { return census_; }
-  // The operator has asked this peer to leave at its next admission point.
+  // This peer was asked to leave at its next admission point.
   [[nodiscard]] bool draining() const { return draining_; }
   [[nodiscard]] bool optimizing() const { return measuring_.active(); }
 

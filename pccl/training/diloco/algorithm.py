@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pccl import api
+from pccl import _settings, api
 from pccl.errors import InvalidUsage, PCCLError, PeerLost, RevisionMismatch
 from pccl.frameworks import Array
 from pccl.training.diloco.checkpoints import check, restore, snapshot
@@ -35,6 +35,11 @@ class _Seen:
     steps: int = 0
     tokens: float = 0.0
     counted: bool = False  # whether the program says how many tokens there were
+
+
+def _timeout() -> float | None:
+    """Seconds for each collective call."""
+    return _settings.seconds(None, FUNC)
 
 
 def _retried(call: Callable[[], _Made]) -> _Made:
@@ -261,6 +266,8 @@ class DiLoCo(Reductions):
             be None then).
 
         Raises:
+            Drained: A round has ended, this peer has contributed to it, and has left the run, as it
+                was asked to: see `pccl.drain`.
             InvalidArgument: `tokens` is no such number.
             InvalidUsage: Not joined; or not again after an exception.
             PCCLError: What `pccl.admit`, `pccl.sync` and `pccl.allreduce` raise. `join` keeps or
@@ -290,7 +297,10 @@ class DiLoCo(Reductions):
             if error.advice != "rejoin" or self._rejoin is None or self._replicas:
                 raise
             self._come_back()
-        return self._steps % self._plan.sync_every == 0
+        ended = self._steps % self._plan.sync_every == 0
+        if ended:  # not in `admit`, which comes before this round's contribution
+            api.leave_if_asked(self._comm, FUNC)
+        return ended
 
     def finish(self) -> None:
         """Applies what is in flight, and gives the model the outer parameters. All members call it.
@@ -548,7 +558,7 @@ class DiLoCo(Reductions):
         # in. All ranks must make the same calls nevertheless.
         verify = every > 0 and self.outer_step % every == 0
         verify = verify or bool(api.membership(self._comm).replicas)
-        if not verify and not _retried(lambda: api.admit(comm=self._comm)):
+        if not verify and not _retried(lambda: api.admit_and_stay(self._comm, _timeout())):
             self._pin()
             return False
         self._between = True
@@ -574,7 +584,7 @@ class DiLoCo(Reductions):
         if self._data is not None:
             state["data"] = self._data
         shared, info = _retried(
-            lambda: api.sync(state, revision=self.outer_step, comm=self._comm, return_info=True)
+            lambda: api.sync_and_stay(state, self.outer_step, None, _timeout(), self._comm)
         )
         self.sync_info = info
         self._pin()

@@ -1,0 +1,118 @@
+"""How a peer leaves a run that goes on: at its next admission point, or when its time is over."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+from pccl import _settings
+from pccl.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pccl.communicator import Communicator
+
+__all__ = ["Drained"]
+
+_DEFAULT_SECONDS = 25.0  # Kubernetes kills 30 s after SIGTERM
+_TOLD = "its program was told to end (SIGTERM)"
+
+
+class Drained(SystemExit):
+    """This peer has left the run at an admission point, as it was asked to.
+
+    Nobody else is held up: the others go on without it. The communicator is closed. Not caught,
+    this ends the program with status 0; catch it to save something first. `except Exception` does
+    not catch it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def __str__(self) -> str:
+        return "this peer has left the run, as it was asked to"
+
+
+def leave_if_asked(comm: Communicator, func: str, timeout: float | None) -> None:
+    """Leaves the run if this peer is to, after its own operations.
+
+    Raises:
+        Drained: It has left.
+    """
+    engine = comm._joined(func)
+    if engine.draining():
+        engine.settle(timeout)
+        comm.close()
+        raise Drained
+
+
+class OnSigterm:
+    """What SIGTERM means while a communicator is this process's default one.
+
+    The first signal asks this peer to leave at its next admission point. The second one, or the end
+    of PCCL_DRAIN_SECONDS, makes it leave at once, and then ends the process as SIGTERM does without
+    a handler. Python runs handlers in the main thread only, between two of its bytecodes. So a
+    thread keeps the time, and is started without the locks of `threading`, which the main thread
+    may hold.
+    """
+
+    def __init__(self, comm: Communicator, seconds: float) -> None:
+        self.comm = comm
+        self._seconds = seconds
+        self._hurry = _thread.allocate_lock()  # released by the second signal
+        self._signals = 0
+
+    def __call__(self, number: int, frame: Any) -> None:
+        # It has left: what the program still does is its own. A forked child was never in the run.
+        if self.comm._closed or self.comm._is_forked():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+            return
+        self._signals += 1
+        if self._signals == 1:
+            self._hurry.acquire()
+            self.comm._drain()
+            _thread.start_new_thread(self._end_in_time, ())
+        elif self._signals == 2:
+            self._hurry.release()
+
+    def _end_in_time(self) -> None:
+        self._hurry.acquire(timeout=self._seconds)
+        engine = self.comm._engine
+        if engine is not None and not self.comm._closed:
+            engine.end_process(_TOLD, signal.SIGTERM)
+
+
+def drain_seconds(func: str) -> float:
+    """PCCL_DRAIN_SECONDS, checked; 0: SIGTERM is not pccl's."""
+    given = _settings.text("PCCL_DRAIN_SECONDS")
+    if given is None:
+        return _DEFAULT_SECONDS
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 1e6:
+        sentence = f"PCCL_DRAIN_SECONDS is a number of seconds from 0 to 1e6, not {given!r}"
+        raise InvalidArgument.because(func, sentence)
+    return seconds
+
+
+def watch(comm: Communicator, seconds: float) -> None:
+    """Handles SIGTERM for this communicator, unless the program does or another thread calls."""
+    if seconds > 0 and _is_ours():
+        signal.signal(signal.SIGTERM, OnSigterm(comm, seconds))
+
+
+def unwatch() -> None:
+    """Gives SIGTERM its usual meaning back."""
+    if isinstance(signal.getsignal(signal.SIGTERM), OnSigterm) and _is_ours():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _is_ours() -> bool:
+    """Whether pccl may set the handler: only the main thread can, and programs have their own."""
+    handler = signal.getsignal(signal.SIGTERM)
+    free = handler == signal.SIG_DFL or isinstance(handler, OnSigterm)
+    return free and threading.current_thread() is threading.main_thread()
