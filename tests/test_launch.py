@@ -13,6 +13,8 @@ from workers import command
 
 from pccl import _core, master
 
+ENDLESS = {"PCCL_DRAIN_SECONDS": "100000"}
+
 
 def start(program, *options, ranks=2, **extra):
     """`pccl run` of a program."""
@@ -140,6 +142,47 @@ def test_an_elastic_run_goes_on_without_a_failed_rank(run):
 
 def test_an_elastic_run_without_any_success_fails(run):
     assert run(launch.fail, "--elastic")[0] == 9
+
+
+@pytest.mark.parametrize("options", [[], ["--elastic"]])
+def test_a_rank_that_fails_is_started_again(run, tmp_path, options):
+    folder = tmp_path / "lives"
+    folder.mkdir()
+    program = partial(launch.fail_twice, str(folder))
+    status, lines, err = run(program, *options, "--restarts", "2")
+    assert (status, sorted(lines)) == (0, ["[0] lives again, with 1", "[1] done"])
+    failed = "pccl run: rank 0 ended with exit status 7; starting it again in"
+    assert err.splitlines() == [f"{failed} 1 s (1 of 2)", f"{failed} 2 s (2 of 2)"]
+
+
+def test_a_rank_that_fails_once_more_counts_as_failed(run, tmp_path):
+    folder = tmp_path / "lives"
+    folder.mkdir()
+    status, _, err = run(partial(launch.fail_twice, str(folder)), "--restarts", "1")
+    assert status == 7
+    assert err.splitlines()[-1].startswith("pccl run: rank 0 ended with exit status 7")
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_rank_that_was_started_again_takes_part(run, tmp_path):
+    program = partial(launch.train_and_die, str(tmp_path))
+    status, lines, _ = run(program, "--restarts", "1")
+    assert (status, sorted(lines)) == (0, ["[0] saw 12", "[1] saw 12"])
+
+
+def test_ranks_are_stopped_soon_though_they_have_no_admission_point(tmp_path):
+    process = start(launch.train_until_one_fails, cwd=tmp_path, env=os.environ | ENDLESS)
+    process.communicate(timeout=60)
+    assert process.returncode == 7
+
+
+def test_a_run_that_is_told_to_end_leaves_at_admission_points(tmp_path):
+    process = start(launch.train_without_end, cwd=tmp_path, env=os.environ | ENDLESS)
+    assert sorted(wait_for_lines(process, 2)) == ["[0] ready\n", "[1] ready\n"]
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "Traceback" not in err and "Error" not in err, err
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -78,10 +78,14 @@ def _add_run(add: Callable[..., Parser]) -> None:
         "run",
         help="run a program as several peers on this machine",
         description="Runs a program as several peers on this machine, with a master of their own.",
-        form="-n N [--elastic] [--show-join] -- COMMAND [ARG ...]",
+        form="-n N [--elastic] [--restarts N] [--show-join] -- COMMAND [ARG ...]",
         examples=[
             Example("pccl run -n 4 -- python train.py", "four peers"),
             Example("pccl run -n 4 --elastic -- python train.py", "go on without ranks that fail"),
+            Example(
+                "pccl run -n 4 --elastic --restarts 3 -- python train.py",
+                "start a rank that fails again, up to three times",
+            ),
             Example("pccl run -n 2 -- pccl bench", "how fast all-reduce is on this machine"),
         ],
         notes="""\
@@ -91,8 +95,12 @@ OMP_NUM_THREADS is the number of cores divided by N, unless it is set already.
 
 When a rank fails, the others are stopped, and its exit status is returned (128 + n for signal n).
 With --elastic the others go on without it; the status is 0 if at least one rank succeeds.
+With --restarts a rank that fails is started again, after 1 s, 2 s, 4 s up to 30 s. It joins the
+others as a newcomer does, and begins alone if there are none.
 
 Ctrl-C interrupts all ranks. Those that do not end are terminated, then killed. The status is 130.
+SIGTERM asks them to leave at their next admission points, within PCCL_DRAIN_SECONDS (25). The
+status is 143.
 """,
         then="for several machines run `pccl master` on one, and the line that it prints on each.",
     )
@@ -100,6 +108,8 @@ Ctrl-C interrupts all ranks. Those that do not end are terminated, then killed. 
     run.add_argument("-n", "--nproc", type=number, metavar="N", help=words)
     words = "go on without ranks that fail, while at least one lives (default: stop all)"
     run.add_argument("--elastic", action="store_true", help=words)
+    words = "start each rank that fails again, up to N times (default: %(default)s)"
+    run.add_argument("--restarts", type=whole(0, 2**31 - 1), default=0, metavar="N", help=words)
     words = (
         "print the whole line to join with from another terminal of this machine, with the secret "
         "(default: without it)"
@@ -389,8 +399,13 @@ def _run(command: Parser, options: argparse.Namespace, program: list[str] | None
         right = f"pccl run -n 4 -- {shlex.join(program)}"
         command.error(f"give the number of ranks, as in `{right}`")
     check_program(program)
-    elastic, show_join = options.elastic, options.show_join
-    return launch(program, options.nproc, elastic=elastic, show_join=show_join)
+    return launch(
+        program,
+        options.nproc,
+        elastic=options.elastic,
+        restarts=options.restarts,
+        show_join=options.show_join,
+    )
 
 
 def _secret(command: Parser, options: argparse.Namespace) -> int:

@@ -8,11 +8,14 @@ import shlex
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import BinaryIO
 
 from pccl.communicator import MasterNode
+from pccl.departure import drain_seconds
 from pccl.master import make_secret
 from pccl.tools import screen
 from pccl.tools.parsing import Misuse
@@ -22,6 +25,9 @@ __all__ = ["MAX_RANKS", "check_program", "launch"]
 MAX_RANKS = 4096
 
 _GRACE_SECONDS = 5.0  # between SIGINT, SIGTERM and SIGKILL
+# Between two SIGTERMs: the first one asks a program of the simple API to leave, the second to end.
+_HURRY_SECONDS = 1.0
+_RESTART_SECONDS = (1.0, 30.0)  # before the first restart of a rank; doubled each time, up to this
 _DRAIN_SECONDS = 2.0  # for output after a rank's end, when a process it left behind holds the pipe
 _READ_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 20  # a longer line is written in pieces
@@ -33,6 +39,7 @@ def launch(
     ranks: int,
     *,
     elastic: bool = False,
+    restarts: int = 0,
     show_join: bool = False,
     grace: float = _GRACE_SECONDS,
     environment: Mapping[str, str] | None = None,
@@ -45,9 +52,12 @@ def launch(
         ranks: Number of processes.
         elastic: Go on without ranks that fail, while at least one lives. Otherwise the first
             failure stops all.
+        restarts: How often each rank that fails is started again, as a newcomer. A rank that fails
+            once more counts as failed.
         show_join: Print the line to join with from another terminal, with the run's secret.
             Otherwise print the master's address and how to get that line.
-        grace: Seconds between SIGINT, SIGTERM and SIGKILL when ranks are stopped.
+        grace: Seconds between SIGINT, SIGTERM and SIGKILL when ranks are stopped. After a SIGTERM
+            for this process ranks have PCCL_DRAIN_SECONDS more, to leave at an admission point.
         environment: Variables of the processes. Default: this process's.
 
     Returns:
@@ -70,6 +80,7 @@ def launch(
             "PCCL_BIND": "127.0.0.1",
             "PYTHONUNBUFFERED": "1",
         }
+        drain = drain_seconds("run")
         # NumPy and torch start a thread for each core by default. More threads than cores, of
         # ranks that wait for each other, slow small steps down by a factor of ten and more.
         cores = len(os.sched_getaffinity(0))
@@ -85,7 +96,8 @@ def launch(
         else:
             join += "and the secret (pccl run --show-join prints it)"
         _Launch._say(join)
-        return asyncio.run(_Launch(_resolve(command), ranks, base, elastic, grace).run())
+        plan = _Plan(ranks, elastic, restarts, grace, drain)
+        return asyncio.run(_Launch(_resolve(command), base, plan).run())
 
 
 def check_program(command: Sequence[str]) -> None:
@@ -138,23 +150,26 @@ def _status(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
+@dataclass(frozen=True)
+class _Plan:
+    """What `launch` was told. Times in seconds."""
+
+    ranks: int
+    elastic: bool
+    restarts: int
+    grace: float
+    drain: float
+
+
 class _Launch:
     """One run. Lives in one event loop."""
 
-    def __init__(
-        self,
-        command: list[str],
-        ranks: int,
-        environment: dict[str, str],
-        elastic: bool,
-        grace: float,
-    ) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], plan: _Plan) -> None:
         self._command = command
-        self._ranks = ranks
         self._environment = environment
-        self._elastic = elastic
-        self._grace = grace
-        self._processes: list[asyncio.subprocess.Process] = []
+        self._plan = plan
+        self._processes: dict[int, asyncio.subprocess.Process] = {}  # the latest of each rank
+        self._restarts = Counter[int]()  # of each rank
         self._readers: list[asyncio.Future[None]] = []
         self._signals: asyncio.Queue[int] = asyncio.Queue()  # for us, or SIGPIPE: output closed
 
@@ -167,33 +182,46 @@ class _Launch:
                     undo.callback(loop.remove_signal_handler, number)
             undo.callback(self._kill_all)
             try:
-                for rank in range(self._ranks):
-                    self._processes.append(await self._start(rank))
+                for rank in range(self._plan.ranks):
+                    await self._start(rank, {})
             except OSError as error:
-                self._say(f"cannot run {self._command[0]}: {error.strerror}")
+                self._say(self._cannot_run(error))
                 return _FAILED_TO_START
-            exits = [asyncio.ensure_future(process.wait()) for process in self._processes]
-            status = await self._supervise(exits)
+            status = await self._supervise()
             await self._drain()
             return status
 
-    async def _start(self, rank: int) -> asyncio.subprocess.Process:
+    async def _start(self, rank: int, more: Mapping[str, str]) -> None:
         # Not asyncio's pipes: with these, waiting for a process may also wait for others that
         # inherited its output.
         out = await self._pipe(rank, sys.stdout.buffer)
         err = await self._pipe(rank, sys.stderr.buffer)
         try:
-            return await asyncio.create_subprocess_exec(
+            self._processes[rank] = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=self._environment | {"PCCL_LOCAL_RANK": str(rank)},
+                env=self._environment | {"PCCL_LOCAL_RANK": str(rank)} | dict(more),
                 start_new_session=True,  # a group of its own: the terminal's Ctrl-C reaches only us
             )
         finally:
             os.close(out)
             os.close(err)
+
+    async def _start_again(self, rank: int, delay: float) -> int:
+        """Starts a rank after a pause, and returns how it ended."""
+        await asyncio.sleep(delay)
+        try:
+            # The others may have ended by then: it must not wait for them.
+            await self._start(rank, {"PCCL_MIN_PEERS": "1"})
+        except OSError as error:
+            self._say(self._cannot_run(error))
+            return _FAILED_TO_START
+        return await self._processes[rank].wait()
+
+    def _cannot_run(self, error: OSError) -> str:
+        return f"cannot run {self._command[0]}: {error.strerror}"
 
     async def _pipe(self, rank: int, sink: BinaryIO) -> int:
         """The writing end of a pipe whose lines are forwarded to `sink`."""
@@ -205,65 +233,91 @@ class _Launch:
         self._readers.append(asyncio.ensure_future(self._forward(rank, stream, sink)))
         return writing
 
-    async def _supervise(self, exits: Sequence[asyncio.Future[int]]) -> int:
+    async def _supervise(self) -> int:
         """Waits for the ranks, or for a reason to stop them. Returns the status."""
         succeeded, failure = False, 0
         told = asyncio.ensure_future(self._signals.get())
-        running = set(exits)
+        running: dict[asyncio.Future[int], int] = {
+            asyncio.ensure_future(process.wait()): rank for rank, process in self._processes.items()
+        }
         try:
             while running:
                 finished, _ = await asyncio.wait(
                     {*running, told}, return_when=asyncio.FIRST_COMPLETED
                 )
-                for future in [f for f in exits if f in finished]:
-                    running.discard(future)
-                    code = future.result()
+                for future in [f for f in running if f in finished]:
+                    rank, code = running.pop(future), future.result()
                     if code == 0:
                         succeeded = True
                         continue
+                    if told not in finished and self._restarts[rank] < self._plan.restarts:
+                        running[self._restart(rank, code)] = rank
+                        continue
                     failure = failure or _status(code)
-                    self._say(f"rank {exits.index(future)} {_ending(code)}{self._then(running)}")
-                    if running and not self._elastic:
+                    self._say(f"rank {rank} {_ending(code)}{self._then(len(running))}")
+                    if running and not self._plan.elastic:
                         told.cancel()  # from now on a signal means hurry
-                        await self._stop(running, (signal.SIGTERM, signal.SIGKILL))
+                        term, grace = signal.SIGTERM, self._plan.grace
+                        await self._stop(running, [(term, _HURRY_SECONDS), (term, grace)])
                         return failure
                 if told in finished:
-                    number = told.result()
-                    first = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-                    steps = (first, signal.SIGTERM, signal.SIGKILL)
-                    await self._stop(running, steps if first == signal.SIGINT else steps[1:])
-                    return 128 + number
+                    await self._stop(running, self._steps(told.result()))
+                    return 128 + told.result()
         finally:
             told.cancel()
-        return 0 if self._elastic and succeeded else failure
+        return 0 if self._plan.elastic and succeeded else failure
 
-    def _then(self, running: set[asyncio.Future[int]]) -> str:
+    def _steps(self, number: int) -> list[tuple[int, float]]:
+        """The signals for the ranks that follow from one for us, each with its seconds to end."""
+        grace = self._plan.grace
+        if number == signal.SIGINT:
+            return [(signal.SIGINT, grace), (signal.SIGTERM, grace)]
+        return [(signal.SIGTERM, self._plan.drain + grace), (signal.SIGTERM, grace)]
+
+    def _restart(self, rank: int, code: int) -> asyncio.Future[int]:
+        first, most = _RESTART_SECONDS
+        delay = min(first * 2 ** self._restarts[rank], most)
+        self._restarts[rank] += 1
+        again = (
+            f"starting it again in {delay:g} s ({self._restarts[rank]} of {self._plan.restarts})"
+        )
+        self._say(f"rank {rank} {_ending(code)}; {again}")
+        return asyncio.ensure_future(self._start_again(rank, delay))
+
+    def _then(self, running: int) -> str:
         if not running:
             return ""
-        if self._elastic:
-            return f"; {len(running)} of {self._ranks} go on"
+        if self._plan.elastic:
+            return f"; {running} of {self._plan.ranks} go on"
         return "; stopping the others"
 
-    async def _stop(self, running: set[asyncio.Future[int]], steps: Sequence[int]) -> None:
-        """Signals the ranks, step by step. Another Ctrl-C takes the next step at once."""
-        if not running:
-            return
-        for number in steps:
-            for process in self._processes:
+    async def _stop(
+        self, running: Mapping[asyncio.Future[int], int], steps: Sequence[tuple[int, float]]
+    ) -> None:
+        """Signals the ranks, step by step, and kills them at last.
+
+        Another signal for us takes the next step at once.
+        """
+        waited = []
+        for future, rank in running.items():
+            if self._processes[rank].returncode is None:
+                waited.append(future)
+            else:
+                future.cancel()  # it is about to be started again
+        for number, seconds in [*steps, (signal.SIGKILL, None)]:
+            if not waited:
+                return
+            for process in self._processes.values():
                 if process.returncode is None:
                     self._signal(process, number)
             hurry = asyncio.ensure_future(self._signals.get())
-            ended = asyncio.ensure_future(asyncio.wait(running))
-            await asyncio.wait(
-                {hurry, ended},
-                timeout=None if number == signal.SIGKILL else self._grace,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            ended = asyncio.ensure_future(asyncio.wait(waited))
+            await asyncio.wait({hurry, ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             hurry.cancel()
             if ended.done():
                 return
             ended.cancel()
-        await asyncio.wait(running)
+        await asyncio.wait(waited)
 
     @staticmethod
     def _signal(process: asyncio.subprocess.Process, number: int) -> None:
@@ -272,7 +326,7 @@ class _Launch:
 
     def _kill_all(self) -> None:
         """Kills ranks that still run, so that none outlives its launcher."""
-        for process in self._processes:
+        for process in self._processes.values():
             if process.returncode is None:
                 self._signal(process, signal.SIGKILL)
 

@@ -82,6 +82,72 @@ def kill_itself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def fail_twice(folder: str) -> None:
+    """Rank 0 fails in its first two lives. They are counted by files."""
+    if os.environ["PCCL_LOCAL_RANK"] == "0":
+        lives = len(os.listdir(folder))
+        with open(os.path.join(folder, str(lives)), "w"):
+            pass
+        if lives < 2:
+            sys.exit(7)
+        print("lives again, with", os.environ["PCCL_MIN_PEERS"])
+    else:
+        print("done")
+
+
+def train_and_die(folder: str) -> None:
+    """Six steps together. Rank 1 dies in the third one, in its first life."""
+    import pccl
+
+    state = {"step": 0, "seen": 0}
+    life = os.path.join(folder, "second")
+    first = os.environ["PCCL_LOCAL_RANK"] == "1" and not os.path.exists(life)
+    pccl.init()
+    while True:
+        if pccl.admit():
+            state = pccl.sync(state)
+        if state["step"] == 6:
+            break
+        if state["step"] == 3 and first:
+            with open(life, "w"):
+                pass
+            os._exit(5)
+        if state["step"] == 3 and os.environ["PCCL_LOCAL_RANK"] == "0":
+            while not pccl.admit():  # until it is back
+                pass
+            state = pccl.sync(state)
+        state["seen"] += pccl.allreduce(1)
+        state["step"] += 1
+    print("saw", state["seen"])
+
+
+def train_without_end() -> None:
+    import pccl
+
+    pccl.init()
+    said = False
+    while True:
+        pccl.admit()
+        pccl.allreduce(1)
+        if not said:
+            print("ready", flush=True)
+        said = True
+
+
+def train_until_one_fails() -> None:
+    """Has no admission point."""
+    import pccl
+
+    pccl.init()
+    pccl.admit()
+    for _ in range(3):
+        pccl.allreduce(1)
+    if os.environ["PCCL_LOCAL_RANK"] == "0":
+        sys.exit(7)
+    while True:
+        pccl.allreduce(1)
+
+
 def sleep() -> None:
     print("ready", flush=True)
     while True:
