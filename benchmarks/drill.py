@@ -1,0 +1,186 @@
+"""A fault drill: a run of eight peers meets one kind of fault after the other.
+
+    python benchmarks/drill.py [--short] [--peers 8] [--only TEXT] [--loopback] [--json FILE]
+
+For each fault it prints how many members train afterwards, the longest pause of those that were not
+hit, when all were well again, and what the status said meanwhile. All steps of all peers are
+compared: the same step must give the same weights everywhere, and no peer may make one twice. The
+exit status is 1 if a run did not become well, members disagreed, somebody was told of a failure
+that the fault does not explain, or the status did not show the fault.
+
+As root, each peer is on a host of its own (benchmarks/wan/lab.py: 200 Mbit/s, 1 ms), and lines can
+be cut. Elsewhere, or with --loopback, faults of the network are left out. A failure is detected in
+2 s instead of 6 s. Between faults peers that are gone are started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from drilling import run as running
+from drilling.faults import FAULTS, Fault
+from drilling.run import Failed, Run, Status
+
+_START_SECONDS = 120.0
+_SHOWN = 3  # of the status's sentences, for each fault
+
+
+@dataclass
+class Result:
+    """The effects of one fault."""
+
+    fault: str
+    world: int  # members that train afterwards
+    pause: float  # seconds: the longest between two steps of a member that was not hit
+    well: float  # seconds from the fault until all were well, the fault's own duration included
+    said: list[str]  # by the status
+    wrong: str = ""
+
+
+def sentences(status: Status | None, age: float) -> Iterator[str]:
+    """A status as sentences, with the events of the last `age` seconds."""
+    if status is None:
+        yield "no answer"
+        return
+    if status["admission_paused"]:
+        yield "admission is paused"
+    if status["restarts"]:
+        yield f"restarts {status['restarts']}"
+    for group in status["groups"]:
+        names = {member["rank"]: member["name"] for member in group["members"]}
+        count = len(names)
+        yield f"{count} member{'' if count == 1 else 's'}"
+        for newcomer in group["newcomers"]:
+            yield f"{newcomer['name']} {newcomer['state']}"
+        for member in group["members"]:
+            if member["draining"]:
+                yield f"{member['name']} is draining"
+            if not member["connected"]:
+                yield f"{member['name']} is not connected"
+        for call in group["calls"]:
+            if call["missing"] and call["seconds"] > 0.3:
+                missing = ", ".join(names.get(rank, "?") for rank in call["missing"])
+                yield f"{call['call']} waits for {missing}"
+    for event in status["events"]:
+        if event["seconds_ago"] < age:
+            yield event["text"]
+
+
+def said(run: Run, since: float) -> list[str]:
+    """The sentences that are new in the status since then, each once."""
+    seen = list(run.seen)
+    found = dict.fromkeys(
+        sentence for at, status in seen if at >= since for sentence in sentences(status, at - since)
+    )
+    known = {sentence for at, status in seen if at < since for sentence in sentences(status, 0.0)}
+    return [sentence for sentence in found if sentence not in known] or list(found)
+
+
+def meet(run: Run, fault: Fault) -> Result:
+    """Makes a fault, and waits until all are well."""
+    begun = time.monotonic()
+    names = [member.name for member in run.living() if member.name not in fault.victims]
+    result = Result(fault.name, 0, 0.0, 0.0, [])
+    try:
+        result.world = fault.make(run)
+        over = time.monotonic()
+        well = run.wait_until_well(over, result.world, fault.seconds)
+        alive = [n for n in names if run.members[n].alive]
+        result.pause = run.longest_pause(begun, well, alive)
+        result.well = well - begun
+        run.wait("the status is seen", lambda: any(at > well for at, _ in run.seen))
+        told = [
+            f"{name}: {one['kind']}"
+            for name in alive
+            for one in run.members[name].events(begun, "error")
+            if one["kind"] not in fault.errors
+        ]
+        if told:
+            raise Failed("told of a failure: " + "; ".join(told))
+        result.said = said(run, begun)
+        if not re.search(fault.shows, "\n".join(result.said)):
+            raise Failed(f"the status did not show it: {result.said}")
+    except Failed as error:
+        result.said = result.said or said(run, begun)
+        result.wrong = str(error)
+    return result
+
+
+def restore(run: Run) -> None:
+    """Starts again who is gone, and ends who came in addition."""
+    if late := run.members.pop("late", None):
+        late.process.kill()
+        late.process.wait()
+    begun = time.monotonic()
+    for member in list(run.members.values()):
+        if not member.alive:
+            run.start_peer(member.name, member.place)
+    run.wait_until_well(begun, len(run.members), _START_SECONDS)
+    del run.seen[:-20]
+
+
+def report(result: Result) -> None:
+    verdict = "ok  " if not result.wrong else "FAIL"
+    print(
+        f"{verdict} {result.fault:36} {result.world:>2} train on   longest pause "
+        f"{result.pause:5.2f} s   all well after {result.well:5.2f} s"
+    )
+    for sentence in result.said[:_SHOWN]:
+        print(f"       status: {sentence[:100]}")
+    if result.wrong:
+        print(f"       {result.wrong}")
+    sys.stdout.flush()
+
+
+def drill(faults: list[Fault], peers: int, with_lab: bool, folder: Path) -> list[Result]:
+    """Runs the faults one after the other. A run that did not become well is begun anew."""
+    results: list[Result] = []
+    left = list(faults)
+    while left:
+        with Run(peers, folder, with_lab) as run:
+            run.wait_until_well(0.0, peers, _START_SECONDS)
+            while left:
+                results.append(meet(run, left.pop(0)))
+                report(results[-1])
+                if results[-1].wrong:
+                    break
+                restore(run)
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--short", action="store_true", help="some of the faults")
+    parser.add_argument("--peers", type=int, default=8, help="at least 3; default: %(default)s")
+    parser.add_argument("--only", default="", help="faults whose names contain this text")
+    parser.add_argument("--loopback", action="store_true", help="no network of its own")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--logs", type=Path, help="keep the logs there; default: a new folder")
+    options = parser.parse_args()
+    why = "--loopback" if options.loopback else running.lab.why_not()
+    faults = [fault for fault in FAULTS if options.only in fault.name]
+    faults = [fault for fault in faults if fault.in_short or not options.short]
+    if why is not None:
+        print(f"without faults of the network: {why}")
+        faults = [fault for fault in faults if not fault.needs_lab]
+    folder = options.logs or Path(tempfile.mkdtemp(prefix="pccl-drill-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    results = drill(faults, options.peers, why is None, folder)
+    if options.json:
+        text = json.dumps([asdict(result) for result in results], indent=1)
+        options.json.write_text(text + "\n")
+    failed = [result.fault for result in results if result.wrong]
+    print(f"{len(results)} faults, {len(failed)} failed; logs in {folder}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,421 @@
+"""The faults of the drill. Each is made, and ended; `run.wait_until_well` follows."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from drilling.run import FOLDER, Failed, Run
+
+_FREEZE_SECONDS = 1.0  # short of every timeout
+_NOISE = """\
+import os, socket, sys
+for port in sys.argv[2].split(","):
+    for _ in range(40):
+        with socket.create_connection((sys.argv[1], int(port)), 5) as s:
+            try:
+                s.sendall(os.urandom(20_000))
+                s.recv(100)
+            except OSError:
+                pass
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault.
+
+    Attributes:
+        name: What happens, for the table.
+        make: Makes it, and ends it if it is not for good. Returns how many train afterwards.
+        shows: A regular expression: what the status must say while it lasts.
+        needs_lab: It is a fault of a network.
+        in_short: It is in the short form.
+        errors: What members other than the victim may be told, as class names.
+        victims: Members whose pauses do not count.
+        seconds: Time until all must be well.
+    """
+
+    name: str
+    make: Callable[[Run], int]
+    shows: str
+    needs_lab: bool = False
+    in_short: bool = False
+    errors: tuple[str, ...] = ()
+    victims: tuple[str, ...] = ("peer1",)
+    seconds: float = 40.0
+
+
+def _all(run: Run) -> int:
+    return len(run.living())
+
+
+def killed(run: Run) -> int:
+    run.members["peer1"].signal(signal.SIGKILL)
+    run.members["peer1"].process.wait()
+    return _all(run)
+
+
+def two_killed(run: Run) -> int:
+    for name in ("peer1", "peer2"):
+        run.members[name].signal(signal.SIGKILL)
+    for name in ("peer1", "peer2"):
+        run.members[name].process.wait()
+    return _all(run)
+
+
+def all_but_one_killed(run: Run) -> int:
+    for member in list(run.members.values())[1:]:
+        member.signal(signal.SIGKILL)
+    for member in list(run.members.values())[1:]:
+        member.process.wait()
+    return 1
+
+
+def stopped_for_a_second(run: Run) -> int:
+    run.members["peer1"].signal(signal.SIGSTOP)
+    time.sleep(_FREEZE_SECONDS)
+    run.members["peer1"].signal(signal.SIGCONT)
+    return _all(run)
+
+
+def frozen_until_it_is_out(run: Run) -> int:
+    begun = time.monotonic()
+    peer = run.members["peer1"]
+    peer.signal(signal.SIGSTOP)
+    others = [m for m in run.living() if m is not peer]
+    try:
+        run.wait(
+            "the others go on without the frozen one",
+            lambda: all(
+                m.steps[-1].at > begun and m.steps[-1].world == len(others) for m in others
+            ),
+        )
+    finally:
+        peer.signal(signal.SIGCONT)
+    run.wait("it learns that it is out", lambda: bool(peer.events(begun, "error")))
+    return _all(run)
+
+
+def told_to_end(run: Run) -> int:
+    run.members["peer1"].signal(signal.SIGTERM)
+    if (status := run.members["peer1"].process.wait(30)) != 0:
+        raise Failed(f"the peer that was told to end has status {status}")
+    return _all(run)
+
+
+def interrupted(run: Run) -> int:
+    run.members["peer1"].signal(signal.SIGINT)
+    run.members["peer1"].process.wait(30)
+    return _all(run)
+
+
+def never_calls(run: Run) -> int:
+    begun = time.monotonic()
+    peer = run.members["peer1"]
+    peer.tell("mute")
+    others = [m for m in run.living() if m is not peer]
+    run.wait(
+        "the others go on without the silent one",
+        lambda: all(m.steps[-1].at > begun and m.steps[-1].world == len(others) for m in others),
+    )
+    peer.tell("speak")
+    run.wait("it learns that it is out", lambda: bool(peer.events(begun, "error")))
+    return _all(run)
+
+
+def calls_with_another_shape(run: Run) -> int:
+    return _wrong_call(run, "mismatch", "MismatchedCall")
+
+
+def calls_something_else(run: Run) -> int:
+    return _wrong_call(run, "elsewhere", "Deadlock")
+
+
+def _wrong_call(run: Run, word: str, kind: str) -> int:
+    begun = time.monotonic()
+    run.members["peer1"].tell(word)
+    run.wait(
+        f"all are told {kind}",
+        lambda: all(
+            any(one["kind"] == kind for one in member.events(begun, "error"))
+            for member in run.living()
+        ),
+    )
+    return _all(run)
+
+
+def _newcomer(run: Run, **env: str) -> None:
+    run.start_peer(
+        "late", len(run.members) + 1 if "late" not in run.members else _spare(run), **env
+    )
+
+
+def _spare(run: Run) -> int:
+    return run.members["late"].place
+
+
+def a_newcomer_joins_and_leaves(run: Run) -> int:
+    begun = time.monotonic()
+    world = _all(run) + 1
+    _newcomer(run)
+    run.wait_until_well(begun, world, 40)
+    run.members["late"].signal(signal.SIGTERM)
+    run.members["late"].process.wait(30)
+    return _all(run)
+
+
+def a_newcomer_is_killed_as_it_comes(run: Run) -> int:
+    _newcomer(run)
+    late = run.members["late"]
+    run.wait("it has joined", lambda: bool(late.events(0, "joined")))
+    time.sleep(0.2)  # while it connects, or receives the state
+    late.signal(signal.SIGKILL)
+    late.process.wait()
+    return _all(run)
+
+
+def a_newcomer_has_another_secret(run: Run) -> int:
+    _newcomer(run, PCCL_SECRET=run.secret[::-1])
+    late = run.members["late"]
+    late.process.wait(30)
+    if "AuthenticationFailed" not in late.errors.read_text():
+        raise Failed(f"it was not told that its secret is wrong: {late.errors}")
+    return _all(run)
+
+
+def garbage_arrives(run: Run) -> int:
+    port = run.address.rpartition(":")[2]
+    command = [sys.executable, "-c", _NOISE, run.host(0), port]
+    if run.lab:
+        command = run.lab.command(len(run.members) + 1, command)
+    subprocess.run(command, check=True, timeout=60)
+    return _all(run)
+
+
+def the_master_is_killed_and_restarted(run: Run) -> int:
+    assert run.master is not None
+    run.master.kill()
+    run.master.wait()
+    time.sleep(1.0)
+    run.start_master()
+    return _all(run)
+
+
+def the_master_is_stopped(run: Run) -> int:
+    run.master_signal(signal.SIGSTOP)
+    time.sleep(_FREEZE_SECONDS)
+    run.master_signal(signal.SIGCONT)
+    return _all(run)
+
+
+def a_line_is_cut(run: Run) -> int:
+    assert run.lab is not None
+    begun = time.monotonic()
+    run.lab.cut(1, 2)
+    run.wait_until_well(begun + 0.5, _all(run), 40)
+    run.lab.heal(1, 2)
+    return _all(run)
+
+
+def a_peer_is_cut_off(run: Run) -> int:
+    assert run.lab is not None
+    begun = time.monotonic()
+    peer = run.members["peer1"]
+    others = [place for place in range(len(run.members) + 1) if place != peer.place]
+    for place in others:
+        run.lab.cut(peer.place, place)
+    try:
+        rest = [m for m in run.living() if m is not peer]
+        run.wait(
+            "the others go on without it",
+            lambda: all(m.steps[-1].at > begun and m.steps[-1].world == len(rest) for m in rest),
+        )
+    finally:
+        for place in others:
+            run.lab.heal(peer.place, place)
+    run.wait("it learns that it is out", lambda: bool(peer.events(begun, "error")))
+    return _all(run)
+
+
+def a_line_is_slow(run: Run) -> int:
+    assert run.lab is not None
+    run.lab.rate(2, 5, 5)
+    begun = time.monotonic()
+    run.wait_until_well(begun, _all(run), 60)
+    run.lab.rate(2, 200, 200)
+    return _all(run)
+
+
+def a_line_is_lossy(run: Run) -> int:
+    assert run.lab is not None
+    others = [place for place in range(len(run.members) + 1) if place != 2]
+    for place in others:
+        run.lab.set_loss(2, place, 0.05)
+        run.lab.set_loss(place, 2, 0.05)
+    begun = time.monotonic()
+    run.wait_until_well(begun, _all(run), 60)
+    for place in others:
+        run.lab.set_loss(2, place, 0)
+        run.lab.set_loss(place, 2, 0)
+    return _all(run)
+
+
+def connections_are_reset(run: Run) -> int:
+    assert run.lab is not None
+    for place in range(3, len(run.members) + 1):
+        run.lab.reset(2, place, 4)
+    return _all(run)
+
+
+def the_disk_is_full(run: Run) -> int:
+    begun = time.monotonic()
+    peer = run.members["peer1"]
+    peer.tell("save")
+    run.wait("it is told that the file is too large", lambda: bool(peer.events(begun, "not saved")))
+    (said,) = peer.events(begun, "not saved")
+    if [name for name in said["left"] if name.startswith("peer1.safetensors")]:
+        raise Failed(f"a part of a checkpoint was left: {said['left']}")
+    return _all(run)
+
+
+def the_clock_jumps(run: Run) -> int:
+    begun = time.monotonic()
+    library = run.folder / "clock.so"
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise Failed("needs a C compiler")
+    source = str(FOLDER / "clock.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    world = _all(run) + 1
+    _newcomer(run, LD_PRELOAD=str(library))
+    run.wait_until_well(begun, world, 40)
+    late = run.members["late"]
+    for _ in range(2):  # back by a day, and to rights
+        jumped = time.monotonic()
+        late.signal(signal.SIGUSR2)
+        run.wait_until_well(jumped, world, 40)
+    late.signal(signal.SIGTERM)
+    late.process.wait(30)
+    return _all(run)
+
+
+def kicked_by_the_operator(run: Run) -> int:
+    begun = time.monotonic()
+    peer = run.members["peer1"]
+    run.command("kick", "peer1")
+    run.wait("it learns that it is out", lambda: bool(peer.events(begun, "error")))
+    return _all(run)
+
+
+def drained_by_the_operator(run: Run) -> int:
+    run.command("drain", "peer1")
+    if (status := run.members["peer1"].process.wait(30)) != 0:
+        raise Failed(f"the drained peer has status {status}")
+    return _all(run)
+
+
+def admission_is_paused(run: Run) -> int:
+    world = _all(run)
+    run.command("pause-admission")
+    begun = time.monotonic()
+    _newcomer(run)
+    run.wait("it has joined", lambda: bool(run.members["late"].events(begun, "joined")))
+    waiting = time.monotonic()
+    time.sleep(1.0)
+    if any(step.at > waiting and step.world > world for step in run.members["peer0"].steps):
+        raise Failed("a newcomer was let in while admission was paused")
+    run.command("resume-admission")
+    run.wait_until_well(time.monotonic(), world + 1, 40)
+    run.members["late"].signal(signal.SIGTERM)
+    run.members["late"].process.wait(30)
+    return _all(run)
+
+
+def the_machine_is_busy(run: Run) -> int:
+    loops = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(2 * (os.cpu_count() or 2))
+    ]
+    begun = time.monotonic()
+    try:
+        run.wait_until_well(begun, _all(run), 60)
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    return _all(run)
+
+
+_NOBODY = ()
+
+FAULTS = [
+    Fault("a peer is killed", killed, r"peer1 is out", in_short=True),
+    Fault("two peers are killed at once", two_killed, r"peer2 is out", victims=("peer1", "peer2")),
+    Fault("all peers but one are killed", all_but_one_killed, r"1 member\b"),
+    Fault("a peer is stopped for a second", stopped_for_a_second, r"wait.*peer1", victims=_NOBODY),
+    Fault("a peer is frozen until it is out", frozen_until_it_is_out, r"not heard", in_short=True),
+    Fault("a peer gets SIGTERM", told_to_end, r"peer1 is out: it left", in_short=True),
+    Fault("a peer gets Ctrl-C", interrupted, r"peer1 is out", errors=("PeerLost",)),
+    Fault("a peer makes no call", never_calls, r"wait.*peer1", in_short=True),
+    Fault(
+        "a peer calls with another shape",
+        calls_with_another_shape,
+        r"members",
+        in_short=True,
+        errors=("MismatchedCall",),
+        victims=_NOBODY,
+    ),
+    Fault(
+        "a peer calls something else",
+        calls_something_else,
+        r"wait",
+        errors=("Deadlock",),
+        victims=_NOBODY,
+    ),
+    Fault("a newcomer joins and leaves", a_newcomer_joins_and_leaves, r"late", victims=_NOBODY),
+    Fault(
+        "a newcomer is killed as it comes",
+        a_newcomer_is_killed_as_it_comes,
+        r"late",
+        victims=_NOBODY,
+    ),
+    Fault(
+        "a newcomer has another secret",
+        a_newcomer_has_another_secret,
+        r"members",
+        in_short=True,
+        victims=_NOBODY,
+    ),
+    Fault("noise at the master's port", garbage_arrives, r"members", victims=_NOBODY),
+    Fault(
+        "the master is killed and restarted",
+        the_master_is_killed_and_restarted,
+        r"restarts 1|no answer",
+        in_short=True,
+        victims=_NOBODY,
+    ),
+    Fault("the master is stopped for a second", the_master_is_stopped, r"", victims=_NOBODY),
+    Fault("the line of two peers is cut", a_line_is_cut, r"peer", needs_lab=True, victims=_NOBODY),
+    Fault("a peer is cut off", a_peer_is_cut_off, r"peer1 is out", needs_lab=True),
+    Fault("a peer's line is slow", a_line_is_slow, r"", needs_lab=True, victims=_NOBODY),
+    Fault("a peer's line loses 5 %", a_line_is_lossy, r"", needs_lab=True, victims=_NOBODY),
+    Fault("connections are reset", connections_are_reset, r"", needs_lab=True, victims=_NOBODY),
+    Fault("a peer's disk is full", the_disk_is_full, r"", victims=_NOBODY),
+    Fault("a peer's clock jumps by a day", the_clock_jumps, r"late", victims=_NOBODY),
+    Fault(
+        "the operator kicks a peer",
+        kicked_by_the_operator,
+        r"kicked by the operator",
+        in_short=True,
+    ),
+    Fault("the operator drains a peer", drained_by_the_operator, r"the operator asks .*peer1"),
+    Fault("the operator pauses admission", admission_is_paused, r"late", victims=_NOBODY),
+    Fault("the machine is busy", the_machine_is_busy, r"", victims=_NOBODY),
+]

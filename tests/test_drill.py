@@ -1,0 +1,28 @@
+"""The short form of benchmarks/drill.py: every fault ends well, and the status shows it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DRILL = Path(__file__).resolve().parent.parent / "benchmarks" / "drill.py"
+
+
+@pytest.mark.timeout(600)
+def test_a_run_becomes_well_after_each_kind_of_fault(tmp_path: Path) -> None:
+    report = tmp_path / "drill.json"
+    done = subprocess.run(
+        [sys.executable, str(DRILL), "--short", "--peers", "4", "--json", str(report)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=580,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(report.read_text())
+    assert len(results) >= 9
+    assert all(result["said"] for result in results), results
