@@ -107,6 +107,9 @@ class FakeCommunicator:
     def admit(self, timeout):
         return timeout == 1
 
+    def draining(self):
+        return False
+
     def update_topology(self, timeout):
         self.calls.append(("update_topology", timeout))
 

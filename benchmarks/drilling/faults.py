@@ -403,7 +403,7 @@ FAULTS = [
     ),
     Fault("the master is stopped for a second", the_master_is_stopped, r"", victims=_NOBODY),
     Fault("the line of two peers is cut", a_line_is_cut, r"peer", needs_lab=True, victims=_NOBODY),
-    Fault("a peer is cut off", a_peer_is_cut_off, r"peer1 is out", needs_lab=True),
+    Fault("a peer is cut off", a_peer_is_cut_off, r"peer1 is out", needs_lab=True, in_short=True),
     Fault("a peer's line is slow", a_line_is_slow, r"", needs_lab=True, victims=_NOBODY),
     Fault("a peer's line loses 5 %", a_line_is_lossy, r"", needs_lab=True, victims=_NOBODY),
     Fault("connections are reset", connections_are_reset, r"", needs_lab=True, victims=_NOBODY),
