@@ -129,10 +129,13 @@ def close_and_wait() -> None:
 def fork_and_wait() -> None:
     """A child that was forked, as a data loader's are, ends at SIGTERM."""
     start()
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        os.write(writing, b"x")
         while True:  # not signal.pause(): the signal may come just before it
             time.sleep(0.01)
+    os.read(reading, 1)  # Python drops signals that a child gets before it is set up
     os.kill(child, signal.SIGTERM)
     _, status = os.waitpid(child, 0)
     say(event="ended", by=os.WTERMSIG(status) if os.WIFSIGNALED(status) else None)
