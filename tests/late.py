@@ -30,7 +30,9 @@ def wait_for_a_newcomer(turn: int) -> None:
     """Wraps what asks for newcomers. All early members make the same calls, so all come here."""
     points = 0
     admitted = False  # by admit: the sync that follows is no admission point of its own
-    admit, sync, pending = api.admit, api.sync, pccl.Communicator.are_peers_pending
+    # DiLoCo calls these; pccl.admit and pccl.sync do, too.
+    admit, sync = api.admit_and_stay, api.sync_and_stay
+    pending = pccl.Communicator.are_peers_pending
 
     def reached() -> bool:
         nonlocal points
@@ -43,24 +45,24 @@ def wait_for_a_newcomer(turn: int) -> None:
             time.sleep(LOOK_SECONDS)
         return True
 
-    def admit_with_newcomer(**kwargs: Any) -> bool:
+    def admit_with_newcomer(*how: Any) -> bool:
         nonlocal admitted
-        admitted = wait(admit, **kwargs) if reached() else admit(**kwargs)
+        admitted = wait(admit, *how) if reached() else admit(*how)
         return admitted
 
-    def sync_with_newcomer(state: Any, **kwargs: Any) -> Any:
+    def sync_with_newcomer(*how: Any) -> Any:
         nonlocal admitted
         if not admitted and reached():
-            wait(admit, comm=kwargs.get("comm"))
+            _, _, _, timeout, comm = how
+            wait(admit, comm, timeout)
         admitted = False
-        return sync(state, **kwargs)
+        return sync(*how)
 
     def pending_with_newcomer(comm: pccl.Communicator, **kwargs: Any) -> bool:
         return wait(pending, comm, **kwargs) if reached() else pending(comm, **kwargs)
 
-    pccl.admit = admit_with_newcomer
-    pccl.sync = sync_with_newcomer  # type: ignore[assignment]
-    api.admit, api.sync = pccl.admit, pccl.sync
+    api.admit_and_stay = admit_with_newcomer
+    api.sync_and_stay = sync_with_newcomer
     pccl.Communicator.are_peers_pending = pending_with_newcomer  # type: ignore[method-assign]
 
 
