@@ -468,8 +468,8 @@ def on_membership_change(
     for the next one. Compiled calls (JAX) tell nothing: the next other call does.
 
     The callback may ask `stats`, `membership` and the like. It should make no collective call:
-    others do not know when it runs. What it raises is printed as an exception that nobody handles
-    (`sys.unraisablehook`), and the call goes on: the other members have its result.
+    others do not know when it runs. An exception of the callback goes to `sys.unraisablehook`,
+    which prints it. The call goes on, because the other members have its result.
 
     Args:
         callback: Takes a `pccl.MembershipChange`.

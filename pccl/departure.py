@@ -72,8 +72,8 @@ class OnSigterm:
         self._signals += 1
         if self._signals == 1:
             self._hurry.acquire()
+            _thread.start_new_thread(self._end_in_time, ())  # first: the next call may wait
             self.comm._drain()
-            _thread.start_new_thread(self._end_in_time, ())
         elif self._signals == 2:
             self._hurry.release()
 
