@@ -215,7 +215,7 @@ def test_the_master_says_how_much_has_gone_through_it() -> None:
 
 def relayed_bytes(master: Worker) -> int:
     """As its log says, of links that have ended."""
-    lines = re.findall(r"relayed (\d+) bytes between peers \w+ and \w+ in", master.stderr())
+    lines = re.findall(r"relayed (\d+) bytes between peers \S+ and \S+ in", master.stderr())
     return sum(map(int, lines))
 
 
