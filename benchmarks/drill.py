@@ -78,9 +78,17 @@ def said(run: Run, since: float) -> list[str]:
     """The sentences that are new in the status since then, each once."""
     seen = list(run.seen)
     found = dict.fromkeys(
-        sentence for at, status in seen if at >= since for sentence in sentences(status, at - since)
+        sentence
+        for asked, answered, status in seen
+        if asked >= since
+        for sentence in sentences(status, answered - since)
     )
-    known = {sentence for at, status in seen if at < since for sentence in sentences(status, 0.0)}
+    known = {
+        sentence
+        for asked, _, status in seen
+        if asked < since
+        for sentence in sentences(status, 0.0)
+    }
     return [sentence for sentence in found if sentence not in known] or list(found)
 
 
@@ -96,7 +104,7 @@ def meet(run: Run, fault: Fault) -> Result:
         alive = [n for n in names if run.members[n].alive]
         result.pause = run.longest_pause(begun, well, alive)
         result.well = well - begun
-        run.wait("the status is seen", lambda: any(at > well for at, _ in run.seen))
+        run.wait("the status is seen", lambda: any(asked > well for asked, *_ in run.seen))
         told = [
             f"{name}: {one['kind']}"
             for name in alive

@@ -110,7 +110,7 @@ class Run:
         self.master: subprocess.Popen[str] | None = None
         self.address = ""
         self._watch_end = threading.Event()
-        self.seen: list[tuple[float, Status | None]] = []
+        self.seen: list[tuple[float, float, Status | None]] = []  # asked, answered
 
     def __enter__(self) -> Run:
         try:
@@ -225,7 +225,9 @@ class Run:
 
     def _watch(self) -> None:
         while not self._watch_end.wait(LOOK_SECONDS):
-            self.seen.append((time.monotonic(), self.status()))
+            asked = time.monotonic()
+            status = self.status()
+            self.seen.append((asked, time.monotonic(), status))
 
     def status(self) -> Status | None:
         """What `pccl status --json` prints; None if nobody answers."""
