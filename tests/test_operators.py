@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,7 +24,7 @@ from reports import (
     text,
     u64,
 )
-from workers import Run, running
+from workers import Run, eventually, running
 
 import pccl
 from pccl import _core, _testing
@@ -284,15 +281,6 @@ def test_commands_without_end_are_refused() -> None:
 
 
 # Real processes.
-
-
-def eventually(look: Callable[[], Any], *, seconds: float = 30) -> Any:
-    """What `look` returns, as soon as it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not come about"
-        threading.Event().wait(0.05)
-    return found
 
 
 def pair(run: Run, *names: str) -> list[Any]:

@@ -6,14 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from programs import stats
-from workers import Run, wait_until_asleep
+from workers import Run, eventually, wait_until_asleep
 
 import pccl
 from pccl.tools import cli, trace
@@ -117,14 +116,6 @@ def test_a_trace_ends_at_its_size(run: Run, tmp_path: Path) -> None:
         assert json.loads(path.read_text())[-1]["name"] == "the trace ends here"
 
 
-def wait_for_files(folder: Path, text: str) -> None:
-    """Returns when all traces contain the text."""
-    deadline = time.monotonic() + 30
-    while not all(text in path.read_text() for path in folder.glob("*.json")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def killed_and_late(run: Run, folder: Path) -> list[str]:
     """A late member, which is killed in the end. Returns the ids, its own first."""
     env = {"PCCL_SHM": "0", "PCCL_TRACE": str(folder), "PCCL_HEARTBEAT_TIMEOUT": "2"}
@@ -141,7 +132,9 @@ def killed_and_late(run: Run, folder: Path) -> list[str]:
     late.tell(SMALL)
     late.expect("begins")
     wait_until_asleep(late)
-    wait_for_files(folder, '"collective #0"')
+    eventually(  # both have written the first call
+        lambda: sum('"collective #0"' in path.read_text() for path in folder.glob("*.json")) == 2
+    )
     late.signal(signal.SIGKILL)
     late.ends()
     first.tell(SMALL)

@@ -184,6 +184,15 @@ def wait_for_line(worker: Worker, pattern: str) -> str:
         time.sleep(0.02)
 
 
+def eventually(look: Callable[[], Any], *, seconds: float = 30) -> Any:
+    """What `look` returns, as soon as it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not come about"
+        threading.Event().wait(0.05)
+    return found
+
+
 def wait_until_asleep(worker: Worker) -> None:
     """Returns when its main thread has slept for a while: it is inside its call, then."""
     asleep = 0
