@@ -83,6 +83,7 @@ struct Board {
   Arrival arrivals[2];                               // used in turn: others may read the other one
   alignas(64) std::atomic<std::uint64_t> sleeping;   // counts; odd: asleep, wants to be rung
   alignas(64) std::atomic<std::uint64_t> collected;  // position of the last decision that was seen
+  std::atomic<std::uint64_t> run;                    // in which its owner is a member; 0: in none
   alignas(64) std::atomic<std::uint64_t> done;       // position of the last operation done
   // Numbers of blocks of the current operation, as (index << 24 | count).
   alignas(64) std::atomic<std::uint64_t> staged;

@@ -98,8 +98,9 @@ void LocalGroup::ring_all() {
 
 // -- opening and closing
 
-void LocalGroup::open(std::uint64_t epoch, std::uint32_t rank, std::vector<RegionPtr> boards,
-                      RegionPtr page) {
+void LocalGroup::open(std::uint64_t run, std::uint64_t epoch, std::uint32_t rank,
+                      std::vector<RegionPtr> boards, RegionPtr page) {
+  run_ = run;
   epoch_ = epoch;
   rank_ = rank;
   boards_ = std::move(boards);
@@ -113,6 +114,7 @@ void LocalGroup::open(std::uint64_t epoch, std::uint32_t rank, std::vector<Regio
   broken_ = false;
   all_open_ = false;
   own().done.store(0, std::memory_order_relaxed);
+  own().run.store(run_, std::memory_order_relaxed);
   own().collected.store(position(epoch_, 0), std::memory_order_release);
   ring_all();
 }
@@ -383,11 +385,14 @@ bool LocalGroup::choose(Instant now, bool spoilt) {
   return true;
 }
 
-// Whether every board here is the one that its owner uses in this epoch. This rank does not arrive
-// before: the others could commit with it unnoticed.
+// Whether every board here is the one that its owner uses in this epoch of this run. This rank does
+// not arrive before: the others could commit with it unnoticed. A newcomer that never learned of
+// its admission may be a member of another run, in an epoch of the same number.
 bool LocalGroup::all_open() {
   for (std::uint32_t rank = 0; !all_open_ && rank < boards_.size(); ++rank) {
-    if (board(rank).collected.load(std::memory_order_acquire) < position(epoch_, 0)) return false;
+    if (board(rank).collected.load(std::memory_order_acquire) < position(epoch_, 0) ||
+        board(rank).run.load(std::memory_order_relaxed) != run_)
+      return false;
   }
   all_open_ = true;
   return true;

@@ -91,9 +91,10 @@ class LocalGroup {
  public:
   LocalGroup(const LocalOptions& options, LocalHost& host) : options_(options), host_(host) {}
 
-  // Begins an epoch whose members share this host. `boards` are in rank order; boards[rank] is this
-  // member's.
-  void open(std::uint64_t epoch, std::uint32_t rank, std::vector<RegionPtr> boards, RegionPtr page);
+  // Begins an epoch of a run whose members share this host. `boards` are in rank order;
+  // boards[rank] is this member's.
+  void open(std::uint64_t run, std::uint64_t epoch, std::uint32_t rank,
+            std::vector<RegionPtr> boards, RegionPtr page);
   // Replaces a board. Its rank made the new one before it opened this epoch, but it arrives only
   // now.
   void replace_board(std::uint32_t rank, RegionPtr board);
@@ -211,6 +212,7 @@ class LocalGroup {
 
   LocalOptions options_;
   LocalHost& host_;
+  std::uint64_t run_ = 0;
   std::uint64_t epoch_ = 0;
   std::uint32_t rank_ = 0;
   std::vector<RegionPtr> boards_;

@@ -222,7 +222,7 @@ void Engine::on_epoch(const Record& record) {
   sync_.transfer().set_members(record->members);
   link_driver_.sync_told();
   measuring_.begin_epoch(record);
-  locality_.begin_epoch(record);
+  locality_.begin_epoch(session_.run(), record);
   link_driver_.locality_told();
   operations_.begin_epoch(record);
   links_.begin_epoch(link_driver_.context());

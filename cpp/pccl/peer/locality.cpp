@@ -364,7 +364,7 @@ void Locality::forget_stale(std::uint64_t epoch) {
 
 // -- epochs
 
-void Locality::begin_epoch(const Record& record) {
+void Locality::begin_epoch(std::uint64_t run, const Record& record) {
   const bool departed = std::any_of(record->departures.begin(), record->departures.end(),
                                     [](const auto& gone) { return !gone.id.empty(); });
   // A departed member may only be frozen, and read our memory when it wakes up. New memory leaves
@@ -379,6 +379,7 @@ void Locality::begin_epoch(const Record& record) {
     }
   }
   forget_stale(record->epoch);
+  run_ = run;
   epoch_ = record->epoch;
   page_.reset();
   ranks_.clear();
@@ -422,7 +423,7 @@ void Locality::try_open() {
     }
   }
   if (page_ == nullptr) return;
-  group_.open(epoch_, rank_, std::move(boards), page_);
+  group_.open(run_, epoch_, rank_, std::move(boards), page_);
 }
 
 }  // namespace pccl::peer

@@ -79,7 +79,7 @@ class Locality final : private memory::LocalHost {
   // Ends the previous epoch's collective. False: a result is lost, and this peer must leave.
   [[nodiscard]] bool close_group() { return group_.close(); }
   // REQUIRES: close_group() was called.
-  void begin_epoch(const Record& record);
+  void begin_epoch(std::uint64_t run, const Record& record);
   // The epoch's plan has that member on this host, and it shares memory with this peer now.
   [[nodiscard]] bool shares_with(const PeerId& peer) const;
   // The plan has all members on this host: all-reduce operations start in memory.
@@ -169,6 +169,7 @@ class Locality final : private memory::LocalHost {
   Instant now_{};            // of the latest step
   memory::RegionPtr page_;
   bool active_ = false;
+  std::uint64_t run_ = 0;
   std::uint64_t epoch_ = 0;
   std::uint32_t rank_ = 0;
   std::vector<PeerId> ranks_;
