@@ -129,7 +129,8 @@ std::shared_ptr<CommunicatorHandle> make(const std::string& master, std::uint32_
   const char* function = "Communicator";
   node::CommunicatorOptions options;
   options.settings = read_settings(function);
-  options.master = parse_address(master, wire::kDefaultPort, function);
+  options.masters =
+      value_of(wire::parse_masters(master, wire::kDefaultPort), CallKind::collective, function);
   options.group = peer_group;
   options.replica = replica;
   options.ranks_per_replica = ranks_per_replica;

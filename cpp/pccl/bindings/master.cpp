@@ -1,3 +1,5 @@
+#include <nanobind/stl/pair.h>
+
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -19,13 +21,14 @@ constexpr Duration kSlice = std::chrono::milliseconds(100);  // between two look
 // *any thread that has the GIL*
 class Master {
  public:
-  Master(const std::string& listen, const io::Secret* secret, std::uint32_t min_peers)
+  Master(const std::string& listen, const io::Secret* secret, std::uint32_t min_peers,
+         std::uint32_t masters, std::uint32_t index)
       : generation_(fork_generation()) {
     const auto address = value_of(wire::parse_address(listen, wire::kDefaultPort),
                                   CallKind::collective, "MasterNode");
-    server_ =
-        std::make_unique<server::Server>(address, read_settings("MasterNode"),
-                                         secret == nullptr ? io::Secret() : *secret, min_peers);
+    server_ = std::make_unique<server::Server>(address, read_settings("MasterNode"),
+                                               secret == nullptr ? io::Secret() : *secret,
+                                               min_peers, master::MasterPlace{masters, index});
   }
   ~Master() {
     if (inert()) {
@@ -94,7 +97,7 @@ class Master {
 int run_master(const std::string& listen) {
   const io::Secret secret =
       value_of(io::Secret::from_environment(), CallKind::collective, "run_master");
-  Master master(listen, &secret, 1);
+  Master master(listen, &secret, 1, 1, 0);
   master.run();
   (void)master.wait(std::nullopt);
   return 0;
@@ -103,9 +106,21 @@ int run_master(const std::string& listen) {
 }  // namespace
 
 void bind_master(nb::module_& m) {
+  m.def(
+      "parse_masters",
+      [](const std::string& text, const std::string& function) {
+        std::vector<std::pair<std::string, std::uint16_t>> masters;
+        for (const wire::Address& address : value_of(wire::parse_masters(text, wire::kDefaultPort),
+                                                     CallKind::collective, function.c_str()))
+          masters.emplace_back(address.host, address.port);
+        return masters;
+      },
+      "text"_a, "function"_a);
   nb::class_<Master>(m, "Master")
-      .def(nb::init<const std::string&, const io::Secret*, std::uint32_t>(), "listen"_a,
-           nb::arg("secret").none() = nb::none(), "min_peers"_a = 1)
+      .def(nb::init<const std::string&, const io::Secret*, std::uint32_t, std::uint32_t,
+                    std::uint32_t>(),
+           "listen"_a, nb::arg("secret").none() = nb::none(), "min_peers"_a = 1, "masters"_a = 1,
+           "index"_a = 0)
       .def("run", &Master::run)
       .def("address", &Master::address)
       .def("status", &Master::status)

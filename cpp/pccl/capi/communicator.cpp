@@ -1,8 +1,10 @@
 // pccl.h: communicators, joining and leaving, and the membership.
 #include "pccl/capi/communicator.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -79,7 +81,15 @@ Result<node::CommunicatorOptions> options_from(const pcclCommCreateParams_t& par
   const Result<wire::Address> master = from_c(params.master_address);
   if (!master) return master.error();
   if (master->port == 0) return refuse("the master's address has no port").error();
-  options.master = *master;
+  options.masters = {*master};
+  // The struct has one address. PCCL_MASTER may list more, if that one is in the list.
+  const char* const listed = std::getenv("PCCL_MASTER");
+  if (listed != nullptr && std::strchr(listed, ',') != nullptr) {
+    const auto masters = wire::parse_masters(listed, wire::kDefaultPort);
+    if (!masters) return masters.error();
+    if (std::find(masters->begin(), masters->end(), *master) != masters->end())
+      options.masters = *masters;
+  }
   options.group = params.peer_group;
   if (params.p2p_connection_pool_size > 255)
     return refuse("p2p_connection_pool_size is more than 255").error();

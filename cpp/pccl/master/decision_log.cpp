@@ -61,6 +61,15 @@ std::vector<wire::LogEntry> DecisionLog::adoptable(const std::vector<wire::LogEn
   return fresh;
 }
 
+std::optional<std::uint64_t> DecisionLog::epoch_at(std::uint64_t ordinal) const {
+  std::optional<std::uint64_t> epoch;
+  for (const wire::LogEntry& entry : entries_) {
+    const auto* record = std::get_if<wire::EpochRecord>(&entry.what);
+    if (record != nullptr && entry.ordinal <= ordinal) epoch = record->epoch;
+  }
+  return epoch;
+}
+
 std::vector<wire::LogEntry> DecisionLog::after(std::uint64_t ordinal) const {
   std::vector<wire::LogEntry> missing;
   for (const wire::LogEntry& entry : entries_) {

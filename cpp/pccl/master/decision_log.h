@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -38,6 +39,9 @@ class DecisionLog {
   [[nodiscard]] std::uint64_t last() const { return last_; }
   [[nodiscard]] std::uint64_t collected() const { return collected_; }
   [[nodiscard]] const std::deque<wire::LogEntry>& entries() const { return entries_; }
+  // The epoch in force after this entry. Empty: no epoch of this log is known to be at or before
+  // it.
+  [[nodiscard]] std::optional<std::uint64_t> epoch_at(std::uint64_t ordinal) const;
   [[nodiscard]] std::vector<wire::LogEntry> after(std::uint64_t ordinal) const;
   // Whether the call was decided by an entry after `applied`, the last entry that a member has
   // applied.

@@ -12,6 +12,7 @@ namespace pccl::master {
 
 void Decisions::append(DecisionLog::Decision what) {
   const wire::Log message{{log_.append(std::move(what))}};
+  context_.around.appended(context_.id, message.entries.front());
   for (const Peer& peer : peers_.members) {
     if (peer.connection != 0) context_.around.send(peer.connection, log_.collected(), message);
   }
@@ -137,6 +138,11 @@ void Decisions::reset_links() {
 void Decisions::start_over() {
   calls_.restart();
   begin_epoch(wire::Cause::plan);
+}
+
+void Decisions::begin_term() {
+  plan_or_use_all();
+  start_over();
 }
 
 void Decisions::begin_loss(std::vector<wire::Departure> departures) {

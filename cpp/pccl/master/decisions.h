@@ -48,6 +48,9 @@ class Decisions {
   // Begins an epoch in which operations in progress start over. REQUIRES: plan_epoch() succeeded.
   void start_over();
 
+  // Begins the term of a master that has taken over. Entries of one epoch are all of one master.
+  void begin_term();
+
   // -- plans
   // Plans the next epoch for the present members. False: no plan avoids the unusable links.
   bool plan_epoch();

@@ -98,6 +98,9 @@ Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
   Peer* peer = peers_.member(rejoin.id);
   // A peer that knows only the member's id cannot replace it.
   if (peer == nullptr || peer->member.seal != digest::seal_of(rejoin.ticket)) return Return::out;
+  // Its log and this one part before its end: it followed a master that was replaced.
+  if (log_.epoch_at(rejoin.applied).value_or(rejoin.record.epoch) != rejoin.record.epoch)
+    return Return::out;
   // The log no longer has the entries that the member lacks.
   if (rejoin.applied < log_.collected()) return Return::out;
   if (rejoin.applied > log_.last()) {
@@ -126,15 +129,21 @@ Group::Return Group::rejoin(ConnectionId connection, const wire::Rejoin& rejoin,
 std::unique_ptr<Group> Group::rebuild(std::uint32_t id, const Options& options,
                                       Surroundings& around, const std::vector<Returned>& reports,
                                       const std::vector<wire::LogEntry>& log, Instant now) {
+  return rebuild(id, options, around, newest(reports).rejoin(), reports, log, now);
+}
+
+std::unique_ptr<Group> Group::rebuild(std::uint32_t id, const Options& options,
+                                      Surroundings& around, const wire::Rejoin& base,
+                                      const std::vector<Returned>& reports,
+                                      const std::vector<wire::LogEntry>& log, Instant now) {
   auto group = std::make_unique<Group>(id, options, around);
-  const Returned& best = newest(reports);
   wire::EpochRecord& record = group->record_;
-  record = best.rejoin().record;
+  record = base.record;
   group->peers_.ranks_per_replica = record.ranks_per_replica;
   const std::size_t n = record.members.size();
   if (record.rates.hosts.size() != n || record.rates.links.size() != n * n) record.rates = {};
   group->planning_.restore_rates(record.rates);
-  group->log_.restore(log, best.at().second);
+  group->log_.restore(log, base.applied);
   std::vector<Peer>& members = group->peers_.members;
   for (const wire::Member& member : record.members) {
     Peer peer;

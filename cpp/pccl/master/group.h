@@ -80,6 +80,14 @@ class Group {
                                         Surroundings& around, const std::vector<Returned>& reports,
                                         const std::vector<wire::LogEntry>& log, Instant now);
 
+  // The same, from `base`: the record and the last ordinal of `log`.
+  static std::unique_ptr<Group> rebuild(std::uint32_t id, const Options& options,
+                                        Surroundings& around, const wire::Rejoin& base,
+                                        const std::vector<Returned>& reports,
+                                        const std::vector<wire::LogEntry>& log, Instant now);
+  // Begins the term of a master that has taken over from another one.
+  void begin_term() { decisions_.begin_term(); }
+
   void add_candidate(ConnectionId connection, const wire::Join& join, const std::string& seen,
                      Instant now);
   // A member has a new control connection. `log`: its answer to RequestLog, or null.

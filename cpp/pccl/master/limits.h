@@ -87,6 +87,18 @@ inline constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
 inline constexpr std::uint32_t kMaxTerm = std::uint32_t{1} << 31;
 inline constexpr std::uint32_t kMaxTermsAhead = 16;
 
+// The master's place in the list of all masters of a run. See quorum.h.
+struct MasterPlace {
+  std::uint32_t masters = 1;  // 1: it is alone; there are no votes and no proposals
+  std::uint32_t index = 0;
+
+  [[nodiscard]] bool alone() const { return masters == 1; }
+  // The lowest term of this master that is above `term`. No two masters share a term.
+  [[nodiscard]] std::uint32_t term_after(std::uint32_t term) const {
+    return (term / masters + 1) * masters + index;
+  }
+};
+
 struct Options {
   std::uint32_t min_peers =
       1;  // a group starts with at least this many, whatever its peers ask for
@@ -100,6 +112,7 @@ struct Options {
   Duration measure_after = std::chrono::seconds(1);     // see PCCL_MEASURE_AFTER; zero: never
   std::uint32_t segment_bytes = 512 << 10;
   topology::Thresholds thresholds;
+  MasterPlace place;
   bool encrypted = false;  // the run has a secret; for the status only
   bool relays = false;     // the master relays between members that cannot connect; see PCCL_RELAY
   Limits limits;

@@ -11,7 +11,10 @@ const Group* Master::group(std::uint32_t id) const {
 
 Group& Master::group_for(std::uint32_t id) {
   auto& group = groups_[id];
-  if (!group) group.reset(new Group(id, options_, *this));
+  if (!group) {
+    group.reset(new Group(id, options_, *this));
+    if (!options_.place.alone()) quorums_.try_emplace(id, Quorum(options_.place.term_after(0)));
+  }
   return *group;
 }
 
@@ -29,20 +32,25 @@ bool Master::member(ConnectionId connection) const {
 
 bool Master::may_be_long(ConnectionId connection) const {
   const auto it = connections_.find(connection);
-  return (it != connections_.end() && it->second.asked) || member(connection);
+  if (it == connections_.end()) return false;
+  // A promise has an epoch.
+  const bool promises = it->second.recovers && !options_.place.alone();
+  return it->second.asked || promises || member(connection);
 }
 
 // Drops a group that is empty and never had a member.
 void Master::forget_group(std::uint32_t id) {
   const auto it = groups_.find(id);
-  if (it != groups_.end() && it->second->empty() && it->second->record().epoch == 0)
-    groups_.erase(it);
+  if (it == groups_.end() || !it->second->empty() || it->second->record().epoch != 0) return;
+  groups_.erase(it);
+  quorums_.erase(id);
 }
 
 // Keeps empty groups for late peers while there is room. False: there is no room.
 bool Master::make_room_for_group() {
   if (groups_.size() < options_.limits.max_groups) return true;
   std::erase_if(groups_, [](const auto& item) { return item.second->empty(); });
+  std::erase_if(quorums_, [&](const auto& item) { return !groups_.contains(item.first); });
   return groups_.size() < options_.limits.max_groups;
 }
 
@@ -57,15 +65,30 @@ Duration Master::tick() const {
   for (const auto& [id, group] : groups_) {
     if (group->hurried()) tick = std::min<Duration>(tick, std::chrono::milliseconds(50));
   }
+  if (!options_.place.alone() && !recoveries_.empty())
+    tick = std::min<Duration>(tick, std::chrono::milliseconds(50));
   return tick;
 }
 
 void Master::send(ConnectionId to, std::uint64_t collected, const wire::Message& message) {
+  Quorum* const quorum = quorum_of(to);
+  if (quorum == nullptr) return send_now(to, term_, collected, message);
+  for (const Quorum::Held& now : quorum->pass(to, collected, message))
+    send_now(now.to, quorum->term(), now.collected, *now.message);
+}
+
+void Master::send_now(ConnectionId to, std::uint32_t term, std::uint64_t collected,
+                      const wire::Message& message) {
   if (open(to) != nullptr)
-    actions_.emplace_back(Send{to, wire::encode({run_, term_, collected}, message)});
+    actions_.emplace_back(Send{to, wire::encode({run_, term, collected}, message)});
 }
 
 void Master::close(ConnectionId id) {
+  Quorum* const quorum = quorum_of(id);
+  if (quorum == nullptr || !quorum->holds_closing(id)) close_now(id);
+}
+
+void Master::close_now(ConnectionId id) {
   Connection* const connection = open(id);
   if (connection == nullptr) return;
   connection->closing = true;
@@ -73,8 +96,12 @@ void Master::close(ConnectionId id) {
 }
 
 void Master::refuse(ConnectionId connection, Code code, const std::string& reason) {
-  send(connection, 0, wire::Refused{code, reason});
-  close(connection);
+  const Connection* const known = open(connection);
+  if (known == nullptr) return;
+  // A peer ignores a term below the one that it has followed.
+  const std::uint32_t term = options_.place.alone() ? term_ : std::max(term_, known->term);
+  send_now(connection, term, 0, wire::Refused{code, reason});
+  close_now(connection);
 }
 
 wire::Census Master::census() {
@@ -117,6 +144,7 @@ void Master::on_disconnect(ConnectionId id, Instant now) {
   if (found != groups_.end()) found->second->on_disconnect(id, now);
   settle_replicas(now);
   forget_group(*group);
+  settle_quorums(now);
 }
 
 // Applies the consequences of an event in one group to the others, before anything is sent.
@@ -136,6 +164,7 @@ void Master::on_garbage(ConnectionId id, const Error& error, Instant now) {
   }
   refuse(id, Code::refused, error.reason);
   settle_replicas(now);
+  settle_quorums(now);
 }
 
 void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
@@ -146,13 +175,34 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
   if (connection.group) {
     if (frame.envelope.run != run_)
       return on_garbage(id, {Code::refused, "a message of another run"}, now);
+    if (!options_.place.alone()) {
+      hear_vote(connection, frame);
+      if (std::holds_alternative<wire::Accept>(frame.message)) return settle_quorums(now);
+      // It came late: a majority of others had promised before.
+      if (std::holds_alternative<wire::Promise>(frame.message)) return;
+    }
     const auto found = groups_.find(*connection.group);
     if (found != groups_.end()) {
       found->second->on_message(id, frame, now);
       const auto* const tried = std::get_if<wire::Tried>(&frame.message);
       if (tried != nullptr) on_tried(found->second->member_on(id), *tried, now);
     }
-    return settle_replicas(now);
+    settle_replicas(now);
+    return settle_quorums(now);
+  }
+  if (!options_.place.alone()) {
+    if (std::holds_alternative<wire::MayFound>(frame.message)) {
+      connection.may_found = true;
+      return;
+    }
+    if (std::holds_alternative<wire::Promise>(frame.message) && connection.recovers)
+      return promised(id, connection, frame, now);
+    const bool joins = std::holds_alternative<wire::Join>(frame.message);
+    if ((joins || std::holds_alternative<wire::Rejoin>(frame.message)) && connection.recovers)
+      return on_garbage(id, {Code::refused, "a second Join or Rejoin"}, now);
+    if (joins) return join_one(id, connection, frame, now);
+    if (std::holds_alternative<wire::Rejoin>(frame.message))
+      return rejoin_one(id, connection, frame, now);
   }
   if (const auto* first = std::get_if<wire::Join>(&frame.message)) {
     // The newcomer's run is unknown to this restarted master, or is being rebuilt. The newcomer
@@ -201,6 +251,7 @@ void Master::join(ConnectionId id, Connection& connection, const wire::Join& joi
 
 void Master::on_time(Instant now) {
   at(now);
+  check_quorums(now);
   std::vector<ConnectionId> anonymous;
   std::vector<ConnectionId> owing;  // a log
   for (const auto& [id, connection] : connections_) {
@@ -212,6 +263,11 @@ void Master::on_time(Instant now) {
       owing.push_back(id);
   }
   for (const ConnectionId id : owing) {
+    if (!options_.place.alone()) {
+      close_now(id);
+      forget_report(id);
+      continue;
+    }
     refuse(id, Code::evicted, "its log did not arrive within the handshake timeout");
     forget_report(id);
   }
@@ -224,12 +280,17 @@ void Master::on_time(Instant now) {
   replicas_.on_time(now);
   settle_replicas(now);
   answer_questions(now);
+  settle_quorums(now);
   if (now - last_heartbeat_ >= options_.heartbeat_interval) {
     last_heartbeat_ = now;
     for (const auto& [id, connection] : connections_) {
       if (!connection.group) continue;
       const auto group = groups_.find(*connection.group);
-      if (group != groups_.end()) send(id, group->second->log().collected(), wire::Heartbeat{});
+      if (group == groups_.end()) continue;
+      const std::uint64_t collected = group->second->log().collected();
+      Quorum* const quorum = quorum_of(id);  // a heartbeat never waits
+      send_now(id, quorum == nullptr ? term_ : quorum->term(),
+               quorum == nullptr ? collected : quorum->collected(collected), wire::Heartbeat{});
     }
   }
 }

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "pccl/base/allowance.h"
 #include "pccl/master/event_log.h"
 #include "pccl/master/group.h"
+#include "pccl/master/quorum.h"
 #include "pccl/master/replicas.h"
 
 #ifndef PCCL_VERSION
@@ -76,6 +78,8 @@ class Master final : private Surroundings {
   [[nodiscard]] std::uint64_t run() const { return run_; }
   [[nodiscard]] std::uint32_t term() const { return term_; }
   [[nodiscard]] const Group* group(std::uint32_t id) const;
+  // With several masters. Null: this master does not serve the group.
+  [[nodiscard]] const Quorum* quorum(std::uint32_t group) const;
   // Whether the connection's peer has not identified itself. The server strictly limits such
   // connections.
   [[nodiscard]] bool anonymous(ConnectionId connection) const;
@@ -106,6 +110,12 @@ class Master final : private Surroundings {
     bool closing = false;
     std::uint64_t question = 0;  // the question asked on it; 0: none
     unsigned inquiries = 0;      // received on it
+    // -- several masters
+    Seat seat;                       // of the peer; empty: it has not identified itself
+    std::uint32_t term = 0;          // the highest that the peer had followed when it connected
+    bool may_found = false;          // it has asked all other masters
+    std::optional<wire::Join> join;  // of a newcomer whose promise is needed
+    std::optional<wire::Promise> promise;  // for the term of the takeover
   };
   // A peer's question about its own reachability.
   struct Question {
@@ -118,6 +128,25 @@ class Master final : private Surroundings {
     Instant since{};
     std::vector<Returned> reports;
     std::map<Seat, Instant> asked;  // members asked for their logs: since when
+    // -- several masters
+    std::uint32_t term = 0;    // for which promises were asked; 0: none were
+    Instant promises_since{};  // when they were asked
+    std::set<Seat> wanted;     // newcomers whose promises are needed
+  };
+  // An epoch that is said to be the last decided one, or to come after it.
+  struct Claim {
+    std::uint64_t epoch = 0;
+    std::set<Seat> members;
+    const Returned* best = nullptr;  // the newest log that ends in this epoch; null: none does
+    std::size_t supporters = 0;      // reports of it
+    std::uint32_t term = 0;          // accepted only: of the proposal
+    const wire::LogEntry* proposed = nullptr;  // accepted only
+  };
+  // The state from which a master that takes over continues.
+  struct Base {
+    wire::Rejoin last;                       // the record and the ordinal of the log's end
+    std::optional<wire::LogEntry> proposed;  // an epoch that may be decided: it comes next
+    ConnectionId source = 0;                 // the member that has the log
   };
 
   // Null: the connection is unknown or closing.
@@ -134,6 +163,33 @@ class Master final : private Surroundings {
   void forget_report(ConnectionId id);
   void recover_if_ready(std::uint32_t group, Instant now);
   void refuse(ConnectionId connection, Code code, const std::string& reason);
+
+  // -- several masters: master_takeover.cpp
+  void join_one(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
+  bool let_vote(ConnectionId id, Connection& connection, const wire::Join& first);
+  void rejoin_one(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
+  void hear_vote(const Connection& connection, const wire::Frame& frame);
+  void promised(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
+  void take_over_if_ready(std::uint32_t group, Instant now);
+  void ask_promises(std::uint32_t group, Recovery& recovery, Instant now);
+  void ask_promise(ConnectionId id, Connection& connection, const Recovery& recovery);
+  [[nodiscard]] std::vector<Claim> claims(const Recovery& recovery) const;
+  [[nodiscard]] std::optional<Base> choose_base(const Recovery& recovery) const;
+  [[nodiscard]] std::map<Seat, ConnectionId> gathered(std::uint32_t group,
+                                                      const Recovery& recovery) const;
+  void take_over(std::uint32_t group, const Base& base, Instant now);
+  void step_down(const std::string& why);
+  void settle_quorums(Instant now);
+  bool settle(std::uint32_t group, Quorum& quorum, Instant now);
+  void check_quorums(Instant now);
+  void forget_run();
+  void propose_to(ConnectionId id, const Quorum& quorum);
+  [[nodiscard]] Quorum* quorum_of(ConnectionId connection);
+  [[nodiscard]] std::set<Seat> voters(std::uint32_t group, const Quorum& quorum) const;
+  void send_now(ConnectionId to, std::uint32_t term, std::uint64_t collected,
+                const wire::Message& message);
+  void close_now(ConnectionId connection);
+
   Group& group_for(std::uint32_t id);
   void forget_group(std::uint32_t id);
   bool make_room_for_group();
@@ -149,6 +205,7 @@ class Master final : private Surroundings {
 
   void send(ConnectionId to, std::uint64_t collected, const wire::Message& message) override;
   void close(ConnectionId connection) override;
+  void appended(std::uint32_t group, const wire::LogEntry& entry) override;
   void log(LogLine line) override {
     events_.add(line, now_);
     actions_.emplace_back(std::move(line));
@@ -182,6 +239,10 @@ class Master final : private Surroundings {
   Groups groups_;
   Replicas replicas_{options_, groups_};
   std::map<std::uint32_t, Recovery> recoveries_;
+  std::map<std::uint32_t, Quorum> quorums_;  // of groups that this master serves; several masters
+  std::set<std::uint32_t> undecided_;        // of these, those with a proposal
+  Instant last_tick_{};
+  std::optional<Instant> since_;  // its first event, or when it stepped down
   std::map<std::uint64_t, Question> questions_;
   std::uint64_t next_question_ = 1;
   Allowance attempts_;  // to reach asking peers

@@ -7,6 +7,7 @@
 #include "pccl/base/name.h"
 #include "pccl/digest/ticket.h"
 #include "pccl/master/master.h"
+#include "pccl/master/reports.h"
 #include "pccl/topology/plan.h"
 
 namespace pccl::master {
@@ -14,6 +15,8 @@ namespace {
 
 // How long a restarted master waits for more members once a majority has returned.
 constexpr Duration kRecoveryGrace = std::chrono::seconds(1);
+
+}  // namespace
 
 bool plausible(const wire::EpochRecord& record, const Options& options) {
   std::set<PeerId> ids;
@@ -26,7 +29,7 @@ bool plausible(const wire::EpochRecord& record, const Options& options) {
          record.points <= kMaxCount && topology::valid(record.plan, ids.size());
 }
 
-Status wrong_report(const PeerId& id, const std::string& what = {}) {
+Status wrong_report(const PeerId& id, const std::string& what) {
   return Status(Code::evicted, "the report of peer " + id.brief() + " is inconsistent" + what);
 }
 
@@ -60,20 +63,24 @@ Status check_log(const wire::Rejoin& rejoin, const std::vector<wire::LogEntry>& 
   return {};
 }
 
-}  // namespace
-
 // A member returns to an existing group.
 void Master::return_to(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin,
                        const std::vector<wire::LogEntry>* log, Instant now) {
   connection.group = rejoin.group;
   switch (groups_.at(rejoin.group)->rejoin(id, rejoin, log, now)) {
     case Group::Return::in:
+      if (const auto it = quorums_.find(rejoin.group); it != quorums_.end())
+        propose_to(id, it->second);
       return;
     case Group::Return::needs_log:
       connection.group.reset();
       return ask_for_log(id, connection, rejoin, now);
     case Group::Return::out:
       connection.group.reset();
+      // Its eviction may not be decided yet: it asks again, here or elsewhere.
+      if (const auto it = quorums_.find(rejoin.group);
+          it != quorums_.end() && it->second.proposal() != nullptr)
+        return close_now(id);
       return refuse(id, Code::evicted, "the run went on without this peer");
   }
 }
@@ -91,7 +98,8 @@ void Master::ask_for_log(ConnectionId id, Connection& connection, const wire::Re
   }
   connection.recovers = true;
   connection.asked = AskedLog{std::move(report), rejoin.group, since, {}, 0, 0, false};
-  send(id, 0, wire::RequestLog{});
+  send_now(id, recovery == recoveries_.end() ? term_ : std::max(term_, recovery->second.term), 0,
+           wire::RequestLog{});
 }
 
 void Master::log_part(ConnectionId id, Connection& connection, const wire::LogPart& part,
@@ -233,11 +241,13 @@ void Master::forget_report(ConnectionId id) {
   for (auto& [group, recovery] : recoveries_)
     std::erase_if(recovery.reports, [&](const Returned& one) { return one.connection() == id; });
   std::erase_if(recoveries_, [](const auto& item) { return item.second.reports.empty(); });
+  if (!options_.place.alone()) forget_run();
 }
 
 // Rebuilds a group once a majority of its last epoch has returned (at once if all members have) and
 // the member with the newest log has sent it.
 void Master::recover_if_ready(std::uint32_t group_id, Instant now) {
+  if (!options_.place.alone()) return take_over_if_ready(group_id, now);
   const auto it = recoveries_.find(group_id);
   if (it == recoveries_.end()) return;
   Recovery& recovery = it->second;

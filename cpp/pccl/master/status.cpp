@@ -174,6 +174,9 @@ wire::RunStatus Master::status(Instant now) const {
   status.software = kSoftware;
   status.run = run_;
   status.term = term_;
+  // With several masters: how many have served the run, one after the other.
+  for (const auto& [id, quorum] : quorums_)
+    status.term = std::max(status.term, quorum.term() / options_.place.masters);
   status.master_ms = began_ == Instant{} ? 0 : ms(now - began_);
   status.encrypted = options_.encrypted;
   status.relays = options_.relays;

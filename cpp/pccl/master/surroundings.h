@@ -61,6 +61,8 @@ class Surroundings {
   [[nodiscard]] virtual Instant now() const { return {}; }
   // The operator has stopped the admission of newcomers to groups that have started.
   [[nodiscard]] virtual bool admission_paused() const { return false; }
+  // The group's log has a new entry, which is sent next.
+  virtual void appended(std::uint32_t /*group*/, const wire::LogEntry&) {}
   virtual wire::Census census() = 0;
   virtual std::uint64_t next_join_ordinal() = 0;
 

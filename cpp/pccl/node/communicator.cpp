@@ -335,7 +335,9 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   }
   Visit visit(runtime, until);
   peer::Engine& engine = visit.engine();
-  const std::string master = wire::to_string(options_.master);
+  std::string master;
+  for (const wire::Address& address : options_.masters)
+    master += (master.empty() ? "" : ", ") + wire::to_string(address);
   const Instant remind = clock_now() + kRemind;
   std::string logged;
   const auto answered = [&] {

@@ -12,6 +12,7 @@ namespace {
 constexpr std::size_t kReadBytes = 64 << 10;
 constexpr int kReads = 16;  // in one turn
 constexpr Duration kDialTimeout = std::chrono::seconds(5);
+constexpr Duration kShortDialTimeout = std::chrono::seconds(2);  // while there are other masters
 
 }  // namespace
 
@@ -25,10 +26,11 @@ MasterConnection::MasterConnection(asio::io_context& context, peer::Engine& engi
       act_(std::move(act)),
       scratch_(kReadBytes) {}
 
-void MasterConnection::dial() {
+void MasterConnection::dial(std::uint32_t index) {
   if (attempt_) attempt_->cancel();
+  at_ = options_.masters.at(index);
   attempt_ = io::Connector::start(
-      context_, options_.master, kDialTimeout,
+      context_, at_, options_.masters.size() > 1 ? kShortDialTimeout : kDialTimeout,
       [this](std::unique_ptr<io::Socket> socket, const Error& failure) {
         attempt_.reset();
         connected(std::move(socket), failure);
@@ -46,8 +48,8 @@ void MasterConnection::connected(std::unique_ptr<io::Socket> socket, const Error
     engine_.on_control_open(clock_now());
     await_readable();
   } else if (failure.code == Code::authentication_failed) {
-    engine_.on_stranger_at_master(
-        "the master at " + wire::to_string(options_.master) + " " + failure.reason, clock_now());
+    engine_.on_stranger_at_master("the master at " + wire::to_string(at_) + " " + failure.reason,
+                                  clock_now());
   } else {
     dial_failure_ = failure.reason;
     engine_.on_control_lost(failure.reason, clock_now());

@@ -21,7 +21,8 @@ class MasterConnection {
   MasterConnection(asio::io_context& context, peer::Engine& engine, const RuntimeOptions& options,
                    std::shared_ptr<io::TlsContext> tls, std::function<void()> act);
 
-  void dial();
+  // `index`: of the master's address.
+  void dial(std::uint32_t index);
   void send(const std::vector<wire::Bytes>& messages);
   // Closes the connection when what is queued is written.
   void finish();
@@ -53,6 +54,7 @@ class MasterConnection {
   const std::shared_ptr<io::TlsContext> tls_;
   const std::function<void()> act_;
   std::shared_ptr<io::Connector> attempt_;
+  wire::Address at_;  // of the latest attempt
   Connection connection_;
   std::uint64_t next_number_ = 1;
   std::string dial_failure_;

@@ -12,7 +12,7 @@
 namespace pccl::node {
 
 struct NodeOptions {
-  wire::Address master;
+  std::vector<wire::Address> masters;  // the preferred one first. REQUIRES: not empty
   Settings settings;
   std::uint16_t port = 0;                // where other peers connect; 0: any free port
   std::vector<wire::Address> advertise;  // port 0: the port above

@@ -93,6 +93,7 @@ Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
   options.join.addresses = own_addresses(listening->at, options.advertise);
   if (options.settings.shm) options.join.memory_key = PeerId::random();
   options.join.ticket = PeerId::random();
+  options.join.masters = static_cast<std::uint32_t>(options.masters.size());
   std::shared_ptr<Runtime> made(new Runtime(std::move(options), std::move(tls), std::move(trace)));
   {
     const io::Turn turn(made->driver_);
@@ -187,7 +188,7 @@ void Runtime::act() {
     if (!actions.trace.empty() && trace_ != nullptr) trace_->add(std::move(actions.trace));
     master_.send(actions.control);
     if (actions.close_control) master_.finish();
-    if (actions.dial_control) master_.dial();
+    if (actions.dial_control) master_.dial(actions.master);
     for (const std::uint64_t id : actions.resume) {
       link::Stripe* stripe = engine_.stripe(id);
       if (stripe == nullptr) continue;

@@ -16,7 +16,8 @@ namespace pccl::peer {
 
 struct EngineActions {
   std::vector<wire::Bytes> control;  // write to the control connection
-  bool dial_control = false;         // connect to the master (again)
+  bool dial_control = false;         // connect to a master (again)
+  std::uint32_t master = 0;          // at which of the addresses
   bool close_control = false;        // flush, then close
   // Connect to a peer. The answer is on_dialled or on_dial_failed.
   std::vector<link::DialRequest> dials;

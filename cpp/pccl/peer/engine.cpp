@@ -19,7 +19,7 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
     : options_(options),
       tracer_(options.trace),
       session_(options.join),
-      master_link_(options.settings),
+      master_link_(options.settings, options.join.masters, options.join.id),
       calls_(session_, actions_, tracer_, now_),
       admission_(session_, options_.join),
       link_driver_(links_, {session_, admission_, locality_, operations_, sync_, measuring_,
@@ -57,7 +57,7 @@ void Engine::on_control_open(Instant now) {
   at(now);
   if (out()) return;
   master_link_.on_open(now);
-  session_.on_open();
+  session_.on_open(master_link_.may_found());
 }
 
 void Engine::on_control_bytes(std::span<const std::uint8_t> bytes, Instant now) {
@@ -101,6 +101,11 @@ void Engine::hear(const SessionEvent& event) {
           [&](const wire::Notice& notice) { log(LogLevel::warn, notice.text); },
           [&](const wire::Try& question) { link_driver_.on_try(question); },
           [&](const wire::Relay& relay) { link_driver_.on_relay(relay); },
+          [&](const wire::NotServing& answer) {
+            master_link_.on_not_serving(answer.recovers, now());
+            session_.on_lost();
+            actions_.close_control = true;
+          },
           [&](const wire::Drain&) {
             if (draining_) return;
             log(LogLevel::warn, "the operator asks this peer to leave at its next admission point");
@@ -475,6 +480,7 @@ bool Engine::check_master_link() {
       return true;
     case MasterLink::Due::dial:
       actions_.dial_control = true;
+      actions_.master = master_link_.at();
       return true;
     case MasterLink::Due::silent:
       actions_.close_control = true;

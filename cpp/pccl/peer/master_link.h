@@ -12,9 +12,12 @@ namespace pccl::peer {
 // *one thread: the engine's*
 class MasterLink {
  public:
-  explicit MasterLink(const Settings& settings)
+  // `masters`: how many addresses there are. `id`: peers lose patience at different times.
+  MasterLink(const Settings& settings, std::uint32_t masters, const PeerId& id)
       : heartbeat_timeout_(settings.heartbeat_timeout),
-        reconnect_timeout_(settings.reconnect_timeout) {}
+        reconnect_timeout_(settings.reconnect_timeout),
+        masters_(masters),
+        patience_(kPatience + kPatience * id.bytes.back() / 256) {}
 
   enum class Due : std::uint8_t { nothing, dial, silent, lost };
 
@@ -22,7 +25,14 @@ class MasterLink {
   void on_open(Instant now);
   void on_heard(Instant now) { heard_ = now; }
   // The master has answered a Join or a Rejoin.
-  void on_welcome() { reached_ = true; }
+  void on_welcome() {
+    reached_ = true;
+    answered_ = true;
+    misses_ = clear_ = 0;
+  }
+  // The master does not serve the group: the next one is dialled. Ends the connection. `recovers`:
+  // it may do so soon.
+  void on_not_serving(bool recovers, Instant now);
   // The connection ended, or a dial failed. `welcomed`: the master had answered on it. True: it was
   // in use.
   bool on_lost(const std::string& reason, bool welcomed, Instant now);
@@ -31,7 +41,14 @@ class MasterLink {
   // Returns the action that is due. `dial`: the dial counts as begun.
   [[nodiscard]] Due on_time(Instant now);
   [[nodiscard]] Instant next_deadline() const {
+    if (open_ && masters_ > 1 && !answered_) return heard_ + patience_;
     return open_ || dialling_ ? Instant::max() : next_dial_;
+  }
+  // Which of the addresses is dialled, or was dialled last.
+  [[nodiscard]] std::uint32_t at() const { return at_; }
+  // Whether this is the first address, and no other one serves a group.
+  [[nodiscard]] bool may_found() const {
+    return masters_ > 1 && at_ == 0 && clear_ + 1 >= masters_;
   }
 
   [[nodiscard]] bool is_open() const { return open_; }
@@ -41,8 +58,19 @@ class MasterLink {
   [[nodiscard]] const std::string& failure() const { return failure_; }
 
  private:
+  // How long a master may leave a member without an answer while there are others. At least; at
+  // most twice as long.
+  static constexpr Duration kPatience = std::chrono::milliseconds(1500);
+  void go_on(Instant now, Duration pause);
+
   Duration heartbeat_timeout_;
   Duration reconnect_timeout_;
+  std::uint32_t masters_;
+  Duration patience_;
+  std::uint32_t at_ = 0;
+  std::uint32_t misses_ = 0;  // addresses in a row that did not let this peer in
+  std::uint32_t clear_ = 0;   // of these the last ones that will not do so soon either
+  bool answered_ = false;     // a Welcome, on this connection
   bool open_ = false;
   bool dialling_ = false;
   bool reached_ = false;

@@ -32,12 +32,15 @@ Error loss_error(const wire::EpochRecord& record) {
 void Session::say(const wire::Message& message) {
   const bool first = std::holds_alternative<wire::Join>(message) ||
                      std::holds_alternative<wire::Rejoin>(message) ||
-                     std::holds_alternative<wire::LogPart>(message);
+                     std::holds_alternative<wire::LogPart>(message) ||
+                     std::holds_alternative<wire::MayFound>(message) ||
+                     std::holds_alternative<wire::Promise>(message) ||
+                     std::holds_alternative<wire::Accept>(message);
   if (!open_ || (!welcomed_ && !first)) return;
   output_.push_back(wire::encode({run_, term_, applied_}, message));
 }
 
-void Session::on_open() {
+void Session::on_open(bool may_found) {
   open_ = true;
   welcomed_ = false;
   reader_ = wire::FrameReader();
@@ -45,6 +48,12 @@ void Session::on_open() {
   if (member()) {
     say(rejoin());
   } else {
+    if (may_found && !promised_) {
+      // The run that welcomed this newcomer is over.
+      run_ = 0;
+      term_ = 0;
+    }
+    if (may_found) say(wire::MayFound{});
     say(wire::Join{options_.id, options_.group, options_.min_peers, options_.waiting,
                    options_.start_only, options_.addresses, options_.software, options_.order,
                    options_.memory_key, options_.replica, options_.ranks_per_replica,
@@ -86,7 +95,15 @@ Session::Next Session::next() {
 }
 
 Session::Next Session::on_frame(const wire::Frame& frame) {
-  if (frame.envelope.term < term_) return Event{};  // a master that was replaced
+  const bool several = options_.masters > 1;
+  if (several && std::holds_alternative<wire::NotServing>(frame.message)) {
+    if (member() || welcomed_) return broken("a master that answers no Join");
+    return Event{std::get<wire::NotServing>(frame.message)};
+  }
+  if (frame.envelope.term < term_) {  // a master that was replaced
+    if (several) return broken("this master was replaced");
+    return Event{};
+  }
   if (joined_ && member() && frame.envelope.run != run_ &&
       !std::holds_alternative<wire::Refused>(frame.message))
     return broken("the master speaks of another run");
@@ -117,6 +134,18 @@ Session::Next Session::on_frame(const wire::Frame& frame) {
             for (const wire::LogPart& part : log_parts()) say(part);
             return Event{};
           },
+          [&](const wire::AskPromise&) -> Next {
+            if (!several || welcomed_) return broken("the master asks for a promise not due");
+            wire::Promise promise;
+            if (accepted_) promise.accepted.push_back(*accepted_);
+            promised_ = true;
+            say(promise);
+            return Event{};
+          },
+          [&](const wire::Propose& propose) -> Next {
+            if (!several) return broken("a message that masters do not send");
+            return accept(propose.entry);
+          },
           [](const wire::Prepare& prepare) -> Next { return Event{prepare}; },
           [](const wire::Expect& expect) -> Next { return Event{expect}; },
           [](const wire::Notice& notice) -> Next { return Event{notice}; },
@@ -127,6 +156,22 @@ Session::Next Session::on_frame(const wire::Frame& frame) {
           [](const auto&) -> Next { return broken("a message that masters do not send"); },
       },
       frame.message);
+}
+
+// Accepts an epoch as the next entry of the log. It has not happened before the log says so.
+Session::Next Session::accept(const wire::LogEntry& entry) {
+  const auto* epoch = std::get_if<wire::EpochRecord>(&entry.what);
+  if (epoch == nullptr) return broken("the master proposes what is no epoch");
+  if (!member()) return Event{};
+  if (entry.ordinal <= applied_) {  // decided already
+    if (std::find(log_.begin(), log_.end(), entry) != log_.end()) say(wire::Accept{entry.ordinal});
+    return Event{};
+  }
+  if (entry.ordinal != applied_ + 1 || epoch->epoch != record_->epoch + 1)
+    return broken("the master proposes an epoch that does not come next");
+  accepted_ = wire::Accepted{term_, entry};
+  say(wire::Accept{entry.ordinal});
+  return Event{};
 }
 
 Session::Next Session::apply(const wire::LogEntry& entry) {
@@ -145,6 +190,7 @@ Session::Next Session::apply(const wire::LogEntry& entry) {
       return broken(senseless + ": " + relays.error().reason);
   }
   applied_ = entry.ordinal;
+  accepted_.reset();
   log_.push_back(entry);
   return std::visit(Overloaded{
                         [&](const wire::EpochRecord& epoch) -> Next {

@@ -33,6 +33,7 @@ struct JoinOptions {
   std::string replica;               // wire::Member::replica
   std::string name;                  // wire::Member::name
   std::uint32_t ranks_per_replica = 0;
+  std::uint32_t masters = 1;  // addresses at which a master may serve the group
 };
 
 // The error of a call that the departures of this epoch ended.
@@ -51,7 +52,7 @@ struct Dismissed {  // the master has refused or removed this peer
 };
 using SessionEvent =
     std::variant<Welcomed, NewEpoch, wire::Verdict, wire::Outcome, wire::Prepare, wire::Expect,
-                 wire::Notice, wire::Try, wire::Relay, wire::Drain, Dismissed>;
+                 wire::Notice, wire::Try, wire::Relay, wire::Drain, Dismissed, wire::NotServing>;
 
 // *one thread: the engine's*
 class Session {
@@ -59,7 +60,8 @@ class Session {
   explicit Session(JoinOptions options) : options_(std::move(options)) {}
 
   // -- the control connection
-  void on_open();  // sends Join or Rejoin
+  // Sends Join or Rejoin. `may_found`: all other masters have answered that they serve no group.
+  void on_open(bool may_found = false);
   void on_bytes(std::span<const std::uint8_t> bytes) { reader_.feed(bytes); }
   // Takes the next event; record() is as of it. Empty: more bytes are needed. Error: the bytes are
   // not those of a master; drop the connection.
@@ -106,6 +108,7 @@ class Session {
   void say(const wire::Message& message);
   [[nodiscard]] Next on_frame(const wire::Frame& frame);
   [[nodiscard]] Next apply(const wire::LogEntry& entry);
+  [[nodiscard]] Next accept(const wire::LogEntry& entry);
 
   JoinOptions options_;
   wire::FrameReader reader_;
@@ -114,7 +117,10 @@ class Session {
   bool welcomed_ = false;  // on this connection
   bool joined_ = false;    // ever
   std::uint64_t run_ = 0;
-  std::uint32_t term_ = 0;
+  std::uint32_t term_ = 0;  // the highest that was followed, or promised
+  bool promised_ = false;   // a master counts on it that no lower term is followed
+  // The epoch that this member has accepted as the next one, until the log has an entry there.
+  std::optional<wire::Accepted> accepted_;
   Record record_;
   std::uint64_t applied_ = 0;
   std::uint64_t collected_ = 0;

@@ -24,8 +24,10 @@ constexpr int kReads = 16;  // from one connection in one turn
 constexpr Duration kTryTime = std::chrono::seconds(2);
 constexpr Duration kCloseGrace = std::chrono::seconds(1);
 
-master::Options options_from(const Settings& settings, std::uint32_t min_peers, bool encrypted) {
+master::Options options_from(const Settings& settings, std::uint32_t min_peers, bool encrypted,
+                             master::MasterPlace place) {
   master::Options options;
+  options.place = place;
   options.min_peers = min_peers;
   options.heartbeat_interval = settings.heartbeat_interval;
   options.heartbeat_timeout = settings.heartbeat_timeout;
@@ -64,9 +66,9 @@ wire::Bytes ask_for_secret() {
 }  // namespace
 
 Server::Server(wire::Address listen, const Settings& settings, io::Secret secret,
-               std::uint32_t min_peers)
+               std::uint32_t min_peers, master::MasterPlace place)
     : listen_(std::move(listen)),
-      options_(options_from(settings, min_peers, static_cast<bool>(secret))),
+      options_(options_from(settings, min_peers, static_cast<bool>(secret), place)),
       secret_(std::move(secret)),
       key_update_records_(settings.key_update_records),
       master_(options_, random_run(), 1),

@@ -33,9 +33,9 @@ class Server {
  public:
   // `listen`: "host:port"; port 0 takes a free one; an empty host is all interfaces.
   // `min_peers`: Options::min_peers. `secret`: peers must know it; without one any peer may join,
-  // and nothing is encrypted.
+  // and nothing is encrypted. `place`: among the masters of the run.
   Server(wire::Address listen, const Settings& settings, io::Secret secret = {},
-         std::uint32_t min_peers = 1);
+         std::uint32_t min_peers = 1, master::MasterPlace place = {});
   ~Server();  // interrupts
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;

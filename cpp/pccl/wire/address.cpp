@@ -100,6 +100,30 @@ Result<Address> parse_address(std::string_view text, std::uint16_t default_port)
   return address;
 }
 
+Result<std::vector<Address>> parse_masters(std::string_view text, std::uint16_t default_port) {
+  std::vector<Address> masters;
+  for (;;) {
+    const std::size_t comma = text.find(',');
+    std::string_view part = text.substr(0, comma);
+    while (!part.empty() && part.front() == ' ') part.remove_prefix(1);
+    while (!part.empty() && part.back() == ' ') part.remove_suffix(1);
+    auto address = parse_address(part, default_port);
+    if (!address) return address.error();
+    if (std::find(masters.begin(), masters.end(), *address) != masters.end()) {
+      return {Code::invalid_argument, "the master " + to_string(*address) + " is listed twice"};
+    }
+    masters.push_back(std::move(*address));
+    if (comma == std::string_view::npos) break;
+    text.remove_prefix(comma + 1);
+  }
+  if (masters.size() > kMaxMasters) {
+    return {Code::invalid_argument, std::to_string(masters.size()) +
+                                        " masters are over the limit of " +
+                                        std::to_string(kMaxMasters)};
+  }
+  return masters;
+}
+
 std::string to_string(const Address& address) {
   const bool bracket = address.host.find(':') != std::string::npos;
   return (bracket ? "[" + address.host + "]" : address.host) + ":" + std::to_string(address.port);

@@ -374,6 +374,59 @@ struct Drain {
   static void fields(auto&, auto&) {}
 };
 
+// -- several masters: see docs/internals/several-masters.md
+
+// Master to a peer that sent Join: this master serves no members of that group. The peer asks the
+// next address. The connection ends.
+struct NotServing {
+  bool recovers = false;  // members of the group have come to this master
+  bool operator==(const NotServing&) const = default;
+  static void fields(auto& self, auto& visit) { visit(self.recovers); }
+};
+
+// Before Join, at the first address: no other address serves the group. Not answered.
+struct MayFound {
+  bool operator==(const MayFound&) const = default;
+  static void fields(auto&, auto&) {}
+};
+
+// A master that takes over, to a peer on its side: follow no lower term than this message's.
+// Answered by Promise.
+struct AskPromise {
+  bool operator==(const AskPromise&) const = default;
+  static void fields(auto&, auto&) {}
+};
+
+// An epoch that a member has accepted and does not know to be decided.
+struct Accepted {
+  std::uint32_t term = 0;  // of the master that proposed it
+  LogEntry entry;
+  bool operator==(const Accepted&) const = default;
+  static void fields(auto& self, auto& visit) { visit(self.term, self.entry); }
+};
+
+// Answers AskPromise.
+struct Promise {
+  std::vector<Accepted> accepted;  // at most one
+  bool operator==(const Promise&) const = default;
+  static void fields(auto& self, auto& visit) { visit(self.accepted); }
+};
+
+// Master to the members of the last decided epoch: accept this epoch as the next one. It is decided
+// once a majority has. Answered by Accept.
+struct Propose {
+  LogEntry entry;
+  bool operator==(const Propose&) const = default;
+  static void fields(auto& self, auto& visit) { visit(self.entry); }
+};
+
+// Answers Propose.
+struct Accept {
+  std::uint64_t ordinal = 0;  // of the entry
+  bool operator==(const Accept&) const = default;
+  static void fields(auto& self, auto& visit) { visit(self.ordinal); }
+};
+
 // -- the envelope
 
 // The index in this list is the type byte on the wire. Append only.
@@ -382,7 +435,8 @@ using Message =
                  LinkReport, Blocked, Leave, Heartbeat, Welcome, Refused, Log, Prepare, Expect,
                  Notice, WithdrawAdmission, Neighbourhood, Measured, Inquiry, Findings, Try, Tried,
                  WantRelay, Relay, OpenRelay, Relayed, RequestLog, LogPart, AskStatus, StatusPart,
-                 Command, CommandResult, Drain>;
+                 Command, CommandResult, Drain, NotServing, MayFound, AskPromise, Promise, Propose,
+                 Accept>;
 
 // The part of a frame's header that concerns the protocol.
 struct Envelope {

@@ -36,6 +36,8 @@ void each_number(simulation::Options& options, Visit&& visit) {
   visit("aborts", options.aborts);
   visit("restarts", options.restarts);
   visit("master_stalls", options.master_stalls);
+  visit("masters", options.masters);
+  visit("splits", options.splits);
   visit("machines", options.machines);
   visit("ranks", options.ranks);
   visit("hidden", options.hidden);
@@ -64,6 +66,8 @@ simulation::Options options_from(std::uint64_t seed, const nb::kwargs& given) {
     options.corruptions = options.leaves = options.aborts = options.restarts = 0;
     options.master_stalls = options.hidden = options.relays = 0;
   }
+  // The relay of a master that is gone is not simulated.
+  if (given.contains("masters")) options.hidden = options.relays = 0;
   // Replicas only if all options are drawn or `ranks` is given.
   for (const auto& [key, value] : given)
     if (nb::cast<std::string>(key) != "trace") options.ranks = 0;
@@ -124,6 +128,8 @@ nb::dict simulate(std::uint64_t seed, const nb::kwargs& given) {
   result["joins"] = report.joins;
   result["evictions"] = report.evictions;
   result["restarts"] = report.restarts;
+  result["takeovers"] = report.takeovers;
+  result["master_lost"] = report.master_lost;
   result["rebuilds"] = report.rebuilds;
   result["deadlocks"] = report.deadlocks;
   result["mismatches"] = report.mismatches;

@@ -33,6 +33,9 @@ void Checks::rebuild_now() {
   if (failed() || group == nullptr || group->record().members.empty() || !world_.master.quiet()) {
     return;
   }
+  // Members do not know undecided entries.
+  const master::Quorum* const quorum = world_.master.quorum(of);
+  if (world_.options.masters > 1 && (quorum == nullptr || quorum->proposal() != nullptr)) return;
   std::vector<master::Returned> reports;
   std::vector<const peer::Engine*> returned;  // by connection, from 1
   for (const wire::Member& member : group->record().members) {
@@ -40,6 +43,7 @@ void Checks::rebuild_now() {
     if (host == nullptr || !host->alive() || host->frozen() || !host->control_quiet()) return;
     const peer::Session& session = host->engine().session();
     if (!session.member() || !session.welcomed()) return;
+    if (quorum != nullptr && session.term() != quorum->term()) return;
     reports.emplace_back(reports.size() + 1, session.rejoin());
     returned.push_back(&host->engine());
   }

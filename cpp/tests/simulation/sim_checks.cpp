@@ -69,6 +69,7 @@ void Checks::after_event(Host& host) {
   if (engine.standing() == peer::Standing::out && engine.end().code == Code::internal_error)
     return fail("I1", host.name() + " failed by itself: " + engine.end().reason);
   note_losses(engine.session().record());
+  if (world_.options.masters > 1) one_history(host);
   for (auto it = host.reductions_.begin(); it != host.reductions_.end() && !failed();) {
     Reduction& reduction = **it;
     if (!reduction.call) {
@@ -161,6 +162,7 @@ void Checks::ended(Host& host, Reduction& reduction) {
       std::vector<Ending>& endings = operations_[id];
       one_verdict(what, endings, ending);
       if (commit) bit_parity(what, endings, ending);
+      if (commit && world_.options.masters > 1) one_membership(what, endings, ending);
       endings.push_back(std::move(ending));
     }
   }
@@ -261,6 +263,44 @@ void Checks::ended(Host& host, Syncing& syncing) {
   one_verdict(what, endings, ending);
   if (commit) bit_parity(what, endings, ending);
   endings.push_back(std::move(ending));
+}
+
+// -- several masters
+
+// All members that have applied an epoch of one number have applied the same epoch.
+void Checks::one_history(const Host& host) {
+  const peer::Session& session = host.engine().session();
+  const peer::Record& record = session.record();
+  peer::Record& seen = seen_[session.id()];
+  if (record == nullptr || (seen != nullptr && seen->epoch == record->epoch)) return;
+  seen = record;
+  wire::EpochRecord plain = *record;
+  plain.state = {};  // outcomes change these
+  plain.points = 0;
+  plain.point_open = false;
+  const auto [first, fresh] =
+      epochs_.try_emplace({session.run(), host.group(), record->epoch}, plain);
+  if (!fresh && first->second != plain)
+    fail("one history", "epoch " + std::to_string(record->epoch) + " of " + host.name() +
+                            " is another one than that of the first member that had it");
+}
+
+// An operation may be committed for different members on two sides, but only one side goes on.
+void Checks::one_membership(const std::string& what, const std::vector<Ending>& before,
+                            const Ending& now) {
+  for (const Ending& other : before) {
+    if (other.code == Code::ok && other.members != now.members)
+      twos_.push_back({{other.peer, now.peer}, {other.epoch, now.epoch}, {}, what});
+  }
+  for (TwoMemberships& two : twos_) {
+    for (std::size_t side = 0; side < 2; ++side) {
+      if (two.peers[side] == now.peer && now.epoch > two.epochs[side]) two.go_on[side] = true;
+    }
+    if (two.go_on[0] && two.go_on[1])
+      return fail("one membership", two.what + " was committed for different members on " +
+                                        two.peers[0].brief() + " and " + two.peers[1].brief() +
+                                        ", and both go on");
+  }
 }
 
 // -- I8: a newcomer's state never counts

@@ -26,6 +26,7 @@ Host::Host(World& world, NodeId node, const RankId& rank_id)
   options.join.waiting = true;
   options.join.start_only = world.options.program != Program::explicit_api;
   options.join.software = "simulated";
+  options.join.masters = world.options.masters;
   const wire::Address own{"h" + std::to_string(node), static_cast<std::uint16_t>(node)};
   options.join.addresses = {own};
   if (world.random.chance(0.2)) {
@@ -303,8 +304,9 @@ void Host::follow_frames(Link& link, wire::Bytes& bytes) {
 
 // -- the control connection
 
-void Host::dial_control() {
-  world_.network.dial(node_, kMasterNode, kUnlimited, [this](const ConnectionPtr& connection) {
+void Host::dial_control(std::uint32_t index) {
+  const NodeId to = world_.master_at(index).node();
+  world_.network.dial(node_, to, kUnlimited, [this](const ConnectionPtr& connection) {
     if (!alive_) {
       if (connection) connection->close(0);
       return;
@@ -394,7 +396,7 @@ bool Host::carry_out(peer::EngineActions actions) {
     control_->close(0);
     control_.reset();
   }
-  if (actions.dial_control) dial_control();
+  if (actions.dial_control) dial_control(actions.master);
   for (const link::DialRequest& request : actions.dials) dial(request);
   for (const std::uint64_t id : actions.close) {
     const auto it = stripes_.find(id);

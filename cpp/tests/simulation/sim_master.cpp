@@ -9,10 +9,11 @@ namespace pccl::simulation {
 
 void MasterHost::start() {
   ++life_;
-  master_ = std::make_unique<master::Master>(world_.master_options, world_.random.next() | 1, 1);
+  master::Options options = world_.master_options;
+  options.place = {world_.options.masters, index_};
+  master_ = std::make_unique<master::Master>(options, world_.random.next() | 1, 1);
   timer_ = Instant::max();
-  world_.network.listen(kMasterNode,
-                        [this](const ConnectionPtr& connection) { accept(connection); });
+  world_.network.listen(node(), [this](const ConnectionPtr& connection) { accept(connection); });
   arm();
 }
 
@@ -23,7 +24,7 @@ void MasterHost::stop() {
   relayed_.clear();
   peers_.clear();
   stalled_until_ = {};
-  world_.network.kill(kMasterNode);
+  world_.network.kill(node());
 }
 
 void MasterHost::stall(Instant until) {
@@ -74,8 +75,8 @@ void MasterHost::pump(master::ConnectionId id) {
                                       world_.hosts[from - 1]->state());
       }
       if (world_.tracing() && !std::holds_alternative<wire::Heartbeat>(frame.message)) {
-        world_.log("master", "hears message type " + std::to_string(frame.message.index()) +
-                                 " from h" + std::to_string(connection->node(0)));
+        world_.log(name(), "hears message type " + std::to_string(frame.message.index()) +
+                               " from h" + std::to_string(connection->node(0)));
       }
       if (from >= 1 && from <= world_.hosts.size()) measure(*world_.hosts[from - 1], frame.message);
       master_->on_frame(id, frame, world_.now());
@@ -100,7 +101,7 @@ void MasterHost::settle() {
       const auto it = peers_.find(close->connection);
       if (it == peers_.end()) continue;
       if (world_.tracing()) {
-        world_.log("master",
+        world_.log(name(),
                    "closes the connection of h" + std::to_string(it->second.connection->node(0)));
       }
       it->second.connection->close(1);
@@ -111,7 +112,8 @@ void MasterHost::settle() {
     } else if (const auto* end = std::get_if<master::EndRelay>(&action)) {
       end_relay(*end);
     } else if (const auto* line = std::get_if<master::LogLine>(&action)) {
-      if (world_.tracing()) world_.log("master", line->text);
+      if (line->text.find(": taken over") != std::string::npos) ++world_.report.takeovers;
+      if (world_.tracing()) world_.log(name(), line->text);
     }
   }
   arm();

@@ -66,7 +66,8 @@ std::string Options::describe() const {
        << freezes << " partitions " << partitions << " cuts " << cuts << " stalls " << stalls
        << " corruptions " << corruptions << " leaves " << leaves << " aborts " << aborts
        << " restarts " << restarts << " master stalls " << master_stalls << " machines " << machines
-       << " ranks " << ranks << " hidden " << hidden << " relays " << relays;
+       << " masters " << masters << " splits " << splits << " ranks " << ranks << " hidden "
+       << hidden << " relays " << relays;
   return text.str();
 }
 
@@ -125,6 +126,9 @@ World::World(std::uint64_t seed, const Options& given)
   add(Fault::abort, options.aborts);
   add(Fault::restart, options.restarts);
   add(Fault::master_stall, options.master_stalls);
+  add(Fault::split, options.splits);
+  for (std::uint32_t index = 1; index < options.masters; ++index)
+    more_masters.emplace_back(*this, index);
   block_bytes = 64U << random.below(3);
   if (options.machines > 0 && random.chance(0.6)) arrays_shared = random.chance(0.6) ? 1 : 0.9;
   if (options.machines > 0 && random.chance(0.1)) memory_refused = random.chance(0.5) ? 0.05 : 0.5;
@@ -215,7 +219,7 @@ Host* World::host_at(NodeId node) {
 void World::judge_unreachable(const Host& host) {
   const std::uint32_t others = options.partitions + options.cuts + options.stalls +
                                options.corruptions + options.freezes + options.master_stalls +
-                               options.restarts;
+                               options.restarts + options.splits;
   if (others > 0 || options.ranks > 0 || host.engine().end().code != Code::unreachable) return;
   // A newcomer may be unable to reach the only holder of the state. Later there are more holders.
   if (host.engine().end().reason.find("holders") != std::string::npos) return;
@@ -234,6 +238,7 @@ void World::judge_unreachable(const Host& host) {
 
 void World::came_back_as_newcomer(const Host& host) {
   ++report.evictions;
+  if (host.engine().end().code == Code::master_lost) ++report.master_lost;
   judge_unreachable(host);
   if (comebacks_ == 0) return;
   const Duration delay = random.duration(Duration(0), seconds(1));
@@ -306,13 +311,60 @@ Duration some_time(Random& random) {
 
 }  // namespace
 
+MasterHost& World::pick_master() {
+  if (options.masters == 1) return master;
+  if (random.chance(0.6)) {
+    for (std::uint32_t i = 0; i < options.masters; ++i) {
+      const master::Group* const group = master_at(i).group(0);
+      if (group != nullptr && !group->record().members.empty()) return master_at(i);
+    }
+  }
+  return master_at(static_cast<std::uint32_t>(random.below(options.masters)));
+}
+
+void World::restart_master(MasterHost& which) {
+  log("fault", which.name() + " ends");
+  which.stop();
+  const Duration away = random.chance(0.9) ? random.duration(Duration(0), seconds(6)) : seconds(14);
+  disturb_until(now() + away);
+  timeline.after(away, [this, &which] {
+    log(which.name(), "a new one starts");
+    which.start();
+  });
+}
+
+// Cuts all nodes into two halves, which hear nothing of each other, or only one of the other.
+void World::split() {
+  note("split", nullptr);
+  std::vector<NodeId> nodes;
+  for (std::uint32_t i = 0; i < options.masters; ++i) nodes.push_back(master_at(i).node());
+  for (const auto& host : hosts) nodes.push_back(host->node());
+  const Instant until = now() + some_time(random);
+  disturb_until(until);
+  const bool both = random.chance(0.8);
+  std::vector<bool> side;
+  for (std::size_t i = 0; i < nodes.size(); ++i) side.push_back(random.chance(0.5));
+  for (std::size_t a = 0; a < nodes.size(); ++a) {
+    for (std::size_t b = 0; b < nodes.size(); ++b) {
+      if (side[a] && !side[b]) network.block(nodes[a], nodes[b], until);
+      if (!side[a] && side[b] && both) network.block(nodes[a], nodes[b], until);
+    }
+  }
+}
+
 // Kills or freezes a peer.
 void World::stop(Fault fault, Host& host) {
   if (!host.alive() || host.frozen() || host.program_over()) return;
   if (fault == Fault::kill) {
     note("kill", &host);
     ++report.kills;
-    return host.kill();
+    host.kill();
+    // The peer's process was a standby too.
+    if (options.masters > 1 && random.chance(0.25)) {
+      MasterHost& which = pick_master();
+      if (which.running()) restart_master(which);
+    }
+    return;
   }
   note("freeze", &host);
   host.freeze();
@@ -326,6 +378,8 @@ void World::stop(Fault fault, Host& host) {
 
 void World::inject() {
   if (faults_.empty() || timeline.events() < next_fault_) return;
+  // Several masters begin no run in their first seconds.
+  if (options.masters > 1 && now() < Instant(seconds(1000)) + milliseconds(2600)) return;
   next_fault_ = timeline.events() + random.between(1, fault_gap_ * 2);
   const Fault fault = faults_.back();
   faults_.pop_back();
@@ -339,27 +393,23 @@ void World::strike(Fault fault) {
     return;
   }
   if (fault == Fault::restart) {
-    if (!master.running()) return;
+    MasterHost& which = pick_master();
+    if (!which.running()) return;
     note("restart", nullptr);
     ++report.restarts;
-    master.stop();
-    const Duration away =
-        random.chance(0.9) ? random.duration(Duration(0), seconds(6)) : seconds(14);
-    disturb_until(now() + away);
-    timeline.after(away, [this] {
-      log("master", "a new one starts");
-      master.start();
-    });
-    return;
+    return restart_master(which);
   }
   if (fault == Fault::master_stall) {
-    if (!master.running()) return;
+    MasterHost& which = pick_master();
+    if (!which.running()) return;
     note("master stall", nullptr);
-    const Instant until = now() + random.duration(Duration(0), seconds(5));
+    const Duration longest = options.masters > 1 && random.chance(0.7) ? seconds(25) : seconds(5);
+    const Instant until = now() + random.duration(Duration(0), longest);
     disturb_until(until);
-    master.stall(until);
+    which.stall(until);
     return;
   }
+  if (fault == Fault::split) return split();
   Host* host = pick_host();
   if (host == nullptr) return;
   switch (fault) {
@@ -374,7 +424,7 @@ void World::strike(Fault fault) {
       break;
     case Fault::partition: {
       note("partition", host);
-      NodeId other = kMasterNode;
+      NodeId other = pick_master().node();
       Host* const second = pick_host();
       if (random.chance(0.7) && second != nullptr && second != host) other = second->node();
       const Instant until = now() + some_time(random);
@@ -464,6 +514,7 @@ bool World::over() {
 
 Report World::run() {
   master.start();
+  for (MasterHost& more : more_masters) more.start();
   for (std::uint32_t i = 0; i < options.peers; ++i) {
     if (i == 0 || random.chance(0.5)) {
       add_peer();

@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "pccl/link/frame.h"
@@ -32,7 +33,7 @@ class Host;
 // The master's process: connections, frames, ticks. The master in it may be replaced.
 class MasterHost {
  public:
-  explicit MasterHost(World& world) : world_(world) {}
+  MasterHost(World& world, std::uint32_t index) : world_(world), index_(index) {}
   void start();
   void stop();                // the process ends and its memory is lost
   void stall(Instant until);  // the process does not run until then
@@ -40,6 +41,14 @@ class MasterHost {
   [[nodiscard]] const master::Group* group(std::uint32_t id) const {
     return master_ ? master_->group(id) : nullptr;
   }
+  [[nodiscard]] std::string name() const {
+    return index_ == 0 ? "master" : "master " + std::to_string(index_);
+  }
+  // With several masters. Null: this one does not serve the group.
+  [[nodiscard]] const master::Quorum* quorum(std::uint32_t id) const {
+    return master_ ? master_->quorum(id) : nullptr;
+  }
+  [[nodiscard]] NodeId node() const { return index_ == 0 ? kMasterNode : 1000 + index_; }
   [[nodiscard]] bool quiet() const;  // no byte is in flight, to or from the master
   // `done` gets the connection and the node's side, or null.
   using Through = std::function<void(const ConnectionPtr&, int)>;
@@ -66,6 +75,7 @@ class MasterHost {
   void measure(Host& by, wire::Message& message);
 
   World& world_;
+  std::uint32_t index_;
   std::unique_ptr<master::Master> master_;
   std::map<master::ConnectionId, Peer> peers_;
   master::ConnectionId next_connection_ = 1;
@@ -237,7 +247,7 @@ class Host {
   void write(std::uint64_t stripe, Link& link);
   void follow_frames(Link& link, wire::Bytes& bytes);
   void pump_control();
-  void dial_control();
+  void dial_control(std::uint32_t index);
   void dial(const link::DialRequest& request);
   void adopt(std::uint64_t stripe, const ConnectionPtr& connection, int side);
   [[nodiscard]] bool carry_out(peer::EngineActions actions);
@@ -412,6 +422,10 @@ class Checks {
   void note_losses(const peer::Record& record);
   void replicas_are_whole();
   void replicas_were_the_same();
+  // Several masters: one history, and no commit in two memberships that both go on.
+  void one_history(const Host& host);
+  void one_membership(const std::string& what, const std::vector<Ending>& before,
+                      const Ending& now);
   // I5
   void mismatch_is_for_all(const Host& host, const OpId& id, const Reduction& reduction);
   void same_position(const Host& host, const OpId& id, const Reduction& reduction);
@@ -419,6 +433,16 @@ class Checks {
   World& world_;
   std::string violation_;
   std::vector<Disagreement> disagreements_;
+  // By run, group and epoch: as the first member applied it.
+  std::map<std::tuple<std::uint64_t, std::uint32_t, std::uint64_t>, wire::EpochRecord> epochs_;
+  std::map<PeerId, peer::Record> seen_;
+  struct TwoMemberships {
+    std::array<PeerId, 2> peers;
+    std::array<std::uint64_t, 2> epochs;
+    std::array<bool, 2> go_on{};
+    std::string what;
+  };
+  std::vector<TwoMemberships> twos_;
   std::map<OpId, std::map<PeerId, Contribution>> contributions_;
   std::map<OpId, std::vector<Ending>> operations_;
   std::map<RoundId, std::vector<Ending>> rounds_;
@@ -470,7 +494,11 @@ class World {
   std::uint32_t block_bytes = 64;  // equal on all peers
   std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(std::size_t{1} << 20);
   Report report;
-  MasterHost master{*this};
+  MasterHost master{*this, 0};
+  std::deque<MasterHost> more_masters;
+  [[nodiscard]] MasterHost& master_at(std::uint32_t index) {
+    return index == 0 ? master : more_masters[index - 1];
+  }
   Checks checks{*this};
   std::vector<std::unique_ptr<Host>> hosts;
   // One life of a replica, from its start to its end.
@@ -495,13 +523,17 @@ class World {
     leave,
     abort,
     restart,
-    master_stall
+    master_stall,
+    split
   };
   Host& add_host(const RankId& rank_id);
   void add_replica(const std::string& name);
   void inject();
   void strike(Fault fault);
   void stop(Fault fault, Host& host);
+  [[nodiscard]] MasterHost& pick_master();
+  void restart_master(MasterHost& which);
+  void split();
   void disturb_until(Instant when) { calm_since_ = std::max(calm_since_, when); }
   [[nodiscard]] Host* pick_host();
   [[nodiscard]] ConnectionPtr pick_connection(Host& host);

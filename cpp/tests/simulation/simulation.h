@@ -54,6 +54,8 @@ struct Options {
   std::uint32_t aborts = 0;    // a caller's deadline or Ctrl-C
   std::uint32_t restarts = 0;  // of the master, without memory
   std::uint32_t master_stalls = 0;
+  std::uint32_t masters = 1;
+  std::uint32_t splits = 0;    // several masters: peers and masters are cut into two halves
   std::uint32_t machines = 0;  // on which peers share memory; 0: they share none
   // Peers of each replica, one in each group; `peers` and `joins` count replicas then. 0: none.
   std::uint32_t ranks = 0;
@@ -79,10 +81,12 @@ struct Report {
   std::uint64_t joins = 0;
   std::uint64_t evictions = 0;  // peers that were removed or cut off
   std::uint64_t restarts = 0;
-  std::uint64_t rebuilds = 0;    // of a shadow master, compared with the live one
-  std::uint64_t deadlocks = 0;   // calls that ended in deadlock
-  std::uint64_t mismatches = 0;  // calls that ended in mismatched_call
-  std::uint64_t syncs = 0;       // syncs that succeeded, counted once per member
+  std::uint64_t takeovers = 0;    // of groups, by other masters
+  std::uint64_t master_lost = 0;  // peers that were cut off from every master
+  std::uint64_t rebuilds = 0;     // of a shadow master, compared with the live one
+  std::uint64_t deadlocks = 0;    // calls that ended in deadlock
+  std::uint64_t mismatches = 0;   // calls that ended in mismatched_call
+  std::uint64_t syncs = 0;        // syncs that succeeded, counted once per member
   std::uint64_t sync_failures = 0;
   std::uint64_t sync_bytes = 0;  // of state, received
   std::uint64_t checksum_drops = 0;

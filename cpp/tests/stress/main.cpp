@@ -254,7 +254,7 @@ class Peer {
 
   static node::CommunicatorOptions options(const wire::Address& master, std::uint64_t seed) {
     node::CommunicatorOptions options;
-    options.master = master;
+    options.masters = {master};
     options.settings = *Settings::from_environment();
     options.secret = *io::Secret::from_environment();
     // The members are sometimes on one host and sometimes on several.

@@ -97,7 +97,7 @@ class Worker {
   // One membership, from joining to leaving or eviction.
   void live() {
     node::CommunicatorOptions options;
-    options.master = options_.master;
+    options.masters = {options_.master};
     options.group = options_.group;
     options.settings = options_.settings;
     node::Communicator comm(options);

@@ -230,6 +230,20 @@ nb::bytes control_sample(const std::string& name) {
         {{9, wire::Verdict{{7, true, 5, 1}, 8, pccl::Code::ok, true, {}, {}, {}}}}, true};
   } else if (name == "request_log") {
     message = wire::RequestLog{};
+  } else if (name == "promise") {
+    message = wire::Promise{
+        {{6, {9, wire::Verdict{{7, true, 5, 1}, 8, pccl::Code::ok, true, {}, {}, {}}}}}};
+  } else if (name == "propose") {
+    message =
+        wire::Propose{{9, wire::Verdict{{7, true, 5, 1}, 8, pccl::Code::ok, true, {}, {}, {}}}};
+  } else if (name == "accept") {
+    message = wire::Accept{9};
+  } else if (name == "not_serving") {
+    message = wire::NotServing{true};
+  } else if (name == "may_found") {
+    message = wire::MayFound{};
+  } else if (name == "ask_promise") {
+    message = wire::AskPromise{};
   } else if (name == "link_report") {
     message = wire::LinkReport{id, wire::LinkState::silent, 8, "why"};
   } else {

@@ -1,0 +1,524 @@
+// One of several masters: serves groups while a majority supports it, and takes over groups of a
+// master that is gone. docs/internals/several-masters.md has the rules.
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "pccl/digest/ticket.h"
+#include "pccl/master/master.h"
+#include "pccl/master/reports.h"
+
+namespace pccl::master {
+namespace {
+
+// How long a master waits for more members, or for their promises, once a majority is there.
+constexpr Duration kTakeoverGrace = std::chrono::milliseconds(400);
+
+// Another run id, from the one before. splitmix64; never 0.
+std::uint64_t next_run(std::uint64_t run) {
+  std::uint64_t mixed = run + 0x9e3779b97f4a7c15;
+  mixed = (mixed ^ (mixed >> 30)) * 0xbf58476d1ce4e5b9;
+  mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111eb;
+  return (mixed ^ (mixed >> 31)) | 1;
+}
+
+}  // namespace
+
+const Quorum* Master::quorum(std::uint32_t group) const {
+  const auto it = quorums_.find(group);
+  return it == quorums_.end() ? nullptr : &it->second;
+}
+
+Quorum* Master::quorum_of(ConnectionId id) {
+  if (quorums_.empty()) return nullptr;
+  const auto connection = connections_.find(id);
+  if (connection == connections_.end() || !connection->second.group) return nullptr;
+  const auto it = quorums_.find(*connection->second.group);
+  return it == quorums_.end() ? nullptr : &it->second;
+}
+
+void Master::appended(std::uint32_t group, const wire::LogEntry& entry) {
+  const auto it = quorums_.find(group);
+  if (it == quorums_.end()) return;
+  it->second.appended(entry, now_);
+  if (std::holds_alternative<wire::EpochRecord>(entry.what)) undecided_.insert(group);
+}
+
+// -- votes
+
+std::set<Seat> Master::voters(std::uint32_t group, const Quorum& quorum) const {
+  std::set<Seat> seats;
+  for (const auto& [id, connection] : connections_) {
+    if (!connection.closing && connection.group == group && quorum.accepts(connection.seat))
+      seats.insert(connection.seat);
+  }
+  return seats;
+}
+
+void Master::hear_vote(const Connection& connection, const wire::Frame& frame) {
+  const auto it = quorums_.find(*connection.group);
+  if (it == quorums_.end()) return;
+  if (std::holds_alternative<wire::Leave>(frame.message)) it->second.left(connection.seat);
+  const auto* accept = std::get_if<wire::Accept>(&frame.message);
+  if (accept != nullptr && frame.envelope.term == it->second.term())
+    it->second.accepted(connection.seat, accept->ordinal);
+}
+
+void Master::propose_to(ConnectionId id, const Quorum& quorum) {
+  const Connection* const connection = open(id);
+  if (connection == nullptr || quorum.proposal() == nullptr || !quorum.accepts(connection->seat))
+    return;
+  send_now(id, quorum.term(), 0, wire::Propose{*quorum.proposal()});
+}
+
+// Proposes what is new, and sends what has been decided.
+void Master::settle_quorums(Instant now) {
+  for (auto at = undecided_.begin(); at != undecided_.end();) {
+    const std::uint32_t group = *at;
+    const auto it = quorums_.find(group);
+    const bool open = it != quorums_.end() && !settle(group, it->second, now);
+    at = open ? std::next(at) : undecided_.erase(at);
+  }
+}
+
+// True: everything is decided.
+bool Master::settle(std::uint32_t group, Quorum& quorum, Instant now) {
+  while (quorum.proposal() != nullptr) {
+    if (quorum.fresh_proposal()) {
+      for (const auto& [id, connection] : connections_)
+        if (connection.group == group) propose_to(id, quorum);
+    }
+    if (!quorum.decide(voters(group, quorum), now)) return false;
+    for (const Quorum::Held& held : quorum.released()) {
+      if (held.message) {
+        send_now(held.to, quorum.term(), held.collected, *held.message);
+      } else {
+        close_now(held.to);
+      }
+    }
+  }
+  return true;
+}
+
+void Master::check_quorums(Instant now) {
+  if (options_.place.alone()) return;
+  const bool frozen = last_tick_ != Instant{} && now - last_tick_ > options_.heartbeat_timeout / 2;
+  last_tick_ = now;
+  if (!since_) since_ = now;
+  std::map<std::uint32_t, std::set<Seat>> here;
+  for (const auto& [id, connection] : connections_) {
+    if (connection.closing || !connection.group) continue;
+    const auto it = quorums_.find(*connection.group);
+    if (it != quorums_.end() && it->second.accepts(connection.seat))
+      here[it->first].insert(connection.seat);
+  }
+  bool hopeless = false;
+  for (auto& [group, quorum] : quorums_) {
+    if (frozen) quorum.excuse(now);
+    if (groups_.at(group)->record().epoch == 0) continue;
+    hopeless = quorum.hopeless(here[group], options_.heartbeat_timeout, now) || hopeless;
+  }
+  if (hopeless) step_down("a majority of the members cannot be reached");
+}
+
+// Forgets all groups. Their members go to the next master.
+void Master::step_down(const std::string& why) {
+  log("this master steps down: " + why);
+  for (auto& [id, connection] : connections_) {
+    if (!connection.group) continue;
+    connection.group.reset();
+    close_now(id);
+  }
+  quorums_.clear();
+  groups_.clear();
+  undecided_.clear();
+  since_ = now_;
+  // The run may go on elsewhere: this master must not begin another one with the same id.
+  if (run_ == own_run_) own_run_ = next_run(own_run_);
+  forget_run();
+}
+
+void Master::forget_run() {
+  if (!recoveries_.empty()) return;
+  const bool used =
+      std::ranges::any_of(groups_, [](const auto& item) { return !item.second->empty(); });
+  if (used) return;
+  if (run_ != own_run_) {
+    quorums_.clear();
+    groups_.clear();
+  }
+  run_ = own_run_;
+}
+
+// -- newcomers
+
+void Master::join_one(ConnectionId id, Connection& connection, const wire::Frame& frame,
+                      Instant now) {
+  const auto& first = std::get<wire::Join>(frame.message);
+  if (first.ranks_per_replica > 0)
+    return refuse(id, Code::refused, "replicas need a run with one master address");
+  connection.term = frame.envelope.term;
+  connection.seat = {first.id, digest::seal_of(first.ticket)};
+  const bool same_run = frame.envelope.run == 0 || frame.envelope.run == run_;
+  if (const auto open = recoveries_.find(first.group); open != recoveries_.end()) {
+    if (same_run && open->second.wanted.contains(connection.seat)) {
+      connection.join = first;
+      connection.recovers = true;
+      if (open->second.term != 0) ask_promise(id, connection, open->second);
+      return take_over_if_ready(first.group, now);
+    }
+    send_now(id, term_, 0, wire::NotServing{true});
+    return close_now(id);
+  }
+  const Group* const known = group(first.group);
+  const bool serves =
+      known != nullptr && !known->empty() && (known->record().epoch > 0 || connection.may_found);
+  // Only the first master begins runs, and only for peers that found no other one.
+  // Members of a run that this master served before may not have noticed its end.
+  const bool quiet = since_ && now - *since_ >= 2 * options_.heartbeat_interval;
+  const bool founds =
+      options_.place.index == 0 && connection.may_found && run_ == own_run_ && quiet;
+  if (!same_run || !(serves || founds)) {
+    send_now(id, term_, 0, wire::NotServing{});
+    return close_now(id);
+  }
+  if (!let_vote(id, connection, first)) join(id, connection, first, now);
+  if (const auto it = quorums_.find(first.group); it != quorums_.end()) propose_to(id, it->second);
+  settle_quorums(now);
+}
+
+// A peer that was admitted and does not know it has a vote on the epoch that removes it again. It
+// gets the log up to there. False: it is no such peer.
+bool Master::let_vote(ConnectionId id, Connection& connection, const wire::Join& first) {
+  const auto it = quorums_.find(first.group);
+  const auto group = groups_.find(first.group);
+  if (it == quorums_.end() || group == groups_.end()) return false;
+  const Quorum& quorum = it->second;
+  const auto is_this = [&](const wire::Member& member) {
+    return member.id == connection.seat.first && member.seal == connection.seat.second;
+  };
+  if (quorum.proposal() == nullptr || !quorum.accepts(connection.seat) ||
+      std::ranges::any_of(group->second->record().members, is_this))
+    return false;
+  std::vector<wire::LogEntry> entries;
+  std::uint64_t joined = 0;
+  for (const wire::LogEntry& entry : group->second->log().entries()) {
+    if (entry.ordinal >= quorum.proposal()->ordinal) break;
+    const auto* record = std::get_if<wire::EpochRecord>(&entry.what);
+    if (entries.empty()) {
+      if (record == nullptr) continue;
+      const auto found = std::ranges::find_if(record->members, is_this);
+      if (found == record->members.end()) continue;
+      joined = found->joined;
+    }
+    entries.push_back(entry);
+  }
+  if (entries.empty()) return false;
+  connection.group = first.group;
+  send_now(id, quorum.term(), 0, wire::Welcome{joined, true, 0, {}});
+  for (auto& part : wire::in_parts(std::move(entries)))
+    send_now(id, quorum.term(), 0, wire::Log{std::move(part)});
+  // These wait until it is decided.
+  send(id, 0, wire::Refused{Code::evicted, "the run went on without this peer"});
+  close(id);
+  return true;
+}
+
+// -- returning members
+
+void Master::rejoin_one(ConnectionId id, Connection& connection, const wire::Frame& frame,
+                        Instant now) {
+  const auto& rejoin = std::get<wire::Rejoin>(frame.message);
+  if (const Status sound = check(rejoin, options_); !sound)
+    return refuse(id, sound.error().code, sound.error().reason);
+  const bool same_run = frame.envelope.run == run_;
+  const std::uint32_t ahead = kMaxTermsAhead * options_.place.masters;
+  connection.term = frame.envelope.term;
+  connection.seat = {rejoin.id, digest::seal_of(rejoin.ticket)};
+  if (const auto it = quorums_.find(rejoin.group); it != quorums_.end()) {
+    const Quorum& quorum = it->second;
+    if (!same_run) return close_now(id);
+    if (frame.envelope.term <= quorum.term()) {
+      return_to(id, connection, rejoin, nullptr, now);
+      return settle_quorums(now);
+    }
+    // Another master asked for its promise.
+    if (!quorum.accepts(connection.seat) || frame.envelope.term > quorum.term() + ahead)
+      return close_now(id);
+    step_down("a member has followed a master of term " + std::to_string(frame.envelope.term));
+  }
+  if (frame.envelope.term > kMaxTerm) return close_now(id);
+  if (run_ != frame.envelope.run) {
+    const bool busy = !recoveries_.empty() || std::ranges::any_of(groups_, [](const auto& item) {
+      return !item.second->empty();
+    });
+    if (busy) return close_now(id);
+    groups_.clear();
+    quorums_.clear();
+  }
+  Returned returned(id, rejoin);
+  const auto open = recoveries_.find(rejoin.group);
+  if (open != recoveries_.end()) {
+    for (const Returned& other : open->second.reports)
+      if (returned.share(other)) break;
+  }
+  if (!room_for(returned)) {
+    log_rarely("too many members return at the same time", now);
+    return close_now(id);
+  }
+  run_ = frame.envelope.run;
+  groups_.erase(rejoin.group);  // it has no members here
+  quorums_.erase(rejoin.group);
+  Recovery& recovery = recoveries_[rejoin.group];
+  if (recovery.reports.empty()) recovery.since = now;
+  // The member returned again before its connection was known to be gone.
+  for (const Returned& before : recovery.reports)
+    if (before.seat() == returned.seat()) close_now(before.connection());
+  std::erase_if(recovery.reports,
+                [&](const Returned& before) { return before.seat() == returned.seat(); });
+  for (const Seat& seat : returned.members()) recovery.wanted.insert(seat);
+  recovery.reports.push_back(std::move(returned));
+  connection.recovers = true;
+  for (const wire::Member& member : rejoin.record.members) joins_ = std::max(joins_, member.joined);
+  if (recovery.term != 0) {
+    if (connection.term >= recovery.term) {
+      ask_promises(rejoin.group, recovery, now);
+    } else {
+      ask_promise(id, connection, recovery);
+    }
+  }
+  take_over_if_ready(rejoin.group, now);
+}
+
+// -- promises
+
+// The peers on this side: members that have returned, and newcomers whose promise is needed.
+std::map<Seat, ConnectionId> Master::gathered(std::uint32_t group, const Recovery& recovery) const {
+  std::map<Seat, ConnectionId> seats;
+  for (const auto& [id, connection] : connections_) {
+    if (!connection.closing && connection.recovers && connection.join &&
+        connection.join->group == group && recovery.wanted.contains(connection.seat))
+      seats[connection.seat] = id;
+  }
+  for (const Returned& one : recovery.reports) seats[one.seat()] = one.connection();
+  return seats;
+}
+
+void Master::ask_promise(ConnectionId id, Connection& connection, const Recovery& recovery) {
+  connection.promise.reset();
+  send_now(id, recovery.term, 0, wire::AskPromise{});
+}
+
+// Asks for promises to a term above all that these peers have followed.
+void Master::ask_promises(std::uint32_t group, Recovery& recovery, Instant now) {
+  const std::map<Seat, ConnectionId> seats = gathered(group, recovery);
+  std::vector<std::uint32_t> terms;
+  for (const auto& [seat, id] : seats) terms.push_back(connections_.at(id).term);
+  std::ranges::sort(terms);
+  // Terms are finite: a false one must not use them up.
+  const std::uint32_t ahead = kMaxTermsAhead * options_.place.masters;
+  const std::uint32_t most = terms[(terms.size() - 1) / 2] + ahead;
+  std::uint32_t highest = std::max(recovery.term, terms.front());
+  for (const std::uint32_t term : terms)
+    if (term <= most) highest = std::max(highest, term);
+  recovery.term = options_.place.term_after(highest);
+  recovery.promises_since = now;
+  for (const auto& [seat, id] : seats) ask_promise(id, connections_.at(id), recovery);
+}
+
+void Master::promised(ConnectionId id, Connection& connection, const wire::Frame& frame,
+                      Instant now) {
+  const auto& promise = std::get<wire::Promise>(frame.message);
+  for (auto& [group, recovery] : recoveries_) {
+    const auto report = std::ranges::find(recovery.reports, id, &Returned::connection);
+    const bool joins = connection.join && connection.join->group == group;
+    if (report == recovery.reports.end() && !joins) continue;
+    if (recovery.term == 0 || frame.envelope.term != recovery.term) return;  // of an earlier one
+    if (!promise.accepted.empty()) {
+      const wire::Accepted& accepted = promise.accepted.front();
+      const auto* record = std::get_if<wire::EpochRecord>(&accepted.entry.what);
+      const bool follows = report != recovery.reports.end() && record != nullptr &&
+                           record->epoch == report->at().first + 1 &&
+                           accepted.entry.ordinal == report->at().second + 1;
+      if (promise.accepted.size() > 1 || !follows || !plausible(*record, options_) ||
+          accepted.term >= recovery.term) {
+        refuse(id, Code::evicted, "its promise is inconsistent");
+        return forget_report(id);
+      }
+      for (const Seat& seat : seats_of(*record)) recovery.wanted.insert(seat);
+    }
+    connection.promise = promise;
+    return take_over_if_ready(group, now);
+  }
+}
+
+// -- the takeover
+
+std::vector<Master::Claim> Master::claims(const Recovery& recovery) const {
+  std::vector<Claim> claims;
+  for (const Returned& one : recovery.reports) {
+    const std::set<Seat> members(one.members().begin(), one.members().end());
+    const auto same = std::ranges::find_if(claims, [&](const Claim& claim) {
+      return claim.proposed == nullptr && claim.epoch == one.at().first && claim.members == members;
+    });
+    Claim& claim = same != claims.end() ? *same : claims.emplace_back();
+    claim.epoch = one.at().first;
+    claim.members = members;
+    ++claim.supporters;
+    const auto rank = [&](const Returned& report) {
+      return std::pair(connections_.at(report.connection()).promise.has_value(), report.at());
+    };
+    if (claim.best == nullptr || rank(*claim.best) < rank(one)) claim.best = &one;
+  }
+  for (const Returned& one : recovery.reports) {
+    const auto& promise = connections_.at(one.connection()).promise;
+    if (!promise || promise->accepted.empty()) continue;
+    const wire::Accepted& accepted = promise->accepted.front();
+    const auto& record = std::get<wire::EpochRecord>(accepted.entry.what);
+    Claim claim;
+    claim.epoch = record.epoch;
+    claim.members = seats_of(record);
+    claim.best = &one;
+    claim.term = accepted.term;
+    claim.proposed = &accepted.entry;
+    claims.push_back(std::move(claim));
+  }
+  return claims;
+}
+
+// Empty: promises are missing. Among those that have promised, an epoch is *closed* if a majority
+// of its members know of no later one; then no later one is decided, nor ever will be in an earlier
+// term. If all reports are true there is exactly one closed epoch. A false one needs more
+// supporters than the true one.
+std::optional<Master::Base> Master::choose_base(const Recovery& recovery) const {
+  std::map<Seat, std::uint64_t> knows;  // of those that have promised: the newest epoch
+  for (const Returned& one : recovery.reports) {
+    const auto& promise = connections_.at(one.connection()).promise;
+    if (promise) knows[one.seat()] = one.at().first + (promise->accepted.empty() ? 0 : 1);
+  }
+  for (const auto& [id, connection] : connections_) {
+    if (connection.join && connection.recovers && connection.promise)
+      knows.try_emplace(connection.seat, 0);
+  }
+  const auto count = [&](const Claim& claim, std::uint64_t newest) {
+    return static_cast<std::size_t>(std::ranges::count_if(claim.members, [&](const Seat& seat) {
+      const auto it = knows.find(seat);
+      return it != knows.end() && it->second <= newest;
+    }));
+  };
+  const auto closed = [&](const Claim& claim) {
+    return count(claim, claim.epoch) >= majority_of(claim.members.size());
+  };
+  const std::vector<Claim> all = claims(recovery);
+  const Claim* last = nullptr;
+  for (const Claim& claim : all) {
+    if (claim.proposed != nullptr || !closed(claim) || !knows.contains(claim.best->seat()))
+      continue;
+    if (last == nullptr ||
+        std::pair(claim.supporters, claim.epoch) > std::pair(last->supporters, last->epoch))
+      last = &claim;
+  }
+  if (last != nullptr) return Base{last->best->rejoin(), std::nullopt, last->best->connection()};
+  // A proposal that may be decided: the newest one of those for which its electors have promised.
+  const Claim* next = nullptr;
+  for (const Claim& claim : all) {
+    if (claim.proposed == nullptr || (next != nullptr && next->term >= claim.term)) continue;
+    const bool electors = std::ranges::any_of(all, [&](const Claim& before) {
+      const auto& own = claim.best->members();
+      return before.proposed == nullptr && before.epoch + 1 == claim.epoch &&
+             before.members == std::set<Seat>(own.begin(), own.end()) &&
+             count(before, ~std::uint64_t{0}) >= majority_of(before.members.size());
+    });
+    if (electors) next = &claim;
+  }
+  if (next == nullptr || !closed(*next)) return std::nullopt;
+  return Base{next->best->rejoin(), *next->proposed, next->best->connection()};
+}
+
+void Master::take_over_if_ready(std::uint32_t group, Instant now) {
+  const auto it = recoveries_.find(group);
+  if (it == recoveries_.end()) return;
+  Recovery& recovery = it->second;
+  if (now - recovery.since >= options_.reconnect_timeout) {
+    log("group " + std::to_string(group) + ": too few members came to this master");
+    const auto reports = std::move(recovery.reports);
+    const auto seats = gathered(group, recovery);
+    recoveries_.erase(it);
+    for (const auto& [seat, id] : seats) close_now(id);
+    for (const Returned& one : reports) close_now(one.connection());
+    return forget_run();
+  }
+  const std::map<Seat, ConnectionId> seats = gathered(group, recovery);
+  if (recovery.term == 0) {
+    // No term is used up before a majority is here.
+    for (const Claim& claim : claims(recovery)) {
+      const auto here = static_cast<std::size_t>(std::ranges::count_if(
+          claim.members, [&](const Seat& seat) { return seats.contains(seat); }));
+      const bool complete = here == claim.members.size();
+      if (here < majority_of(claim.members.size()) ||
+          (!complete && now - recovery.since < kTakeoverGrace))
+        continue;
+      return ask_promises(group, recovery, now);
+    }
+    return;
+  }
+  const bool all = std::ranges::all_of(
+      seats, [&](const auto& item) { return connections_.at(item.second).promise.has_value(); });
+  if (!all && now - recovery.promises_since < kTakeoverGrace) return;
+  const std::optional<Base> base = choose_base(recovery);
+  if (!base) return;
+  Connection& source = connections_.at(base->source);
+  if (!source.asked) return ask_for_log(base->source, source, base->last, now);
+  if (!source.asked->complete) return;
+  take_over(group, *base, now);
+}
+
+// Continues the group's log. The first entry of the new term is an epoch, so the entries of one
+// epoch are all of one term: logs that end in the same epoch agree.
+void Master::take_over(std::uint32_t group, const Base& base, Instant now) {
+  const Recovery recovery = std::move(recoveries_.at(group));
+  const std::map<Seat, ConnectionId> seats = gathered(group, recovery);
+  std::vector<wire::LogEntry> entries = connections_.at(base.source).asked->log();
+  recoveries_.erase(group);
+  std::vector<std::pair<ConnectionId, wire::Join>> newcomers;
+  for (const auto& [seat, id] : seats) {
+    Connection& connection = connections_.at(id);
+    connection.recovers = false;
+    connection.asked.reset();
+    connection.promise.reset();
+    if (connection.join) {
+      newcomers.emplace_back(id, std::move(*connection.join));
+      connection.join.reset();
+    } else {
+      connection.group = group;
+    }
+  }
+  Quorum quorum(recovery.term, base.last.record, base.last.applied,
+                base.last.applied - entries.size());
+  wire::Rejoin last = base.last;
+  if (base.proposed) {
+    last.record = std::get<wire::EpochRecord>(base.proposed->what);
+    last.applied = base.proposed->ordinal;
+    entries.push_back(*base.proposed);
+    quorum.appended(*base.proposed, now);
+  }
+  for (const wire::Member& member : last.record.members) joins_ = std::max(joins_, member.joined);
+  quorums_.insert_or_assign(group, std::move(quorum));
+  log("group " + std::to_string(group) + ": taken over with term " + std::to_string(recovery.term) +
+      " from epoch " + std::to_string(last.record.epoch) + "; " +
+      std::to_string(recovery.reports.size()) + " of " +
+      std::to_string(last.record.members.size()) + " members are here");
+  // Not in `groups_` during rebuild(), which asks for the census.
+  auto rebuilt = Group::rebuild(group, options_, *this, last, recovery.reports, entries, now);
+  Group& made = *rebuilt;
+  groups_[group] = std::move(rebuilt);
+  made.begin_term();
+  for (const auto& [id, first] : newcomers) {
+    Connection* const connection = open(id);
+    if (connection != nullptr && !let_vote(id, *connection, first))
+      join(id, *connection, first, now);
+  }
+  settle_quorums(now);
+}
+
+}  // namespace pccl::master

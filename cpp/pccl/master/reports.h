@@ -1,0 +1,20 @@
+// Whether the reports of returning members are consistent. A master that takes over cannot check
+// whether they are true.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "pccl/master/limits.h"
+#include "pccl/wire/messages.h"
+
+namespace pccl::master {
+
+[[nodiscard]] bool plausible(const wire::EpochRecord& record, const Options& options);
+[[nodiscard]] Status wrong_report(const PeerId& id, const std::string& what = {});
+[[nodiscard]] Status check(const wire::Rejoin& rejoin, const Options& options);
+// A complete log: consecutive entries up to the last one applied.
+[[nodiscard]] Status check_log(const wire::Rejoin& rejoin, const std::vector<wire::LogEntry>& log,
+                               const Options& options);
+
+}  // namespace pccl::master
