@@ -339,7 +339,14 @@ class ReduceInfo:
     moving_seconds: float
 
 class Master:
-    def __init__(self, listen: str, secret: Secret | None = None, min_peers: int = 1) -> None: ...
+    def __init__(
+        self,
+        listen: str,
+        secret: Secret | None = None,
+        min_peers: int = 1,
+        masters: int = 1,
+        index: int = 0,
+    ) -> None: ...
     def run(self) -> None:
         """Binds and serves on a thread of its own; returns at once."""
 
@@ -354,3 +361,5 @@ class Master:
         """True when it has stopped. Releases the GIL, obeys Ctrl-C."""
 
 def run_master(listen: str) -> int: ...
+def parse_masters(text: str, function: str) -> list[tuple[str, int]]:
+    """The masters' addresses, comma-separated, as (host, port)."""

@@ -23,6 +23,8 @@ class SimulationReport(TypedDict):
     joins: int
     evictions: int
     restarts: int
+    takeovers: int
+    master_lost: int
     rebuilds: int
     deadlocks: int
     mismatches: int
@@ -149,6 +151,8 @@ def simulate(
     leaves: int = ...,
     aborts: int = ...,
     restarts: int = ...,
+    masters: int = ...,
+    splits: int = ...,
     master_stalls: int = ...,
 ) -> SimulationReport: ...
 

@@ -151,6 +151,7 @@ def init(
     replica_id: str | None = None,
     ranks_per_replica: int | None = None,
     name: str | None = None,
+    standby: bool | None = None,
 ) -> Communicator:
     """Joins a run and makes this process's default communicator.
 
@@ -159,7 +160,9 @@ def init(
     `admit`.
 
     Args:
-        master: The master's "host:port"; host names, IPv4 and "[IPv6]:port". Default: PCCL_MASTER.
+        master: The master's "host:port"; host names, IPv4 and "[IPv6]:port". Several with commas
+            between them, the preferred one first, if the run has several masters: when one is gone,
+            another takes over. Default: PCCL_MASTER.
         peer_group: Peers reduce only with peers of the same group.
         min_peers: Peers to wait for before the group starts. Default: PCCL_MIN_PEERS, else 1.
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT; without either, about ten
@@ -176,6 +179,9 @@ def init(
         ranks_per_replica: Ranks of each replica, the same in the whole run.
         name: What messages call this peer: 1 to 64 printable ASCII characters without blanks.
             Default: PCCL_NAME, else the host's name and the process id.
+        standby: Whether this process runs one of the masters too: the first address of the list
+            that is this machine's and whose port is free. It ends with the communicator. Default:
+            PCCL_STANDBY, else no.
 
     Raises:
         InvalidArgument: There is no master's address, or an argument makes no sense.
@@ -206,6 +212,10 @@ def init(
         limit = _settings.seconds(timeout, func)
         drain_seconds = departure.drain_seconds(func)
         attempts = _JOIN_ATTEMPTS if limit is None else int(limit) + 1
+        if standby is None:
+            standby = bool(
+                _settings.integer(None, "standby", func, 0, 1, variable="PCCL_STANDBY", default=0)
+            )
         comm = Communicator(
             address,
             peer_group,
@@ -216,7 +226,13 @@ def init(
             ranks_per_replica=ranks_per_replica,
             name=name,
         )
-        comm._join(func, min_peers=peers, attempts=attempts, timeout=limit, enter=False)
+        if standby:
+            comm._serve(func)
+        try:
+            comm._join(func, min_peers=peers, attempts=attempts, timeout=limit, enter=False)
+        except BaseException:
+            comm.close()
+            raise
         _default = comm
         _core.use_by_default(comm._number)
         departure.watch(comm, drain_seconds)

@@ -50,7 +50,8 @@ class Communicator(Peer):
     connects and closes.
 
     Args:
-        address: The master's "host:port"; host names, IPv4 and "[IPv6]:port".
+        address: The master's "host:port"; host names, IPv4 and "[IPv6]:port". Several with commas
+            between them, the preferred one first, if the run has several masters.
         peer_group: Peers reduce only with peers of the same group.
         p2p_connection_pool_size: TCP connections per link to another host; 0 adapts.
         port: Where other peers connect. Default: PCCL_PORT, else any free port.

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
-from pccl import _core, _settings
+from pccl import _core, _masters, _settings
 from pccl._settings import DEFAULT_PORT
 from pccl.communicator import MasterNode
 from pccl.errors import InvalidArgument, PCCLError
@@ -39,6 +39,8 @@ def serve_with_secret(
     min_peers: int = 1,
     http: str | None = None,
     show_token: bool = False,
+    peers: str | None = None,
+    place: int | None = None,
 ) -> int:
     """As `serve`, for a master with a secret. Also prints the line to join with.
 
@@ -47,7 +49,7 @@ def serve_with_secret(
         secret_file: File with the secret. If there is none, it is made, readable for this user
             only. Default: PCCL_SECRET or PCCL_SECRET_FILE; without any of them a secret is made and
             printed.
-        straggler_timeout, relay, min_peers, http: As of `serve`.
+        straggler_timeout, relay, min_peers, http, peers, place: As of `serve`.
         show_token: As of `serve`. The token of a secret that is printed is printed as well.
     """
     join = "PCCL_SECRET=..."
@@ -73,6 +75,8 @@ def serve_with_secret(
         min_peers=min_peers,
         http=http,
         show_token=show_token,
+        peers=peers,
+        place=place,
     )
 
 
@@ -125,6 +129,8 @@ def serve(
     secret: str | _core.Secret | None = None,
     join: str | None = None,
     min_peers: int = 1,
+    peers: str | None = None,
+    place: int | None = None,
     command: str = "pccl master",
     http: str | None = None,
     show_token: bool = False,
@@ -139,6 +145,8 @@ def serve(
         straggler_timeout: Seconds, instead of PCCL_STRAGGLER_TIMEOUT.
         relay: Whether to relay between peers that cannot connect, instead of PCCL_RELAY.
         min_peers: As of `MasterNode`.
+        peers: The addresses of all masters of the run, this one included, the preferred one first.
+        place: This master's place in that list, from 1. Default: the one that listens on `listen`.
         secret: The run's secret. Default: the environment's, if there is one.
         join: The secret's part of the line to join with, to be printed.
         command: What its errors begin with.
@@ -161,7 +169,8 @@ def serve(
         resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
         known = _settings.secret(secret, command)
         with ExitStack() as stack:
-            master = MasterNode(listen, secret=known, min_peers=min_peers)
+            standing = _standing(listen, peers, place)
+            master = MasterNode(listen, secret=known, min_peers=min_peers, place=standing)
             token = None if known is None or http is None else web.token(known)
             page = None
             if http is not None:  # before anything is printed: the port may be taken
@@ -170,7 +179,7 @@ def serve(
             stack.enter_context(master)
             print(f"listening on {master.address}", flush=True)
             if join is not None:
-                where = _as_others_see(master.address)
+                where = peers or _as_others_see(master.address)
                 print(f"join with: PCCL_MASTER={where} {join} python train.py", flush=True)
             if page is not None:
                 stack.enter_context(page)
@@ -188,6 +197,20 @@ def serve(
         resource.setrlimit(resource.RLIMIT_NOFILE, files)
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _standing(listen: str, peers: str | None, place: int | None) -> tuple[int, int]:
+    """The master's index among all masters, and how many there are."""
+    func = "pccl master"
+    if peers is None:
+        return 0, 1
+    masters = _core.parse_masters(peers, func)
+    if place is None:
+        return _masters.place_of(listen, masters, func), len(masters)
+    if not 1 <= place <= len(masters):
+        sentence = f"--place must be in 1..{len(masters)}, as --peers has so many, not {place}"
+        raise InvalidArgument.because(func, sentence)
+    return place - 1, len(masters)
 
 
 def parser() -> Parser:

@@ -11,6 +11,7 @@ from pccl.errors import InvalidArgument, InvalidUsage
 __all__ = ["MasterNode"]
 
 _MAX_PEERS = 2**31 - 1
+_MAX_MASTERS = 16
 _INTERRUPT_SECONDS = 5.0  # a master that was told to stop has closed its port long before
 
 
@@ -26,6 +27,8 @@ class MasterNode:
             there is a warning when that is more than this machine.
         min_peers: A group starts when so many peers are there, whatever they ask for themselves;
             of replicas, so many of those.
+        place: Of several masters: this one's index in the list of all, and how many there are. The
+            list is the same for all masters and peers, the preferred one first.
 
     Raises:
         InvalidArgument: The address or the secret makes no sense.
@@ -37,12 +40,16 @@ class MasterNode:
         *,
         secret: str | bytes | _core.Secret | None = None,
         min_peers: int = 1,
+        place: tuple[int, int] = (0, 1),
     ) -> None:
         if not isinstance(listen_address, str) or not listen_address:
             sentence = f"listen_address must be 'host:port', not {listen_address!r}"
             raise InvalidArgument.because("MasterNode", sentence)
         self._secret = _settings.secret(secret, "MasterNode")
         self._min_peers = _settings.integer(min_peers, "min_peers", "MasterNode", 1, _MAX_PEERS)
+        index, masters = place
+        _settings.integer(masters, "place[1]", "MasterNode", 1, _MAX_MASTERS)
+        self._place = _settings.integer(index, "place[0]", "MasterNode", 0, masters - 1), masters
         self._listen_address = listen_address
         self._address = listen_address
         self._engine: _core.Master | None = None
@@ -61,7 +68,10 @@ class MasterNode:
         """
         if self in process.masters:
             raise InvalidUsage.because("MasterNode.run", "this master runs already")
-        engine = _core.Master(self._listen_address, self._secret, self._min_peers)
+        index, masters = self._place
+        engine = _core.Master(
+            self._listen_address, self._secret, self._min_peers, masters=masters, index=index
+        )
         engine.run()
         self._engine = engine
         self._address = engine.address()

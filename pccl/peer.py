@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from pccl import _core, _settings, process
+from pccl import _core, _masters, _settings, process
 from pccl._changes import Changes
 from pccl.errors import InvalidArgument, InvalidUsage, PCCLError
+from pccl.master_node import MasterNode
 from pccl.reduce.residuals import Residuals
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Peer(_core.Reducer):
         self._engine: _core.Communicator | None = None
         self._joining = False
         self._candidate: _core.Communicator | None = None  # while it joins
+        self._standby: MasterNode | None = None  # a master of the run in this process
         self._closed = False
         self._fork = process.forks
         self._residuals = Residuals()
@@ -152,6 +154,10 @@ class Peer(_core.Reducer):
         engine = self._engine
         return engine is not None and engine.draining()
 
+    def _serve(self, func: str) -> None:
+        """Runs one of the run's masters in this process, until `close`."""
+        self._standby = _masters.standby(self._address, self._secret, func)
+
     def close(self) -> None:
         """Leaves the run: the others see a departure, not a loss.
 
@@ -170,6 +176,9 @@ class Peer(_core.Reducer):
             if engine is not None:
                 engine.on_change(None)
                 engine.close(failure)
+        standby, self._standby = self._standby, None
+        if standby is not None:
+            standby.interrupt()
         self._residuals.clear()
 
     def _drain(self) -> None:

@@ -45,6 +45,8 @@ TOTALS = [
     "joins",
     "evictions",
     "restarts",
+    "takeovers",
+    "master_lost",
     "rebuilds",
     "deadlocks",
     "mismatches",
@@ -104,6 +106,31 @@ def test_invariants_hold_whatever_breaks(batch: int) -> None:
         assert totals["stand_ins"] > 0
         assert totals["sent_again"] > 0
         assert totals["rebuilds"] > count / 2
+
+
+@pytest.mark.timeout(14_400)
+@pytest.mark.parametrize("splits", [0, 1, 2])
+def test_several_masters_never_change_one_group_on_two_sides(splits: int) -> None:
+    count = max(SCHEDULES // 6, 20)
+    totals: Counter[str] = Counter()
+    for masters in (2, 3):
+        options: dict[str, Any] = {"masters": masters, "splits": splits, "restarts": splits + 1}
+        totals += run_many(80_000 + 1_000_000 * masters, count // 2, **options)
+    if count >= 100:
+        assert totals["commits"] > 5 * count
+        for name in ("takeovers", "restarts", "kills", "joins", "evictions", "syncs"):
+            assert totals[name] > 0, name
+
+
+def test_the_end_of_a_master_costs_no_member_anything() -> None:
+    totals: Counter[str] = Counter()
+    for peers in (1, 2, 3, 8):
+        count = max(SCHEDULES // 20, 10)
+        options: dict[str, Any] = {"masters": 3, "peers": peers, "joins": 0, "restarts": 1}
+        totals += run_many(90_000 + 1_000_000 * peers, count, quiet=True, steps=8, **options)
+    assert totals["takeovers"] > totals["restarts"] / 10  # often a standby ends
+    assert totals["evictions"] == 0
+    assert totals["master_lost"] == 0
 
 
 @pytest.mark.timeout(14_400)

@@ -153,7 +153,7 @@ class Member:
 
     def _meet(self, deadline: _settings.Deadline) -> str:
         """Agrees with the other ranks on the group's number; returns its master's address."""
-        address = _settings.text("PCCL_MASTER")
+        address = (_settings.text("PCCL_MASTER") or "").replace(" ", "") or None
         if self._rank == 0:
             where = f"outside {address}" if address else f"inside {self._serve()}"
             # Random: one master may serve many jobs, and jobs have the same names for their groups.

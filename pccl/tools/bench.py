@@ -18,7 +18,7 @@ from pccl import _settings, api
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.tools import screen
-from pccl.tools.parsing import Misuse, advised, endpoint, seconds, whole
+from pccl.tools.parsing import Misuse, advised, endpoints, seconds, whole
 from pccl.types import ReduceOp, Topology
 
 __all__ = ["add_arguments", "network_bound", "run"]
@@ -76,7 +76,7 @@ def parse_sizes(text: str) -> list[int]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
-        "--master", type=endpoint, metavar="HOST:PORT", help="the master (default: PCCL_MASTER)"
+        "--master", type=endpoints, metavar="HOST:PORT", help="the master (default: PCCL_MASTER)"
     )
     words = "how many run it (default: PCCL_MIN_PEERS, else 2)"
     parser.add_argument("--peers", type=whole(2, _MAX_PEERS), metavar="N", help=words)

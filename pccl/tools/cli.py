@@ -19,7 +19,17 @@ from pccl.errors import InvalidArgument, InvalidUsage, PCCLError
 from pccl.master import DEFAULT_LISTEN, make_secret, serve, serve_with_secret
 from pccl.tools import bench, doctor, orders, screen, show, trace, web
 from pccl.tools import top as top_command
-from pccl.tools.parsing import MISUSE, Example, Misuse, Parser, advised, endpoint, seconds, whole
+from pccl.tools.parsing import (
+    MISUSE,
+    Example,
+    Misuse,
+    Parser,
+    advised,
+    endpoint,
+    endpoints,
+    seconds,
+    whole,
+)
 from pccl.tools.run import MAX_RANKS, check_program, launch
 
 __all__ = ["main", "parser", "version_lines"]
@@ -156,6 +166,16 @@ by `pccl secret --token`. /status.json and /metrics are views of the same status
     words = "start a group when N peers are there, whatever they ask for (default: %(default)s)"
     number = whole(1, 2**31 - 1)
     master.add_argument("--min-peers", type=number, default=1, metavar="N", help=words)
+    words = (
+        "the addresses of all masters of the run, this one included, the preferred one first; "
+        "give all masters the same list and the same secret (default: this master is the only one)"
+    )
+    master.add_argument("--peers", type=endpoints, metavar="HOST:PORT,...", help=words)
+    words = (
+        "this master's place in --peers, from 1 (default: the address that --listen and the "
+        "machine's own addresses tell)"
+    )
+    master.add_argument("--place", type=whole(1, 16), metavar="N", help=words)
     words = (
         "relay nothing between peers that cannot connect to each other, as PCCL_RELAY=0 "
         "(default: relay)"
@@ -428,7 +448,19 @@ def _master(command: Parser, options: argparse.Namespace) -> int:
         "straggler_timeout": options.straggler_timeout,
         "relay": False if options.no_relay else None,
         "min_peers": options.min_peers,
+        "peers": options.peers,
+        "place": options.place,
     }
+    if options.place is not None and options.peers is None:
+        command.error("--place is a place in --peers; give --peers too")
+    given = options.secret_file or any(
+        variable in os.environ for variable in ("PCCL_SECRET", "PCCL_SECRET_FILE")
+    )
+    if options.peers is not None and not (options.insecure or given):
+        command.error(
+            "all masters of --peers need the same secret: make one with `pccl secret`, and give it "
+            "to each in --secret-file, PCCL_SECRET or PCCL_SECRET_FILE"
+        )
     if not options.insecure:
         return serve_with_secret(options.listen, secret_file=options.secret_file, **more)
     for variable in ("PCCL_SECRET", "PCCL_SECRET_FILE"):

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from pccl import __version__, _core, _settings
 from pccl.errors import PCCLError
 from pccl.tools import screen
-from pccl.tools.parsing import MISUSE, Misuse, advised, endpoint, whole
+from pccl.tools.parsing import MISUSE, Misuse, advised, endpoints, whole
 from pccl.tools.status import in_background, master_of
 
 __all__: list[str] = []
@@ -37,7 +37,7 @@ class Check(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pccl doctor`."""
     words = "the master (default: PCCL_MASTER)"
-    parser.add_argument("master", nargs="?", type=endpoint, metavar="HOST:PORT", help=words)
+    parser.add_argument("master", nargs="?", type=endpoints, metavar="HOST:PORT", help=words)
     words = "peer group to look at (default: 0)"
     group = whole(0, 2**32 - 1)
     parser.add_argument("--group", type=group, default=0, metavar="N", help=words)
@@ -56,11 +56,22 @@ def run(options: argparse.Namespace) -> int:
     master = master_of(options.master)
     asked = False
     try:
-        checks = [_resolved(master)]
-        if checks[0].verdict != "fail":
-            found = _in_background(master, options.group)
-            asked = not found["failure"]
-            checks += _of_the_master(master, found)
+        checks: list[Check] = []
+        masters = [part.strip() for part in master.split(",")]
+        for address in masters:
+            of_this, answered = _asked(address, options.group)
+            # One master that answers is enough.
+            if len(masters) > 1 and not answered:
+                of_this = [
+                    check._replace(verdict="warn") if check.verdict == "fail" else check
+                    for check in of_this
+                ]
+            elif asked:
+                of_this = [check for check in of_this if check.name in ("name", "master")]
+            checks += of_this
+            asked = asked or answered
+        if len(masters) > 1 and not asked:
+            checks.append(Check("masters", "fail", "no master answers"))
         checks += _of_this_machine()
     except PCCLError as error:
         raise Misuse(advised(error.reason or str(error))) from None
@@ -88,6 +99,15 @@ def _sentence(failed: Sequence[Check], indirect: bool) -> str:
             "(PCCL_PORT, PCCL_ADVERTISE), or let the master relay (PCCL_RELAY)."
         )
     return f"This machine cannot join: {advised(failed[0].text)}."
+
+
+def _asked(master: str, group: int) -> tuple[list[Check], bool]:
+    """The checks of one master, and whether it answered."""
+    checks = [_resolved(master)]
+    if checks[0].verdict == "fail":
+        return checks, False
+    found = _in_background(master, group)
+    return checks + list(_of_the_master(master, found)), not found["failure"]
 
 
 def _in_background(master: str, group: int) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pccl import _core
-from pccl.tools.parsing import Example, Parser, endpoint
-from pccl.tools.status import in_background, master_of
+from pccl.tools.parsing import Example, Parser, endpoints
+from pccl.tools.status import ask_any, in_background, master_of
 
 __all__: list[str] = []
 
@@ -75,7 +75,7 @@ def add(add_parser: Callable[..., Parser], order: Order) -> None:
         then=order.then,
     )
     words = "the master (default: PCCL_MASTER)"
-    parser.add_argument("master", nargs="?", type=endpoint, metavar="MASTER", help=words)
+    parser.add_argument("master", nargs="?", type=endpoints, metavar="MASTER", help=words)
     if order.names:
         words = "the peer's name or id, as `pccl status` shows it (required)"
         parser.add_argument("name", metavar="NAME", help=words)
@@ -90,5 +90,10 @@ def run(options: argparse.Namespace) -> int:
     master = master_of(options.master)
     kind, name = options.command, getattr(options, "name", "")
     call: Any = _core.command
-    print(in_background(lambda: call(master, kind, name)))
+
+    def order() -> Any:
+        at = ask_any(master)[0] if "," in master else master
+        return call(at, kind, name)
+
+    print(in_background(order))
     return 0

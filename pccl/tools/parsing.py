@@ -21,6 +21,7 @@ __all__ = [
     "advised",
     "arguments",
     "endpoint",
+    "endpoints",
     "explained",
     "seconds",
     "whole",
@@ -72,6 +73,11 @@ def endpoint(text: str) -> str:
         sentence = f"must be a host and a port, as in 192.0.2.7:48148, not {text!r}"
         raise argparse.ArgumentTypeError(sentence)
     return text
+
+
+def endpoints(text: str) -> str:
+    """Reads one or several of what may be host:port, with commas between them."""
+    return ",".join(endpoint(part.strip()) for part in text.split(","))
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:

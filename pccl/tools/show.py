@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pccl.tools import screen
-from pccl.tools.parsing import Misuse, endpoint, whole
+from pccl.tools.parsing import Misuse, endpoints, whole
 from pccl.tools.status import (
     BEHIND_ENTRIES,
     HELD_SECONDS,
@@ -66,7 +66,7 @@ class Table(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pccl status`."""
     words = "the master (default: PCCL_MASTER)"
-    parser.add_argument("master", nargs="?", type=endpoint, metavar="MASTER", help=words)
+    parser.add_argument("master", nargs="?", type=endpoints, metavar="MASTER", help=words)
     words = "show this group alone (default: all)"
     parser.add_argument("--group", type=whole(0, 2**32 - 1), metavar="N", help=words)
     words = "print the status as one JSON object (default: text)"

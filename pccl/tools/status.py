@@ -28,6 +28,7 @@ __all__ = [
     "Unreadable",
     "Wait",
     "ask",
+    "ask_any",
     "binary",
     "duration",
     "in_background",
@@ -349,6 +350,31 @@ def master_of(given: str | None) -> str:
     return master
 
 
+def ask_any(masters: str) -> tuple[str, dict[str, Any]]:
+    """The status of the master that serves members, and its address.
+
+    If none serves members, it is the status of the first one that answers.
+
+    Raises:
+        PCCLError: No master answers.
+    """
+    waits: tuple[str, dict[str, Any]] | None = None
+    failure: PCCLError | None = None
+    for address in masters.split(","):
+        try:
+            given = _core.ask_status(address.strip())
+        except PCCLError as error:
+            failure = failure or error
+            continue
+        if any(group["members"] for group in given["groups"]):
+            return address.strip(), given
+        waits = waits or (address.strip(), given)
+    if waits is not None:
+        return waits
+    assert failure is not None
+    raise failure
+
+
 Result = typing.TypeVar("Result")
 
 
@@ -379,6 +405,6 @@ def ask(master: str) -> dict[str, Any]:
         Misuse: It did not answer.
     """
     try:
-        return in_background(lambda: _core.ask_status(master))
+        return in_background(lambda: ask_any(master)[1])
     except PCCLError as error:
         raise Misuse(advised(error.reason or str(error))) from None

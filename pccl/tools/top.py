@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn
 
-from pccl import _core
 from pccl.errors import PCCLError
 from pccl.tools import screen, show
-from pccl.tools.parsing import Misuse, advised, endpoint, seconds
+from pccl.tools.parsing import Misuse, advised, endpoints, seconds
 from pccl.tools.status import (
     BROKEN,
     HELD_SECONDS,
@@ -25,6 +24,7 @@ from pccl.tools.status import (
     Member,
     Status,
     Unreadable,
+    ask_any,
     duration,
     master_of,
     read,
@@ -57,7 +57,7 @@ _ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pccl top`."""
     words = "the master (default: PCCL_MASTER)"
-    parser.add_argument("master", nargs="?", type=endpoint, metavar="MASTER", help=words)
+    parser.add_argument("master", nargs="?", type=endpoints, metavar="MASTER", help=words)
     words = "between two looks at the run (default: %(default)s)"
     parser.add_argument(
         "--interval", type=seconds(0.5, 3600), default=1.0, metavar="SECONDS", help=words
@@ -123,7 +123,7 @@ class _Watch:
         while not self._stopped.is_set():
             status, failure = None, ""
             try:
-                status = read(_core.ask_status(self._master))
+                status = read(ask_any(self._master)[1])
             except PCCLError as error:
                 failure = advised(error.reason or str(error))
             except Unreadable as error:

@@ -1,0 +1,242 @@
+"""Real processes of runs with several masters: masters that are killed, frozen and cut off."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+from namespaces import Host, Lab, at, ip
+from namespaces import worker as worker_on
+from programs import master, several_masters
+from workers import FAST, Program, Worker, wait_for_line
+
+COUNT = 1000
+TIMEOUT = float(FAST["PCCL_HEARTBEAT_TIMEOUT"])
+SLACK = 3.0  # of a machine that is busy with other tests
+
+
+class Masters:
+    """Three masters and their peers, all real processes."""
+
+    def __init__(self, count: int = 3, **env: str) -> None:
+        self.env = {**FAST, "PCCL_LOG_LEVEL": "INFO", **env}
+        self.workers: list[Worker] = []
+        self.count = count
+        self.masters = [self._serve("127.0.0.1:0", index) for index in range(count)]
+        self.addresses = [one.expect("listening")["address"] for one in self.masters]
+
+    def _serve(self, listen: str, index: int) -> Worker:
+        # A list, since the arguments of a program travel as JSON.
+        program = partial(master.serve, listen, None, [index, self.count])
+        self.workers.append(Worker(program, **self.env))
+        return self.workers[-1]
+
+    def kill(self, index: int) -> None:
+        self.masters[index].process.kill()
+        self.masters[index].ends()
+
+    def restart(self, index: int) -> None:
+        self.masters[index] = self._serve(self.addresses[index], index)
+        self.masters[index].expect("listening")
+
+    def peers(self, count: int, program: Program, **env: str) -> list[Worker]:
+        everywhere = {"PCCL_MASTER": ",".join(self.addresses), "PCCL_MIN_PEERS": str(count)}
+        settings = {**everywhere, **self.env, **env}
+        made = [Worker(program, **settings) for _ in range(count)]
+        self.workers += made
+        return made
+
+
+@contextmanager
+def masters(count: int = 3, **env: str) -> Iterator[Masters]:
+    run = Masters(count, **env)
+    try:
+        yield run
+    finally:
+        for worker in run.workers:
+            worker.destroy()
+
+
+def reach(peers: list[Worker], step: int) -> None:
+    """Waits until each peer is at that step or later."""
+    for peer in peers:
+        while peer.expect("at", 60)["step"] < step:
+            pass
+
+
+def finish(peers: list[Worker], size: int) -> float:
+    """All have done all steps, each step with all members and the same bytes. The longest gap."""
+    answers = []
+    for peer in peers:
+        while (answer := peer.next(90))["event"] == "at":
+            pass
+        assert answer["event"] == "done", peer.stderr()
+        answers.append(answer)
+    assert [answer["sizes"] for answer in answers] == [[size]] * len(peers)
+    assert len({answer["digest"] for answer in answers}) == 1
+    return max(answer["gap"] for answer in answers)
+
+
+@pytest.mark.parametrize("shm", ["1", "0"], ids=["shm", "tcp"])
+def test_a_run_goes_on_when_its_master_is_killed(shm: str) -> None:
+    with masters(PCCL_SHM=shm) as run:
+        peers = run.peers(4, partial(several_masters.reduce_in_steps, COUNT))
+        for peer in peers:
+            assert peer.expect("in")["size"] == 4
+        for peer in peers:
+            peer.tell(1500)
+        reach(peers, 300)
+        run.kill(0)
+        wait_for_line(run.masters[1], "taken over")
+        assert finish(peers, 4) < SLACK
+        for peer in peers:
+            peer.tell(0)
+        assert [peer.ends() for peer in peers] == [0] * 4
+
+
+def test_a_master_that_wakes_finds_that_another_one_serves() -> None:
+    with masters(PCCL_SHM="0") as run:
+        peers = run.peers(3, partial(several_masters.reduce_in_steps, COUNT))
+        for peer in peers:
+            peer.expect("in")
+            peer.tell(1000)
+        reach(peers, 200)
+        run.masters[0].signal(signal.SIGSTOP)
+        wait_for_line(run.masters[1], "taken over")
+        assert finish(peers, 3) < TIMEOUT + SLACK
+        run.masters[0].signal(signal.SIGCONT)
+        for peer in peers:
+            peer.tell(1000)
+        wait_for_line(run.masters[0], "steps down")
+        finish(peers, 3)
+        # It is a standby now, and takes over again.
+        run.kill(1)
+        run.kill(2)
+        for peer in peers:
+            peer.tell(500)
+        wait_for_line(run.masters[0], "taken over")
+        finish(peers, 3)
+
+
+def test_masters_are_killed_and_started_one_after_the_other() -> None:
+    with masters(PCCL_SHM="0") as run:
+        peers = run.peers(3, partial(several_masters.reduce_in_steps, COUNT))
+        for peer in peers:
+            peer.expect("in")
+        for index in (0, 1, 2, 0):
+            for peer in peers:
+                peer.tell(600)
+            reach(peers, 0)
+            run.kill(index)
+            wait_for_line(run.masters[(index + 1) % 3], "taken over")
+            assert finish(peers, 3) < SLACK
+            run.restart(index)
+
+
+def test_a_newcomer_finds_the_master_that_serves() -> None:
+    with masters() as run:
+        members = run.peers(2, partial(several_masters.admit_a_newcomer, 3))
+        for peer in members:
+            peer.expect("in")
+        run.kill(0)
+        wait_for_line(run.masters[1], "taken over")
+        run.restart(0)  # it is the first one that newcomers ask, and has no memory
+        (late,) = run.peers(1, partial(several_masters.admit_a_newcomer, 3))
+        for peer in members:
+            assert peer.expect("done", 60) == {"event": "done", "ok": True, "size": 3}
+        late.expect("in")
+        assert late.expect("done", 60) == {"event": "done", "ok": True, "size": 3}
+
+
+def test_members_without_a_majority_are_told_that_the_master_is_lost() -> None:
+    with masters(PCCL_SHM="0") as run:
+        peers = run.peers(3, partial(several_masters.reduce_until_it_is_lost, COUNT))
+        for peer in peers:
+            peer.expect("in")
+            peer.tell("go")
+        for worker in (run.masters[0], *peers[1:]):
+            worker.process.kill()
+        lost = peers[0].expect("lost", 60)
+        assert lost["kind"] == "MasterLost", lost
+
+
+def free_ports(count: int) -> list[int]:
+    with_sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [made.getsockname()[1] for made in with_sockets]
+    for made in with_sockets:
+        made.close()
+    return ports
+
+
+def test_a_run_without_a_machine_of_its_own_survives_the_peer_that_has_the_master() -> None:
+    where = ",".join(f"127.0.0.1:{port}" for port in free_ports(3))
+    env = {**FAST, "PCCL_MASTER": where, "PCCL_MIN_PEERS": "4", "PCCL_STANDBY": "1"}
+    program = partial(several_masters.reduce_in_steps, COUNT)
+    peers: list[Worker] = []
+    try:
+        for standby in ("1", "1", "1", "0"):
+            peers.append(Worker(program, **{**env, "PCCL_STANDBY": standby}))
+            if standby == "1":
+                # The next one takes the next address.
+                wait_for_port(int(where.split(",")[len(peers) - 1].rpartition(":")[2]))
+        for peer in peers:
+            assert peer.expect("in")["size"] == 4
+            peer.tell(1000)
+        reach(peers, 200)
+        peers[0].process.kill()
+        for peer in peers[1:]:
+            while (answer := peer.next(90))["event"] == "at":
+                pass
+            assert answer["event"] == "done" and answer["sizes"] == [3, 4]
+    finally:
+        for peer in peers:
+            peer.destroy()
+
+
+def wait_for_port(port: int) -> None:
+    """Returns once something listens there."""
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 60).close()
+            return
+        except ConnectionRefusedError:
+            continue
+
+
+@pytest.mark.root
+def test_members_leave_a_master_that_is_cut_off(lab: Lab) -> None:
+    hosts = lab(3)
+    where = ",".join(at(host.address) for host in hosts)
+    env = {**FAST, "PCCL_LOG_LEVEL": "INFO", "PCCL_BIND": "", "PCCL_MASTER": where}
+    workers: list[Worker] = []
+
+    def start(program: Program, host: Host) -> Worker:
+        workers.append(worker_on(program, host, **env, PCCL_MIN_PEERS="2"))
+        return workers[-1]
+
+    try:
+        serving = [
+            start(partial(master.serve, "0.0.0.0:48148", None, [index, 3]), host)
+            for index, host in enumerate(hosts)
+        ]
+        for one in serving:
+            one.expect("listening")
+        peers = [start(partial(several_masters.reduce_in_steps, COUNT), host) for host in hosts[1:]]
+        for peer in peers:
+            assert peer.expect("in", 60)["size"] == 2
+            peer.tell(1000)
+        reach(peers, 200)
+        ip("-n", hosts[0].name, "link", "set", "eth", "down")
+        assert finish(peers, 2) < TIMEOUT + SLACK
+        wait_for_line(serving[0], "steps down")
+        ip("-n", hosts[0].name, "link", "set", "eth", "up")
+        for peer in peers:
+            peer.tell(200)
+        finish(peers, 2)
+    finally:
+        for worker in workers:
+            worker.destroy()
