@@ -11,6 +11,10 @@ There is one event per interval. A newcomer starts. A peer is killed at any mome
 One is stopped, for a moment or until the others have evicted it, and then wakes or is killed. One
 leaves. Strangers connect to master and peers and send noise. Two peers always live.
 
+With `--masters 3` the run has three masters. Every `--master-interval` seconds the one that serves
+the peers is killed, and started again without memory. Then more than half of the members always
+live, since a membership needs a majority of the one before it.
+
 Each step every peer tells this process, over a pipe, the SHA-256 of its state before and after the
 sync. All that report the same revision must report the same hash, epoch and members. A member that
 was in the sync before must find its own state unchanged. Steps and revisions only count up. A peer
@@ -40,7 +44,9 @@ from typing import Any
 
 import numpy as np
 from programs.stress import be_peer
-from workers import Run, Worker, running
+from workers import Masters, Run, Worker, masters, running
+
+from pccl.tools.status import ask_any
 
 # A failure is detected in two seconds instead of six, in about the ratio of the defaults.
 SETTINGS = {
@@ -126,6 +132,7 @@ class Report:
     freezes: int = 0
     evictions: int = 0
     garbage: int = 0
+    masters_killed: int = 0
     recoveries: int = 0  # steps in which operations were run again
     reruns: int = 0  # such operations
     results_checked: int = 0
@@ -138,7 +145,8 @@ class Report:
         return (
             f"stress: seed {self.seed}, {self.seconds:.0f} s: {self.steps} steps, {self.syncs} syncs, "
             f"{self.results_checked} results checked; up to {self.most_members} members; {self.joins} joins, "
-            f"{self.kills} kills, {self.freezes} freezes, {self.leaves} leaves, {self.garbage} garbage connections; "
+            f"{self.kills} kills, {self.freezes} freezes, {self.leaves} leaves, {self.garbage} garbage connections, "
+            f"{self.masters_killed} masters killed; "
             f"{self.evictions} evictions, {self.rejoins} rejoined; {self.reruns} operations run again in "
             f"{self.recoveries} steps; median step {self.median_step * 1e3:.0f} ms, longest pause "
             f"{self.longest_pause:.2f} s: {'FAILED' if self.violations else 'all agreed'}"
@@ -148,7 +156,7 @@ class Report:
 class Stress:
     """One run. Everything happens in the thread that calls `run`."""
 
-    def __init__(self, options: argparse.Namespace, cluster: Run) -> None:
+    def __init__(self, options: argparse.Namespace, cluster: Run | Masters) -> None:
         self.options = options
         self.cluster = cluster
         self.rng = random.Random(options.seed)
@@ -164,6 +172,9 @@ class Stress:
         self.members: tuple[str, ...] = ()
         self.ending = False
         self.done: dict[str, int] = {}  # digest -> peers that ended with it
+        several = isinstance(cluster, Masters)
+        self.next_master_kill = time.monotonic() + options.master_interval if several else math.inf
+        self.killed_master: int | None = None  # to be started again
 
     # The run.
 
@@ -200,7 +211,9 @@ class Stress:
         next_event = said = time.monotonic()
         while (now := time.monotonic()) < end:
             wakes = [p.resume_at for p in self.processes if p.resume_at is not None]
-            self.take(min([next_event, end, *wakes]))
+            self.take(min([next_event, end, self.next_master_kill, *wakes]))
+            if isinstance(self.cluster, Masters) and time.monotonic() >= self.next_master_kill:
+                self.disturb_masters(self.cluster)
             for process in [p for p in self.processes if p.resume_at is not None]:
                 if process.resume_at is not None and process.resume_at <= time.monotonic():
                     self.wake(process)
@@ -218,6 +231,8 @@ class Stress:
 
     def end(self) -> None:
         """Wakes everybody, waits until all are in step, and stops them at one step."""
+        if isinstance(self.cluster, Masters) and self.killed_master is not None:
+            self.cluster.restart(self.killed_master)
         for process in self.processes:
             if process.frozen:
                 self.wake(process)
@@ -355,9 +370,27 @@ class Stress:
         if not happened and not self.start():
             self.garbage()
 
+    def disturb_masters(self, cluster: Masters) -> None:
+        """Kills the master that serves the peers, or starts the one that was killed before."""
+        self.next_master_kill = time.monotonic() + self.options.master_interval / 2
+        if self.killed_master is not None:
+            cluster.restart(self.killed_master)
+            self.killed_master = None
+            return
+        serving, status = ask_any(cluster.address)
+        if not any(group["members"] for group in status["groups"]):
+            return  # one of them is taking over
+        self.killed_master = cluster.addresses.index(serving)
+        cluster.kill(self.killed_master)
+        self.report.masters_killed += 1
+
     def victim(self) -> Process | None:
         """Anybody who may be lost, in whatever state."""
-        spare = len(self.live()) > LEAST_LIVE
+        live = self.live()
+        spare = len(live) > LEAST_LIVE
+        if isinstance(self.cluster, Masters):
+            left = sum(process.peer in self.members for process in live) - 1
+            spare = spare and left > len(self.members) / 2
         able = [p for p in self.processes if p.told == "" and (spare or not p.live)]
         return self.rng.choice(able) if able else None
 
@@ -474,16 +507,16 @@ class Stress:
                 f"threads {' '.join(threads)}\n{process.stderr()[-6000:]}",
                 file=sys.stderr,
             )
-        print(
-            f"---- master (pid {self.cluster.master.pid})\n{self.cluster.master.stderr()[-6000:]}",
-            file=sys.stderr,
-        )
+        run = self.cluster
+        for master in run.masters if isinstance(run, Masters) else [run.master]:
+            print(f"---- master (pid {master.pid})\n{master.stderr()[-6000:]}", file=sys.stderr)
         sys.stderr.flush()
 
 
 def stress(options: argparse.Namespace) -> Report:
     """Runs it."""
-    with running(**SETTINGS) as cluster:
+    run = running(**SETTINGS) if options.masters == 1 else masters(options.masters, **SETTINGS)
+    with run as cluster:
         return Stress(options, cluster).run()
 
 
@@ -505,6 +538,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-peers", type=int, default=8, help="default: %(default)s")
     parser.add_argument(
         "--interval", type=interval, default=(0.2, 1.0), help="seconds between events (0.2-1.0)"
+    )
+    parser.add_argument("--masters", type=int, default=1, help="default: %(default)s")
+    parser.add_argument(
+        "--master-interval",
+        type=float,
+        default=5.0,
+        help="with several masters: seconds from one loss of a master to the next (%(default)s)",
     )
     parser.add_argument("--seed", type=int, help="of the events; default: a new one, printed")
     parser.add_argument(

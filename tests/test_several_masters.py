@@ -4,61 +4,17 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
 from namespaces import Host, Lab, at, ip
 from namespaces import worker as worker_on
 from programs import master, several_masters
-from workers import FAST, Program, Worker, wait_for_line
+from workers import FAST, Program, Worker, masters, wait_for_line
 
 COUNT = 1000
 TIMEOUT = float(FAST["PCCL_HEARTBEAT_TIMEOUT"])
 SLACK = 3.0  # of a machine that is busy with other tests
-
-
-class Masters:
-    """Three masters and their peers, all real processes."""
-
-    def __init__(self, count: int = 3, **env: str) -> None:
-        self.env = {**FAST, "PCCL_LOG_LEVEL": "INFO", **env}
-        self.workers: list[Worker] = []
-        self.count = count
-        self.masters = [self._serve("127.0.0.1:0", index) for index in range(count)]
-        self.addresses = [one.expect("listening")["address"] for one in self.masters]
-
-    def _serve(self, listen: str, index: int) -> Worker:
-        # A list, since the arguments of a program travel as JSON.
-        program = partial(master.serve, listen, None, [index, self.count])
-        self.workers.append(Worker(program, **self.env))
-        return self.workers[-1]
-
-    def kill(self, index: int) -> None:
-        self.masters[index].process.kill()
-        self.masters[index].ends()
-
-    def restart(self, index: int) -> None:
-        self.masters[index] = self._serve(self.addresses[index], index)
-        self.masters[index].expect("listening")
-
-    def peers(self, count: int, program: Program, **env: str) -> list[Worker]:
-        everywhere = {"PCCL_MASTER": ",".join(self.addresses), "PCCL_MIN_PEERS": str(count)}
-        settings = {**everywhere, **self.env, **env}
-        made = [Worker(program, **settings) for _ in range(count)]
-        self.workers += made
-        return made
-
-
-@contextmanager
-def masters(count: int = 3, **env: str) -> Iterator[Masters]:
-    run = Masters(count, **env)
-    try:
-        yield run
-    finally:
-        for worker in run.workers:
-            worker.destroy()
 
 
 def reach(peers: list[Worker], step: int) -> None:
@@ -78,7 +34,7 @@ def finish(peers: list[Worker], size: int) -> float:
         answers.append(answer)
     assert [answer["sizes"] for answer in answers] == [[size]] * len(peers)
     assert len({answer["digest"] for answer in answers}) == 1
-    return max(answer["gap"] for answer in answers)
+    return max(float(answer["gap"]) for answer in answers)
 
 
 @pytest.mark.parametrize("shm", ["1", "0"], ids=["shm", "tcp"])

@@ -148,6 +148,55 @@ class Run:
         return [self.peer(program, PCCL_MIN_PEERS=str(count), **env) for _ in range(count)]
 
 
+class Masters:
+    """Several masters of one run and its peers, all real processes."""
+
+    def __init__(self, count: int = 3, **env: str) -> None:
+        self.env = env
+        self.workers: list[Worker] = []
+        self.count = count
+        self.masters = [self._serve("127.0.0.1:0", index) for index in range(count)]
+        self.addresses = [one.expect("listening")["address"] for one in self.masters]
+
+    @property
+    def address(self) -> str:
+        """All of them, as in PCCL_MASTER."""
+        return ",".join(self.addresses)
+
+    def _serve(self, listen: str, index: int) -> Worker:
+        # A list, since the arguments of a program travel as JSON.
+        worker = Worker(partial(master.serve, listen, None, [index, self.count]), **self.env)
+        self.workers.append(worker)
+        return worker
+
+    def kill(self, index: int) -> None:
+        self.masters[index].process.kill()
+        self.masters[index].ends()
+
+    def restart(self, index: int) -> None:
+        """A new master at that address, with no memory of the run."""
+        self.masters[index] = self._serve(self.addresses[index], index)
+        self.masters[index].expect("listening")
+
+    def peers(self, count: int, program: Program, **env: str) -> list[Worker]:
+        """`count` peers that start together."""
+        together = {"PCCL_MASTER": self.address, "PCCL_MIN_PEERS": str(count)}
+        made = [Worker(program, **{**together, **self.env, **env}) for _ in range(count)]
+        self.workers += made
+        return made
+
+
+@contextmanager
+def masters(count: int = 3, **env: str) -> Iterator[Masters]:
+    """A run with several masters. Their log has INFO lines."""
+    run = Masters(count, **{**FAST, "PCCL_LOG_LEVEL": "INFO", **env})
+    try:
+        yield run
+    finally:
+        for worker in run.workers:
+            worker.destroy()
+
+
 # Lines that a healthy run prints, too: whom a peer waits for at the start, and how to join.
 _ONLY_TOLD = re.compile(
     r"(\[\d+\] )?(pccl run: to join: .*"

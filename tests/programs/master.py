@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 
 import pccl
 from programs.peer import say
 
 
-def serve(listen: str, open_files: int | None = None, place: tuple[int, int] = (0, 1)) -> None:
+def serve(listen: str, open_files: int | None = None, place: Sequence[int] = (0, 1)) -> None:
     """Serves until the process ends.
 
     Args:
@@ -17,7 +18,7 @@ def serve(listen: str, open_files: int | None = None, place: tuple[int, int] = (
     """
     if open_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
-    master = pccl.MasterNode(listen, place=place)
+    master = pccl.MasterNode(listen, place=(place[0], place[1]))
     master.run()
     say(event="listening", address=master.address)
     master.wait()
