@@ -99,7 +99,8 @@ class Run:
         self.stores: Process | None = None
         self.ports: list[int] = []
         self.more: dict[str, str] = {"STEPS": str(10**9)}
-        if option:
+        self.standbys = 2 if option == "three masters" else 0
+        if option and self.library == "torchft":
             self.more["TORCHFT_QUORUM_RETRIES"] = option.split()[0]
         self.mpi = library == "MPI"
         try:
@@ -110,7 +111,7 @@ class Run:
 
     def start(self) -> None:
         if self.library == "pccl":
-            self.service = Master()
+            self.service = Master(self.standbys)
         elif self.library == "torchft":
             self.service = Lighthouse()
             command = [python(), str(HERE / "services.py"), "stores", str(WORLD + 1)]
@@ -275,7 +276,7 @@ class Run:
         for process in self.members.values():
             process.end()
         if self.service is not None:
-            self.service.process.end()
+            self.service.end()
         if self.stores is not None:
             self.stores.end()
         if self.mpi:

@@ -171,23 +171,45 @@ def mpirun(tcp: bool = False) -> list[str]:
     return command
 
 
-class Master:
+class Service:
+    """A process that a library needs beside its ranks."""
+
+    process: Process
+
+    def end(self) -> None:
+        self.process.end()
+
+
+class Master(Service):
     """pccl's master; can be killed and started again at the same address."""
 
-    def __init__(self) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
+    def __init__(self, more: int = 0) -> None:
+        """With `more` masters, which take over from it."""
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(1 + more)]
+        self.standbys = [self.serve(address) for address in self.addresses[1:]]
         self.start()
 
     def start(self) -> None:
-        command = [str(FOLDER / "bin" / "pccl"), "master", "--listen", self.address, "--insecure"]
-        self.process = Process([*command, "--min-peers", str(WORLD)], environment())
-        self.process.line("listening on", START_SECONDS)
+        self.process = self.serve(self.addresses[0])
+
+    def serve(self, address: str) -> Process:
+        command = [str(FOLDER / "bin" / "pccl"), "master", "--listen", address, "--insecure"]
+        command += ["--min-peers", str(WORLD)]
+        if len(self.addresses) > 1:
+            command += ["--peers", ",".join(self.addresses)]
+        process = Process(command, environment())
+        process.line("listening on", START_SECONDS)
+        return process
+
+    def end(self) -> None:
+        for process in (self.process, *self.standbys):
+            process.end()
 
     def settings(self) -> dict[str, str]:
-        return {"PCCL_MASTER": self.address}
+        return {"PCCL_MASTER": ",".join(self.addresses)}
 
 
-class Lighthouse:
+class Lighthouse(Service):
     """torchft's lighthouse, with the time-outs of its own documentation's example."""
 
     def __init__(self) -> None:
@@ -211,7 +233,7 @@ class Lighthouse:
         return {"TORCHFT_LIGHTHOUSE": f"http://{self.address}"}
 
 
-class FirstPeer:
+class FirstPeer(Service):
     """A first peer for hivemind's hash table."""
 
     def __init__(self) -> None:
@@ -310,7 +332,7 @@ class Ranks:
         for process in self.processes:
             process.end(5)
         if self.service is not None:
-            self.service.process.end()
+            self.service.end()
         for stream in self.streams:
             stream.close()
         self.files.cleanup()

@@ -54,11 +54,12 @@ SYSTEMS = (
     ("torchft: all-reduce within a step", "TCP (Gloo)", "torchft", "torchft", "inner", True),
     ("hivemind: matchmaking, all-reduce", "TCP (libp2p)", "hivemind", "hivemind", "", True),
 )
+SEVERAL = "pccl, three masters"
 RETRYING = "torchft, 10 retries"  # TORCHFT_QUORUM_RETRIES
 SIZES = (4, tables.MIB, 64 * tables.MIB)
 SLOW = {"hivemind"}  # part of a second to many seconds for a call
 SLOW_CALLS, SLOW_ROUNDS = 2, 4
-FAILING = ("pccl", "Gloo", "MPI", "torchft", RETRYING, "hivemind")
+FAILING = ("pccl", SEVERAL, "Gloo", "MPI", "torchft", RETRYING, "hivemind")
 NO_REJOIN = {"Gloo", "MPI"}
 NO_RESTART = {
     "Gloo": "-",
@@ -169,7 +170,7 @@ def measure_failures(
         for name in FAILING
     }
     alone = [] if libraries["Gloo"].missing else [start_alone() for _ in range(repeat)]
-    libraries = libraries | {RETRYING: libraries["torchft"]}
+    libraries = libraries | {RETRYING: libraries["torchft"], SEVERAL: libraries["pccl"]}
     for name, row in rows.items():
         if libraries[name].missing:
             for kind in ("kill", "rejoin", "restarted", "gone"):
@@ -204,7 +205,7 @@ def one_failure(name: str, row: dict[str, Any], last: bool, deadline: Deadline) 
             row["kill"][-1]["mixed"] = len(run.steps.wrong)
         check(run)
         rejoined = "seconds" in (row["rejoin"] or [{}])[-1]
-        if name == "pccl" and rejoined:
+        if run.library == "pccl" and rejoined:
             row["restarted"].append(run.kill_coordinator(restart=True))
             check(run)
     finally:
@@ -213,7 +214,7 @@ def one_failure(name: str, row: dict[str, Any], last: bool, deadline: Deadline) 
         return
     if name in NO_RESTART:
         row["restarted"] = [{"missing": NO_RESTART[name]}]
-    elif name != "pccl" and not deadline.passed():
+    elif run.library != "pccl" and not deadline.passed():
         row["restarted"] = [coordinator(name, restart=True)]
     if name == "Gloo":
         row["gone"] = [{"none": True}]
