@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import queue
 import threading
 import types
 import typing
@@ -358,20 +359,31 @@ def ask_any(masters: str) -> tuple[str, dict[str, Any]]:
     Raises:
         PCCLError: No master answers.
     """
-    waits: tuple[str, dict[str, Any]] | None = None
-    failure: PCCLError | None = None
-    for address in masters.split(","):
+    addresses = [address.strip() for address in masters.split(",")]
+    if len(addresses) == 1:
+        return addresses[0], _core.ask_status(addresses[0])
+    answers: queue.SimpleQueue[tuple[int, dict[str, Any] | PCCLError]] = queue.SimpleQueue()
+
+    def ask_one(index: int) -> None:
         try:
-            given = _core.ask_status(address.strip())
+            answers.put((index, _core.ask_status(addresses[index])))
         except PCCLError as error:
-            failure = failure or error
-            continue
-        if any(group["members"] for group in given["groups"]):
-            return address.strip(), given
-        waits = waits or (address.strip(), given)
-    if waits is not None:
-        return waits
-    assert failure is not None
+            answers.put((index, error))
+
+    for index in range(len(addresses)):  # at once: one that is frozen must not delay the others
+        threading.Thread(target=ask_one, args=(index,), daemon=True).start()
+    heard: dict[int, dict[str, Any] | PCCLError] = {}
+    while len(heard) < len(addresses):
+        index, answer = answers.get()
+        if not isinstance(answer, PCCLError) and any(g["members"] for g in answer["groups"]):
+            return addresses[index], answer
+        heard[index] = answer
+    ordered = [(addresses[index], heard[index]) for index in sorted(heard)]
+    for address, answer in ordered:
+        if not isinstance(answer, PCCLError):
+            return address, answer
+    failure = ordered[0][1]
+    assert isinstance(failure, PCCLError)
     raise failure
 
 
