@@ -13,6 +13,7 @@ LINK_REPORT, BLOCKED, LEAVE, HEARTBEAT = range(7, 11)
 WITHDRAW, NEIGHBOURHOOD, MEASURED, INQUIRY, TRIED, WANT_RELAY = 17, 18, 19, 20, 23, 24
 LOG_PART = 29
 ASK_STATUS, STATUS_PART, COMMAND, COMMAND_RESULT, DRAIN = range(30, 35)
+NOT_SERVING, MAY_FOUND, ASK_PROMISE, PROMISE, PROPOSE, ACCEPT = range(35, 41)
 BROKEN, UNREACHABLE, SILENT, MENDED, RELAYED = range(5)
 BARRIER = 2
 TIMEOUT, ENTERED = 0, 0
@@ -61,6 +62,22 @@ def rejoin(
     """
     ids = [peer, *others]
     tickets = [ticket or peer, *others]
+    what = record(ids, tickets, replicas=replicas, hosts=hosts, name=name)
+    return peer + u32(group) + what + u64(applied) + tickets[0]
+
+
+def record(
+    ids: Sequence[bytes],
+    tickets: Sequence[bytes] | None = None,
+    *,
+    epoch: int = 1,
+    replicas: int = 0,
+    hosts: Sequence[str] = (),
+    name: str = "",
+    relayed: Sequence[tuple[int, int]] = (),
+) -> bytes:
+    """An epoch of these members. `relayed`: pairs of ranks."""
+    tickets = tickets or ids
     n = len(ids)
     addresses = listed([text(host) + bytes(2) for host in hosts])
     members = [
@@ -75,10 +92,10 @@ def rejoin(
     ]
     plan = u32(65536) + listed([u32(rank) for rank in range(n)])
     plan += listed([u64(1 << 60) + b"\0" + listed([u32(1)] * n)]) + listed([]) * 2
-    record = u64(1) + b"\0" + u64(1, 0) + listed(members) + plan
-    record += u32(0, 0, 0) + listed([]) * 2 + bytes(2) + u64(0) + bytes(16) + listed([])
-    record += u32(0, 0) + u32(replicas) + u64(0) + b"\0" + listed([])
-    return peer + u32(group) + record + u64(applied) + tickets[0]
+    what = u64(epoch) + b"\0" + u64(1, 0) + listed(members) + plan
+    what += u32(0, 0, 0) + listed([]) * 2 + bytes(2) + u64(0) + bytes(16) + listed([])
+    what += u32(0, 0) + u32(replicas) + u64(0) + b"\0"
+    return what + listed([u32(*pair) for pair in relayed])
 
 
 def log_part(log: Sequence[bytes], *, last: bool) -> bytes:

@@ -186,7 +186,7 @@ def test_a_member_that_does_not_say_its_log_holds_nobody_up(how: str) -> None:
             play.connect(20 + second, "192.0.2.1")
             play.says(20 + second, REJOIN, rejoin(peer(7), 7, others=others, applied=3))
         out |= gone(play)
-    assert "did not arrive within" in list(out.values())[-1]
+    assert "did not arrive within" in next(iter(out.values()))
     # Then what the next one knows counts.
     play.passes(1)
     assert play.has_group(7)

@@ -165,8 +165,10 @@ std::unique_ptr<Group> Group::rebuild(std::uint32_t id, const Options& options,
   for (const Pair& pair : relayed_pairs(record)) group->links_.avoid(pair);
   for (const Returned& one : reports) {
     if (group->rejoin(one.connection(), one.rejoin(), nullptr, now) == Return::in) continue;
-    around.send(one.connection(), 0,
-                wire::Refused{Code::evicted, "the run went on without this peer"});
+    // With several masters, that is not decided yet: it asks again.
+    if (options.place.alone())
+      around.send(one.connection(), 0,
+                  wire::Refused{Code::evicted, "the run went on without this peer"});
     around.close(one.connection());
   }
   return group;

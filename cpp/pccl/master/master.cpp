@@ -227,7 +227,8 @@ void Master::on_frame(ConnectionId id, const wire::Frame& frame, Instant now) {
     return answer_status(id, connection, now);
   if (const auto* order = std::get_if<wire::Command>(&frame.message)) {
     command(id, connection, *order, now);
-    return settle_replicas(now);
+    settle_replicas(now);
+    return settle_quorums(now);
   }
   on_garbage(id, {Code::refused, "the first message must be Join or Rejoin"}, now);
 }
@@ -254,6 +255,7 @@ void Master::on_time(Instant now) {
   check_quorums(now);
   std::vector<ConnectionId> anonymous;
   std::vector<ConnectionId> owing;  // a log
+  std::vector<ConnectionId> left;   // newcomers whose recovery is over
   for (const auto& [id, connection] : connections_) {
     if (connection.closing) continue;
     if (!connection.group && !connection.recovers && now - connection.since >= kHandshakeTimeout)
@@ -261,7 +263,9 @@ void Master::on_time(Instant now) {
     if (connection.asked && !connection.asked->complete &&
         now - connection.asked->since >= kHandshakeTimeout)
       owing.push_back(id);
+    if (connection.join && !recoveries_.contains(connection.join->group)) left.push_back(id);
   }
+  for (const ConnectionId id : left) close_now(id);
   for (const ConnectionId id : owing) {
     if (!options_.place.alone()) {
       close_now(id);

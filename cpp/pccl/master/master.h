@@ -111,11 +111,11 @@ class Master final : private Surroundings {
     std::uint64_t question = 0;  // the question asked on it; 0: none
     unsigned inquiries = 0;      // received on it
     // -- several masters
-    Seat seat;                       // of the peer; empty: it has not identified itself
-    std::uint32_t term = 0;          // the highest that the peer had followed when it connected
-    bool may_found = false;          // it has asked all other masters
-    std::optional<wire::Join> join;  // of a newcomer whose promise is needed
-    std::optional<wire::Promise> promise;  // for the term of the takeover
+    Seat seat;                        // of the peer; empty: it has not identified itself
+    std::uint32_t term = 0;           // the highest that the peer had followed when it connected
+    bool may_found = false;           // it has asked all other masters
+    std::optional<wire::Join> join;   // of a newcomer whose promise is needed
+    std::optional<Promised> promise;  // for the term of the takeover
   };
   // A peer's question about its own reachability.
   struct Question {
@@ -131,16 +131,17 @@ class Master final : private Surroundings {
     // -- several masters
     std::uint32_t term = 0;    // for which promises were asked; 0: none were
     Instant promises_since{};  // when they were asked
-    std::set<Seat> wanted;     // newcomers whose promises are needed
+    bool changed = true;       // since a takeover was last considered
+    bool waited = false;       // as of then: the grace period was over
   };
   // An epoch that is said to be the last decided one, or to come after it.
   struct Claim {
     std::uint64_t epoch = 0;
-    std::set<Seat> members;
+    std::size_t hash = 0;  // of its members
+    const std::vector<Seat>* members = nullptr;
     const Returned* best = nullptr;  // the newest log that ends in this epoch; null: none does
     std::size_t supporters = 0;      // reports of it
-    std::uint32_t term = 0;          // accepted only: of the proposal
-    const wire::LogEntry* proposed = nullptr;  // accepted only
+    const AcceptedEpoch* proposed = nullptr;  // accepted only
   };
   // The state from which a master that takes over continues.
   struct Base {
@@ -177,6 +178,9 @@ class Master final : private Surroundings {
   [[nodiscard]] std::optional<Base> choose_base(const Recovery& recovery) const;
   [[nodiscard]] std::map<Seat, ConnectionId> gathered(std::uint32_t group,
                                                       const Recovery& recovery) const;
+  [[nodiscard]] bool wanted(const Recovery& recovery, const Seat& seat) const;
+  void consider_takeover(std::uint32_t group, Recovery& recovery, Instant now);
+  bool give_way();
   void take_over(std::uint32_t group, const Base& base, Instant now);
   void step_down(const std::string& why);
   void settle_quorums(Instant now);

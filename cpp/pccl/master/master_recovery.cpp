@@ -127,6 +127,7 @@ void Master::log_part(ConnectionId id, Connection& connection, const wire::LogPa
   asked.parts.push_back(std::move(bytes));
   if (!part.last) return;
   asked.complete = true;
+  if (const auto it = recoveries_.find(group); it != recoveries_.end()) it->second.changed = true;
   const wire::Rejoin rejoin = asked.report.rejoin();
   const std::vector<wire::LogEntry> entries = asked.log();
   if (const Status sound = check_log(rejoin, entries, options_); !sound) return refused(sound);
@@ -216,9 +217,13 @@ std::size_t Master::reported_bytes(const Seat& without) const {
       if (records.insert(one.record()).second) bytes += one.record_bytes();
     }
   }
-  for (const auto& [id, connection] : connections_)
+  for (const auto& [id, connection] : connections_) {
     if (connection.asked)
       bytes += connection.asked->bytes + connection.asked->report.record_bytes();
+    if (connection.promise && connection.promise->accepted &&
+        records.insert(connection.promise->accepted.get()).second)
+      bytes += connection.promise->accepted->bytes();
+  }
   return bytes;
 }
 
@@ -238,8 +243,10 @@ bool Master::room_for(const Returned& more) const {
 }
 
 void Master::forget_report(ConnectionId id) {
-  for (auto& [group, recovery] : recoveries_)
+  for (auto& [group, recovery] : recoveries_) {
     std::erase_if(recovery.reports, [&](const Returned& one) { return one.connection() == id; });
+    recovery.changed = true;
+  }
   std::erase_if(recoveries_, [](const auto& item) { return item.second.reports.empty(); });
   if (!options_.place.alone()) forget_run();
 }

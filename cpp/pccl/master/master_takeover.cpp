@@ -161,9 +161,10 @@ void Master::join_one(ConnectionId id, Connection& connection, const wire::Frame
   connection.seat = {first.id, digest::seal_of(first.ticket)};
   const bool same_run = frame.envelope.run == 0 || frame.envelope.run == run_;
   if (const auto open = recoveries_.find(first.group); open != recoveries_.end()) {
-    if (same_run && open->second.wanted.contains(connection.seat)) {
+    if (same_run && wanted(open->second, connection.seat)) {
       connection.join = first;
       connection.recovers = true;
+      open->second.changed = true;
       if (open->second.term != 0) ask_promise(id, connection, open->second);
       return take_over_if_ready(first.group, now);
     }
@@ -179,7 +180,7 @@ void Master::join_one(ConnectionId id, Connection& connection, const wire::Frame
   const bool founds =
       options_.place.index == 0 && connection.may_found && run_ == own_run_ && quiet;
   if (!same_run || !(serves || founds)) {
-    send_now(id, term_, 0, wire::NotServing{});
+    send_now(id, term_, 0, wire::NotServing{serves});
     return close_now(id);
   }
   if (!let_vote(id, connection, first)) join(id, connection, first, now);
@@ -235,7 +236,8 @@ void Master::rejoin_one(ConnectionId id, Connection& connection, const wire::Fra
   const std::uint32_t ahead = kMaxTermsAhead * options_.place.masters;
   connection.term = frame.envelope.term;
   connection.seat = {rejoin.id, digest::seal_of(rejoin.ticket)};
-  if (const auto it = quorums_.find(rejoin.group); it != quorums_.end()) {
+  const auto it = quorums_.find(rejoin.group);
+  if (it != quorums_.end() && groups_.at(rejoin.group)->record().epoch > 0) {
     const Quorum& quorum = it->second;
     if (!same_run) return close_now(id);
     if (frame.envelope.term <= quorum.term()) {
@@ -248,17 +250,12 @@ void Master::rejoin_one(ConnectionId id, Connection& connection, const wire::Fra
     step_down("a member has followed a master of term " + std::to_string(frame.envelope.term));
   }
   if (frame.envelope.term > kMaxTerm) return close_now(id);
-  if (run_ != frame.envelope.run) {
-    const bool busy = !recoveries_.empty() || std::ranges::any_of(groups_, [](const auto& item) {
-      return !item.second->empty();
-    });
-    if (busy) return close_now(id);
-    groups_.clear();
-    quorums_.clear();
-  }
+  if ((!same_run || it != quorums_.end()) && !give_way()) return close_now(id);
   Returned returned(id, rejoin);
   const auto open = recoveries_.find(rejoin.group);
   if (open != recoveries_.end()) {
+    // Terms are finite: a false one must not use them up.
+    if (open->second.term != 0 && connection.term > open->second.term + ahead) return close_now(id);
     for (const Returned& other : open->second.reports)
       if (returned.share(other)) break;
   }
@@ -276,8 +273,8 @@ void Master::rejoin_one(ConnectionId id, Connection& connection, const wire::Fra
     if (before.seat() == returned.seat()) close_now(before.connection());
   std::erase_if(recovery.reports,
                 [&](const Returned& before) { return before.seat() == returned.seat(); });
-  for (const Seat& seat : returned.members()) recovery.wanted.insert(seat);
   recovery.reports.push_back(std::move(returned));
+  recovery.changed = true;
   connection.recovers = true;
   for (const wire::Member& member : rejoin.record.members) joins_ = std::max(joins_, member.joined);
   if (recovery.term != 0) {
@@ -297,15 +294,51 @@ std::map<Seat, ConnectionId> Master::gathered(std::uint32_t group, const Recover
   std::map<Seat, ConnectionId> seats;
   for (const auto& [id, connection] : connections_) {
     if (!connection.closing && connection.recovers && connection.join &&
-        connection.join->group == group && recovery.wanted.contains(connection.seat))
+        connection.join->group == group)
       seats[connection.seat] = id;
   }
   for (const Returned& one : recovery.reports) seats[one.seat()] = one.connection();
   return seats;
 }
 
+// Whether this newcomer may be a member of the last epoch without knowing it.
+bool Master::wanted(const Recovery& recovery, const Seat& seat) const {
+  std::set<const void*> seen;
+  const auto has = [&](const std::vector<Seat>& members) {
+    return std::ranges::find(members, seat) != members.end();
+  };
+  for (const Returned& one : recovery.reports) {
+    if (seen.insert(one.record()).second && has(one.members())) return true;
+    const auto& promise = connections_.at(one.connection()).promise;
+    if (promise && promise->accepted && seen.insert(promise->accepted.get()).second &&
+        has(promise->accepted->members()))
+      return true;
+  }
+  return false;
+}
+
+// Ends a run that has not begun, for one that has. False: this master is busy with another one.
+bool Master::give_way() {
+  const bool begun = std::ranges::any_of(groups_, [](const auto& item) {
+    return !item.second->empty() && item.second->record().epoch > 0;
+  });
+  if (begun || !recoveries_.empty()) return false;
+  for (auto& [id, connection] : connections_) {
+    if (!connection.group) continue;
+    log_rarely("members of another run return to this master; newcomers must wait", now_);
+    connection.group.reset();
+    send_now(id, term_, 0, wire::NotServing{true});
+    close_now(id);
+  }
+  groups_.clear();
+  quorums_.clear();
+  undecided_.clear();
+  return true;
+}
+
 void Master::ask_promise(ConnectionId id, Connection& connection, const Recovery& recovery) {
   connection.promise.reset();
+  connection.term = recovery.term;
   send_now(id, recovery.term, 0, wire::AskPromise{});
 }
 
@@ -323,6 +356,8 @@ void Master::ask_promises(std::uint32_t group, Recovery& recovery, Instant now) 
     if (term <= most) highest = std::max(highest, term);
   recovery.term = options_.place.term_after(highest);
   recovery.promises_since = now;
+  recovery.changed = true;
+  recovery.waited = false;
   for (const auto& [seat, id] : seats) ask_promise(id, connections_.at(id), recovery);
 }
 
@@ -334,6 +369,7 @@ void Master::promised(ConnectionId id, Connection& connection, const wire::Frame
     const bool joins = connection.join && connection.join->group == group;
     if (report == recovery.reports.end() && !joins) continue;
     if (recovery.term == 0 || frame.envelope.term != recovery.term) return;  // of an earlier one
+    Promised made;
     if (!promise.accepted.empty()) {
       const wire::Accepted& accepted = promise.accepted.front();
       const auto* record = std::get_if<wire::EpochRecord>(&accepted.entry.what);
@@ -341,47 +377,65 @@ void Master::promised(ConnectionId id, Connection& connection, const wire::Frame
                            record->epoch == report->at().first + 1 &&
                            accepted.entry.ordinal == report->at().second + 1;
       if (promise.accepted.size() > 1 || !follows || !plausible(*record, options_) ||
-          accepted.term >= recovery.term) {
+          !wire::check_relays(*record) || accepted.term >= recovery.term) {
         refuse(id, Code::evicted, "its promise is inconsistent");
         return forget_report(id);
       }
-      for (const Seat& seat : seats_of(*record)) recovery.wanted.insert(seat);
+      made.accepted = std::make_shared<const AcceptedEpoch>(accepted);
+      for (const Returned& other : recovery.reports) {
+        const auto& theirs = connections_.at(other.connection()).promise;
+        if (theirs && theirs->accepted && *theirs->accepted == *made.accepted) {
+          made.accepted = theirs->accepted;
+          break;
+        }
+      }
     }
-    connection.promise = promise;
+    connection.promise = std::move(made);
+    if (reported_bytes({}) > options_.limits.max_reported_bytes) {
+      log_rarely("too many members return at the same time", now);
+      close_now(id);
+      return forget_report(id);
+    }
+    recovery.changed = true;
     return take_over_if_ready(group, now);
   }
 }
 
 // -- the takeover
 
+// One claim for each epoch that is reported, and one for each that was accepted.
 std::vector<Master::Claim> Master::claims(const Recovery& recovery) const {
   std::vector<Claim> claims;
+  std::map<const void*, std::size_t> of_record;
+  const auto promise_of = [&](const Returned& one) -> const std::optional<Promised>& {
+    return connections_.at(one.connection()).promise;
+  };
+  const auto rank = [&](const Returned& one) {
+    return std::pair(promise_of(one).has_value(), one.at());
+  };
   for (const Returned& one : recovery.reports) {
-    const std::set<Seat> members(one.members().begin(), one.members().end());
-    const auto same = std::ranges::find_if(claims, [&](const Claim& claim) {
-      return claim.proposed == nullptr && claim.epoch == one.at().first && claim.members == members;
-    });
-    Claim& claim = same != claims.end() ? *same : claims.emplace_back();
-    claim.epoch = one.at().first;
-    claim.members = members;
+    const auto [known, fresh] = of_record.try_emplace(one.record(), claims.size());
+    if (fresh) {
+      // Records of one epoch may differ in what came after it.
+      const auto same = std::ranges::find_if(claims, [&](const Claim& claim) {
+        return claim.epoch == one.at().first && claim.hash == one.members_hash() &&
+               *claim.members == one.members();
+      });
+      known->second = static_cast<std::size_t>(same - claims.begin());
+      if (same == claims.end())
+        claims.push_back({one.at().first, one.members_hash(), &one.members(), nullptr, 0, nullptr});
+    }
+    Claim& claim = claims[known->second];
     ++claim.supporters;
-    const auto rank = [&](const Returned& report) {
-      return std::pair(connections_.at(report.connection()).promise.has_value(), report.at());
-    };
     if (claim.best == nullptr || rank(*claim.best) < rank(one)) claim.best = &one;
   }
+  std::set<const void*> seen;
   for (const Returned& one : recovery.reports) {
-    const auto& promise = connections_.at(one.connection()).promise;
-    if (!promise || promise->accepted.empty()) continue;
-    const wire::Accepted& accepted = promise->accepted.front();
-    const auto& record = std::get<wire::EpochRecord>(accepted.entry.what);
-    Claim claim;
-    claim.epoch = record.epoch;
-    claim.members = seats_of(record);
-    claim.best = &one;
-    claim.term = accepted.term;
-    claim.proposed = &accepted.entry;
-    claims.push_back(std::move(claim));
+    const auto& promise = promise_of(one);
+    if (!promise || !promise->accepted || !seen.insert(promise->accepted.get()).second) continue;
+    const AcceptedEpoch& accepted = *promise->accepted;
+    claims.push_back(
+        {accepted.epoch(), accepted.members_hash(), &accepted.members(), &one, 0, &accepted});
   }
   return claims;
 }
@@ -394,20 +448,20 @@ std::optional<Master::Base> Master::choose_base(const Recovery& recovery) const 
   std::map<Seat, std::uint64_t> knows;  // of those that have promised: the newest epoch
   for (const Returned& one : recovery.reports) {
     const auto& promise = connections_.at(one.connection()).promise;
-    if (promise) knows[one.seat()] = one.at().first + (promise->accepted.empty() ? 0 : 1);
+    if (promise) knows[one.seat()] = one.at().first + (promise->accepted ? 1 : 0);
   }
   for (const auto& [id, connection] : connections_) {
     if (connection.join && connection.recovers && connection.promise)
       knows.try_emplace(connection.seat, 0);
   }
   const auto count = [&](const Claim& claim, std::uint64_t newest) {
-    return static_cast<std::size_t>(std::ranges::count_if(claim.members, [&](const Seat& seat) {
+    return static_cast<std::size_t>(std::ranges::count_if(*claim.members, [&](const Seat& seat) {
       const auto it = knows.find(seat);
       return it != knows.end() && it->second <= newest;
     }));
   };
   const auto closed = [&](const Claim& claim) {
-    return count(claim, claim.epoch) >= majority_of(claim.members.size());
+    return count(claim, claim.epoch) >= majority_of(claim.members->size());
   };
   const std::vector<Claim> all = claims(recovery);
   const Claim* last = nullptr;
@@ -422,17 +476,19 @@ std::optional<Master::Base> Master::choose_base(const Recovery& recovery) const 
   // A proposal that may be decided: the newest one of those for which its electors have promised.
   const Claim* next = nullptr;
   for (const Claim& claim : all) {
-    if (claim.proposed == nullptr || (next != nullptr && next->term >= claim.term)) continue;
+    if (claim.proposed == nullptr ||
+        (next != nullptr && next->proposed->term() >= claim.proposed->term()))
+      continue;
     const bool electors = std::ranges::any_of(all, [&](const Claim& before) {
-      const auto& own = claim.best->members();
       return before.proposed == nullptr && before.epoch + 1 == claim.epoch &&
-             before.members == std::set<Seat>(own.begin(), own.end()) &&
-             count(before, ~std::uint64_t{0}) >= majority_of(before.members.size());
+             before.hash == claim.best->members_hash() &&
+             *before.members == claim.best->members() &&
+             count(before, ~std::uint64_t{0}) >= majority_of(before.members->size());
     });
     if (electors) next = &claim;
   }
   if (next == nullptr || !closed(*next)) return std::nullopt;
-  return Base{next->best->rejoin(), *next->proposed, next->best->connection()};
+  return Base{next->best->rejoin(), next->proposed->entry(), next->best->connection()};
 }
 
 void Master::take_over_if_ready(std::uint32_t group, Instant now) {
@@ -448,23 +504,29 @@ void Master::take_over_if_ready(std::uint32_t group, Instant now) {
     for (const Returned& one : reports) close_now(one.connection());
     return forget_run();
   }
+  // With many reports the rest takes time. Its result changes with these two only.
+  const Instant since = recovery.term == 0 ? recovery.since : recovery.promises_since;
+  const bool waited = now - since >= kTakeoverGrace;
+  const bool first_time = std::exchange(recovery.waited, waited) != waited;
+  if (std::exchange(recovery.changed, false) || first_time) consider_takeover(group, recovery, now);
+}
+
+void Master::consider_takeover(std::uint32_t group, Recovery& recovery, Instant now) {
   const std::map<Seat, ConnectionId> seats = gathered(group, recovery);
   if (recovery.term == 0) {
     // No term is used up before a majority is here.
     for (const Claim& claim : claims(recovery)) {
       const auto here = static_cast<std::size_t>(std::ranges::count_if(
-          claim.members, [&](const Seat& seat) { return seats.contains(seat); }));
-      const bool complete = here == claim.members.size();
-      if (here < majority_of(claim.members.size()) ||
-          (!complete && now - recovery.since < kTakeoverGrace))
-        continue;
+          *claim.members, [&](const Seat& seat) { return seats.contains(seat); }));
+      const bool complete = here == claim.members->size();
+      if (here < majority_of(claim.members->size()) || (!complete && !recovery.waited)) continue;
       return ask_promises(group, recovery, now);
     }
     return;
   }
   const bool all = std::ranges::all_of(
       seats, [&](const auto& item) { return connections_.at(item.second).promise.has_value(); });
-  if (!all && now - recovery.promises_since < kTakeoverGrace) return;
+  if (!all && !recovery.waited) return;
   const std::optional<Base> base = choose_base(recovery);
   if (!base) return;
   Connection& source = connections_.at(base->source);

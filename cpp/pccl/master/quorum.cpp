@@ -18,7 +18,7 @@ std::set<Seat> seats_of(const wire::EpochRecord& record) {
   return seats;
 }
 
-// -- the group speaks
+// -- what the group decides
 
 void Quorum::appended(const wire::LogEntry& entry, Instant now) {
   if (is_epoch(entry)) {

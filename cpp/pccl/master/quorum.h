@@ -47,7 +47,7 @@ class Quorum {
         acceptors_(seats_of(decided)),
         collected_(collected) {}
 
-  // -- the group speaks
+  // -- what the group decides
   // The group's log has a new entry. Call before it is sent.
   void appended(const wire::LogEntry& entry, Instant now);
   // Splits what may be sent now from what must wait, which it keeps.

@@ -29,6 +29,8 @@ class Returned {
   [[nodiscard]] const std::vector<Seat>& members() const { return record_->members; }
   [[nodiscard]] wire::Rejoin rejoin() const;
 
+  [[nodiscard]] std::size_t members_hash() const { return record_->members_hash; }
+
   // Shares the record of `other` if both are equal. False: they differ.
   bool share(const Returned& other);
   [[nodiscard]] std::size_t record_bytes() const;
@@ -40,6 +42,7 @@ class Returned {
     std::vector<Seat> members;
     wire::Bytes bytes;
     std::size_t hash = 0;
+    std::size_t members_hash = 0;
   };
 
   ConnectionId connection_;
@@ -48,6 +51,34 @@ class Returned {
   std::shared_ptr<const Record> record_;
   std::uint32_t group_;
   PeerId ticket_;
+};
+
+// An epoch that a returning member has accepted as the next one. Kept as Returned keeps records.
+class AcceptedEpoch {
+ public:
+  explicit AcceptedEpoch(const wire::Accepted& accepted);
+
+  [[nodiscard]] std::uint32_t term() const { return term_; }
+  [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
+  [[nodiscard]] const std::vector<Seat>& members() const { return members_; }
+  [[nodiscard]] std::size_t members_hash() const { return members_hash_; }
+  [[nodiscard]] wire::LogEntry entry() const;
+  [[nodiscard]] std::size_t bytes() const;
+  bool operator==(const AcceptedEpoch& other) const {
+    return term_ == other.term_ && bytes_ == other.bytes_;
+  }
+
+ private:
+  std::uint32_t term_;
+  std::uint64_t epoch_;
+  std::vector<Seat> members_;
+  std::size_t members_hash_ = 0;
+  wire::Bytes bytes_;  // of the entry
+};
+
+// A peer's promise. Null: it has accepted nothing that is not decided.
+struct Promised {
+  std::shared_ptr<const AcceptedEpoch> accepted;
 };
 
 // The report with the newest log. REQUIRES: reports is not empty.

@@ -57,7 +57,7 @@ void Engine::on_control_open(Instant now) {
   at(now);
   if (out()) return;
   master_link_.on_open(now);
-  session_.on_open(master_link_.may_found());
+  session_.on_open(master_link_.at(), master_link_.may_found());
 }
 
 void Engine::on_control_bytes(std::span<const std::uint8_t> bytes, Instant now) {
@@ -69,6 +69,8 @@ void Engine::on_control_bytes(std::span<const std::uint8_t> bytes, Instant now) 
     const Session::Next event = session_.next();
     if (!event) {
       const std::string& why = event.error().reason;
+      if (!master_link_.was_reached() && event.error().code == Code::invalid_argument)
+        return die(event.error());
       if (!master_link_.was_reached())
         return die({Code::refused, "this is no pccl master: " + why, {}, {}});
       actions_.close_control = true;
@@ -131,7 +133,8 @@ void Engine::on_control_lost(const std::string& reason, Instant now) {
 
 void Engine::on_stranger_at_master(const std::string& reason, Instant now) {
   at(now);
-  if (master_link_.was_reached() || out()) return on_control_lost(reason, now);
+  if (master_link_.was_reached() || options_.join.masters > 1 || out())
+    return on_control_lost(reason, now);
   die({Code::authentication_failed, reason, {}, {}});
 }
 

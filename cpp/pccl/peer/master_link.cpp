@@ -23,12 +23,14 @@ void MasterLink::go_on(Instant now, Duration pause) {
   at_ = (at_ + 1) % masters_;
   ++misses_;
   ++clear_;
+  if (misses_ % masters_ == 0 && std::exchange(failed_, false) && !reached_) ++failures_;
   next_dial_ = misses_ % masters_ == 0 && misses_ > masters_ ? now + pause : now;
 }
 
 void MasterLink::on_not_serving(bool recovers, Instant now) {
   open_ = false;
-  failure_ = "it does not serve the group";
+  if (recovers) failed_ = false;
+  if (!failed_) failure_ = "it does not serve the group";
   go_on(now, kRedial);
   if (recovers) clear_ = 0;
 }
@@ -40,8 +42,8 @@ bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) 
   if (masters_ > 1) {
     const bool in_use = was_open && welcomed;
     if (in_use) lost_at_ = now;
+    failed_ = true;
     go_on(now, reached_ ? kRedial : kFirstDial);
-    if (!reached_ && misses_ % masters_ == 0) ++failures_;
     return in_use;
   }
   if (!reached_) {

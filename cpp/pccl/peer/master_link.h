@@ -69,6 +69,7 @@ class MasterLink {
   Duration patience_;
   std::uint32_t at_ = 0;
   std::uint32_t misses_ = 0;  // addresses in a row that did not let this peer in
+  bool failed_ = false;       // one of them in this turn was not reached
   std::uint32_t clear_ = 0;   // of these the last ones that will not do so soon either
   bool answered_ = false;     // a Welcome, on this connection
   bool open_ = false;

@@ -40,8 +40,9 @@ void Session::say(const wire::Message& message) {
   output_.push_back(wire::encode({run_, term_, applied_}, message));
 }
 
-void Session::on_open(bool may_found) {
+void Session::on_open(std::uint32_t master, bool may_found) {
   open_ = true;
+  master_ = master;
   welcomed_ = false;
   reader_ = wire::FrameReader();
   to_apply_.clear();
@@ -100,6 +101,10 @@ Session::Next Session::on_frame(const wire::Frame& frame) {
     if (member() || welcomed_) return broken("a master that answers no Join");
     return Event{std::get<wire::NotServing>(frame.message)};
   }
+  // A majority of one list is none of another one.
+  if (several && frame.envelope.term % options_.masters != master_ &&
+      !std::holds_alternative<wire::Refused>(frame.message))
+    return Error{Code::invalid_argument, "this master has another list of masters", {}, {}};
   if (frame.envelope.term < term_) {  // a master that was replaced
     if (several) return broken("this master was replaced");
     return Event{};

@@ -60,8 +60,9 @@ class Session {
   explicit Session(JoinOptions options) : options_(std::move(options)) {}
 
   // -- the control connection
-  // Sends Join or Rejoin. `may_found`: all other masters have answered that they serve no group.
-  void on_open(bool may_found = false);
+  // Sends Join or Rejoin. `master`: which of the addresses it is. `may_found`: all other masters
+  // have answered that they serve no group.
+  void on_open(std::uint32_t master = 0, bool may_found = false);
   void on_bytes(std::span<const std::uint8_t> bytes) { reader_.feed(bytes); }
   // Takes the next event; record() is as of it. Empty: more bytes are needed. Error: the bytes are
   // not those of a master; drop the connection.
@@ -114,8 +115,9 @@ class Session {
   wire::FrameReader reader_;
   std::vector<wire::Bytes> output_;
   bool open_ = false;
-  bool welcomed_ = false;  // on this connection
-  bool joined_ = false;    // ever
+  std::uint32_t master_ = 0;  // which of the addresses is connected
+  bool welcomed_ = false;     // on this connection
+  bool joined_ = false;       // ever
   std::uint64_t run_ = 0;
   std::uint32_t term_ = 0;  // the highest that was followed, or promised
   bool promised_ = false;   // a master counts on it that no lower term is followed

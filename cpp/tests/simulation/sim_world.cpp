@@ -237,8 +237,10 @@ void World::judge_unreachable(const Host& host) {
 }
 
 void World::came_back_as_newcomer(const Host& host) {
-  ++report.evictions;
-  if (host.engine().end().code == Code::master_lost) ++report.master_lost;
+  const bool lost = host.engine().end().code == Code::master_lost;
+  const bool member = host.engine().session().member();
+  if (!lost || member) ++report.evictions;
+  if (lost && member) ++report.master_lost;
   judge_unreachable(host);
   if (comebacks_ == 0) return;
   const Duration delay = random.duration(Duration(0), seconds(1));

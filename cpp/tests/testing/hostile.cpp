@@ -124,7 +124,7 @@ class Play {
               const std::vector<std::uint8_t>& silent) {
     for (double left = seconds; left > 0; left -= 0.5) {
       now_ += std::chrono::milliseconds(500);
-      for (std::uint8_t id = 1; id < 32; ++id) {
+      for (std::uint8_t id = 1; id < 32 && has_group(0); ++id) {
         const bool behind = std::find(mute.begin(), mute.end(), id) != mute.end();
         const std::uint64_t last = master_->group(0)->log().last();
         if (std::ranges::find(silent, id) == silent.end() && master_->group(0)->knows(id))
@@ -167,6 +167,13 @@ class Play {
         all.emplace_back(send->to, "drain", 0, "");
       if (std::holds_alternative<wire::RequestLog>(frame.message))
         all.emplace_back(send->to, "request_log", 0, "");
+      const auto term = static_cast<int>(frame.envelope.term);
+      if (std::holds_alternative<wire::AskPromise>(frame.message))
+        all.emplace_back(send->to, "ask_promise", term, "");
+      if (std::holds_alternative<wire::Propose>(frame.message))
+        all.emplace_back(send->to, "propose", term, "");
+      if (const auto* answer = std::get_if<wire::NotServing>(&frame.message))
+        all.emplace_back(send->to, "not_serving", answer->recovers ? 1 : 0, "");
       const auto* log = std::get_if<wire::Log>(&frame.message);
       if (log == nullptr) continue;
       for (const wire::LogEntry& entry : log->entries) {
@@ -277,6 +284,9 @@ class Play {
     for (const auto& [name, value] : limits) {
       if (name == "relays") {
         options.relays = value > 0;
+      } else if (name == "masters" || name == "place") {
+        auto& place = name == "masters" ? options.place.masters : options.place.index;
+        place = static_cast<std::uint32_t>(value);
       } else if (sizes.contains(name)) {
         options.limits.*sizes.at(name) = value;
       } else {

@@ -1,0 +1,203 @@
+"""Runs with several masters: peers that say what is not true to a standby or to one that serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from reports import (
+    ACCEPT,
+    JOIN,
+    LOG_PART,
+    MAY_FOUND,
+    PROMISE,
+    REJOIN,
+    gone,
+    join,
+    listed,
+    log_part,
+    peer,
+    record,
+    u32,
+    u64,
+    verdict,
+)
+
+from pccl import _testing
+
+THREE = [peer(1), peer(2), peer(3)]
+TERM = 3  # the members have followed the first of three masters in it
+NEXT = 7  # the first term of the second master above that
+
+
+def standby(**limits: int) -> _testing.MasterPlay:
+    return _testing.MasterPlay(0, {"masters": 3, "place": 1, **limits})
+
+
+def comes(
+    play: _testing.MasterPlay,
+    number: int,
+    term: int = TERM,
+    members: Sequence[bytes] = THREE,
+    applied: int = 1,
+) -> None:
+    """The member with this number returns, on the connection of its number."""
+    play.connect(number, f"192.0.2.{number}")
+    report = peer(number) + u32(0) + record(members) + u64(applied) + peer(number)
+    play.says(number, REJOIN, report, term=term)
+
+
+def asked(play: _testing.MasterPlay) -> dict[int, int]:
+    """Whom the master has asked for a promise, with the term."""
+    return {to: term for to, what, term, _ in play.told() if what == "ask_promise"}
+
+
+def accepted(term: int, ordinal: int, what: bytes) -> bytes:
+    return listed([u32(term) + u64(ordinal) + b"\0" + what])
+
+
+def serving() -> _testing.MasterPlay:
+    """A standby that has taken over from all three members."""
+    play = standby()
+    for number in (1, 2, 3):
+        comes(play, number)
+    assert asked(play) == dict.fromkeys((1, 2, 3), NEXT)
+    for number in (1, 2, 3):
+        play.says(number, PROMISE, listed([]), term=NEXT)
+    (source,) = {to for to, what, *_ in play.told() if what == "request_log"}
+    play.says(source, LOG_PART, log_part([], last=True), term=NEXT)
+    assert sorted(to for to, what, *_ in play.told() if what == "propose") == [1, 2, 3]
+    for number in (1, 2):
+        play.says(number, ACCEPT, u64(2), term=NEXT)
+    assert play.members() == [1, 2, 3] and play.epoch() == 2
+    assert sorted(to for to, what, *_ in play.told() if what == "epoch") == [1, 2, 3]
+    return play
+
+
+def test_a_standby_takes_over_when_a_majority_has_promised() -> None:
+    serving()
+
+
+def test_an_epoch_is_not_sent_before_a_majority_has_accepted_it() -> None:
+    play = serving()
+    play.disconnect(3)
+    play.connect(4, "192.0.2.4")
+    play.says(4, JOIN, join(4), 0, term=0)
+    play.told()
+    what: list[tuple[int, str]] = []
+    while not what:  # until the third one is evicted
+        play.passes(0.5, silent=[3])
+        what = [(to, said) for to, said, *_ in play.told() if said in ("propose", "epoch")]
+    assert sorted(what) == [(1, "propose"), (2, "propose")]
+    play.says(1, ACCEPT, u64(3), term=NEXT)
+    play.says(1, ACCEPT, u64(3), term=NEXT)  # once more is no other vote
+    play.says(4, ACCEPT, u64(3), term=NEXT)  # nor is that of a newcomer
+    play.says(2, ACCEPT, u64(2), term=NEXT)  # nor one for another entry
+    assert not [said for _, said, *_ in play.told() if said == "epoch"]
+    play.says(2, ACCEPT, u64(3), term=NEXT)
+    assert sorted(to for to, said, *_ in play.told() if said == "epoch") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("term", "ordinal", "what"),
+    [
+        (TERM, 2, record(THREE, epoch=2, relayed=[(7, 9)])),
+        (TERM, 2, record(THREE, epoch=2, relayed=[(0, 1), (0, 1)])),
+        (TERM, 2, record(THREE, epoch=9)),
+        (TERM, 5, record(THREE, epoch=2)),
+        (TERM, 2, record([peer(1), peer(1)], epoch=2)),
+        (NEXT, 2, record(THREE, epoch=2)),
+        (900, 2, record(THREE, epoch=2)),
+    ],
+    ids=["foreign pair", "pair twice", "epoch", "ordinal", "member twice", "term", "later term"],
+)
+def test_a_promise_that_makes_no_sense_costs_its_peer_the_membership(
+    term: int, ordinal: int, what: bytes
+) -> None:
+    play = standby()
+    for number in (1, 2, 3):
+        comes(play, number)
+    asked(play)
+    play.says(3, PROMISE, accepted(term, ordinal, what), term=NEXT)
+    assert gone(play) == {3: "its promise is inconsistent"}
+    # The others do without it.
+    for number in (1, 2):
+        play.says(number, PROMISE, listed([]), term=NEXT)
+    assert [what for _, what, *_ in play.told()] == ["request_log"]
+
+
+def test_two_promises_of_one_peer_are_refused_and_an_entry_is_no_epoch() -> None:
+    for promise in (
+        listed([accepted(TERM, 2, record(THREE, epoch=2))[4:]] * 2),
+        listed([u32(TERM) + verdict(2)]),
+    ):
+        play = standby()
+        for number in (1, 2, 3):
+            comes(play, number)
+        asked(play)
+        play.says(2, PROMISE, promise, term=NEXT)
+        assert gone(play) == {2: "its promise is inconsistent"}
+
+
+def test_promises_count_against_the_memory_for_reports() -> None:
+    play = standby(max_reported_bytes=4000)
+    for number in (1, 2, 3):
+        comes(play, number)
+    asked(play)
+    for number in (1, 2, 3):
+        many = [peer(1), peer(2), *(peer(number * 40 + other) for other in range(20))]
+        play.says(number, PROMISE, accepted(TERM, 2, record(many, epoch=2)), term=NEXT)
+    closed = {to for to, what, *_ in play.told() if what == "close"}
+    assert closed and len(closed) < 3
+
+
+def test_a_term_that_no_master_can_have_is_not_followed() -> None:
+    play = standby()
+    for number in (1, 2):
+        comes(play, number)
+    comes(play, 3, term=1_000_000_000)
+    assert set(asked(play).values()) == {NEXT}
+    # Nor when it comes again and again.
+    for _ in range(5):
+        comes(play, 3, term=1_000_000_000)
+        assert set(asked(play).values()) <= {NEXT}
+        play.disconnect(3)
+
+
+def test_a_master_that_serves_steps_down_only_for_members() -> None:
+    play = serving()
+    comes(play, 9, term=NEXT + 1, members=[peer(9)])
+    assert {to for to, what, *_ in play.told() if what == "close"} == {9}
+    assert play.members() == [1, 2, 3]
+    play.disconnect(3)
+    comes(play, 3, term=NEXT + 1)
+    assert {to for to, what, *_ in play.told() if what == "close"} == {1, 2}
+    assert not play.has_group(0) or play.members() == []
+
+
+def test_peers_that_wait_for_a_run_make_way_for_one_that_has_begun() -> None:
+    play = _testing.MasterPlay(0, {"masters": 3, "place": 0})
+    play.passes(5)
+    play.connect(9, "192.0.2.9")
+    play.says(9, MAY_FOUND, b"", 0, term=0)
+    play.says(9, JOIN, join(9, waiting=False), 0, term=0)
+    assert play.has_group(0)
+    play.told()
+    for number in (1, 2, 3):
+        comes(play, number)
+    told = play.told()
+    assert (9, "not_serving", 1, "") in told
+    assert {to for to, what, *_ in told if what == "ask_promise"} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_newcomer_is_told_whether_a_run_may_be_found_here(first: bool) -> None:
+    play = serving() if first else standby()
+    play.connect(9, "192.0.2.9")
+    play.says(9, JOIN, join(9, group=3), 0, term=0)
+    assert (9, "not_serving", 0, "") in play.told()
+    if not first:
+        comes(play, 1)
+        play.connect(8, "192.0.2.8")
+        play.says(8, JOIN, join(8), 0, term=0)
+        assert (8, "not_serving", 1, "") in play.told()
