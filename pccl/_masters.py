@@ -24,8 +24,8 @@ def _hosts(host: str) -> set[str]:
 
 def _is_here(host: str) -> bool:
     """Whether the host is this machine."""
-    own = set(_core.interface_addresses()) | {"127.0.0.1", "::1", "0.0.0.0", "::", ""}
-    return bool(_hosts(host) & own)
+    own = set(_core.interface_addresses()) | {"::1", "0.0.0.0", "::", ""}
+    return any(known in own or known.startswith("127.") for known in _hosts(host))
 
 
 def place_of(listen: str, masters: Sequence[Address], func: str) -> int:

@@ -181,7 +181,8 @@ def init(
             Default: PCCL_NAME, else the host's name and the process id.
         standby: Whether this process runs one of the masters too: the first address of the list
             that is this machine's and whose port is free. It ends with the communicator. Default:
-            PCCL_STANDBY, else no.
+            PCCL_STANDBY, else no. With the variable, which all processes of a machine may have,
+            those for which no address is left go on without.
 
     Raises:
         InvalidArgument: There is no master's address, or an argument makes no sense.
@@ -212,10 +213,7 @@ def init(
         limit = _settings.seconds(timeout, func)
         drain_seconds = departure.drain_seconds(func)
         attempts = _JOIN_ATTEMPTS if limit is None else int(limit) + 1
-        if standby is None:
-            standby = bool(
-                _settings.integer(None, "standby", func, 0, 1, variable="PCCL_STANDBY", default=0)
-            )
+        asked = _settings.integer(None, "standby", func, 0, 1, variable="PCCL_STANDBY", default=0)
         comm = Communicator(
             address,
             peer_group,
@@ -226,9 +224,9 @@ def init(
             ranks_per_replica=ranks_per_replica,
             name=name,
         )
-        if standby:
-            comm._serve(func)
         try:
+            if standby or (standby is None and asked):
+                comm._serve(func, required=standby is not None)
             comm._join(func, min_peers=peers, attempts=attempts, timeout=limit, enter=False)
         except BaseException:
             comm.close()

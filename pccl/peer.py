@@ -154,9 +154,13 @@ class Peer(_core.Reducer):
         engine = self._engine
         return engine is not None and engine.draining()
 
-    def _serve(self, func: str) -> None:
-        """Runs one of the run's masters in this process, until `close`."""
-        self._standby = _masters.standby(self._address, self._secret, func)
+    def _serve(self, func: str, required: bool) -> None:
+        """Runs one of the run's masters in this process, until `close`, unless none is left."""
+        try:
+            self._standby = _masters.standby(self._address, self._secret, func)
+        except InvalidUsage:
+            if required:
+                raise
 
     def close(self) -> None:
         """Leaves the run: the others see a departure, not a loss.
@@ -172,14 +176,16 @@ class Peer(_core.Reducer):
         self._closed = True
         self._attach(None)
         process.peers.discard(self)
-        for engine in (self._candidate, self._engine):
-            if engine is not None:
-                engine.on_change(None)
-                engine.close(failure)
         standby, self._standby = self._standby, None
-        if standby is not None:
-            standby.interrupt()
-        self._residuals.clear()
+        try:
+            for engine in (self._candidate, self._engine):
+                if engine is not None:
+                    engine.on_change(None)
+                    engine.close(failure)
+        finally:
+            if standby is not None:
+                standby.interrupt()
+            self._residuals.clear()
 
     def _drain(self) -> None:
         """Asks this peer to leave at its next admission point."""

@@ -120,6 +120,18 @@ def test_members_without_a_majority_are_told_that_the_master_is_lost() -> None:
         assert lost["kind"] == "MasterLost", lost
 
 
+def test_a_peer_with_another_list_is_told() -> None:
+    with masters() as run:
+        members = run.peers(2, partial(several_masters.reduce_until_it_is_lost, COUNT))
+        for peer in members:
+            peer.expect("in")
+        backwards = ",".join(reversed(run.address.split(",")))
+        (odd,) = run.peers(1, several_masters.join_and_fail, PCCL_MASTER=backwards)
+        failed = odd.expect("failed", 60)
+        assert failed["kind"] == "InvalidArgument", failed
+        assert "this master has another list of masters" in failed["text"]
+
+
 def free_ports(count: int) -> list[int]:
     with_sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [made.getsockname()[1] for made in with_sockets]
@@ -141,13 +153,12 @@ def test_a_run_without_a_machine_of_its_own_survives_the_peer_that_has_the_maste
                 wait_for_port(int(where.split(",")[len(peers) - 1].rpartition(":")[2]))
         for peer in peers:
             assert peer.expect("in")["size"] == 4
-            peer.tell(1000)
-        reach(peers, 200)
-        peers[0].process.kill()
+            peer.tell(200)
+        finish(peers, 4)
         for peer in peers[1:]:
-            while (answer := peer.next(90))["event"] == "at":
-                pass
-            assert answer["event"] == "done" and answer["sizes"] == [3, 4]
+            peer.tell(200)  # they wait for the first one
+        peers[0].process.kill()
+        finish(peers[1:], 3)
     finally:
         for peer in peers:
             peer.destroy()

@@ -71,7 +71,7 @@ def launch(
     with MasterNode("127.0.0.1:0", secret=secret) as master:
         base = dict(os.environ if environment is None else environment)
         # These belong to one process, or this run makes its own.
-        own = ("PCCL_PORT", "PCCL_ADVERTISE", "PCCL_SECRET_FILE")
+        own = ("PCCL_PORT", "PCCL_ADVERTISE", "PCCL_SECRET_FILE", "PCCL_STANDBY")
         base = {k: v for k, v in base.items() if k not in own}
         base |= {
             "PCCL_MASTER": master.address,

@@ -39,6 +39,14 @@ def reduce_in_steps(count: int, **options: Any) -> None:
         say(event="done", step=step, digest=digest.hexdigest(), sizes=sorted(sizes), gap=longest)
 
 
+def join_and_fail() -> None:
+    """Says why it cannot join."""
+    try:
+        start()
+    except pccl.PCCLError as error:
+        say(event="failed", kind=type(error).__name__, text=str(error))
+
+
 def reduce_until_it_is_lost(count: int) -> None:
     """Reduces until the run is over for it, and says how it ended."""
     start()
