@@ -125,11 +125,16 @@ def test_a_peer_with_another_list_is_told() -> None:
         members = run.peers(2, partial(several_masters.reduce_until_it_is_lost, COUNT))
         for peer in members:
             peer.expect("in")
-        backwards = ",".join(reversed(run.address.split(",")))
-        (odd,) = run.peers(1, several_masters.join_and_fail, PCCL_MASTER=backwards)
-        failed = odd.expect("failed", 60)
-        assert failed["kind"] == "InvalidArgument", failed
-        assert "this master has another list of masters" in failed["text"]
+        lists = {
+            ",".join(reversed(run.addresses)): "another place in its own list",
+            run.addresses[0]: "one of 3, and this peer has 1 address:",
+            run.addresses[1]: "one of several, and this peer has 1 address:",
+            ",".join(run.addresses[:2]): "one of 3, and this peer has 2 addresses:",
+        }
+        for addresses, why in lists.items():
+            (odd,) = run.peers(1, several_masters.join_and_fail, PCCL_MASTER=addresses)
+            failed = odd.expect("failed", 60)
+            assert failed["kind"] == "InvalidArgument" and why in failed["text"], failed
 
 
 def free_ports(count: int) -> list[int]:

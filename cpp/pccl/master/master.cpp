@@ -79,8 +79,14 @@ void Master::send(ConnectionId to, std::uint64_t collected, const wire::Message&
 
 void Master::send_now(ConnectionId to, std::uint32_t term, std::uint64_t collected,
                       const wire::Message& message) {
-  if (open(to) != nullptr)
-    actions_.emplace_back(Send{to, wire::encode({run_, term, collected}, message)});
+  if (open(to) == nullptr) return;
+  if (const auto* welcome = std::get_if<wire::Welcome>(&message)) {
+    wire::Welcome complete = *welcome;
+    complete.masters = options_.place.masters;
+    actions_.emplace_back(Send{to, wire::encode({run_, term, collected}, complete)});
+    return;
+  }
+  actions_.emplace_back(Send{to, wire::encode({run_, term, collected}, message)});
 }
 
 void Master::close(ConnectionId id) {

@@ -4,12 +4,21 @@
 #include <utility>
 
 #include "pccl/base/overloaded.h"
+#include "pccl/base/text.h"
 #include "pccl/topology/plan.h"
 
 namespace pccl::peer {
 namespace {
 
 Error broken(std::string why) { return {Code::refused, std::move(why), {}, {}}; }
+
+Error other_list(const std::string& theirs, std::uint32_t own) {
+  return {Code::invalid_argument,
+          theirs + ", and this peer has " + plural(own, "address", "es") +
+              ": all masters and peers need the same list, in the same order",
+          {},
+          {}};
+}
 
 }  // namespace
 
@@ -97,14 +106,21 @@ Session::Next Session::next() {
 
 Session::Next Session::on_frame(const wire::Frame& frame) {
   const bool several = options_.masters > 1;
-  if (several && std::holds_alternative<wire::NotServing>(frame.message)) {
+  if (!several && std::holds_alternative<wire::NotServing>(frame.message))
+    return other_list("this master is one of several", options_.masters);
+  if (const auto* welcome = std::get_if<wire::Welcome>(&frame.message);
+      welcome != nullptr && welcome->masters != options_.masters) {
+    return other_list("this master is one of " + std::to_string(welcome->masters),
+                      options_.masters);
+  }
+  if (std::holds_alternative<wire::NotServing>(frame.message)) {
     if (member() || welcomed_) return broken("a master that answers no Join");
     return Event{std::get<wire::NotServing>(frame.message)};
   }
   // A majority of one list is none of another one.
   if (several && frame.envelope.term % options_.masters != master_ &&
       !std::holds_alternative<wire::Refused>(frame.message))
-    return Error{Code::invalid_argument, "this master has another list of masters", {}, {}};
+    return other_list("this master has another place in its own list", options_.masters);
   if (frame.envelope.term < term_) {  // a master that was replaced
     if (several) return broken("this master was replaced");
     return Event{};

@@ -177,9 +177,10 @@ struct Welcome {
   bool group_started = false;     // answering Join: the group has members already
   std::uint32_t waiting_for = 0;  // peers still missing until the group can start
   std::string seen;               // this peer's address as the master sees it
+  std::uint32_t masters = 1;      // in the list of this master
   bool operator==(const Welcome&) const = default;
   static void fields(auto& self, auto& visit) {
-    visit(self.joined, self.group_started, self.waiting_for, self.seen);
+    visit(self.joined, self.group_started, self.waiting_for, self.seen, self.masters);
   }
 };
 
