@@ -1,4 +1,7 @@
-"""Asks a master for its status, once for each line of its input. Prints JSON; null: no answer."""
+"""Asks the masters for the status of the run, once for each line of its input.
+
+Prints JSON: the address of the master that answered, and the status; null: no answer.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import json
 import sys
 
 import pccl
-from pccl import _core
+from pccl.tools.status import ask_any
 
 for _ in sys.stdin:
     try:
-        answer = json.dumps(_core.ask_status(sys.argv[1]))
+        answer = json.dumps(ask_any(sys.argv[1]))
     except pccl.PCCLError as error:
         print(error, file=sys.stderr)
         answer = "null"

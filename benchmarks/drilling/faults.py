@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from drilling.run import FOLDER, Failed, Run
 
@@ -37,6 +38,7 @@ class Fault:
         shows: A regular expression: what the status must say while it lasts.
         needs_lab: It is a fault of a network.
         in_short: It is in the short form.
+        masters: Whether the run has one or several. None: it does not matter.
         errors: What members other than the victim may be told, as class names.
         victims: Members whose pauses do not count.
         seconds: Time until all must be well.
@@ -47,6 +49,7 @@ class Fault:
     shows: str
     needs_lab: bool = False
     in_short: bool = False
+    masters: Literal["one", "several"] | None = None
     errors: tuple[str, ...] = ()
     victims: tuple[str, ...] = ("peer1",)
     seconds: float = 40.0
@@ -76,6 +79,17 @@ def all_but_one_killed(run: Run) -> int:
     for member in list(run.members.values())[1:]:
         member.process.wait()
     return 1
+
+
+def half_are_killed(run: Run) -> int:
+    """As many as a majority of the last membership can lose at once."""
+    members = list(run.members.values())
+    gone = members[len(members) - (len(members) - 1) // 2 :]
+    for member in gone:
+        member.signal(signal.SIGKILL)
+    for member in gone:
+        member.process.wait()
+    return _all(run)
 
 
 def stopped_for_a_second(run: Run) -> int:
@@ -152,13 +166,7 @@ def _wrong_call(run: Run, word: str, kind: str) -> int:
 
 
 def _newcomer(run: Run, **env: str) -> None:
-    run.start_peer(
-        "late", len(run.members) + 1 if "late" not in run.members else _spare(run), **env
-    )
-
-
-def _spare(run: Run) -> int:
-    return run.members["late"].place
+    run.start_peer("late", run.spare, **env)
 
 
 def a_newcomer_joins_and_leaves(run: Run) -> int:
@@ -191,36 +199,83 @@ def a_newcomer_has_another_secret(run: Run) -> int:
 
 
 def garbage_arrives(run: Run) -> int:
-    port = run.address.rpartition(":")[2]
+    port = run.addresses[0].rpartition(":")[2]
     command = [sys.executable, "-c", _NOISE, run.host(0), port]
     if run.lab:
-        command = run.lab.command(len(run.members) + 1, command)
+        command = run.lab.command(run.spare, command)
     subprocess.run(command, check=True, timeout=60)
     return _all(run)
 
 
 def the_master_is_killed_and_restarted(run: Run) -> int:
-    assert run.master is not None
-    run.master.kill()
-    run.master.wait()
+    run.master().kill()
+    run.master().wait()
     time.sleep(1.0)
     run.start_master()
     return _all(run)
 
 
 def the_master_is_stopped(run: Run) -> int:
-    run.master_signal(signal.SIGSTOP)
+    master = run.master(run.serving)
+    master.send_signal(signal.SIGSTOP)
     time.sleep(_FREEZE_SECONDS)
-    run.master_signal(signal.SIGCONT)
+    master.send_signal(signal.SIGCONT)
+    return _all(run)
+
+
+def _another_serves(run: Run, index: int) -> None:
+    run.wait("another master serves", lambda: run.serving != index)
+
+
+def the_serving_master_is_killed(run: Run) -> int:
+    index = run.serving
+    run.master(index).kill()
+    run.master(index).wait()
+    _another_serves(run, index)
+    run.start_master(index)  # it is a standby now
+    return _all(run)
+
+
+def the_serving_master_is_frozen(run: Run) -> int:
+    index = run.serving
+    run.master(index).send_signal(signal.SIGSTOP)
+    try:
+        _another_serves(run, index)
+    finally:
+        run.master(index).send_signal(signal.SIGCONT)
+    return _all(run)
+
+
+def the_serving_master_is_cut_off(run: Run) -> int:
+    assert run.lab is not None
+    index = run.serving
+    others = [place for place in run.places if place != index]
+    for place in others:
+        run.lab.cut(index, place)
+    try:
+        _another_serves(run, index)
+        run.wait_until_well(time.monotonic(), _all(run), 40)
+    finally:
+        for place in others:
+            run.lab.heal(index, place)
+    return _all(run)
+
+
+def a_standby_is_killed(run: Run) -> int:
+    index = (run.serving + 1) % len(run.masters)
+    run.master(index).kill()
+    run.master(index).wait()
+    run.start_master(index)
     return _all(run)
 
 
 def a_line_is_cut(run: Run) -> int:
     assert run.lab is not None
     begun = time.monotonic()
-    run.lab.cut(1, 2)
+    ends = run.members["peer0"].place, run.members["peer1"].place
+    run.lab.cut(*ends)
     run.wait_until_well(begun + 0.5, _all(run), 40)
-    run.lab.heal(1, 2)
+    run.lab.heal(*ends)
     return _all(run)
 
 
@@ -228,7 +283,7 @@ def a_peer_is_cut_off(run: Run) -> int:
     assert run.lab is not None
     begun = time.monotonic()
     peer = run.members["peer1"]
-    others = [place for place in range(len(run.members) + 1) if place != peer.place]
+    others = [place for place in run.places if place != peer.place]
     for place in others:
         run.lab.cut(peer.place, place)
     try:
@@ -246,31 +301,34 @@ def a_peer_is_cut_off(run: Run) -> int:
 
 def a_line_is_slow(run: Run) -> int:
     assert run.lab is not None
-    run.lab.rate(2, 5, 5)
+    slow = run.members["peer1"].place
+    run.lab.rate(slow, 5, 5)
     begun = time.monotonic()
     run.wait_until_well(begun, _all(run), 60)
-    run.lab.rate(2, 200, 200)
+    run.lab.rate(slow, 200, 200)
     return _all(run)
 
 
 def a_line_is_lossy(run: Run) -> int:
     assert run.lab is not None
-    others = [place for place in range(len(run.members) + 1) if place != 2]
+    lossy = run.members["peer1"].place
+    others = [place for place in run.places if place != lossy]
     for place in others:
-        run.lab.set_loss(2, place, 0.05)
-        run.lab.set_loss(place, 2, 0.05)
+        run.lab.set_loss(lossy, place, 0.05)
+        run.lab.set_loss(place, lossy, 0.05)
     begun = time.monotonic()
     run.wait_until_well(begun, _all(run), 60)
     for place in others:
-        run.lab.set_loss(2, place, 0)
-        run.lab.set_loss(place, 2, 0)
+        run.lab.set_loss(lossy, place, 0)
+        run.lab.set_loss(place, lossy, 0)
     return _all(run)
 
 
 def connections_are_reset(run: Run) -> int:
     assert run.lab is not None
-    for place in range(3, len(run.members) + 1):
-        run.lab.reset(2, place, 4)
+    one = run.members["peer1"].place
+    for place in range(one + 1, run.spare):
+        run.lab.reset(one, place, 4)
     return _all(run)
 
 
@@ -358,7 +416,14 @@ _NOBODY = ()
 FAULTS = [
     Fault("a peer is killed", killed, r"peer1 is out", in_short=True),
     Fault("two peers are killed at once", two_killed, r"peer2 is out", victims=("peer1", "peer2")),
-    Fault("all peers but one are killed", all_but_one_killed, r"1 member\b"),
+    Fault("all peers but one are killed", all_but_one_killed, r"1 member\b", masters="one"),
+    Fault(
+        "less than half of the peers are killed",
+        half_are_killed,
+        r"is out",
+        masters="several",
+        victims=tuple(f"peer{number}" for number in range(1, 100)),
+    ),
     Fault("a peer is stopped for a second", stopped_for_a_second, r"wait.*peer1", victims=_NOBODY),
     Fault("a peer is frozen until it is out", frozen_until_it_is_out, r"not heard", in_short=True),
     Fault("a peer gets SIGTERM", told_to_end, r"peer1 is out: it left", in_short=True),
@@ -399,9 +464,34 @@ FAULTS = [
         the_master_is_killed_and_restarted,
         r"restarts 1|no answer",
         in_short=True,
+        masters="one",
         victims=_NOBODY,
     ),
     Fault("the master is stopped for a second", the_master_is_stopped, r"", victims=_NOBODY),
+    Fault(
+        "the master that serves is killed",
+        the_serving_master_is_killed,
+        r"taken over",
+        in_short=True,
+        masters="several",
+        victims=_NOBODY,
+    ),
+    Fault(
+        "the master that serves is frozen",
+        the_serving_master_is_frozen,
+        r"taken over",
+        masters="several",
+        victims=_NOBODY,
+    ),
+    Fault(
+        "the master that serves is cut off",
+        the_serving_master_is_cut_off,
+        r"taken over",
+        needs_lab=True,
+        masters="several",
+        victims=_NOBODY,
+    ),
+    Fault("a standby is killed", a_standby_is_killed, r"", masters="several", victims=_NOBODY),
     Fault("the line of two peers is cut", a_line_is_cut, r"peer", needs_lab=True, victims=_NOBODY),
     Fault("a peer is cut off", a_peer_is_cut_off, r"peer1 is out", needs_lab=True, in_short=True),
     Fault("a peer's line is slow", a_line_is_slow, r"", needs_lab=True, victims=_NOBODY),

@@ -1,9 +1,10 @@
-"""A run under the drill: a master, peers that train, what they say, and what the status says."""
+"""A run under the drill: masters, peers that train, what they say, and what the status says."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -38,8 +39,16 @@ START_SECONDS = 120.0
 LOOK_SECONDS = 0.1  # between two looks at the status
 WELL_STEPS = 3  # in a row that all peers must make together
 
-Place = int  # a host of the lab; 0: the master's
+Place = int  # a host of the lab: masters, then peers, one for a newcomer, and the operator's
 Status = dict[str, Any]
+
+
+_PORT = 48148  # in the lab, where each host has ports of its own
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 class Failed(Exception):
@@ -91,11 +100,12 @@ class Run:
     Args:
         peers: How many train.
         folder: For logs and checkpoints.
-        with_lab: Whether each peer is on a host of its own, whose lines can be cut. Otherwise all
-            are processes of this host's loopback.
+        with_lab: Whether each process is on a host of its own, whose lines can be cut. Otherwise
+            all are processes of this host's loopback.
+        masters: How many the run has.
     """
 
-    def __init__(self, peers: int, folder: Path, with_lab: bool) -> None:
+    def __init__(self, peers: int, folder: Path, with_lab: bool, masters: int = 1) -> None:
         self.folder = folder
         self.secret = make_secret()
         self.lab: lab.Lab | None = None
@@ -107,21 +117,30 @@ class Run:
         self._lock = threading.Lock()
         self._wrong: list[str] = []
         self.members: dict[str, Member] = {}
-        self.master: subprocess.Popen[str] | None = None
-        self.address = ""
+        self.masters: list[subprocess.Popen[str] | None] = [None] * masters
+        self.addresses: list[str] = []
+        self.spare: Place = masters + peers  # a newcomer's
+        self._operator: Place = masters + peers + 1
         self._watch_end = threading.Event()
         self.seen: list[tuple[float, float, Status | None]] = []  # asked, answered
+        self.serving = 0  # the master that answered last
 
     def __enter__(self) -> Run:
         try:
             if self._with_lab:
-                hosts = [lab.Host(200, 200)] * (self._count + 2)  # one for who comes later
+                hosts = [lab.Host(200, 200)] * (self._operator + 1)
                 self.lab = self._stack.enter_context(lab.Lab(hosts, delay_ms=1.0))
-            self.start_master()
+            self.addresses = [
+                f"{self.host(place)}:{_PORT if self.lab else _free_port()}"
+                for place in range(len(self.masters))
+            ]
+            for index in range(len(self.masters)):
+                self.start_master(index)
             for number in range(self._count):
-                self.start_peer(f"peer{number}", number + 1, PCCL_MIN_PEERS=str(self._count))
+                place = len(self.masters) + number
+                self.start_peer(f"peer{number}", place, PCCL_MIN_PEERS=str(self._count))
             self._asker = self._popen(
-                0,
+                self._operator,
                 [sys.executable, "-P", str(FOLDER / "ask.py"), self.address],
                 self.folder / "ask.log",
             )
@@ -174,17 +193,30 @@ class Run:
         self._processes.append(process)
         return process
 
-    def start_master(self) -> None:
+    @property
+    def address(self) -> str:
+        """The addresses of all masters, as in PCCL_MASTER."""
+        return ",".join(self.addresses)
+
+    @property
+    def places(self) -> range:
+        """The places of all masters and peers."""
+        return range(self.spare)
+
+    def start_master(self, index: int = 0) -> None:
         """Starts a master, at the address of the one before."""
-        listen = self.address or f"{self.host(0)}:0"
-        command = [sys.executable, "-P", "-m", "pccl", "master", "--listen", listen]
-        self.master = self._popen(0, command, self.folder / "master.log", PCCL_LOG_LEVEL="INFO")
-        assert self.master.stdout is not None
-        said = self.master.stdout.readline()
+        command = [sys.executable, "-P", "-m", "pccl", "master"]
+        command += ["--listen", self.addresses[index]]
+        if len(self.masters) > 1:
+            command += ["--peers", self.address]
+        log = self.folder / f"master{index}.log"
+        master = self._popen(index, command, log, PCCL_LOG_LEVEL="INFO")
+        self.masters[index] = master
+        assert master.stdout is not None
+        said = master.stdout.readline()
         if not said.startswith("listening on "):
-            raise Failed(f"the master did not start: {said}")
-        self.address = said.split()[2]
-        threading.Thread(target=self.master.stdout.read, daemon=True).start()
+            raise Failed(f"the master did not start: {said}; see {log}")
+        threading.Thread(target=master.stdout.read, daemon=True).start()
 
     def start_peer(
         self, name: str, place: Place, state_bytes: int = STATE_BYTES, **env: str
@@ -217,9 +249,10 @@ class Run:
                     self._wrong.append(f"{member.name} made step {step.step} twice")
             member.steps.append(step)
 
-    def master_signal(self, number: int) -> None:
-        assert self.master is not None
-        self.master.send_signal(number)
+    def master(self, index: int = 0) -> subprocess.Popen[str]:
+        master = self.masters[index]
+        assert master is not None
+        return master
 
     # ---- what the status says
 
@@ -234,13 +267,17 @@ class Run:
         assert self._asker.stdin is not None and self._asker.stdout is not None
         self._asker.stdin.write("\n")
         self._asker.stdin.flush()
-        answer: Status | None = json.loads(self._asker.stdout.readline() or "null")
-        return answer
+        answer: tuple[str, Status] | None = json.loads(self._asker.stdout.readline() or "null")
+        if answer is None:
+            return None
+        if any(group["members"] for group in answer[1]["groups"]):
+            self.serving = self.addresses.index(answer[0])
+        return answer[1]
 
     def command(self, kind: str, name: str = "") -> None:
-        """An operator's command, from the master's host."""
+        """An operator's command, from a host of its own."""
         words = [sys.executable, "-P", "-m", "pccl", kind, self.address, *filter(None, [name])]
-        process = self._popen(0, words, self.folder / "operator.log")
+        process = self._popen(self._operator, words, self.folder / "operator.log")
         if process.wait(30) != 0:
             raise Failed(f"pccl {kind} failed: see operator.log")
 
