@@ -12,6 +12,8 @@ from namespaces import worker as worker_on
 from programs import master, several_masters
 from workers import FAST, Program, Worker, masters, wait_for_line
 
+from pccl.master import make_secret
+
 COUNT = 1000
 TIMEOUT = float(FAST["PCCL_HEARTBEAT_TIMEOUT"])
 SLACK = 3.0  # of a machine that is busy with other tests
@@ -135,6 +137,13 @@ def test_a_peer_with_another_list_is_told() -> None:
             (odd,) = run.peers(1, several_masters.join_and_fail, PCCL_MASTER=addresses)
             failed = odd.expect("failed", 60)
             assert failed["kind"] == "InvalidArgument" and why in failed["text"], failed
+
+
+def test_a_peer_with_another_secret_is_told() -> None:
+    with masters() as run:
+        (odd,) = run.peers(1, several_masters.join_and_fail, PCCL_SECRET=make_secret())
+        failed = odd.expect("failed", 60)
+        assert failed["kind"] == "AuthenticationFailed", failed
 
 
 def free_ports(count: int) -> list[int]:

@@ -56,6 +56,7 @@ void Engine::start(Instant now) {
 void Engine::on_control_open(Instant now) {
   at(now);
   if (out()) return;
+  strangers_ = 0;
   master_link_.on_open(now);
   session_.on_open(master_link_.at(), master_link_.may_found());
 }
@@ -133,7 +134,8 @@ void Engine::on_control_lost(const std::string& reason, Instant now) {
 
 void Engine::on_stranger_at_master(const std::string& reason, Instant now) {
   at(now);
-  if (master_link_.was_reached() || options_.join.masters > 1 || out())
+  // The other masters may have the right secret.
+  if (master_link_.was_reached() || out() || ++strangers_ < options_.join.masters)
     return on_control_lost(reason, now);
   die({Code::authentication_failed, reason, {}, {}});
 }

@@ -165,6 +165,7 @@ class Engine {
   Tracer tracer_;
   Session session_;
   MasterLink master_link_;
+  std::uint32_t strangers_ = 0;  // masters in a row with another secret
   CallDriver calls_;
   Admission admission_;
   LinkDriver link_driver_;  // before links_, which refers to it
