@@ -110,6 +110,30 @@ def test_a_newcomer_finds_the_master_that_serves() -> None:
         assert late.expect("done", 60) == {"event": "done", "ok": True, "size": 3}
 
 
+def test_another_group_begins_at_the_first_master_though_another_one_serves_the_run() -> None:
+    with masters() as run:
+        peers = [
+            *run.peers(2, several_masters.change_to_another_group, PCCL_MIN_PEERS="4"),
+            *run.peers(2, partial(several_masters.reduce_in_steps, COUNT), PCCL_MIN_PEERS="4"),
+        ]
+        for peer in peers:
+            peer.expect("in")
+        run.kill(0)
+        wait_for_line(run.masters[1], "taken over")
+        (early,) = run.peers(1, partial(several_masters.join_and_fail, peer_group=1, timeout=3.0))
+        assert early.expect("failed", 60)["kind"] in ("Unreachable", "Timeout")
+        run.restart(0)
+        for peer in peers[:2]:
+            peer.tell("go")
+        assert [peer.expect("done", 60)["size"] for peer in peers[:2]] == [2, 2]
+        for peer in peers[2:]:
+            peer.tell(200)
+        for peer in peers[2:]:
+            while (answer := peer.next(90))["event"] == "at":
+                pass
+            assert answer["sizes"] in ([2], [2, 3], [2, 4], [2, 3, 4]), answer
+
+
 def test_members_without_a_majority_are_told_that_the_master_is_lost() -> None:
     with masters(PCCL_SHM="0") as run:
         peers = run.peers(3, partial(several_masters.reduce_until_it_is_lost, COUNT))

@@ -39,10 +39,21 @@ def reduce_in_steps(count: int, **options: Any) -> None:
         say(event="done", step=step, digest=digest.hexdigest(), sizes=sorted(sizes), gap=longest)
 
 
-def join_and_fail() -> None:
+def change_to_another_group() -> None:
+    """Leaves the group, and begins another one with another peer that does so."""
+    start()
+    say(event="in")
+    hear()
+    pccl.shutdown()
+    start(peer_group=1, min_peers=2)
+    _, info = pccl.allreduce(x(10), return_info=True)
+    say(event="done", size=len(info.contributors))
+
+
+def join_and_fail(**options: Any) -> None:
     """Says why it cannot join."""
     try:
-        start()
+        start(**options)
     except pccl.PCCLError as error:
         say(event="failed", kind=type(error).__name__, text=str(error))
 
