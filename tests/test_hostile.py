@@ -152,7 +152,7 @@ def test_open_calls_of_one_member_do_not_put_out_another_that_calls_next() -> No
         (26, peer(1), "do not send"),
         (JOIN, join(2), "do not send"),
         (ENTER_ROUND, bytes([4]) + u64(1, 0) + b"\x00", "wrong payload"),
-        (11, u64(1) + b"\x00" + u32(0) + text(""), "do not send"),
+        (11, u64(1) + b"\x00" + u32(0) + text("") + u32(1), "do not send"),
     ],
 )
 def test_what_no_honest_member_says_costs_its_membership_at_once(

@@ -127,7 +127,7 @@ def test_the_end_of_a_master_costs_no_member_anything() -> None:
     for peers in (1, 2, 3, 8):
         count = max(SCHEDULES // 20, 10)
         options: dict[str, Any] = {"masters": 3, "peers": peers, "joins": 0, "restarts": 1}
-        options |= {"program": "simple_api", "quiet": True, "steps": 8}  # evicts nobody by itself
+        options |= {"program": "simple", "quiet": True, "steps": 8}  # evicts nobody by itself
         totals += run_many(90_000 + 1_000_000 * peers, count, **options)
     assert totals["takeovers"] > totals["restarts"] / 10  # often a standby ends
     assert totals["evictions"] == 0
