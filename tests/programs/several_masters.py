@@ -46,8 +46,8 @@ def change_to_another_group() -> None:
     hear()
     pccl.shutdown()
     start(peer_group=1, min_peers=2)
-    _, info = pccl.allreduce(x(10), return_info=True)
-    say(event="done", size=len(info.contributors))
+    out, info = pccl.allreduce(x(10), return_info=True)
+    say(event="done", ok=bool(np.all(out == expected(info))), size=len(info.contributors))
 
 
 def join_and_fail(**options: Any) -> None:
