@@ -30,8 +30,16 @@ constexpr const char* kWaitingForAdmission =
     "waiting to be let in by the members, at their next pccl.admit() or pccl.sync()";
 constexpr unsigned kMaxHashThreads = 8;
 
-std::string no_master(const std::string& master, const std::string& failure) {
-  return "no master at " + failure_at(master, failure);
+std::string listed(const std::vector<wire::Address>& addresses) {
+  std::string all;
+  for (const wire::Address& address : addresses)
+    all += (all.empty() ? "" : ", ") + wire::to_string(address);
+  return all;
+}
+
+std::string no_master(const std::vector<wire::Address>& masters, const std::string& failure) {
+  if (masters.size() == 1) return "no master at " + failure_at(listed(masters), failure);
+  return "no master at " + listed(masters) + " lets this peer in: " + failure;
 }
 
 Error closed_error() { return {Code::invalid_usage, "this communicator is closed", {}, {}}; }
@@ -335,9 +343,6 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   }
   Visit visit(runtime, until);
   peer::Engine& engine = visit.engine();
-  std::string master;
-  for (const wire::Address& address : options_.masters)
-    master += (master.empty() ? "" : ", ") + wire::to_string(address);
   const Instant remind = clock_now() + kRemind;
   std::string logged;
   const auto answered = [&] {
@@ -348,11 +353,11 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
     if (clock_now() < remind) return;
     std::string line = engine.session().welcomed()
                            ? kWaitingForAdmission
-                           : "waiting for the master at " + master + " to answer";
+                           : "waiting for the master at " + listed(options_.masters) + " to answer";
     if (engine.admission().waiting_for() > 0) {
       line = "waiting for " + plural(engine.admission().waiting_for(), "more peer");
     } else if (runtime->join_failures() > 0) {
-      line = no_master(master, runtime->dial_failure()) + "; trying again";
+      line = no_master(options_.masters, runtime->dial_failure()) + "; trying again";
     }
     if (line == logged) return;
     logged = line;
@@ -362,7 +367,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   if (engine.standing() == peer::Standing::out) return engine.end();
   if (engine.standing() == peer::Standing::joining) {
     if (runtime->join_failures() > 0)
-      return Status(Code::unreachable, no_master(master, runtime->dial_failure()));
+      return Status(Code::unreachable, no_master(options_.masters, runtime->dial_failure()));
     if (engine.admission().waiting_for() > 0) {
       return Status(Code::timeout, plural(engine.admission().waiting_for(), "more peer") +
                                        " did not come in time");

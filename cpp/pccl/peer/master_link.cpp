@@ -31,7 +31,7 @@ void MasterLink::on_not_serving(bool recovers, Instant now) {
   open_ = false;
   if (recovers) failed_ = false;
   if (!failed_) failure_ = "it does not serve the group";
-  go_on(now, kRedial);
+  go_on(now, failed_ && !reached_ ? kFirstDial : kRedial);
   if (recovers) clear_ = 0;
 }
 
