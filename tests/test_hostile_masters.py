@@ -31,7 +31,9 @@ NEXT = 7  # the first term of the second master above that
 
 
 def standby(**limits: int) -> _testing.MasterPlay:
-    return _testing.MasterPlay(0, {"masters": 3, "place": 1, **limits})
+    play = _testing.MasterPlay(0, {"masters": 3, "place": 1, **limits})
+    play.passes(2.5)  # before that it may be about to serve
+    return play
 
 
 def comes(
@@ -188,6 +190,15 @@ def test_peers_that_wait_for_a_run_make_way_for_one_that_has_begun() -> None:
     told = play.told()
     assert (9, "not_serving", 1, "") in told
     assert {to for to, what, *_ in told if what == "ask_promise"} == {1, 2, 3}
+
+
+def test_a_master_that_has_just_begun_may_serve_soon() -> None:
+    play = _testing.MasterPlay(0, {"masters": 3, "place": 1})
+    for connection, answer in ((8, 1), (9, 0)):  # the second one asks two intervals later
+        play.connect(connection, "192.0.2.9")
+        play.says(connection, JOIN, join(connection), 0, term=0)
+        assert (connection, "not_serving", answer, "") in play.told()
+        play.passes(2.5)
 
 
 @pytest.mark.parametrize("first", [True, False])

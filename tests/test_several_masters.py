@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from functools import partial
 
 import pytest
@@ -108,6 +109,20 @@ def test_a_newcomer_finds_the_master_that_serves() -> None:
             assert peer.expect("done", 60) == {"event": "done", "ok": True, "size": 3}
         late.expect("in")
         assert late.expect("done", 60) == {"event": "done", "ok": True, "size": 3}
+
+
+def test_a_run_begins_though_a_master_is_down_but_not_at_once() -> None:
+    with masters() as run:
+        run.kill(2)
+        begun = time.monotonic()
+        peers = run.peers(2, partial(several_masters.reduce_in_steps, COUNT))
+        for peer in peers:
+            assert peer.expect("in", 60)["size"] == 2
+        # It could have served members, which would have had to notice that it is down.
+        assert time.monotonic() - begun > TIMEOUT
+        for peer in peers:
+            peer.tell(100)
+        finish(peers, 2)
 
 
 def test_another_group_begins_at_the_first_master_though_another_one_serves_the_run() -> None:

@@ -122,6 +122,17 @@ def test_several_masters_never_change_one_group_on_two_sides(splits: int) -> Non
             assert totals[name] > 0, name
 
 
+def test_newcomers_begin_no_second_run_beside_one_that_lives() -> None:
+    totals: Counter[str] = Counter()
+    for masters in (2, 3):
+        for peers in (2, 4):
+            options: dict[str, Any] = {"masters": masters, "peers": peers, "joins": 4}
+            options |= {"quiet": True, "restarts": 4, "kills": 1, "steps": 16}
+            count = max(SCHEDULES // 20, 10)
+            totals += run_many(70_000 + 1_000_000 * peers + masters, count, **options)
+    assert totals["takeovers"] > totals["restarts"] / 10
+
+
 def test_the_end_of_a_master_costs_no_member_anything() -> None:
     totals: Counter[str] = Counter()
     for peers in (1, 2, 3, 8):

@@ -175,12 +175,12 @@ void Master::join_one(ConnectionId id, Connection& connection, const wire::Frame
   const bool serves =
       known != nullptr && !known->empty() && (known->record().epoch > 0 || connection.may_found);
   // Only the first master begins runs, and only for peers that found no other one.
-  // Members of a run that this master served before may not have noticed its end.
+  // Members of a run that this master served before may not have reached another one.
   const bool quiet = since_ && now - *since_ >= 2 * options_.heartbeat_interval;
   const bool founds =
       options_.place.index == 0 && connection.may_found && run_ == own_run_ && quiet;
   if (!same_run || !(serves || founds)) {
-    send_now(id, term_, 0, wire::NotServing{serves});
+    send_now(id, term_, 0, wire::NotServing{serves || !quiet});
     return close_now(id);
   }
   if (!let_vote(id, connection, first)) join(id, connection, first, now);

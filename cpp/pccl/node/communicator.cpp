@@ -349,6 +349,12 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
     return runtime->standing() != peer::Standing::joining ||
            runtime->join_failures() >= request.attempts;
   };
+  // A newcomer may wait for a master that does not answer although the first one does.
+  const auto unreached = [&] {
+    return runtime->join_failures() > 0 ||
+           (options_.masters.size() > 1 && !engine.session().welcomed() &&
+            !runtime->dial_failure().empty());
+  };
   const Status status = await_standing(visit, answered, [&] {
     if (clock_now() < remind) return;
     std::string line = engine.session().welcomed()
@@ -356,7 +362,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
                            : "waiting for the master at " + listed(options_.masters) + " to answer";
     if (engine.admission().waiting_for() > 0) {
       line = "waiting for " + plural(engine.admission().waiting_for(), "more peer");
-    } else if (runtime->join_failures() > 0) {
+    } else if (unreached()) {
       line = no_master(options_.masters, runtime->dial_failure()) + "; trying again";
     }
     if (line == logged) return;
@@ -366,7 +372,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   if (!status && status.error().code == Code::interrupted) return status;
   if (engine.standing() == peer::Standing::out) return engine.end();
   if (engine.standing() == peer::Standing::joining) {
-    if (runtime->join_failures() > 0)
+    if (unreached())
       return Status(Code::unreachable, no_master(options_.masters, runtime->dial_failure()));
     if (engine.admission().waiting_for() > 0) {
       return Status(Code::timeout, plural(engine.admission().waiting_for(), "more peer") +

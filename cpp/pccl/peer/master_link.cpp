@@ -17,22 +17,36 @@ void MasterLink::on_open(Instant now) {
   heard_ = now;
 }
 
+// A master that is not reached may have served a group until now. Its members need this time to
+// come to another one, which then says so.
+bool MasterLink::may_found() const {
+  if (masters_ == 1 || at_ != 0 || clear_ + 1 < masters_) return false;
+  const bool all_answered = silent_ == 0 || clear_ - silent_ + 1 >= masters_;
+  const Duration enough = heartbeat_timeout_ + 2 * kPatience * masters_;
+  return all_answered || turn_since_ - clear_since_ >= enough;
+}
+
 // Chooses the next address. After each full turn but the first there is a pause.
-void MasterLink::go_on(Instant now, Duration pause) {
+void MasterLink::go_on(Instant now, bool clear, Duration pause) {
   answered_ = false;
+  if (at_ == 0) turn_since_ = now;
+  if (!clear) clear_ = silent_ = 0;
+  if (clear && clear_++ == 0) clear_since_ = now;
   at_ = (at_ + 1) % masters_;
   ++misses_;
-  ++clear_;
-  if (misses_ % masters_ == 0 && std::exchange(failed_, false) && !reached_) ++failures_;
-  next_dial_ = misses_ % masters_ == 0 && misses_ > masters_ ? now + pause : now;
+  next_dial_ = now;
+  if (misses_ % masters_ != 0) return;
+  failed_ = false;
+  // Where the first address answers a newcomer, its run may begin yet.
+  if (std::exchange(first_failed_, false) && !reached_) ++failures_;
+  if (misses_ > masters_) next_dial_ = now + pause;
 }
 
 void MasterLink::on_not_serving(bool recovers, Instant now) {
   open_ = false;
-  if (recovers) failed_ = false;
+  if (recovers) failed_ = first_failed_ = false;
   if (!failed_) failure_ = "it does not serve the group";
-  go_on(now, failed_ && !reached_ ? kFirstDial : kRedial);
-  if (recovers) clear_ = 0;
+  go_on(now, !recovers, failed_ && !reached_ ? kFirstDial : kRedial);
 }
 
 bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) {
@@ -43,7 +57,9 @@ bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) 
     const bool in_use = was_open && welcomed;
     if (in_use) lost_at_ = now;
     failed_ = true;
-    go_on(now, reached_ ? kRedial : kFirstDial);
+    first_failed_ = first_failed_ || at_ == 0;
+    silent_ = clear_ + 1;
+    go_on(now, true, reached_ ? kRedial : kFirstDial);
     return in_use;
   }
   if (!reached_) {

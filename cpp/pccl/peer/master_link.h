@@ -46,10 +46,8 @@ class MasterLink {
   }
   // Which of the addresses is dialled, or was dialled last.
   [[nodiscard]] std::uint32_t at() const { return at_; }
-  // Whether this is the first address, and no other one serves a group.
-  [[nodiscard]] bool may_found() const {
-    return masters_ > 1 && at_ == 0 && clear_ + 1 >= masters_;
-  }
+  // Whether this is the first address, and no other one serves a group or is about to.
+  [[nodiscard]] bool may_found() const;
 
   [[nodiscard]] bool is_open() const { return open_; }
   [[nodiscard]] bool was_reached() const { return reached_; }
@@ -61,7 +59,7 @@ class MasterLink {
   // How long a master may leave a member without an answer while there are others. At least; at
   // most twice as long.
   static constexpr Duration kPatience = std::chrono::milliseconds(1500);
-  void go_on(Instant now, Duration pause);
+  void go_on(Instant now, bool clear, Duration pause);
 
   Duration heartbeat_timeout_;
   Duration reconnect_timeout_;
@@ -70,7 +68,12 @@ class MasterLink {
   std::uint32_t at_ = 0;
   std::uint32_t misses_ = 0;  // addresses in a row that did not let this peer in
   bool failed_ = false;       // one of them in this turn was not reached
-  std::uint32_t clear_ = 0;   // of these the last ones that will not do so soon either
+  bool first_failed_ = false;  // it was the first address
+  // Of these the last ones that will not do so soon either.
+  std::uint32_t clear_ = 0;
+  std::uint32_t silent_ = 0;  // the last one of these that was not reached: counted from 1
+  Instant clear_since_{};
+  Instant turn_since_{};  // when the first address was left
   bool answered_ = false;     // a Welcome, on this connection
   bool open_ = false;
   bool dialling_ = false;

@@ -274,6 +274,7 @@ void Checks::one_history(const Host& host) {
   peer::Record& seen = seen_[session.id()];
   if (record == nullptr || (seen != nullptr && seen->epoch == record->epoch)) return;
   seen = record;
+  one_run(host);
   wire::EpochRecord plain = *record;
   plain.state = {};  // outcomes change these
   plain.points = 0;
@@ -283,6 +284,28 @@ void Checks::one_history(const Host& host) {
   if (!fresh && first->second != plain)
     fail("one history", "epoch " + std::to_string(record->epoch) + " of " + host.name() +
                             " is another one than that of the first member that had it");
+}
+
+// No second run begins beside one of which a majority is there. Who cannot be reached is not there.
+void Checks::one_run(const Host& host) {
+  const Options& faults = world_.options;
+  if (faults.partitions + faults.stalls + faults.freezes + faults.splits > 0) return;
+  const std::uint64_t run = host.engine().session().run();
+  std::map<std::uint64_t, std::pair<std::size_t, std::size_t>> others;  // members here, of all
+  for (const auto& other : world_.hosts) {
+    const peer::Session& session = other->engine().session();
+    if (!other->alive() || other->program_over() || other->group() != host.group() ||
+        session.run() == run || other->engine().standing() != peer::Standing::member)
+      continue;
+    auto& [here, all] = others[session.run()];
+    ++here;
+    all = std::max(all, session.record()->members.size());
+  }
+  for (const auto& [id, count] : others) {
+    if (2 * count.first > count.second)
+      fail("one run", host.name() + " is in another run than " + std::to_string(count.first) +
+                          " of " + std::to_string(count.second) + " members of the one before");
+  }
 }
 
 // An operation may be committed for different members on two sides, but only one side goes on.

@@ -422,8 +422,9 @@ class Checks {
   void note_losses(const peer::Record& record);
   void replicas_are_whole();
   void replicas_were_the_same();
-  // Several masters: one history, and no commit in two memberships that both go on.
+  // Several masters: one history, one run, and no commit in two memberships that both go on.
   void one_history(const Host& host);
+  void one_run(const Host& host);
   void one_membership(const std::string& what, const std::vector<Ending>& before,
                       const Ending& now);
   // I5
