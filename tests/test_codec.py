@@ -114,7 +114,7 @@ def test_a_count_that_lies_takes_no_memory(count: int) -> None:
 def test_another_version_is_refused_with_both_numbers() -> None:
     header = bytearray(_testing.control_sample("heartbeat"))
     header[4] = 200
-    assert decode(bytes(header))[1] == "protocol version 200 does not match version 3"
+    assert decode(bytes(header))[1] == "protocol version 200 does not match version 4"
 
 
 ENVELOPE = "03000000 8877665544332211 2a00000000000000"

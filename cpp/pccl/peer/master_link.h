@@ -66,15 +66,15 @@ class MasterLink {
   std::uint32_t masters_;
   Duration patience_;
   std::uint32_t at_ = 0;
-  std::uint32_t misses_ = 0;  // addresses in a row that did not let this peer in
-  bool failed_ = false;       // one of them in this turn was not reached
+  std::uint32_t misses_ = 0;   // addresses in a row that did not let this peer in
+  bool failed_ = false;        // one of them in this turn was not reached
   bool first_failed_ = false;  // it was the first address
   // Of these the last ones that will not do so soon either.
   std::uint32_t clear_ = 0;
   std::uint32_t silent_ = 0;  // the last one of these that was not reached: counted from 1
   Instant clear_since_{};
-  Instant turn_since_{};  // when the first address was left
-  bool answered_ = false;     // a Welcome, on this connection
+  Instant turn_since_{};   // when the first address was left
+  bool answered_ = false;  // a Welcome, on this connection
   bool open_ = false;
   bool dialling_ = false;
   bool reached_ = false;

@@ -286,7 +286,7 @@ void Checks::one_history(const Host& host) {
                             " is another one than that of the first member that had it");
 }
 
-// No second run begins beside one of which a majority is there. Who cannot be reached is not there.
+// No second run begins beside one of which a majority is there and can be reached.
 void Checks::one_run(const Host& host) {
   const Options& faults = world_.options;
   if (faults.partitions + faults.stalls + faults.freezes + faults.splits > 0) return;
