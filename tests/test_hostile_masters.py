@@ -42,10 +42,11 @@ def comes(
     term: int = TERM,
     members: Sequence[bytes] = THREE,
     applied: int = 1,
+    epoch: int = 1,
 ) -> None:
     """The member with this number returns, on the connection of its number."""
     play.connect(number, f"192.0.2.{number}")
-    report = peer(number) + u32(0) + record(members) + u64(applied) + peer(number)
+    report = peer(number) + u32(0) + record(members, epoch=epoch) + u64(applied) + peer(number)
     play.says(number, REJOIN, report, term=term)
 
 
@@ -98,6 +99,40 @@ def test_an_epoch_is_not_sent_before_a_majority_has_accepted_it() -> None:
     assert not [said for _, said, *_ in play.told() if said == "epoch"]
     play.says(2, ACCEPT, u64(3), term=NEXT)
     assert sorted(to for to, said, *_ in play.told() if said == "epoch") == [1, 2]
+
+
+def test_members_that_are_evicted_vote_first() -> None:
+    play = serving()
+    told: list[tuple[int, str, int, str]] = []
+    while not any(what == "propose" for _, what, *_ in told):
+        play.passes(0.5, silent=[2, 3])
+        told = play.told()
+    # One of three is left, and no majority without them.
+    assert sorted(to for to, what, *_ in told if what == "propose") == [1, 2, 3]
+    assert not [what for _, what, *_ in told if what in ("refused", "close")]
+    for number in (1, 2):
+        play.says(number, ACCEPT, u64(3), term=NEXT)
+    assert sorted(gone(play)) == [2, 3]
+    assert play.members() == [1]
+
+
+def test_the_newest_of_the_accepted_epochs_is_proposed_again() -> None:
+    # The first member has not learned yet that epoch 2 was decided; the second one has, and has
+    # accepted another one in the same term. The third one is lost.
+    play = standby()
+    comes(play, 1)
+    comes(play, 2, applied=2, epoch=2)
+    play.passes(0.5)
+    assert asked(play) == dict.fromkeys((1, 2), NEXT)
+    play.says(1, PROMISE, accepted(TERM, 2, record(THREE, epoch=2)), term=NEXT)
+    play.says(2, PROMISE, accepted(TERM, 3, record([peer(1), peer(2)], epoch=3)), term=NEXT)
+    assert [to for to, what, *_ in play.told() if what == "request_log"] == [2]
+    play.says(2, LOG_PART, log_part([], last=True), term=NEXT)
+    assert {to for to, what, *_ in play.told() if what == "propose"} == {1, 2}
+    for ordinal in (3, 4):  # that one, and the first one of the new term
+        for number in (1, 2):
+            play.says(number, ACCEPT, u64(ordinal), term=NEXT)
+    assert play.members() == [1, 2] and play.epoch() == 4
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,7 @@ void Group::evict(ConnectionId connection, Code code, const std::string& reason,
 
 void Group::remove(const std::vector<Departed>& departed, Instant now) {
   std::vector<wire::Departure> departures;
+  std::vector<std::pair<ConnectionId, wire::Refused>> told;
   for (const Departed& gone : departed) {
     Peer* peer = peers_.member(gone.id);
     if (peer == nullptr) continue;
@@ -287,10 +288,8 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
     context_.note("peer " + name + " is out: " + gone.reason + "; " + plural(left, "member") +
                       (left == 1 ? " goes on" : " go on"),
                   !gone.finished);
-    if (peer->connection != 0) {
-      around_.send(peer->connection, log_.collected(), wire::Refused{gone.code, gone.reason});
-      around_.close(peer->connection);
-    }
+    if (peer->connection != 0)
+      told.emplace_back(peer->connection, wire::Refused{gone.code, gone.reason});
     if (!gone.finished) ++evictions_;
     departures.push_back({gone.id, gone.reason, name});
     around_.replicas().departed(id_, peer->member, gone.reason, true, gone.finished);
@@ -301,6 +300,11 @@ void Group::remove(const std::vector<Departed>& departed, Instant now) {
   if (departures.empty()) return;
   newcomers_.peer_left(now);
   decisions_.lose(std::move(departures));
+  // Several masters: these have a vote on the epoch that removes them.
+  for (const auto& [connection, refused] : told) {
+    around_.send(connection, log_.collected(), refused);
+    around_.close(connection);
+  }
   check_calls(now);
   start_if_ready(now);
 }

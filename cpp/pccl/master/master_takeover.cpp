@@ -474,11 +474,14 @@ std::optional<Master::Base> Master::choose_base(const Recovery& recovery) const 
   }
   if (last != nullptr) return Base{last->best->rejoin(), std::nullopt, last->best->connection()};
   // A proposal that may be decided: the newest one of those for which its electors have promised.
+  // Earlier epochs than the newest of these are decided: a member has applied them.
   const Claim* next = nullptr;
+  const auto newer = [&next](const Claim& claim) {
+    return next == nullptr || std::pair(claim.epoch, claim.proposed->term()) >
+                                  std::pair(next->epoch, next->proposed->term());
+  };
   for (const Claim& claim : all) {
-    if (claim.proposed == nullptr ||
-        (next != nullptr && next->proposed->term() >= claim.proposed->term()))
-      continue;
+    if (claim.proposed == nullptr || !newer(claim)) continue;
     const bool electors = std::ranges::any_of(all, [&](const Claim& before) {
       return before.proposed == nullptr && before.epoch + 1 == claim.epoch &&
              before.hash == claim.best->members_hash() &&

@@ -20,18 +20,17 @@ void MasterLink::on_open(Instant now) {
 // A master that is not reached may have served a group until now. Its members need this time to
 // come to another one, which then says so.
 bool MasterLink::may_found() const {
-  if (masters_ == 1 || at_ != 0 || clear_ + 1 < masters_) return false;
-  const bool all_answered = silent_ == 0 || clear_ - silent_ + 1 >= masters_;
+  if (masters_ == 1 || at_ != 0) return false;
+  if (idle_ + 1 >= masters_) return true;
   const Duration enough = heartbeat_timeout_ + 2 * kPatience * masters_;
-  return all_answered || turn_since_ - clear_since_ >= enough;
+  return unserved_ + 1 >= masters_ && turn_since_ - unserved_since_ >= enough;
 }
 
 // Chooses the next address. After each full turn but the first there is a pause.
-void MasterLink::go_on(Instant now, bool clear, Duration pause) {
+void MasterLink::go_on(Instant now, Duration pause) {
   answered_ = false;
   if (at_ == 0) turn_since_ = now;
-  if (!clear) clear_ = silent_ = 0;
-  if (clear && clear_++ == 0) clear_since_ = now;
+  if (unserved_++ == 0) unserved_since_ = now;
   at_ = (at_ + 1) % masters_;
   ++misses_;
   next_dial_ = now;
@@ -46,7 +45,9 @@ void MasterLink::on_not_serving(bool recovers, Instant now) {
   open_ = false;
   if (recovers) failed_ = first_failed_ = false;
   if (!failed_) failure_ = "it does not serve the group";
-  go_on(now, !recovers, failed_ && !reached_ ? kFirstDial : kRedial);
+  go_on(now, failed_ && !reached_ ? kFirstDial : kRedial);
+  ++idle_;
+  if (recovers) idle_ = unserved_ = 0;
 }
 
 bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) {
@@ -58,8 +59,8 @@ bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) 
     if (in_use) lost_at_ = now;
     failed_ = true;
     first_failed_ = first_failed_ || at_ == 0;
-    silent_ = clear_ + 1;
-    go_on(now, true, reached_ ? kRedial : kFirstDial);
+    idle_ = 0;
+    go_on(now, reached_ ? kRedial : kFirstDial);
     return in_use;
   }
   if (!reached_) {

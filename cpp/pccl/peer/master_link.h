@@ -28,7 +28,7 @@ class MasterLink {
   void on_welcome() {
     reached_ = true;
     answered_ = true;
-    misses_ = clear_ = 0;
+    misses_ = unserved_ = idle_ = 0;
   }
   // The master does not serve the group: the next one is dialled. Ends the connection. `recovers`:
   // it may do so soon.
@@ -59,7 +59,7 @@ class MasterLink {
   // How long a master may leave a member without an answer while there are others. At least; at
   // most twice as long.
   static constexpr Duration kPatience = std::chrono::milliseconds(1500);
-  void go_on(Instant now, bool clear, Duration pause);
+  void go_on(Instant now, Duration pause);
 
   Duration heartbeat_timeout_;
   Duration reconnect_timeout_;
@@ -69,12 +69,12 @@ class MasterLink {
   std::uint32_t misses_ = 0;   // addresses in a row that did not let this peer in
   bool failed_ = false;        // one of them in this turn was not reached
   bool first_failed_ = false;  // it was the first address
-  // Of these the last ones that will not do so soon either.
-  std::uint32_t clear_ = 0;
-  std::uint32_t silent_ = 0;  // the last one of these that was not reached: counted from 1
-  Instant clear_since_{};
-  Instant turn_since_{};   // when the first address was left
-  bool answered_ = false;  // a Welcome, on this connection
+  // Of these the last ones that did not say that they will do so soon.
+  std::uint32_t unserved_ = 0;
+  Instant unserved_since_{};
+  std::uint32_t idle_ = 0;  // of these the last ones that answered
+  Instant turn_since_{};    // when the first address was left
+  bool answered_ = false;   // a Welcome, on this connection
   bool open_ = false;
   bool dialling_ = false;
   bool reached_ = false;
