@@ -185,7 +185,7 @@ ENVELOPE = "03000000 8877665544332211 2a00000000000000"
 )
 def test_control_frames_have_these_bytes(name: str, kind: int, payload: str) -> None:
     body = bytes.fromhex(payload)
-    header = b"PCCL" + bytes([3, kind, 0, 0]) + len(body).to_bytes(4, "little")
+    header = b"PCCL" + bytes([4, kind, 0, 0]) + len(body).to_bytes(4, "little")
     assert _testing.control_sample(name) == header + bytes.fromhex(ENVELOPE) + body
 
 
@@ -194,10 +194,10 @@ def test_control_frames_have_these_bytes(name: str, kind: int, payload: str) -> 
 
 def test_link_frame_headers_have_these_bytes() -> None:
     assert _testing.link_sample() == bytes.fromhex(
-        "50434631 04 01 00 03 00100000 efbeadde"
+        "50434631 04 01 00 04 00100000 efbeadde"
         "0700000000000000 01 0500000000000000 0100000000000000"
         "0800000000000000 03000000 00000000 0807060504030201"
-        "00 0000 7c73fc9a"
+        "00 0000 090e85c4"
     )
 
 
@@ -288,7 +288,7 @@ def test_arbitrary_frames_never_crash_a_stripe(
     header[4] %= 8  # a type there is
     header[5] %= 2
     header[6] %= 2
-    header[7] = 1
+    header[7] = _testing.link_sample()[7]  # the version
     header[8:12] = (int.from_bytes(body[4:8], "little") % 300).to_bytes(4, "little")
     header[16 + 8] %= 2
     sealed = _testing.link_seal(bytes(header))

@@ -246,7 +246,8 @@ class Master final : private Surroundings {
   std::map<std::uint32_t, Quorum> quorums_;  // of groups that this master serves; several masters
   std::set<std::uint32_t> undecided_;        // of these, those with a proposal
   Instant last_tick_{};
-  std::optional<Instant> since_;  // its first event, or when it stepped down
+  // Several masters: its first event, or when it last had members that go to another one.
+  std::optional<Instant> quiet_since_;
   std::map<std::uint64_t, Question> questions_;
   std::uint64_t next_question_ = 1;
   Allowance attempts_;  // to reach asking peers

@@ -247,8 +247,11 @@ void Master::forget_report(ConnectionId id) {
     std::erase_if(recovery.reports, [&](const Returned& one) { return one.connection() == id; });
     recovery.changed = true;
   }
-  std::erase_if(recoveries_, [](const auto& item) { return item.second.reports.empty(); });
-  if (!options_.place.alone()) forget_run();
+  const std::size_t ended =
+      std::erase_if(recoveries_, [](const auto& item) { return item.second.reports.empty(); });
+  if (options_.place.alone()) return;
+  if (ended > 0) quiet_since_ = now_;
+  forget_run();
 }
 
 // Rebuilds a group once a majority of its last epoch has returned (at once if all members have) and

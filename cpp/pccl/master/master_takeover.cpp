@@ -104,7 +104,7 @@ void Master::check_quorums(Instant now) {
   if (options_.place.alone()) return;
   const bool frozen = last_tick_ != Instant{} && now - last_tick_ > options_.heartbeat_timeout / 2;
   last_tick_ = now;
-  if (!since_) since_ = now;
+  if (!quiet_since_) quiet_since_ = now;
   std::map<std::uint32_t, std::set<Seat>> here;
   for (const auto& [id, connection] : connections_) {
     if (connection.closing || !connection.group) continue;
@@ -132,7 +132,7 @@ void Master::step_down(const std::string& why) {
   quorums_.clear();
   groups_.clear();
   undecided_.clear();
-  since_ = now_;
+  quiet_since_ = now_;
   // The run may go on elsewhere: this master must not begin another one with the same id.
   if (run_ == own_run_) own_run_ = next_run(own_run_);
   forget_run();
@@ -176,7 +176,7 @@ void Master::join_one(ConnectionId id, Connection& connection, const wire::Frame
       known != nullptr && !known->empty() && (known->record().epoch > 0 || connection.may_found);
   // Only the first master begins runs, and only for peers that found no other one.
   // Members of a run that this master served before may not have reached another one.
-  const bool quiet = since_ && now - *since_ >= 2 * options_.heartbeat_interval;
+  const bool quiet = quiet_since_ && now - *quiet_since_ >= 2 * options_.heartbeat_interval;
   const bool founds =
       options_.place.index == 0 && connection.may_found && run_ == own_run_ && quiet;
   if (!same_run || !(serves || founds)) {
@@ -503,6 +503,7 @@ void Master::take_over_if_ready(std::uint32_t group, Instant now) {
     const auto reports = std::move(recovery.reports);
     const auto seats = gathered(group, recovery);
     recoveries_.erase(it);
+    quiet_since_ = now_;
     for (const auto& [seat, id] : seats) close_now(id);
     for (const Returned& one : reports) close_now(one.connection());
     return forget_run();

@@ -289,7 +289,7 @@ void Checks::one_history(const Host& host) {
 // No second run begins beside one of which a majority is there and can be reached.
 void Checks::one_run(const Host& host) {
   const Options& faults = world_.options;
-  if (faults.partitions + faults.stalls + faults.freezes + faults.splits > 0) return;
+  if (faults.partitions + faults.cuts + faults.stalls + faults.freezes + faults.splits > 0) return;
   const std::uint64_t run = host.engine().session().run();
   std::map<std::uint64_t, std::pair<std::size_t, std::size_t>> others;  // members here, of all
   for (const auto& other : world_.hosts) {

@@ -381,7 +381,7 @@ void World::stop(Fault fault, Host& host) {
 void World::inject() {
   if (faults_.empty() || timeline.events() < next_fault_) return;
   // Several masters begin no run in their first seconds.
-  if (options.masters > 1 && now() < Instant(seconds(1000)) + milliseconds(2600)) return;
+  if (options.masters > 1 && now() < Instant(seconds(1000)) + milliseconds(3200)) return;
   next_fault_ = timeline.events() + random.between(1, fault_gap_ * 2);
   const Fault fault = faults_.back();
   faults_.pop_back();
