@@ -116,6 +116,15 @@ def test_members_that_are_evicted_vote_first() -> None:
     assert play.members() == [1]
 
 
+def test_a_member_that_sends_garbage_is_told_when_its_eviction_is_decided() -> None:
+    play = serving()
+    play.says(3, ACCEPT, u64(2), term=NEXT, run=1)
+    assert {what for _, what, *_ in play.told()} == {"propose"}
+    for number in (1, 2):
+        play.says(number, ACCEPT, u64(3), term=NEXT)
+    assert gone(play) == {3: "protocol misuse: a message of another run"}
+
+
 def test_the_newest_of_the_accepted_epochs_is_proposed_again() -> None:
     # The first member has not learned yet that epoch 2 was decided; the second one has, and has
     # accepted another one in the same term. The third one is lost.
@@ -229,6 +238,17 @@ def test_peers_that_wait_for_a_run_make_way_for_one_that_has_begun() -> None:
 
 def test_a_master_that_has_just_begun_may_serve_soon() -> None:
     play = _testing.MasterPlay(0, {"masters": 3, "place": 1})
+    for connection, answer in ((8, 1), (9, 0)):  # the second one asks two intervals later
+        play.connect(connection, "192.0.2.9")
+        play.says(connection, JOIN, join(connection), 0, term=0)
+        assert (connection, "not_serving", answer, "") in play.told()
+        play.passes(2.5)
+
+
+def test_members_that_go_to_another_master_are_not_forgotten_at_once() -> None:
+    play = standby()
+    comes(play, 1)
+    play.disconnect(1)
     for connection, answer in ((8, 1), (9, 0)):  # the second one asks two intervals later
         play.connect(connection, "192.0.2.9")
         play.says(connection, JOIN, join(connection), 0, term=0)

@@ -167,8 +167,9 @@ void Master::on_garbage(ConnectionId id, const Error& error, Instant now) {
   log_rarely("connection from " + connection->address + " refused: " + error.reason, now);
   if (connection->group) {
     group_for(*connection->group).evict(id, Code::evicted, "protocol misuse: " + error.reason, now);
+  } else {
+    refuse(id, Code::refused, error.reason);
   }
-  refuse(id, Code::refused, error.reason);
   settle_replicas(now);
   settle_quorums(now);
 }

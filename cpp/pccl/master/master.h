@@ -113,7 +113,7 @@ class Master final : private Surroundings {
     // -- several masters
     Seat seat;                        // of the peer; empty: it has not identified itself
     std::uint32_t term = 0;           // the highest that the peer had followed when it connected
-    bool may_found = false;           // it has asked all other masters
+    bool may_found = false;           // no other master serves the group
     std::optional<wire::Join> join;   // of a newcomer whose promise is needed
     std::optional<Promised> promise;  // for the term of the takeover
   };

@@ -13,6 +13,8 @@ namespace {
 
 // How long a master waits for more members, or for their promises, once a majority is there.
 constexpr Duration kTakeoverGrace = std::chrono::milliseconds(400);
+// How long a master begins no run after it began or had members. At least: peers that wait pause.
+constexpr Duration kLeastQuiet = std::chrono::milliseconds(500);
 
 // Another run id, from the one before. splitmix64; never 0.
 std::uint64_t next_run(std::uint64_t run) {
@@ -176,7 +178,8 @@ void Master::join_one(ConnectionId id, Connection& connection, const wire::Frame
       known != nullptr && !known->empty() && (known->record().epoch > 0 || connection.may_found);
   // Only the first master begins runs, and only for peers that found no other one.
   // Members of a run that this master served before may not have reached another one.
-  const bool quiet = quiet_since_ && now - *quiet_since_ >= 2 * options_.heartbeat_interval;
+  const Duration long_enough = std::max<Duration>(2 * options_.heartbeat_interval, kLeastQuiet);
+  const bool quiet = quiet_since_ && now - *quiet_since_ >= long_enough;
   const bool founds =
       options_.place.index == 0 && connection.may_found && run_ == own_run_ && quiet;
   if (!same_run || !(serves || founds)) {

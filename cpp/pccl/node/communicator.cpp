@@ -37,9 +37,15 @@ std::string listed(const std::vector<wire::Address>& addresses) {
   return all;
 }
 
-std::string no_master(const std::vector<wire::Address>& masters, const std::string& failure) {
-  if (masters.size() == 1) return "no master at " + failure_at(listed(masters), failure);
-  return "no master at " + listed(masters) + " lets this peer in: " + failure;
+// Why no master has let this peer in.
+std::string no_master(const std::vector<wire::Address>& masters, const Runtime& runtime,
+                      const peer::MasterLink& link) {
+  if (masters.size() == 1)
+    return "no master at " + failure_at(listed(masters), runtime.dial_failure());
+  std::string text = "no master at " + listed(masters) + " lets this peer in: ";
+  if (const auto unanswered = link.unanswered())
+    text += wire::to_string(masters.at(*unanswered)) + ": ";
+  return text + link.failure();
 }
 
 Error closed_error() { return {Code::invalid_usage, "this communicator is closed", {}, {}}; }
@@ -351,9 +357,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   };
   // A newcomer may wait for a master that does not answer although the first one does.
   const auto unreached = [&] {
-    return runtime->join_failures() > 0 ||
-           (options_.masters.size() > 1 && !engine.session().welcomed() &&
-            !runtime->dial_failure().empty());
+    return runtime->join_failures() > 0 || engine.master_link().unanswered().has_value();
   };
   const Status status = await_standing(visit, answered, [&] {
     if (clock_now() < remind) return;
@@ -363,7 +367,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
     if (engine.admission().waiting_for() > 0) {
       line = "waiting for " + plural(engine.admission().waiting_for(), "more peer");
     } else if (unreached()) {
-      line = no_master(options_.masters, runtime->dial_failure()) + "; trying again";
+      line = no_master(options_.masters, *runtime, engine.master_link()) + "; trying again";
     }
     if (line == logged) return;
     logged = line;
@@ -373,7 +377,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   if (engine.standing() == peer::Standing::out) return engine.end();
   if (engine.standing() == peer::Standing::joining) {
     if (unreached())
-      return Status(Code::unreachable, no_master(options_.masters, runtime->dial_failure()));
+      return Status(Code::unreachable, no_master(options_.masters, *runtime, engine.master_link()));
     if (engine.admission().waiting_for() > 0) {
       return Status(Code::timeout, plural(engine.admission().waiting_for(), "more peer") +
                                        " did not come in time");

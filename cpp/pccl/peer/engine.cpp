@@ -480,7 +480,7 @@ bool Engine::check_given_up() {
 
 // False: the master is lost, and this peer is out.
 bool Engine::check_master_link() {
-  switch (master_link_.on_time(now())) {
+  switch (master_link_.on_time(now(), session_.member())) {
     case MasterLink::Due::nothing:
       return true;
     case MasterLink::Due::dial:

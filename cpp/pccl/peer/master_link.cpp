@@ -22,8 +22,7 @@ void MasterLink::on_open(Instant now) {
 bool MasterLink::may_found() const {
   if (masters_ == 1 || at_ != 0) return false;
   if (idle_ + 1 >= masters_) return true;
-  const Duration enough = heartbeat_timeout_ + 2 * kPatience * masters_;
-  return unserved_ + 1 >= masters_ && turn_since_ - unserved_since_ >= enough;
+  return unserved_ + 1 >= masters_ && turn_since_ - unserved_since_ >= takeover_time();
 }
 
 // Chooses the next address. After each full turn but the first there is a pause.
@@ -36,7 +35,7 @@ void MasterLink::go_on(Instant now, Duration pause) {
   next_dial_ = now;
   if (misses_ % masters_ != 0) return;
   failed_ = false;
-  // Where the first address answers a newcomer, its run may begin yet.
+  // Where the first address answers that it cannot tell yet, a newcomer's run may begin.
   if (std::exchange(first_failed_, false) && !reached_) ++failures_;
   if (misses_ > masters_) next_dial_ = now + pause;
 }
@@ -44,7 +43,9 @@ void MasterLink::go_on(Instant now, Duration pause) {
 void MasterLink::on_not_serving(bool recovers, Instant now) {
   open_ = false;
   if (recovers) failed_ = first_failed_ = false;
-  if (!failed_) failure_ = "it does not serve the group";
+  // It serves another run, and may go on to do so.
+  if (!recovers && may_found()) failed_ = first_failed_ = true;
+  if (idle_ >= masters_) failure_ = "it does not serve the group";
   go_on(now, failed_ && !reached_ ? kFirstDial : kRedial);
   ++idle_;
   if (recovers) idle_ = unserved_ = 0;
@@ -53,6 +54,7 @@ void MasterLink::on_not_serving(bool recovers, Instant now) {
 bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) {
   dialling_ = false;
   failure_ = reason;
+  failed_at_ = at_;
   const bool was_open = std::exchange(open_, false);
   if (masters_ > 1) {
     const bool in_use = was_open && welcomed;
@@ -75,13 +77,15 @@ bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) 
   return in_use;
 }
 
-MasterLink::Due MasterLink::on_time(Instant now) {
+MasterLink::Due MasterLink::on_time(Instant now, bool member) {
   const bool waits = masters_ > 1 && !answered_;
   if (open_ && now - heard_ >= (waits ? patience_ : heartbeat_timeout_)) return Due::silent;
-  if (reached_ && !answered_ && masters_ > 1 && now - lost_at_ >= reconnect_timeout_)
-    return Due::lost;
+  // A newcomer may have to wait until it may found a run.
+  const Duration limit =
+      masters_ == 1 || member ? reconnect_timeout_ : reconnect_timeout_ + takeover_time();
+  if (reached_ && !answered_ && masters_ > 1 && now - lost_at_ >= limit) return Due::lost;
   if (open_) return Due::nothing;
-  if (reached_ && now - lost_at_ >= reconnect_timeout_) return Due::lost;
+  if (reached_ && now - lost_at_ >= limit) return Due::lost;
   if (dialling_ || now < next_dial_) return Due::nothing;
   dialling_ = true;
   next_dial_ = now + kRedial;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "pccl/base/ids.h"
@@ -38,8 +39,9 @@ class MasterLink {
   bool on_lost(const std::string& reason, bool welcomed, Instant now);
   // This peer has closed the connection.
   void close() { open_ = false; }
-  // Returns the action that is due. `dial`: the dial counts as begun.
-  [[nodiscard]] Due on_time(Instant now);
+  // Returns the action that is due. `dial`: the dial counts as begun. `member`: a newcomer may wait
+  // longer.
+  [[nodiscard]] Due on_time(Instant now, bool member);
   [[nodiscard]] Instant next_deadline() const {
     if (open_ && masters_ > 1 && !answered_) return heard_ + patience_;
     return open_ || dialling_ ? Instant::max() : next_dial_;
@@ -54,12 +56,21 @@ class MasterLink {
   // Failed attempts before the master was reached for the first time.
   [[nodiscard]] std::uint32_t failures() const { return failures_; }
   [[nodiscard]] const std::string& failure() const { return failure_; }
+  // Several masters: none lets this newcomer in, and one of them does not answer. Which one.
+  [[nodiscard]] std::optional<std::uint32_t> unanswered() const {
+    if (masters_ == 1 || answered_ || unserved_ < masters_ || idle_ >= masters_) return {};
+    return failed_at_;
+  }
 
  private:
   // How long a master may leave a member without an answer while there are others. At least; at
   // most twice as long.
   static constexpr Duration kPatience = std::chrono::milliseconds(1500);
   void go_on(Instant now, Duration pause);
+  // How long the members of a run may need to come from one master to the next.
+  [[nodiscard]] Duration takeover_time() const {
+    return heartbeat_timeout_ + 2 * kPatience * masters_;
+  }
 
   Duration heartbeat_timeout_;
   Duration reconnect_timeout_;
@@ -83,6 +94,7 @@ class MasterLink {
   Instant next_dial_{};
   std::uint32_t failures_ = 0;
   std::string failure_;  // the reason of the latest one
+  std::uint32_t failed_at_ = 0;
 };
 
 }  // namespace pccl::peer

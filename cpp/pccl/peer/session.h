@@ -60,8 +60,8 @@ class Session {
   explicit Session(JoinOptions options) : options_(std::move(options)) {}
 
   // -- the control connection
-  // Sends Join or Rejoin. `master`: which of the addresses it is. `may_found`: all other masters
-  // have answered that they serve no group.
+  // Sends Join or Rejoin. `master`: which of the addresses it is. `may_found`: no other master
+  // serves the group.
   void on_open(std::uint32_t master = 0, bool may_found = false);
   void on_bytes(std::span<const std::uint8_t> bytes) { reader_.feed(bytes); }
   // Takes the next event; record() is as of it. Empty: more bytes are needed. Error: the bytes are

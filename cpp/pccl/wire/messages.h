@@ -380,12 +380,13 @@ struct Drain {
 // Master to a peer that sent Join: this master serves no members of that group. The peer asks the
 // next address. The connection ends.
 struct NotServing {
-  bool recovers = false;  // members of the group have come to this master
+  bool recovers = false;  // this master may serve the group soon
   bool operator==(const NotServing&) const = default;
   static void fields(auto& self, auto& visit) { visit(self.recovers); }
 };
 
-// Before Join, at the first address: no other address serves the group. Not answered.
+// Before Join, at the first address: no other address serves the group, or may do so soon. Not
+// answered.
 struct MayFound {
   bool operator==(const MayFound&) const = default;
   static void fields(auto&, auto&) {}

@@ -101,8 +101,9 @@ class Play {
   // Sends one message with `ordinal` in its envelope (None: the newest). Raises ValueError if it is
   // invalid.
   void says(master::ConnectionId id, std::uint8_t type, nb::bytes payload,
-            std::optional<std::uint64_t> ordinal, std::uint32_t term) {
-    wire::Bytes bytes = wire::encode({master_->run(), term, 0}, wire::RequestLog{});
+            std::optional<std::uint64_t> ordinal, std::uint32_t term,
+            std::optional<std::uint64_t> run) {
+    wire::Bytes bytes = wire::encode({run.value_or(master_->run()), term, 0}, wire::RequestLog{});
     const auto size = static_cast<std::uint32_t>(payload.size());
     bytes[5] = type;
     for (std::size_t i = 0; i < 4; ++i) bytes[8 + i] = static_cast<std::uint8_t>(size >> (8 * i));
@@ -442,7 +443,7 @@ void bind_hostile(nb::module_& m) {
       .def("disconnect", &Play::disconnect, "connection"_a)
       .def("tried", &Play::tried, "connection"_a, "reached"_a)
       .def("says", &Play::says, "connection"_a, "type"_a, "payload"_a,
-           nb::arg("ordinal").none() = nb::none(), "term"_a = 1)
+           nb::arg("ordinal").none() = nb::none(), "term"_a = 1, nb::arg("run").none() = nb::none())
       .def("term", [](const Play& self) { return self.term(); })
       .def("passes", &Play::passes, "seconds"_a, "mute"_a = std::vector<std::uint8_t>(),
            "silent"_a = std::vector<std::uint8_t>())
