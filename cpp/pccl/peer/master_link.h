@@ -80,10 +80,10 @@ class MasterLink {
   std::uint32_t misses_ = 0;   // addresses in a row that did not let this peer in
   bool failed_ = false;        // one of them in this turn was not reached
   bool first_failed_ = false;  // it was the first address
-  // Of these the last ones that did not say that they will do so soon.
+  // How many of the last addresses did not say that they will serve soon.
   std::uint32_t unserved_ = 0;
   Instant unserved_since_{};
-  std::uint32_t idle_ = 0;  // of these the last ones that answered
+  std::uint32_t idle_ = 0;  // how many of the last addresses answered so
   Instant turn_since_{};    // when the first address was left
   bool answered_ = false;   // a Welcome, on this connection
   bool open_ = false;
