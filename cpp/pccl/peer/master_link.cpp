@@ -42,6 +42,7 @@ void MasterLink::go_on(Instant now, Duration pause) {
 
 void MasterLink::on_not_serving(bool recovers, Instant now) {
   open_ = false;
+  if (answered_) lost_at_ = now;  // this peer made way for members of a run that has begun
   if (recovers) failed_ = first_failed_ = false;
   // It serves another run, and may go on to do so.
   if (!recovers && may_found()) failed_ = first_failed_ = true;
