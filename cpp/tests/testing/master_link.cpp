@@ -1,0 +1,65 @@
+// When a peer dials which master, from what the masters answer.
+#include "pccl/peer/master_link.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+class LinkPlay {
+ public:
+  explicit LinkPlay(std::uint32_t masters) : link_(pccl::Settings{}, masters, pccl::PeerId{}) {
+    link_.start(now_);
+  }
+
+  // The number of the address that is dialled now, "silent", "lost", or "" if nothing is due.
+  std::string due(bool member) {
+    using Due = pccl::peer::MasterLink::Due;
+    switch (link_.on_time(now_, member)) {
+      case Due::dial:
+        return std::to_string(link_.at());
+      case Due::silent:
+        return "silent";
+      case Due::lost:
+        return "lost";
+      case Due::nothing:
+        break;
+    }
+    return "";
+  }
+  void passes(double seconds) {
+    now_ += std::chrono::round<pccl::Duration>(std::chrono::duration<double>(seconds));
+  }
+  void opens() { link_.on_open(now_); }
+  void welcome() { link_.on_welcome(); }
+  void not_serving(bool recovers) { link_.on_not_serving(recovers, now_); }
+  void fails(bool welcomed) { (void)link_.on_lost("refused", welcomed, now_); }
+  [[nodiscard]] bool may_found() const { return link_.may_found(); }
+  [[nodiscard]] std::uint32_t failures() const { return link_.failures(); }
+
+ private:
+  pccl::Instant now_{std::chrono::hours(1)};
+  pccl::peer::MasterLink link_;
+};
+
+}  // namespace
+
+void bind_master_link(nb::module_& m) {
+  nb::class_<LinkPlay>(m, "LinkPlay")
+      .def(nb::init<std::uint32_t>(), "masters"_a)
+      .def("due", &LinkPlay::due, "member"_a)
+      .def("passes", &LinkPlay::passes, "seconds"_a)
+      .def("opens", &LinkPlay::opens)
+      .def("welcome", &LinkPlay::welcome)
+      .def("not_serving", &LinkPlay::not_serving, "recovers"_a)
+      .def("fails", &LinkPlay::fails, "welcomed"_a)
+      .def("may_found", &LinkPlay::may_found)
+      .def("failures", &LinkPlay::failures);
+}
