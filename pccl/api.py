@@ -566,9 +566,11 @@ def allreduce(
     Args:
         tree: An array, or nested dicts, lists, tuples, named tuples or dataclasses of arrays:
             NumPy, JAX or torch, or of any library that shows its CPU memory by DLPack or the buffer
-            protocol; of any shape, contiguous or not; integers and floats of 8 to 64 bits and
-            bfloat16. Also Python ints (combined as int64) and floats (float64). All of it
-            is one operation: either all leaves are combined over the same members, or none is.
+            protocol; of any shape, contiguous or not; integers of 8 to 64 bits, float8_e4m3fn,
+            float8_e5m2, float16, bfloat16, float32 and float64; complex64 and complex128 under
+            "sum" and "avg"; bool under "max" (or) and "min" (and). Also Python ints (combined as
+            int64) and floats (float64). All of it is one operation: either all leaves are combined
+            over the same members, or none is.
         op: "sum", "avg" or "mean" (divides by the members that contributed; integer arrays round
             toward zero, a Python int gives a float), "prod", "min", "max", or a `ReduceOp`. Sums
             and products of integer arrays wrap as NumPy's do; means are never outside their inputs.
@@ -577,16 +579,17 @@ def allreduce(
         weight: Only with "avg": this member's weight, any number that is 0 or from 1e-18 to 1e18.
             The result is sum(weight * x) / sum(weight) over the members; arrays with weight 0 do
             not count. All members pass one, or none does. It costs a scaled copy of
-            `tree` on each member, and 4 bytes per element of 16-bit floats, 8 of integers, on the
-            way: products and sums are in float32 for floats of 16 and 32 bits, else in float64.
+            `tree` on each member, and 4 bytes per element of 8- and 16-bit floats, 8 of integers,
+            on the way: products and sums are in float32 for floats of 8 to 32 bits and complex64,
+            else in float64.
             Integers of more than 53 bits lose their last bits. In a function that JAX traces it may
             be a traced scalar.
         quantize: Send floating-point arrays between hosts in fewer bits: "int8", "uint8", "int4",
             "float8", or a `Quantize`. The result is rounded, but still the same bytes on every
-            member. Integers (without `weight`) and arrays of fewer than 64 elements stay exact; so
-            does everything in a group whose members share one host, where nothing would be saved.
-            Elements that are not finite stay as they are, and cost their neighbours three of the
-            block's steps. All members pass the same. Not with "prod".
+            member. Integers (without `weight`), complex numbers, 8-bit floats and arrays of fewer
+            than 64 elements stay exact; so does everything in a group whose members share one host,
+            where nothing would be saved. Elements that are not finite stay as they are, and cost
+            their neighbours three of the block's steps. All members pass the same. Not with "prod".
         tag: Members' calls with equal tags meet, whatever the order. Default: calls meet by order,
             and come from one thread.
         timeout: Seconds for the whole call. Default: PCCL_TIMEOUT; without either, waits as long as

@@ -95,6 +95,11 @@ class DataType(IntEnum):
     BFLOAT16 = 9
     FLOAT = 10
     DOUBLE = 11
+    BOOL = 12
+    FLOAT8_E4M3FN = 13
+    FLOAT8_E5M2 = 14
+    COMPLEX64 = 15
+    COMPLEX128 = 16
 
     @property
     def label(self) -> str:
@@ -106,12 +111,19 @@ class DataType(IntEnum):
         """Bytes per element."""
         return _SIZES[self]
 
+    def combines(self, op: ReduceOp) -> bool:
+        """Whether elements can be combined so.
+
+        Booleans have MAX ("or") and MIN ("and"), complex numbers SUM and AVG, all others every op.
+        """
+        return self not in _OPS or op in _OPS[self]
+
     def to_numpy_dtype(self) -> np.dtype[Any]:
         """The NumPy dtype.
 
         Raises:
-            NotSupported: BFLOAT16 in a program that has not imported `ml_dtypes` (or jax): NumPy
-                alone lacks it.
+            NotSupported: BFLOAT16 or an 8-bit float in a program that has not imported
+                `ml_dtypes` (or jax): NumPy alone lacks them.
         """
         try:
             return np.dtype(self.label)
@@ -127,13 +139,12 @@ class DataType(IntEnum):
 
     @classmethod
     def from_numpy_dtype(cls, dtype: npt.DTypeLike) -> DataType:
-        """The element type of a NumPy dtype; bfloat16 is known by its name, whoever made it.
+        """The element type of a NumPy dtype; those of ml_dtypes are known by their names.
 
         Raises:
-            NotSupported: A known numeric dtype that is not there yet (float8, big-endian numbers,
-                ...).
-            InvalidArgument: Not a number type that can be reduced (bool, complex, text, objects,
-                ...).
+            NotSupported: A known numeric dtype that is not there yet (float8_e4m3b11fnuz, int4,
+                longdouble, big-endian numbers, ...).
+            InvalidArgument: Not a number type that can be reduced (text, dates, objects, ...).
         """
         given = np.dtype(dtype)
         found = _BY_LABEL.get(given.name)
@@ -159,11 +170,29 @@ class DataType(IntEnum):
 
 
 _BY_LABEL = {dtype.label: dtype for dtype in DataType}
-_SIZES = dict(zip(DataType, (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8), strict=True))
+_SIZES = dict(zip(DataType, (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 1, 1, 1, 8, 16), strict=True))
+# The ops of the types that do not have all of them.
+_OPS = {
+    DataType.BOOL: (ReduceOp.MAX, ReduceOp.MIN),
+    DataType.COMPLEX64: (ReduceOp.SUM, ReduceOp.AVG),
+    DataType.COMPLEX128: (ReduceOp.SUM, ReduceOp.AVG),
+}
+
+
+def check_op(dtype: DataType, op: ReduceOp, func: str) -> None:
+    """Refuses elements that cannot be combined so.
+
+    Raises:
+        InvalidArgument: They cannot.
+    """
+    if not dtype.combines(op):
+        known = " or ".join(f'"{known.name.lower()}"' for known in _OPS[dtype])
+        sentence = f'dtype {dtype.label} is combined with {known}, not with "{op.name.lower()}"'
+        raise InvalidArgument.because(func, sentence)
 
 
 def _unfit_dtype(label: str, func: str) -> InvalidArgument | NotSupported:
-    if label.startswith(("float", "int", "uint")):
+    if label.startswith(("float", "int", "uint", "longdouble", "clongdouble", "complex")):
         return NotSupported.because(func, f"dtype {label} is not supported yet")
     return InvalidArgument.because(func, f"dtype {label} cannot be reduced")
 

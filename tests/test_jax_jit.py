@@ -31,6 +31,22 @@ def test_a_compiled_call_gives_the_bytes_that_an_eager_one_gives(
     peers.both(partial(jax_jit.a_compiled_call_gives_the_bytes_that_an_eager_one_gives, dtype, op))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [
+        *(("bool", op) for op in ("min", "max")),
+        *(("complex64", op) for op in ("sum", "avg")),
+        *((f"float8_{kind}", op) for kind in ("e4m3fn", "e5m2") for op in ("sum", "prod")),
+    ],
+)
+def test_a_compiled_call_takes_rare_dtypes(peers: Peers, dtype: str, op: str) -> None:
+    peers.both(partial(jax_jit.a_compiled_call_gives_the_bytes_that_an_eager_one_gives, dtype, op))
+
+
+def test_complex_arrays_have_a_gradient(peers: Peers) -> None:
+    peers.both(jax_jit.complex_arrays_have_a_gradient)
+
+
 def test_a_donated_array_is_reduced_in_its_own_memory(peers: Peers) -> None:
     peers.both(jax_jit.a_donated_array_is_reduced_in_its_own_memory)
 

@@ -21,6 +21,7 @@ from pccl.types import OP_CODES
 WORLD = 2
 Pair = tuple[pccl.Communicator, pccl.Communicator]
 DTYPES = ["u1", "i1", "i2", "u2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "longlong", "intc"]
+DTYPES += ["c8", "c16"]
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +143,11 @@ TREES: dict[str, Callable[[], Any]] = {
     "bfloat16": lambda: {"h": np.ones((2, 2), ml_dtypes.bfloat16), "f": np.ones(3)},
     "many": lambda: {f"leaf {i}": np.full(i + 1, i % 7, np.float32) for i in range(300)},
     "one of bfloat16": lambda: np.ones(7, ml_dtypes.bfloat16),
+    "complex": lambda: [np.full(3, 1 + 2j), np.full(2, 1j, np.complex64)],
+    "8-bit floats": lambda: [
+        np.ones(3, ml_dtypes.float8_e4m3fn),
+        np.ones(9, ml_dtypes.float8_e5m2),
+    ],
 }
 
 
@@ -272,7 +278,7 @@ def test_arrays_of_any_layout_are_reduced_alike(
 
 REFUSED = {
     "bool": (np.ones(3, bool), {}),
-    "complex": (np.ones(3, complex), {}),
+    "complex": (np.ones(3, complex), {"op": "max"}),
     "object": (np.array([1, "a"], object), {}),
     "large object": (np.zeros(100_000, object), {}),
     "large text": (np.zeros(100_000, "U2"), {}),

@@ -21,9 +21,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 DTYPES = [
     *map(np.dtype, ["u1", "i1", "i2", "u2", "u4", "i4", "u8", "i8", "f2"]),
     np.dtype(ml_dtypes.bfloat16),
-    *map(np.dtype, ["f4", "f8"]),
+    *map(np.dtype, ["f4", "f8", "?"]),
+    np.dtype(ml_dtypes.float8_e4m3fn),
+    np.dtype(ml_dtypes.float8_e5m2),
+    *map(np.dtype, ["c8", "c16"]),
 ]
+SMALL_FLOATS = {8: "float16", 9: "bfloat16", 13: "float8_e4m3fn", 14: "float8_e5m2"}
 OPS = ["sum", "avg", "prod", "max", "min"]
+OPS_OF = {"b": ["max", "min"], "c": ["sum", "avg"]}  # of a kind of dtype; the others have all
 COMBINE = {
     "sum": np.add,
     "avg": np.add,
@@ -35,6 +40,7 @@ INSTRUCTION_SETS = ["baseline", "avx2", "avx512"]
 ALL_CASES = [
     pytest.param(d, o, id=f"{dtype.name}-{op}")
     for (d, dtype), (o, op) in itertools.product(enumerate(DTYPES), enumerate(OPS))
+    if op in OPS_OF.get(dtype.kind, OPS)
 ]
 
 
@@ -53,7 +59,12 @@ def available_sets() -> list[str]:
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind not in "iu" and dtype.names is None
+    return dtype.kind not in "iub" and dtype.names is None
+
+
+def parts(array: Array) -> Array:
+    """Complex numbers as pairs of real ones."""
+    return array.view(f"f{array.itemsize // 2}") if array.dtype.kind == "c" else array
 
 
 # 128-bit integers, as sums of 64-bit integers under avg travel.
@@ -65,8 +76,14 @@ def accumulation_dtype(dtype: np.dtype[Any], op: str) -> np.dtype[Any]:
     if op == "avg" and dtype.itemsize == 8 and not is_floating(dtype):
         return INT128 if dtype.kind == "i" else UINT128
     if is_floating(dtype):
-        return np.dtype("f4") if dtype.itemsize == 2 else dtype
+        return np.dtype("f4") if dtype.itemsize <= 2 else dtype
     return np.dtype(dtype.kind + "8") if op == "avg" else dtype
+
+
+def every(dtype: int) -> Array:
+    """All values of a small float."""
+    bits = 8 * DTYPES[dtype].itemsize
+    return np.arange(2**bits, dtype=f"u{bits // 8}").view(DTYPES[dtype])
 
 
 def misaligned(nbytes: int, offset: int) -> Array:
@@ -82,7 +99,10 @@ def to_bytes(array: Array, offset: int = 0) -> Array:
 
 def random_array(rng: np.random.Generator, dtype: np.dtype[Any], count: int) -> Array:
     """Ordinary values mixed with arbitrary bits: NaNs with payloads, infinities, subnormals."""
-    bits = rng.integers(0, 256, count * dtype.itemsize, np.uint8).view(dtype)
+    if dtype.kind == "c":
+        return random_array(rng, np.dtype(f"f{dtype.itemsize // 2}"), 2 * count).view(dtype)
+    most = 2 if dtype.kind == "b" else 256
+    bits = rng.integers(0, most, count * dtype.itemsize, np.uint8).view(dtype)
     if not is_floating(dtype):
         return bits
     ordinary = rng.normal(0, 100, count).astype(dtype)
@@ -130,6 +150,9 @@ def reference(
     wide = accumulation_dtype(dtype, op)
     if wide in (INT128, UINT128):
         return wide_mean(dtype, own, others, divisor)
+    if dtype.kind == "c":
+        real = np.dtype(f"f{dtype.itemsize // 2}")
+        return reference(real, op, parts(own), list(map(parts, others)), divisor).view(dtype)
     with np.errstate(all="ignore"):
         result = own.astype(wide)
         for other in others:
@@ -163,6 +186,7 @@ def reduced(
 def assert_same_values(got: Array, expected: Array, op: str) -> None:
     """Equal bytes, but for which NaN it is and, under min and max, which zero."""
     assert got.dtype == expected.dtype
+    got, expected = parts(got), parts(expected)
     if is_floating(got.dtype):
         with np.errstate(invalid="ignore"):  # signalling NaNs
             nans = np.isnan(expected)
@@ -240,23 +264,26 @@ def test_out_may_be_a_contribution(name: str, dtype: int, op: int) -> None:
 
 
 @pytest.mark.parametrize("name", available_sets())
-@pytest.mark.parametrize("dtype", [8, 9], ids=["float16", "bfloat16"])
-def test_every_16_bit_float_widens_exactly(name: str, dtype: int) -> None:
+@pytest.mark.parametrize("dtype", SMALL_FLOATS, ids=SMALL_FLOATS.get)
+def test_every_small_float_widens_exactly(name: str, dtype: int) -> None:
     assert _testing.force_instruction_set(name)
-    own = np.arange(65536, dtype=np.uint16).view(DTYPES[dtype])
+    own = every(dtype)
     assert_same_values(reduced(dtype, 0, own, [], 0), own.astype(np.float32), "sum")
 
 
 @pytest.mark.parametrize("name", available_sets())
-@pytest.mark.parametrize("dtype", [8, 9], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", SMALL_FLOATS, ids=SMALL_FLOATS.get)
 def test_narrowing_rounds_to_nearest_even_around_every_midpoint(name: str, dtype: int) -> None:
     assert _testing.force_instruction_set(name)
-    values = np.arange(65536, dtype=np.uint16).view(DTYPES[dtype]).astype(np.float32)
+    values = every(dtype).astype(np.float32)
     # Half of the distance to the next value, and one float to either side of it.
-    steps = [0, 0x0FFF, 0x1000, 0x1001] if dtype == 8 else [0, 0x7FFF, 0x8000, 0x8001]
+    half = 1 << (22 - ml_dtypes.finfo(DTYPES[dtype]).nmant)
+    steps = [0, half - 1, half, half + 1]
     wide = np.concatenate([(values.view(np.uint32) + np.uint32(step)) for step in steps])
-    small = np.linspace(-(2.0**-13), 2.0**-13, 100001, dtype=np.float32)  # subnormal as float16
-    wide = np.concatenate([wide.view(np.float32), small])
+    subnormal = 2 * float(ml_dtypes.finfo(DTYPES[dtype]).smallest_normal)
+    small = np.linspace(-subnormal, subnormal, 100001, dtype=np.float32)
+    large = np.linspace(-1000, 1000, 100001, dtype=np.float32)  # around float8_e4m3fn's largest
+    wide = np.concatenate([wide.view(np.float32), small, large])
     own = np.full(wide.size, -0.0, np.float32).astype(DTYPES[dtype])  # the identity of addition
     with np.errstate(all="ignore"):
         expected = wide.astype(DTYPES[dtype])
@@ -272,7 +299,7 @@ def test_without_contributions_a_final_result_keeps_every_bit_unless_divided(
         assert reduced(dtype, op, own, [], 5).tobytes() == own.tobytes()
 
 
-@pytest.mark.parametrize("dtype", [8, 9, 10, 11], ids=["f16", "bf16", "f32", "f64"])
+@pytest.mark.parametrize("dtype", [*SMALL_FLOATS, 10, 11], ids=lambda code: DTYPES[code].name)
 @pytest.mark.parametrize("op", range(5), ids=OPS)
 def test_a_combined_nan_is_the_canonical_one(dtype: int, op: int) -> None:
     kind = DTYPES[dtype]

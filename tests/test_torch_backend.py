@@ -99,6 +99,11 @@ def test_ddp_trains_as_one_process_does(job: Job, size: int) -> None:
         assert answer["near"] and answer["same"]
 
 
+def test_ddp_averages_gradients_of_complex_parameters(job: Job) -> None:
+    for answer in job.run(2, torch_training.complex_ddp):
+        assert answer["near"] and answer["complex"] == [True, False]
+
+
 def test_fully_shard_trains_as_one_process_does(job: Job) -> None:
     for answer in job.run(2, torch_training.fully_sharded):
         assert answer["near"] and answer["same"] and answer["norm"]

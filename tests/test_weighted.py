@@ -28,8 +28,13 @@ def comms() -> Iterator[Comms]:
 
 
 DTYPES = [*map(np.dtype, "u1 i1 i2 u2 u4 i4 u8 i8 f2".split()), np.dtype(ml_dtypes.bfloat16)]
-DTYPES += map(np.dtype, ["f4", "f8"])
-BY_NUMBER = [pytest.param(i, dtype, id=dtype.name) for i, dtype in enumerate(DTYPES)]
+DTYPES += map(np.dtype, ["f4", "f8", "?"])
+DTYPES += map(np.dtype, [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, "c8", "c16"])
+BY_NUMBER = [
+    pytest.param(i, dtype, id=dtype.name)
+    for i, dtype in enumerate(DTYPES)
+    if dtype.kind not in "bc"
+]
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
@@ -68,8 +73,10 @@ def test_products_are_numpys(number: int, dtype: np.dtype, weight: float) -> Non
 def quotients(sums: np.ndarray, total: float, dtype: np.dtype) -> np.ndarray:
     with np.errstate(all="ignore"):
         exact = sums.astype(np.float64) / total
-        if dtype == ml_dtypes.bfloat16:
-            return exact.astype(np.float32).astype(dtype)
+        if dtype.itemsize == 1 and dtype.kind not in "iu" or dtype == ml_dtypes.bfloat16:
+            made = exact.astype(np.float32).astype(dtype)
+            made[np.isnan(made)] = np.nan
+            return made
         if dtype.kind not in "iu":
             return exact.astype(dtype)
         nearest = np.rint(exact)
@@ -108,12 +115,24 @@ def test_quotients_are_numpys(number: int, dtype: np.dtype, total: float) -> Non
             assert as_bytes(sums).tobytes() == as_bytes(wanted).tobytes()
 
 
+@pytest.mark.parametrize(("number", "part"), [(15, 10), (16, 11)], ids=["complex64", "complex128"])
+def test_complex_numbers_are_weighted_part_by_part(number: int, part: int) -> None:
+    values = anything(DTYPES[part], 5004, number)
+    made = [[np.empty_like(values) for _ in range(2)] for _ in range(2)]
+    for products, means, code in zip(*made, (number, part), strict=True):
+        _core.scale(code, as_bytes(values), 0.3, as_bytes(products))
+        _core.unscale(code, as_bytes(products), 1.7, as_bytes(means))
+    for complex_ones, real_ones in made:
+        assert complex_ones.tobytes() == real_ones.tobytes()
+    assert np.isfinite(made[0][0]).sum() > 4000
+
+
 def test_memory_needs_no_alignment_and_has_to_fit() -> None:
     memory = np.zeros(65, np.uint8)
     memory[1:] = np.arange(16, dtype=np.float32).view(np.uint8)
     _core.scale(10, memory[1:], 2.0, memory[1:])
     assert memory[1:].view(np.float32).tolist() == list(range(0, 32, 2))
-    for dtype, bytes_ in ((10, 60), (9, 64), (12, 64), (11, 61)):
+    for dtype, bytes_ in ((10, 60), (9, 64), (17, 64), (11, 61)):
         with pytest.raises(ValueError, match="different sizes"):
             _core.scale(dtype, memory[1:], 2.0, np.zeros(bytes_, np.uint8))
 

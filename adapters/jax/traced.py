@@ -31,7 +31,7 @@ from pccl.quantize import Quantize
 from pccl.reduce import weighted
 from pccl.reduce.request import Request
 from pccl.tree import Entry
-from pccl.types import DataType, ReduceOp
+from pccl.types import DataType, ReduceOp, check_op
 
 _TARGET = "pccl_allreduce"
 _FUNC = "allreduce"
@@ -118,9 +118,7 @@ def allreduce(request: Request) -> Any:
         )
         raise NotSupported.because(_FUNC, sentence)
     _register()
-    leaves = [
-        _as_operand(leaf, where, mean=request.op is ReduceOp.AVG) for where, leaf in request.leaves
-    ]
+    leaves = [_as_operand(leaf, where, request.op) for where, leaf in request.leaves]
     name = _name([*flat.leaves, weight], request.tag)
     call = Call(
         name,
@@ -153,18 +151,18 @@ def _register() -> None:
             _registered = True
 
 
-def _as_operand(leaf: object, where: str, *, mean: bool) -> jax.Array:
+def _as_operand(leaf: object, where: str, op: ReduceOp) -> jax.Array:
     if isinstance(leaf, bool | str | bytes | complex) or leaf is None:
         sentence = f"{where}: a {type(leaf).__name__} is neither an array nor a number"
         raise InvalidArgument.because(_FUNC, sentence)
     try:
-        array = jnp.asarray(float(leaf) if mean and isinstance(leaf, int) else leaf)
+        array = jnp.asarray(float(leaf) if op is ReduceOp.AVG and isinstance(leaf, int) else leaf)
     except TypeError as error:
         raise InvalidArgument.because(_FUNC, f"{where}: {error}") from error
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
         raise InvalidArgument.because(_FUNC, f"{where}: dtype {array.dtype} cannot be reduced")
     try:
-        DataType.from_numpy_dtype(array.dtype)
+        check_op(DataType.from_numpy_dtype(array.dtype), op, "")
     except (InvalidArgument, NotSupported) as error:
         raise type(error).because(_FUNC, f"{where}: {error.reason}") from None
     return array
@@ -196,7 +194,10 @@ def _as_varying(array: jax.Array, like: jax.Array) -> jax.Array:
 def _as_cotangent(value: jax.Array, like: jax.Array) -> jax.Array:
     """`value` in the type of `like`, added up where the one `like` stands for many devices."""
     axes = tuple(_varying(value) - _varying(like))
-    return (jax.lax.psum(value, axes) if axes else value).astype(like.dtype)
+    total = jax.lax.psum(value, axes) if axes else value
+    if jnp.iscomplexobj(total) and not jnp.iscomplexobj(like):
+        total = total.real
+    return total.astype(like.dtype)
 
 
 def _tag(name: str) -> int:

@@ -129,7 +129,12 @@ typedef enum pcclDataType_t {
   pcclFloat16 = 8,  /* IEEE binary16; combined in float */
   pcclBFloat16 = 9, /* the upper half of a float; combined in float */
   pcclFloat = 10,
-  pcclDouble = 11
+  pcclDouble = 11,
+  pcclBool = 12,         /* one byte, 0 or 1; pcclMax (or) and pcclMin (and) only */
+  pcclFloat8E4M3FN = 13, /* no infinities: a sum above 448 is NaN; combined in float */
+  pcclFloat8E5M2 = 14,   /* the upper half of pcclFloat16; combined in float */
+  pcclComplex64 = 15,    /* two floats: real, imaginary; pcclSum and pcclAvg only */
+  pcclComplex128 = 16    /* two doubles; pcclSum and pcclAvg only */
 } pcclDataType_t;
 
 typedef enum pcclDeviceType_t {

@@ -18,7 +18,16 @@ from pccl.types import DataType, ReduceOp
 
 WORDS = "weighted mean of "  # what errors call it, and part of what members compare
 
-_IN_FLOAT32 = (DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT)
+# Types whose products are no float64.
+_PRODUCTS = {
+    DataType.FLOAT8_E4M3FN: DataType.FLOAT,
+    DataType.FLOAT8_E5M2: DataType.FLOAT,
+    DataType.FLOAT16: DataType.FLOAT,
+    DataType.BFLOAT16: DataType.FLOAT,
+    DataType.FLOAT: DataType.FLOAT,
+    DataType.COMPLEX64: DataType.COMPLEX64,
+    DataType.COMPLEX128: DataType.COMPLEX128,
+}
 
 
 def check_op(op: ReduceOp, func: str) -> None:
@@ -112,7 +121,7 @@ class WeightedMean:
 
 def _scaled(buffer: Buffer, weight: float) -> Buffer:
     """The array times the weight, in the type in which the products are added up."""
-    wide = DataType.FLOAT if buffer.dtype in _IN_FLOAT32 else DataType.DOUBLE
+    wide = _PRODUCTS.get(buffer.dtype, DataType.DOUBLE)
     made = result_pool.empty(buffer.array.shape, np.dtype(wide.label))
     _core.scale(int(buffer.dtype), flat_bytes(buffer.array), weight, flat_bytes(made))
     return Buffer(made, wide)

@@ -31,9 +31,8 @@ import numpy as np
 RESULTS = """Success NotInitialized InternalError InvalidArgument InvalidUsage TooFewPeers MasterConnectionFailed
     RankConnectionFailed RankConnectionLost NoSharedStateAvailable PendingAsyncOps UpdateTopologyFailed
     TopologyOptimizationFailed""".split()
-DTYPES = (
-    "uint8 int8 int16 uint16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64".split()
-)
+DTYPES = """uint8 int8 int16 uint16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64
+    bool float8_e4m3fn float8_e5m2 complex64 complex128""".split()
 OPS = "sum avg prod max min".split()
 
 

@@ -123,7 +123,9 @@ def make_calls_with_wrong_arguments(number: int) -> None:
         ({"recv": None}, "recvbuf is NULL"),
         ({"op": 5}, "op 5"),
         ({"op": -1}, "op -1"),
-        ({"datatype": 12}, "datatype 12"),
+        ({"datatype": 17}, "datatype 17"),
+        ({"datatype": 12}, "bool elements have no sum"),
+        ({"datatype": 15, "op": 3}, "complex64 elements have no max"),
         ({"distribution_hint": 3}, "distribution_hint 3"),
         ({"algorithm": 3}, "algorithm 3"),
         ({"algorithm": 1, "quantized_datatype": 99}, "quantized_datatype 99"),
@@ -148,7 +150,7 @@ def make_calls_with_wrong_arguments(number: int) -> None:
     wrong = [
         ({"name": None}, "name is NULL"),
         ({"data": None}, "x: data is NULL"),
-        ({"datatype": 12}, "x: no such datatype"),
+        ({"datatype": 17}, "x: no such datatype"),
         ({"count": 2**62}, "x: count is too large"),
         ({"device_type": 1}, "x: only CPU memory"),
         ({"device_type": 2}, "x: no such device_type"),
@@ -201,17 +203,25 @@ def reduce_every_type(number: int) -> None:
     import ml_dtypes
 
     def reduce(send: Any, recv: Any, *what: Any) -> ReduceInfo:
-        if send.dtype.name != "bfloat16":
+        size = f"u{send.itemsize}"
+        if send.dtype.name in np.sctypeDict:
             return peer.reduce(send, recv, *what)
-        return peer.reduce(send.view(np.uint16), recv.view(np.uint16), *what, datatype="bfloat16")
+        return peer.reduce(send.view(size), recv.view(size), *what, datatype=send.dtype.name)
 
     peer.gather(3)
     for name in DTYPES:
         kind = np.dtype(getattr(ml_dtypes, name, name))
-        inputs = [(np.arange(1001) % 3 + 1 + number).astype(kind) for number in range(3)]
-        wide = np.stack(inputs).astype(np.float64)
+        base: Any = (np.arange(1001) % 3 + 1) * (1 - 1j if kind.kind == "c" else 1)
+        inputs = [
+            ((base + number) % 2 == 0 if name == "bool" else base + number) for number in range(3)
+        ]
+        inputs = [given.astype(kind) for given in inputs]
+        wide = np.stack(inputs).astype(np.complex128 if kind.kind == "c" else np.float64)
         exact = [wide.sum(0), wide.sum(0) / 3, wide.prod(0), wide.max(0), wide.min(0)]
+        known = {"b": ("max", "min"), "c": ("sum", "avg")}.get(kind.kind, OPS)
         for tag, op in enumerate(OPS):
+            if op not in known:
+                continue
             want = exact[tag].astype(kind)  # integers: towards zero
             mine, out = inputs[number].copy(), np.zeros(1001, kind)
             assert reduce(mine, out, op, tag).local_world_size == 3

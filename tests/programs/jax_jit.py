@@ -66,6 +66,8 @@ def a_tree_is_one_call_of_the_compiled_program() -> None:
 def a_compiled_call_gives_the_bytes_that_an_eager_one_gives(dtype: str, op: str) -> None:
     rank = pccl.rank()
     x = jnp.asarray(np.arange(1000) % 50 + rank, dtype)
+    if dtype == "complex64":
+        x = x * (2 - 1j)
     compiled = jax.jit(lambda v: pccl.allreduce(v, op))(x)
     eager = pccl.allreduce(x, op)
     assert compiled.dtype == eager.dtype == dtype
@@ -292,7 +294,27 @@ def numbers_and_arrays_beside_tracers_become_arrays() -> None:
     error = raised(
         pccl.InvalidArgument, lambda: jax.jit(lambda x: pccl.allreduce({"x": x > 0}))(jnp.ones(2))
     )
-    assert "tree['x']" in str(error) and "bool" in str(error)
+    assert "tree['x']: dtype bool" in str(error) and 'not with "sum"' in str(error)
+
+
+def complex_arrays_have_a_gradient() -> None:
+    rank = pccl.rank()
+    z = jnp.full(3, 1.0 + rank + 2j)
+
+    def loss(z: jax.Array, w: Any) -> jax.Array:
+        made = pccl.allreduce(z, "avg", weight=w) if w is not None else pccl.allreduce(z)
+        return jnp.sum(jnp.abs(made) ** 2)
+
+    # All members' losses are the same function of the sum, so the gradient is their number times
+    # that of one, as with lax.psum: conj(2 * sum) * 2.
+    same(jax.jit(jax.grad(loss))(z, None), np.full(3, 2 * np.conj(2 * (3 + 4j))))
+    weight = jnp.float32(1 + rank)
+    of_z, of_weight = jax.jit(jax.grad(loss, argnums=(0, 1)))(z, weight)
+    mean = (1 * (1 + 2j) + 2 * (2 + 2j)) / 3
+    off = np.asarray(z) - mean
+    np.testing.assert_allclose(of_z, np.conj(2 * mean) * (1 + rank) / 1.5 * np.ones(3), rtol=1e-5)
+    np.testing.assert_allclose(of_weight, np.sum(np.conj(2 * mean) * off).real / 1.5, rtol=1e-4)
+    assert of_weight.dtype == jnp.float32
 
 
 def what_a_traced_call_cannot_do_is_refused(name: str) -> None:

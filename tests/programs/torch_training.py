@@ -44,6 +44,37 @@ def ddp() -> None:
     # Without destroy_process_group, as many programs end.
 
 
+class Turns(torch.nn.Module):
+    """A module with complex and real parameters."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randn(2, 5, generator=generator, dtype=torch.complex64)
+        self.turn = torch.nn.Parameter(values[0])
+        self.scale = torch.nn.Parameter(values[1].real.contiguous())
+
+    def forward(self, x: Any) -> Any:
+        return (x * self.turn * self.scale).abs().pow(2).sum()
+
+
+def complex_ddp() -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    rank, size = begin()
+    inputs = [torch.arange(5.0) * (1 + 1j * number) for number in range(size)]
+    net = DistributedDataParallel(Turns(seed=rank))
+    net(inputs[rank]).backward()
+    alone = Turns(seed=0)
+    (sum(map(alone, inputs)) / size).backward()
+    pairs = list(zip(net.module.parameters(), alone.parameters(), strict=True))
+    say(
+        event="done",
+        near=all(torch.allclose(a.grad, b.grad, atol=1e-4) for a, b in pairs),
+        complex=[a.grad.is_complex() for a, _ in pairs],
+    )
+
+
 def fully_sharded() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

@@ -20,8 +20,13 @@ enum class DataType : std::uint8_t {
   bfloat16 = 9,
   float32 = 10,
   float64 = 11,
+  boolean = 12,        // one byte, 0 or 1
+  float8_e4m3fn = 13,  // 4 bits of exponent, 3 of mantissa; no infinities
+  float8_e5m2 = 14,    // the upper half of a float16
+  complex64 = 15,      // two float32: the real part, the imaginary part
+  complex128 = 16,     // two float64
 };
-inline constexpr std::uint8_t kDataTypeCount = 12;
+inline constexpr std::uint8_t kDataTypeCount = 17;
 
 enum class ReduceOp : std::uint8_t { sum = 0, avg = 1, prod = 2, max = 3, min = 4 };
 inline constexpr std::uint8_t kReduceOpCount = 5;
@@ -30,6 +35,9 @@ inline constexpr std::uint8_t kReduceOpCount = 5;
   switch (type) {
     case DataType::uint8:
     case DataType::int8:
+    case DataType::boolean:
+    case DataType::float8_e4m3fn:
+    case DataType::float8_e5m2:
       return 1;
     case DataType::int16:
     case DataType::uint16:
@@ -40,20 +48,41 @@ inline constexpr std::uint8_t kReduceOpCount = 5;
     case DataType::int32:
     case DataType::float32:
       return 4;
+    case DataType::complex128:
+      return 16;
     default:
       return 8;
   }
 }
 
-// The type of partial results: float32 for 16-bit floats, 64-bit integers for integers under avg
-// (see accumulation_size for elements of 64 bits), otherwise the element type.
+// Whether elements of the type can be combined so. Booleans have an order (max is "or", min is
+// "and") and no sum; complex numbers have sums and no order.
+[[nodiscard]] constexpr bool combines(DataType type, ReduceOp op) {
+  switch (type) {
+    case DataType::boolean:
+      return op == ReduceOp::max || op == ReduceOp::min;
+    case DataType::complex64:
+    case DataType::complex128:
+      return op == ReduceOp::sum || op == ReduceOp::avg;
+    default:
+      return true;
+  }
+}
+
+// The type of partial results: float32 for 8-bit and 16-bit floats, 64-bit integers for integers
+// under avg (see accumulation_size for elements of 64 bits), otherwise the element type.
 [[nodiscard]] constexpr DataType accumulation_type(DataType type, ReduceOp op) {
   switch (type) {
     case DataType::float16:
     case DataType::bfloat16:
+    case DataType::float8_e4m3fn:
+    case DataType::float8_e5m2:
       return DataType::float32;
     case DataType::float32:
     case DataType::float64:
+    case DataType::boolean:
+    case DataType::complex64:
+    case DataType::complex128:
       return type;
     case DataType::uint8:
     case DataType::uint16:

@@ -86,6 +86,10 @@ std::shared_ptr<OperationHandle> start_operation(
     const auto dtype = nb::cast<unsigned>(entry[2]);
     if (dtype >= kDataTypeCount) refuse(function, "no such dtype");
     const auto type = static_cast<DataType>(dtype);
+    const bool reduces = request.kind == collective::Kind::all_reduce ||
+                         request.kind == collective::Kind::reduce_scatter;
+    if (reduces && !combines(type, static_cast<ReduceOp>(op)))
+      refuse(function, std::string("no ") + name(static_cast<ReduceOp>(op)) + " of " + name(type));
     const std::size_t bytes = std::min(send.size(), recv.size());
     if (send.size() != bytes * sends || recv.size() != bytes * recvs ||
         bytes % element_size(type) != 0) {

@@ -24,9 +24,18 @@ constexpr std::size_t kDescribed = 3;  // as pccl.tree
 // Looked up once.
 struct Python {
   nb::object ndarray = nb::module_::import_("numpy").attr("ndarray");
-  nb::object uint16 = nb::module_::import_("numpy").attr("uint16");
   nb::object empty = nb::module_::import_("pccl.result_pool").attr("empty");
-  nb::object bfloat16 = nb::str("bfloat16");
+  // Types of other packages: their names, and types of the same size.
+  struct Foreign {
+    nb::object name;
+    nb::object like;
+    DataType type;
+  };
+  Foreign foreign[3] = {
+      {nb::str("bfloat16"), nb::module_::import_("numpy").attr("uint16"), DataType::bfloat16},
+      {nb::str("float8_e4m3fn"), nb::module_::import_("numpy").attr("uint8"),
+       DataType::float8_e4m3fn},
+      {nb::str("float8_e5m2"), nb::module_::import_("numpy").attr("uint8"), DataType::float8_e5m2}};
 };
 
 const Python& python() { return immortal<Python>(); }
@@ -39,12 +48,13 @@ std::optional<DataType> data_type(nb::dlpack::dtype given) {
     DataType type;
   };
   static constexpr Known kKnown[] = {
-      {Kind::Float, 32, DataType::float32}, {Kind::Float, 64, DataType::float64},
-      {Kind::Float, 16, DataType::float16}, {Kind::Int, 8, DataType::int8},
-      {Kind::Int, 16, DataType::int16},     {Kind::Int, 32, DataType::int32},
-      {Kind::Int, 64, DataType::int64},     {Kind::UInt, 8, DataType::uint8},
-      {Kind::UInt, 16, DataType::uint16},   {Kind::UInt, 32, DataType::uint32},
-      {Kind::UInt, 64, DataType::uint64}};
+      {Kind::Float, 32, DataType::float32},     {Kind::Float, 64, DataType::float64},
+      {Kind::Float, 16, DataType::float16},     {Kind::Int, 8, DataType::int8},
+      {Kind::Int, 16, DataType::int16},         {Kind::Int, 32, DataType::int32},
+      {Kind::Int, 64, DataType::int64},         {Kind::UInt, 8, DataType::uint8},
+      {Kind::UInt, 16, DataType::uint16},       {Kind::UInt, 32, DataType::uint32},
+      {Kind::UInt, 64, DataType::uint64},       {Kind::Bool, 8, DataType::boolean},
+      {Kind::Complex, 64, DataType::complex64}, {Kind::Complex, 128, DataType::complex128}};
   for (const Known& known : kKnown) {
     if (given.lanes == 1 && given.bits == known.bits && static_cast<Kind>(given.code) == known.kind)
       return known.type;
@@ -59,9 +69,13 @@ std::optional<DataType> see(nb::handle given, Array& seen) {
   if (!given.type().is(python().ndarray)) return std::nullopt;
   if (nb::try_cast(given, seen, false)) return data_type(seen.dtype());
   // NumPy's array interfaces do not carry types of other packages.
-  if (!given.attr("dtype").attr("name").equal(python().bfloat16)) return std::nullopt;
-  if (!nb::try_cast(given.attr("view")(python().uint16), seen, false)) return std::nullopt;
-  return DataType::bfloat16;
+  const nb::object name = given.attr("dtype").attr("name");
+  for (const Python::Foreign& foreign : python().foreign) {
+    if (!name.equal(foreign.name)) continue;
+    if (!nb::try_cast(given.attr("view")(foreign.like), seen, false)) return std::nullopt;
+    return foreign.type;
+  }
+  return std::nullopt;
 }
 
 template <class Array>

@@ -76,6 +76,9 @@ bool complete(Plain& plain, int op, nb::handle tag, int level) {
   }
   if (op < 0 || op >= kReduceOpCount) return false;
   plain.request.op = static_cast<ReduceOp>(op);
+  for (const collective::ArrayRef& array : plain.request.arrays) {
+    if (!combines(array.dtype, plain.request.op)) return false;
+  }
   plain.request.rerun = level == 2;
   plain.request.alone_is_error = level == 1;
   return true;

@@ -186,7 +186,12 @@ constexpr Element kElements[] = {{xla::Type::s8, DataType::int8, number_as<std::
                                  {xla::Type::f16, DataType::float16, nullptr},
                                  {xla::Type::bf16, DataType::bfloat16, nullptr},
                                  {xla::Type::f32, DataType::float32, number_as<float>},
-                                 {xla::Type::f64, DataType::float64, number_as<double>}};
+                                 {xla::Type::f64, DataType::float64, number_as<double>},
+                                 {xla::Type::pred, DataType::boolean, nullptr},
+                                 {xla::Type::f8e4m3fn, DataType::float8_e4m3fn, nullptr},
+                                 {xla::Type::f8e5m2, DataType::float8_e5m2, nullptr},
+                                 {xla::Type::c64, DataType::complex64, nullptr},
+                                 {xla::Type::c128, DataType::complex128, nullptr}};
 
 // Null: unknown.
 const Element* element(xla::Type type) {
@@ -335,6 +340,7 @@ std::optional<Error> read_arrays(const xla::CallFrame& frame, WeightIn where, do
     const Element* const type = element(from.type);
     if (type == nullptr || to.type != from.type) return wrong("an argument of an unknown type");
     const DataType dtype = type->dtype;
+    if (!combines(dtype, job.request.op)) return wrong("an argument of an unfit type");
     const std::uint64_t count = elements(from);
     job.devices.front().results.emplace_back(static_cast<std::uint8_t*>(to.data),
                                              count * element_size(dtype));

@@ -59,6 +59,7 @@ enum class Status : std::int32_t {
 
 // Element types that pccl reduces, and that attributes have.
 enum class Type : std::int32_t {
+  pred = 1,
   s8 = 2,
   s16 = 3,
   s32 = 4,
@@ -70,7 +71,11 @@ enum class Type : std::int32_t {
   f16 = 10,
   f32 = 11,
   f64 = 12,
+  c64 = 15,
   bf16 = 16,
+  c128 = 18,
+  f8e5m2 = 19,
+  f8e4m3fn = 20,
 };
 
 enum class ValueKind : std::int32_t { buffer = 1 };  // arguments and results

@@ -24,7 +24,12 @@ static_assert(same(pcclUint8, DataType::uint8) && same(pcclInt8, DataType::int8)
               same(pcclUint32, DataType::uint32) && same(pcclInt32, DataType::int32) &&
               same(pcclUint64, DataType::uint64) && same(pcclInt64, DataType::int64) &&
               same(pcclFloat16, DataType::float16) && same(pcclBFloat16, DataType::bfloat16) &&
-              same(pcclFloat, DataType::float32) && same(pcclDouble, DataType::float64));
+              same(pcclFloat, DataType::float32) && same(pcclDouble, DataType::float64) &&
+              same(pcclBool, DataType::boolean) &&
+              same(pcclFloat8E4M3FN, DataType::float8_e4m3fn) &&
+              same(pcclFloat8E5M2, DataType::float8_e5m2) &&
+              same(pcclComplex64, DataType::complex64) &&
+              same(pcclComplex128, DataType::complex128) && pcclComplex128 + 1 == kDataTypeCount);
 static_assert(same(pcclSum, ReduceOp::sum) && same(pcclAvg, ReduceOp::avg) &&
               same(pcclProd, ReduceOp::prod) && same(pcclMax, ReduceOp::max) &&
               same(pcclMin, ReduceOp::min));
@@ -41,15 +46,18 @@ Status unknown(const char* what, Enum value) {
 
 Status check(const pcclReduceDescriptor_t& what) {
   if (!within(what.op, pcclMin)) return unknown("op", what.op);
-  if (!within(what.src_descriptor.datatype, pcclDouble))
+  if (!within(what.src_descriptor.datatype, pcclComplex128))
     return unknown("datatype", what.src_descriptor.datatype);
+  const auto type = static_cast<DataType>(what.src_descriptor.datatype);
+  const auto op = static_cast<ReduceOp>(what.op);
+  if (!combines(type, op)) return refuse(std::string(name(type)) + " elements have no " + name(op));
   if (!within(what.src_descriptor.distribution_hint, pcclDistributionUniform))
     return unknown("distribution_hint", what.src_descriptor.distribution_hint);
   const pcclQuantizationOptions_t& quantize = what.quantization_options;
   if (!within(quantize.algorithm, pcclQuantZeroPointScale))
     return unknown("quantization algorithm", quantize.algorithm);
   if (quantize.algorithm == pcclQuantNone) return {};
-  if (!within(quantize.quantized_datatype, pcclDouble))
+  if (!within(quantize.quantized_datatype, pcclComplex128))
     return unknown("quantized_datatype", quantize.quantized_datatype);
   if (quantize.quantized_datatype != pcclUint8 && quantize.quantized_datatype != pcclInt8)
     return refuse("quantized_datatype is pcclUint8 or pcclInt8");

@@ -291,7 +291,7 @@ W twice(W half) {
 
 template <class W>
 void decode_careful(const Quantization& how, W half_low, W half_step, const uint8_t* codes,
-                    size_t count, W* values) {
+                    size_t count, char* values) {
   const uint32_t special = steps_of(how) - 2;
   const bool floating = how.code == CodeType::float8;
   const W infinity = static_cast<W>(__builtin_inf());
@@ -299,15 +299,17 @@ void decode_careful(const Quantization& how, W half_low, W half_step, const uint
     const uint32_t code = codes[i];
     if (floating) {
       const W magnitude = static_cast<W>(from_float8(static_cast<uint8_t>(code))) * half_step;
-      values[i] = (code & 0x7fU) == kFloat8Nan        ? canonical(infinity - infinity)
-                  : (code & 0x7fU) == kFloat8Infinity ? sign_of(magnitude, infinity)
-                                                      : twice(magnitude);
+      store<W>(values, i,
+               (code & 0x7fU) == kFloat8Nan        ? canonical(infinity - infinity)
+               : (code & 0x7fU) == kFloat8Infinity ? sign_of(magnitude, infinity)
+                                                   : twice(magnitude));
     } else if (code >= special) {
-      values[i] = code == special       ? -infinity
-                  : code == special + 1 ? infinity
-                                        : canonical(infinity - infinity);
+      store<W>(values, i,
+               code == special       ? -infinity
+               : code == special + 1 ? infinity
+                                     : canonical(infinity - infinity));
     } else {
-      values[i] = twice(half_low + static_cast<W>(static_cast<int32_t>(code)) * half_step);
+      store<W>(values, i, twice(half_low + static_cast<W>(static_cast<int32_t>(code)) * half_step));
     }
   }
 }
@@ -363,23 +365,25 @@ void decode_block(const Quantization& how, const void* range, const void* codes,
     unpack(static_cast<const char*>(codes), count, wide);
     from = wide;
   }
-  W* const to = static_cast<W*>(values);
+  char* const to = static_cast<char*>(values);
   if (sign_of(step, static_cast<W>(1)) < 0) {
     decode_careful<W>(how, low, -step, from, count, to);
   } else if (how.code == CodeType::float8) {
     PCCL_INDEPENDENT
-    for (size_t i = 0; i < count; ++i) to[i] = static_cast<W>(from_float8(from[i])) * step;
+    for (size_t i = 0; i < count; ++i) store<W>(to, i, static_cast<W>(from_float8(from[i])) * step);
   } else {
     PCCL_INDEPENDENT
     for (size_t i = 0; i < count; ++i)
-      to[i] = low + static_cast<W>(static_cast<int32_t>(from[i])) * step;
+      store<W>(to, i, low + static_cast<W>(static_cast<int32_t>(from[i])) * step);
   }
 }
 
+// The code of the largest number.
 template <class T>
-constexpr uint32_t kLargestBits = 0x7bff;
-template <>
-constexpr uint32_t kLargestBits<Bfloat16> = 0x7f7f;
+constexpr uint32_t kLargestBits = 0x7f7f;
+template <class Bits, unsigned kExponent, unsigned kMantissa, bool kInfinities>
+constexpr uint32_t kLargestBits<SmallFloat<Bits, kExponent, kMantissa, kInfinities>> =
+    Format<kExponent, kMantissa, kInfinities>::kSpecial - 1;
 
 template <class T>
 void narrow_elements(const void* values, void* elements, size_t count, bool saturate) {
@@ -392,13 +396,16 @@ void narrow_elements(const void* values, void* elements, size_t count, bool satu
     store<T>(to, i, element);
   }
   if (!saturate) return;
+  using Bits = decltype(T::bits);
+  constexpr unsigned kWidth = 8 * sizeof(Bits);
+  constexpr uint32_t kSign = 1U << (kWidth - 1);
   PCCL_INDEPENDENT
   for (size_t i = 0; i < count; ++i) {
-    const uint32_t bits = load<uint16_t>(to, i);
-    const uint32_t wide = bit_copy<uint32_t>(from[i]) & 0x7fffffffU;
-    const bool over = wide < 0x7f800000U && (bits & 0x7fffU) > kLargestBits<T>;
-    store<uint16_t>(to, i,
-                    static_cast<uint16_t>(choose(over, (bits & 0x8000U) | kLargestBits<T>, bits)));
+    const uint32_t bits = load<Bits>(to, i);
+    const uint32_t wide = bit_copy<uint32_t>(from[i]);
+    const uint32_t largest = ((wide >> (32 - kWidth)) & kSign) | kLargestBits<T>;
+    const bool over = (wide & 0x7fffffffU) < 0x7f800000U && (bits & (kSign - 1)) > kLargestBits<T>;
+    store<Bits>(to, i, static_cast<Bits>(choose(over, largest, bits)));
   }
 }
 

@@ -28,11 +28,28 @@ using DecodeBlock = void (*)(const Quantization& how, const void* range, const v
 using Narrow = void (*)(const void* values, void* elements, std::size_t count, bool saturate);
 
 struct KernelTable {
-  Kernel kernels[kDataTypeCount][kReduceOpCount];  // by the values of DataType and ReduceOp
-  EncodeBlock encode[2];                           // float32, float64
+  // By the values of DataType and ReduceOp; null where elements do not combine so.
+  Kernel kernels[kDataTypeCount][kReduceOpCount];
+  EncodeBlock encode[2];  // float32, float64
   DecodeBlock decode[2];
-  Narrow narrow[2];  // float16, bfloat16
+  Narrow narrow[4];  // see narrow_index
 };
+
+// The place in KernelTable::narrow of a type that is computed in float32; -1 for the others.
+[[nodiscard]] constexpr int narrow_index(DataType type) {
+  switch (type) {
+    case DataType::float16:
+      return 0;
+    case DataType::bfloat16:
+      return 1;
+    case DataType::float8_e4m3fn:
+      return 2;
+    case DataType::float8_e5m2:
+      return 3;
+    default:
+      return -1;
+  }
+}
 
 // The kernels for this processor.
 [[nodiscard]] const KernelTable& kernel_table();

@@ -13,6 +13,8 @@
 #include <stdint.h>
 #if defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "pccl/reduce/kernels.h"
@@ -27,9 +29,15 @@
 namespace pccl::reduce {
 namespace {
 
-struct Float16 {
-  uint16_t bits;
+// A float of 16 bits or less. Without infinities, all bits set are NaN, and the other codes with
+// the highest exponent are numbers.
+template <class Bits, unsigned kExponent, unsigned kMantissa, bool kInfinities>
+struct SmallFloat {
+  Bits bits;
 };
+using Float16 = SmallFloat<uint16_t, 5, 10, true>;
+using Float8E5m2 = SmallFloat<uint8_t, 5, 2, true>;
+using Float8E4m3fn = SmallFloat<uint8_t, 4, 3, false>;
 struct Bfloat16 {
   uint16_t bits;
 };
@@ -38,6 +46,11 @@ template <class A, class B>
 constexpr bool kSame = false;
 template <class A>
 constexpr bool kSame<A, A> = true;
+
+template <class T>
+constexpr bool kSmall = false;
+template <class Bits, unsigned kExponent, unsigned kMantissa, bool kInfinities>
+constexpr bool kSmall<SmallFloat<Bits, kExponent, kMantissa, kInfinities>> = true;
 
 template <class T>
 constexpr bool kFloating = false;
@@ -185,33 +198,59 @@ To bit_copy(From from) {
   return to;
 }
 
+// The format of a small float, in units of its bits and of float's.
+template <unsigned kExponent, unsigned kMantissa, bool kInfinities>
+struct Format {
+  static constexpr uint32_t kSignBit = 1U << (kExponent + kMantissa);
+  static constexpr unsigned kShift = 23 - kMantissa;                   // of mantissas
+  static constexpr unsigned kSignShift = 31 - kExponent - kMantissa;   // of signs
+  static constexpr uint32_t kRebias = 128U - (1U << (kExponent - 1));  // of exponents
+  static constexpr uint32_t kLeastNormal = 1U << kMantissa;            // and larger
+  static constexpr uint32_t kLeastNormalFloat = (kRebias + 1) << 23;
+  // The least code that is no number, and as a float what it would be if it were one.
+  static constexpr uint32_t kSpecial = kInfinities ? kSignBit - (1U << kMantissa) : kSignBit - 1;
+  static constexpr uint32_t kTooLarge = (kSpecial << kShift) + (kRebias << 23);
+  static constexpr uint32_t kNan = kInfinities ? kSpecial | (1U << (kMantissa - 1)) : kSpecial;
+  // The least number above zero, and that times 2^23.
+  static constexpr float kUnit = __builtin_bit_cast(float, (kRebias + 1 - kMantissa) << 23);
+  static constexpr float kUnits = __builtin_bit_cast(float, (kRebias + 24 - kMantissa) << 23);
+};
+
 // Branch-free, so that loops can be vectorised.
-float to_float(Float16 half) {
-  const uint32_t magnitude = half.bits & 0x7fffU;
-  const uint32_t sign = (half.bits & 0x8000U) << 16;
-  const uint32_t rebias = 112U << 23;  // the exponents' biases are 127 and 15
-  const uint32_t normal = (magnitude << 13) + rebias;
-  const uint32_t special = normal + rebias;  // infinity, NaN
-  const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24F;
-  const uint32_t finite = magnitude < 0x400U ? bit_copy<uint32_t>(small) : normal;
-  return bit_copy<float>((magnitude >= 0x7c00U ? special : finite) | sign);
+template <class Bits, unsigned kExponent, unsigned kMantissa, bool kInfinities>
+float to_float(SmallFloat<Bits, kExponent, kMantissa, kInfinities> value) {
+  using F = Format<kExponent, kMantissa, kInfinities>;
+  const uint32_t magnitude = value.bits & (F::kSignBit - 1);
+  const uint32_t sign = (value.bits & F::kSignBit) << F::kSignShift;
+  const uint32_t normal = (magnitude << F::kShift) + (F::kRebias << 23);
+  const uint32_t special = kInfinities ? normal + (F::kRebias << 23) : 0x7fc00000U;
+  const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * F::kUnit;
+  const uint32_t finite = magnitude < F::kLeastNormal ? bit_copy<uint32_t>(small) : normal;
+  return bit_copy<float>((magnitude >= F::kSpecial ? special : finite) | sign);
 }
 
 float to_float(Bfloat16 value) { return bit_copy<float>(static_cast<uint32_t>(value.bits) << 16); }
 
-// Nearest, ties to even. REQUIRES for both 16-bit types: a NaN is the canonical one.
-void from_float(float value, Float16* to) {
+// Nearest, ties to even; a number that is too large becomes infinity, or NaN where there is none.
+// REQUIRES for all small types: a NaN is the canonical one.
+template <class Bits, unsigned kExponent, unsigned kMantissa, bool kInfinities>
+void from_float(float value, SmallFloat<Bits, kExponent, kMantissa, kInfinities>* to) {
+  using F = Format<kExponent, kMantissa, kInfinities>;
   const uint32_t bits = bit_copy<uint32_t>(value);
   const uint32_t magnitude = bits & 0x7fffffffU;
-  const uint32_t sign = (bits >> 16) & 0x8000U;
-  // Below the smallest normal half, adding one half in float leaves the rounded multiple of 2^-24
+  // Below the smallest normal number, adding 2^23 units in float leaves the rounded number of units
   // in the low bits.
-  const uint32_t small = bit_copy<uint32_t>(bit_copy<float>(magnitude) + 0.5F) - (126U << 23);
-  const uint32_t odd = (magnitude >> 13) & 1U;
-  const uint32_t normal = (magnitude - (112U << 23) + 0xfffU + odd) >> 13;
-  const uint32_t finite = magnitude < (113U << 23) ? small : normal;
-  const uint32_t special = magnitude > 0x7f800000U ? 0x7e00U : 0x7c00U;
-  to->bits = static_cast<uint16_t>((magnitude >= (143U << 23) ? special : finite) | sign);
+  const uint32_t small =
+      bit_copy<uint32_t>(bit_copy<float>(magnitude) + F::kUnits) - bit_copy<uint32_t>(F::kUnits);
+  const uint32_t odd = (magnitude >> F::kShift) & 1U;
+  const uint32_t half = (1U << (F::kShift - 1)) - 1;
+  const uint32_t normal = (magnitude - (F::kRebias << 23) + half + odd) >> F::kShift;
+  const uint32_t finite = magnitude < F::kLeastNormalFloat ? small : normal;
+  const uint32_t special = magnitude > 0x7f800000U ? F::kNan : F::kSpecial;
+  const uint32_t code = magnitude >= F::kTooLarge ? special : finite;
+  const uint32_t sign = (bits >> F::kSignShift) & F::kSignBit;
+  // Every NaN is the canonical one, those of numbers that are too large, too.
+  to->bits = static_cast<Bits>(code | (kInfinities || code < F::kNan ? sign : 0U));
 }
 
 void from_float(float value, Bfloat16* to) {
@@ -225,7 +264,7 @@ template <class T, class Acc>
 void widen(const char* from, Acc* to, size_t count) {
   PCCL_INDEPENDENT
   for (size_t i = 0; i < count; ++i) {
-    if constexpr (kSame<T, Float16>) {
+    if constexpr (kSmall<T>) {
       to[i] = to_float(load<T>(from, i));
     } else {
       to[i] = static_cast<Acc>(load<T>(from, i));
@@ -238,7 +277,7 @@ template <class T, class Acc, class Finish>
 void narrow(const Acc* from, char* to, size_t count, Finish finish) {
   PCCL_INDEPENDENT
   for (size_t i = 0; i < count; ++i) {
-    if constexpr (kSame<T, Float16>) {
+    if constexpr (kSmall<T>) {
       T value;
       from_float(finish(from[i]), &value);
       store<T>(to, i, value);
@@ -300,7 +339,7 @@ Floats canonical(Floats value) {
 // Whether elements of this type are widened in registers.
 template <class T>
 constexpr bool kInRegisters = kSame<T, Bfloat16>;
-#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__))
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__F16C__)) || defined(__aarch64__)
 template <>
 constexpr bool kInRegisters<Float16> = true;
 #endif
@@ -347,11 +386,13 @@ Floats load_floats(const char* from, size_t i) {
     return bit_copy<Floats>(_mm512_maskz_cvtph_ps(0xffff, load_vector<__m256i>(from + 2 * i)));
 #elif defined(__AVX2__) && defined(__F16C__)
     return bit_copy<Floats>(_mm256_cvtph_ps(load_vector<__m128i>(from + 2 * i)));
+#elif defined(__aarch64__)
+    return bit_copy<Floats>(vcvt_f32_f16(load_vector<float16x4_t>(from + 2 * i)));
 #endif
   }
 }
 
-// REQUIRES for both 16-bit types: a NaN is the canonical one.
+// REQUIRES for all small types: a NaN is the canonical one.
 template <class T>
 void store_floats(char* to, size_t i, Floats value) {
   if constexpr (kSame<T, float>) {
@@ -368,6 +409,9 @@ void store_floats(char* to, size_t i, Floats value) {
     __builtin_memcpy(to + 2 * i, &halves, sizeof(halves));
 #elif defined(__AVX2__) && defined(__F16C__)
     const __m128i halves = _mm256_cvtps_ph(bit_copy<__m256>(value), _MM_FROUND_TO_NEAREST_INT);
+    __builtin_memcpy(to + 2 * i, &halves, sizeof(halves));
+#elif defined(__aarch64__)
+    const float16x4_t halves = vcvt_f16_f32(bit_copy<float32x4_t>(value));
     __builtin_memcpy(to + 2 * i, &halves, sizeof(halves));
 #endif
   }
@@ -492,6 +536,14 @@ void kernel(const void* own, const Contribution* contributions, size_t contribut
   run<T, Acc, Op>(from, contributions, contribution_count, final, to, count, Keep<Acc>{});
 }
 
+// A complex number is combined as two `Part`s.
+template <class Part, bool kAverage>
+void complex_kernel(const void* own, const Contribution* contributions, size_t contribution_count,
+                    unsigned divisor, void* out, size_t count) {
+  kernel<Part, Part, Add, kAverage>(own, contributions, contribution_count, divisor, out,
+                                    2 * count);
+}
+
 }  // namespace
 }  // namespace pccl::reduce
 
@@ -506,6 +558,8 @@ namespace pccl::reduce {
         &kernel<T, Acc, Multiply, false>, &kernel<T, Acc, Maximum, false>, \
         &kernel<T, Acc, Minimum, false>                                    \
   }
+#define PCCL_COMPLEX_ROW(Part) \
+  { &complex_kernel<Part, false>, &complex_kernel<Part, true>, nullptr, nullptr, nullptr }
 
 // Rows as in DataType.
 const KernelTable PCCL_KERNEL_TABLE = {
@@ -522,13 +576,21 @@ const KernelTable PCCL_KERNEL_TABLE = {
         PCCL_KERNEL_ROW(Bfloat16, float, float),
         PCCL_KERNEL_ROW(float, float, float),
         PCCL_KERNEL_ROW(double, double, double),
+        {nullptr, nullptr, nullptr, &kernel<uint8_t, uint8_t, Maximum, false>,
+         &kernel<uint8_t, uint8_t, Minimum, false>},
+        PCCL_KERNEL_ROW(Float8E4m3fn, float, float),
+        PCCL_KERNEL_ROW(Float8E5m2, float, float),
+        PCCL_COMPLEX_ROW(float),
+        PCCL_COMPLEX_ROW(double),
     },
     {&encode_block<float>, &encode_block<double>},
     {&decode_block<float>, &decode_block<double>},
-    {&narrow_elements<Float16>, &narrow_elements<Bfloat16>},
+    {&narrow_elements<Float16>, &narrow_elements<Bfloat16>, &narrow_elements<Float8E4m3fn>,
+     &narrow_elements<Float8E5m2>},
 };
 
 #undef PCCL_KERNEL_ROW
+#undef PCCL_COMPLEX_ROW
 #undef PCCL_INDEPENDENT
 
 }  // namespace pccl::reduce

@@ -84,20 +84,16 @@ void left_out(DataType work, const void* values, const void* decoded, double sca
 }
 
 void fit(DataType dtype, void* values, void* elements, std::size_t count) {
-  if (dtype != DataType::float16 && dtype != DataType::bfloat16) return;
-  kernel_table().narrow[dtype == DataType::float16 ? 0 : 1](values, elements, count, false);
+  const int index = narrow_index(dtype);
+  if (index < 0) return;
+  kernel_table().narrow[index](values, elements, count, false);
   reduce(dtype, ReduceOp::sum, elements, {}, 0, values, count);
 }
 
 void narrow(DataType dtype, const void* values, void* elements, std::size_t count) {
-  switch (dtype) {
-    case DataType::float16:
-      return kernel_table().narrow[0](values, elements, count, true);
-    case DataType::bfloat16:
-      return kernel_table().narrow[1](values, elements, count, true);
-    default:
-      if (count != 0) std::memcpy(elements, values, count * element_size(dtype));
-  }
+  if (const int index = narrow_index(dtype); index >= 0)
+    return kernel_table().narrow[index](values, elements, count, true);
+  if (count != 0) std::memcpy(elements, values, count * element_size(dtype));
 }
 
 }  // namespace pccl::reduce

@@ -4,6 +4,7 @@
 #include <cpuid.h>
 #endif
 
+#include <cassert>
 #include <iterator>
 #include <string_view>
 
@@ -56,6 +57,7 @@ void reduce(DataType dtype, ReduceOp op, const void* own,
   if (count == 0) return;
   const Kernel kernel =
       chosen()->table->kernels[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(op)];
+  assert(kernel != nullptr);
   kernel(own, contributions.data(), contributions.size(), divisor, out, count);
 }
 

@@ -19,21 +19,23 @@ struct Contribution {
 //
 // `own` holds `count` elements of `dtype`. With `divisor` == 0 the result is partial: `out`
 // receives values of the accumulation type. With `divisor` > 0 it is final: under avg it is divided
-// by `divisor` (integers round toward zero); then `out` receives elements of `dtype` (16-bit
-// floats: rounded to nearest, ties to even). Without contributions, own is only converted.
+// by `divisor` (integers round toward zero); then `out` receives elements of `dtype` (8-bit and
+// 16-bit floats: rounded to nearest, ties to even). Without contributions, own is only converted.
+// Complex numbers are summed and divided part by part.
 //
 // Integers wrap, and min/max propagate NaN, as in NumPy. 64-bit integers under avg are summed in
 // 128 bits. A NaN result is always the positive quiet NaN without payload, except that a result
 // without contributions, division and conversion keeps the bits of own. All instruction sets
-// (x86-64: baseline, AVX2, AVX-512) give the same bytes in the default floating-point environment.
+// (x86-64: baseline, AVX2, AVX-512; aarch64: NEON) give the same bytes in the default
+// floating-point environment.
 //
-// No pointer needs alignment. REQUIRES: `out` equals `own` or a contribution's data, with equal
-// element sizes, or overlaps neither.
+// No pointer needs alignment. REQUIRES: combines(dtype, op); `out` equals `own` or a contribution's
+// data, with equal element sizes, or overlaps neither.
 void reduce(DataType dtype, ReduceOp op, const void* own,
             std::span<const Contribution> contributions, unsigned divisor, void* out,
             std::size_t count);
 
-// The instruction set in use: "baseline", "avx2" or "avx512".
+// The instruction set in use: "baseline", "avx2" or "avx512". On aarch64 the baseline has NEON.
 [[nodiscard]] const char* instruction_set();
 
 // For tests: selects the instruction set. False: this processor lacks it. Not thread-safe.

@@ -45,13 +45,14 @@ void scale_all(const void* values, double weight, void* products, std::size_t co
     store<Product>(products, i, static_cast<Product>(load<T>(values, i)) * factor);
 }
 
-// 16-bit floats are widened by the kernels, which have instructions for it.
-void scale_halves(DataType dtype, const void* values, double weight, void* products,
-                  std::size_t count) {
+// Floats of 8 and 16 bits are widened by the kernels, which have instructions for some.
+void scale_small(DataType dtype, const void* values, double weight, void* products,
+                 std::size_t count) {
+  const std::size_t size = element_size(dtype);
   float block[kBlock];
   for (std::size_t first = 0; first < count; first += kBlock) {
     const std::size_t n = std::min(kBlock, count - first);
-    reduce(dtype, ReduceOp::sum, static_cast<const char*>(values) + 2 * first, {}, 0, block, n);
+    reduce(dtype, ReduceOp::sum, static_cast<const char*>(values) + size * first, {}, 0, block, n);
     scale_all<float, float>(block, weight, static_cast<char*>(products) + 4 * first, n);
   }
 }
@@ -145,12 +146,15 @@ void divide_to_halves(const void* sums, double total, void* means, std::size_t c
     store<std::uint16_t>(means, i, to_half(static_cast<double>(load<float>(sums, i)) / total));
 }
 
-void divide_to_bfloats(const void* sums, double total, void* means, std::size_t count) {
+// In two roundings.
+void divide_to_small(DataType dtype, const void* sums, double total, void* means,
+                     std::size_t count) {
+  const std::size_t size = element_size(dtype);
   float block[kBlock];
   for (std::size_t first = 0; first < count; first += kBlock) {
     const std::size_t n = std::min(kBlock, count - first);
     divide<float>(static_cast<const char*>(sums) + 4 * first, total, block, n);
-    fit(DataType::bfloat16, block, static_cast<char*>(means) + 2 * first, n);
+    fit(dtype, block, static_cast<char*>(means) + size * first, n);
   }
 }
 
@@ -169,11 +173,17 @@ void scale(DataType dtype, const void* values, double weight, void* products, st
   switch (dtype) {
     case DataType::float16:
     case DataType::bfloat16:
-      return scale_halves(dtype, values, weight, products, count);
+    case DataType::float8_e4m3fn:
+    case DataType::float8_e5m2:
+      return scale_small(dtype, values, weight, products, count);
     case DataType::float32:
       return scale_all<float, float>(values, weight, products, count);
     case DataType::float64:
       return scale_all<double, double>(values, weight, products, count);
+    case DataType::complex64:
+      return scale_all<float, float>(values, weight, products, 2 * count);
+    case DataType::complex128:
+      return scale_all<double, double>(values, weight, products, 2 * count);
     default:
       return visit_integer(dtype, [&](auto like) {
         scale_all<decltype(like), double>(values, weight, products, count);
@@ -186,11 +196,17 @@ void unscale(DataType dtype, const void* sums, double total, void* means, std::s
     case DataType::float16:
       return divide_to_halves(sums, total, means, count);
     case DataType::bfloat16:
-      return divide_to_bfloats(sums, total, means, count);
+    case DataType::float8_e4m3fn:
+    case DataType::float8_e5m2:
+      return divide_to_small(dtype, sums, total, means, count);
     case DataType::float32:
       return divide<float>(sums, total, means, count);
     case DataType::float64:
       return divide<double>(sums, total, means, count);
+    case DataType::complex64:
+      return divide<float>(sums, total, means, 2 * count);
+    case DataType::complex128:
+      return divide<double>(sums, total, means, 2 * count);
     default:
       return visit_integer(
           dtype, [&](auto like) { divide_integers<decltype(like)>(sums, total, means, count); });

@@ -24,8 +24,13 @@ inline constexpr const char* kWeights = "0, or a number from 1e-18 to 1e18";  //
   switch (dtype) {
     case DataType::float16:
     case DataType::bfloat16:
+    case DataType::float8_e4m3fn:
+    case DataType::float8_e5m2:
     case DataType::float32:
       return DataType::float32;
+    case DataType::complex64:
+    case DataType::complex128:
+      return dtype;
     default:
       return DataType::float64;
   }
@@ -39,9 +44,9 @@ inline constexpr const char* kWeights = "0, or a number from 1e-18 to 1e18";  //
 void scale(DataType dtype, const void* values, double weight, void* products, std::size_t count);
 
 // means[i] = sums[i] / total as an element of `dtype`, divided in float64. Floats round to nearest
-// (bfloat16 via float32), integers toward zero and within their range. A quotient within rounding
-// error of a whole number is that number, so that the mean of 3 and 3 is 3 with any weights.
-// REQUIRES: total > 0.
+// (bfloat16 and 8-bit floats via float32; complex numbers part by part), integers toward zero and
+// within their range. A quotient within rounding error of a whole number is that number, so that
+// the mean of 3 and 3 is 3 with any weights. REQUIRES: total > 0.
 void unscale(DataType dtype, const void* sums, double total, void* means, std::size_t count);
 
 }  // namespace pccl::reduce
