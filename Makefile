@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
 
-.PHONY: demo test install setup build lint format types docs stress fuzz soak bench compare package package-test release clean
+.PHONY: demo test install setup build lint format types docs stress fuzz soak bench compare package package-test release test-aarch64 clean
 
 # A tree that is set up for development runs the demo from its editable build; any other from a
 # plain install.
@@ -104,6 +104,11 @@ release:
 	@$(STAGE) "OpenSSL of today" tools/wheel/upgrade_openssl.sh
 	@$(STAGE) package tools/wheel/build.sh --clean dist
 	@$(STAGE) release build/release/bin/python tools/wheel/check.py --release dist
+
+# Cross-compiles for aarch64 and runs the tests of the engine in a Debian of that architecture, by
+# emulation, then groups of peers of both architectures. Needs root; downloads some 150 MB.
+test-aarch64: setup
+	@tools/aarch64/test.sh $(VENV)
 
 clean:
 	rm -rf build dist $(VENV)

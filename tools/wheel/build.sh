@@ -1,20 +1,37 @@
 #!/usr/bin/env bash
-# build.sh [--clean] [DIST]: the sdist and the wheel of a release, in DIST (dist/). Installs what it
-# needs: system packages by tools/setup.sh, the rest in build/release. The wheel is made by this
-# machine's compiler and runs on Linux systems with glibc 2.28 or newer. --clean: nothing that was
-# compiled before is used again.
+# build.sh [--clean] [--aarch64] [DIST]: the sdist and the wheel of a release, in DIST (dist/).
+# Installs what it needs: system packages by tools/setup.sh, the rest in build/release. The wheel is
+# made by this machine's compiler and runs on Linux systems with glibc 2.28 or newer.
+# --clean: nothing that was compiled before is used again.
+# --aarch64: adds the wheel for aarch64 to DIST, which has the other one. It is made by a cross
+# compiler with the libraries of a Debian of that architecture. Needs root.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-build=$PWD/build/release-wheel
-if [ "${1:-}" = --clean ]; then
-  rm -rf "$build"
-  shift
-fi
-dist=${1:-dist}
 venv=$PWD/build/release
 python=$venv/bin/python
+processor=x86_64
+clean=
+while [[ "${1:-}" = --* ]]; do
+  case $1 in
+    --clean) clean=yes ;;
+    --aarch64) processor=aarch64 ;;
+    *) echo "build.sh: no option $1" >&2; exit 2 ;;
+  esac
+  shift
+done
+dist=${1:-dist}
+build=$PWD/build/release-wheel
 stubs=$PWD/build/stubs
-platform=manylinux_2_28_x86_64
+options=()
+if [ $processor = aarch64 ]; then
+  build+=-aarch64
+  stubs+=-aarch64
+  export PCCL_AARCH64_ROOT=$PWD/build/aarch64/root
+  export _PYTHON_HOST_PLATFORM=linux-aarch64  # Python's name for what the wheel is for
+  options=(-C cmake.define.CMAKE_TOOLCHAIN_FILE="$PWD/tools/aarch64/toolchain.cmake")
+fi
+[ -z "$clean" ] || rm -rf "$build"
+platform=manylinux_2_28_$processor
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -29,20 +46,24 @@ if [ "$wanted" != "$(cat "$venv/installed" 2>/dev/null || true)" ]; then
 fi
 if [ ! -f "$stubs/libstdc++.so" ] ||
   [ -n "$(find tools/wheel \( -name stubs.py -o -name 'compat*.c' \) -newer "$stubs/libstdc++.so")" ]; then
-  tools/stage.sh stubs "$python" tools/wheel/stubs.py "$stubs"
+  [ $processor = x86_64 ] || tools/aarch64/root.sh "$venv"
+  tools/stage.sh stubs "$python" tools/wheel/stubs.py "$stubs" $processor
 fi
 
-rm -rf "$dist"
 # The tools are installed already, at known versions: no isolation. tools/check_package.sh builds a
 # wheel from the sdist; this one comes from the tree, in a build folder of its own.
-"$python" -m build --no-isolation --sdist --outdir "$work/plain" .
+if [ $processor = x86_64 ]; then
+  rm -rf "$dist"
+  "$python" -m build --no-isolation --sdist --outdir "$work/plain" .
+fi
 tools/stage.sh "compile and link" "$python" -m build --no-isolation --wheel --outdir "$work/plain" \
   -C build-dir="$build" \
-  -C cmake.define.PCCL_BUNDLE_OPENSSL=ON \
+  -C cmake.define.PCCL_BUNDLE_OPENSSL=ON "${options[@]}" \
   -C cmake.define.CMAKE_MODULE_LINKER_FLAGS="-L$stubs" .
 export PATH="$venv/bin:$PATH"
 tools/stage.sh "manylinux tag" "$python" -m auditwheel repair --plat "$platform" --wheel-dir "$work/repaired" "$work"/plain/*.whl
 tools/stage.sh "licences and SBOM" "$python" tools/wheel/third_party.py "$work"/repaired/*.whl
 mkdir -p "$dist"
-mv "$work"/repaired/*.whl "$work"/repaired/*.cdx.json "$work"/plain/*.tar.gz "$dist"
+mv "$work"/repaired/*.whl "$work"/repaired/*.cdx.json "$dist"
+[ $processor != x86_64 ] || mv "$work"/plain/*.tar.gz "$dist"
 tools/stage.sh checks "$python" tools/wheel/check.py "$dist"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import re
 import subprocess
 import sys
@@ -55,8 +56,8 @@ def check_changelog(version: str) -> None:
 
 
 def exported(module: Path) -> list[str]:
-    lines = run("nm", "-D", "--defined-only", module).splitlines()
-    return [line.split()[-1] for line in lines]
+    cells = map(str.split, run("readelf", "--dyn-syms", "-W", module).splitlines())
+    return [row[7] for row in cells if len(row) > 7 and row[6] != "UND"]
 
 
 def check_module(module: Path) -> None:
@@ -127,12 +128,14 @@ def main() -> None:
     if options.release:
         check_changelog(version)
     wheels, sdists = sorted(options.dist.glob("*.whl")), sorted(options.dist.glob("*.tar.gz"))
-    if len(wheels) != 1 or [path.name for path in sdists] != [f"pccl_collectives-{version}.tar.gz"]:
+    own = [wheel for wheel in wheels if wheel.stem.endswith(platform.machine())]
+    if len(own) != 1 or [path.name for path in sdists] != [f"pccl_collectives-{version}.tar.gz"]:
         fail(f"{options.dist} has {[path.name for path in [*wheels, *sdists]]}")
-    check_wheel(wheels[0], version)
-    run(sys.executable, "-m", "twine", "check", "--strict", wheels[0], sdists[0])
+    for wheel in wheels:
+        check_wheel(wheel, version)
+    run(sys.executable, "-m", "twine", "check", "--strict", *wheels, sdists[0])
     print("twine check --strict: passed")
-    check_install(wheels[0], version)
+    check_install(own[0], version)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""stubs.py DIR: link-time libraries of glibc 2.28 and GCC 8, for a wheel that old systems load.
+"""stubs.py DIR [PROCESSOR]: link-time libraries of glibc 2.28 and GCC 8.
 
-Makes DIR. A link with `-LDIR` then sees the symbols that a system of 2018 offers, with the
-versions that they had there. The objects are those of this machine's compiler. A symbol that is too
-new makes the link fail, or comes from a static library:
+For a wheel that old systems load. PROCESSOR: x86_64, this machine's, or aarch64. Makes DIR. A link
+with `-LDIR` then sees the symbols that a system of 2018 offers, with the versions that they had
+there. The objects are those of this machine's compilers. A symbol that is too new makes the link
+fail, or comes from a static library:
 
 * glibc: the symbol tables of the package ziglang, and its libc_nonshared.a (fstat, stat, ...).
 * compat.c: the few symbols that this machine's headers introduce.
@@ -33,10 +34,11 @@ LIBRARIES = {
     "libpthread.so.0": "libpthread.so.0",
     "libdl.so.2": "libdl.so.2",
     "librt.so.1": "librt.so.1",
-    "libld.so.2": "ld-linux-x86-64.so.2",
 }
+LOADERS = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
 GLIBC = ".".join(map(str, NEWEST["GLIBC"]))
-CC = os.environ.get("CC", "cc")
+PROCESSOR = sys.argv[2] if len(sys.argv) > 2 else "x86_64"
+CC = "aarch64-linux-gnu-gcc" if PROCESSOR == "aarch64" else os.environ.get("CC", "cc")
 HERE = Path(__file__).resolve().parent
 
 
@@ -96,10 +98,11 @@ def glibc(folder: Path) -> None:
     source = folder / "empty.c"
     source.touch()
     cache = folder / "cache"
-    zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"x86_64-linux-gnu.{GLIBC}"]
+    zig = [sys.executable, "-m", "ziglang", "cc", "-target", f"{PROCESSOR}-linux-gnu.{GLIBC}"]
     caches = {"ZIG_GLOBAL_CACHE_DIR": str(cache), "ZIG_LOCAL_CACHE_DIR": str(cache)}
     run(*zig, "-shared", source, "-o", folder / "empty.so", **caches)
-    for name, soname in LIBRARIES.items():
+    names = LIBRARIES | {"libld.so.2": LOADERS[PROCESSOR]}
+    for name, soname in names.items():
         (table,) = cache.glob(f"o/*/{name}")
         make_stub(folder, soname, symbols_of(table))
     (nonshared,) = cache.glob("o/*/libc_nonshared.a")
@@ -113,7 +116,7 @@ def glibc(folder: Path) -> None:
         objects.append(target)
     run("ar", "rcs", folder / "libcompat.a", *objects)
     # Before glibc 2.34, threads and dlopen were in libraries of their own.
-    apart = " ".join(list(LIBRARIES.values())[2:])
+    apart = " ".join(list(names.values())[2:])
     script = f"GROUP ( libc.so.6 AS_NEEDED ( {apart} ) libc_nonshared.a libcompat.a )\n"
     for name in ["libc.so", "libpthread.so", "libdl.so", "librt.so"]:
         (folder / name).write_text(script)

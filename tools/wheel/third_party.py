@@ -13,6 +13,7 @@ import base64
 import hashlib
 import importlib.metadata
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,8 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DOCS = Path("/usr/share/doc")
-COMMON = Path("/usr/share/common-licenses")
+# The system whose headers and libraries the wheel has: this one, or that of a cross compiler.
+SYSTEM = Path(os.environ.get("PCCL_AARCH64_ROOT", "/"))
+DOCS = SYSTEM / "usr/share/doc"
+COMMON = SYSTEM / "usr/share/common-licenses"
+CXX = ["c++"] if SYSTEM == Path("/") else ["aarch64-linux-gnu-g++", f"--sysroot={SYSTEM}"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def run(*command: str) -> str:
 def macros(header: str) -> dict[str, str]:
     """The preprocessor's definitions after `header`."""
     found = subprocess.run(
-        ["c++", "-E", "-dM", "-x", "c++", "-std=c++20", "-DASIO_STANDALONE", "-"],
+        [*CXX, "-E", "-dM", "-x", "c++", "-std=c++20", "-DASIO_STANDALONE", "-"],
         input=f"#include <{header}>\n",
         check=True,
         text=True,
@@ -57,7 +61,8 @@ def macros(header: str) -> dict[str, str]:
 def debian(package: str) -> str:
     """The version of a Debian or Ubuntu package; empty elsewhere."""
     try:
-        return run("dpkg-query", "-W", "-f", "${Version}", package)
+        database = f"--admindir={SYSTEM / 'var/lib/dpkg'}"
+        return run("dpkg-query", database, "-W", "-f", "${Version}", package)
     except (OSError, subprocess.CalledProcessError):
         return ""
 
@@ -74,7 +79,7 @@ def parts() -> list[Part]:
     asio = int(macros("asio/version.hpp")["ASIO_VERSION"])
     xxhash = macros("xxhash.h")
     hashes = ".".join(xxhash[f"XXH_VERSION_{part}"] for part in ("MAJOR", "MINOR", "RELEASE"))
-    gcc = run("c++", "-dumpfullversion")
+    gcc = run(*CXX, "-dumpfullversion")
     nanobind = importlib.metadata.distribution("nanobind")
     zig = importlib.metadata.distribution("ziglang")
     asio_text = f"{asio // 100000}.{asio // 100 % 1000}.{asio % 100}"

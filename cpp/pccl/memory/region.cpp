@@ -22,7 +22,11 @@
 namespace pccl::memory {
 namespace {
 
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
+// A huge page is what one page table maps: 2 MiB with pages of 4 KiB, 512 MiB with 64 KiB.
+std::size_t huge_page() {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return page / sizeof(std::uint64_t) * page;
+}
 
 Error failed(const char* what) {
   return {Code::internal_error,
@@ -67,7 +71,7 @@ Result<RegionPtr> make_region(std::size_t size, Access others) {
   if (at == MAP_FAILED) return give_up("mmap");
   keep_from_children(at, size);
   auto region = std::make_shared<Region>(static_cast<std::uint8_t*>(at), size, descriptor);
-  if (size >= kHugePage) (void)::madvise(at, size, MADV_HUGEPAGE);
+  if (size >= huge_page()) (void)::madvise(at, size, MADV_HUGEPAGE);
   int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
   // The seal does not affect the mapping above, which stays the only one that can write.
   if (others == Access::read) seals |= F_SEAL_FUTURE_WRITE;
