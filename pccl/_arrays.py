@@ -11,8 +11,8 @@ import numpy as np
 
 from pccl import frameworks
 from pccl.errors import InvalidArgument, NotSupported, located
-from pccl.frameworks import Array, Buffer, Bytes, Place, Shared
-from pccl.types import DataType, ReduceOp
+from pccl.frameworks import Array, Buffer, Bytes, DeviceAdapter, Place, Shared
+from pccl.types import DataType, ReduceOp, check_op
 
 
 class Leaf(NamedTuple):
@@ -41,11 +41,15 @@ def read(leaf: object, func: str, where: str, *, op: ReduceOp | None = None) -> 
             Under sum and prod a float travels beside it, which tells whether the result fits.
 
     Raises:
-        InvalidArgument: Not an array or number that can be reduced.
+        InvalidArgument: Not an array or number that can be reduced, or not so.
         NotSupported: Not yet.
     """
     with located(func, where):
-        return _read(leaf, op, f"{func}: {where}")
+        found = _read(leaf, op, f"{func}: {where}")
+        if op is not None:
+            for _, dtype in found.buffers:
+                check_op(dtype, op, "")
+        return found
 
 
 def _read(leaf: object, op: ReduceOp | None, name: str) -> Leaf:
@@ -107,13 +111,47 @@ def _checked(results: Sequence[Array], name: str) -> int:
     return exact
 
 
-def write(leaf: object, func: str, where: str) -> Sequence[Buffer]:
+class Target(NamedTuple):
+    """An output leaf.
+
+    Attributes:
+        buffers: Where its elements go: its own memory, or CPU memory for an array on a device.
+        finish: Moves them from there to the leaf, where they are not there yet.
+    """
+
+    buffers: Sequence[Buffer]
+    finish: Callable[[], object]
+
+
+def write(leaf: object, func: str, where: str) -> Target:
     """The memory of an output leaf.
 
     Raises:
         InvalidArgument: It cannot be written.
         NotSupported: Not yet.
     """
+    device = frameworks.device_adapter(leaf)
+    if device is not None:
+        return _write_to_device(leaf, device, func, where)
+    return Target(_writable(leaf, func, where), _nothing)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _write_to_device(leaf: object, adapter: DeviceAdapter, func: str, where: str) -> Target:
+    with located(func, where):
+        staged = adapter.stage(leaf)
+    host = np.empty(staged.shape, f"V{staged.dtype.size}")
+    kind, shape = staged.dtype.label, staged.shape
+    return Target(
+        [Buffer(host, staged.dtype)],
+        lambda: adapter.adopt(kind, shape, flat_bytes(host), leaf),
+    )
+
+
+def _writable(leaf: object, func: str, where: str) -> Sequence[Buffer]:
     with located(func, where):
         if isinstance(leaf, np.ndarray):
             buffers: Sequence[Buffer] = [_numpy_buffer(leaf)]
@@ -180,9 +218,17 @@ def place_of(array: Array, *, written: bool) -> Place:
 
 
 def adopt(
-    origin: str, kind: str, shape: tuple[int, ...], data: Array, like: object = None
+    origin: str,
+    kind: str,
+    shape: tuple[int, ...],
+    data: Array,
+    like: object = None,
+    beside: object = None,
 ) -> object:
-    """An array of these bytes: in the place of `like`, or a new one of the framework `origin`."""
+    """An array of these bytes: in the place of `like`, or a new one of the framework `origin`.
+
+    `beside`: an array of that framework; a new one comes to be on its device.
+    """
     if isinstance(like, np.ndarray | np.generic):
         adapter = None
     elif like is not None:
@@ -191,7 +237,9 @@ def adopt(
         # The others' framework, if this process uses it as well.
         adapter = frameworks.adapter_of_module(origin) if origin in sys.modules else None
     if adapter is not None:
-        return adapter.adopt(kind, shape, data, like)
+        made = adapter.adopt(kind, shape, data, like)
+        device = frameworks.device_adapter(beside)
+        return made if device is None else device.beside(made, beside)
     array = as_array(kind, shape, data)
     if isinstance(like, np.ndarray | np.generic) and like.dtype.newbyteorder("=") == array.dtype:
         array = array.astype(like.dtype, copy=False)

@@ -16,13 +16,14 @@ import numpy as np
 
 from pccl import _arrays, _settings, frameworks, result_pool
 from pccl import tree as trees
+from pccl._arrays import Target
 from pccl.errors import InvalidArgument, NotSupported, located
 from pccl.frameworks import Array, Buffer, Shared
 from pccl.reduce.request import Collective, Request
 from pccl.reduce.staging import Staging
 from pccl.reduce.work import reduce_info
 from pccl.tree import Entry
-from pccl.types import DataType, ReduceInfo
+from pccl.types import DataType, ReduceInfo, check_op
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -106,8 +107,10 @@ def allgather(request: Request) -> Any:
         return _filled(request, targets, received)
     world = info.world_size  # fewer than `parts` after a loss
     made = [
-        _arrays.adopt(s.origin, s.kind, (world, *s.shape), _first(data, world * s.data.size))
-        for s, data in zip(shared, received, strict=True)
+        _arrays.adopt(
+            s.origin, s.kind, (world, *s.shape), _first(data, world * s.data.size), beside=leaf
+        )
+        for leaf, s, data in zip(flat.leaves, shared, received, strict=True)
     ]
     return flat.unflatten(made)
 
@@ -122,25 +125,32 @@ def reduce_scatter(request: Request) -> Any:
         if frameworks.is_spread(leaf):
             sentence = f"{where} is spread over devices or ranks; only allreduce takes it"
             raise NotSupported.because(func, sentence)
+        with located(func, where):
+            check_op(sends[-1].dtype, request.op, "")
     parts = _members(request)
     shapes = [
         _part(request, send, parts, where)
         for send, (where, _) in zip(sends, request.leaves, strict=True)
     ]
     kinds = zip(shapes, sends, strict=True)
+    targets: list[Target] = []
     if request.out is None:
         recvs = [result_pool.empty(shape, send.array.dtype) for shape, send in kinds]
     else:
         recvs = []
         for (shape, send), (where, leaf) in zip(kinds, request.targets, strict=True):
-            target = only_buffer(_arrays.write(leaf, func, where), func, where)
+            target = _arrays.write(leaf, func, where)
+            memory = only_buffer(target.buffers, func, where)
             wanted = [Entry("", send.dtype.label, shape)]
-            request.check_target(where, trees.outlines([target]), wanted)
-            recvs.append(target.array)
+            request.check_target(where, trees.outlines([memory]), wanted)
+            targets.append(target)
+            recvs.append(memory.array)
     staging = Staging(sends, recvs)
     entries = trees.entries_of(flat.paths, [[send] for send in sends])
     _run(request, Kind.REDUCE_SCATTER, staging, entries, parts=parts)
     if request.out is not None:
+        for target in targets:
+            target.finish()
         return request.out
     made = [leaf.restore([part]) for leaf, part in zip(leaves, staging.results, strict=True)]
     return flat.unflatten(made)
@@ -246,7 +256,7 @@ def _first(data: Array, count: int) -> Array:
 def _restored(leaf: object, shared: Shared, data: Array) -> object:
     if isinstance(leaf, np.generic):
         return _arrays.as_array(shared.kind, shared.shape, data)[()]
-    made = _arrays.adopt(shared.origin, shared.kind, shared.shape, data)
+    made = _arrays.adopt(shared.origin, shared.kind, shared.shape, data, beside=leaf)
     number = isinstance(leaf, bool | int | float | complex)
     return made.item() if number else made  # type: ignore[attr-defined]
 
@@ -286,12 +296,17 @@ def reduce_into(request: Request) -> ReduceInfo:
     func = request.func
     parts = _members(request)
     source = only_buffer(_arrays.read(request.tree, func, "send").buffers, func, "send")
-    target = only_buffer(_arrays.write(request.out, func, "recv"), func, "recv")
+    written = _arrays.write(request.out, func, "recv")
+    target = only_buffer(written.buffers, func, "recv")
     if source.dtype != target.dtype or source.array.size != parts * target.array.size:
         have, want = trees.describe_buffer(source), trees.describe_buffer(target)
         request.refuse(f"send is {have}, which is not {parts} times recv, {want}")
+    with located(func, "send"):
+        check_op(source.dtype, request.op, "")
     staging = Staging([source], [target.array])
-    return _run(request, Kind.REDUCE_SCATTER, staging, trees.outlines([source]), parts=parts)
+    info = _run(request, Kind.REDUCE_SCATTER, staging, trees.outlines([source]), parts=parts)
+    written.finish()
+    return info
 
 
 def _memory_of(array: Any, func: str, where: str, *, writable: bool) -> Shared:

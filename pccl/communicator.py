@@ -11,7 +11,7 @@ from pccl import _arrays, _settings, collectives, quantize
 from pccl import tree as trees
 from pccl._changes import Subscription
 from pccl.collectives import only_buffer
-from pccl.errors import InvalidArgument, PCCLError, PeerLost, PendingOperations, Result
+from pccl.errors import InvalidArgument, PCCLError, PeerLost, PendingOperations, Result, located
 from pccl.master_node import MasterNode
 from pccl.peer import Peer
 from pccl.reduce import request as requests
@@ -34,6 +34,7 @@ from pccl.types import (
     SharedStateSyncInfo,
     SharedStateSyncStrategy,
     Topology,
+    check_op,
     check_operands,
 )
 
@@ -311,13 +312,21 @@ class Communicator(Peer):
     ) -> AsyncReduceHandle:
         func = request.func
         sent = only_buffer(_arrays.read(request.tree, func, "send").buffers, func, "send")
-        received = only_buffer(_arrays.write(request.out, func, "recv"), func, "recv")
+        target = _arrays.write(request.out, func, "recv")
+        received = only_buffer(target.buffers, func, "recv")
         kinds, sizes = (sent.dtype, received.dtype), (sent.array.size, received.array.size)
         check_operands(func, kinds, sizes, descriptor)
+        with located(func, "send"):
+            check_op(sent.dtype, request.op, "")
         staging = Staging([sent], [received.array])
         signature = request.sign(trees.outlines([sent]), [])  # any shapes meet
         operation = request.start(staging.arrays, signature, wait=wait)
-        return AsyncReduceHandle(Work(self, operation, staging.finish))
+
+        def finish() -> None:
+            staging.finish()
+            target.finish()
+
+        return AsyncReduceHandle(Work(self, operation, finish))
 
     def broadcast(
         self, array: Any, *, root: int = 0, tag: int = 0, timeout: float | None = None

@@ -162,7 +162,10 @@ class Staged(NamedTuple):
 
 
 class DeviceAdapter(Adapter, Protocol):
-    """An adapter of a framework that has arrays on accelerators."""
+    """An adapter of a framework that has arrays on accelerators.
+
+    Its `to_buffers` gives a copy of such an array, to be read; its `adopt` writes to one.
+    """
 
     def devices_in_use(self) -> bool:
         """Whether this process has any. Called in every reduction: must be cheap."""
@@ -172,6 +175,9 @@ class DeviceAdapter(Adapter, Protocol):
 
     def stage(self, leaf: Any) -> Staged:
         """The array on its device; raises as `to_buffers`."""
+
+    def beside(self, made: Any, like: Any) -> object:
+        """The array `made`, on the device of the array `like`."""
 
 
 _KNOWN = {

@@ -28,6 +28,18 @@ def test_dtypes_combine_as_numpys_do(peers: Peers, dtype: str, op: str) -> None:
     peers.both(partial(jax_eager.dtypes_combine_as_numpys_do, dtype, op))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [
+        *(("bool", op) for op in ("min", "max")),
+        *(("complex64", op) for op in ("sum", "avg")),
+        *((f"float8_{kind}", op) for kind in ("e4m3fn", "e5m2") for op in ("sum", "avg", "max")),
+    ],
+)
+def test_rare_dtypes_combine_as_numpys_do(peers: Peers, dtype: str, op: str) -> None:
+    peers.both(partial(jax_eager.dtypes_combine_as_numpys_do, dtype, op))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_an_array_without_axes_stays_one(peers: Peers, dtype: str) -> None:
     peers.both(partial(jax_eager.an_array_without_axes_stays_one, dtype))
@@ -37,13 +49,9 @@ def test_64_bit_arrays_keep_their_bits_also_where_jax_would_take_them(peers: Pee
     peers.both(jax_eager.arrays_of_64_bits_keep_them_also_where_jax_would_not)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int4"])
-def test_dtypes_of_less_than_8_bits_or_8_bit_floats_are_refused_by_name(
-    peers: Peers, dtype: str
-) -> None:
-    peers.both(
-        partial(jax_eager.dtypes_of_less_than_8_bits_or_8_bit_floats_are_refused_by_name, dtype)
-    )
+@pytest.mark.parametrize("dtype", ["float8_e4m3b11fnuz", "int4"])
+def test_small_dtypes_that_are_not_there_are_refused_by_name(peers: Peers, dtype: str) -> None:
+    peers.both(partial(jax_eager.small_dtypes_that_are_not_there_are_refused_by_name, dtype))
 
 
 def test_other_arrays_are_refused(peers: Peers) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -124,6 +126,37 @@ def test_dtypes_reduce_as_in_torch(pair: Peers, name: str, op: str) -> None:
         assert result.dtype == dtype and torch.equal(result, want.to(dtype))
 
 
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "complex64", "complex128"])
+@pytest.mark.parametrize("op", ["sum", "avg"])
+def test_rare_dtypes_reduce_as_in_torch(pair: Peers, name: str, op: str) -> None:
+    dtype = getattr(torch, name)
+    wide = torch.complex128 if dtype.is_complex else torch.float32
+    given = [elements(i).to(wide) * (1 - 2j if dtype.is_complex else 0.25) for i in (3, 4)]
+    tensors = [tensor.to(dtype) for tensor in given]
+    total = tensors[0].to(wide) + tensors[1].to(wide)
+    want = (total / 2 if op == "avg" else total).to(dtype)
+    # One member's elements lie in another order.
+    tensors[1] = tensors[1].transpose(0, 1).contiguous().transpose(0, 1)
+    for result in together(pair, lambda i, comm: pccl.allreduce(tensors[i], op, comm=comm)):
+        assert result.dtype == dtype and torch.equal(result.to(wide), want.to(wide))
+
+
+@pytest.mark.parametrize("op", ["min", "max"])
+def test_booleans_have_and_and_or(pair: Peers, op: str) -> None:
+    tensors = [elements(i) > 0 for i in (3, 4)]
+    want = tensors[0] & tensors[1] if op == "min" else tensors[0] | tensors[1]
+    for result in together(pair, lambda i, comm: pccl.allreduce(tensors[i], op, comm=comm)):
+        assert result.dtype == torch.bool and torch.equal(result, want)
+
+
+def test_a_conjugate_is_read_and_not_written(pair: Peers) -> None:
+    tensor = torch.full((3,), 1 + 2j).conj()
+    for result in together(pair, lambda _, comm: pccl.allreduce(tensor, comm=comm)):
+        assert torch.equal(result, torch.full((3,), 2 - 4j))
+    with pytest.raises(pccl.InvalidArgument, match="conjugate bit"):
+        pccl.allreduce(tensor, out=tensor, comm=pair[0])
+
+
 def test_odd_shapes(pair: Peers) -> None:
     tree = {
         "0-d": torch.tensor(2.5),
@@ -165,9 +198,12 @@ def test_what_cannot_be_reduced_is_named(pair: Peers) -> None:
     for name, tensor in tensors.items():
         with pytest.raises(pccl.NotSupported, match=name):
             pccl.allreduce({name: tensor}, comm=pair[0])
-    for tensor in (torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.complex64)):
-        with pytest.raises(pccl.InvalidArgument):
-            pccl.allreduce({"w": tensor}, comm=pair[0])
+    for tensor, op in (
+        (torch.ones(2, dtype=torch.bool), "sum"),
+        (torch.ones(2, dtype=torch.complex64), "max"),
+    ):
+        with pytest.raises(pccl.InvalidArgument, match=f'not with "{op}"'):
+            pccl.allreduce({"w": tensor}, op, comm=pair[0])
 
 
 @pytest.fixture
@@ -290,6 +326,81 @@ def test_all_copies_are_over_when_a_piece_fails() -> None:
     for copy in device.begun:
         copy()
     assert torch.equal(result, before)
+
+
+class OutOfOrder:
+    """A stand-in with a stream for each direction, which is a thread that copies late.
+
+    Until a copy is over, its target has bytes that are nobody's. The two streams run in any order.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._streams = [ThreadPoolExecutor(1) for _ in range(2)]
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.shutdown()
+
+    def pinned(self, size: int) -> Any:
+        return np.full(size, 0xEE, np.uint8)
+
+    def empty(self, flat: Any) -> Any:
+        return torch.full_like(flat, 0xEE)
+
+    def fetch(self, flat: Any, begin: int, host: Any) -> Callable[[], None]:
+        return self._copy(0, torch.from_numpy(host), flat[begin : begin + host.size])
+
+    def store(self, flat: Any, begin: int, host: Any) -> Callable[[], None]:
+        return self._copy(1, flat[begin : begin + host.size], torch.from_numpy(host))
+
+    def _copy(self, stream: int, target: Any, source: Any) -> Callable[[], None]:
+        late = self._random.choice([0, 0, 1e-4, 1e-3])
+        target.fill_(0xEE)
+
+        def copy() -> None:
+            threading.Event().wait(late)
+            target.copy_(source)
+
+        return self._streams[stream].submit(copy).result
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_wait_for_every_copy_that_they_need(seed: int) -> None:
+    device = OutOfOrder(seed)
+    sizes = [random.Random(seed).randrange(1, 700) for _ in range(4)]
+    flats = [torch.full((size,), 16 * i, dtype=torch.uint8) for i, size in enumerate(sizes)]
+    results = [device.empty(flat) for flat in flats]
+
+    def reduce(number: int, parts: Any, hosts: Any) -> Any:
+        for host in hosts:
+            host += 1 + number % 7
+        return number
+
+    pieces = cut(sizes, 128)
+    reduce_pieces([device] * 4, flats, results, pieces, reduce)
+    for number, piece in enumerate(pieces):
+        for part in piece:
+            made = results[part.array][part.begin : part.end]
+            assert (made == 16 * part.array + 1 + number % 7).all()
+    device.close()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_copies_in_any_order_give_the_same_result(
+    pair: Peers, device: Lagging, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    devices = {}
+
+    def own(leaf: Any) -> OutOfOrder:
+        return devices.setdefault(threading.get_ident(), OutOfOrder(seed + len(devices)))
+
+    monkeypatch.setattr(adapter, "device_of", own)
+    tensors = [on_device(torch.arange(3000.0) * (i + 1)) for i in range(2)]
+    for result in together(pair, lambda i, comm: pccl.allreduce(tensors[i], comm=comm)):
+        assert torch.equal(result.as_subclass(torch.Tensor), 3 * torch.arange(3000.0))
+    for made in devices.values():
+        made.close()
 
 
 class OnDevice(torch.Tensor):
@@ -551,6 +662,7 @@ def test_error_feedback_of_pieces_counts_when_all_of_them_do(
     assert kept() == before, "the first piece had been reduced"
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_tensors_go_through_pinned_memory(
     pair: Peers, monkeypatch: pytest.MonkeyPatch

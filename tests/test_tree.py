@@ -171,7 +171,7 @@ def reduce_twice(inputs, outputs=None):
         [_arrays.read(array, "f", "tree").buffers[0] for array in inputs],
         None
         if outputs is None
-        else [_arrays.write(array, "f", "out")[0].array for array in outputs],
+        else [_arrays.write(array, "f", "out").buffers[0].array for array in outputs],
     )
     sizes = set()
     for send, recv, code in staging.arrays:
@@ -282,8 +282,7 @@ def test_bfloat16_travels_without_ml_dtypes_being_ours():
         ("text", "a str is neither"),
         (object(), "a object is neither"),
         (2**63, "64 bits"),
-        (np.zeros(2, bool), "bool"),
-        (np.zeros(2, "c8"), "complex64"),
+        (np.zeros(2, "M8[s]"), "datetime64"),
         (np.ma.masked_array([1.0], [True]), "masked"),
     ],
 )
@@ -292,6 +291,21 @@ def test_other_leaves_are_refused_by_path(leaf, message):
         _arrays.read(leaf, "allreduce", "tree['a'][3]")
     assert "tree['a'][3]" in caught.value.reason
     assert caught.value.func_name == "allreduce"
+
+
+@pytest.mark.parametrize(
+    ("leaf", "op", "message"),
+    [
+        (np.zeros(2, bool), "sum", 'bool is combined with "max" or "min", not with "sum"'),
+        (np.bool_(True), "avg", 'not with "avg"'),
+        (np.zeros(2, "c8"), "max", 'complex64 is combined with "sum" or "avg", not with "max"'),
+        (np.complex128(1), "prod", "complex128"),
+    ],
+)
+def test_leaves_that_cannot_be_combined_so_are_refused_by_path(leaf, op, message):
+    with pytest.raises(pccl.InvalidArgument, match=message) as caught:
+        _arrays.read(leaf, "allreduce", "tree['a']", op=pccl.ReduceOp.parse(op, ""))
+    assert "tree['a']" in caught.value.reason
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ __all__ = [
 
 immutable = True  # no array can be written to
 
+_WIDE = ("float64", "int64", "uint64", "complex128")  # not there without enable_x64
+
 
 def is_spread(leaf: Any) -> bool:
     """Whether it is on several devices."""
@@ -52,9 +54,6 @@ def is_traced(leaf: object) -> bool:
 def _check_readable(leaf: jax.Array) -> None:
     if isinstance(leaf, jax.core.Tracer):
         sentence = "inside jit, grad or vmap only pccl.allreduce works, without out= and async"
-        raise NotSupported.because("", sentence)
-    if any(device.platform != "cpu" for device in leaf.sharding.device_set):
-        sentence = "only arrays on CPU devices are supported yet; use jax.device_get"
         raise NotSupported.because("", sentence)
 
 
@@ -79,12 +78,14 @@ def _parts(leaf: jax.Array) -> list[_Part]:
 def to_buffers(leaf: jax.Array, *, writable: bool) -> Sequence[Buffer]:
     """Read-only views of the array's memory; waits until it is computed.
 
+    An array on a GPU or TPU is copied to CPU memory, and its result back.
+
     One view for each piece: an array on one device, or replicated, is one piece. A sharded array
     has a piece for each different shard that this process holds. Members must shard alike for their
     calls to match.
 
     Raises:
-        NotSupported: Inside jit, not on CPU devices, or a dtype that is not there yet.
+        NotSupported: Inside jit, or a dtype that is not there yet.
         InvalidArgument: It is to be written, or its dtype cannot be reduced.
         PCCLError: It is the result of a compiled `pccl.allreduce` that failed.
     """
@@ -120,8 +121,9 @@ def _put(array: npt.NDArray[Any], place: object) -> jax.Array:
 
     JAX does not write into memory that it shares, not even when the array is donated.
     """
-    # Without this a 64-bit array that was made under enable_x64 would come back with 32 bits.
-    wide = array.dtype.itemsize == 8 and not jax.config.jax_enable_x64
+    # Without this a 64-bit array that was made under enable_x64 would come back with 32 bits, and a
+    # complex128 one as complex64.
+    wide = array.dtype.name in _WIDE and not jax.config.jax_enable_x64
     with jax.enable_x64(True) if wide else nullcontext():
         made: jax.Array = jax.device_put(array, place, may_alias=True)
     return made
@@ -132,7 +134,7 @@ def share(leaf: jax.Array) -> Shared:
 
     Raises:
         InvalidArgument: Its dtype is one of JAX's own, as a PRNG key's.
-        NotSupported: Inside jit, not on CPU devices, or in part on those of another process.
+        NotSupported: Inside jit, or in part on devices of another process.
         PCCLError: It is the result of a compiled `pccl.allreduce` that failed.
     """
     _check_readable(leaf)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pccl.adapters.torch.devices import other_accelerators
+
 
 def _create_group(options: Any, backend_options: Any) -> Any:
     from pccl.adapters.torch import process_group
@@ -36,5 +38,5 @@ def register() -> None:
     dist.distributed_c10d.monitored_barrier = dist.monitored_barrier
     # torch puts tensors of its own on the last device. `device_count` does not start CUDA: a child
     # that is forked later may still use it.
-    devices = ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu"]
+    devices = ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu", *other_accelerators()]
     dist.Backend.register_backend("pccl", _create_group, extended_api=True, devices=devices)

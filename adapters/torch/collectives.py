@@ -66,7 +66,9 @@ class Collectives(Group):
             return self._reduce_sparse(tensors, opts)
         work = self._reduce_all("allreduce", tensors, opts)
         # DDP's built-in fp16 hook, in C++, takes the value of the work's future for a C++ list.
-        calls = sys._getframe(2).f_code.co_names
+        # Autograd's thread for a GPU has no frame of Python below this call.
+        caller = sys._getframe(1).f_back
+        calls = () if caller is None else caller.f_code.co_names
         in_cpp = tensors[0].dtype == torch.float16 and "allreduce" not in calls
         return typed_work(work) if in_cpp else work
 

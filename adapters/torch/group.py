@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 
+from pccl.adapters.torch.devices import other_accelerators
 from pccl.adapters.torch.errors import fresh
 from pccl.adapters.torch.exchange import Alone, Exchange, Gone
 from pccl.adapters.torch.messages import Messages
@@ -108,8 +109,8 @@ class Group(dist.ProcessGroup):  # type: ignore[misc]  # torch is not typed
 
     @property
     def _device_types(self) -> list[torch.device]:
-        cuda = [torch.device("cuda")] if torch.cuda.is_available() else []
-        return [torch.device("cpu"), *cuda]
+        found = ["cuda"] if torch.cuda.is_available() else other_accelerators()
+        return [torch.device(name) for name in ("cpu", *found)]
 
     def _get_backend(self, device: torch.device) -> Group:
         return self

@@ -15,12 +15,13 @@ import numpy.typing as npt
 import torch
 
 from pccl.adapters import Buffer, Device, Node, Place, Shared, Staged, overlaps
-from pccl.adapters.torch.cuda import Cuda
+from pccl.adapters.torch.devices import AnyDevice, Cuda, other_accelerators
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
 
 __all__ = [
     "adopt",
+    "beside",
     "device_of",
     "devices_in_use",
     "flatten",
@@ -37,6 +38,14 @@ __all__ = [
 def recognises(leaf: object) -> bool:
     """Whether `leaf` is a tensor; parameters and DTensors are."""
     return isinstance(leaf, torch.Tensor)
+
+
+# NumPy does not have these types.
+_AS_INTEGERS = {
+    DataType.BFLOAT16: torch.int16,
+    DataType.FLOAT8_E4M3FN: torch.uint8,
+    DataType.FLOAT8_E5M2: torch.uint8,
+}
 
 
 def _is_dtensor(leaf: torch.Tensor) -> bool:
@@ -61,29 +70,31 @@ def _local(leaf: Any) -> torch.Tensor:
 def _check_dense(leaf: torch.Tensor) -> None:
     if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_nested:
         raise NotSupported.because("", "only dense tensors are supported yet")
-
-
-def _check_cpu(leaf: torch.Tensor) -> None:
-    _check_dense(leaf)
     if leaf.is_meta:
         raise NotSupported.because("", "a tensor on the device meta has no elements")
-    if leaf.device.type != "cpu":
-        raise NotSupported.because("", f"a tensor on {leaf.device} is not supported; use .cpu()")
 
 
 def devices_in_use() -> bool:
-    """Whether this process has CUDA tensors."""
-    return bool(torch.cuda.is_initialized())
+    """Whether this process may have tensors on an accelerator."""
+    return torch.cuda.is_initialized() or bool(other_accelerators())
 
 
 def on_device(leaf: torch.Tensor) -> bool:
-    """Whether `leaf` is a CUDA tensor."""
-    return bool(leaf.device.type == "cuda")
+    """Whether the elements of `leaf` are on an accelerator."""
+    return leaf.device.type not in ("cpu", "meta")
+
+
+_ANY_DEVICE = AnyDevice()
 
 
 def device_of(leaf: torch.Tensor) -> Device:
-    """Moves elements between the device of `leaf` and pinned memory."""
-    return Cuda.of(leaf.device)
+    """Moves elements between the device of `leaf` and CPU memory."""
+    return Cuda.of(leaf.device) if leaf.device.type == "cuda" else _ANY_DEVICE
+
+
+def beside(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`made` on the device of `like`."""
+    return made.to(like.device)
 
 
 def stage(leaf: torch.Tensor) -> Staged:
@@ -96,7 +107,7 @@ def stage(leaf: torch.Tensor) -> Staged:
     plain = _local(leaf)
     _check_dense(plain)
     dtype = DataType.from_torch_dtype(plain.dtype)
-    flat = plain.resolve_neg().contiguous().view(-1).view(torch.uint8)
+    flat = plain.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
     def unflat(results: torch.Tensor) -> torch.Tensor:
         return results.view(plain.dtype).view(plain.shape)
@@ -115,25 +126,28 @@ def stage(leaf: torch.Tensor) -> Staged:
 def to_buffers(leaf: torch.Tensor, *, writable: bool) -> Sequence[Buffer]:
     """One view of the tensor's memory, any strides; of a DTensor, its local shard's.
 
+    For a tensor on an accelerator it is a copy in CPU memory, to be read only.
+
     Writing is like in-place writing under `torch.no_grad()`: a backward that needs the old elements
     of `leaf` raises.
 
     Raises:
-        NotSupported: Not dense, or a dtype that is not there yet. Or it is on an accelerator, and
-            is to be written or waited for elsewhere: only `pccl.allreduce` takes these.
+        NotSupported: Not dense, or a dtype that is not there yet.
         InvalidArgument: Its dtype cannot be reduced, or it is a DTensor with a partial placement.
     """
     plain = _local(leaf)
-    _check_cpu(plain)
+    _check_dense(plain)
     dtype = DataType.from_torch_dtype(plain.dtype)
-    if plain.is_neg():
+    plain = plain.cpu()
+    if plain.is_neg() or plain.is_conj():
         if writable:
-            raise InvalidArgument.because("", "a tensor with the negative bit cannot be written")
-        plain = plain.resolve_neg()
+            bit = "negative" if plain.is_neg() else "conjugate"
+            raise InvalidArgument.because("", f"a tensor with the {bit} bit cannot be written")
+        plain = plain.resolve_conj().resolve_neg()
     if writable:
         _count_write(leaf)
-    if dtype is DataType.BFLOAT16:
-        plain = plain.view(torch.int16)  # NumPy has no bfloat16
+    if dtype in _AS_INTEGERS:
+        plain = plain.view(_AS_INTEGERS[dtype])
     try:
         return [Buffer(plain.numpy(), dtype)]
     except (RuntimeError, TypeError) as error:
@@ -141,12 +155,15 @@ def to_buffers(leaf: torch.Tensor, *, writable: bool) -> Sequence[Buffer]:
 
 
 def from_buffers(like: torch.Tensor, buffers: Sequence[Buffer]) -> torch.Tensor:
-    """A new tensor without graph: the result's memory if `like` is contiguous, else its layout."""
+    """A new tensor without graph, on the device of `like`.
+
+    In CPU memory: the result's memory if `like` is contiguous, else its layout.
+    """
     ((array, dtype),) = buffers
     made = torch.from_numpy(np.asarray(array))
-    if dtype is DataType.BFLOAT16:
-        made = made.view(torch.bfloat16)
-    return _as_kind_of(like, made)
+    if dtype in _AS_INTEGERS:
+        made = made.view(dtype.to_torch_dtype())
+    return _as_kind_of(like, beside(made, _local(like)))
 
 
 def is_spread(leaf: torch.Tensor) -> bool:
@@ -181,21 +198,22 @@ def _as_kind_of(like: Any, made: torch.Tensor) -> torch.Tensor:
 
 
 def share(leaf: torch.Tensor) -> Shared:
-    """The tensor's bytes; its own memory when it is contiguous.
+    """The tensor's bytes; its own memory when it is contiguous and in CPU memory.
 
     Raises:
-        NotSupported: Not a plain dense tensor in CPU memory.
+        NotSupported: Not a plain dense tensor.
         InvalidArgument: Its elements share memory, so that it cannot be written.
     """
     if _is_dtensor(leaf):
         raise NotSupported.because("", "DTensor is not supported yet; pass its local tensor")
-    _check_cpu(leaf)
+    _check_dense(leaf)
     if overlaps(leaf.shape, leaf.stride(), 1):
         raise InvalidArgument.because("", "its elements share memory (expanded?); pass a clone")
     plain = leaf.detach()
-    own = plain.is_contiguous() and not plain.is_neg() and not plain.is_conj()
+    own = plain.device.type == "cpu" and plain.is_contiguous()
+    own = own and not plain.is_neg() and not plain.is_conj()
     if not own:
-        plain = plain.resolve_neg().resolve_conj().contiguous()
+        plain = plain.resolve_neg().resolve_conj().cpu().contiguous()
     try:
         data = plain.reshape(-1).view(torch.uint8).numpy()
     except (RuntimeError, TypeError) as error:

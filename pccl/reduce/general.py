@@ -1,4 +1,8 @@
-"""The general route: a tree of any arrays in CPU memory is one operation."""
+"""The general route: a tree of any arrays is one operation.
+
+Arrays on an accelerator are copied to CPU memory as a whole: only calls that return before their
+result is there send them this way.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import numpy as np
 
 from pccl import _arrays
 from pccl import tree as trees
-from pccl._arrays import Leaf
+from pccl._arrays import Leaf, Target
 from pccl.frameworks import Array, Buffer
 from pccl.reduce.request import Request
 from pccl.reduce.staging import Staging
@@ -30,7 +34,8 @@ def start(request: Request, *, wait: bool = False) -> Work[Any]:
     leaves = [_arrays.read(leaf, func, where, op=request.op) for where, leaf in request.leaves]
     buffers = [leaf.buffers for leaf in leaves]
     sends = [buffer for parts in buffers for buffer in parts]
-    recvs = None if request.out is None else _outputs(request, leaves)
+    targets = None if request.out is None else _targets(request, leaves)
+    recvs = None if targets is None else _memory(targets, leaves)
     mean = None if request.weight is None else WeightedMean(sends, request.weight, func)
     staging = Staging(sends, recvs) if mean is None else Staging(mean.sends)
     operation = request.start(
@@ -46,12 +51,14 @@ def start(request: Request, *, wait: bool = False) -> Work[Any]:
         results = staging.results if mean is None else mean.finish(staging.results, recvs)
         following = iter(results)
         parts = [[next(following) for _ in leaf.buffers] for leaf in leaves]
-        if request.out is None:
+        if targets is None:
             made = [leaf.restore(arrays) for leaf, arrays in zip(leaves, parts, strict=True)]
             return flat.unflatten(made)
         for leaf, arrays in zip(leaves, parts, strict=True):
             if leaf.guards:
                 leaf.restore(arrays)  # raises what is wrong with it
+        for target in targets:
+            target.finish()
         return request.out
 
     return Work(request.comm, operation, finish)
@@ -68,13 +75,24 @@ def feedback_names(
     ]
 
 
-def _outputs(request: Request, leaves: Sequence[Leaf]) -> list[Array]:
-    """The arrays to write to, checked to match the inputs leaf by leaf."""
+def _shown(leaf: Leaf) -> Sequence[Buffer]:
+    return leaf.buffers[: len(leaf.buffers) - leaf.guards]
+
+
+def _targets(request: Request, leaves: Sequence[Leaf]) -> list[Target]:
+    """The leaves of `out`, checked to match the inputs leaf by leaf."""
+    targets = []
+    for leaf, (where, given) in zip(leaves, request.targets, strict=True):
+        target = _arrays.write(given, request.func, where)
+        request.check_target(where, trees.outlines(target.buffers), trees.outlines(_shown(leaf)))
+        targets.append(target)
+    return targets
+
+
+def _memory(targets: Sequence[Target], leaves: Sequence[Leaf]) -> list[Array]:
+    """Where results go: each leaf's output, and memory for its guards."""
     arrays = []
-    for leaf, (where, target) in zip(leaves, request.targets, strict=True):
-        targets = _arrays.write(target, request.func, where)
-        shown = leaf.buffers[: len(leaf.buffers) - leaf.guards]
-        request.check_target(where, trees.outlines(targets), trees.outlines(shown))
-        arrays += [buffer.array for buffer in targets]
-        arrays += [np.empty_like(guard.array) for guard in leaf.buffers[len(shown) :]]
+    for leaf, target in zip(leaves, targets, strict=True):
+        arrays += [buffer.array for buffer in target.buffers]
+        arrays += [np.empty_like(guard.array) for guard in leaf.buffers[len(_shown(leaf)) :]]
     return arrays

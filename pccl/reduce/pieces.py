@@ -24,7 +24,7 @@ from pccl.reduce.request import Request, Signature
 from pccl.reduce.staging import Staging
 from pccl.reduce.weighted import WeightedMean, as_number
 from pccl.reduce.work import reduce_info, total
-from pccl.types import ReduceInfo, ReduceOp
+from pccl.types import ReduceInfo, ReduceOp, check_op
 
 # Equal on all members. Large enough to hide the round trips of a piece, small enough to hide the
 # copies of the first and the last piece, which nothing overlaps.
@@ -187,11 +187,12 @@ class _Pipeline:
         request = self._request
         outputs = []
         for given, (where, leaf) in zip(self._inputs, request.targets, strict=True):
-            staged = _staged(leaf, request.func, where)
+            staged = _staged(leaf, request.op, request.func, where)
             if staged is not None:
                 targets = [staged]
             else:
-                targets = list(map(_on_host, _arrays.write(leaf, request.func, where)))
+                memory = _arrays.write(leaf, request.func, where).buffers
+                targets = list(map(_on_host, memory))
             have, want = (
                 [(part.dtype, part.shape, part.device) for part in parts]
                 for parts in (targets, given.parts)
@@ -274,18 +275,20 @@ def allreduce(request: Request) -> tuple[Any, ReduceInfo]:
     return _Pipeline(request).run()
 
 
-def _staged(leaf: object, func: str, where: str) -> Staged | None:
+def _staged(leaf: object, op: ReduceOp, func: str, where: str) -> Staged | None:
     """An array on its device; None for what is in CPU memory."""
     adapter = frameworks.device_adapter(leaf)
     if adapter is None:
         return None
     with located(func, where):
-        return adapter.stage(leaf)
+        staged = adapter.stage(leaf)
+        check_op(staged.dtype, op, "")
+    return staged
 
 
 def _stage(leaf: object, request: Request, where: str) -> _Input:
     """An input on its device or in CPU memory."""
-    staged = _staged(leaf, request.func, where)
+    staged = _staged(leaf, request.op, request.func, where)
     if staged is not None:
         return _Input([staged], lambda results: staged.restore(results[0]))
     found = _arrays.read(leaf, request.func, where, op=request.op)

@@ -30,6 +30,6 @@ def read_arrays_of_jax() -> None:
     assert isinstance(result, jax.Array) and result.dtype == x.dtype
     assert (result == x).all() and result.devices() == x.devices()
     _refused(pccl.InvalidArgument, lambda: _arrays.write(x, "f", "tree"))
-    _refused(pccl.InvalidArgument, lambda: _arrays.read(x > 1, "f", "tree"))
+    _refused(pccl.InvalidArgument, lambda: _arrays.read(x > 1, "f", "tree", op=pccl.ReduceOp.SUM))
     _refused(pccl.InvalidArgument, lambda: _arrays.read(jax.random.key(0), "f", "tree"))
     _refused(pccl.NotSupported, lambda: jax.jit(lambda y: _arrays.read(y, "f", "tree"))(x))

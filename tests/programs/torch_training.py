@@ -44,7 +44,7 @@ def ddp() -> None:
     # Without destroy_process_group, as many programs end.
 
 
-class Turns(torch.nn.Module):
+class Turns(torch.nn.Module):  # type: ignore[misc]
     """A module with complex and real parameters."""
 
     def __init__(self, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Copies between a CUDA device and pinned memory."""
+"""Copies between accelerators and CPU memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,48 @@ import numpy.typing as npt
 import torch
 
 
+def other_accelerators() -> list[str]:
+    """The type of this process's accelerator, in a list, if it is not CUDA's."""
+    # Known without starting it: MPS, XPU, or what another package has registered.
+    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    return [] if found is None or found.type == "cuda" else [found.type]
+
+
+class AnyDevice:
+    """A device of any kind: MPS, XPU, one registered by another package.
+
+    Copies are over when they return: torch orders a copy to or from unpinned memory after the work
+    on the device's current stream, and waits for it.
+    """
+
+    def pinned(self, size: int) -> npt.NDArray[np.uint8]:
+        return np.empty(size, np.uint8)
+
+    def empty(self, flat: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(flat)
+
+    def fetch(
+        self, flat: torch.Tensor, begin: int, host: npt.NDArray[np.uint8]
+    ) -> Callable[[], None]:
+        torch.from_numpy(host).copy_(flat[begin : begin + host.size])
+        return _done
+
+    def store(
+        self, flat: torch.Tensor, begin: int, host: npt.NDArray[np.uint8]
+    ) -> Callable[[], None]:
+        flat[begin : begin + host.size].copy_(torch.from_numpy(host))
+        return _done
+
+
+def _done() -> None:
+    pass
+
+
 class Cuda:
-    """A CUDA device. Copies run on a stream of their own, after the caller's stream."""
+    """A CUDA device, or one of ROCm, which torch calls so.
+
+    Copies run on a stream of their own, after the caller's stream.
+    """
 
     _made: dict[torch.device, Cuda] = {}
 
