@@ -142,13 +142,27 @@ def _nothing() -> None:
 
 def _write_to_device(leaf: object, adapter: DeviceAdapter, func: str, where: str) -> Target:
     with located(func, where):
+        check_device_target(leaf)
         staged = adapter.stage(leaf)
     host = np.empty(staged.shape, f"V{staged.dtype.size}")
-    kind, shape = staged.dtype.label, staged.shape
-    return Target(
-        [Buffer(host, staged.dtype)],
-        lambda: adapter.adopt(kind, shape, flat_bytes(host), leaf),
-    )
+
+    def finish() -> None:
+        results = staged.device.empty(staged.flat)
+        staged.device.store(results, 0, flat_bytes(host))()
+        staged.write(results)
+
+    return Target([Buffer(host, staged.dtype)], finish)
+
+
+def check_device_target(leaf: object) -> None:
+    """Refuses an array on a device that cannot be written.
+
+    Raises:
+        InvalidArgument: Its elements share memory.
+    """
+    adapter = frameworks.device_adapter(leaf)
+    if adapter is not None and adapter.elements_share_memory(leaf):
+        raise InvalidArgument.because("", "its elements share memory (it was broadcast)")
 
 
 def _writable(leaf: object, func: str, where: str) -> Sequence[Buffer]:
@@ -238,8 +252,8 @@ def adopt(
         adapter = frameworks.adapter_of_module(origin) if origin in sys.modules else None
     if adapter is not None:
         made = adapter.adopt(kind, shape, data, like)
-        device = frameworks.device_adapter(beside)
-        return made if device is None else device.beside(made, beside)
+        same = beside is not None and frameworks.find_adapter(beside) is adapter
+        return adapter.beside(made, beside) if same and hasattr(adapter, "beside") else made
     array = as_array(kind, shape, data)
     if isinstance(like, np.ndarray | np.generic) and like.dtype.newbyteorder("=") == array.dtype:
         array = array.astype(like.dtype, copy=False)

@@ -38,7 +38,8 @@ def as_weight(number: float) -> float:
 def scale(dtype: int, values: Any, weight: float, products: Any) -> None:
     """A weighted mean's products: `values` of that dtype times the weight, zeros where it is not above 0.
 
-    Both are flat C-contiguous uint8 views; products are float32 for floats of 16 and 32 bits, else float64.
+    Both are flat C-contiguous uint8 views; products are float32 for floats of 8 to 32 bits,
+    complex for complex numbers, else float64.
     """
 
 def unscale(dtype: int, sums: Any, total: float, means: Any) -> None:

@@ -268,7 +268,7 @@ def broadcast_in_place(request: Request) -> ReduceInfo:
     """`Communicator.broadcast`."""
     members = _members(request)
     shared = _memory_of(request.tree, request.func, "array", writable=True)
-    return _run(
+    info = _run(
         request,
         Kind.BROADCAST,
         Staging(_bytes_of([shared]), [shared.data]),
@@ -276,6 +276,8 @@ def broadcast_in_place(request: Request) -> ReduceInfo:
         root=_root(request, members),
         parts=members,
     )
+    _filled(request, [_Target(request.tree, shared)], [shared.data])
+    return info
 
 
 def gather_into(request: Request) -> ReduceInfo:
@@ -288,7 +290,9 @@ def gather_into(request: Request) -> ReduceInfo:
         want = trees.describe([Entry("send", source.kind, source.shape)])
         request.refuse(f"{have} does not hold {want} of each of {parts} members")
     staging = Staging(_bytes_of([source]), [target.data])
-    return _run(request, Kind.ALL_GATHER, staging, _entries([""], [source]), parts=parts)
+    info = _run(request, Kind.ALL_GATHER, staging, _entries([""], [source]), parts=parts)
+    _filled(request, [_Target(request.out, target)], [target.data])
+    return info
 
 
 def reduce_into(request: Request) -> ReduceInfo:
@@ -312,7 +316,9 @@ def reduce_into(request: Request) -> ReduceInfo:
 def _memory_of(array: Any, func: str, where: str, *, writable: bool) -> Shared:
     with located(func, where):
         shared = _arrays.share(array)
-        if writable and not shared.writable:
+        # The bytes of an array on a device are a copy, from which it is filled.
+        here = frameworks.device_adapter(array) is None
+        if writable and here and not shared.writable:
             sentence = "only a writable, C-contiguous array can be written"
             raise InvalidArgument.because(func, sentence)
     return shared

@@ -334,7 +334,7 @@ class Communicator(Peer):
         """Makes `array` what it is on the member of rank `root`, and waits.
 
         Args:
-            array: NumPy array (or CPU torch tensor) of any dtype without Python objects,
+            array: NumPy array or torch tensor of any dtype without Python objects,
                 C-contiguous, the same shape and dtype on all members. On the others it is written;
                 after a failure it is as before.
             root: Rank of the member whose elements all get.
@@ -355,7 +355,7 @@ class Communicator(Peer):
         """Puts every member's `send` into `recv`, one after the other in rank order, and waits.
 
         Args:
-            send: NumPy array (or CPU torch tensor) of any dtype without Python objects, the same
+            send: NumPy array or torch tensor of any dtype without Python objects, the same
                 shape and dtype on all members.
             recv: C-contiguous array of the same kind and dtype with as many times the elements of
                 `send` as there are members, in any shape. After a failure it may have been written
@@ -382,7 +382,7 @@ class Communicator(Peer):
         """Reduces `send` over all members; each gets the part of its rank, in `recv`. Waits.
 
         Args:
-            send: NumPy array (or CPU torch tensor) of numbers, any shape. Unchanged, unless `recv`
+            send: NumPy array or torch tensor of numbers, any shape. Unchanged, unless `recv`
                 is a part of it.
             recv: C-contiguous array of the same kind and dtype; `send` has as many times its
                 elements as there are members. After a failure it may have been written to.
@@ -447,9 +447,11 @@ class Communicator(Peer):
     def _request_of(self, descriptor: ReduceOpDescriptor, func: str) -> Request:
         what = descriptor.reduce_descriptor
         coding = quantize.from_options(what.quantization_options, func)
-        return requests.make(
+        request = requests.make(
             func, self, descriptor, what.op, tag=what.tag, quantize=coding, level=1
         )
+        check_op(DataType(what.operand_descriptor.datatype), request.op, func)
+        return request
 
     def _launch_at_addresses(
         self, request: Request, descriptor: ReduceOpDescriptor
@@ -499,7 +501,10 @@ class AsyncReduceHandle:
             self._work._wait(0.0)
 
     def done(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Whether `wait` would return without waiting for others.
+
+        It fills a `recv` that is on an accelerator or not contiguous.
+        """
         return self._error is not None or self._work.done()
 
     def exception(self) -> PCCLError | None:

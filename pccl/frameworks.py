@@ -179,6 +179,9 @@ class DeviceAdapter(Adapter, Protocol):
     def beside(self, made: Any, like: Any) -> object:
         """The array `made`, on the device of the array `like`."""
 
+    def elements_share_memory(self, leaf: Any) -> bool:
+        """Whether writing one element may write another one."""
+
 
 _KNOWN = {
     "torch": "pccl.adapters.torch.tensors",

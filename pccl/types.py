@@ -368,6 +368,9 @@ def _check_torch(func: str, name: str, tensor: Any) -> None:
         raise NotSupported.because(func, f"{name} is on {tensor.device}; only CPU tensors yet")
     if not tensor.is_contiguous():
         raise InvalidArgument.because(func, f"{name} is not contiguous")
+    if tensor.is_conj() or tensor.is_neg():
+        sentence = f"{name} is a lazy conjugate or negative; call resolve_conj and resolve_neg"
+        raise InvalidArgument.because(func, sentence)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from pccl.types import DataType
 __all__ = [
     "adopt",
     "allreduce_traced",
+    "beside",
     "flatten",
     "from_buffers",
     "immutable",
@@ -154,6 +155,14 @@ def adopt(
     """A new array of these bytes, with the sharding of `like`."""
     array = as_array(kind, shape, data)
     return _put(array, like.sharding if like is not None and like.committed else None)
+
+
+def beside(made: jax.Array, like: jax.Array) -> jax.Array:
+    """`made` on the device of `like`, if that is one."""
+    if made.devices() == like.devices() or len(like.devices()) > 1:
+        return made
+    moved: jax.Array = jax.device_put(made, *like.devices())
+    return moved
 
 
 def flatten(node: Any) -> Node | None:

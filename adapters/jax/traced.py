@@ -280,7 +280,11 @@ def _differentiable_mean(
         made: list[Any] = list(cotangents)
         of_weight: Any = None
         for i, value in _combined(call, paths, cotangents).items():
-            wide = value.astype(jnp.promote_types(value.dtype, mean_weight.dtype)) / mean_weight
+            # JAX promotes no 8-bit floats.
+            small = jnp.issubdtype(value.dtype, np.floating) and value.dtype.itemsize == 1
+            kind = mean_weight.dtype
+            kind = kind if small else jnp.promote_types(value.dtype, kind)
+            wide = value.astype(kind) / mean_weight
             made[i] = _as_cotangent(wide * weight, arrays[i])
             if wanted:
                 off = arrays[i].astype(wide.dtype) - means[i].astype(wide.dtype)

@@ -11,9 +11,11 @@ import torch
 
 def other_accelerators() -> list[str]:
     """The type of this process's accelerator, in a list, if it is not CUDA's."""
-    # Known without starting it: MPS, XPU, or what another package has registered.
+    # MPS, XPU, or what another package has registered. torch names what it was built for.
     found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-    return [] if found is None or found.type == "cuda" else [found.type]
+    if found is None or found.type == "cuda":
+        return []
+    return [found.type] if torch.get_device_module(found).is_available() else []
 
 
 class AnyDevice:

@@ -24,6 +24,7 @@ __all__ = [
     "beside",
     "device_of",
     "devices_in_use",
+    "elements_share_memory",
     "flatten",
     "from_buffers",
     "is_spread",
@@ -90,6 +91,12 @@ _ANY_DEVICE = AnyDevice()
 def device_of(leaf: torch.Tensor) -> Device:
     """Moves elements between the device of `leaf` and CPU memory."""
     return Cuda.of(leaf.device) if leaf.device.type == "cuda" else _ANY_DEVICE
+
+
+def elements_share_memory(leaf: torch.Tensor) -> bool:
+    """Whether writing one element may write another one."""
+    local = _local(leaf)
+    return overlaps(local.shape, local.stride(), 1)
 
 
 def beside(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -189,6 +189,8 @@ class _Pipeline:
         for given, (where, leaf) in zip(self._inputs, request.targets, strict=True):
             staged = _staged(leaf, request.op, request.func, where)
             if staged is not None:
+                with located(request.func, where):
+                    _arrays.check_device_target(leaf)
                 targets = [staged]
             else:
                 memory = _arrays.write(leaf, request.func, where).buffers
@@ -216,7 +218,7 @@ class _Pipeline:
         elements = []
         for part, host in zip(parts, hosts, strict=True):
             dtype = self._staged[part.array].dtype
-            elements.append(Buffer(host.view(f"u{dtype.size}"), dtype))
+            elements.append(Buffer(host.view(f"V{dtype.size}"), dtype))
         weight = self._weight
         mean = None if weight is None else WeightedMean(elements, weight, request.func)
         if mean is None:

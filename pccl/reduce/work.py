@@ -58,8 +58,8 @@ class Work(Generic[_Result]):
     """An `allreduce_async` in flight.
 
     Dropping it is safe: it runs to its end and keeps its arrays until then. Awaitable: `await work`
-    waits in a thread of its own. An `out=` array that is not contiguous, or gets a weighted mean,
-    is filled when somebody waits.
+    waits in a thread of its own. An `out=` array that is not contiguous, is on an accelerator, or
+    gets a weighted mean, is filled when somebody waits.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Work(Generic[_Result]):
         return result
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """Whether `wait` would return, or raise, without waiting for others."""
         operation = self._operation
         return operation is None or operation.done()
 

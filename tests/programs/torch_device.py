@@ -64,6 +64,17 @@ def both(comms: list[Comm], call: Callable[[int, Comm], Any]) -> list[Any]:
     return told
 
 
+@contextmanager
+def raises(kind: type[Exception], words: str) -> Iterator[None]:
+    """Refuses code that does not raise such an error with these words."""
+    try:
+        yield
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+
+
 def same(made: Any, wanted: Any, device: str = DEVICE) -> None:
     """Refuses other elements, another dtype or another device."""
     assert made.device.type == device, made.device
@@ -87,6 +98,8 @@ def reduce_a_tree(comms: list[Comm]) -> None:
             "w": there(torch.arange(300.0).reshape(20, 15).t() + rank),
             "h": there(torch.full((7,), rank + 1), torch.bfloat16),
             "z": there(torch.full((70,), 1 + 2j * rank)),
+            "zz": there(torch.full((71,), 1 + 2j * rank, dtype=torch.complex128)),
+            "f8": there(torch.full((9,), rank + 1.0), torch.float32).to(torch.float8_e5m2),
             "n": np.full(100, rank),
             "c": torch.full((3,), rank),
         }
@@ -96,6 +109,8 @@ def reduce_a_tree(comms: list[Comm]) -> None:
         same(made["w"], 2 * torch.arange(300.0).reshape(20, 15).t() + 1)
         same(made["h"], torch.full((7,), 3, dtype=torch.bfloat16))
         same(made["z"], torch.full((70,), 2 + 2j))
+        same(made["zz"], torch.full((71,), 2 + 2j, dtype=torch.complex128))
+        same(made["f8"].to(torch.float32), torch.full((9,), 3.0))
         same(made["c"], torch.ones(3, dtype=torch.int64), "cpu")
         assert (made["n"] == 1).all()
 
@@ -131,6 +146,12 @@ def allreduce_async() -> None:
             assert into.wait()["x"] is outs[i]
             return [work.wait() for work in reversed(works)][::-1]
 
+        for comm in comms:
+            with raises(pccl.InvalidArgument, "out['x']: its elements share memory"):
+                wide = there(torch.zeros(1)).expand(1000)
+                pccl.allreduce_async({"x": tensors[0][0]}, out={"x": wide}, comm=comm)
+            with raises(pccl.InvalidArgument, "out: its elements share memory"):
+                pccl.allreduce(tensors[0][0], out=wide, comm=comm)
         for made, out in zip(both(comms, call), outs, strict=True):
             for k in range(3):
                 same(made[k], torch.full((1000,), 2 * 10.0**k + 1))
@@ -174,13 +195,22 @@ def explicit() -> None:
     """Calls the explicit API."""
     with pair() as comms:
         outs = [there(torch.zeros(4)) for _ in range(2)]
+        sent = [there(torch.full((3, 2), float(i))).t() for i in range(2)]
+        gathered = [there(torch.zeros(2, 2, 3)) for _ in range(2)]
 
         def call(i: int, comm: Comm) -> None:
             comm.all_reduce(there(torch.ones(4)), outs[i], op=pccl.ReduceOp.SUM)
+            comm.broadcast(sent[i], root=1)
+            comm.all_gather(sent[i], gathered[i])
+            with raises(pccl.InvalidArgument, "recv: its elements share memory"):
+                wide = there(torch.zeros(1)).expand(4)
+                comm.all_reduce(there(torch.ones(4)), wide, op=pccl.ReduceOp.SUM)
 
         both(comms, call)
-        for out in outs:
+        for out, told, all_of_them in zip(outs, sent, gathered, strict=True):
             same(out, torch.full((4,), 2.0))
+            same(told, torch.ones(2, 3))
+            same(all_of_them, torch.ones(2, 2, 3))
 
 
 def shared_state() -> None:

@@ -83,7 +83,7 @@ def compare(root: Path, *, shared_memory: bool) -> int:
     """
     with pccl.MasterNode("127.0.0.1:0") as master:
         settings = {
-            "PCCL_MASTER": f"127.0.0.1:{master.port}",
+            "PCCL_MASTER": master.address,
             "PCCL_BIND": "127.0.0.1",
             "PCCL_SHM": "1" if shared_memory else "0",
         }
