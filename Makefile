@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
 
-.PHONY: demo test install setup build lint format types docs stress fuzz soak bench compare package package-test release test-aarch64 clean
+.PHONY: demo test install setup build lint format types docs stress fuzz soak bench compare package package-test release test-aarch64 package-aarch64 clean
 
 # A tree that is set up for development runs the demo from its editable build; any other from a
 # plain install.
@@ -109,6 +109,11 @@ release:
 # emulation, then groups of peers of both architectures. Needs root; downloads some 150 MB.
 test-aarch64: setup
 	@tools/aarch64/test.sh $(VENV)
+
+# In dist/, beside what `make package` left there: the wheel for aarch64, tried by emulation. Needs
+# root.
+package-aarch64: package
+	@tools/aarch64/wheel.sh dist
 
 clean:
 	rm -rf build dist $(VENV)
