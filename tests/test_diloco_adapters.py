@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from diloco_run import Peers, go, made, make, tell, went
+from members import Members, each
 from programs import diloco_jax, diloco_torch
 from programs.diloco_member import fresh
 from workers import Run
 
+import pccl
 from pccl import diloco
 
 
@@ -85,3 +87,58 @@ def test_jax_parameters_are_replaced_and_a_newcomer_gets_the_runs(run: Run) -> N
         assert went([*peers, *late], inner=inner)[2][-1]["dtype"] == options["dtype"]
         for worker in [*peers, *late]:
             worker.destroy()
+
+
+def test_several_inner_optimizers_train_parts_of_a_model(members: Members) -> None:
+    torch = pytest.importorskip("torch")
+    from pccl.adapters.torch import DiLoCo
+
+    def train(rank: int, comm: pccl.Communicator) -> tuple[list[bytes], bytes]:
+        net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+        with torch.no_grad():
+            for number, parameter in enumerate(net.parameters()):
+                parameter.fill_(0.1 * (number + 1) + rank)
+        inner = [
+            torch.optim.SGD([net[0].weight, net[1].weight], 0.01),
+            torch.optim.AdamW([net[0].bias, net[1].bias], 0.01),
+        ]
+        wrapped = DiLoCo(net, inner, sync_every=2, exclude=["1.bias"], comm=comm)
+        for step in range(4):
+            net(torch.full((5, 4), 1.0 + rank + step)).pow(2).mean().backward()
+            for optimizer in inner:
+                optimizer.step()
+                optimizer.zero_grad()
+            wrapped.step()
+        shared = [parameter.detach().numpy().tobytes() for parameter in net.parameters()]
+        return shared[:3], shared[3]
+
+    (ours, our_own), (theirs, their_own) = each(members(2), train)
+    assert ours == theirs and our_own != their_own
+
+
+@pytest.mark.parametrize(
+    ("held", "exclude", "words"),
+    [
+        (["weight"], (), "no inner optimizer has bias: pass all optimizers in a list"),
+        ([], (), "no inner optimizer has weight and 1 more"),
+        (["weight", "bias"], ("scale",), "exclude names 'scale', which is no parameter"),
+        (["weight", "bias", "other"], (), "parameters that are not the model's"),
+    ],
+)
+def test_parameters_that_nobody_would_train_together_are_named(
+    held: list[str], exclude: tuple[str, ...], words: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    from pccl.adapters.torch import DiLoCo
+
+    net = torch.nn.Linear(2, 2)
+    parts = {**dict(net.named_parameters()), "other": torch.nn.Parameter(torch.zeros(2))}
+    inner = [torch.optim.SGD([parts[name]], 0.1) for name in held]
+    with pytest.raises(pccl.InvalidArgument, match=words):
+        DiLoCo(net, inner, exclude=exclude, sync_every=2)
+    if held == ["weight"]:
+        net.bias.requires_grad_(False)
+        from pccl.adapters.torch.diloco import _shared
+
+        kept = _shared(net, inner, set())
+        assert [name for name, _ in kept] == ["weight"]

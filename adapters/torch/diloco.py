@@ -91,13 +91,15 @@ class DiLoCo(diloco.DiLoCo):
 
     Outer parameters and the outer optimizer's state are in CPU memory as float32 (float64 for
     float64), whatever dtype and device the model has. They travel in that dtype without `quantize`.
-    DTensors stand for their local shards. The run shares the parameters that the inner optimizer
-    has. Others, buffers and the inner optimizer's state are each member's own: make frozen
-    parameters from the same seed or file.
+    DTensors stand for their local shards. The run shares the parameters that the inner optimizers
+    have. Frozen parameters, those in `exclude`, buffers and the inner optimizers' state are each
+    member's own: make frozen parameters from the same seed or file.
 
     Args:
         model: Any module; names in the run's state are those of its `named_parameters`.
-        inner_optimizer: Trains the model. Only its parameters are looked at.
+        inner_optimizer: Trains the model; or several, each of which trains a part of it, as Muon
+            and AdamW do together. Only their parameters are looked at.
+        exclude: Names of parameters that are trained and stay each member's own.
         outer_optimizer: Makes another outer optimizer from a list of CPU tensors, as
             `lambda parameters: torch.optim.SGD(parameters, 0.7)`; once for each fragment.
             `outer_lr`, `outer_momentum` and `nesterov` are not used then.
@@ -112,16 +114,14 @@ class DiLoCo(diloco.DiLoCo):
     def __init__(
         self,
         model: torch.nn.Module,
-        inner_optimizer: torch.optim.Optimizer,
+        inner_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
+        exclude: Iterable[str] = (),
         outer_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer] | None = None,
         **keywords: Unpack[diloco.Keywords],
     ) -> None:
-        trained = {id(p) for group in inner_optimizer.param_groups for p in group["params"]}
-        named = [(name, p) for name, p in model.named_parameters() if id(p) in trained]
-        if len(named) != len(trained):
-            sentence = "inner_optimizer has parameters that are not the model's"
-            raise InvalidArgument.because("DiLoCo", sentence)
+        optimizers = inner_optimizer if isinstance(inner_optimizer, Sequence) else [inner_optimizer]
+        named = _shared(model, optimizers, set(exclude))
         make = outer_optimizer
         outer = None if make is None else lambda arrays: _Outer(make, arrays)
         super().__init__(_Parameters(named), outer_optimizer=outer, **keywords)
@@ -135,6 +135,37 @@ class DiLoCo(diloco.DiLoCo):
         """As `pccl.diloco.DiLoCo`, in tensors that `torch.load(..., weights_only=True)` takes."""
         made: dict[str, Any] = _as_tensors(super().state_dict())
         return made
+
+
+def _shared(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], exclude: set[str]
+) -> list[tuple[str, torch.nn.Parameter]]:
+    """The parameters that the run shares: those of the optimizers, in the model's order.
+
+    Raises:
+        InvalidArgument: An optimizer has a parameter that is not the model's, or none has one that
+            is trained and not excluded, or a name is no parameter's.
+    """
+
+    def refuse(sentence: str) -> InvalidArgument:
+        return InvalidArgument.because("DiLoCo", sentence)
+
+    every = dict(model.named_parameters())
+    if unknown := sorted(exclude - set(every)):
+        raise refuse(f"exclude names {unknown[0]!r}, which is no parameter of the model")
+    held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    if not held <= {id(p) for p in every.values()}:
+        raise refuse("inner_optimizer has parameters that are not the model's")
+    left = [
+        n for n, p in every.items() if p.requires_grad and id(p) not in held and n not in exclude
+    ]
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        raise refuse(
+            f"no inner optimizer has {left[0]}{more}: pass all optimizers in a list, freeze it by "
+            "requires_grad_(False), or name it in exclude="
+        )
+    return [(n, p) for n, p in every.items() if id(p) in held and n not in exclude]
 
 
 def _as_tensors(tree: Any) -> Any:
