@@ -219,7 +219,8 @@ def _targets(
     for source, (where, leaf) in zip(shared, request.targets, strict=True):
         if not frameworks.can_be_written(leaf):
             request.refuse(f"{where} cannot be written")
-        target = _arrays.share(leaf)
+        with located(request.func, where):
+            target = _arrays.share(leaf)
         shape = source.shape if parts is None else (parts, *source.shape)
         have, want = Entry("", target.kind, target.shape), Entry("", source.kind, shape)
         request.check_target(where, [have], [want])

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from pccl.errors import NotSupported
+from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType, ReduceOp
 
 Bytes = npt.NDArray[np.uint8]
@@ -138,7 +138,10 @@ def operation_of(op: Any, dtype: torch.dtype, func: str) -> tuple[ReduceOp | Bit
         raise NotSupported.because(func, f"backend pccl has no {name} of {dtype}")
     if dtype == torch.bool:
         return found, DataType.UINT8
-    return found, DataType.from_torch_dtype(dtype.to_real() if dtype.is_complex else dtype)
+    try:
+        return found, DataType.from_torch_dtype(dtype.to_real() if dtype.is_complex else dtype)
+    except (InvalidArgument, NotSupported) as error:
+        raise type(error).because(func, error.reason) from None
 
 
 def write(tensor: torch.Tensor, data: Bytes) -> None:
