@@ -1,7 +1,8 @@
 """Checks the #include lines under cpp/pccl/ against CMakeLists.txt.
 
 A room may include the rooms that its `pccl_room` line allows. A pure room (PCCL_PURE_ROOMS) may
-include pure rooms only, and no header of Asio, OpenSSL or sockets.
+include pure rooms and os only, and no header of Asio, OpenSSL or sockets. Headers that exist on
+Linux only, and tests for a system, are in os alone.
 """
 
 import re
@@ -9,7 +10,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NETWORK = re.compile(r"asio|openssl/|sys/(socket|un|epoll)\.h|netinet/|netdb\.h|ifaddrs\.h|poll\.h")
+NETWORK = re.compile(
+    r"asio|openssl/|sys/(socket|un|epoll)\.h|netinet/|netdb\.h|ifaddrs\.h|poll\.h"
+    r"|pccl/os/(channel|socket|tcp)\.h"
+)
+SYSTEM = re.compile(
+    r"\s*#.*(<linux/|<sys/(epoll|eventfd|inotify|prctl|random|sysinfo|timerfd)\.h>"
+    r"|__linux__|__APPLE__|_WIN32)"
+)
 # digest/ hashes bytes in memory; the hash is OpenSSL's.
 EXCEPTIONS = {("cpp/pccl/digest/ticket.cpp", "openssl/evp.h")}
 
@@ -33,16 +41,18 @@ def main() -> int:
     cmake = (ROOT / "CMakeLists.txt").read_text()
     allowed, pure = allowed_rooms(cmake), pure_rooms(cmake)
     failures = [
-        f"room {room} is pure and may use {', '.join(sorted(uses - pure))}"
+        f"room {room} is pure and may not use {', '.join(sorted(uses - pure - {'os'}))}"
         for room, uses in allowed.items()
-        if room in pure and uses - pure
+        if room in pure and uses - pure - {"os"}
     ]
     checked = {"bindings"}  # an extension module, not a library: it may include every room
     for room, uses in allowed.items():
         checked.add(room)
-        for path in sorted((ROOT / "cpp" / "pccl" / room).glob("*.*")):
+        for path in sorted((ROOT / "cpp" / "pccl" / room).rglob("*.*")):
             name = str(path.relative_to(ROOT))
             for number, line in enumerate(path.read_text().splitlines(), 1):
+                if room != "os" and SYSTEM.match(line):
+                    failures.append(f"{name}:{number}: only os may be of one system: {line}")
                 found = re.match(r"\s*#\s*include\s+[<\"]([^>\"]+)", line)
                 if not found:
                     continue

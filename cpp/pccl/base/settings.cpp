@@ -1,7 +1,5 @@
 #include "pccl/base/settings.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -14,6 +12,7 @@
 #include <utility>
 
 #include "pccl/base/name.h"
+#include "pccl/os/process.h"
 
 namespace pccl {
 
@@ -229,7 +228,7 @@ Result<Settings> Settings::from_environment() {
   static std::once_flag told;
   std::call_once(told, [] {
     std::vector<std::string> names;
-    for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    for (char** entry = os::environment(); entry != nullptr && *entry != nullptr; ++entry) {
       const std::string_view text = *entry;
       names.emplace_back(text.substr(0, text.find('=')));
     }

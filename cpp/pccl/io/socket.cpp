@@ -11,6 +11,7 @@
 #include "pccl/base/fork.h"
 #include "pccl/io/address.h"
 #include "pccl/io/tls.h"
+#include "pccl/os/socket.h"
 
 namespace pccl::io {
 namespace {
@@ -18,6 +19,8 @@ namespace {
 constexpr int kBacklog = 1024;
 // Enough for the pauses between two turns of the loop: a millisecond at 1 Gbit/s.
 constexpr int kUnsentBytes = 128 << 10;
+constexpr int kKeepAliveSeconds = 15;
+constexpr int kKeepAliveProbes = 8;
 
 void set_option(int descriptor, int level, int option, int value) {
   (void)::setsockopt(descriptor, level, option, &value, sizeof value);
@@ -26,15 +29,11 @@ void set_option(int descriptor, int level, int option, int value) {
 // Keeps NATs and firewalls from forgetting the connection, whatever the heartbeat interval is; many
 // forget after half a minute of silence. Heartbeats end dead connections: they are quicker.
 void keep_alive(int descriptor) {
-  set_option(descriptor, SOL_SOCKET, SO_KEEPALIVE, 1);
-  set_option(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, 15);
-  set_option(descriptor, IPPROTO_TCP, TCP_KEEPINTVL, 15);
-  set_option(descriptor, IPPROTO_TCP, TCP_KEEPCNT, 8);
+  os::keep_alive(descriptor, kKeepAliveSeconds, kKeepAliveSeconds, kKeepAliveProbes);
 }
 
 int open_socket(int family) {
-  return open_descriptor(
-      [&] { return ::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP); });
+  return open_descriptor([&] { return os::open_stream(family); });
 }
 
 template <class Ask>
@@ -125,7 +124,7 @@ ssize_t receive(int descriptor, std::span<const iovec> into) {
 ssize_t transmit(int descriptor, std::span<const iovec> from) {
   msghdr message{};
   message.msg_iov = const_cast<iovec*>(from.data());
-  message.msg_iovlen = from.size();
+  message.msg_iovlen = static_cast<decltype(message.msg_iovlen)>(from.size());
   for (;;) {
     const ssize_t put = ::sendmsg(descriptor, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (put >= 0) return put;
@@ -186,8 +185,7 @@ Result<int> listen_at(const wire::Address& address) {
 
 int accept_on(const Socket& listener) {
   for (;;) {
-    const int descriptor = open_descriptor(
-        [&] { return ::accept4(listener.raw(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC); });
+    const int descriptor = open_descriptor([&] { return os::accept_stream(listener.raw()); });
     if (descriptor >= 0) {
       set_option(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
       keep_alive(descriptor);

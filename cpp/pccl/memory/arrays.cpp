@@ -1,7 +1,6 @@
 #include "pccl/memory/arrays.h"
 
 #include <pthread.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <mutex>
 
 #include "pccl/base/fork.h"
+#include "pccl/os/shared_memory.h"
 
 namespace pccl::memory {
 namespace {
@@ -70,8 +70,8 @@ class Registry {
   }
 
  private:
-  // Whether the chunk can be passed on: not if it is from before a fork.
-  static bool ours(const Chunk& chunk) { return chunk.region->descriptor() >= 0; }
+  // Not if the chunk is from before a fork.
+  static bool ours(const Chunk& chunk) { return chunk.region->made_here(); }
 
   Result<ChunkPtr> add(std::size_t size) {
     rlimit limit{};
@@ -80,7 +80,7 @@ class Registry {
     auto made = make_region(size, Access::read);
     if (!made) return made.error();
     // This is the user's memory: forked children keep it, like all other memory.
-    (void)::madvise((*made)->data(), (*made)->size(), MADV_DOFORK);
+    os::give_to_children((*made)->data(), (*made)->size());
     const auto at = reinterpret_cast<std::uintptr_t>((*made)->data());
     // Forget the chunk before it is unmapped: its addresses may be reused at once.
     ChunkPtr chunk(new Chunk{std::move(*made), ++numbers_}, [this, at](const Chunk* dropped) {

@@ -30,6 +30,8 @@ class Region {
   Region& operator=(const Region&) = delete;
   [[nodiscard]] std::uint8_t* data() const { return data_; }
   [[nodiscard]] std::size_t size() const { return size_; }
+  // False in a forked child.
+  [[nodiscard]] bool made_here() const;
   // The descriptor of memory that this process made. -1 for another process's memory, and in a
   // forked child, where the number may belong to something else.
   [[nodiscard]] int descriptor() const;
@@ -46,8 +48,9 @@ using RegionPtr = std::shared_ptr<Region>;
 // Makes zeroed memory for an engine to share. Simulated in tests.
 using RegionMaker = std::function<Result<RegionPtr>(std::size_t, Access)>;
 
-// Makes memory of this process, with access `others` for other processes. Error: internal_error (no
-// memory, or the kernel is too old to seal it).
+// Makes memory of this process, with access `others` for other processes. Where os::shares_memory()
+// is false it has no descriptor, and only forked children see it. Error: internal_error (no memory,
+// or the kernel is too old to seal it).
 [[nodiscard]] Result<RegionPtr> make_region(std::size_t size, Access others);
 
 // Maps another process's memory with `access`. The descriptor stays the caller's. Errors:

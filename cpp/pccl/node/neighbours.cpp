@@ -1,14 +1,8 @@
 #include "pccl/node/neighbours.h"
 
-#include <sys/socket.h>
-#include <sys/sysinfo.h>
-#include <sys/un.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstddef>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -18,6 +12,8 @@
 #include "pccl/digest/proof.h"
 #include "pccl/memory/board.h"
 #include "pccl/memory/pipe.h"
+#include "pccl/os/channel.h"
+#include "pccl/os/shared_memory.h"
 
 namespace pccl::node {
 namespace {
@@ -34,18 +30,9 @@ constexpr Duration kTick = std::chrono::milliseconds(100);
 enum class Kind : std::uint16_t { hello, welcome, offer, ring, forget, challenge };
 
 // Where a peer listens.
-std::pair<sockaddr_un, socklen_t> address_of(const PeerId& peer) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const std::string name = "pccl-" + peer.hex();
-  std::memcpy(address.sun_path + 1, name.data(), name.size());  // a leading zero: abstract
-  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
-}
+std::string name_of(const PeerId& peer) { return "pccl-" + peer.hex(); }
 
-int open_channel() {
-  return open_descriptor(
-      [] { return ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0); });
-}
+int open_channel() { return open_descriptor(os::open_channel); }
 
 memory::Access access_of(memory::Offer offer) {
   return offer == memory::Offer::page ? memory::Access::write : memory::Access::read;
@@ -57,17 +44,7 @@ bool right_size(memory::Offer offer, std::uint64_t size) {
   if (offer == memory::Offer::pipe || offer == memory::Offer::pipe_answer)
     return size == memory::kPipeEndBytes;
   // A region cannot be larger than the host's memory.
-  struct sysinfo host {};
-  if (::sysinfo(&host) != 0) return false;
-  return size > 0 && size <= (std::uint64_t{host.totalram} + host.totalswap) * host.mem_unit;
-}
-
-// Whether the process that called listen or connect at the other end runs as the same user.
-bool same_user(int descriptor) {
-  ucred other{};
-  socklen_t size = sizeof other;
-  return ::getsockopt(descriptor, SOL_SOCKET, SO_PEERCRED, &other, &size) == 0 &&
-         other.uid == ::geteuid();
+  return size > 0 && size <= os::most_shared_memory();
 }
 
 // Memory, or descriptors in flight, have run out: worth another try.
@@ -89,26 +66,6 @@ class Passed {
  private:
   int descriptor_;
 };
-
-// Returns the first descriptor that came with `message`, or -1, and closes the others.
-int first_descriptor(msghdr& message) {
-  int first = -1;
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
-       header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t k = 0; k < count; ++k) {
-      int one = -1;
-      std::memcpy(&one, CMSG_DATA(header) + k * sizeof(int), sizeof one);
-      if (first < 0) {
-        first = one;
-      } else {
-        ::close(one);
-      }
-    }
-  }
-  return first;
-}
 
 }  // namespace
 
@@ -154,9 +111,7 @@ Neighbours::~Neighbours() = default;
 Status Neighbours::listen() {
   const int descriptor = open_channel();
   if (descriptor < 0) return Status(Code::not_supported, io::error_text(errno));
-  const auto [address, size] = address_of(self_);
-  if (::bind(descriptor, reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
-      ::listen(descriptor, kBacklog) != 0) {
+  if (os::listen_channel(descriptor, name_of(self_), kBacklog) != 0) {
     const int number = errno;
     close_descriptor(descriptor);
     return Status(Code::not_supported, io::error_text(number));
@@ -167,7 +122,7 @@ Status Neighbours::listen() {
 
 // A new connection.
 void Neighbours::greet(int descriptor) {
-  if (!same_user(descriptor)) return close_descriptor(descriptor);
+  if (!os::same_user(descriptor)) return close_descriptor(descriptor);
   const std::uint64_t id = open(descriptor);
   Packet challenge;
   challenge.kind = Kind::challenge;
@@ -196,13 +151,12 @@ void Neighbours::connect(const PeerId& peer, const PeerId& key) {
   drop(peer);
   const int descriptor = open_channel();
   if (descriptor < 0) return events_.down(peer, io::error_text(errno));
-  const auto [address, size] = address_of(peer);
-  if (::connect(descriptor, reinterpret_cast<const sockaddr*>(&address), size) != 0) {
+  if (os::connect_channel(descriptor, name_of(peer)) != 0) {
     const int number = errno;
     close_descriptor(descriptor);
     return events_.down(peer, io::error_text(number));
   }
-  if (!same_user(descriptor)) {
+  if (!os::same_user(descriptor)) {
     close_descriptor(descriptor);
     return events_.down(peer, "it belongs to another user");
   }
@@ -281,22 +235,8 @@ void Neighbours::write(std::uint64_t id) {
   Channel& channel = it->second;
   while (!channel.out.empty()) {
     Outgoing& out = channel.out.front();
-    iovec part{out.bytes.data(), out.bytes.size()};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    if (out.region != nullptr) {
-      message.msg_control = control.data();
-      message.msg_controllen = control.size();
-      cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(sizeof(int));
-      const int descriptor = out.region->descriptor();
-      std::memcpy(CMSG_DATA(header), &descriptor, sizeof descriptor);
-    }
-    if (::sendmsg(channel.socket->raw(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) {
+    const int passed = out.region == nullptr ? -1 : out.region->descriptor();
+    if (os::send_packet(channel.socket->raw(), out.bytes, passed) >= 0) {
       channel.out.pop_front();
       continue;
     }
@@ -380,20 +320,15 @@ void Neighbours::read(std::uint64_t id) {
     const auto it = channels_.find(id);
     if (it == channels_.end()) return;
     Packet packet;
-    iovec part{&packet, sizeof packet};
-    alignas(cmsghdr) std::array<char, CMSG_SPACE(4 * sizeof(int))> control{};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
     ssize_t got = 0;
     int error = 0;
     // One step, so that a fork in between cannot leave unknown descriptors in the child.
-    const Passed passed(open_descriptor([&]() -> int {
-      got = ::recvmsg(it->second.socket->raw(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    const Passed passed(open_descriptor([&] {
+      const os::ReceivedPacket received = os::receive_packet(
+          it->second.socket->raw(), {reinterpret_cast<std::uint8_t*>(&packet), sizeof packet});
       error = errno;
-      return got < 0 ? -1 : first_descriptor(message);  // even an empty packet may carry some
+      got = received.bytes;
+      return received.passed;
     }));
     if (got < 0 && error == EINTR) continue;
     if (got < 0 && error == EAGAIN) return;

@@ -1,7 +1,5 @@
 #include "pccl/node/runtime.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <asio/post.hpp>
 #include <utility>
@@ -11,6 +9,8 @@
 #include "pccl/base/log.h"
 #include "pccl/io/address.h"
 #include "pccl/io/tcp_info.h"
+#include "pccl/os/process.h"
+#include "pccl/os/shared_memory.h"
 
 namespace pccl::node {
 namespace {
@@ -70,6 +70,7 @@ std::vector<wire::Address> own_addresses(const asio::ip::tcp::endpoint& at,
 }  // namespace
 
 Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
+  options.settings.shm = options.settings.shm && os::shares_memory();
   if (!options.settings.tcp_congestion.empty()) {
     const Status works = io::check_congestion_control(options.settings.tcp_congestion);
     if (!works) return works.error();
@@ -124,10 +125,8 @@ peer::EngineOptions Runtime::engine_options() {
   options.locality.find_array = memory::find_array;
   options.locality.poll = [this] { peers_.poll(); };
   options.locality.patience = options_.settings.link_timeout;
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) == 0)
-    options.locality.group.cores = static_cast<unsigned>(CPU_COUNT(&allowed));
+  if (const unsigned cores = os::usable_processors(); cores > 0)
+    options.locality.group.cores = cores;
   return options;
 }
 

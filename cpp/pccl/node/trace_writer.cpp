@@ -8,12 +8,12 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <utility>
 
 #include "pccl/base/clock.h"
 #include "pccl/io/thread.h"
+#include "pccl/os/process.h"
 
 namespace pccl::node {
 namespace {
@@ -39,7 +39,7 @@ std::string microseconds(std::int64_t nanoseconds) {
 }
 
 // The inside of a JSON string. Reasons come from other peers and may have any bytes.
-std::string quoted(std::string_view text) {
+std::string escaped(std::string_view text) {
   std::string out;
   for (const char c : text) {
     if (c == '"' || c == '\\') out.push_back('\\');
@@ -49,11 +49,11 @@ std::string quoted(std::string_view text) {
   return out;
 }
 
-std::string boot_id() {
-  std::string text;
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::getline(file, text);
-  return quoted(text);
+// Names the host whose steady clock the trace has. Where that is not known, the trace counts as
+// one of a host of its own.
+std::string clock_of(const PeerId& peer) {
+  const std::string boot = os::boot_id();
+  return boot.empty() ? peer.hex() : escaped(boot);
 }
 
 std::string name_of(const wire::OpKey& key) {
@@ -95,10 +95,10 @@ TraceWriter::TraceWriter(int file, std::uint64_t max_bytes, const PeerId& peer,
       std::chrono::system_clock::now().time_since_epoch());
   const std::string id = peer_.hex();
   text_ = "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":\"" + peer_.brief() +
-          "\",\"args\":{\"name\":\"" + quoted(name) + "\"}},\n" +
+          "\",\"args\":{\"name\":\"" + escaped(name) + "\"}},\n" +
           "{\"name\":\"pccl\",\"ph\":\"M\",\"pid\":\"" + peer_.brief() +
-          "\",\"args\":{\"peer\":\"" + id + "\",\"who\":\"" + quoted(name) + "\",\"boot\":\"" +
-          boot_id() + "\",\"wall_us\":" + microseconds(wall.count()) +
+          "\",\"args\":{\"peer\":\"" + id + "\",\"who\":\"" + escaped(name) + "\",\"boot\":\"" +
+          clock_of(peer) + "\",\"wall_us\":" + microseconds(wall.count()) +
           ",\"clock_us\":" + microseconds(nanoseconds(clock_now())) + "}}";
   flush();
 }
@@ -245,10 +245,10 @@ void TraceWriter::put(const peer::TracedFlow& flow) {
 }
 
 void TraceWriter::put(const peer::TracedMoment& moment) {
-  text_.append(",\n{\"name\":\"").append(quoted(moment.name));
+  text_.append(",\n{\"name\":\"").append(escaped(moment.name));
   text_.append("\",\"ph\":\"i\",\"s\":\"p\",\"pid\":\"").append(peer_.brief());
   text_.append("\",\"tid\":0,\"ts\":").append(microseconds(nanoseconds(moment.at)));
-  text_.append(",\"args\":{\"text\":\"").append(quoted(moment.text)).append("\"}}");
+  text_.append(",\"args\":{\"text\":\"").append(escaped(moment.text)).append("\"}}");
 }
 
 }  // namespace pccl::node

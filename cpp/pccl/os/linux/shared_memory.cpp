@@ -1,0 +1,66 @@
+#include "pccl/os/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+// Older C libraries lack these. F_SEAL_FUTURE_WRITE needs Linux 5.1.
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+namespace pccl::os {
+namespace {
+
+constexpr int kFixedSize = F_SEAL_SHRINK | F_SEAL_GROW;
+
+// A huge page is what one page table maps: 2 MiB with pages of 4 KiB, 512 MiB with 64 KiB.
+std::size_t huge_page() {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return page / sizeof(std::uint64_t) * page;
+}
+
+}  // namespace
+
+bool shares_memory() { return true; }
+
+int open_shared_memory() {
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  const int made = ::memfd_create("pccl", kFlags | MFD_NOEXEC_SEAL);
+  return made < 0 && errno == EINVAL ? ::memfd_create("pccl", kFlags) : made;
+}
+
+int seal(int descriptor, bool writes) {
+  // A seal on writes does not affect mappings made before it.
+  return ::fcntl(descriptor, F_ADD_SEALS,
+                 kFixedSize | F_SEAL_SEAL | (writes ? F_SEAL_FUTURE_WRITE : 0));
+}
+
+int is_sealed(int descriptor, bool writes) {
+  const int seals = ::fcntl(descriptor, F_GET_SEALS);
+  if (seals < 0) return -1;
+  const int wanted = kFixedSize | (writes ? F_SEAL_FUTURE_WRITE : 0);
+  return (seals & wanted) == wanted ? 1 : 0;
+}
+
+std::uint64_t most_shared_memory() {
+  struct sysinfo host {};
+  if (::sysinfo(&host) != 0) return 0;
+  return (std::uint64_t{host.totalram} + host.totalswap) * host.mem_unit;
+}
+
+void keep_from_children(void* at, std::size_t size) { (void)::madvise(at, size, MADV_DONTFORK); }
+
+void give_to_children(void* at, std::size_t size) { (void)::madvise(at, size, MADV_DOFORK); }
+
+void use_huge_pages(void* at, std::size_t size) {
+  if (size >= huge_page()) (void)::madvise(at, size, MADV_HUGEPAGE);
+}
+
+}  // namespace pccl::os
