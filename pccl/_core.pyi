@@ -20,6 +20,9 @@ def openssl() -> tuple[str, bool]:
 def is_set(variable: str) -> bool:
     """Whether the environment has a value for it, and not an empty one."""
 
+def shares_memory() -> bool:
+    """Whether peers of one host can share memory on this system; if not, they use TCP."""
+
 def shared_memory(size: int) -> npt.NDArray[np.uint8] | None:
     """Bytes that peers of the host may read where they are; None where the system refuses them."""
 

@@ -166,7 +166,8 @@ def serve(
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         # There may be more connections than the usual limit, which is for programs with select().
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
+        with suppress(OSError, ValueError):  # macOS refuses its own hard limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files[1], files[1]))
         known = _settings.secret(secret, command)
         with ExitStack() as stack:
             standing = _standing(listen, peers, place)

@@ -12,6 +12,8 @@ from clibrary import installed, library  # noqa: F401  # fixtures
 from namespaces import Lab, namespaces
 from workers import Run, running
 
+from pccl import _core
+
 # Before any engine object is made, and inherited by every process a test starts.
 os.environ["PCCL_BIND"] = "127.0.0.1"
 # Tests read lines as a user at a terminal sees them.
@@ -53,6 +55,8 @@ def lab() -> Iterator[Lab]:
         yield lambda count, *versions: stack.enter_context(namespaces(count, versions))
 
 
+NO_SHARED_MEMORY = "this build shares no memory between processes"
+
 # Modules whose tests run twice: in shared memory, as peers of one host do, and over the network.
 TWICE = {"test_faults", "test_runs"}
 
@@ -60,6 +64,8 @@ TWICE = {"test_faults", "test_runs"}
 @pytest.fixture
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How peers of this test reduce: "shm" or "tcp"."""
+    if request.param == "shm" and not _core.shares_memory():
+        pytest.skip(NO_SHARED_MEMORY)
     monkeypatch.setenv("PCCL_SHM", "1" if request.param == "shm" else "0")
     return str(request.param)
 
@@ -74,8 +80,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what this run cannot or should not do, with the reason."""
     not_root = pytest.mark.skip(reason="needs root")
     not_soak = pytest.mark.skip(reason="runs only in `make soak`")
+    not_shared = pytest.mark.skip(reason=NO_SHARED_MEMORY)
     for item in items:
         if "root" in item.keywords and os.geteuid() != 0:
             item.add_marker(not_root)
+        if item.get_closest_marker("shared_memory") and not _core.shares_memory():
+            item.add_marker(not_shared)
         if "soak" in item.keywords and os.environ.get("PCCL_SOAK") != "1":
             item.add_marker(not_soak)

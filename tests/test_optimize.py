@@ -72,6 +72,7 @@ def test_all_ways_are_measured_at_once(run: Run) -> None:
         assert answer["last"] is None
 
 
+@pytest.mark.shared_memory
 def test_peers_that_share_memory_have_nothing_to_measure(run: Run) -> None:
     for answer in [peer.expect("done", 60) for peer in run.peers(2, optimize.measure_in_memory)]:
         assert not answer["known"]

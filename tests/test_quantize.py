@@ -270,6 +270,7 @@ def test_trees_dtypes_and_ops(run: Run, shm: str) -> None:
     assert len({one["digest"] for one in results(run, 3, quantize.trees, PCCL_SHM=shm)}) == 1
 
 
+@pytest.mark.shared_memory
 def test_in_memory_of_one_host_the_result_is_exact(run: Run) -> None:
     results(run, 3, quantize.exact_in_memory, PCCL_SHM="1")
 

@@ -52,6 +52,7 @@ def test_bad_requests_are_named():
         pccl.empty(1 << 60)
 
 
+@pytest.mark.shared_memory
 def test_memory_is_given_back_with_the_last_view():
     before = mappings()
     array = pccl.zeros(1 << 20)
@@ -93,6 +94,7 @@ def test_forked_children_see_them():
     assert array[3] == 7
 
 
+@pytest.mark.shared_memory
 @pytest.mark.parametrize("world", [2, 3])
 def test_all_kinds_of_arrays_are_reduced_exactly(run, world):
     peers = run.peers(world, shared_arrays.reduce_as_told)
@@ -108,6 +110,7 @@ def test_all_kinds_of_arrays_are_reduced_exactly(run, world):
                 assert answer["memory"], (kinds, count)
 
 
+@pytest.mark.shared_memory
 def test_what_is_dropped_is_let_go_everywhere(run):
     peers = run.peers(2, shared_arrays.reduce_as_told)
     for peer in peers:
@@ -139,6 +142,7 @@ def test_what_is_dropped_is_let_go_everywhere(run):
         level = level or now
 
 
+@pytest.mark.shared_memory
 def test_survivors_are_exact_when_an_owner_is_killed(run):
     peers = run.peers(3, shared_arrays.reduce_as_told)
     for peer in peers:

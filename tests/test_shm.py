@@ -12,6 +12,8 @@ import pytest
 from programs import shm
 from workers import Run, Worker, running
 
+pytestmark = pytest.mark.shared_memory
+
 # Enough elements to tell memory from the network by what is sent.
 MANY = 300_001
 

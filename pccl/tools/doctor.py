@@ -211,6 +211,8 @@ def _sysctl(name: str) -> list[int] | None:
 def _of_this_machine() -> Iterator[Check]:
     if os.environ.get("PCCL_SHM") == "0":
         yield Check("shared memory", "info", "turned off (PCCL_SHM=0)")
+    elif not _core.shares_memory():
+        yield Check("shared memory", "info", "not on this system: peers of one host use TCP")
     elif _core.shared_memory(4096) is None:
         yield Check("shared memory", "warn", "refused by the system: peers of one host use TCP")
     else:

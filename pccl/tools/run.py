@@ -34,6 +34,13 @@ _MAX_LINE_BYTES = 1 << 20  # a longer line is written in pieces
 _FAILED_TO_START = 127
 
 
+def _usable_cores() -> int:
+    """Cores that this process may use. Not every system can give it fewer than all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def launch(
     command: Sequence[str],
     ranks: int,
@@ -83,7 +90,7 @@ def launch(
         drain = drain_seconds("run")
         # NumPy and torch start a thread for each core by default. More threads than cores, of
         # ranks that wait for each other, slow small steps down by a factor of ten and more.
-        cores = len(os.sched_getaffinity(0))
+        cores = _usable_cores()
         base.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
         # The ranks write to a pipe, but somebody may look at what comes out of it.
         if sys.stderr.isatty():

@@ -6,10 +6,12 @@
 #include <memory>
 
 #include "pccl/bindings/common.h"
+#include "pccl/os/shared_memory.h"
 
 namespace pccl::bindings {
 
 void bind_arrays(nb::module_& m) {
+  m.def("shares_memory", os::shares_memory);
   m.def(
       "shared_memory",
       [](std::size_t size) -> std::optional<nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>> {
