@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
 
-.PHONY: demo test install setup build lint format types docs stress fuzz soak bench compare package package-test release test-aarch64 package-aarch64 clean
+.PHONY: demo test install setup build lint format types docs stress fuzz soak bench compare package package-test release check-macos test-posix test-aarch64 package-aarch64 clean
 
 # A tree that is set up for development runs the demo from its editable build; any other from a
 # plain install.
@@ -26,7 +26,7 @@ install:
 
 # pytest comes last, so that its summary is what one sees last. Two at a time: most tests wait for
 # processes.
-test: build lint types docs stress fuzz
+test: build lint types check-macos docs stress fuzz
 	@mkdir -p build
 	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
 
@@ -104,6 +104,14 @@ release:
 	@$(STAGE) "OpenSSL of today" tools/wheel/upgrade_openssl.sh
 	@$(STAGE) package tools/wheel/build.sh --clean dist
 	@$(STAGE) release build/release/bin/python tools/wheel/check.py --release dist
+
+# Compiles the engine for macOS, and links the C library. Nothing of it can run here.
+check-macos: setup
+	@$(STAGE) "macOS, compile only" tools/check_macos.sh $(PYTHON_BIN)
+
+# The tests with the code that other systems than Linux use. Not a part of `make test`.
+test-posix: setup
+	tools/test_posix.sh $(VENV) -n 2 --dist worksteal $(PYTEST_ARGS)
 
 # Cross-compiles for aarch64 and runs the tests of the engine in a Debian of that architecture, by
 # emulation, then groups of peers of both architectures. Needs root; downloads some 150 MB.

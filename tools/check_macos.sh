@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# check_macos.sh PYTHON: compiles every room of the engine for macOS on arm64 and x86-64, and links
+# the C library, with the toolchain of the package ziglang. Nothing of it can run here. OpenSSL for
+# macOS is not at hand: its headers are this system's, and the linker leaves its functions open.
+set -euo pipefail
+python=$1
+cd "$(dirname "$0")/.."
+root=$PWD
+build=build/check-macos
+export ZIG_GLOBAL_CACHE_DIR=$root/build/zig ZIG_LOCAL_CACHE_DIR=$root/build/zig
+
+# Headers that do not depend on the system, apart from those of Linux's C library.
+include=$root/$build/include
+mkdir -p "$include"
+header() { echo "#include <$1>" | c++ -E -x c++ - | sed -n "s,^# [0-9]* \"\\(.*/$1\\)\".*,\\1,p" | head -n 1; }
+asio=$(header asio.hpp)
+ln -sfn "$asio" "$include/asio.hpp"
+ln -sfn "${asio%.hpp}" "$include/asio"
+ln -sfn "$(header xxhash.h)" "$include/xxhash.h"
+mkdir -p "$include/openssl"
+for name in ssl.h opensslconf.h configuration.h; do  # Debian keeps some apart, by architecture
+  found=$(header openssl/$name)
+  if [ -n "$found" ]; then ln -sf "${found%/*}"/*.h "$include/openssl/"; fi
+done
+
+for processor in aarch64 x86_64; do
+  tools=$root/$build/$processor/tools
+  mkdir -p "$tools"
+  for tool in ar ranlib; do
+    printf '#!/bin/sh\nexec "%s" -m ziglang %s "$@"\n' "$python" "$tool" >"$tools/$tool"
+  done
+  # One capture is used for some types only; files compiled as one shadow each other's names.
+  # Linked without a C++ library: zig would compile its own first, which takes a minute.
+  cat >"$tools/c++" <<END
+#!/bin/sh
+case " \$* " in
+*" -c "*) exec "$python" -m ziglang c++ -target $processor-macos "\$@" -Wno-unused-lambda-capture -Wno-shadow ;;
+*) exec "$python" -m ziglang c++ -target $processor-macos -nostdlib++ -Wl,-undefined,dynamic_lookup "\$@" ;;
+esac
+END
+  chmod +x "$tools"/*
+  printf '!<arch>\n' >"$tools/empty.a"
+  # Optimisation would take time, and shows nothing more.
+  cmake -S . -B "$build/$processor" -G Ninja --log-level=WARNING \
+    -DCMAKE_TOOLCHAIN_FILE="$root/tools/macos/toolchain.cmake" \
+    -DPCCL_MACOS_PROCESSOR="$processor" -DPCCL_MACOS_TOOLS="$tools" \
+    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O0 -fno-sanitize=all" \
+    -DPCCL_PYTHON=OFF -DPCCL_UNITY=ON -DPCCL_WERROR=ON \
+    -DPCCL_ASIO_INCLUDE_DIR="$include" -DPCCL_XXHASH_INCLUDE_DIR="$include" \
+    -DOPENSSL_INCLUDE_DIR="$include" -DOPENSSL_VERSION=3.0.0 \
+    -DOPENSSL_SSL_LIBRARY="$tools/empty.a" -DOPENSSL_CRYPTO_LIBRARY="$tools/empty.a" >/dev/null
+  cmake --build "$build/$processor" -j 2 -- -k 0 --quiet
+  echo "macOS, $processor: $(wc -c <"$build/$processor/libpccl.0.1.0.dylib") bytes of libpccl.dylib"
+done

@@ -1,0 +1,12 @@
+# Compiles for macOS on another system, with the compiler, headers and linker of the package
+# ziglang. PCCL_MACOS_PROCESSOR: aarch64 or x86_64; PCCL_MACOS_TOOLS: the folder that
+# tools/check_macos.sh fills.
+set(CMAKE_SYSTEM_NAME Darwin)
+set(CMAKE_SYSTEM_PROCESSOR "${PCCL_MACOS_PROCESSOR}")
+set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES PCCL_MACOS_PROCESSOR PCCL_MACOS_TOOLS)
+set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
+set(CMAKE_CXX_COMPILER "${PCCL_MACOS_TOOLS}/c++")
+set(CMAKE_AR "${PCCL_MACOS_TOOLS}/ar")
+set(CMAKE_RANLIB "${PCCL_MACOS_TOOLS}/ranlib")
+set(CMAKE_INSTALL_NAME_TOOL true)
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
