@@ -166,6 +166,7 @@ def test_parent_and_child_do_not_get_the_same_memory():
     assert done.returncode == 0
 
 
+@pytest.mark.shared_memory
 def test_a_child_reduces_what_it_inherited(run):
     for peer in (peers := [run.peer(shared_arrays.reduce_in_a_child) for _ in range(2)]):
         assert peer.expect("done")["ok"]
