@@ -26,6 +26,8 @@ from syncs import (
 )
 from workers import Program, Run
 
+import pccl
+
 push_and_sync = explicit.push_and_sync
 
 
@@ -188,7 +190,7 @@ def test_explicit_entries_that_may_differ_are_only_for_newcomers(run: Run) -> No
 def test_explicit_takes_every_data_type_any_size_and_any_alignment(run: Run) -> None:
     peers = members_1(run, 2)
     answers = synced(peers, explicit.share_every_data_type)
-    sizes = (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8)
+    sizes = [dtype.size for dtype in pccl.DataType]
     assert moved(answers) == [0, 3 * sum(9 * size + MIB for size in sizes)]
 
 
