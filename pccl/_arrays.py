@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -144,14 +145,15 @@ def _write_to_device(leaf: object, adapter: DeviceAdapter, func: str, where: str
     with located(func, where):
         check_device_target(leaf)
         staged = adapter.stage(leaf)
-    host = np.empty(staged.shape, f"V{staged.dtype.size}")
+    host = staged.device.pinned(math.prod(staged.shape) * staged.dtype.size)
 
     def finish() -> None:
         results = staged.device.empty(staged.flat)
-        staged.device.store(results, 0, flat_bytes(host))()
+        staged.device.store(results, 0, host)()
         staged.write(results)
 
-    return Target([Buffer(host, staged.dtype)], finish)
+    elements = host.view(f"V{staged.dtype.size}").reshape(staged.shape)
+    return Target([Buffer(elements, staged.dtype)], finish)
 
 
 def check_device_target(leaf: object) -> None:

@@ -660,16 +660,3 @@ def test_error_feedback_of_pieces_counts_when_all_of_them_do(
     errors = together(apart, call)
     assert all(isinstance(error, RuntimeError) for error in errors), errors
     assert kept() == before, "the first piece had been reduced"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_tensors_go_through_pinned_memory(
-    pair: Peers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_route, "PIECE_BYTES", 1 << 20)
-    tensors = [torch.full((3 << 20,), float(i + 1), device="cuda").half() for i in range(2)]
-    results = together(pair, lambda i, comm: pccl.allreduce(tensors[i], comm=comm))
-    assert all(result.device == tensors[0].device and result.eq(3).all() for result in results)
-    together(pair, lambda i, comm: pccl.allreduce(tensors[i], out=tensors[i], comm=comm))
-    assert all(tensor.eq(3).all() for tensor in tensors)

@@ -1,4 +1,6 @@
-"""`pccl.allreduce` in a function that JAX traces: a custom call of the compiled program.
+"""`pccl.allreduce` in a function that JAX traces: a call of the compiled program.
+
+It is a custom call on CPU devices, a callback (`callback.py`) on others.
 
 XLA may run independent calls of a program in any order, and members may differ in it, so calls meet
 by tags. A tag stands for the traced function's name, the call's place in its trace, and the local
@@ -26,6 +28,8 @@ from jaxlib.mlir import ir
 from pccl import _core
 from pccl import quantize as quantization
 from pccl import tree as trees
+from pccl.adapters.jax import callback
+from pccl.adapters.jax.callback import ARGUMENT, CONSTANT, NOWHERE, PeerRef
 from pccl.errors import InvalidArgument, NotSupported, PCCLError
 from pccl.quantize import Quantize
 from pccl.reduce import weighted
@@ -36,10 +40,8 @@ from pccl.types import DataType, ReduceOp, check_op
 _TARGET = "pccl_allreduce"
 _FUNC = "allreduce"
 _LINEAR = (ReduceOp.SUM, ReduceOp.AVG)
-_ERROR = re.compile(r"\[pccl error (\d+)\]")
+_ERROR = re.compile(r"\[pccl error (h?)(\d+)\]")  # h: of a callback
 _EXACT = quantization.Codes(0, False, False, Quantize.block)
-# Where a call has its weight, in the numbers of the custom call.
-_NOWHERE, _CONSTANT, _ARGUMENT = 0, 1, 2
 # Each call has one more result, which is the next call's argument, so they run in order.
 _BYTE = jax.core.ShapedArray((), np.dtype(np.uint8))
 # Weights' dtypes that the custom call reads; others become float32.
@@ -57,7 +59,7 @@ class Call(NamedTuple):
         name: For errors: "allreduce 0 of step".
         tag: The user's, or one made from the name.
         op: How elements are combined.
-        communicator: Its number; 0 for the process's.
+        peer: The communicator; None for the process's.
         timeout: Seconds; None for no limit.
         quantize: How it travels; None: exact.
         nones: Paths of None in the tree.
@@ -66,7 +68,7 @@ class Call(NamedTuple):
     name: str
     tag: int
     op: ReduceOp
-    communicator: int
+    peer: PeerRef | None
     timeout: float | None
     quantize: Quantize | None = None
     nones: tuple[str, ...] = ()
@@ -92,11 +94,21 @@ def typed_errors() -> Iterator[None]:
     except (RuntimeError, ValueError) as error:  # JAX's JaxRuntimeError is a RuntimeError
         found = None if isinstance(error, PCCLError) else _ERROR.search(str(error))
         if found is not None:
-            try:
-                _core.raise_xla_error(int(found[1]))
-            except Exception as typed:
-                raise typed from error
+            _raise_typed(bool(found[1]), int(found[2]), error)
         raise
+
+
+def _raise_typed(of_callback: bool, number: int, cause: BaseException) -> None:
+    """Raises the error with that number, if it is still known."""
+    if of_callback:
+        typed = callback.find_error(number)
+        if typed is not None:
+            raise typed from cause
+        return
+    try:
+        _core.raise_xla_error(number)
+    except Exception as typed:
+        raise typed from cause
 
 
 def allreduce(request: Request) -> Any:
@@ -124,7 +136,7 @@ def allreduce(request: Request) -> Any:
         name,
         _tag(name) if request.tag is None else request.tag,
         request.op,
-        0 if request.by_default else request.comm._number,
+        None if request.by_default else PeerRef(request.comm),
         request.deadline.seconds,
         request.quantize,
         tuple(flat.nones),
@@ -308,19 +320,19 @@ def _bind(
         for path, array in zip(paths, arrays, strict=True)
     ]
     constant = weight if isinstance(weight, float) else None
-    where = _NOWHERE if weight is None else _ARGUMENT if constant is None else _CONSTANT
+    where = NOWHERE if weight is None else ARGUMENT if constant is None else CONSTANT
     kind = "" if weight is None else weighted.WORDS
     travels = "" if call.quantize is None else quantization.words(call.quantize)
     codes = _EXACT if call.quantize is None else quantization.codes(call.quantize)
     made: list[jax.Array] = _primitive.bind(
         *arrays,
-        *([weight] if where == _ARGUMENT else []),
+        *([weight] if where == ARGUMENT else []),
         name=call.name,
         arrays=kind + trees.describe(entries, call.nones) + travels,
         structure=kind + travels + trees.structure(entries, call.nones).decode(),
         tag=np.uint64(call.tag).astype(np.int64),
         op=np.int64(call.op),
-        communicator=np.int64(call.communicator),
+        peer=call.peer,
         timeout=np.float64(-1 if call.timeout is None else call.timeout),
         weighted=np.int64(where),
         weight=np.float64(0 if constant is None else constant),
@@ -388,6 +400,7 @@ def _custom_call(
     *,
     weighted: np.int64,
     gathered: np.int64,
+    peer: PeerRef | None,
     **attributes: Any,
 ) -> list[Any]:
     """A custom call that XLA neither drops nor repeats. Results take the arguments' memory.
@@ -408,14 +421,16 @@ def _custom_call(
         has_side_effect=True,
         operand_output_aliases={i: i for i in range(0 if weighted else len(operands))},
     )
-    given = {"weighted": weighted, "gathered": gathered, **attributes}
+    number = np.int64(0 if peer is None else peer.number)
+    given = {"weighted": weighted, "gathered": gathered, "communicator": number, **attributes}
     return list(rule(context, *operands, *before, **given))
 
 
 def _latest_ticket() -> list[Any]:
     """The last result of the block's latest call, if there is one."""
     for operation in reversed(list(ir.InsertionPoint.current.block.operations)):
-        if _is_call(operation.operation) or _surrounds_call(operation.operation):
+        found = operation.operation
+        if _is_call(found) or _surrounds_call(found) or callback.is_callback(found):
             return [list(operation.operation.results)[-1]]
     return []
 
@@ -437,8 +452,20 @@ def _surrounds_call(operation: Any) -> bool:
     )
 
 
-def _refuse_device(context: Any, *operands: Any, name: str, **attributes: Any) -> Any:
-    raise _unsupported(name, "only programs for CPU devices are supported yet")
+def _lower_elsewhere(context: Any, *operands: Any, **attributes: Any) -> Any:
+    """A callback, on the one device that the program is for."""
+    axes = context.module_context.axis_context
+    mesh = getattr(axes, "mesh", None)
+    devices = getattr(axes, "num_devices", 1) if mesh is None else mesh.size
+    if devices != 1:
+        sentence = f"a program for {devices} devices; on a GPU or TPU it may be for one"
+        raise _unsupported(attributes["name"], sentence)
+    before = _latest_ticket()
+    inside = context.replace(
+        avals_in=[*context.avals_in, *[_BYTE] * len(before)],
+        avals_out=[*context.avals_out, _BYTE],
+    )
+    return callback.emit(inside, [*operands, *before], attributes)[:-1]
 
 
 def _refuse_vmap(operands: object, axes: object, *, name: str, **attributes: object) -> Any:
@@ -451,10 +478,10 @@ def _results(*avals: Any, weighted: np.int64, gathered: np.int64, **attributes: 
         made = _results(*operands, weighted=weighted, gathered=np.int64(0), **attributes)
         return [*made, ticket]
     arrays = [aval.strip_weak_type() for aval in avals]
-    if weighted == _NOWHERE:
+    if weighted == NOWHERE:
         return arrays
     number = np.dtype(np.float64 if jax.config.jax_enable_x64 else np.float32)
-    if weighted == _CONSTANT:
+    if weighted == CONSTANT:
         return [*arrays, jax.core.ShapedArray((), number)]
     return [*arrays[:-1], arrays[-1].update(dtype=number)]
 
@@ -471,5 +498,5 @@ _primitive.def_impl(
     lambda *arrays, **attributes: _run_alone(*arrays, attributes=tuple(attributes.items()))
 )
 mlir.register_lowering(_primitive, _lower, platform="cpu", cacheable=False)
-mlir.register_lowering(_primitive, _refuse_device)
+mlir.register_lowering(_primitive, _lower_elsewhere, cacheable=False)
 batching.primitive_batchers[_primitive] = _refuse_vmap

@@ -18,6 +18,27 @@ def other_accelerators() -> list[str]:
     return [found.type] if torch.get_device_module(found).is_available() else []
 
 
+# Pinned memory stays with the process, so larger tensors do without.
+_PINNED = 1 << 30
+
+
+def empty_on_cpu(
+    like: torch.Tensor, memory_format: torch.memory_format = torch.preserve_format
+) -> torch.Tensor:
+    """CPU memory for the elements of `like`; for those of a CUDA tensor, pinned memory.
+
+    torch keeps pinned memory for the next call. Copies to and from memory that is new to the
+    process take several times as long.
+    """
+    pinned = like.device.type == "cuda" and like.nbytes <= _PINNED
+    return torch.empty_like(like, device="cpu", pin_memory=pinned, memory_format=memory_format)
+
+
+def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in CPU memory: itself if it is there."""
+    return tensor if tensor.device.type == "cpu" else empty_on_cpu(tensor).copy_(tensor)
+
+
 class AnyDevice:
     """A device of any kind: MPS, XPU, one registered by another package.
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from pccl.adapters.torch.devices import empty_on_cpu
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType, ReduceOp
 
@@ -64,7 +65,7 @@ def array_of(tensor: torch.Tensor, *, read: bool = True) -> Array:
     own = plain.device.type == "cpu" and plain.is_contiguous()
     if own and not plain.is_neg() and not plain.is_conj():
         return Array(bytes_of(plain), plain, None)
-    copy = torch.empty(plain.shape, dtype=plain.dtype)
+    copy = empty_on_cpu(plain, memory_format=torch.contiguous_format)
     if read:
         copy.copy_(plain)
     return Array(bytes_of(copy), plain, copy)

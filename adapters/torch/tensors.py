@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from pccl.adapters import Buffer, Device, Node, Place, Shared, Staged, overlaps
-from pccl.adapters.torch.devices import AnyDevice, Cuda, other_accelerators
+from pccl.adapters.torch.devices import AnyDevice, Cuda, other_accelerators, to_cpu
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
 
@@ -145,7 +145,7 @@ def to_buffers(leaf: torch.Tensor, *, writable: bool) -> Sequence[Buffer]:
     plain = _local(leaf)
     _check_dense(plain)
     dtype = DataType.from_torch_dtype(plain.dtype)
-    plain = plain.cpu()
+    plain = to_cpu(plain)
     if plain.is_neg() or plain.is_conj():
         if writable:
             bit = "negative" if plain.is_neg() else "conjugate"
@@ -220,7 +220,7 @@ def share(leaf: torch.Tensor) -> Shared:
     own = plain.device.type == "cpu" and plain.is_contiguous()
     own = own and not plain.is_neg() and not plain.is_conj()
     if not own:
-        plain = plain.resolve_neg().resolve_conj().cpu().contiguous()
+        plain = to_cpu(plain.resolve_neg().resolve_conj()).contiguous()
     try:
         data = plain.reshape(-1).view(torch.uint8).numpy()
     except (RuntimeError, TypeError) as error:

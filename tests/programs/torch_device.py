@@ -1,4 +1,4 @@
-"""Every call with torch tensors that are not in CPU memory: on the device "pretend".
+"""Every call with torch tensors that are not in CPU memory: on the device DEVICE, or "pretend".
 
 cpp/tests/torch_device/pretend.cpp is that device, and PRETEND the library made of it. To torch it
 is an accelerator like any other that a package registers.
@@ -25,11 +25,14 @@ from pccl.reduce import pieces
 from programs.peer import say
 
 Comm = pccl.Communicator
-DEVICE = "pretend"
+DEVICE = os.environ.get("DEVICE", "pretend")
 
 
 def load_device() -> None:
     """Makes the device known to torch."""
+    torch.set_num_threads(1)
+    if DEVICE != "pretend":
+        return
     torch.utils.rename_privateuse1_backend(DEVICE)
     torch.ops.load_library(os.environ["PRETEND"])
     module: Any = types.ModuleType(f"torch.{DEVICE}")
@@ -39,7 +42,6 @@ def load_device() -> None:
     module._is_in_bad_fork = lambda: False
     module.manual_seed_all = lambda seed: None
     torch._register_device_module(DEVICE, module)
-    torch.set_num_threads(1)
 
 
 @contextmanager
