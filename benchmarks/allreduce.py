@@ -1,8 +1,9 @@
 """How fast all-reduce is on this machine, side by side with what else one could use: float32 sum,
 all ranks local.
 
-    python benchmarks/allreduce.py [--quick] [--peers gloo,mpi,roofline] [--transport shm,tcp,shared-array]
-        [--world 2,4] [--sizes 64KiB,1MiB] [--extras latency,fresh,bfloat16,tree,iperf]
+    python benchmarks/allreduce.py [--quick] [--peers gloo,mpi,roofline]
+        [--transport shm,tcp,shared-array] [--world 2,4] [--sizes 64KiB,1MiB]
+        [--extras latency,fresh,bfloat16,tree,iperf]
         [--json FILE] [--markdown FILE] [--plot FILE]
 
 One process per rank; the master is in the parent. All systems live in the same rank processes and
@@ -12,15 +13,13 @@ are checked, exactly: noise before the first block, and the last call of every b
 
     ms              every rank takes the median of its own calls; the slowest rank's median is shown
     faster / pccl   time of the faster of MPI and Gloo divided by time of pccl: above 1 pccl is
-    faster of bound        time of the bare program (benchmarks/roofline.cpp: the same passes over
-    memory, no protocol, no
-                    Python) divided by time of pccl
+                    faster
+    of bound        time of the bare program (benchmarks/roofline.cpp: the same passes over memory,
+                    no protocol, no Python) divided by time of pccl
     of agreed       the same, but the bare program's ranks also meet before and after their passes,
-    as ranks do that
-                    agree
+                    as ranks do that agree
     CPU s/GB        CPU seconds of all ranks, and of pccl's master, per 10^9 bytes of one rank's
-    array, in the order of
-                    the columns before; rewriting and meeting are not in it
+                    array, in the order of the columns before; rewriting and meeting are not in it
     spread          the slowest block's median over the fastest one's: how quiet the machine was
 
 Arrays: "shm" are private NumPy arrays, reduced through shared memory; "tcp" the same with

@@ -3,16 +3,15 @@
     python benchmarks/sync.py [--size 1GiB] [--rounds 5] [--json FILE] [--markdown FILE]
 
 newcomer      three members hold a state, a fourth comes in with other bytes and receives it all:
-seconds from when the
-              last of the four called sync until the newcomer has it, all hashing, checking and
-              copying included. As a ratio to the same bytes through one plain TCP connection
-              between two of the processes, in the same run: blocking sockets, large buffers,
-              received straight into memory that was used before; the best of several buffer sizes
-              is taken
+              seconds from when the last of the four called sync until the newcomer has it, all
+              hashing, checking and copying included. As a ratio to the same bytes through one
+              plain TCP connection between two of the processes, in the same run: blocking sockets,
+              large buffers, received straight into memory that was used before; the best of
+              several buffer sizes is taken
 hashing       a sync of a peer alone hashes its state and nothing else: bytes per CPU second,
-whatever the number of
-              threads, as a ratio to bytes per CPU second of NumPy reductions that only read the
-              same memory, with as many threads; the fastest kind of reduction is taken
+              whatever the number of threads, as a ratio to bytes per CPU second of NumPy
+              reductions that only read the same memory, with as many threads; the fastest kind of
+              reduction is taken
 no-op         four members in step: seconds of a sync, and bytes of state moved, which must be 0
 
 Rates are in 10^9 bytes per second. Each figure is the median of the rounds, but the best one for

@@ -81,3 +81,12 @@ def test_a_result_may_be_dropped_in_the_middle_of_the_pools_work(pool: result_po
         del made
         result_pool.empty((LARGE,), F4)
     assert pool._kept == 0
+
+
+def test_the_engine_keeps_the_memory_that_was_used_last() -> None:
+    from pccl._testing import kept_bytes
+
+    mib = 1 << 20
+    # The second size has no room beside the first, the third has none at all.
+    assert kept_bytes(4 * mib, [3 * mib, 2 * mib, 5 * mib]) == [3 * mib, 2 * mib, 2 * mib]
+    assert kept_bytes(4 * mib, [mib, mib, 2 * mib, mib]) == [mib, mib, 3 * mib, 3 * mib]

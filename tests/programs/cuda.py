@@ -191,12 +191,12 @@ def memory() -> None:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         pinned = pinned_bytes()
-        for _ in range(3):
+        for _ in range(8):
             both(comms, call)
         torch.cuda.synchronize()
         assert torch.cuda.memory_allocated() == before
-        # A block is free again once torch has seen its copy's event: one more may be in use.
-        assert pinned_bytes() <= pinned + (64 << 20), (pinned_bytes(), pinned)
+        # A block is free again once torch has seen its copy's event, so some more may be in use.
+        assert pinned_bytes() <= 2 * pinned, (pinned_bytes(), pinned)
 
 
 def pinned_bytes() -> int:

@@ -50,15 +50,25 @@ Buffer BufferPool::take(std::size_t size) {
 }
 
 void BufferPool::give_back(Block block) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (kept_ + block.capacity <= keep_bytes_) {
-      free_.push_back(block);
-      kept_ += block.capacity;
-      return;
-    }
+  if (block.capacity > keep_bytes_) {
+    std::free(block.data);
+    return;
   }
-  std::free(block.data);
+  const std::lock_guard lock(mutex_);
+  free_.push_back(block);
+  kept_ += block.capacity;
+  // Oldest first: nobody has asked for its size since.
+  auto oldest = free_.begin();
+  for (; kept_ > keep_bytes_; ++oldest) {
+    kept_ -= oldest->capacity;
+    std::free(oldest->data);
+  }
+  free_.erase(free_.begin(), oldest);
+}
+
+std::size_t BufferPool::kept_bytes() {
+  const std::lock_guard lock(mutex_);
+  return kept_;
 }
 
 }  // namespace pccl

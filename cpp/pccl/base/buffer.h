@@ -42,7 +42,7 @@ class Buffer {
   std::shared_ptr<BufferPool> pool_;
 };
 
-// Keeps up to `keep_bytes` of returned blocks for reuse. *any thread*
+// Keeps the latest returned blocks for reuse, up to `keep_bytes` of them. *any thread*
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   explicit BufferPool(std::size_t keep_bytes) : keep_bytes_(keep_bytes) {}
@@ -51,6 +51,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   BufferPool& operator=(const BufferPool&) = delete;
   // Uninitialised memory of `size` bytes. Throws std::bad_alloc.
   [[nodiscard]] Buffer take(std::size_t size);
+  [[nodiscard]] std::size_t kept_bytes();
 
  private:
   friend class Buffer;

@@ -3,6 +3,7 @@
 
 namespace nb = nanobind;
 
+void bind_buffer(nb::module_& m);
 void bind_codec(nb::module_& m);
 void bind_decisions(nb::module_& m);
 void bind_election(nb::module_& m);
@@ -20,6 +21,7 @@ void bind_topology(nb::module_& m);
 void bind_transfer(nb::module_& m);
 
 NB_MODULE(_testing, m) {
+  bind_buffer(m);
   bind_codec(m);
   bind_decisions(m);
   bind_election(m);
