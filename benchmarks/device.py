@@ -1,6 +1,6 @@
-"""What arrays on an accelerator cost: `pccl.allreduce` of CUDA tensors against its parts, in one run.
+"""Compares `pccl.allreduce` of arrays on an accelerator with its parts, in one run.
 
-    python benchmarks/device.py                   # 64 and 256 MiB, two processes of this host, a table
+    python benchmarks/device.py                   # 64 and 256 MiB, two processes, a table
     python benchmarks/device.py --quick --json build/device.json
 
 Entrances take turns, a block of calls each; a block's time is that of its slowest rank. All ranks

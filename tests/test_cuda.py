@@ -53,7 +53,7 @@ def test_calls_take_what_is_on_the_device(
 
 
 def ranks_of(program: Callable[[], None], tmp_path: Path) -> list[dict[str, object]]:
-    """What two ranks of a torch job say at their end."""
+    """Returns what two ranks of a torch job say at their end."""
     job = {"SIZE": "2", "STORE": str(tmp_path / "store"), "DEVICE": "cuda"}
     ranks = [Worker(program, RANK=str(rank), **job) for rank in range(2)]
     try:

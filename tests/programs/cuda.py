@@ -51,7 +51,7 @@ def order() -> None:
 
 
 def on_this_stream(comms: list[Comm], call: Any) -> list[Any]:
-    """What each member returns. Each thread has the caller's stream as its current one."""
+    """Returns what each member returns. Each thread has the caller's stream as its current one."""
     stream = torch.cuda.current_stream()
 
     def with_stream(rank: int, comm: Comm) -> Any:
@@ -70,7 +70,7 @@ def new_results(comms: list[Comm]) -> None:
 
 
 def results_in_place(comms: list[Comm]) -> None:
-    """What was asked of `out` before the call reads its old elements."""
+    """Work on `out` from before the call reads its old elements."""
 
     def call(rank: int, comm: Comm) -> Any:
         out = torch.full((COUNT,), 7.0, device="cuda")
@@ -332,7 +332,7 @@ def train_fsdp(rank: int) -> list[float]:
 
 
 def lose_a_member() -> None:
-    """Reduces in many pieces until told to stop. Each sum is over the same members in all pieces."""
+    """Reduces until a member is gone. A sum is over the same members in all its pieces."""
     pieces.PIECE_BYTES = 1 << 20
     comm = start(min_peers=3)
     tensor = torch.full((8 << 20,), 1.0, device="cuda")
