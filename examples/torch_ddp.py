@@ -17,8 +17,6 @@ except ModuleNotFoundError as error:
     print(f"{error.name} is missing: pip install 'pccl-collectives[torch,demo]'", file=sys.stderr)
     sys.exit(2)
 
-import pccl.adapters.torch  # noqa: F401  # makes the backend known
-
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--backend", default="pccl")

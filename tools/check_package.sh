@@ -45,6 +45,7 @@ import pccl
 
 assert importlib.util.find_spec("pccl._testing") is None, "_testing is installed"
 assert importlib.util.find_spec("pccl.adapters") is not None, "pccl.adapters is missing"
+assert importlib.util.find_spec("_pccl_torch") is not None, "_pccl_torch is missing"
 assert not {"torch", "jax"} & set(sys.modules), "import pccl loaded a framework"
 print("imported", pccl.__version__, "from", pccl.__file__)
 PYTHON

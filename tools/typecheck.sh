@@ -14,9 +14,10 @@ for entry in pccl/*; do
   if [ -d "$entry" ] && [ "${entry##*/}" != __pycache__ ]; then ln -s "$root/$entry" "$view/$entry"; fi
 done
 ln -sfn "$root/adapters" "$view/pccl/adapters"
+ln -sfn "$root/_pccl_torch" "$view/_pccl_torch"
 cd "$view"
 check() { "$python" -m mypy --config-file "$root/pyproject.toml" --cache-dir "$root/build/mypy" --strict "$@"; }
-check -p pccl
+check -p pccl -p _pccl_torch
 # The types that users see, against the same folder.
 MYPYPATH=$PWD check "$root"/tests/typing/*.py
 # The programs that tests run, and what runs them.

@@ -1,4 +1,4 @@
-"""Makes the backend "pccl" known to torch.distributed."""
+"""Makes torch.distributed take the backend "pccl"; `_pccl_torch` registers it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from pccl.adapters.torch.devices import other_accelerators
-
-
-def _create_group(options: Any, backend_options: Any) -> Any:
-    from pccl.adapters.torch import process_group
-
-    return process_group.create(options, backend_options)
+import _pccl_torch
 
 
 def _with_monitored_barrier(original: Callable[..., None]) -> Callable[..., None]:
@@ -33,10 +26,7 @@ def _with_monitored_barrier(original: Callable[..., None]) -> Callable[..., None
 
 def register() -> None:
     """Registers the backend. REQUIRES: `torch.distributed.is_available()`; called once."""
+    _pccl_torch.register()
     # torch's own refuses all backends but Gloo, by their name.
     dist.monitored_barrier = _with_monitored_barrier(dist.monitored_barrier)
     dist.distributed_c10d.monitored_barrier = dist.monitored_barrier
-    # torch puts tensors of its own on the last device. `device_count` does not start CUDA: a child
-    # that is forked later may still use it.
-    devices = ["cpu", "cuda"] if torch.cuda.device_count() > 0 else ["cpu", *other_accelerators()]
-    dist.Backend.register_backend("pccl", _create_group, extended_api=True, devices=devices)

@@ -9,15 +9,6 @@ import numpy.typing as npt
 import torch
 
 
-def other_accelerators() -> list[str]:
-    """The type of this process's accelerator, in a list, if it is not CUDA's."""
-    # MPS, XPU, or what another package has registered. torch names what it was built for.
-    found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-    if found is None or found.type == "cuda":
-        return []
-    return [found.type] if torch.get_device_module(found).is_available() else []
-
-
 # Pinned memory stays with the process, so larger tensors do without.
 _PINNED = 1 << 30
 

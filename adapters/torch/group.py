@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as _c10d
 
-from pccl.adapters.torch.devices import other_accelerators
+from _pccl_torch import other_accelerators
 from pccl.adapters.torch.errors import fresh
 from pccl.adapters.torch.exchange import Alone, Exchange, Gone
 from pccl.adapters.torch.messages import Messages

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from _pccl_torch import other_accelerators
 from pccl.adapters import Buffer, Device, Node, Place, Shared, Staged, overlaps
-from pccl.adapters.torch.devices import AnyDevice, Cuda, other_accelerators, to_cpu
+from pccl.adapters.torch.devices import AnyDevice, Cuda, to_cpu
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.types import DataType
 
