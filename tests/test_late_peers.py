@@ -104,7 +104,8 @@ PROGRAMS = {
         ),
     ),
     "docs/guide/data.md 1": Shown("state", "numpy_loop", last=11),
-    "docs/guide/data.md 2": Shown(
+    "docs/guide/data.md 2": Shown("state", needs="torch"),
+    "docs/guide/data.md 3": Shown(
         "state",
         "torch_sampler",
         "torch",

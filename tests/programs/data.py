@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 import pccl
-from pccl.data import ElasticSampler
-from programs.peer import say, start
+from pccl.data import ElasticSampler, micro_batches
+from programs.peer import hear, say, start
 
 
 def count_examples(takes: int, *, dies_at: int = -1, newcomer: bool = False) -> None:
@@ -65,3 +66,24 @@ def meet_another(batch_size: int) -> None:
         say(event="went on")
     except pccl.InvalidArgument as error:
         say(event="refused", reason=error.reason)
+
+
+def accumulate(global_batch: int) -> None:
+    """Two steps, the second one without a member that the test has killed.
+
+    The gradient of example i is i.
+    """
+    start()
+    for event in ("step", "done"):
+        pccl.admit()
+        while event == "done" and pccl.world_size() == 3:
+            pccl.admit()
+        group = pccl.membership()
+        count = micro_batches(global_batch)
+        lower = (replace(group, rank=rank) for rank in range(group.rank))
+        first = sum(micro_batches(global_batch, membership=other) for other in lower)
+        gradient = np.arange(first, first + count, dtype=np.float64).mean()
+        mean = pccl.allreduce(gradient, "avg", weight=count)
+        say(event=event, rank=group.rank, count=count, mean=float(mean))
+        if event == "step":
+            hear()
