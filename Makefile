@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
 
-.PHONY: demo test install setup build lint format types docs stress fuzz soak bench compare package package-test release check-macos test-posix test-aarch64 package-aarch64 clean
+.PHONY: demo test test-integrations install setup build lint format types docs stress fuzz soak bench compare package package-test release check-macos test-posix test-aarch64 package-aarch64 clean
 
 # A tree that is set up for development runs the demo from its editable build; any other from a
 # plain install.
@@ -29,6 +29,14 @@ install:
 test: build lint types check-macos docs stress fuzz
 	@mkdir -p build
 	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
+
+# Lightning, Fabric, Accelerate, transformers and Ray over pccl, in an environment of its own:
+# build/integrations-venv. Some minutes after the installation.
+test-integrations:
+	@$(STAGE) set-up tools/setup.sh build/integrations-venv
+	@$(STAGE) install build/integrations-venv/bin/python -m pip install -q -c requirements-dev.txt \
+	  -r requirements-integrations.txt pytest pytest-timeout hypothesis '.[torch]'
+	build/integrations-venv/bin/python -m pytest $(PYTEST_ARGS) tests/integrations
 
 setup:
 	@$(STAGE) set-up tools/setup.sh $(VENV) dev

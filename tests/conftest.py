@@ -14,6 +14,9 @@ from workers import Run, running
 
 from pccl import _core
 
+# `make test-integrations` runs these in an environment of their own.
+collect_ignore = ["integrations"]
+
 # Before any engine object is made, and inherited by every process a test starts.
 os.environ["PCCL_BIND"] = "127.0.0.1"
 # Tests read lines as a user at a terminal sees them.

@@ -67,11 +67,14 @@ def test_installing_pulls_in_numpy_the_binding_backend_and_rich_alone() -> None:
     assert plain == {"numpy", "nanobind-backend", "rich"}
 
 
-@pytest.mark.parametrize("name", ["requirements-dev.txt", "tools/wheel/requirements.txt"])
+@pytest.mark.parametrize(
+    "name",
+    ["requirements-dev.txt", "requirements-integrations.txt", "tools/wheel/requirements.txt"],
+)
 def test_tools_are_pinned_and_come_from_no_named_place(name: str) -> None:
     for line in (ROOT / name).read_text().splitlines():
         requirement = line.partition("#")[0].strip()
-        assert not requirement or re.match(r"^[\w.-]+==[\w.]+(;|$)", requirement), line
+        assert not requirement or re.match(r"^[\w.-]+(\[\w+\])?==[\w.]+(;|$)", requirement), line
         assert "//" not in line and not line.startswith("-"), line
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-
 # Pinned memory stays with the process, so larger tensors do without.
 _PINNED = 1 << 30
 

@@ -1,0 +1,92 @@
+"""DiLoCo for the Trainer of Lightning, as a callback."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pccl
+from pccl.adapters.torch import DiLoCo
+from pccl.errors import InvalidUsage
+
+try:
+    from lightning.pytorch import Callback
+except ImportError:  # the same, under the name of its own package
+    from pytorch_lightning import Callback
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pccl.training.diloco import Keywords
+
+__all__ = ["DiLoCoCallback"]
+
+
+class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
+    """Makes a Lightning Trainer a member of a DiLoCo run.
+
+        trainer = Trainer(devices=1, max_steps=1000, callbacks=[DiLoCoCallback(sync_every=50)])
+        trainer.fit(module, loader)  # under `pccl run --elastic`, or with PCCL_MASTER
+
+    Every member is one process with a Trainer and data of its own. Training ends when the run has
+    made `max_steps` steps; a newcomer begins where the others are and makes fewer of its own. All
+    members have the same parameters at the end. When a member is lost, the others go on.
+
+    `pccl.init` is called when training begins, unless the program has done it. The Trainer's
+    checkpoints contain the state of DiLoCo.
+
+    Args:
+        keywords: `sync_every`, and the options of `pccl.adapters.torch.DiLoCo`.
+
+    Attributes:
+        diloco: The `DiLoCo` around the module; None before training.
+
+    Raises:
+        InvalidUsage: In `fit`: the Trainer has several processes.
+        PCCLError: In `fit`: what `DiLoCo` and its `step` raise.
+    """
+
+    def __init__(self, **keywords: Unpack[Keywords]) -> None:
+        self.diloco: DiLoCo | None = None
+        self._keywords = keywords
+        self._keywords["join"] = False  # the Trainer loads its checkpoint first
+        self._loaded: Mapping[str, Any] | None = None
+        self._steps = 0  # of the Trainer, up to the last batch
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.world_size > 1:
+            sentence = (
+                "this Trainer has several processes, and a member of a DiLoCo run is one: give it "
+                "devices=1 and num_nodes=1, and start the members by `pccl run`"
+            )
+            raise InvalidUsage.because("DiLoCoCallback", sentence)
+        if self._keywords.get("comm") is None and not pccl.is_initialized():
+            pccl.init()
+        self.diloco = DiLoCo(pl_module, trainer.optimizers, **self._keywords)
+        if self._loaded is not None:
+            self.diloco.load_state_dict(self._loaded)
+            self._loaded = None
+        self.diloco.join()
+        self._steps = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert self.diloco is not None
+        if trainer.global_step == self._steps:  # the batch was accumulated only
+            return
+        self._steps = trainer.global_step
+        if self.diloco.step():
+            pl_module.log_dict(self.diloco.log_dict())
+        if 0 < trainer.max_steps <= self.diloco.inner_step:
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        assert self.diloco is not None
+        self.diloco.finish()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.diloco is None else self.diloco.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._loaded = state_dict or None

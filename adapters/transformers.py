@@ -1,0 +1,68 @@
+"""DiLoCo for the Trainer of Hugging Face transformers, as a callback."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+import pccl
+from pccl.adapters.torch import DiLoCo
+from pccl.errors import InvalidUsage
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from pccl.training.diloco import Keywords
+
+__all__ = ["DiLoCoCallback"]
+
+
+class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+    """Makes a Trainer a member of a DiLoCo run.
+
+        diloco = DiLoCoCallback(sync_every=50)
+        trainer = Trainer(model, args, train_dataset=data, callbacks=[diloco])
+        trainer.train()  # under `pccl run --elastic`, or with PCCL_MASTER
+
+    Every member is one process with a Trainer and data of its own. Training ends when the run has
+    made `max_steps` steps; a newcomer begins where the others are and makes fewer of its own. All
+    members have the same parameters at the end. When a member is lost, the others go on.
+
+    `pccl.init` is called when training begins, unless the program has done it.
+
+    Args:
+        keywords: `sync_every`, and the options of `pccl.adapters.torch.DiLoCo`.
+
+    Attributes:
+        diloco: The `DiLoCo` around the Trainer's model; None before training.
+
+    Raises:
+        InvalidUsage: In `train`: the Trainer is a rank of a torch.distributed job.
+        PCCLError: In `train`: what `DiLoCo` and its `step` raise.
+    """
+
+    def __init__(self, **keywords: Unpack[Keywords]) -> None:
+        self.diloco: DiLoCo | None = None
+        self._keywords = keywords
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **of: Any) -> None:
+        if args.world_size > 1:
+            sentence = (
+                "this Trainer is a rank of a torch.distributed job, and a member of a DiLoCo run is "
+                "one process: start it by `pccl run`, not by torchrun"
+            )
+            raise InvalidUsage.because("DiLoCoCallback", sentence)
+        if self._keywords.get("comm") is None and not pccl.is_initialized():
+            pccl.init()
+        self.diloco = DiLoCo(of["model"], of["optimizer"], **self._keywords)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:
+        assert self.diloco is not None
+        self.diloco.step()
+        if self.diloco.inner_step >= state.max_steps:
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:
+        assert self.diloco is not None
+        self.diloco.finish()
