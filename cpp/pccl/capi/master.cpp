@@ -1,8 +1,5 @@
 // pccl.h: masters, and the library itself.
-#include <semaphore.h>
-
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <mutex>
 #include <string>
@@ -15,6 +12,7 @@
 #include "pccl/capi/exit.h"
 #include "pccl/io/address.h"
 #include "pccl/io/thread.h"
+#include "pccl/os/bell.h"
 #include "pccl/server/server.h"
 
 namespace pccl::capi {
@@ -27,13 +25,11 @@ class Master final : public ClosedAtExit {
  public:
   Master(const wire::Address& listen, const Settings& settings, const io::Secret& secret)
       : server_(listen, settings, secret) {
-    sem_init(&stop_, 0, 0);
     opened();
   }
   ~Master() {
     gone();
     close();
-    sem_destroy(&stop_);
   }
 
   Status run();
@@ -52,8 +48,8 @@ class Master final : public ClosedAtExit {
   server::Server server_;
   std::mutex mutex_;  // guards run, and the end of the thread
   std::atomic<bool> ran_{false};
-  // A signal handler may only post it; the thread does the work.
-  sem_t stop_;
+  // A signal handler may only ring it; the thread does the work.
+  os::Bell stop_;
   std::thread stopper_;
 };
 
@@ -71,8 +67,7 @@ Status Master::run() {
   if (Status status = server_.run(); !status) return status;
   try {
     stopper_ = io::start_thread([this] {
-      while (sem_wait(&stop_) != 0 && errno == EINTR) {
-      }
+      stop_.wait();
       server_.interrupt();
     });
   } catch (...) {
@@ -85,7 +80,7 @@ Status Master::run() {
 
 Status Master::interrupt() {
   if (Status status = check_ran(); !status) return status;
-  sem_post(&stop_);
+  stop_.ring();
   return {};
 }
 
@@ -103,7 +98,7 @@ Result<wire::Address> Master::address() const {
 
 void Master::close() {
   if (!check_ran()) return;
-  sem_post(&stop_);
+  stop_.ring();
   const std::lock_guard lock(mutex_);
   if (stopper_.joinable()) stopper_.join();
 }
