@@ -38,7 +38,8 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
         diloco: The `DiLoCo` around the Trainer's model; None before training.
 
     Raises:
-        InvalidUsage: In `train`: the Trainer is a rank of a torch.distributed job.
+        InvalidUsage: In `train`: the Trainer is a rank of a torch.distributed job, or is to load
+            the best model at the end.
         PCCLError: In `train`: what `DiLoCo` and its `step` raise.
     """
 
@@ -52,6 +53,9 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
                 "this Trainer is a rank of a torch.distributed job, and a member of a DiLoCo run is "
                 "one process: start it by `pccl run`, not by torchrun"
             )
+            raise InvalidUsage.because("DiLoCoCallback", sentence)
+        if args.load_best_model_at_end:
+            sentence = "load_best_model_at_end would replace the parameters before the last round"
             raise InvalidUsage.because("DiLoCoCallback", sentence)
         if self._keywords.get("comm") is None and not pccl.is_initialized():
             pccl.init()

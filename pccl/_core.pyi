@@ -60,6 +60,9 @@ def xla_handler() -> Any:
 def use_by_default(number: int) -> None:
     """The `Reducer._number` that compiled calls of communicator 0 use; 0 for none."""
 
+def with_default_floats(call: Callable[[], Any]) -> Any:
+    """Calls it with the default floating-point environment: XLA's threads flush denormals to zero."""
+
 def raise_xla_error(number: int) -> None:
     """Raises the failure that "[pccl error <number>]" in a message of XLA's stands for. None if it is too old."""
 

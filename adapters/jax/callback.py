@@ -1,4 +1,4 @@
-"""A traced `pccl.allreduce` on a GPU or TPU: the compiled program calls back into Python.
+"""A traced `pccl.allreduce` on a GPU: the compiled program calls back into Python.
 
 XLA copies the operands to CPU memory and the results to the device. Programs for CPU devices need
 neither copy nor callback: see `traced.py`.
@@ -6,9 +6,11 @@ neither copy nor callback: see `traced.py`.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -17,7 +19,8 @@ import numpy as np
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
-from pccl import api
+from pccl import _core, api
+from pccl.errors import InvalidUsage, NotInitialized
 from pccl.frameworks import Array, Buffer
 from pccl.reduce.staging import Staging
 from pccl.reduce.weighted import WeightedMean
@@ -31,7 +34,8 @@ _MARK = "mhlo.frontend_attributes"
 _ERRORS_KEPT = 256
 
 _lock = threading.Lock()  # guards what follows
-_errors: OrderedDict[int, BaseException] = OrderedDict()
+_errors: OrderedDict[int, BaseException] = OrderedDict()  # without tracebacks
+_in_flight: set[tuple[int, int]] = set()  # communicator and tag
 _made = 0  # errors so far
 
 
@@ -81,16 +85,24 @@ def is_callback(operation: Any) -> bool:
 
 
 def find_error(number: int) -> BaseException | None:
-    """The error with that number, unless many others came after it."""
+    """A copy of the error with that number, unless many others came after it."""
     with _lock:
-        return _errors.get(number)
+        found = _errors.get(number)
+    return None if found is None else _without_history(found)
+
+
+def _without_history(error: BaseException) -> BaseException:
+    """A copy. The frames in a traceback hold the call's arrays and its communicator."""
+    made = copy.copy(error)
+    made.__traceback__ = made.__cause__ = made.__context__ = None
+    return made
 
 
 def _remember(error: BaseException) -> int:
     global _made
     with _lock:
         _made += 1
-        _errors[_made] = error
+        _errors[_made] = _without_history(error)
         if len(_errors) > _ERRORS_KEPT:
             _errors.popitem(last=False)
         return _made
@@ -99,10 +111,41 @@ def _remember(error: BaseException) -> int:
 def _run(attributes: Mapping[str, Any], dtypes: Sequence[Any], *operands: Any) -> list[Array]:
     """Called by the program, on a thread of XLA's."""
     try:
-        return [*_reduce(attributes, dtypes, operands), np.zeros((), np.uint8)]
+        # XLA's threads flush denormals to zero. pccl keeps them.
+        results = _core.with_default_floats(lambda: _reduce(attributes, dtypes, operands))
+        return [*results, np.zeros((), np.uint8)]
     except BaseException as error:
         # XLA keeps the text alone.
-        raise RuntimeError(f"{error} [pccl error h{_remember(error)}]") from error
+        text = f"{type(error).__name__}: {error} [pccl error h{_remember(error)}]"
+        raise RuntimeError(text) from error
+
+
+def _communicator(peer: PeerRef | None) -> Any:
+    """The call's communicator.
+
+    Raises:
+        NotInitialized: There is none any more.
+    """
+    comm = None if peer is None else peer.get()
+    if comm is None and peer is not None:
+        raise NotInitialized.because(_FUNC, "the communicator of this compiled call is gone")
+    return api._use(comm, _FUNC)
+
+
+@contextmanager
+def _only_call(number: int, tag: int, name: str) -> Iterator[None]:
+    """Refuses a second call with that tag meanwhile: members would pair them by chance."""
+    use = (number, tag)
+    with _lock:
+        if use in _in_flight:
+            sentence = f"{name} is in flight already, from another thread or device"
+            raise InvalidUsage.because(_FUNC, sentence)
+        _in_flight.add(use)
+    try:
+        yield
+    finally:
+        with _lock:
+            _in_flight.discard(use)
 
 
 def _reduce(
@@ -118,22 +161,23 @@ def _reduce(
         weight = arrays[count] if weighted == ARGUMENT else given["weight"]
         mean = WeightedMean(inputs, float(weight), _FUNC)
     staging = Staging(inputs if mean is None else mean.sends)
-    peer = given["peer"]
-    comm = api._use(None if peer is None else peer.get(), _FUNC)
+    comm = _communicator(given["peer"])
+    tag = int(given["tag"]) % 2**64
     code = int(given["code"])
     coding = (code, bool(given["zero_exact"]), bool(given["stochastic"]), int(given["block"]))
-    comm._joined(_FUNC).start(
-        staging.arrays,
-        op=int(given["op"] if mean is None else ReduceOp.SUM),
-        tag=int(given["tag"]) % 2**64,
-        level=2,
-        rerun=True,
-        structure=given["structure"].encode(),
-        description=f"{given['name']}: {given['arrays']}",
-        timeout=None if given["timeout"] < 0 else float(given["timeout"]),
-        wait=True,
-        **({} if code == 0 else {"quantize": coding}),
-    )
+    with _only_call(comm._number, tag, given["name"]):
+        comm._joined(_FUNC).start(
+            staging.arrays,
+            op=int(given["op"] if mean is None else ReduceOp.SUM),
+            tag=tag,
+            level=2,
+            rerun=True,
+            structure=given["structure"].encode(),
+            description=f"{given['name']}: {given['arrays']}",
+            timeout=None if given["timeout"] < 0 else float(given["timeout"]),
+            wait=True,
+            **({} if code == 0 else {"quantize": coding}),
+        )
     staging.finish()
     if mean is None:
         return staging.results

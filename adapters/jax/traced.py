@@ -1,6 +1,6 @@
 """`pccl.allreduce` in a function that JAX traces: a call of the compiled program.
 
-It is a custom call on CPU devices, a callback (`callback.py`) on others.
+It is a custom call on CPU devices, a callback (`callback.py`) on a GPU.
 
 XLA may run independent calls of a program in any order, and members may differ in it, so calls meet
 by tags. A tag stands for the traced function's name, the call's place in its trace, and the local
@@ -458,7 +458,11 @@ def _lower_elsewhere(context: Any, *operands: Any, **attributes: Any) -> Any:
     mesh = getattr(axes, "mesh", None)
     devices = getattr(axes, "num_devices", 1) if mesh is None else mesh.size
     if devices != 1:
-        sentence = f"a program for {devices} devices; on a GPU or TPU it may be for one"
+        sentence = f"a program for {devices} devices; on a GPU it may be for one"
+        raise _unsupported(attributes["name"], sentence)
+    others = set(context.module_context.platforms) - {"cpu", "cuda", "rocm"}
+    if others:
+        sentence = f"programs for {', '.join(sorted(others))} devices are not supported yet"
         raise _unsupported(attributes["name"], sentence)
     before = _latest_ticket()
     inside = context.replace(

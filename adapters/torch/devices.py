@@ -12,16 +12,14 @@ import torch
 _PINNED = 1 << 30
 
 
-def empty_on_cpu(
-    like: torch.Tensor, memory_format: torch.memory_format = torch.preserve_format
-) -> torch.Tensor:
-    """CPU memory for the elements of `like`; for those of a CUDA tensor, pinned memory.
+def empty_on_cpu(like: torch.Tensor) -> torch.Tensor:
+    """Contiguous CPU memory for the elements of `like`; for those of a CUDA tensor, pinned memory.
 
     torch keeps pinned memory for the next call. Copies to and from memory that is new to the
     process take several times as long.
     """
     pinned = like.device.type == "cuda" and like.nbytes <= _PINNED
-    return torch.empty_like(like, device="cpu", pin_memory=pinned, memory_format=memory_format)
+    return torch.empty(like.shape, dtype=like.dtype, pin_memory=pinned)
 
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -78,7 +76,8 @@ class Cuda:
         self._stream = torch.cuda.Stream(device)
 
     def pinned(self, size: int) -> npt.NDArray[np.uint8]:
-        made: npt.NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
+        memory = torch.empty(size, dtype=torch.uint8, pin_memory=size <= _PINNED)
+        made: npt.NDArray[np.uint8] = memory.numpy()
         return made
 
     def empty(self, flat: torch.Tensor) -> torch.Tensor:

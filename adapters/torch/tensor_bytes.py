@@ -65,7 +65,7 @@ def array_of(tensor: torch.Tensor, *, read: bool = True) -> Array:
     own = plain.device.type == "cpu" and plain.is_contiguous()
     if own and not plain.is_neg() and not plain.is_conj():
         return Array(bytes_of(plain), plain, None)
-    copy = empty_on_cpu(plain, memory_format=torch.contiguous_format)
+    copy = empty_on_cpu(plain)
     if read:
         copy.copy_(plain)
     return Array(bytes_of(copy), plain, copy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
@@ -135,6 +136,11 @@ def memory_of_busy_work(comms: list[Comm]) -> None:
         same(made, torch.full((COUNT,), 3.0), "cuda")
 
 
+def reduced(comms: list[Comm], inputs: list[Any], **options: Any) -> list[Any]:
+    """Returns each member's result."""
+    return both(comms, lambda i, comm: pccl.allreduce(inputs[i], comm=comm, **options))
+
+
 def bytes_of_all_types() -> None:
     """The results have the bytes of those in CPU memory, whole and in pieces."""
     generator = torch.Generator().manual_seed(5)
@@ -152,26 +158,28 @@ def bytes_of_all_types() -> None:
             if dtype.is_floating_point or dtype.is_complex:
                 wide = torch.randn(2, count, generator=generator)
                 inputs = [row.to(dtype) for row in wide]
-            wanted = both(comms, lambda i, c, x=inputs, o=op: pccl.allreduce(x[i], o, comm=c))
+            wanted = reduced(comms, inputs, op=op)
             for size in (4096, 32 << 20):
                 pieces.PIECE_BYTES = size
-                there = [x.cuda() for x in inputs]
-                made = both(comms, lambda i, c, x=there, o=op: pccl.allreduce(x[i], o, comm=c))
+                made = reduced(comms, [x.cuda() for x in inputs], op=op)
                 for a, b in zip(wanted, made, strict=True):
                     assert b.device.type == "cuda" and b.dtype == dtype
                     assert torch.equal(a.view(torch.uint8), b.cpu().view(torch.uint8)), dtype
 
 
 def codes() -> None:
-    """Quantized and weighted results have the bytes of those in CPU memory."""
+    """Quantized and weighted results are equal on all members, and near the exact ones."""
     pieces.PIECE_BYTES = 1 << 20
     torch.manual_seed(3)
     inputs = [torch.randn(600_000) for _ in range(2)]
     with local.members(2) as comms:
-        for options in ({"quantize": "int8"}, {"quantize": "int4"}, {"op": "avg", "weight": 2.5}):
-            made = both(
-                comms, lambda i, c, o=options: pccl.allreduce(inputs[i].cuda(), comm=c, **o)
-            )
+        several: list[dict[str, Any]] = [
+            {"quantize": "int8"},
+            {"quantize": "int4"},
+            {"op": "avg", "weight": 2.5},
+        ]
+        for options in several:
+            made = reduced(comms, [x.cuda() for x in inputs], **options)
             assert torch.equal(made[0], made[1])
             exact = (inputs[0] + inputs[1]).cuda() / (2 if "op" in options else 1)
             assert (made[0] - exact).abs().mean() < 0.2
@@ -191,6 +199,7 @@ def memory() -> None:
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         pinned = pinned_bytes()
+        assert pinned > 0
         for _ in range(8):
             both(comms, call)
         torch.cuda.synchronize()
@@ -267,7 +276,7 @@ def jax_arrays() -> None:
 
 def cupy_arrays() -> None:
     """CuPy arrays are refused with a sentence that says what to do."""
-    import cupy
+    cupy: Any = importlib.import_module("cupy")
 
     with local.members(1) as comms:
         try:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
 
 import pccl
 from programs.jax_peer import jax, jnp, raised, same, typed
+
+# The decorators are JAX's, which is not typed here.
+# mypy: disallow-untyped-decorators=False
 
 
 def call_back_on_cpu() -> None:
@@ -57,8 +62,43 @@ def many_calls_run_in_the_order_of_their_trace() -> None:
 
 def denormals_are_kept() -> None:
     tiny = np.full(100, 1e-40, np.float32)
-    compiled = jax.jit(lambda x: pccl.allreduce(x, "max"))(tiny)
-    assert np.asarray(compiled).tobytes() == tiny.tobytes()
+    for op, weight in (("max", None), ("sum", None), ("avg", 0.5)):
+        eager = pccl.allreduce(tiny, op, weight=weight)
+        compiled = jax.jit(lambda x, op=op, w=weight: pccl.allreduce(x, op, weight=w))(tiny)
+        assert np.asarray(compiled).tobytes() == eager.tobytes() and eager.any(), op
+
+
+def arrays_without_elements() -> None:
+    tree = {"none": jnp.zeros((3, 0)), "scalar": jnp.float32(2)}
+    made = jax.jit(lambda x: pccl.allreduce(x))(tree)
+    assert made["none"].shape == (3, 0) and float(made["scalar"]) == 4
+
+
+def a_program_does_not_outlive_its_communicator() -> None:
+    """It must not meet another group instead."""
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        comm = pccl.Communicator(master.address)
+        comm.connect()
+        reduce = jax.jit(lambda x, comm=comm: pccl.allreduce(x, comm=comm))
+        found = weakref.ref(comm)
+        program = reduce.lower(jnp.ones(3)).compile()
+        same(program(jnp.ones(3)), np.ones(3))
+        comm.close()
+        typed((pccl.NotInitialized, pccl.InvalidUsage), lambda: program(jnp.ones(3)))
+        del comm, reduce
+        gc.collect()
+        assert found() is None
+        typed(pccl.NotInitialized, lambda: program(jnp.ones(3)))
+
+
+def an_error_keeps_no_array() -> None:
+    """The frames of a traceback would keep the arrays of the call."""
+    from pccl.adapters.jax import callback
+
+    before = set(callback._errors)
+    errors_are_typed()
+    made = [error for number, error in callback._errors.items() if number not in before]
+    assert made and all(error.__traceback__ is None and error.__context__ is None for error in made)
 
 
 def a_weighted_mean_has_the_bytes_of_an_eager_one(dtype: str) -> None:

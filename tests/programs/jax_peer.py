@@ -26,6 +26,8 @@ class _Later:
         return getattr(importlib.import_module(self._name), attribute)
 
 
+Kind = type[BaseException] | tuple[type[BaseException], ...]
+
 jax: Any = _Later("jax")
 jnp: Any = _Later("jax.numpy")
 adapter: Any = _Later("pccl.adapters.jax")
@@ -75,7 +77,7 @@ def same(array: Any, expected: Any) -> None:
     np.testing.assert_array_equal(np.asarray(array), np.asarray(expected))
 
 
-def raised(kind: type[BaseException], call: Callable[[], object]) -> Any:
+def raised(kind: Kind, call: Callable[[], object]) -> Any:
     """The error of that kind which the call raises."""
     try:
         call()
@@ -84,7 +86,7 @@ def raised(kind: type[BaseException], call: Callable[[], object]) -> Any:
     raise AssertionError(f"no {kind}")
 
 
-def typed(kind: type[BaseException], call: Callable[[], object]) -> str:
+def typed(kind: Kind, call: Callable[[], object]) -> str:
     """The text of the typed error which a compiled call ends with."""
 
     def run() -> None:

@@ -54,16 +54,18 @@ void BufferPool::give_back(Block block) {
     std::free(block.data);
     return;
   }
-  const std::lock_guard lock(mutex_);
-  free_.push_back(block);
-  kept_ += block.capacity;
-  // Oldest first: nobody has asked for its size since.
-  auto oldest = free_.begin();
-  for (; kept_ > keep_bytes_; ++oldest) {
-    kept_ -= oldest->capacity;
-    std::free(oldest->data);
+  std::vector<Block> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(block);
+    kept_ += block.capacity;
+    // Oldest first: nobody has asked for its size since.
+    auto oldest = free_.begin();
+    for (; kept_ > keep_bytes_; ++oldest) kept_ -= oldest->capacity;
+    dropped.assign(free_.begin(), oldest);
+    free_.erase(free_.begin(), oldest);
   }
-  free_.erase(free_.begin(), oldest);
+  for (const Block& each : dropped) std::free(each.data);
 }
 
 std::size_t BufferPool::kept_bytes() {

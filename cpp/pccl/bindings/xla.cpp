@@ -405,6 +405,21 @@ Result<Call> read(const xla::CallFrame& frame) {
   return call;
 }
 
+// XLA's threads, and those that they start, flush denormals to zero. pccl keeps them.
+class DefaultFloats {
+ public:
+  DefaultFloats() {
+    std::fegetenv(&theirs_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  DefaultFloats(const DefaultFloats&) = delete;
+  DefaultFloats& operator=(const DefaultFloats&) = delete;
+  ~DefaultFloats() { std::fesetenv(&theirs_); }
+
+ private:
+  std::fenv_t theirs_{};
+};
+
 Status finish_mean(const Job& job) {
   const Result<double> mean_weight = job.mean->finish();
   if (!mean_weight) return mean_weight.error();
@@ -457,12 +472,10 @@ void answer_all(const Job& job, const Status& status) {
 // thread ends with the call, so that the deadlock rule never counts an idle thread as one that may
 // still call.
 void run(Job job) {
-  // XLA's threads, and those that they start, flush denormals to zero. pccl keeps them.
-  std::fenv_t theirs;
-  std::fegetenv(&theirs);
-  std::fesetenv(FE_DFL_ENV);
-  const Status status = reduce(job);
-  std::fesetenv(&theirs);
+  const Status status = [&] {
+    const DefaultFloats defaults;
+    return reduce(job);
+  }();
   registry().end(job.engine, job.tag);
   job.engine.reset();
   if (status) {
@@ -534,6 +547,13 @@ void bind_xla(nb::module_& m) {
   m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&handle)); });
   m.def(
       "use_by_default", [](std::int64_t number) { registry().use_by_default(number); }, "number"_a);
+  m.def(
+      "with_default_floats",
+      [](const nb::callable& call) {
+        const DefaultFloats defaults;
+        return nb::object(call());
+      },
+      "call"_a);
   m.def(
       "raise_xla_error",
       [](std::uint64_t number) {
