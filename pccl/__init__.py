@@ -27,23 +27,21 @@ from pccl.api import (
     Membership,
     Work,
     admit,
-    allgather,
     allreduce,
     allreduce_async,
     barrier,
-    broadcast,
     drain,
     init,
     is_initialized,
     membership,
     on_membership_change,
     rank,
-    reduce_scatter,
     shutdown,
     stats,
     sync,
     world_size,
 )
+from pccl.collective_api import allgather, allgather_async, broadcast, reduce_scatter
 from pccl.communicator import AsyncReduceHandle, Communicator, MasterNode
 from pccl.departure import Drained
 from pccl.errors import (
@@ -147,6 +145,7 @@ __all__ = [
     "__version__",
     "admit",
     "allgather",
+    "allgather_async",
     "allreduce",
     "allreduce_async",
     "barrier",

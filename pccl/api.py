@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat, TypedDict, TypeVar, overload
 
-from pccl import _core, _settings, collectives, departure
+from pccl import _core, _settings, departure
 from pccl._changes import Subscription
 from pccl._state import State
 from pccl.communicator import Communicator
@@ -27,18 +27,15 @@ __all__ = [
     "Membership",
     "Work",
     "admit",
-    "allgather",
     "allreduce",
     "allreduce_async",
     "barrier",
-    "broadcast",
     "drain",
     "init",
     "is_initialized",
     "membership",
     "on_membership_change",
     "rank",
-    "reduce_scatter",
     "shutdown",
     "stats",
     "sync",
@@ -676,112 +673,3 @@ def allreduce_async(
         func, used, tree, op, out=out, weight=weight, quantize=quantize, tag=tag, timeout=limit
     )
     return general.start(made)
-
-
-def broadcast(
-    tree: Any,
-    root: int = 0,
-    *,
-    out: Any = None,
-    tag: int | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-) -> Any:
-    """What `tree` is on the member of rank `root`, for all members.
-
-    When a member other than the root is lost it runs again among the others.
-
-    Args:
-        tree: Arrays and numbers in nested containers, as in `allreduce`, of any dtype without
-            Python objects; the same structure, shapes and dtypes on all members.
-        root: A rank, as of this call.
-        out: Writable arrays of the same structure, shapes and dtypes to write to; may be `tree`
-            itself. Default: new arrays.
-        tag: As in `allreduce`.
-        timeout: As in `allreduce`.
-        comm: Default: the process's communicator.
-
-    Returns:
-        `out` if it was given; else the same structure and kinds of arrays as `tree`.
-
-    Raises:
-        PeerLost: The root was lost, or another member was interrupted in this call. Inputs are as
-            before.
-        InvalidArgument: There is no such rank, or an array cannot be sent or written.
-        MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
-    """
-    func = "broadcast"
-    made = request.make(func, _use(comm, func), tree, root=root, out=out, tag=tag, timeout=timeout)
-    return collectives.broadcast(made)
-
-
-def allgather(
-    tree: Any,
-    *,
-    out: Any = None,
-    tag: int | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-) -> Any:
-    """Stacks every member's `tree`: each array gets a new first axis, the members by rank.
-
-    When a member is lost it runs again among the others. With `out`, which is for so many members,
-    it raises PeerLost instead.
-
-    Args:
-        tree: Arrays and numbers in nested containers, as in `allreduce`, of any dtype without
-            Python objects; the same structure, shapes and dtypes on all members.
-        out: Writable arrays of the same structure and dtypes to write to; one is of shape
-            (members, ...) where the tree's is of shape (...). All members pass it, or none does.
-            Default: new arrays.
-        tag: As in `allreduce`.
-        timeout: As in `allreduce`.
-        comm: Default: the process's communicator.
-
-    Returns:
-        `out` if it was given; else the same structure and kinds of arrays as `tree`; NumPy's for
-        numbers.
-
-    Raises:
-        PeerLost: A member was lost, and `out` was given; it may have been written to. Or another
-            member was interrupted in this call.
-        InvalidArgument: An array cannot be sent or written.
-        MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
-    """
-    func = "allgather"
-    made = request.make(func, _use(comm, func), tree, out=out, tag=tag, timeout=timeout)
-    return collectives.allgather(made)
-
-
-def reduce_scatter(
-    tree: Any,
-    op: ReduceOp | str = "sum",
-    *,
-    out: Any = None,
-    tag: int | None = None,
-    timeout: float | None = None,
-    comm: Communicator | None = None,
-) -> Any:
-    """Combines `tree` element-wise over all members; each gets the part of its rank.
-
-    Args:
-        tree: Arrays in nested containers, as in `allreduce`. The first axis of each is divided
-            among the members: its length must divide by their number.
-        op: As in `allreduce`.
-        out: Writable arrays of the parts' shapes to write to. Default: new arrays.
-        tag: As in `allreduce`.
-        timeout: As in `allreduce`.
-        comm: Default: the process's communicator.
-
-    Returns:
-        `out` if it was given; else the same structure and kinds of arrays as `tree`.
-
-    Raises:
-        PeerLost: A member was lost, or interrupted in this call. Inputs are as before; `out` may
-            have been written to.
-        InvalidArgument: An array cannot be reduced, written or divided.
-        MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
-    """
-    func = "reduce_scatter"
-    made = request.make(func, _use(comm, func), tree, op, out=out, tag=tag, timeout=timeout)
-    return collectives.reduce_scatter(made)

@@ -21,12 +21,14 @@ from pccl.errors import InvalidArgument, NotSupported, located
 from pccl.frameworks import Array, Buffer, Shared
 from pccl.reduce.request import Collective, Request
 from pccl.reduce.staging import Staging
-from pccl.reduce.work import reduce_info
+from pccl.reduce.work import Work, reduce_info
 from pccl.tree import Entry
 from pccl.types import DataType, ReduceInfo, check_op
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from pccl import _core
 
 
 class Kind(IntEnum):
@@ -47,6 +49,26 @@ def _members(request: Request) -> int:
     return size
 
 
+def _start(
+    request: Request,
+    which: Kind,
+    staging: Staging,
+    entries: Sequence[Entry],
+    *,
+    wait: bool = True,
+    **collective: Unpack[Collective],
+) -> _core.Operation:
+    """Starts the operation; `wait`: returns, or raises, when it is over."""
+    # The explicit API takes any shapes; what travels as bytes must still be the same elements.
+    compared = entries if request.level == 2 else [Entry("", kind, ()) for _, kind, _ in entries]
+    signature = request.sign(entries, compared)
+    if which is Kind.ALL_GATHER and request.level == 2 and request.out is not None:
+        signature = signature._replace(description=signature.description + " to `out`")
+    collective.setdefault("rerun", False)
+    collective["kind"] = int(which)
+    return request.start(staging.arrays, signature, wait=wait, **collective)
+
+
 def _run(
     request: Request,
     which: Kind,
@@ -55,14 +77,7 @@ def _run(
     **collective: Unpack[Collective],
 ) -> ReduceInfo:
     """Runs the operation: `staging.results` are complete when it returns."""
-    # The explicit API takes any shapes; what travels as bytes must still be the same elements.
-    compared = entries if request.level == 2 else [Entry("", kind, ()) for _, kind, _ in entries]
-    signature = request.sign(entries, compared)
-    if which is Kind.ALL_GATHER and request.level == 2 and request.out is not None:
-        signature = signature._replace(description=signature.description + " to `out`")
-    collective.setdefault("rerun", False)
-    collective["kind"] = int(which)
-    operation = request.start(staging.arrays, signature, **collective)
+    operation = _start(request, which, staging, entries, **collective)
     staging.finish()
     return reduce_info(operation.wait(None))
 
@@ -90,29 +105,43 @@ def broadcast(request: Request) -> Any:
 
 def allgather(request: Request) -> Any:
     """`pccl.allgather`."""
+    work = start_allgather(request, wait=True)
+    result = work._wait(None)
+    return (result, work.info) if request.return_info else result
+
+
+def start_allgather(request: Request, *, wait: bool = False) -> Work[Any]:
+    """`pccl.allgather_async`; `wait`: returns, or raises, when it is over."""
     flat = request.flat
     shared = _shared_leaves(request)
     parts = _members(request)
     targets = _targets(request, shared, parts)
     received = _bytes_for(shared, targets, parts)
-    info = _run(
+    staging = Staging(_bytes_of(shared), received)
+    operation = _start(
         request,
         Kind.ALL_GATHER,
-        Staging(_bytes_of(shared), received),
+        staging,
         _entries(flat.paths, shared),
+        wait=wait,
         rerun=request.out is None,  # arrays of the caller's are for so many members
         parts=parts,
     )
-    if targets is not None:
-        return _filled(request, targets, received)
-    world = info.world_size  # fewer than `parts` after a loss
-    made = [
-        _arrays.adopt(
-            s.origin, s.kind, (world, *s.shape), _first(data, world * s.data.size), beside=leaf
-        )
-        for leaf, s, data in zip(flat.leaves, shared, received, strict=True)
-    ]
-    return flat.unflatten(made)
+
+    def finish() -> Any:
+        staging.finish()
+        if targets is not None:
+            return _filled(request, targets, received)
+        world = operation.wait(None).world_size  # fewer than `parts` after a loss
+        made = [
+            _arrays.adopt(
+                s.origin, s.kind, (world, *s.shape), _first(data, world * s.data.size), beside=leaf
+            )
+            for leaf, s, data in zip(flat.leaves, shared, received, strict=True)
+        ]
+        return flat.unflatten(made)
+
+    return Work(request.comm, operation, finish)
 
 
 def reduce_scatter(request: Request) -> Any:

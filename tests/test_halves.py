@@ -115,6 +115,32 @@ def test_allgather_stacks_in_rank_order(group: list[Comm], kind: str, count: int
         assert result.tobytes() == wanted.tobytes()
 
 
+def test_allgather_says_whose_rows_there_are(group: list[Comm]) -> None:
+    ids = [comm._engine.peer_id() for comm in group]  # type: ignore[union-attr]
+    for made, info in each(group, lambda c, r: pccl.allgather(r, comm=c, return_info=True)):
+        assert made.tolist() == list(range(len(group)))
+        assert list(info.contributors) == ids and info.local_world_size == len(group)
+
+
+def test_allgathers_proceed_while_python_computes(group: list[Comm]) -> None:
+    world = len(group)
+
+    def call(comm: Comm, rank: int) -> None:
+        out = np.zeros((world, 70_000))
+        inputs = [{"x": own(rank, 1000 * k), "n": rank + k} for k in range(5)]
+        works = [pccl.allgather_async(tree, comm=comm) for tree in inputs]
+        into = pccl.allgather_async(np.full(70_000, float(rank)), out=out, tag=7, comm=comm)
+        for k, work in reversed(list(enumerate(works))):
+            made = work.wait()
+            assert made is work.wait() and work.done()
+            assert (made["x"] == [own(r, 1000 * k) for r in range(world)]).all()
+            assert made["n"].tolist() == [r + k for r in range(world)]
+            assert work.info.local_world_size == world
+        assert into.wait() is out and (out == np.arange(world)[:, None]).all()
+
+    each(group, call)
+
+
 @pytest.mark.parametrize("op", ["sum", "avg", "max", "min", "prod"])
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("kind", ["f4", "i8", "bfloat16"])
@@ -328,6 +354,7 @@ def test_alone_nothing_is_sent() -> None:
         ("broadcast", 2, {"event": "done", "values": [2.0], "shape": [200_000]}),
         ("broadcast", 1, {"event": "lost"}),
         ("allgather", 2, {"event": "done", "values": [1.0, 2.0], "shape": [2, 200_000]}),
+        ("later", 0, {"event": "done", "values": [2.0, 3.0], "shape": [2, 200_000]}),
         ("into", 2, {"event": "lost"}),
         ("scatter", 0, {"event": "lost"}),
     ],

@@ -55,7 +55,7 @@ def total(infos: Sequence[ReduceInfo], attempts: int) -> ReduceInfo:
 
 
 class Work(Generic[_Result]):
-    """An `allreduce_async` in flight.
+    """An `allreduce_async` or `allgather_async` in flight.
 
     Dropping it is safe: it runs to its end and keeps its arrays until then. Awaitable: `await work`
     waits in a thread of its own. An `out=` array that is not contiguous, is on an accelerator, or

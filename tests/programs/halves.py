@@ -35,6 +35,8 @@ def call_among_losses() -> None:
                 made = pccl.broadcast(x)
             elif order == "allgather":
                 made = pccl.allgather(x)
+            elif order == "later":
+                made = pccl.allgather_async(x).wait()
             elif order == "into":
                 made = pccl.allgather(x, out=np.zeros((pccl.world_size(), x.size)))
             else:

@@ -1,0 +1,169 @@
+"""The collectives of the simple API other than all-reduce."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+
+from pccl import _settings, collectives
+from pccl.api import _use
+from pccl.communicator import Communicator
+from pccl.reduce import request
+from pccl.reduce.work import Work
+from pccl.types import ReduceInfo, ReduceOp
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["allgather", "allgather_async", "broadcast", "reduce_scatter"]
+
+_No = Literal[False]
+_Yes = Literal[True]
+
+
+class _Gather(TypedDict, total=False):
+    """Those of `allgather`."""
+
+    out: Any
+    tag: int | None
+    timeout: float | None
+    comm: Communicator | None
+
+
+def broadcast(
+    tree: Any,
+    root: int = 0,
+    *,
+    out: Any = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """What `tree` is on the member of rank `root`, for all members.
+
+    When a member other than the root is lost it runs again among the others.
+
+    Args:
+        tree: Arrays and numbers in nested containers, as in `allreduce`, of any dtype without
+            Python objects; the same structure, shapes and dtypes on all members.
+        root: A rank, as of this call.
+        out: Writable arrays of the same structure, shapes and dtypes to write to; may be `tree`
+            itself. Default: new arrays.
+        tag: As in `allreduce`.
+        timeout: As in `allreduce`.
+        comm: Default: the process's communicator.
+
+    Returns:
+        `out` if it was given; else the same structure and kinds of arrays as `tree`.
+
+    Raises:
+        PeerLost: The root was lost, or another member was interrupted in this call. Inputs are as
+            before.
+        InvalidArgument: There is no such rank, or an array cannot be sent or written.
+        MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
+    """
+    func = "broadcast"
+    made = request.make(func, _use(comm, func), tree, root=root, out=out, tag=tag, timeout=timeout)
+    return collectives.broadcast(made)
+
+
+@overload
+def allgather(
+    tree: Any, *, return_info: _Yes, **how: Unpack[_Gather]
+) -> tuple[Any, ReduceInfo]: ...
+@overload
+def allgather(tree: Any, *, return_info: _No = False, **how: Unpack[_Gather]) -> Any: ...
+def allgather(
+    tree: Any,
+    *,
+    out: Any = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    return_info: bool = False,
+    comm: Communicator | None = None,
+) -> Any:
+    """Stacks every member's `tree`: each array gets a new first axis, the members by rank.
+
+    When a member is lost it runs again among the others. With `out`, which is for so many members,
+    it raises PeerLost instead.
+
+    Args:
+        tree: Arrays and numbers in nested containers, as in `allreduce`, of any dtype without
+            Python objects; the same structure, shapes and dtypes on all members.
+        out: Writable arrays of the same structure and dtypes to write to; one is of shape
+            (members, ...) where the tree's is of shape (...). All members pass it, or none does.
+            Default: new arrays.
+        tag: As in `allreduce`.
+        timeout: As in `allreduce`.
+        return_info: Also return whose trees they are, and how the operation went.
+        comm: Default: the process's communicator.
+
+    Returns:
+        `out` if it was given; else the same structure and kinds of arrays as `tree`; NumPy's for
+        numbers. With return_info=True a pair of that and a `ReduceInfo`, whose `contributors` are
+        in the order of the first axis.
+
+    Raises:
+        PeerLost: A member was lost, and `out` was given; it may have been written to. Or another
+            member was interrupted in this call.
+        InvalidArgument: An array cannot be sent or written.
+        MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
+    """
+    func = "allgather"
+    made = request.make(
+        func,
+        _use(comm, func),
+        tree,
+        out=out,
+        tag=tag,
+        timeout=timeout,
+        return_info=return_info,
+    )
+    return collectives.allgather(made)
+
+
+def allgather_async(
+    tree: Any, *, out: Any = None, tag: int | None = None, comm: Communicator | None = None
+) -> Work[Any]:
+    """As `allgather`, without waiting: proceeds while Python computes.
+
+    The arrays of `tree` must not be written, and those of `out` not be touched, until the result is
+    there. `Work.info` is the operation's `ReduceInfo`.
+    """
+    func = "allgather_async"
+    limit = _settings.seconds(None, func)
+    made = request.make(func, _use(comm, func), tree, out=out, tag=tag, timeout=limit)
+    return collectives.start_allgather(made)
+
+
+def reduce_scatter(
+    tree: Any,
+    op: ReduceOp | str = "sum",
+    *,
+    out: Any = None,
+    tag: int | None = None,
+    timeout: float | None = None,
+    comm: Communicator | None = None,
+) -> Any:
+    """Combines `tree` element-wise over all members; each gets the part of its rank.
+
+    Args:
+        tree: Arrays in nested containers, as in `allreduce`. The first axis of each is divided
+            among the members: its length must divide by their number.
+        op: As in `allreduce`.
+        out: Writable arrays of the parts' shapes to write to. Default: new arrays.
+        tag: As in `allreduce`.
+        timeout: As in `allreduce`.
+        comm: Default: the process's communicator.
+
+    Returns:
+        `out` if it was given; else the same structure and kinds of arrays as `tree`.
+
+    Raises:
+        PeerLost: A member was lost, or interrupted in this call. Inputs are as before; `out` may
+            have been written to.
+        InvalidArgument: An array cannot be reduced, written or divided.
+        MismatchedCall, Timeout, MasterLost, Evicted, Deadlock: As in `allreduce`.
+    """
+    func = "reduce_scatter"
+    made = request.make(func, _use(comm, func), tree, op, out=out, tag=tag, timeout=timeout)
+    return collectives.reduce_scatter(made)
