@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # check_macos.sh PYTHON [all]: compiles the rooms that call the system for macOS on arm64, with the
-# toolchain of the package ziglang. The other rooms are standard C++: tools/check_rooms.py sees to
-# that. With "all" it compiles every room for arm64 and x86-64, and links the C library. Nothing of
-# it can run here. OpenSSL for macOS is not at hand: its headers are this system's, and the linker
-# leaves its functions open.
+# toolchain of the package ziglang. tools/check_rooms.py keeps the headers of one system out of all
+# rooms but os. With "all" this compiles every room for arm64 and x86-64, and links the C library.
+# Nothing of it can run here. OpenSSL for macOS is not at hand: its headers are this system's, and
+# the linker leaves its functions open.
 set -euo pipefail
 python=$1
 processors=(aarch64)
