@@ -6,6 +6,7 @@ VENV ?= .venv
 PYTHON_BIN = $(abspath $(VENV))/bin/python
 STAGE = tools/stage.sh
 PYTEST_ARGS ?=
+BUILD_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
 
@@ -42,7 +43,7 @@ setup:
 	@$(STAGE) set-up tools/setup.sh $(VENV) dev
 
 build: setup
-	@$(STAGE) build $(PYTHON_BIN) -m pip install -q --no-build-isolation --no-deps -e .
+	@$(STAGE) build $(PYTHON_BIN) -m pip install -q --no-build-isolation --no-deps $(BUILD_ARGS) -e .
 
 lint: setup
 	@$(STAGE) lint tools/lint.sh $(VENV)

@@ -13,6 +13,7 @@ if [ "${2:-}" = all ]; then
   targets=(all)
 fi
 cd "$(dirname "$0")/.."
+"$python" -m pip install -q -c tools/wheel/requirements.txt ziglang # 100 MB, for this check alone
 root=$PWD
 build=build/check-macos
 export ZIG_GLOBAL_CACHE_DIR=$root/build/zig ZIG_LOCAL_CACHE_DIR=$root/build/zig

@@ -25,7 +25,6 @@ fi
 mkdir -p "$folder"
 echo "$compiler" >"$folder/compiler"
 cmake -S . -B "$folder" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPCCL_PYTHON=OFF -DPCCL_C=OFF \
-  -DPCCL_UNITY=ON \
   -DPCCL_FUZZ=ON -DPCCL_SANITIZE=address,undefined -DCMAKE_CXX_COMPILER="$compiler" \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" >/dev/null
 cmake --build "$folder" --target pccl_fuzz_seeds $(printf 'pccl_fuzz_%s ' "${targets[@]}")
