@@ -36,13 +36,47 @@ std::string last_error() {
 
 }  // namespace
 
+// Ciphertext of one call. The one used last is taken first: it is most likely in a cache.
+struct TlsScratch {
+  std::vector<std::uint8_t> input = std::vector<std::uint8_t>(kInputBytes);
+  std::vector<std::uint8_t> output;
+  std::vector<std::uint8_t> gathered = std::vector<std::uint8_t>(kRecordBytes);
+};
+
+// Scratch memory for a call of an end.
+class Tls::Use {
+ public:
+  explicit Use(Tls& tls) : tls_(tls) {
+    TlsContext& context = *tls.context_;
+    const std::lock_guard lock(context.mutex_);
+    if (!context.scratch_.empty()) {
+      scratch_ = std::move(context.scratch_.back());
+      context.scratch_.pop_back();
+    } else {
+      scratch_ = std::make_unique<TlsScratch>();
+    }
+    tls_.scratch_ = scratch_.get();
+  }
+  ~Use() {
+    tls_.scratch_ = nullptr;
+    const std::lock_guard lock(tls_.context_->mutex_);
+    tls_.context_->scratch_.push_back(std::move(scratch_));
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  Tls& tls_;
+  std::unique_ptr<TlsScratch> scratch_;
+};
+
 // Callbacks of OpenSSL, which is C: they must not throw.
 struct TlsCallbacks {
   static Tls& of(BIO* bio) { return *static_cast<Tls*>(BIO_get_data(bio)); }
   static Tls& of(const SSL* ssl) { return *static_cast<Tls*>(SSL_get_app_data(ssl)); }
 
   static int write(BIO* bio, const char* data, int size) {
-    auto& out = of(bio).context_->output_;
+    auto& out = of(bio).scratch_->output;
     try {
       const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
       out.insert(out.end(), bytes, bytes + size);
@@ -142,10 +176,11 @@ Result<std::shared_ptr<TlsContext>> TlsContext::make(std::uint64_t key_update_re
   SSL_CTX_clear_options(context, SSL_OP_ALLOW_NO_DHE_KEX);
   SSL_CTX_set_psk_use_session_callback(context, TlsCallbacks::offer_key);
   SSL_CTX_set_psk_find_session_callback(context, TlsCallbacks::find_key);
-  made->input_.resize(kInputBytes);
-  made->gathered_.resize(kRecordBytes);
   return made;
 }
+
+TlsContext::TlsContext(std::uint64_t key_update_records)
+    : key_update_records_(key_update_records) {}
 
 TlsContext::~TlsContext() {
   SSL_CTX_free(context_);
@@ -211,6 +246,7 @@ SSL_SESSION* Tls::session() const {
 }
 
 Status Tls::shake(int descriptor) {
+  const Use use(*this);
   for (int i = 0; i < kFills; ++i) {
     ERR_clear_error();
     const int done = SSL_do_handshake(ssl_);
@@ -283,15 +319,15 @@ ssize_t Tls::fill(int descriptor, std::size_t wanted) {
   if (ended_) return 0;
   rest_.clear();
   const std::size_t most = wanted + (wanted / kRecordBytes + 1) * kRecordOverhead;
-  const iovec into{context_->input_.data(), std::min(context_->input_.size(), most)};
+  const iovec into{scratch_->input.data(), std::min(scratch_->input.size(), most)};
   const ssize_t got = receive(descriptor, {&into, 1});
-  if (got > 0) in_ = std::span(context_->input_).first(static_cast<std::size_t>(got));
+  if (got > 0) in_ = std::span(scratch_->input).first(static_cast<std::size_t>(got));
   if (got == 0) ended_ = true;
   if (got < 0 && got != -EAGAIN) broken_ = static_cast<int>(got);
   return got;
 }
 
-// Copies unused ciphertext: the next call of any connection overwrites the context's input.
+// Copies unused ciphertext: the scratch memory is used by other connections, too.
 void Tls::keep_rest() {
   if (in_.empty()) {
     rest_.clear();
@@ -305,7 +341,7 @@ void Tls::keep_rest() {
 
 // 0, or -errno; bytes that the descriptor does not take stay `unsent`.
 ssize_t Tls::flush(int descriptor) {
-  auto& output = context_->output_;
+  auto& output = scratch_->output;
   if (unsent()) {
     unsent_.insert(unsent_.end(), output.begin(), output.end());
     output.clear();
@@ -332,6 +368,7 @@ ssize_t Tls::flush(int descriptor) {
 }
 
 ssize_t Tls::read(int descriptor, std::span<const iovec> into) {
+  const Use use(*this);
   in_ = rest_;
   std::size_t room = 0;
   for (const iovec& part : into) room += part.iov_len;
@@ -363,7 +400,7 @@ ssize_t Tls::read(int descriptor, std::span<const iovec> into) {
     }
   }
   keep_rest();
-  if (!context_->output_.empty()) (void)flush(descriptor);  // answers, or an alert
+  if (!scratch_->output.empty()) (void)flush(descriptor);  // answers, or an alert
   if (unsent_.size() - unsent_at_ > kMostAnswers + 2 * kBatchBytes) why = broken_ = kBadMessage;
   return total > 0 ? static_cast<ssize_t>(total) : why;
 }
@@ -380,6 +417,7 @@ bool Tls::encrypt(const void* data, std::size_t size) {
 // Writes full records: gathers parts that are smaller than a record.
 ssize_t Tls::write(int descriptor, std::span<const iovec> from) {
   if (broken_ != 0) return broken_;
+  const Use use(*this);
   if (unsent()) {
     if (const ssize_t result = flush(descriptor); result < 0) return result;
   }
@@ -387,7 +425,7 @@ ssize_t Tls::write(int descriptor, std::span<const iovec> from) {
   auto part = from.begin();
   std::size_t at = 0;
   const auto fail = [&] {
-    context_->output_.clear();
+    scratch_->output.clear();
     return broken_ = kBadMessage;
   };
   const auto left = [&] { return part->iov_len - at; };
@@ -408,11 +446,11 @@ ssize_t Tls::write(int descriptor, std::span<const iovec> from) {
     std::size_t size = 0;
     while (part != from.end() && size < kRecordBytes) {
       const std::size_t more = std::min(left(), kRecordBytes - size);
-      if (more > 0) std::memcpy(context_->gathered_.data() + size, here(), more);
+      if (more > 0) std::memcpy(scratch_->gathered.data() + size, here(), more);
       size += more;
       advance(more);
     }
-    if (size > 0 && !encrypt(context_->gathered_.data(), size)) return fail();
+    if (size > 0 && !encrypt(scratch_->gathered.data(), size)) return fail();
     taken += size;
   }
   const ssize_t result = flush(descriptor);

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@ struct ssl_st;
 namespace pccl::io {
 
 class Tls;
+struct TlsScratch;
 
 // Checks the unencrypted messages at the beginning of a TLS connection. OpenSSL allocates a message
 // as soon as its length is announced, 128 KiB for a ClientHello, before the client has proved
@@ -47,7 +49,8 @@ class PlainMessages {
 // The purpose of a connection. Keys and names of one kind are invalid for the other.
 enum class TlsRole : std::uint8_t { control, link };
 
-// Shared by the connections of one owner. *one thread at a time: whoever drives the loop*
+// Shared by the connections of one owner. Ends are made by the thread that drives the loop. Others
+// may use different ends at the same time.
 class TlsContext : public std::enable_shared_from_this<TlsContext> {
  public:
   // `key_update_records`: a sender changes its key after so many records.
@@ -63,20 +66,17 @@ class TlsContext : public std::enable_shared_from_this<TlsContext> {
  private:
   friend class Tls;
   friend struct TlsCallbacks;
-  explicit TlsContext(std::uint64_t key_update_records) : key_update_records_(key_update_records) {}
+  explicit TlsContext(std::uint64_t key_update_records);
   [[nodiscard]] std::unique_ptr<Tls> make_end(TlsRole role, const Key& key, bool client);
 
   ssl_ctx_st* context_ = nullptr;
   bio_method_st* method_ = nullptr;
   const std::uint64_t key_update_records_;
-  // Ciphertext of the current call: the same memory for all connections, so that it stays in the
-  // processor's cache.
-  std::vector<std::uint8_t> input_;
-  std::vector<std::uint8_t> output_;
-  std::vector<std::uint8_t> gathered_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<TlsScratch>> scratch_;  // not in use
 };
 
-// One end of one connection. *one thread at a time: whoever drives the loop*
+// One end of one connection. *one thread at a time*
 class Tls {
  public:
   ~Tls();
@@ -104,6 +104,7 @@ class Tls {
  private:
   friend class TlsContext;
   friend struct TlsCallbacks;
+  class Use;
   Tls(std::shared_ptr<TlsContext> context, TlsRole role, const Key& key, bool client);
 
   [[nodiscard]] ssize_t fill(int descriptor, std::size_t wanted);
@@ -127,13 +128,14 @@ class Tls {
   std::size_t first_filled_ = 0;
   PlainMessages plain_messages_;
 
-  std::span<const std::uint8_t> in_;  // ciphertext: of the context's input, or of `rest_`
+  std::span<const std::uint8_t> in_;  // ciphertext: of the scratch memory, or of `rest_`
   std::vector<std::uint8_t> rest_;    // of it, not read yet
   std::vector<std::uint8_t> unsent_;  // ciphertext
   std::size_t unsent_at_ = 0;
-  std::uint64_t records_ = 0;  // sent under the present key
-  bool ended_ = false;         // by the other end
-  int broken_ = 0;             // the result of every later read
+  std::uint64_t records_ = 0;      // sent under the present key
+  TlsScratch* scratch_ = nullptr;  // during a call
+  bool ended_ = false;             // by the other end
+  int broken_ = 0;                 // the result of every later read
 };
 
 }  // namespace pccl::io
