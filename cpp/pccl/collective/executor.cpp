@@ -13,6 +13,7 @@ namespace pccl::collective {
 namespace {
 
 constexpr std::uint32_t kMaxWindow = 64;
+constexpr std::size_t kCopyPart = std::size_t{2} << 20;  // of a result that is copied at once
 
 }  // namespace
 
@@ -117,14 +118,16 @@ Status Executor::start(OperationSpec spec) {
     const ChunkFlow& flow = operation.schedule.chunks[operation.layout.segments[i].chunk];
     if (!flow.sources.empty()) continue;
     if (flow.owner()) {
-      combine(operation, i);
+      ready_.push_back({key, operation.token, i, {}});
     } else if (flow.partial_to != kNobody) {
       offer(operation, operation.spec.world->members[flow.partial_to].id, i, false);
     }
   }
   post_receives(operation);
   use_early(operation);
-  if (operation.unfinished == 0 && operations_.contains(key)) events_.finished.push_back(key);
+  const bool empty = operation.unfinished == 0;
+  if (empty) events_.finished.push_back(key);
+  combine();
   return {};
 }
 
@@ -262,11 +265,15 @@ BytesMoved Executor::commit(const wire::OpKey& key) {
     const ArrayRef& array = operation.spec.arrays[i];
     if (operation.out[i] == array.recv || array.count == 0) continue;
     const std::size_t bytes = array.count * element_size(array.dtype);
-    if (bytes >= kPastCacheFrom) {
-      copy_past_cache(array.recv, operation.out[i], bytes);
-    } else {
-      copy(array.recv, operation.out[i], bytes);
+    auto* const to = static_cast<std::uint8_t*>(array.recv);
+    if (bytes < kPastCacheFrom) {
+      copy(to, operation.out[i], bytes);
+      continue;
     }
+    parallel_.run((bytes + kCopyPart - 1) / kCopyPart, [&](std::size_t part) {
+      const std::size_t at = part * kCopyPart;
+      copy_past_cache(to + at, operation.out[i] + at, std::min(kCopyPart, bytes - at));
+    });
   }
   for (std::size_t i = 0; i < operation.residuals.size(); ++i) {
     const Buffer& residual = operation.residuals[i];
@@ -301,6 +308,27 @@ void Executor::reset_link(const PeerId& peer) {
 }
 
 // -- combining
+
+void Executor::combine() {
+  // Passing on may make more ready: a member alone has every contribution.
+  while (!ready_.empty()) {
+    std::vector<Ready> ready = std::exchange(ready_, {});
+    // An operation may have ended meanwhile.
+    std::erase_if(ready, [&](const Ready& each) {
+      const Operation* operation = find(each.key);
+      return operation == nullptr || operation->token != each.token;
+    });
+    parallel_.run(ready.size(), [&](std::size_t i) {
+      Operation& operation = *find(ready[i].key);
+      if (operation.segments[ready[i].segment].arrived) {
+        place_final(operation, ready[i].segment, ready[i].final);
+      } else {
+        combine(operation, ready[i].segment);
+      }
+    });
+    for (Ready& each : ready) pass_on(*find(each.key), each);
+  }
+}
 
 // Combines the contributions to a segment with this rank's elements. REQUIRES: all are here.
 void Executor::combine(Operation& operation, std::uint32_t index) {
@@ -343,12 +371,34 @@ void Executor::combine(Operation& operation, std::uint32_t index) {
     raw_at += piece.count * element;
     wide_at += piece.count * wide;
   }
-  state.held.clear();
-  if (flow.owner()) {
+}
+
+// Follows combine() and place_final(): others get the segment, or send the next one.
+void Executor::pass_on(Operation& operation, Ready& ready) {
+  const std::uint32_t index = ready.segment;
+  SegmentState& state = operation.segments[index];
+  const ChunkFlow& flow = operation.schedule.chunks[operation.layout.segments[index].chunk];
+  const std::vector<wire::Member>& members = operation.spec.world->members;
+  if (state.arrived) {
+    if (operation.spec.quantization && !flow.final_to.empty())
+      operation.results[index] = std::move(ready.final);
     segment_final(operation, index);
   } else {
-    offer(operation, spec.world->members[flow.partial_to].id, index, false);
+    state.held.clear();
+    state.missing = 0;
+    if (flow.owner()) {
+      segment_final(operation, index);
+    } else {
+      offer(operation, members[flow.partial_to].id, index, false);
+    }
+    if (!flow.sources.empty()) combined(operation, index);
+    // The contributions' memory is free again: their senders may send the next ones.
+    for (const Source& from : flow.sources) {
+      const PeerId& peer = members[from.rank].id;
+      if (operation.window.contains(peer)) grant(operation, peer, 1);
+    }
   }
+  if (operation.unfinished == 0) events_.finished.push_back(ready.key);
 }
 
 // Copies the final bytes of a segment to the memory of its pieces.
@@ -367,16 +417,18 @@ void Executor::scatter(Operation& operation, std::uint32_t index, const Buffer& 
 // A segment's final bytes have arrived, in `from` or, if that is empty, in their result memory.
 void Executor::final_bytes(Operation& operation, std::uint32_t index, Buffer from) {
   // A second copy may arrive on another stripe. Keep the first: frames may be reading it.
-  if (operation.segments[index].finished) return;
+  SegmentState& state = operation.segments[index];
+  if (state.arrived) return;
+  state.arrived = true;
+  ready_.push_back({operation.spec.key, operation.token, index, std::move(from)});
+}
+
+void Executor::place_final(Operation& operation, std::uint32_t index, const Buffer& from) {
   if (operation.spec.quantization) {
     decode_result(operation, index, from);
-    const std::uint32_t chunk = operation.layout.segments[index].chunk;
-    if (!operation.schedule.chunks[chunk].final_to.empty())
-      operation.results[index] = std::move(from);
   } else if (from) {
     scatter(operation, index, from);
   }
-  segment_final(operation, index);
 }
 
 void Executor::segment_final(Operation& operation, std::uint32_t index) {
@@ -396,16 +448,10 @@ void Executor::contribution(Operation& operation, std::uint32_t index, std::uint
   if (state.seen[source]) return;
   state.seen[source] = true;
   state.held.push_back({source, std::move(buffer)});
-  const ChunkFlow& flow = operation.schedule.chunks[operation.layout.segments[index].chunk];
-  if (--state.missing > 0) return;
-  combine(operation, index);
-  combined(operation, index);
-  // The contributions' memory is free again: their senders may send the next ones.
-  for (const Source& from : flow.sources) {
-    const PeerId& peer = operation.spec.world->members[from.rank].id;
-    const auto window = operation.window.find(peer);
-    if (window == operation.window.end()) continue;
-    grant(operation, peer, 1);
+  if (state.missing > 1) {
+    --state.missing;
+  } else {
+    ready_.push_back({operation.spec.key, operation.token, index, {}});
   }
 }
 
@@ -591,7 +637,7 @@ bool Executor::next(const PeerId& to, link::OutgoingFrame& frame) {
         frame.payload = {link::vec(frame.packed.data(), at)};
       }
     }
-    if (links_.is_checked(to)) header.checksum = link::checksum(header, frame.payload);
+    frame.checksum_due = links_.is_checked(to);
     frame.header = link::encode(header);
     frame.payload_bytes = header.payload_bytes;
     frame.token = operation->token;

@@ -16,6 +16,7 @@
 #include "pccl/base/buffer.h"
 #include "pccl/base/dtype.h"
 #include "pccl/base/error.h"
+#include "pccl/base/parallel.h"
 #include "pccl/collective/schedule.h"
 #include "pccl/link/carrier.h"
 #include "pccl/link/stripe.h"
@@ -83,8 +84,13 @@ struct ExecutorEvents {
 // *one thread: the engine's*
 class Executor {
  public:
-  Executor(const ExecutorOptions& options, std::shared_ptr<BufferPool> pool, link::Carrier& links)
-      : options_(options), pool_(std::move(pool)), links_(links) {}
+  Executor(const ExecutorOptions& options, std::shared_ptr<BufferPool> pool, link::Carrier& links,
+           Parallel& parallel)
+      : options_(options), pool_(std::move(pool)), links_(links), parallel_(parallel) {}
+
+  // Combines all segments whose contributions have arrived, and passes them on. Call after frames
+  // have arrived.
+  void combine();
 
   // Starts an attempt. Arrays must stay valid until commit() or cancel() returns. After an error
   // (internal_error: no memory) nothing was started. REQUIRES: no attempt with this key is running.
@@ -129,8 +135,9 @@ class Executor {
   struct SegmentState {
     std::vector<Held> held;     // contributions that wait for others
     std::vector<bool> seen;     // by source
-    std::uint32_t missing = 0;  // contributions still to come
-    bool finished = false;      // final bytes are in place
+    std::uint32_t missing = 0;  // contributions still to come or, if one, to be combined
+    bool arrived = false;       // final bytes are here
+    bool finished = false;      // ... and in place
     std::uint32_t place = 0;    // index in its chunk
   };
   // Segments that wait to be sent to one peer.
@@ -191,6 +198,13 @@ class Executor {
     link::FrameHeader header;
     Buffer buffer;
   };
+  // A segment whose contributions or, in `final`, final bytes are here.
+  struct Ready {
+    wire::OpKey key;
+    std::uint64_t token = 0;
+    std::uint32_t segment = 0;
+    Buffer final;
+  };
   // Frames of one peer for one operation that was not called here yet.
   struct Early {
     std::vector<EarlyFrame> frames;
@@ -205,8 +219,11 @@ class Executor {
   };
 
   void prepare(Operation& operation);
+  // Segments are independent: these three touch memory of theirs alone.
   void combine(Operation& operation, std::uint32_t segment);
   void scatter(Operation& operation, std::uint32_t segment, const Buffer& from);
+  void place_final(Operation& operation, std::uint32_t segment, const Buffer& from);
+  void pass_on(Operation& operation, Ready& ready);
   void segment_final(Operation& operation, std::uint32_t segment);
   void contribution(Operation& operation, std::uint32_t segment, std::uint32_t source,
                     Buffer buffer);
@@ -274,6 +291,8 @@ class Executor {
   ExecutorOptions options_;
   std::shared_ptr<BufferPool> pool_;
   link::Carrier& links_;
+  Parallel& parallel_;
+  std::vector<Ready> ready_;
   ExecutorEvents events_;
   std::uint64_t epoch_ = 0;
   std::uint64_t abort_floor_ = 0;

@@ -271,9 +271,7 @@ void Executor::combine_coded(Operation& operation, std::uint32_t index) {
     coded_raw_at += exact(array) ? piece.count * element : codes;
     coded_wide_at += exact(array) ? piece.count * wide : codes;
   }
-  state.held.clear();
   if (!flow.final_to.empty()) operation.results[index] = std::move(buffer);
-  segment_final(operation, index);
 }
 
 void Executor::decode_result(Operation& operation, std::uint32_t index, const Buffer& from) {

@@ -95,7 +95,7 @@ link::Placement Executor::place(const PeerId& from, const link::FrameHeader& hea
     // The memory of these final bytes may hold a partial result that is still to be passed on. An
     // honest owner has no final bytes before it has that.
     if (state.missing > 0) return refuse("final bytes before this peer's contribution");
-    if (state.finished) return drain();
+    if (state.arrived) return drain();
     hear(*operation, rank->second);
     placement.kind = link::Placement::Kind::store;
     if (segment.piece_count > kMaxPieces || operation->spec.quantization) {
@@ -150,21 +150,19 @@ Status Executor::arrived(const PeerId& from, const link::FrameHeader& header, st
     Early& early = early_for(from, header);
     early.frames.push_back({header, std::move(buffer)});
     ++early_.at(from).frames;
-    if (operation == nullptr) return {};
-    use_early(*operation);
-  } else {
-    // release() drains frames of operations that have ended, so this one is running.
-    if (operation == nullptr || operation->token != token) return {};
-    operation->traffic.rx_bytes += header.payload_bytes;
-    if (header.eager) eager_consumed(from, header.payload_bytes);
-    if (header.final) {
-      final_bytes(*operation, header.segment, std::move(buffer));
-    } else {
-      contribution(*operation, header.segment, source_index(*operation, header.segment, from),
-                   std::move(buffer));
-    }
+    if (operation != nullptr) use_early(*operation);
+    return {};
   }
-  if (operation->unfinished == 0) events_.finished.push_back(header.key);
+  // release() drains frames of operations that have ended, so this one is running.
+  if (operation == nullptr || operation->token != token) return {};
+  operation->traffic.rx_bytes += header.payload_bytes;
+  if (header.eager) eager_consumed(from, header.payload_bytes);
+  if (header.final) {
+    final_bytes(*operation, header.segment, std::move(buffer));
+  } else {
+    contribution(*operation, header.segment, source_index(*operation, header.segment, from),
+                 std::move(buffer));
+  }
   return {};
 }
 
@@ -255,7 +253,7 @@ void Executor::use_early(Operation& operation, const PeerId& from, EarlyFrame& f
     const auto rank = operation.ranks.find(from);
     if (rank == operation.ranks.end() || !results_first(operation) ||
         operation.schedule.chunks[segment.chunk].final_from != rank->second ||
-        header.payload_bytes != segment.raw_bytes || operation.segments[header.segment].finished) {
+        header.payload_bytes != segment.raw_bytes || operation.segments[header.segment].arrived) {
       return;
     }
     operation.traffic.rx_bytes += header.payload_bytes;

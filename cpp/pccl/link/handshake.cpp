@@ -106,7 +106,9 @@ void Handshakes::say_hello(StripeEntry& entry, Link& link, std::uint32_t number,
   entry.phase = StripePhase::said_hello;
   const unsigned fixed = facts_.options.settings.stripes;
   const bool memory = entry.way == Way::memory;
-  const bool several = fixed == 0 ? !entry.local && facts_.options.stripes.most > 1 : fixed > 1;
+  const std::uint32_t most =
+      entry.local ? facts_.options.local_stripes : facts_.options.stripes.most;
+  const bool several = (fixed == 0 ? most : fixed) > 1;
   const bool keeps = number == 0 ? several : !memory && link.keeps;
   entry.hello = {facts_.at.run, facts_.options.self, link.peer.id, generation, number, keeps,
                  memory};
@@ -314,10 +316,11 @@ void Handshakes::bring_up(StripeEntry& entry, Link& link, bool ours) {
     if (link.dialling.open > 0) --link.dialling.open;
     const unsigned fixed = facts_.options.settings.stripes;
     link.window.tuner =
-        !link.keeps  ? StripeTuner(1)
-        : relayed    ? StripeTuner(fixed == 0 ? kRelayStripes : std::min(fixed, kRelayStripes))
-        : fixed != 0 ? StripeTuner(fixed)
-                     : StripeTuner(facts_.options.stripes);
+        !link.keeps   ? StripeTuner(1)
+        : relayed     ? StripeTuner(fixed == 0 ? kRelayStripes : std::min(fixed, kRelayStripes))
+        : fixed != 0  ? StripeTuner(fixed)
+        : entry.local ? StripeTuner(facts_.options.local_stripes)
+                      : StripeTuner(facts_.options.stripes);
     link.window.since = facts_.at.now;
     spares_.dial_spares(link);
   }

@@ -135,6 +135,7 @@ struct LinkOptions {
   Settings settings;
   StripeTuner::Options stripes;       // of a link to another host, unless the settings fix a number
   std::uint32_t stripe_budget = 256;  // over all such links
+  std::uint32_t local_stripes = 1;    // of a link on one host, unless the settings fix a number
   bool encrypted = false;             // links are encrypted: frames need no checksums
 };
 

@@ -269,6 +269,15 @@ std::vector<std::pair<PeerId, std::size_t>> LinkTable::stripes_by_peer() const {
   return counts;
 }
 
+std::size_t LinkTable::local_peers() const {
+  const auto local = [&](std::uint64_t id) { return facts_.stripes.at(id).local; };
+  return static_cast<std::size_t>(
+      std::count_if(facts_.links.begin(), facts_.links.end(), [&](const auto& item) {
+        const std::vector<std::uint64_t>& stripes = item.second.stripes;
+        return std::any_of(stripes.begin(), stripes.end(), local);
+      }));
+}
+
 std::vector<std::uint64_t> LinkTable::held_stripes() const {
   std::vector<std::uint64_t> held;
   for (const auto& [id, entry] : facts_.stripes)

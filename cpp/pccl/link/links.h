@@ -124,6 +124,8 @@ class LinkTable final : public Carrier {
   [[nodiscard]] std::uint64_t sent_again() const { return stand_ins_.sent_again(); }
   // By peer to which a link is up: its stripes, the pipe included.
   [[nodiscard]] std::vector<std::pair<PeerId, std::size_t>> stripes_by_peer() const;
+  // The number of peers on this host to which a link is up.
+  [[nodiscard]] std::size_t local_peers() const;
   // How often each entry of link_transitions() was taken.
   [[nodiscard]] std::span<const std::uint64_t> transitions_taken() const { return facts_.taken; }
 

@@ -34,6 +34,13 @@ constexpr std::array<std::uint8_t, kTrailerBytes> trailer_bytes(std::uint64_t va
 constexpr auto kValid = trailer_bytes(kTrailerValid);
 constexpr auto kVoid = trailer_bytes(kTrailerVoid);
 
+void seal(OutgoingFrame& frame) {
+  frame.checksum_due = false;
+  FrameHeader header = *decode(frame.header);
+  header.checksum = checksum(header, frame.payload);
+  frame.header = encode(header);
+}
+
 std::size_t frame_bytes(const OutgoingFrame& frame) {
   return kFrameHeaderBytes + frame.payload_bytes + (frame.trailer ? kTrailerBytes : 0);
 }
@@ -86,16 +93,24 @@ std::uint64_t checksum(const FrameHeader& header, std::span<const iovec> payload
 
 // -- writing
 
-std::span<const iovec> Stripe::outgoing() {
-  std::size_t ready = 0;
-  for (const OutgoingFrame& frame : queue_) ready += frame_bytes(frame);
+std::size_t Stripe::gathered_bytes() const {
+  std::size_t bytes = 0;
+  for (const OutgoingFrame& frame : queue_) bytes += frame_bytes(frame);
+  return bytes - std::min(bytes, front_sent_);
+}
+
+void Stripe::gather() {
+  std::size_t ready = gathered_bytes();
   const std::size_t enough = keeps_ ? kLittleBytes : kBatchBytes;
-  while (ready - std::min(ready, front_sent_) < enough && queue_.size() < kBatchVectors / 4) {
+  while (ready < enough && queue_.size() < kBatchVectors / 4) {
     OutgoingFrame frame;
     if (!traffic_.next(*this, frame)) break;
     ready += frame_bytes(frame);
     queue_.push_back(std::move(frame));
   }
+}
+
+std::span<const iovec> Stripe::gathered() {
   out_.clear();
   std::size_t skip = front_sent_;
   const auto add = [&](const void* data, std::size_t size) {
@@ -104,8 +119,9 @@ std::span<const iovec> Stripe::outgoing() {
     if (size > skipped && out_.size() < kBatchVectors)
       out_.push_back(vec(static_cast<const std::uint8_t*>(data) + skipped, size - skipped));
   };
-  for (const OutgoingFrame& frame : queue_) {
+  for (OutgoingFrame& frame : queue_) {
     if (out_.size() >= kBatchVectors) break;
+    if (frame.checksum_due) seal(frame);
     add(frame.header.data(), frame.header.size());
     if (frame.owned.empty()) {
       for (const iovec& part : frame.payload) add(part.iov_base, part.iov_len);
@@ -226,6 +242,15 @@ std::span<const iovec> Stripe::incoming() {
       break;
   }
   return in_;
+}
+
+void Stripe::check(std::size_t bytes) {
+  if (phase_ != Phase::payload || placement_.kind != Placement::Kind::store ||
+      header_.checksum == 0 || !carries_data(header_.type))
+    return;
+  std::size_t left = 0;
+  for (std::size_t i = rest_at_; i < rest_.size(); ++i) left += rest_[i].iov_len;
+  if (bytes >= left) checked_ = checksum(header_, placement_.where);
 }
 
 std::size_t Stripe::skip_payload(std::size_t bytes) {
@@ -364,12 +389,13 @@ Status Stripe::finish_frame() {
     return traffic_.control(*this, header_, small_);
   }
   Placement full = std::exchange(placement_, {});
+  const std::optional<std::uint64_t> known = std::exchange(checked_, std::nullopt);
   const bool stored = full.kind == Placement::Kind::store;
   const bool valid = trailer_ == kValid;
   const char* spoilt = nullptr;
   if (!valid && trailer_ != kVoid) {
     spoilt = "a data frame does not end in a trailer";
-  } else if (stored && valid && header_.checksum != 0 &&
+  } else if (stored && valid && header_.checksum != 0 && known.value_or(0) != header_.checksum &&
              checksum(header_, full.where) != header_.checksum) {
     spoilt = "a data frame's checksum is wrong";
   }

@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -52,9 +53,10 @@ struct OutgoingFrame {
   std::uint64_t token = 0;        // 0: belongs to no operation
   std::uint32_t eager_bytes = 0;  // taken from the link's eager room
   bool trailer = false;
-  bool released = false;  // its operation has ended: not sent again
-  wire::Bytes owned;      // a small payload
-  Buffer packed;          // owns the memory of `payload`, if that is the engine's
+  bool checksum_due = false;  // it is computed just before the frame is written
+  bool released = false;      // its operation has ended: not sent again
+  wire::Bytes owned;          // a small payload
+  Buffer packed;              // owns the memory of `payload`, if that is the engine's
 };
 [[nodiscard]] FrameType type_of(const OutgoingFrame& frame);
 
@@ -98,7 +100,8 @@ class Traffic {
 // FrameHeader::checksum for that header and payload; never 0.
 [[nodiscard]] std::uint64_t checksum(const FrameHeader& header, std::span<const iovec> payload);
 
-// *one thread: the engine's*
+// *one thread: the engine's* But while that waits, other threads may call the methods said to touch
+// this stripe alone; reading and writing may go on at the same time.
 class Stripe {
  public:
   // `id` is the shell's.
@@ -110,7 +113,15 @@ class Stripe {
 
   // -- writing
   // The bytes to write next; empty: nothing to write. Valid until the next call of any method.
-  std::span<const iovec> outgoing();
+  std::span<const iovec> outgoing() {
+    gather();
+    return gathered();
+  }
+  // The two parts of outgoing(): takes frames from the traffic; the bytes of the frames taken. The
+  // second touches this stripe alone.
+  void gather();
+  std::span<const iovec> gathered();
+  [[nodiscard]] std::size_t gathered_bytes() const;
   void sent(std::size_t bytes);
   // Queues a frame ahead of those that the traffic has not supplied yet.
   void push(OutgoingFrame frame) { queue_.push_back(std::move(frame)); }
@@ -118,7 +129,11 @@ class Stripe {
 
   // -- reading
   // Where the next bytes go; empty while held. Valid until the next call of any method.
+  // Touches this stripe alone.
   std::span<const iovec> incoming();
+  // Optional, before received(bytes): computes the checksum of a frame that these bytes complete.
+  // Touches this stripe alone.
+  void check(std::size_t bytes);
   Status received(std::size_t bytes);
   [[nodiscard]] bool held() const { return phase_ == Phase::held; }
   // Asks again where the held frame goes.
@@ -183,7 +198,8 @@ class Stripe {
   std::size_t header_filled_ = 0;
   FrameHeader header_;
   Placement placement_;
-  std::vector<iovec> rest_;  // where the rest of the payload and the trailer go
+  std::optional<std::uint64_t> checked_;  // the checksum that check() has computed
+  std::vector<iovec> rest_;               // where the rest of the payload and the trailer go
   std::size_t rest_at_ = 0;
   std::array<std::uint8_t, kTrailerBytes> trailer_{};
   wire::Bytes small_;  // payload of a control frame

@@ -25,13 +25,14 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<BufferPool> pool)
       link_driver_(links_, {session_, admission_, locality_, operations_, sync_, measuring_,
                             actions_, tracer_, now_}),
       links_({options.join.id, options.settings, options.stripes, options.stripe_budget,
-              options.encrypted},
+              options.local_stripes, options.encrypted},
              link_driver_),
       locality_(options.locality, options.join.id),
       operations_({.buffer_bytes = options.settings.buffer_bytes,
                    .eager_bytes = options.eager_bytes,
                    .eager_room = options.eager_room},
-                  calls_, session_, admission_, locality_, pool, links_),
+                  calls_, session_, admission_, locality_, pool, links_,
+                  options.parallel == nullptr ? serial_ : *options.parallel),
       sync_(calls_, admission_, options.join.id, std::move(pool), links_),
       measuring_({options.probe_bytes, options.settings.heartbeat_interval}, calls_, session_,
                  links_, locality_) {}
@@ -403,6 +404,11 @@ void Engine::on_stripe_failed(std::uint64_t stripe, const Error& error, Instant 
   link_driver_.on_stripe_failed(stripe, error);
 }
 
+void Engine::combine() {
+  operations_.executor().combine();
+  operations_.told(now());
+}
+
 void Engine::on_neighbour_up(const PeerId& peer, Instant now) {
   at(now);
   if (out()) return;
@@ -576,6 +582,7 @@ bool Engine::has_actions() const {
 }
 
 EngineActions Engine::take_actions() {
+  if (!out()) combine();
   if (calls().has_reports()) session_.report(calls_.table().take_reports());
   if (threads_.take_correction() && !out()) session_.blocked({});
   EngineActions actions = std::exchange(actions_, {});

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "pccl/base/buffer.h"
+#include "pccl/base/parallel.h"
 #include "pccl/base/settings.h"
 #include "pccl/peer/link_driver.h"
 #include "pccl/peer/master_link.h"
@@ -29,8 +30,11 @@ struct EngineOptions {
   // For links to other hosts, if the settings name no number of stripes.
   link::StripeTuner::Options stripes;
   std::uint32_t stripe_budget = 256;  // over all such links
+  std::uint32_t local_stripes = 1;    // of a link on one host, if the settings name no number
   bool encrypted = false;             // bytes that leave this process need no checksums
   bool trace = false;                 // EngineActions::trace is filled
+  // Does the work on memory in parts. Null: one after the other.
+  Parallel* parallel = nullptr;
   // The most bytes sent to each peer to measure the link to it.
   std::uint64_t probe_bytes = std::uint64_t{1} << 40;
 };
@@ -70,6 +74,9 @@ class Engine {
   // The connection ended, or Stripe::received or resume failed. Other stripes of the link take over
   // where they can. Code::refused: the other end misbehaves, and the link ends.
   void on_stripe_failed(std::uint64_t stripe, const Error& error, Instant now);
+  // Combines what has arrived on one stripe or several. take_actions() does it, too: a shell calls
+  // this when bytes are fresh in the cache.
+  void combine();
   // Events of neighbours: see node::NeighbourEvents. on_neighbour_offer may also be called from
   // inside LocalityOptions::poll.
   void on_neighbour_up(const PeerId& peer, Instant now);
@@ -160,6 +167,7 @@ class Engine {
   void log(LogLevel level, std::string text) { actions_.note(level, std::move(text)); }
 
   EngineOptions options_;
+  Serial serial_;
   Instant now_{};  // of the event that is being handled
   EngineActions actions_;
   Tracer tracer_;

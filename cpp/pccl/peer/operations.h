@@ -20,12 +20,12 @@ class Operations {
  public:
   Operations(const collective::ExecutorOptions& options, CallDriver& calls, Session& session,
              Admission& admission, Locality& locality, std::shared_ptr<BufferPool> pool,
-             link::Carrier& links)
+             link::Carrier& links, Parallel& parallel)
       : calls_(calls),
         session_(session),
         admission_(admission),
         locality_(locality),
-        executor_(options, std::move(pool), links) {}
+        executor_(options, std::move(pool), links, parallel) {}
 
   // Arrays must stay valid until the call is done. Ends at once in a group of one, or with an
   // error.

@@ -222,6 +222,7 @@ void Host::read(std::uint64_t id, Link& link) {
       taken += size;
     }
     link.connection->consume(link.side, count);
+    stripe->check(count);
     const Status status = stripe->received(count);
     if (!status) {
       if (status.error().reason.find("checksum") != std::string::npos) {

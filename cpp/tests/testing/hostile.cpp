@@ -317,7 +317,8 @@ class Play {
 class Sums final : private pccl::link::Carrier {
  public:
   explicit Sums(std::size_t elements)
-      : executor_({.buffer_bytes = 64 << 10}, std::make_shared<pccl::BufferPool>(0), *this),
+      : executor_({.buffer_bytes = 64 << 10}, std::make_shared<pccl::BufferPool>(0), *this,
+                  serial_),
         elements_(elements) {
     auto world = std::make_shared<wire::EpochRecord>();
     world->epoch = world->admission = world->abort_floor = 1;
@@ -373,6 +374,7 @@ class Sums final : private pccl::link::Carrier {
     for (const iovec& part : placement.where) std::memset(part.iov_base, 0, part.iov_len);
     (void)executor_.arrived(peer(from), header, placement.token, std::move(placement.buffer),
                             false);
+    executor_.combine();
     return "store";
   }
 
@@ -405,6 +407,7 @@ class Sums final : private pccl::link::Carrier {
   bool is_up(const PeerId&) const override { return true; }
   bool is_checked(const PeerId&) const override { return false; }
 
+  pccl::Serial serial_;
   pccl::collective::Executor executor_;
   std::size_t elements_;
   std::shared_ptr<const wire::EpochRecord> world_;
