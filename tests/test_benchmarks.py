@@ -254,3 +254,14 @@ def test_the_comparison_has_a_row_for_what_is_missing_or_stops(tables: ModuleTyp
     stops = next(line for line in lines if "run stops" in line)
     assert "after 2 s (Connection reset) | does not import: no module | 500 ms | goes on" in stops
     assert any("1 s; hangs > 60 s in 1 of 2" in line for line in lines)
+
+
+def test_more_threads_have_rows_beside_one(tmp_path: Path) -> None:
+    file = tmp_path / "scaling.json"
+    command = [sys.executable, str(BENCHMARKS / "scaling.py"), "--quick", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(file.read_text())
+    kinds = [(row["kind"], row["threads"]) for row in rows if row["kind"] != "gloo"]
+    assert kinds == [(kind, n) for kind in ("plain", "far", "encrypted") for n in (1, 2)]
+    assert all(len(row["rounds"]) == 1 and row["rounds"][0] > 0 for row in rows)
