@@ -95,12 +95,16 @@ def test_windows_that_say_nothing_change_nothing() -> None:
 # ---- real connections
 
 
+@pytest.mark.parametrize("threads", ["1", "4"])
 @pytest.mark.parametrize("quantize", [False, True])
 @pytest.mark.env(
     PCCL_SHM="0", PCCL_STRIPES="8", PCCL_CHECKSUM="always", PCCL_HEARTBEAT_INTERVAL="0.2"
 )
-def test_connections_that_end_cost_no_operation_its_attempt(run: Run, quantize: bool) -> None:
-    peers = run.peers(3, partial(links.reduce_and_end_connections, 60, quantize))
+def test_connections_that_end_cost_no_operation_its_attempt(
+    run: Run, quantize: bool, threads: str
+) -> None:
+    program = partial(links.reduce_and_end_connections, 60, quantize)
+    peers = run.peers(3, program, PCCL_THREADS=threads)
     answers = [peer.expect("done", timeout=90) for peer in peers]
     assert min(answer["all_ended"] for answer in answers) > 20
     assert max(answer["open"] for answer in answers) < 200  # what ended was closed

@@ -25,8 +25,8 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
 "${run[@]}" "$folder/pccl_stress"
 "${run[@]}" "$folder/pccl_stress" cuts
-# The same encrypted, with keys that change all the time.
-PCCL_SECRET=0123456789abcdefghijklmnopqrstuvwxyz PCCL_KEY_UPDATE_RECORDS=50 \
+# The same with workers and encryption, with keys that change all the time.
+PCCL_THREADS=3 PCCL_SECRET=0123456789abcdefghijklmnopqrstuvwxyz PCCL_KEY_UPDATE_RECORDS=50 \
   PCCL_STRESS_SECONDS=$((${PCCL_STRESS_SECONDS:-20} / 3)) "${run[@]}" "$folder/pccl_stress" cuts
 if [ "$sanitizers" = thread ]; then
   # It sees nothing of what processes share, and makes them so slow that many seem frozen.

@@ -28,6 +28,7 @@ def links(master: int) -> Iterator[socket.socket]:
             os.close(copy)
             continue
         with end:
+            end.setblocking(False)  # otherwise dup() would make the connection itself blocking
             try:
                 if (
                     end.type == socket.SOCK_STREAM

@@ -187,6 +187,7 @@ Result<Settings> Settings::from(const Lookup& lookup) {
   read.integer("PCCL_SEGMENT_BYTES", settings.segment_bytes, std::size_t{4} << 10,
                std::size_t{16} << 20);
   read.integer("PCCL_STRIPES", settings.stripes, 0U, 255U);
+  read.integer("PCCL_THREADS", settings.threads, 0U, 64U);
   read.text("PCCL_TCP_CONGESTION", settings.tcp_congestion);
   read.flag("PCCL_SHM", settings.shm);
   read.text("PCCL_HOST_ID", settings.host_id);

@@ -87,6 +87,10 @@ struct Settings {
   // PCCL_STRIPES: connections per link, up to 255. 0: the library decides.
   unsigned stripes = 0;
 
+  // PCCL_THREADS: threads that move and combine the bytes of one communicator, up to 64. 0: half
+  // the cores, at most 8.
+  unsigned threads = 0;
+
   // PCCL_TCP_CONGESTION: congestion control of connections between hosts. Empty: the system's.
   std::string tcp_congestion;
 

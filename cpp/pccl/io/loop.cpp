@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "pccl/base/clock.h"
+#include "pccl/base/relax.h"
 #include "pccl/io/thread.h"
 
 namespace pccl::io {
@@ -30,14 +31,6 @@ constexpr int kStarvedSteps = 16;     // ... of the work between events
 constexpr unsigned kSpinsPerPoll = 64;
 constexpr unsigned kStepsPerPoll = 8;
 constexpr int kHandlersPerPoll = 16;
-
-void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("isb" ::: "memory");  // most cores do nothing for `yield`
-#endif
-}
 
 }  // namespace
 

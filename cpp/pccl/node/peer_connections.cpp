@@ -17,6 +17,9 @@ namespace pccl::node {
 namespace {
 
 constexpr std::size_t kTurnBytes = 4 << 20;  // moved on one stripe before others have their turn
+// Less is moved at once by the thread that has the turn: others would take longer to wake up.
+constexpr std::size_t kWorthSharing = 64 << 10;
+constexpr std::size_t kShareBytes = 1 << 20;  // that one thread writes in a turn
 constexpr int kMaxPipes = 2;  // that one peer dials: a link, and the one that replaces it
 constexpr Duration kPipeSpin = std::chrono::microseconds(50);  // for the other end of a pipe
 constexpr std::uint64_t kInspectBytes = 32 << 20;  // sent between two looks at a socket's buffers
@@ -38,11 +41,12 @@ std::size_t total(std::span<const iovec> parts) {
 
 PeerConnections::PeerConnections(asio::io_context& context, peer::Engine& engine,
                                  const RuntimeOptions& options, std::shared_ptr<io::TlsContext> tls,
-                                 std::function<void()> act)
+                                 io::Workers& workers, std::function<void()> act)
     : context_(context),
       engine_(engine),
       options_(options),
       tls_(std::move(tls)),
+      workers_(workers),
       act_(std::move(act)),
       doorway_(context, doorway_owner()) {}
 
@@ -153,7 +157,10 @@ void PeerConnections::resume(std::uint64_t id) {
   if (it->second.pipe != nullptr) return;  // step_pipes() looks at all of them
   it->second.reading = true;
   it->second.socket->wait_readable([this, id](const asio::error_code& error) {
-    if (!error) read(id);
+    if (error) return;
+    const auto found = connections_.find(id);
+    if (found != connections_.end() && shares_work(found->second)) return queue(to_read_, id);
+    read(id);
   });
 }
 
@@ -182,9 +189,7 @@ bool PeerConnections::receive(std::uint64_t id) {
     const ssize_t got = connection.read(into);
     if (got == -EAGAIN) break;
     if (got <= 0) {
-      const std::string why =
-          got == 0 ? "closed by the other end" : io::error_text(static_cast<int>(-got));
-      engine_.on_stripe_failed(id, {Code::unreachable, why}, clock_now());
+      failed(id, got);
       break;
     }
     const auto bytes = static_cast<std::size_t>(got);
@@ -194,56 +199,204 @@ bool PeerConnections::receive(std::uint64_t id) {
       engine_.on_stripe_failed(id, status.error(), clock_now());
       break;
     }
+    engine_.combine();
   }
+  heard(id);
+  return true;
+}
+
+// `result`: of a read or write that ended the connection.
+void PeerConnections::failed(std::uint64_t id, ssize_t result) {
+  const std::string why =
+      result == 0 ? "closed by the other end" : io::error_text(static_cast<int>(-result));
+  engine_.on_stripe_failed(id, {Code::unreachable, why}, clock_now());
+}
+
+// A connection that is established has passed the doorway.
+void PeerConnections::heard(std::uint64_t id) {
   if (doorway_.pending().contains(id) && engine_.links().is_established(id))
     doorway_.pending().remove(id);
-  return true;
+}
+
+void PeerConnections::wait_writable(std::uint64_t id, Connection& connection) {
+  connection.writing = true;
+  if (connection.pipe != nullptr) return;  // step_pipes() writes again
+  connection.socket->wait_writable([this, id](const asio::error_code& error) {
+    const auto found = connections_.find(id);
+    if (error || found == connections_.end()) return;
+    found->second.writing = false;
+    write(id);
+    act_();
+  });
 }
 
 void PeerConnections::write(std::uint64_t id) {
   const auto it = connections_.find(id);
   if (it == connections_.end() || it->second.writing) return;
   Connection& connection = it->second;
-  const auto go_on = [this, id](const asio::error_code& error) {
-    const auto found = connections_.find(id);
-    if (error || found == connections_.end()) return;
-    found->second.writing = false;
-    write(id);
-    act_();
-  };
   engine_.at(clock_now());
   const std::size_t turn = connection.pipe != nullptr ? memory::kPipeBytes : kTurnBytes;
-  for (std::size_t moved = 0;;) {
+  for (std::size_t put_in_all = 0;;) {
     link::Stripe* stripe = engine_.stripe(id);
     if (stripe == nullptr) return;
-    const std::span<const iovec> from = stripe->outgoing();
-    if (from.empty() && !connection.unsent()) return;
-    if (moved >= turn) {
+    stripe->gather();
+    if (shares_work(connection) && stripe->gathered_bytes() >= kWorthSharing) {
       connection.writing = true;
-      if (connection.pipe == nullptr) asio::post(context_, [go_on] { go_on({}); });
-      return;
+      return queue(to_write_, id);
+    }
+    const std::span<const iovec> from = stripe->gathered();
+    if (from.empty() && !connection.unsent()) return;
+    if (put_in_all >= turn) {
+      connection.writing = true;
+      if (connection.pipe != nullptr) return;  // step_pipes() writes again
+      return asio::post(context_, [this, id] {
+        const auto found = connections_.find(id);
+        if (found == connections_.end()) return;
+        found->second.writing = false;
+        write(id);
+        act_();
+      });
     }
     const ssize_t put = connection.write(from);
-    if (put == -EAGAIN) {
-      connection.writing = true;
-      // A pipe is written again by step_pipes().
-      if (connection.pipe == nullptr) connection.socket->wait_writable(go_on);
-      return;
-    }
+    if (put == -EAGAIN) return wait_writable(id, connection);
     if (put < 0 && connection.reading) return;  // read what came before the end first
-    if (put < 0) {
-      engine_.on_stripe_failed(id, {Code::unreachable, io::error_text(static_cast<int>(-put))},
-                               clock_now());
-      return;
-    }
+    if (put < 0) return failed(id, put);
     stripe->sent(static_cast<std::size_t>(put));
-    moved += static_cast<std::size_t>(put);
-    if (connection.socket != nullptr && !connection.local && !told_of_buffers_ &&
-        stripe->bytes_sent() - connection.inspected >= kInspectBytes) {
-      connection.inspected = stripe->bytes_sent();
-      inspect_buffers(*connection.socket);
+    put_in_all += static_cast<std::size_t>(put);
+    moved(connection, *stripe);
+  }
+}
+
+void PeerConnections::moved(Connection& connection, const link::Stripe& stripe) {
+  if (connection.socket == nullptr || connection.local || told_of_buffers_ ||
+      stripe.bytes_sent() - connection.inspected < kInspectBytes)
+    return;
+  connection.inspected = stripe.bytes_sent();
+  inspect_buffers(*connection.socket);
+}
+
+// ---- several connections at a time
+
+void PeerConnections::queue(std::vector<std::uint64_t>& list, std::uint64_t id) {
+  list.push_back(id);
+  if (std::exchange(turn_due_, true)) return;
+  // After the events that the loop has seen already: they belong to the same turn.
+  asio::post(context_, [this] { take_turn(); });
+}
+
+// Moves bytes of all connections that can, on several threads. The engine learns of it afterwards.
+void PeerConnections::take_turn() {
+  turn_due_ = false;
+  engine_.at(clock_now());
+  std::vector<Move> moves = next_moves();
+  std::size_t bytes = 0;
+  for (const Move& move : moves)
+    bytes += move.room + (move.writes ? move.stripe->gathered_bytes() : 0);
+  if (bytes >= kWorthSharing) {
+    workers_.run(moves.size(), [&](std::size_t i) { carry_out(moves[i]); });
+  } else {
+    for (Move& move : moves) carry_out(move);
+  }
+  engine_.at(clock_now());
+  for (const Move& move : moves)
+    if (move.writes) wrote(move);
+  for (const Move& move : moves)
+    if (move.reads) has_read(move);
+  engine_.combine();
+  act_();
+}
+
+std::vector<PeerConnections::Move> PeerConnections::next_moves() {
+  std::vector<Move> moves;
+  const auto begin = [&](std::uint64_t id, bool Connection::*waits) -> Move* {
+    const auto it = connections_.find(id);
+    link::Stripe* const stripe = engine_.stripe(id);
+    if (it == connections_.end()) return nullptr;
+    it->second.*waits = false;
+    if (stripe == nullptr) return nullptr;  // its owner closes it
+    moves.push_back({id, &it->second, stripe});
+    return &moves.back();
+  };
+  for (const std::uint64_t id : std::exchange(to_write_, {})) {
+    Move* const move = begin(id, &Connection::writing);
+    if (move == nullptr) continue;
+    move->stripe->gather();
+    move->writes = move->stripe->gathered_bytes() > 0 || move->connection->unsent();
+    if (!move->writes) moves.pop_back();
+  }
+  const std::size_t writes = moves.size();
+  for (const std::uint64_t id : std::exchange(to_read_, {})) {
+    Move* move = begin(id, &Connection::reading);
+    if (move == nullptr) continue;
+    const std::size_t room = total(move->stripe->incoming());
+    if (room == 0) {  // held: the engine asks to resume it
+      moves.pop_back();
+      continue;
+    }
+    // OpenSSL cannot read and write one connection at the same time.
+    const auto same =
+        std::find_if(moves.begin(), moves.begin() + static_cast<std::ptrdiff_t>(writes),
+                     [&](const Move& other) { return other.id == id; });
+    if (move->connection->socket->secured() &&
+        same != moves.begin() + static_cast<std::ptrdiff_t>(writes)) {
+      moves.pop_back();
+      move = &*same;
+    }
+    move->reads = true;
+    move->room = room;
+  }
+  return moves;
+}
+
+// On any thread.
+void PeerConnections::carry_out(Move& move) {
+  if (move.writes) {
+    for (std::size_t put_in_all = 0; put_in_all < kShareBytes;) {
+      const std::span<const iovec> from = move.stripe->gathered();
+      if (from.empty() && !move.connection->unsent()) break;
+      move.put = move.connection->write(from);
+      if (move.put < 0) break;
+      move.stripe->sent(static_cast<std::size_t>(move.put));
+      put_in_all += static_cast<std::size_t>(move.put);
     }
   }
+  if (move.reads) {
+    move.got = move.connection->read(move.stripe->incoming());
+    if (move.got > 0) move.stripe->check(static_cast<std::size_t>(move.got));
+  }
+}
+
+void PeerConnections::wrote(const Move& move) {
+  if (move.put == -EAGAIN) return wait_writable(move.id, *move.connection);
+  const bool reads = move.reads || move.connection->reading ||
+                     std::find(to_read_.begin(), to_read_.end(), move.id) != to_read_.end();
+  if (move.put < 0 && reads) return;  // read what came before the end first
+  if (move.put < 0) return failed(move.id, move.put);
+  moved(*move.connection, *move.stripe);
+  // There may be more to write.
+  move.connection->writing = true;
+  queue(to_write_, move.id);
+}
+
+void PeerConnections::has_read(const Move& move) {
+  link::Stripe* stripe = engine_.stripe(move.id);
+  // An event of another connection may have ended this one.
+  if (stripe == nullptr || stripe->held()) return;
+  bool more = false;
+  if (move.got > 0) {
+    const auto bytes = static_cast<std::size_t>(move.got);
+    more = bytes == move.room;
+    if (const Status status = stripe->received(bytes); !status)
+      engine_.on_stripe_failed(move.id, status.error(), clock_now());
+  } else if (move.got != -EAGAIN) {
+    failed(move.id, move.got);
+  }
+  heard(move.id);
+  stripe = engine_.stripe(move.id);
+  if (stripe == nullptr || stripe->held()) return;
+  if (!more) return resume(move.id);
+  move.connection->reading = true;
+  queue(to_read_, move.id);
 }
 
 void PeerConnections::close(std::uint64_t id) {

@@ -9,11 +9,13 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "pccl/base/pace.h"
 #include "pccl/io/connector.h"
 #include "pccl/io/doorway.h"
 #include "pccl/io/tls.h"
+#include "pccl/io/workers.h"
 #include "pccl/memory/pipe.h"
 #include "pccl/node/neighbours.h"
 #include "pccl/node/options.h"
@@ -23,9 +25,11 @@ namespace pccl::node {
 // *one thread at a time: whoever drives the loop*
 class PeerConnections {
  public:
-  // `tls`: null without a secret. `act` carries out what the engine asks for after an event.
+  // `tls`: null without a secret. `workers`: move bytes of different connections at the same time,
+  // if there is more than one. `act` carries out what the engine asks for after an event.
   PeerConnections(asio::io_context& context, peer::Engine& engine, const RuntimeOptions& options,
-                  std::shared_ptr<io::TlsContext> tls, std::function<void()> act);
+                  std::shared_ptr<io::TlsContext> tls, io::Workers& workers,
+                  std::function<void()> act);
 
   // Takes a listening descriptor over.
   void listen(int descriptor) { doorway_.start(descriptor); }
@@ -76,8 +80,19 @@ class PeerConnections {
     [[nodiscard]] bool unsent() const { return socket != nullptr && socket->unsent(); }
     bool local = false;           // both ends are on one host
     std::uint64_t inspected = 0;  // bytes sent when its buffers were inspected last
-    bool reading = false;         // waits to be readable
-    bool writing = false;         // waits to be writable, or for its next turn
+    bool reading = false;         // waits to be readable, or for its turn
+    bool writing = false;         // waits to be writable, or for its turn
+  };
+  // The part of a turn that one thread carries out.
+  struct Move {
+    std::uint64_t id = 0;
+    Connection* connection = nullptr;
+    link::Stripe* stripe = nullptr;
+    bool writes = false;
+    bool reads = false;
+    ssize_t put = 0;       // of the last write
+    std::size_t room = 0;  // that was read into
+    ssize_t got = 0;
   };
   struct PipeDial {
     std::uint64_t token = 0;
@@ -98,6 +113,21 @@ class PeerConnections {
   void inspect_buffers(const io::Socket& socket);
   void read(std::uint64_t id);
   bool receive(std::uint64_t id);
+  void wait_writable(std::uint64_t id, Connection& connection);
+  void failed(std::uint64_t id, ssize_t result);
+  void moved(Connection& connection, const link::Stripe& stripe);
+  void heard(std::uint64_t id);
+
+  // -- several connections at a time
+  [[nodiscard]] bool shares_work(const Connection& connection) const {
+    return workers_.threads() > 1 && connection.socket != nullptr;
+  }
+  void queue(std::vector<std::uint64_t>& list, std::uint64_t id);
+  void take_turn();
+  [[nodiscard]] std::vector<Move> next_moves();
+  static void carry_out(Move& move);
+  void wrote(const Move& move);
+  void has_read(const Move& move);
 
   void all_lost(const PeerId& with, const std::string& reason);
   void dial_pipe(const link::DialRequest& request);
@@ -112,10 +142,14 @@ class PeerConnections {
   peer::Engine& engine_;
   const RuntimeOptions& options_;
   const std::shared_ptr<io::TlsContext> tls_;
+  io::Workers& workers_;
   const std::function<void()> act_;
   io::Doorway doorway_;
   std::map<std::uint64_t, std::shared_ptr<io::Connector>> dials_;  // by token
   std::map<std::uint64_t, Connection> connections_;                // by stripe
+  std::vector<std::uint64_t> to_write_;                            // in the next turn
+  std::vector<std::uint64_t> to_read_;
+  bool turn_due_ = false;
   bool told_of_buffers_ = false;
   std::unique_ptr<Neighbours> neighbours_;  // null: no memory is shared
   std::map<PipeName, PipeDial> pipe_dials_;

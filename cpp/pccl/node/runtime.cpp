@@ -67,6 +67,14 @@ std::vector<wire::Address> own_addresses(const asio::ip::tcp::endpoint& at,
   return addresses;
 }
 
+// PCCL_THREADS, or this peer's share of half the cores: the program needs some, too.
+unsigned threads_of(const Settings& settings, std::size_t local_peers) {
+  constexpr unsigned kMost = 8;
+  if (settings.threads > 0) return settings.threads;
+  const auto sharing = static_cast<unsigned>(local_peers + 1);
+  return std::clamp(os::usable_processors() / 2 / sharing, 1U, kMost);
+}
+
 }  // namespace
 
 Result<std::shared_ptr<Runtime>> Runtime::open(RuntimeOptions options) {
@@ -119,6 +127,11 @@ peer::EngineOptions Runtime::engine_options() {
   options.settings = options_.settings;
   options.trace = trace_ != nullptr;
   options.encrypted = static_cast<bool>(options_.secret);
+  if (workers_.threads() > 1) {
+    options.parallel = &workers_;
+    // Each stripe belongs to one thread at a time.
+    if (!options_.settings.shm) options.local_stripes = workers_.threads();
+  }
   options.stripe_budget = static_cast<std::uint32_t>(io::descriptor_share(options.stripe_budget));
   if (!options_.settings.shm) return options;
   options.locality.make_region = memory::make_region;
@@ -150,9 +163,10 @@ Runtime::Runtime(RuntimeOptions options, std::shared_ptr<io::TlsContext> tls,
                  std::unique_ptr<TraceWriter> trace)
     : options_(std::move(options)),
       trace_(std::move(trace)),
+      workers_(threads_of(options_.settings, 0)),
       engine_(engine_options(), std::make_shared<BufferPool>(options_.settings.buffer_bytes)),
       master_(driver_.context(), engine_, options_, tls, [this] { act(); }),
-      peers_(driver_.context(), engine_, options_, std::move(tls), [this] { act(); }),
+      peers_(driver_.context(), engine_, options_, std::move(tls), workers_, [this] { act(); }),
       timer_(driver_.context()) {}
 
 Runtime::~Runtime() = default;
@@ -230,6 +244,7 @@ void Runtime::arm_timer(Duration least) {
     if (error) return;  // armed again for an earlier time
     armed_ = Instant::max();
     engine_.on_time(clock_now());
+    workers_.resize(threads_of(options_.settings, engine_.links().local_peers()));
     act();
   });
 }

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "pccl/io/loop.h"
+#include "pccl/io/workers.h"
 #include "pccl/node/master_connection.h"
 #include "pccl/node/options.h"
 #include "pccl/node/peer_connections.h"
@@ -69,6 +70,7 @@ class Runtime {
 
   RuntimeOptions options_;
   std::unique_ptr<TraceWriter> trace_;  // null: none is asked for
+  io::Workers workers_;
   io::LoopDriver driver_;
   peer::Engine engine_;
   MasterConnection master_;

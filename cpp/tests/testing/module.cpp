@@ -19,6 +19,7 @@ void bind_simulation(nb::module_& m);
 void bind_stand_in(nb::module_& m);
 void bind_topology(nb::module_& m);
 void bind_transfer(nb::module_& m);
+void bind_workers(nb::module_& m);
 
 NB_MODULE(_testing, m) {
   bind_buffer(m);
@@ -37,4 +38,5 @@ NB_MODULE(_testing, m) {
   bind_stand_in(m);
   bind_topology(m);
   bind_transfer(m);
+  bind_workers(m);
 }
