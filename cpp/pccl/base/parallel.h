@@ -6,6 +6,9 @@
 
 namespace pccl {
 
+// Fewer bytes than this are not worth it: other threads would take longer to wake up.
+inline constexpr std::size_t kWorthSharing = 64 << 10;
+
 // *one thread: the engine's*
 class Parallel {
  public:

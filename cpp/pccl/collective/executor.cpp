@@ -318,14 +318,25 @@ void Executor::combine() {
       const Operation* operation = find(each.key);
       return operation == nullptr || operation->token != each.token;
     });
-    parallel_.run(ready.size(), [&](std::size_t i) {
+    std::size_t bytes = 0;
+    for (const Ready& each : ready) {
+      const Operation& operation = *find(each.key);
+      const bool in_place = operation.segments[each.segment].arrived && !each.final;
+      bytes += in_place ? 0 : operation.layout.segments[each.segment].raw_bytes;
+    }
+    const auto work = [&](std::size_t i) {
       Operation& operation = *find(ready[i].key);
       if (operation.segments[ready[i].segment].arrived) {
         place_final(operation, ready[i].segment, ready[i].final);
       } else {
         combine(operation, ready[i].segment);
       }
-    });
+    };
+    if (bytes < kWorthSharing) {
+      for (std::size_t i = 0; i < ready.size(); ++i) work(i);
+    } else {
+      parallel_.run(ready.size(), work);
+    }
     for (Ready& each : ready) pass_on(*find(each.key), each);
   }
 }

@@ -24,7 +24,8 @@ namespace pccl::io {
 class Tls;
 
 // All descriptors are non-blocking and close-on-exec, and forked children close them. A broken
-// connection raises no signal. *one thread at a time: whoever drives the loop*
+// connection raises no signal. *one thread at a time: whoever drives the loop.* While that waits,
+// one thread may read and another write, or one may do both if the connection is secured.
 class Socket {
  public:
   // Takes the descriptor over.

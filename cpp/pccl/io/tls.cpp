@@ -53,6 +53,7 @@ class Tls::Use {
       scratch_ = std::move(context.scratch_.back());
       context.scratch_.pop_back();
     } else {
+      context.scratch_.reserve(context.scratch_.capacity() + 1);  // so that it can be given back
       scratch_ = std::make_unique<TlsScratch>();
     }
     tls_.scratch_ = scratch_.get();

@@ -1,6 +1,7 @@
 #include "pccl/io/workers.h"
 
 #include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include "pccl/base/clock.h"
@@ -41,7 +42,11 @@ void Workers::start() {
     const std::lock_guard lock(mutex_);
     stopping_ = false;
   }
-  while (helpers_.size() + 1 < threads_) helpers_.push_back(start_thread([this] { serve(); }));
+  try {
+    while (helpers_.size() + 1 < threads_) helpers_.push_back(start_thread([this] { serve(); }));
+  } catch (const std::system_error&) {
+    threads_ = static_cast<unsigned>(helpers_.size()) + 1;  // the system allows no more
+  }
 }
 
 void Workers::run(std::size_t count, const std::function<void(std::size_t)>& work) {

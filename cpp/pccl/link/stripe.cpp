@@ -244,13 +244,18 @@ std::span<const iovec> Stripe::incoming() {
   return in_;
 }
 
+std::size_t Stripe::payload_left() const {
+  std::size_t left = 0;
+  if (phase_ == Phase::payload)
+    for (std::size_t i = rest_at_; i < rest_.size(); ++i) left += rest_[i].iov_len;
+  return left;
+}
+
 void Stripe::check(std::size_t bytes) {
   if (phase_ != Phase::payload || placement_.kind != Placement::Kind::store ||
       header_.checksum == 0 || !carries_data(header_.type))
     return;
-  std::size_t left = 0;
-  for (std::size_t i = rest_at_; i < rest_.size(); ++i) left += rest_[i].iov_len;
-  if (bytes >= left) checked_ = checksum(header_, placement_.where);
+  if (bytes >= payload_left()) checked_ = checksum(header_, placement_.where);
 }
 
 std::size_t Stripe::skip_payload(std::size_t bytes) {

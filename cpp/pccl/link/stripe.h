@@ -122,6 +122,7 @@ class Stripe {
   void gather();
   std::span<const iovec> gathered();
   [[nodiscard]] std::size_t gathered_bytes() const;
+  // Touches this stripe alone.
   void sent(std::size_t bytes);
   // Queues a frame ahead of those that the traffic has not supplied yet.
   void push(OutgoingFrame frame) { queue_.push_back(std::move(frame)); }
@@ -131,6 +132,8 @@ class Stripe {
   // Where the next bytes go; empty while held. Valid until the next call of any method.
   // Touches this stripe alone.
   std::span<const iovec> incoming();
+  // Of the payload that is being received, with its trailer.
+  [[nodiscard]] std::size_t payload_left() const;
   // Optional, before received(bytes): computes the checksum of a frame that these bytes complete.
   // Touches this stripe alone.
   void check(std::size_t bytes);

@@ -16,10 +16,8 @@
 namespace pccl::node {
 namespace {
 
-constexpr std::size_t kTurnBytes = 4 << 20;  // moved on one stripe before others have their turn
-// Less is moved at once by the thread that has the turn: others would take longer to wake up.
-constexpr std::size_t kWorthSharing = 64 << 10;
-constexpr std::size_t kShareBytes = 1 << 20;  // that one thread writes in a turn
+constexpr std::size_t kTurnBytes = 4 << 20;   // moved on one stripe before others have their turn
+constexpr std::size_t kShareBytes = 1 << 20;  // after which a thread writes no more in a turn
 constexpr int kMaxPipes = 2;  // that one peer dials: a link, and the one that replaces it
 constexpr Duration kPipeSpin = std::chrono::microseconds(50);  // for the other end of a pipe
 constexpr std::uint64_t kInspectBytes = 32 << 20;  // sent between two looks at a socket's buffers
@@ -290,8 +288,10 @@ void PeerConnections::take_turn() {
   engine_.at(clock_now());
   std::vector<Move> moves = next_moves();
   std::size_t bytes = 0;
-  for (const Move& move : moves)
-    bytes += move.room + (move.writes ? move.stripe->gathered_bytes() : 0);
+  for (const Move& move : moves) {
+    if (move.writes) bytes += move.stripe->gathered_bytes();
+    if (move.reads) bytes += move.stripe->payload_left();
+  }
   if (bytes >= kWorthSharing) {
     workers_.run(moves.size(), [&](std::size_t i) { carry_out(moves[i]); });
   } else {
@@ -333,14 +333,15 @@ std::vector<PeerConnections::Move> PeerConnections::next_moves() {
       moves.pop_back();
       continue;
     }
-    // OpenSSL cannot read and write one connection at the same time.
+    const auto end = moves.begin() + static_cast<std::ptrdiff_t>(writes);
     const auto same =
-        std::find_if(moves.begin(), moves.begin() + static_cast<std::ptrdiff_t>(writes),
-                     [&](const Move& other) { return other.id == id; });
-    if (move->connection->socket->secured() &&
-        same != moves.begin() + static_cast<std::ptrdiff_t>(writes)) {
+        std::find_if(moves.begin(), end, [&](const Move& other) { return other.id == id; });
+    if (same != end && move->connection->socket->secured()) {
+      // OpenSSL cannot read and write one connection at the same time.
       moves.pop_back();
       move = &*same;
+    } else if (same != end) {
+      same->reads_beside = true;
     }
     move->reads = true;
     move->room = room;
@@ -367,9 +368,10 @@ void PeerConnections::carry_out(Move& move) {
 }
 
 void PeerConnections::wrote(const Move& move) {
+  // The result of another move may have ended this stripe.
+  if (engine_.stripe(move.id) == nullptr) return;
   if (move.put == -EAGAIN) return wait_writable(move.id, *move.connection);
-  const bool reads = move.reads || move.connection->reading ||
-                     std::find(to_read_.begin(), to_read_.end(), move.id) != to_read_.end();
+  const bool reads = move.reads || move.reads_beside || move.connection->reading;
   if (move.put < 0 && reads) return;  // read what came before the end first
   if (move.put < 0) return failed(move.id, move.put);
   moved(*move.connection, *move.stripe);

@@ -90,8 +90,9 @@ class PeerConnections {
     link::Stripe* stripe = nullptr;
     bool writes = false;
     bool reads = false;
-    ssize_t put = 0;       // of the last write
-    std::size_t room = 0;  // that was read into
+    bool reads_beside = false;  // another move of this turn reads the same connection
+    ssize_t put = 0;            // of the last write
+    std::size_t room = 0;       // that was read into
     ssize_t got = 0;
   };
   struct PipeDial {

@@ -68,11 +68,11 @@ std::vector<wire::Address> own_addresses(const asio::ip::tcp::endpoint& at,
 }
 
 // PCCL_THREADS, or this peer's share of half the cores: the program needs some, too.
-unsigned threads_of(const Settings& settings, std::size_t local_peers) {
+unsigned threads_of(const Settings& settings, unsigned cores, std::size_t local_peers) {
   constexpr unsigned kMost = 8;
   if (settings.threads > 0) return settings.threads;
   const auto sharing = static_cast<unsigned>(local_peers + 1);
-  return std::clamp(os::usable_processors() / 2 / sharing, 1U, kMost);
+  return std::clamp(cores / 2 / sharing, 1U, kMost);
 }
 
 }  // namespace
@@ -138,8 +138,7 @@ peer::EngineOptions Runtime::engine_options() {
   options.locality.find_array = memory::find_array;
   options.locality.poll = [this] { peers_.poll(); };
   options.locality.patience = options_.settings.link_timeout;
-  if (const unsigned cores = os::usable_processors(); cores > 0)
-    options.locality.group.cores = cores;
+  if (cores_ > 0) options.locality.group.cores = cores_;
   return options;
 }
 
@@ -163,7 +162,8 @@ Runtime::Runtime(RuntimeOptions options, std::shared_ptr<io::TlsContext> tls,
                  std::unique_ptr<TraceWriter> trace)
     : options_(std::move(options)),
       trace_(std::move(trace)),
-      workers_(threads_of(options_.settings, 0)),
+      cores_(os::usable_processors()),
+      workers_(threads_of(options_.settings, cores_, 0)),
       engine_(engine_options(), std::make_shared<BufferPool>(options_.settings.buffer_bytes)),
       master_(driver_.context(), engine_, options_, tls, [this] { act(); }),
       peers_(driver_.context(), engine_, options_, std::move(tls), workers_, [this] { act(); }),
@@ -244,7 +244,7 @@ void Runtime::arm_timer(Duration least) {
     if (error) return;  // armed again for an earlier time
     armed_ = Instant::max();
     engine_.on_time(clock_now());
-    workers_.resize(threads_of(options_.settings, engine_.links().local_peers()));
+    workers_.resize(threads_of(options_.settings, cores_, engine_.links().local_peers()));
     act();
   });
 }

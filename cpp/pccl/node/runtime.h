@@ -70,6 +70,7 @@ class Runtime {
 
   RuntimeOptions options_;
   std::unique_ptr<TraceWriter> trace_;  // null: none is asked for
+  const unsigned cores_;  // that this process might use at first; threads may have fewer later
   io::Workers workers_;
   io::LoopDriver driver_;
   peer::Engine engine_;
