@@ -19,6 +19,7 @@ from pccl.errors import InvalidArgument, InvalidUsage, PCCLError
 from pccl.master import DEFAULT_LISTEN, make_secret, serve, serve_with_secret
 from pccl.tools import bench, doctor, orders, screen, show, trace, web
 from pccl.tools import top as top_command
+from pccl.tools.hosts import Host, launch_on, parse_hosts
 from pccl.tools.parsing import (
     MISUSE,
     Example,
@@ -86,9 +87,10 @@ def parser() -> Parser:
 def _add_run(add: Callable[..., Parser]) -> None:
     run = add(
         "run",
-        help="run a program as several peers on this machine",
-        description="Runs a program as several peers on this machine, with a master of their own.",
-        form="-n N [--elastic] [--restarts N] [--show-join] -- COMMAND [ARG ...]",
+        help="run a program as several peers, on this machine or on others",
+        description="Runs a program as several peers, here or on machines that ssh reaches. "
+        "Their master runs here.",
+        form="(-n N | --hosts HOSTS) [--elastic] [--restarts N] -- COMMAND [ARG ...]",
         examples=[
             Example("pccl run -n 4 -- python train.py", "four peers"),
             Example("pccl run -n 4 --elastic -- python train.py", "go on without ranks that fail"),
@@ -97,6 +99,10 @@ def _add_run(add: Callable[..., Parser]) -> None:
                 "start a rank that fails again, up to three times",
             ),
             Example("pccl run -n 2 -- pccl bench", "how fast all-reduce is on this machine"),
+            Example(
+                "pccl run --hosts alice:2,bob:4 -- python train.py",
+                "two ranks on alice and four on bob, by ssh",
+            ),
         ],
         notes="""\
 Every rank gets PCCL_MASTER, PCCL_SECRET (a new one), PCCL_MIN_PEERS, PCCL_BIND=127.0.0.1 and
@@ -111,11 +117,33 @@ others as a newcomer does, and begins alone if there are none.
 Ctrl-C interrupts all ranks. Those that do not end are terminated, then killed. The status is 130.
 SIGTERM asks them to leave at their next admission points, within PCCL_DRAIN_SECONDS (25). The
 status is 143.
+
+With --hosts, ssh must reach every host without a question, and pccl of the same version must be
+installed there, in the environment of --python. Ranks start in the folder of the same name, if there
+is one. They get this process's settings of pccl, what --env names, and nothing else of its
+environment. The secret goes through the standard input of ssh. If this process ends in whatever way,
+the ranks are asked to leave, and ended. A host that ssh cannot reach counts as
+a rank that failed, with status 255.
 """,
-        then="for several machines run `pccl master` on one, and the line that it prints on each.",
+        then="without ssh run `pccl master` on one machine, and the line that it prints on each.",
     )
-    words, number = "number of ranks (required)", whole(1, MAX_RANKS)
+    words, number = "number of ranks on this machine", whole(1, MAX_RANKS)
     run.add_argument("-n", "--nproc", type=number, metavar="N", help=words)
+    words = (
+        "run on these machines instead: names for ssh, each with its number of ranks, as in a:4,b:4"
+    )
+    run.add_argument("--hosts", type=_hosts, metavar="HOSTS", help=words)
+    words = (
+        "the master's address as the hosts reach this machine; port 0 takes a free one (default: "
+        "this machine's address towards the first host, port 0)"
+    )
+    run.add_argument("--address", type=endpoint, metavar="HOST:PORT", help=words)
+    words = "the command that reaches a host, with options (default: %(default)s)"
+    run.add_argument("--ssh", default="ssh", metavar="COMMAND", help=words)
+    words = "the interpreter on the hosts (default: the path of the one here)"
+    run.add_argument("--python", default=sys.executable, metavar="PATH", help=words)
+    words = "pass this variable on to the hosts; may be given several times"
+    run.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=words)
     words = "go on without ranks that fail, while at least one lives (default: stop all)"
     run.add_argument("--elastic", action="store_true", help=words)
     words = "start each rank that fails again, up to N times (default: %(default)s)"
@@ -406,8 +434,19 @@ def _main(given: list[str]) -> int:
         return 130
 
 
+def _hosts(text: str) -> list[Host]:
+    try:
+        return parse_hosts(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _run(command: Parser, options: argparse.Namespace, program: list[str] | None) -> int:
     ranks = 4 if options.nproc is None else options.nproc
+    if options.hosts and options.nproc is not None:
+        command.error("give -n for this machine or --hosts for others, not both")
+    if not options.hosts and (options.address or options.env):
+        command.error("--address and --env belong to --hosts, as in `--hosts alice:4,bob:4`")
     if program is None and options.unmarked:
         right = f"pccl run -n {ranks} -- {shlex.join(options.unmarked)}"
         command.error(f"write -- before the program, as in `{right}`")
@@ -415,6 +454,18 @@ def _run(command: Parser, options: argparse.Namespace, program: list[str] | None
         command.refuse(options.unmarked)
     if not program:
         command.error(f"give a program, as in `pccl run -n {ranks} -- python train.py`")
+    if options.hosts:
+        return launch_on(
+            options.hosts,
+            program,
+            address=options.address,
+            ssh=options.ssh,
+            python=options.python,
+            pass_on=options.env,
+            elastic=options.elastic,
+            restarts=options.restarts,
+            show_join=options.show_join,
+        )
     if options.nproc is None:
         right = f"pccl run -n 4 -- {shlex.join(program)}"
         command.error(f"give the number of ranks, as in `{right}`")

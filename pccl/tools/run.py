@@ -20,9 +20,20 @@ from pccl.master import make_secret
 from pccl.tools import screen
 from pccl.tools.parsing import Misuse
 
-__all__ = ["MAX_RANKS", "check_program", "launch"]
+__all__ = [
+    "MAX_RANKS",
+    "ONE_PROCESS",
+    "Launch",
+    "Plan",
+    "check_program",
+    "launch",
+    "rank_environment",
+    "resolve",
+]
 
 MAX_RANKS = 4096
+# Settings that belong to one process, or that a run makes for itself.
+ONE_PROCESS = ("PCCL_PORT", "PCCL_ADVERTISE", "PCCL_SECRET_FILE", "PCCL_STANDBY")
 
 _GRACE_SECONDS = 5.0  # between SIGINT, SIGTERM and SIGKILL
 # Between two SIGTERMs: the first one asks a program of the simple API to leave, the second to end.
@@ -39,6 +50,15 @@ def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def rank_environment(base: Mapping[str, str], ranks: int) -> dict[str, str]:
+    """`base` for `ranks` processes of this machine."""
+    made = {**base, "PYTHONUNBUFFERED": "1"}
+    # NumPy and torch start a thread for each core by default. More threads than cores, of ranks
+    # that wait for each other, slow small steps down by a factor of ten and more.
+    made.setdefault("OMP_NUM_THREADS", str(max(1, _usable_cores() // ranks)))
+    return made
 
 
 def launch(
@@ -77,21 +97,14 @@ def launch(
     secret = make_secret()  # other users of this machine reach the port, too
     with MasterNode("127.0.0.1:0", secret=secret) as master:
         base = dict(os.environ if environment is None else environment)
-        # These belong to one process, or this run makes its own.
-        own = ("PCCL_PORT", "PCCL_ADVERTISE", "PCCL_SECRET_FILE", "PCCL_STANDBY")
-        base = {k: v for k, v in base.items() if k not in own}
+        base = {k: v for k, v in base.items() if k not in ONE_PROCESS}
         base |= {
             "PCCL_MASTER": master.address,
             "PCCL_SECRET": secret,
             "PCCL_MIN_PEERS": str(ranks),
             "PCCL_BIND": "127.0.0.1",
-            "PYTHONUNBUFFERED": "1",
         }
-        drain = drain_seconds("run")
-        # NumPy and torch start a thread for each core by default. More threads than cores, of
-        # ranks that wait for each other, slow small steps down by a factor of ten and more.
-        cores = _usable_cores()
-        base.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
+        base = rank_environment(base, ranks)
         # The ranks write to a pipe, but somebody may look at what comes out of it.
         if sys.stderr.isatty():
             base.setdefault("PCCL_LOG_FORMAT", "short")
@@ -102,9 +115,9 @@ def launch(
             join += f"PCCL_SECRET={secret} {shlex.join(command)}"
         else:
             join += "and the secret (pccl run --show-join prints it)"
-        _Launch._say(join)
-        plan = _Plan(ranks, elastic, restarts, grace, drain)
-        return asyncio.run(_Launch(_resolve(command), base, plan).run())
+        Launch.say(join)
+        plan = Plan(ranks, elastic, restarts, grace, drain_seconds("run"))
+        return asyncio.run(Launch(resolve(command), base, plan).run())
 
 
 def check_program(command: Sequence[str]) -> None:
@@ -113,7 +126,7 @@ def check_program(command: Sequence[str]) -> None:
     Raises:
         Misuse: There is none, or Python would not find its script.
     """
-    program, *arguments = _resolve(command)
+    program, *arguments = resolve(command)
     found = shutil.which(program)
     if found is None and os.path.isdir(program):
         raise Misuse(f"{program} is a folder; give a program or a script")
@@ -143,7 +156,7 @@ def _script(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _resolve(command: Sequence[str]) -> list[str]:
+def resolve(command: Sequence[str]) -> list[str]:
     program = command[0]
     if program in ("python", "python3") and shutil.which(program) is None:
         return [sys.executable, *command[1:]]
@@ -158,7 +171,7 @@ def _status(code: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """What `launch` was told. Times in seconds."""
 
     ranks: int
@@ -166,12 +179,13 @@ class _Plan:
     restarts: int
     grace: float
     drain: float
+    first: int = 0  # the number of the first rank
 
 
-class _Launch:
-    """One run. Lives in one event loop."""
+class Launch:
+    """The processes of one run on this machine. Lives in one event loop."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], plan: _Plan) -> None:
+    def __init__(self, command: list[str], environment: dict[str, str], plan: Plan) -> None:
         self._command = command
         self._environment = environment
         self._plan = plan
@@ -189,10 +203,10 @@ class _Launch:
                     undo.callback(loop.remove_signal_handler, number)
             undo.callback(self._kill_all)
             try:
-                for rank in range(self._plan.ranks):
+                for rank in range(self._plan.first, self._plan.first + self._plan.ranks):
                     await self._start(rank, {})
             except OSError as error:
-                self._say(self._cannot_run(error))
+                self.say(self._cannot_run(error))
                 return _FAILED_TO_START
             status = await self._supervise()
             await self._drain()
@@ -223,7 +237,7 @@ class _Launch:
             # The others may have ended by then: it must not wait for them.
             await self._start(rank, {"PCCL_MIN_PEERS": "1"})
         except OSError as error:
-            self._say(self._cannot_run(error))
+            self.say(self._cannot_run(error))
             return _FAILED_TO_START
         return await self._processes[rank].wait()
 
@@ -261,7 +275,7 @@ class _Launch:
                         running[self._restart(rank, code)] = rank
                         continue
                     failure = failure or _status(code)
-                    self._say(f"rank {rank} {_ending(code)}{self._then(len(running))}")
+                    self.say(f"{self._name(rank)} {_ending(code)}{self._then(len(running))}")
                     if running and not self._plan.elastic:
                         told.cancel()  # from now on a signal means hurry
                         term, grace = signal.SIGTERM, self._plan.grace
@@ -288,8 +302,11 @@ class _Launch:
         again = (
             f"starting it again in {delay:g} s ({self._restarts[rank]} of {self._plan.restarts})"
         )
-        self._say(f"rank {rank} {_ending(code)}; {again}")
+        self.say(f"{self._name(rank)} {_ending(code)}; {again}")
         return asyncio.ensure_future(self._start_again(rank, delay))
+
+    def _name(self, rank: int) -> str:
+        return f"rank {rank}"
 
     def _then(self, running: int) -> str:
         if not running:
@@ -326,8 +343,7 @@ class _Launch:
             ended.cancel()
         await asyncio.wait(waited)
 
-    @staticmethod
-    def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+    def _signal(self, process: asyncio.subprocess.Process, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
 
@@ -345,7 +361,7 @@ class _Launch:
 
     async def _forward(self, rank: int, source: asyncio.StreamReader, sink: BinaryIO) -> None:
         """Copies whole lines, each prefixed by the rank."""
-        prefix = f"{screen.paint(f'[{rank}]', rank, sink)} ".encode()
+        prefix = self._prefix(rank, sink)
         rest = b""
         while data := await source.read(_READ_BYTES):
             *lines, rest = (rest + data).split(b"\n")
@@ -356,20 +372,23 @@ class _Launch:
         if rest:
             self._write(sink, prefix, [rest])
 
+    def _prefix(self, rank: int, sink: BinaryIO) -> bytes:
+        return f"{screen.paint(f'[{rank}]', rank, sink)} ".encode()
+
     def _write(self, sink: BinaryIO, prefix: bytes, lines: list[bytes]) -> None:
         try:
             sink.write(b"".join(prefix + line + b"\n" for line in lines))
             sink.flush()
         except OSError as error:  # e.g. our reader was `head`: stop the ranks, reading on
             if not isinstance(error, BrokenPipeError):
-                self._say(f"cannot write the output: {error.strerror}; stopping the ranks")
+                self.say(f"cannot write the output: {error.strerror}; stopping the ranks")
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sink.fileno())
             os.close(nowhere)
             self._signals.put_nowait(signal.SIGPIPE)
 
     @staticmethod
-    def _say(text: str) -> None:
+    def say(text: str) -> None:
         with suppress(OSError):
             screen.note("pccl run", text)
 

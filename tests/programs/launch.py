@@ -175,3 +175,56 @@ def run_master() -> None:
     master = pccl.MasterNode(listen_address="127.0.0.1:0")
     master.run()
     print(master.address, flush=True)
+
+
+# ---- on other hosts
+
+
+def sum_of_ones() -> None:
+    import numpy as np
+
+    import pccl
+
+    with pccl.init():
+        print(float(pccl.allreduce(np.ones(1))[0]))
+
+
+def print_variables(*names: str) -> None:
+    print("|".join([os.getcwd(), *(str(os.environ.get(name)) for name in names)]))
+
+
+def find_secret_in_arguments() -> None:
+    """Prints how many processes have the run's secret among their arguments."""
+    secret = os.environ["PCCL_SECRET"].encode()
+    count = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                count += secret in file.read()
+        except OSError:
+            continue  # it has ended
+    print(count)
+
+
+def fail_at_two() -> None:
+    if os.environ["PCCL_LOCAL_RANK"] == "2":
+        sys.exit(3)
+    sleep()
+
+
+def tell_signals() -> None:
+    """Ends at the first signal, and tells which one it was."""
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        print(signal.Signals(number).name, flush=True)
+        os._exit(0)
+
+    signal.signal(signal.SIGINT, tell)
+    signal.signal(signal.SIGTERM, tell)
+    sleep()
+
+
+def print_pid_and_wait() -> None:
+    print(os.getpid(), flush=True)
+    while True:
+        signal.pause()

@@ -132,7 +132,7 @@ class Stripe {
   // Where the next bytes go; empty while held. Valid until the next call of any method.
   // Touches this stripe alone.
   std::span<const iovec> incoming();
-  // Of the payload that is being received, with its trailer.
+  // The rest of the payload that is being received, with its trailer.
   [[nodiscard]] std::size_t payload_left() const;
   // Optional, before received(bytes): computes the checksum of a frame that these bytes complete.
   // Touches this stripe alone.

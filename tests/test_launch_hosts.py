@@ -1,0 +1,223 @@
+"""`pccl run --hosts`: ranks on machines that ssh reaches."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from programs import launch
+from workers import Program, command, eventually
+
+import pccl
+from pccl.tools.hosts import Host, parse_hosts
+
+# Runs the last argument in a shell, as ssh does at the other end, and fails for the host "nowhere".
+STAND_IN = """#!/bin/sh
+if [ "$1" = -G ]; then echo "hostname 127.0.0.1"; exit; fi
+while [ $# -gt 2 ]; do shift; done
+if [ "$1" = nowhere ]; then echo "ssh: no such host" >&2; exit 255; fi
+cd "$HOME" && exec env -i HOME="$HOME" PATH="$PATH" sh -c "$2"
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> str:
+    program = tmp_path / "ssh"
+    program.write_text(STAND_IN)
+    program.chmod(0o755)
+    return str(program)
+
+
+def start(ssh: str, hosts: str, program: Program, *options: str) -> subprocess.Popen[str]:
+    run = [sys.executable, "-m", "pccl", "run", "--hosts", hosts, "--ssh", ssh, *options, "--"]
+    return subprocess.Popen(
+        [*run, *command(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(ssh).parent,
+    )
+
+
+def run(ssh: str, hosts: str, program: Program, *options: str) -> tuple[int, list[str], str]:
+    """The status, the lines of the output, and the errors without the line to join with."""
+    out, err = (process := start(ssh, hosts, program, *options)).communicate(timeout=200)
+    join, _, err = err.partition("\n")
+    assert join.startswith("pccl run: to join: PCCL_MASTER=127.0.0.1:"), join + err
+    return process.returncode, out.splitlines(), err
+
+
+def test_hosts_are_read_as_ssh_names_with_numbers_of_ranks() -> None:
+    assert parse_hosts("a:4, me@b.example:2,c") == [
+        Host("a", 4),
+        Host("me@b.example", 2),
+        Host("c", 1),
+    ]
+    for wrong in ["", "a:", ":3", "a,,b", "a:x", "a:0", "-oProxyCommand=x:1", "a:5000"]:
+        with pytest.raises(ValueError, match="must be"):
+            parse_hosts(wrong)
+
+
+def test_ranks_of_all_hosts_reduce_together(ssh: str) -> None:
+    status, lines, err = run(ssh, "alice:2,bob", launch.sum_of_ones)
+    assert (status, sorted(lines), err) == (0, ["[0] 3.0", "[1] 3.0", "[2] 3.0"], "")
+
+
+def test_ranks_get_what_is_passed_on_and_the_folder_of_the_same_name(
+    ssh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIVEN", "from here")
+    monkeypatch.setenv("HIDDEN", "x")
+    monkeypatch.setenv("PCCL_HEARTBEAT_INTERVAL", "0.5")
+    monkeypatch.setenv("PCCL_PORT", "1")
+    names = ("GIVEN", "MORE", "HIDDEN", "PCCL_HEARTBEAT_INTERVAL", "PCCL_PORT", "PCCL_LOCAL_RANK")
+    program = partial(launch.print_variables, *names)
+    status, lines, _ = run(ssh, "alice", program, "--env", "GIVEN", "--env", "MORE=a b")
+    assert status == 0
+    where, *words = lines[0].removeprefix("[0] ").split("|")
+    assert words == ["from here", "a b", "None", "0.5", "None", "0"]
+    assert Path(where).samefile(Path(ssh).parent)
+
+
+def test_no_secret_is_in_an_argument_of_any_process(ssh: str) -> None:
+    process = start(ssh, "alice", launch.find_secret_in_arguments)
+    out, err = process.communicate(timeout=100)
+    assert out == "[0] 0\n", out + err
+
+
+def test_a_rank_that_fails_ends_those_on_other_hosts(ssh: str) -> None:
+    status, _, err = run(ssh, "alice:2,bob", launch.fail_at_two)
+    assert status == 3
+    assert "rank 2 ended with exit status 3" in err
+    assert "host bob ended with exit status 3; stopping the others" in err
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_host_that_is_not_reached_counts_as_one_that_failed(ssh: str, elastic: bool) -> None:
+    options = ["--elastic"] if elastic else []
+    program = launch.print_settings if elastic else launch.print_pid_and_wait
+    status, lines, err = run(ssh, "alice,nowhere", program, *options)
+    assert "ssh: no such host\n" in err
+    assert "host nowhere ended with exit status 255" in err
+    assert status == (0 if elastic else 255)
+    assert not elastic or len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+)
+def test_signals_reach_the_ranks(ssh: str, number: signal.Signals, status: int) -> None:
+    process = start(ssh, "alice,bob", launch.tell_signals)
+    assert process.stdout is not None
+    assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert sorted(out.splitlines()) == [f"[0] {number.name}", f"[1] {number.name}"], err
+    assert process.returncode == status
+
+
+def test_ranks_end_when_the_launcher_is_killed(ssh: str) -> None:
+    process = start(ssh, "alice,bob", launch.print_pid_and_wait)
+    assert process.stdout is not None
+    pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+    process.kill()
+    process.communicate()
+    eventually(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--hosts", "a:x"], "must be hosts with numbers of ranks"),
+        (["--hosts", "a", "-n", "2"], "not both"),
+        (["-n", "2", "--env", "A=1"], "belong to --hosts"),
+        (["--hosts", "a", "--address", "127.0.0.1", "--env", "NOT_SET_HERE"], "it is not set here"),
+    ],
+)
+def test_what_cannot_begin_is_said_in_a_sentence(options: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pccl", "run", *options, "--", "true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_another_version_is_refused(ssh: str) -> None:
+    order = b'{"version": "0.0.0"}\n'
+    there = [sys.executable, "-m", "pccl.tools.there"]
+    done = subprocess.run(there, input=order, capture_output=True, timeout=60)
+    assert done.returncode == 2
+    assert f"pccl is {pccl.__version__} here and 0.0.0 at the launcher" in done.stderr.decode()
+
+
+# ---- OpenSSH
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[str]:
+    """A server for this user on loopback. Returns the command that reaches it."""
+    server = shutil.which("sshd") or "/usr/sbin/sshd"
+    if not os.path.exists(server) or shutil.which("ssh-keygen") is None:
+        pytest.skip("needs Debian's package openssh-server")
+    if os.geteuid() == 0:
+        os.makedirs("/run/sshd", exist_ok=True)  # it does not start without
+    for name in ["host", "user"]:
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True
+        )
+    (tmp_path / "allowed").write_bytes((tmp_path / "user.pub").read_bytes())
+    (tmp_path / "sshd.conf").write_text(f"""
+HostKey {tmp_path}/host
+AuthorizedKeysFile {tmp_path}/allowed
+PidFile none
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+""")
+    # -i: one connection, on standard input. So nothing listens, and ssh starts it for each one.
+    proxy = f"{server} -i -e -f {tmp_path}/sshd.conf"
+    (tmp_path / "ssh.conf").write_text(f"""
+Host alice bob
+  HostName 127.0.0.1
+  ProxyCommand {proxy}
+  IdentityFile {tmp_path}/user
+  IdentitiesOnly yes
+  UserKnownHostsFile {tmp_path}/known
+  StrictHostKeyChecking accept-new
+""")
+    yield f"ssh -F {tmp_path}/ssh.conf"
+
+
+def test_openssh_carries_ranks_their_output_and_signals(sshd: str, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    base = [sys.executable, "-m", "pccl", "run", "--hosts", "alice:2,bob", "--ssh", sshd, "--"]
+    done = subprocess.run(
+        [*base, *command(launch.sum_of_ones)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] 3.0", "[1] 3.0", "[2] 3.0"]
+    process = subprocess.Popen(
+        [*base, *command(launch.tell_signals)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    for _ in range(3):
+        assert process.stdout.readline().endswith(" ready\n")
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert sorted(out.splitlines()) == [f"[{rank}] SIGTERM" for rank in range(3)]
+    assert process.returncode == 143
