@@ -127,10 +127,14 @@ a rank that failed, with status 255.
 """,
         then="without ssh run `pccl master` on one machine, and the line that it prints on each.",
     )
-    words, number = "number of ranks on this machine", whole(1, MAX_RANKS)
+    words, number = (
+        "number of ranks on this machine (default: --hosts has them)",
+        whole(1, MAX_RANKS),
+    )
     run.add_argument("-n", "--nproc", type=number, metavar="N", help=words)
     words = (
-        "run on these machines instead: names for ssh, each with its number of ranks, as in a:4,b:4"
+        "run on these machines instead: names for ssh, each with its number of ranks, as in "
+        "a:4,b:4 (default: this machine)"
     )
     run.add_argument("--hosts", type=_hosts, metavar="HOSTS", help=words)
     words = (
@@ -142,7 +146,7 @@ a rank that failed, with status 255.
     run.add_argument("--ssh", default="ssh", metavar="COMMAND", help=words)
     words = "the interpreter on the hosts (default: the path of the one here)"
     run.add_argument("--python", default=sys.executable, metavar="PATH", help=words)
-    words = "pass this variable on to the hosts; may be given several times"
+    words = "pass this variable on to the hosts; may be given several times (default: none)"
     run.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=words)
     words = "go on without ranks that fail, while at least one lives (default: stop all)"
     run.add_argument("--elastic", action="store_true", help=words)
