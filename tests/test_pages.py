@@ -49,6 +49,7 @@ NOT_RUN = {
     "ssh": "needs the network",
     "pkill": "of the reader's processes",
     "curl": "needs the network",
+    "kubectl": "needs a cluster; tests/test_kubernetes.py checks the manifests",
 }
 # A shell's words around commands.
 KEYWORDS = {"while", "until", "do", "done", "if", "then", "else", "fi", "!", "exec"}
