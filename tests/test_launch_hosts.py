@@ -16,7 +16,7 @@ from programs import launch
 from workers import Program, command, eventually
 
 import pccl
-from pccl.tools.hosts import Host, parse_hosts
+from pccl.tools.hosts import Host, parse_hosts, split_address
 
 # Runs the last argument in a shell, as ssh does at the other end, and fails for the host "nowhere".
 STAND_IN = """#!/bin/sh
@@ -63,6 +63,13 @@ def test_hosts_are_read_as_ssh_names_with_numbers_of_ranks() -> None:
     for wrong in ["", "a:", ":3", "a,,b", "a:x", "a:0", "-oProxyCommand=x:1", "a:5000"]:
         with pytest.raises(ValueError, match="must be"):
             parse_hosts(wrong)
+
+
+def test_the_port_of_an_address_may_be_missing() -> None:
+    assert split_address("b.example") == ("b.example", 0)
+    assert split_address("192.0.2.7:48148") == ("192.0.2.7", 48148)
+    assert split_address("[2001:db8::7]:48148") == ("[2001:db8::7]", 48148)
+    assert split_address("[2001:db8::7]") == ("[2001:db8::7]", 0)
 
 
 def test_ranks_of_all_hosts_reduce_together(ssh: str) -> None:

@@ -27,7 +27,7 @@ from pccl.master import make_secret
 from pccl.tools.parsing import Misuse
 from pccl.tools.run import MAX_RANKS, ONE_PROCESS, Launch, Plan
 
-__all__ = ["Host", "launch_on", "parse_hosts"]
+__all__ = ["Host", "launch_on", "parse_hosts", "split_address"]
 
 # Options of OpenSSH: no terminal, no question, and an end when the other machine is gone.
 _SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10")
@@ -59,6 +59,14 @@ def parse_hosts(text: str) -> list[Host]:
     if not 0 < sum(host.ranks for host in hosts) <= MAX_RANKS or any(not h.ranks for h in hosts):
         raise ValueError(f"must be 1 to {MAX_RANKS} ranks, at least one on each host, not {text!r}")
     return hosts
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """The parts of "host:port". The port may be missing: 0."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit():
+        return text.removesuffix(":"), 0
+    return host, int(port)
 
 
 def launch_on(
@@ -96,11 +104,12 @@ def launch_on(
         PCCLError: The master could not be started.
     """
     reach = shlex.split(ssh)
-    host, _, port = (address or "").partition(":")
-    host = host or _own_address(reach, hosts[0].name)
+    host, port = split_address(address) if address else (_own_address(reach, hosts[0].name), 0)
     secret = make_secret()
-    listen = host if host.startswith("127.") else "0.0.0.0"
-    with MasterNode(f"{listen}:{port or 0}", secret=secret) as master:
+    listen = "[::]" if host.startswith("[") else "0.0.0.0"
+    if host in ("localhost", "[::1]") or host.startswith("127."):
+        listen = host  # all hosts are this machine
+    with MasterNode(f"{listen}:{port}", secret=secret) as master:
         ranks = sum(each.ranks for each in hosts)
         environment = {
             **{name: text for name, text in os.environ.items() if name.startswith("PCCL_")},
