@@ -167,6 +167,13 @@ def test_another_version_is_refused(ssh: str) -> None:
     assert f"pccl is {pccl.__version__} here and 0.0.0 at the launcher" in done.stderr.decode()
 
 
+def test_nothing_starts_without_an_order() -> None:
+    there = [sys.executable, "-m", "pccl.tools.there"]
+    done = subprocess.run(there, input=b"", capture_output=True, timeout=60)
+    assert done.returncode == 2
+    assert "the launcher ended before it said what to start" in done.stderr.decode()
+
+
 # ---- OpenSSH
 
 

@@ -29,8 +29,9 @@ from pccl.tools.run import MAX_RANKS, ONE_PROCESS, Launch, Plan
 
 __all__ = ["Host", "launch_on", "parse_hosts", "split_address"]
 
-# Options of OpenSSH: no terminal, no question, and an end when the other machine is gone.
-_SSH_OPTIONS = ("-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10")
+# Options of OpenSSH: no terminal, no question, and an end when the other machine does not answer.
+_SETTINGS = ("BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=10")
+_SSH_OPTIONS = ("-T", *(word for setting in _SETTINGS for word in ("-o", setting)))
 _GRACE_SECONDS = 8.0  # more than each machine gives its own ranks
 
 
@@ -121,12 +122,7 @@ def launch_on(
             "PCCL_SECRET": secret,
             "PCCL_MIN_PEERS": str(ranks),
         }
-        join = f"to join: PCCL_MASTER={environment['PCCL_MASTER']} "
-        if show_join:
-            join += f"PCCL_SECRET={secret} {shlex.join(command)}"
-        else:
-            join += "and the secret (--show-join prints it)"
-        Launch.say(join)
+        Launch.say_how_to_join(environment, command, show_join)
         drain = drain_seconds("run")
         plan = Plan(len(hosts), elastic, 0, _GRACE_SECONDS, drain)
         there = f"exec {shlex.quote(python)} -m pccl.tools.there"

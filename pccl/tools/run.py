@@ -110,12 +110,7 @@ def launch(
             base.setdefault("PCCL_LOG_FORMAT", "short")
         if (shown := screen.console(sys.stdout)) is not None:
             base.setdefault("COLUMNS", str(max(20, shown.width - len(f"[{ranks - 1}] "))))
-        join = f"to join: PCCL_MASTER={master.address} "
-        if show_join:
-            join += f"PCCL_SECRET={secret} {shlex.join(command)}"
-        else:
-            join += "and the secret (pccl run --show-join prints it)"
-        Launch.say(join)
+        Launch.say_how_to_join(base, command, show_join)
         plan = Plan(ranks, elastic, restarts, grace, drain_seconds("run"))
         return asyncio.run(Launch(resolve(command), base, plan).run())
 
@@ -386,6 +381,17 @@ class Launch:
             os.dup2(nowhere, sink.fileno())
             os.close(nowhere)
             self._signals.put_nowait(signal.SIGPIPE)
+
+    @classmethod
+    def say_how_to_join(
+        cls, environment: Mapping[str, str], command: Sequence[str], show_secret: bool
+    ) -> None:
+        line = f"to join: PCCL_MASTER={environment['PCCL_MASTER']} "
+        if show_secret:
+            line += f"PCCL_SECRET={environment['PCCL_SECRET']} {shlex.join(command)}"
+        else:
+            line += "and the secret (pccl run --show-join prints it)"
+        cls.say(line)
 
     @staticmethod
     def say(text: str) -> None:

@@ -32,9 +32,11 @@ class _There(Launch):
         self._hearing = asyncio.ensure_future(self._hear(source))
 
     async def _hear(self, source: asyncio.StreamReader) -> None:
-        while line := await source.readline():
-            self._signals.put_nowait(int(line))
-        self._signals.put_nowait(signal.SIGTERM)
+        try:
+            while line := await source.readline():
+                self._signals.put_nowait(int(line))
+        finally:  # also after a line that is no number: ranks must not outlive their launcher
+            self._signals.put_nowait(signal.SIGTERM)
 
 
 async def _main() -> int:
@@ -42,7 +44,9 @@ async def _main() -> int:
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(source), sys.stdin
     )
-    order: dict[str, Any] = json.loads(await source.readline())
+    if not (first := await source.readline()):
+        raise Misuse("the launcher ended before it said what to start")
+    order: dict[str, Any] = json.loads(first)
     if order["version"] != __version__:
         raise Misuse(f"pccl is {__version__} here and {order['version']} at the launcher")
     if os.path.isdir(order["folder"]):
