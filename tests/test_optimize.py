@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 from programs import optimize
-from workers import Run, wait_until_asleep
+from workers import Run, Worker
 
 import pccl
 from pccl import _testing
@@ -110,6 +110,15 @@ def test_a_peer_killed_while_it_measures_delays_nobody(run: Run) -> None:
         assert answer["size"] == answer["known"] == 2
 
 
+def wait_until_it_sends(worker: Worker) -> None:
+    """Returns when it has worked for 50 ms more: to send all that its links take does that."""
+    begun = worker.cpu_seconds()
+    deadline = time.monotonic() + 60
+    while worker.cpu_seconds() < begun + 0.05:
+        assert time.monotonic() < deadline, worker.stderr()
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("when", ["timeout", "interrupt"])
 @pytest.mark.env(PCCL_SHM="0")
 def test_it_can_be_given_up(run: Run, when: str) -> None:
@@ -118,7 +127,7 @@ def test_it_can_be_given_up(run: Run, when: str) -> None:
         peer.expect("in")
     if when == "interrupt":
         # At any moment of it, all of them are told.
-        wait_until_asleep(peers[0])
+        wait_until_it_sends(peers[0])
         peers[0].signal(signal.SIGINT)
     answers = [peer.expect("done", 30)["how"] for peer in peers]
     if when == "timeout":
