@@ -39,6 +39,7 @@ import pccl
 from pccl import checkpoint
 from pccl.adapters.torch import DiLoCo
 from pccl.data import ElasticSampler
+from pccl.diloco import Sparse
 
 
 def load_text() -> tuple[np.ndarray, np.ndarray]:
@@ -115,6 +116,20 @@ def evaluate(model: nn.Module, parameters: dict, examples: np.ndarray) -> float:
     return float(nats) / len(examples) / math.log(2)
 
 
+def inner_optimizers(model: ByteGPT, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
+    """AdamW; or Muon for the matrices of blocks and AdamW for the rest, as MuLoCo does (arXiv
+    2505.23725). Muon's steps are scaled to be as long as AdamW's: one learning rate fits both."""
+    named = dict(model.named_parameters())
+    muon = {n for n, p in named.items() if n.startswith("blocks.") and p.dim() == 2}
+    muon = muon if args.inner == "muon" else set()
+    rest = [p for n, p in named.items() if n not in muon]
+    made: list = [torch.optim.AdamW(rest, args.lr, betas=(0.9, 0.95), weight_decay=0.1)]
+    if muon:
+        matrices = [p for n, p in named.items() if n in muon]
+        made.append(torch.optim.Muon(matrices, args.lr, adjust_lr_fn="match_rms_adamw"))
+    return made
+
+
 # ---- training
 # ------------------------------------------------------------------------------
 
@@ -133,13 +148,14 @@ def train(args: argparse.Namespace) -> None:
     model = ByteGPT(args.width, args.layers, args.heads)
     if args.start:
         checkpoint.load(args.start, {"model": model})
-    inner = torch.optim.AdamW(model.parameters(), args.lr, betas=(0.9, 0.95), weight_decay=0.1)
+    inner = inner_optimizers(model, args)
     sampler = ElasticSampler(len(examples), batch_size=args.batch_size, seed=args.seed)
-    state: dict = {"model": model, "optimizer": inner, "sampler": sampler}
+    state: dict = {"model": model, "optimizers": inner, "sampler": sampler}
     diloco = None
     if args.method != "local":
         pccl.init()
     if args.method == "diloco":
+        sparse = None if args.density is None else Sparse(args.density)
         diloco = DiLoCo(
             model,
             inner,
@@ -149,6 +165,7 @@ def train(args: argparse.Namespace) -> None:
             mode=args.mode,
             overlap=args.overlap,
             quantize=args.quantize,
+            compression=sparse,
             data=sampler,  # its place is shared, and settled by each round's reduction
             rejoin=pccl.init,
             join=False,
@@ -202,10 +219,10 @@ def train(args: argparse.Namespace) -> None:
     reported = saved = tokens_taken()
     print(f"begins at {saved} tokens", flush=True)
     while tokens_taken() < args.tokens or not round_ended:
-        for group in inner.param_groups:
+        for group in (group for optimizer in inner for group in optimizer.param_groups):
             group["lr"] = args.lr * rate_at(tokens_taken() / args.tokens)
         batch = torch.from_numpy(examples[sampler.take()].astype(np.int64))
-        inner.zero_grad()
+        model.zero_grad()
         loss = model(batch)
         loss.backward()
         if args.method == "ddp":
@@ -214,7 +231,8 @@ def train(args: argparse.Namespace) -> None:
             _, info = pccl.allreduce(grads, "avg", **how)
             tx_bytes += info.tx_bytes
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        inner.step()
+        for optimizer in inner:
+            optimizer.step()
         if diloco:
             round_ended = diloco.step()
             if diloco.info is not None and diloco.info is not info:
@@ -273,14 +291,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     defaults: dict = {"tokens": 2_000_000, "batch-size": 4, "context": 128, "seed": 0, "threads": 1}
     defaults |= {"width": 128, "layers": 5, "heads": 4, "lr": 3e-3, "test-examples": 256}
-    defaults |= {"sync-every": 50, "outer-lr": 0.7, "outer-momentum": 0.9}
+    defaults |= {"sync-every": 50}
     defaults |= {"report-every": 50_000, "save-every": 500_000}  # tokens, over all members
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"({default})")
     parser.add_argument("--method", choices=("diloco", "ddp", "local"), default="diloco")
     parser.add_argument("--mode", choices=("sync", "async", "streaming"), default="sync")
     parser.add_argument("--overlap", type=int, help="steps behind which a reduction runs")
+    parser.add_argument("--inner", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--quantize", help="int8, int4, ...: fewer bits between hosts")
+    parser.add_argument("--density", type=float, help="share of elements to send: SparseLoCo")
+    parser.add_argument("--outer-lr", type=float, help="default: DiLoCo's")
+    parser.add_argument("--outer-momentum", type=float, help="default: DiLoCo's")
     parser.add_argument("--checkpoints", help="folder to save to, and to resume from")
     parser.add_argument("--start", help="file with the parameters to start with")
     parser.add_argument("--result", help="file for the parameters at the end: a later --start")

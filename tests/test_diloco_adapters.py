@@ -25,6 +25,7 @@ from pccl import diloco
         {"mode": "async", "overlap": 2, "dtype": "bfloat16"},
         {"mode": "streaming", "fragments": 2, "overlap": 1},
         {"mode": "sync", "dtype": "bfloat16"},
+        {"mode": "sync", "compression": "sparse"},
         {"mode": "sync", "outer_optimizer": "adam"},
         {"mode": "async", "outer_optimizer": "adam"},
         {"mode": "streaming", "fragments": 2, "outer_optimizer": "sgd"},
@@ -72,7 +73,7 @@ def test_jax_parameters_are_replaced_and_a_newcomer_gets_the_runs(run: Run) -> N
     shell = diloco_jax
     variants: list[dict[str, Any]] = [
         {"dtype": "float32", "mode": "sync"},
-        {"dtype": "bfloat16", "mode": "async", "overlap": 2},
+        {"dtype": "bfloat16", "mode": "async", "overlap": 2, "compression": "sparse"},
     ]
     for options in variants:
         peers = Peers(run.peers(2, shell.serve))

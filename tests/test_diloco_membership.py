@@ -172,6 +172,10 @@ def test_newcomers_enter_between_reductions_in_flight(
             {"sync_every": 3, "quantize": "int8"},
             ["reduced as int8 (min_max)", "reduced exactly"],
         ),
+        (
+            {"sync_every": 3, "sparse": {"density": 0.25}},
+            ["reduced sparse (density=0.25, chunk=4096, decay=0.95)", "reduced exactly"],
+        ),
     ],
 )
 def test_a_newcomer_with_other_settings_is_told(

@@ -385,10 +385,10 @@ def test_digits_fails_when_it_has_not_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ["--mode", "sync"],
+        ["--mode", "sync", "--density", "0.25"],
         ["--mode", "async"],
         ["--mode", "streaming"],
-        ["--method", "ddp"],
+        ["--method", "ddp", "--inner", "muon"],
     ],
 )
 def test_byte_gpt_learns_and_goes_on_from_its_checkpoint(

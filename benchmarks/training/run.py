@@ -58,6 +58,9 @@ METHODS = {
     "async": ["--mode", "async"],
     "async int8": ["--mode", "async", "--quantize", "int8"],
     "streaming": ["--mode", "streaming"],
+    "sparse": ["--density", "0.03125"],
+    "ddp muon": ["--method", "ddp", "--inner", "muon"],
+    "muloco": ["--inner", "muon"],
 }
 QUICK = ["--width", "32", "--layers", "1", "--context", "32", "--test-examples", "16"]
 LAST_JOIN = 0.8  # of the tokens: who comes later might find that the run has ended

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 import pccl
-from pccl.diloco import DiLoCo
+from pccl.diloco import DiLoCo, Sparse
 from pccl.errors import PCCLError
 from programs.peer import peer_id, say, start
 from programs.shell import obey
@@ -142,11 +142,13 @@ def make(
     dtype: str = "float32",
     rejoin: str | None = None,
     quantize: str | dict[str, Any] | None = None,
+    sparse: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
     """Makes the DiLoCo. Every member begins with other parameters, unless it is told a seed.
 
-    `rejoin`: a key of REJOIN. `quantize`: may be the arguments of pccl.Quantize.
+    `rejoin`: a key of REJOIN. `quantize`: may be the arguments of pccl.Quantize. `sparse`: those of
+    pccl.diloco.Sparse.
     """
     global diloco, model, number
     number = own_number
@@ -158,6 +160,8 @@ def make(
         options["quantize"] = pccl.Quantize(**quantize)
     elif quantize is not None:
         options["quantize"] = quantize
+    if sparse is not None:
+        options["compression"] = Sparse(**sparse)
     diloco = DiLoCo(model, rejoin=None if rejoin is None else REJOIN[rejoin], **options)
     say(event="made", **look())
 

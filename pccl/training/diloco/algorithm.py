@@ -18,6 +18,7 @@ from pccl.training.diloco.inner import Inner, NumPyTree
 from pccl.training.diloco.options import FUNC, Keywords, Options, Plan, refused
 from pccl.training.diloco.outer import SGD, OuterOptimizer
 from pccl.training.diloco.reductions import Flight, Reductions
+from pccl.training.diloco.sparse import Sparsifier
 from pccl.types import ReduceInfo, SyncInfo
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ class DiLoCo(Reductions):
         inner: The model's parameters: nested containers of writable NumPy arrays of float32 or
             float64, or an `Inner`.
         sync_every: Inner steps in a round, the paper's H.
-        outer_lr: Learning rate of the outer optimizer. Default: 0.7.
-        outer_momentum: Its momentum. Default: 0.9.
+        outer_lr: Learning rate of the outer optimizer. Default: 0.7; with `compression` 1.0.
+        outer_momentum: Its momentum. Default: 0.9; with `compression` 0.
         nesterov: Whether its momentum is Nesterov's. Default: True.
         outer_optimizer: Makes another one from a list of NumPy arrays (float32, or float64 for
             float64), once for each fragment. The three arguments before are not used then.
@@ -89,6 +90,10 @@ class DiLoCo(Reductions):
         mixing: "streaming" only: share of a member's own parameters that stays when new ones come,
             the paper's alpha; from 0, none, to 1. Default 0.5.
         quantize: As in `pccl.allreduce`: pseudo-gradients in fewer bits between hosts.
+        compression: "sparse", or a `Sparse`: members send the largest elements of each chunk of
+            their pseudo-gradients, in two bits each, and add the rest to the next ones (SparseLoCo,
+            arXiv 2508.15706). The rest is each member's own; newcomers begin without. Not with
+            `quantize`.
         verify_every: Rounds between comparisons of all members' states (one `pccl.sync`); the
             others only look for newcomers. 0: never. With replicas in every round. Default: 1 for
             "sync", 16 otherwise.
@@ -141,7 +146,11 @@ class DiLoCo(Reductions):
         self._settings = str(plan)
         made = outer_optimizer
         if made is None:
-            lr, momentum, nesterov = options.outer_lr, options.outer_momentum, options.nesterov
+            # Error feedback has the part of momentum in SparseLoCo.
+            usual = (0.7, 0.9) if plan.sparse is None else (1.0, 0.0)
+            lr = usual[0] if options.outer_lr is None else options.outer_lr
+            momentum = usual[1] if options.outer_momentum is None else options.outer_momentum
+            nesterov = options.nesterov
             self._settings += f", lr={lr}, momentum={momentum}, nesterov={nesterov}"
 
             def made(arrays: Sequence[Array]) -> OuterOptimizer:
@@ -149,6 +158,8 @@ class DiLoCo(Reductions):
 
         fragments = range(len(plan.fragments))
         self._optimizers = [made(self._arrays(fragment)) for fragment in fragments]
+        if plan.sparse is not None:
+            self._sparsifiers = [Sparsifier(plan.sparse, self._arrays(p)) for p in fragments]
         self._steps = 0
         self._seen = [_Seen() for _ in fragments]
         # Where this member's learning is measured from; None: from the outer parameters.
@@ -239,6 +250,8 @@ class DiLoCo(Reductions):
         self._torn = ""
         self.info = None
         self._flying.clear()
+        for sparsifier in self._sparsifiers:  # the learning that it goes on from is dropped as well
+            sparsifier.forget()
         self._steps -= self._steps % self._plan.sync_every
         self._between = False
         if self._data is not None:
@@ -516,7 +529,8 @@ class DiLoCo(Reductions):
         if weight == 0:
             gradients = [np.zeros_like(array) for array in self._arrays(fragment)]
         named = dict(zip(self._names_of(fragment), gradients, strict=True))
-        self._flying[fragment] = self._launch(self._steps + self._plan.overlap, weight, named)
+        due = self._steps + self._plan.overlap
+        self._flying[fragment] = self._launch(fragment, due, weight, named)
         if fragment == 0 and self._data is not None:
             self._data.seal()
 

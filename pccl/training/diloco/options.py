@@ -10,6 +10,8 @@ from pccl import quantize as quantization
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument
 from pccl.quantize import Quantize
+from pccl.training.diloco import sparse
+from pccl.training.diloco.sparse import Sparse
 from pccl.types import ReduceInfo
 
 FUNC = "diloco"
@@ -55,14 +57,15 @@ class _Required(TypedDict):
 class Keywords(_Required, total=False):
     """The keywords of `DiLoCo` that its torch and JAX forms pass on. `Options` has the defaults."""
 
-    outer_lr: float
-    outer_momentum: float
+    outer_lr: float | None
+    outer_momentum: float | None
     nesterov: bool
     mode: str
     fragments: int | Sequence[Sequence[str]] | None
     overlap: int | None
     mixing: float | None
     quantize: Quantize | str | None
+    compression: Sparse | str | None
     verify_every: int | None
     data: Data | None
     comm: Communicator | None
@@ -75,14 +78,15 @@ class Options:
     """`Keywords` with their defaults. `DiLoCo` documents them."""
 
     sync_every: int
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
     nesterov: bool = True
     mode: str = "sync"
     fragments: int | Sequence[Sequence[str]] | None = None
     overlap: int | None = None
     mixing: float | None = None
     quantize: Quantize | str | None = None
+    compression: Sparse | str | None = None
     verify_every: int | None = None
     data: Data | None = None
     comm: Communicator | None = None
@@ -101,7 +105,8 @@ class Plan:
         overlap: Inner steps from a reduction's start to its application.
         mixing: Share of a member's own parameters that stays.
         verify_every: Rounds between comparisons of all members' states; 0 for none.
-        quantize: How pseudo-gradients travel; None: exactly.
+        quantize: How their elements travel; None: exactly, or `sparse`.
+        sparse: Which of their elements travel; None: all.
     """
 
     mode: str
@@ -111,6 +116,7 @@ class Plan:
     mixing: float
     verify_every: int
     quantize: Quantize | None
+    sparse: Sparse | None
 
     @classmethod
     def of(cls, options: Options, names: Sequence[str], sizes: Sequence[int]) -> Plan:
@@ -122,6 +128,10 @@ class Plan:
         every, mode = _whole(options.sync_every, "sync_every", 1), options.mode
         quantize = options.quantize
         parsed = None if quantize is None else quantization.parse(quantize, FUNC)
+        compression = options.compression
+        sparsely = None if compression is None else sparse.parse(compression, FUNC)
+        if parsed is not None and sparsely is not None:
+            raise refused("quantize and compression are two ways to send fewer bits; choose one")
         if mode not in ("sync", "async", "streaming"):
             raise refused(f'mode is "sync", "async" or "streaming", not {mode!r}')
         if mode == "sync" and options.overlap is not None:
@@ -146,6 +156,7 @@ class Plan:
             mixing,
             _whole(verify, "verify_every"),
             parsed,
+            sparsely,
         )
 
     def leaving(self, step: int) -> list[int]:
@@ -156,6 +167,7 @@ class Plan:
     def __str__(self) -> str:
         """The settings that all members must have in common, compared as text."""
         how = " exactly" if self.quantize is None else quantization.words(self.quantize)
+        how = how if self.sparse is None else str(self.sparse)
         return (
             f"mode={self.mode}, sync_every={self.sync_every}, fragments={self.fragments}, "
             f"overlap={self.overlap}, mixing={self.mixing}, verify_every={self.verify_every}, "

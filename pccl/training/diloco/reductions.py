@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pccl import api
+from pccl import api, collective_api
 from pccl.communicator import Communicator
 from pccl.errors import PeerLost
 from pccl.frameworks import Array
 from pccl.quantize import Quantize
+from pccl.training.diloco.sparse import Sparsifier
 from pccl.types import ReduceInfo
 
 # One tag for all: these operations meet in the order of the calls, apart from the program's own.
@@ -29,12 +30,16 @@ class Flight:
     Attributes:
         due: The inner step at which it is applied.
         result: {"gradients": by name, "present": whether any weight counted}; None: under way.
+        tree: What this member sends, until it is over.
+        names: Of the gradients that a `sparsifier` makes of the members' codes.
     """
 
     due: int
     result: dict[str, Any] | None = None
     tree: dict[str, Any] = field(default_factory=dict)
     weight: float = 0.0
+    sparsifier: Sparsifier | None = None
+    names: list[str] = field(default_factory=list)
     work: api.Work[Any] | None = None
     started: float = 0.0
     seen: float = 0.0  # when it was last found to be under way
@@ -48,6 +53,7 @@ class Reductions:
     _quantize: Quantize | None
 
     def __init__(self) -> None:
+        self._sparsifiers: list[Sparsifier] = []  # by fragment; none: all elements are sent
         self._flying: dict[int, Flight] = {}  # by fragment, in the order in which they are due
         self.info: ReduceInfo | None = None
         self.tx_bytes = 0
@@ -61,16 +67,27 @@ class Reductions:
             return 1.0
         return max(0.0, 1 - self.waited_seconds / self.reduction_seconds)
 
-    def _launch(self, due: int, weight: float, gradients: dict[str, Array]) -> Flight:
+    def _launch(
+        self, fragment: int, due: int, weight: float, gradients: dict[str, Array]
+    ) -> Flight:
         """A weight of 0 takes part without counting."""
-        # The mean of "present" is 0 if no weight counts, as when newcomers alone are left.
-        tree = {"gradients": gradients, "present": np.array([float(weight > 0)])}
-        flight = Flight(due, None, tree, weight or _UNCOUNTED)
+        flight = Flight(due, None, {}, weight or _UNCOUNTED)
+        if self._sparsifiers:
+            flight.sparsifier = made = self._sparsifiers[fragment]
+            flight.names = list(gradients)
+            code = made.encode(list(gradients.values())) if weight > 0 else made.nothing()
+            flight.tree = {"code": code, "weight": np.array([weight])}
+        else:
+            # The mean of "present" is 0 if no weight counts, as when newcomers alone are left.
+            flight.tree = {"gradients": gradients, "present": np.array([float(weight > 0)])}
         self._reduce(flight)
         return flight
 
     def _reduce(self, flight: Flight) -> None:
         flight.started = flight.seen = time.perf_counter()
+        if flight.sparsifier is not None:
+            flight.work = collective_api.allgather_async(flight.tree, tag=_TAG, comm=self._comm)
+            return
         flight.work = api.allreduce_async(
             flight.tree,
             "avg",
@@ -94,7 +111,7 @@ class Reductions:
             while True:
                 assert flight.work is not None
                 try:
-                    flight.result = flight.work.wait()
+                    found = flight.work.wait()
                     break
                 except PeerLost:  # another member was interrupted; all learn it in the same order
                     if not together:
@@ -107,5 +124,16 @@ class Reductions:
             self.reduction_seconds += flight.seen - flight.started
             self.info = flight.info = flight.work.info
             self.tx_bytes += self.info.tx_bytes
+            flight.result = _mean(flight, found)
             flight.work, flight.tree = None, {}
         return flight.result
+
+
+def _mean(flight: Flight, found: dict[str, Any]) -> dict[str, Any]:
+    """The `Flight.result` that the operation's result stands for."""
+    if flight.sparsifier is None:
+        return found
+    weights = found["weight"][:, 0].tolist()
+    means = flight.sparsifier.mean(found["code"], weights)
+    present = np.array([float(any(weight > 0 for weight in weights))])
+    return {"gradients": dict(zip(flight.names, means, strict=True)), "present": present}
