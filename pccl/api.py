@@ -209,6 +209,7 @@ def init(
         )
         limit = _settings.seconds(timeout, func)
         drain_seconds = departure.drain_seconds(func)
+        status = departure.sigterm_status(func)
         attempts = _JOIN_ATTEMPTS if limit is None else int(limit) + 1
         asked = _settings.integer(None, "standby", func, 0, 1, variable="PCCL_STANDBY", default=0)
         comm = Communicator(
@@ -230,7 +231,7 @@ def init(
             raise
         _default = comm
         _core.use_by_default(comm._number)
-        departure.watch(comm, drain_seconds)
+        departure.watch(comm, drain_seconds, status)
         return comm
     finally:
         _init_lock.release()

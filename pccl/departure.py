@@ -24,11 +24,11 @@ class Drained(SystemExit):
 
     Nobody else is held up: the others go on without it. The communicator is closed. Not caught,
     this ends the program with status 0; catch it to save something first. `except Exception` does
-    not catch it.
+    not catch it. If SIGTERM asked and PCCL_SIGTERM_STATUS is set, that is the status.
     """
 
-    def __init__(self) -> None:
-        super().__init__(0)
+    def __init__(self, status: int = 0) -> None:
+        super().__init__(status)
 
     def __str__(self) -> str:
         return "this peer has left the run, as it was asked to"
@@ -43,8 +43,12 @@ def leave_if_asked(comm: Communicator, func: str, timeout: float | None) -> None
     engine = comm._joined(func)
     if engine.draining():
         engine.settle(timeout)
+        handler = signal.getsignal(signal.SIGTERM)
+        status = 0
+        if isinstance(handler, OnSigterm) and handler.comm is comm and handler.told:
+            status = handler.status
         comm.close()
-        raise Drained
+        raise Drained(status)
 
 
 class OnSigterm:
@@ -55,10 +59,15 @@ class OnSigterm:
     a handler. Python runs handlers in the main thread only, between two of its bytecodes. So a
     thread keeps the time, and is started without the locks of `threading`, which the main thread
     may hold.
+
+    Attributes:
+        comm: The communicator.
+        status: With which the program ends when it has left.
     """
 
-    def __init__(self, comm: Communicator, seconds: float) -> None:
+    def __init__(self, comm: Communicator, seconds: float, status: int) -> None:
         self.comm = comm
+        self.status = status
         self._seconds = seconds
         self._hurry = _thread.allocate_lock()  # released by the second signal
         self._signals = 0
@@ -76,6 +85,11 @@ class OnSigterm:
             self.comm._drain()
         elif self._signals == 2:
             self._hurry.release()
+
+    @property
+    def told(self) -> bool:
+        """Whether the signal came."""
+        return self._signals > 0
 
     def _end_in_time(self) -> None:
         self._hurry.acquire(timeout=self._seconds)
@@ -99,10 +113,16 @@ def drain_seconds(func: str) -> float:
     return seconds
 
 
-def watch(comm: Communicator, seconds: float) -> None:
+def sigterm_status(func: str) -> int:
+    """PCCL_SIGTERM_STATUS, checked."""
+    variable = "PCCL_SIGTERM_STATUS"
+    return _settings.integer(None, "status", func, 0, 255, variable=variable, default=0)
+
+
+def watch(comm: Communicator, seconds: float, status: int) -> None:
     """Handles SIGTERM for this communicator, unless the program does or another thread calls."""
     if seconds > 0 and _is_ours():
-        signal.signal(signal.SIGTERM, OnSigterm(comm, seconds))
+        signal.signal(signal.SIGTERM, OnSigterm(comm, seconds, status))
 
 
 def unwatch() -> None:

@@ -13,6 +13,7 @@ from diloco_run import MORE, Peers, equal, go, how, less, made, make, shown, tel
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from members import Members, each
 from programs import diloco_member as member
 from programs.diloco_member import SHAPES, Model, fresh
 from workers import Run
@@ -39,7 +40,7 @@ SETTINGS = st.builds(
 
 
 def alone(sparsifier: Sparsifier, gradients: Sequence[Array]) -> list[Array]:
-    """What a code of these stands for, decoded from its bytes."""
+    """The mean of one code of these, decoded from its bytes."""
     code = sparsifier.encode(gradients)
     assert code.dtype == np.uint8 and code.shape == (sparsifier.size,)
     return sparsifier.mean(code[None], [1.0])
@@ -124,10 +125,10 @@ def test_members_of_no_weight_are_not_looked_at_and_order_is_that_of_ranks() -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"density": 0}, "density is above 0 to 1"),
-        ({"density": 1.5}, "density is above 0 to 1"),
+        ({"density": 0}, "density is above 0 and at most 1"),
+        ({"density": 1.5}, "density is above 0 and at most 1"),
         ({"density": "a lot"}, "density is a number"),
-        ({"density": float("nan")}, "density is above 0 to 1"),
+        ({"density": float("nan")}, "density is above 0 and at most 1"),
         ({"decay": -0.1}, "decay is from 0 to 1"),
         ({"chunk": 100}, "chunk is a power of two"),
         ({"chunk": 32768}, "chunk is a power of two"),
@@ -143,7 +144,9 @@ def test_settings_that_make_no_sense_are_named(options: dict[str, Any], words: s
     ("options", "words"),
     [
         ({"compression": "top-k"}, 'compression is "sparse" or a Sparse'),
+        ({"compression": np.zeros(3)}, 'compression is "sparse" or a Sparse'),
         ({"compression": "sparse", "quantize": "int8"}, "choose one"),
+        ({"compression": "sparse", "mode": "streaming", "mixing": 0.5}, "mixing is 0 with"),
     ],
 )
 def test_arguments_that_make_no_sense_are_named(options: dict[str, Any], words: str) -> None:
@@ -151,7 +154,40 @@ def test_arguments_that_make_no_sense_are_named(options: dict[str, Any], words: 
         diloco.DiLoCo(fresh(), sync_every=2, join=False, **options)
 
 
+def test_equal_settings_are_equal_however_they_are_written() -> None:
+    same = Sparse(density=np.float32(1), chunk=np.int64(64), decay=0)  # type: ignore[arg-type]
+    assert repr(same) == repr(Sparse(1.0, 64, 0.0))
+
+
+def test_values_that_are_large_do_not_become_infinite() -> None:
+    gradient = np.full(4096, 3e37, np.float32)
+    (sent,) = alone(Sparsifier(Sparse(), [gradient]), [gradient])
+    assert np.isfinite(sent).all() and (sent != 0).sum() == 128
+
+
 # ---- members
+
+
+@pytest.mark.parametrize("mode", MORE)
+def test_what_is_learned_counts_once(members: Members, mode: str) -> None:
+    """A model that moves by the same step for ever: so do the outer parameters."""
+
+    def train(_: int, comm: pccl.Communicator) -> float:
+        model = {"w": np.zeros(1000, np.float32), "none": np.zeros((0, 3), np.float32)}
+        settings = how(mode)
+        if mode == "streaming":  # what is learned behind an overlap does not count there
+            settings |= {"fragments": 2, "overlap": 0}
+        sparse = Sparse(1 / 8, 64, decay=1.0)
+        made = diloco.DiLoCo(model, sync_every=4, compression=sparse, comm=comm, **settings)
+        while made.outer_step < 60:
+            model["w"] -= 0.25
+            made.step()
+        return float(made.parameters["['w']"].mean())
+
+    (moved,) = each(members(1), train)
+    # Without what is in flight, and what has not been sent: 8 rounds.
+    assert -60 <= moved <= -50
+
 
 SPARSE = {"density": 1 / 8, "chunk": 64}
 HOW = Sparse(**SPARSE)  # type: ignore[arg-type]

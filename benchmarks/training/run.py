@@ -295,20 +295,22 @@ HEADINGS = [
 HEAD = f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|"
 
 # How far above ddp the loss may be, in percent.
-GOALS = {"diloco": 2.0, "diloco int8": 2.5, "async": 4.0}
+GOALS = {"diloco": 2.0, "diloco int8": 2.5, "async": 4.0, "sparse": 3.0}
+# How many times fewer bytes than ddp's.
+FEWER_GOALS = {"diloco int8": 200, "sparse": 1500}
 CHURN_GOAL = 3.0
 
 
 def table_row(method: str, runs: list[dict[str, Any]], ddp: list[dict[str, Any]]) -> str:
     bits = [run["bits"] for run in runs]
-    sent = statistics.mean(run["bytes"] for run in runs)
+    sent = _mean_bytes(runs)
     wire = statistics.mean(run.get("wire", 0) for run in runs)  # nobody sends anything in "local"
     to_ddp = fewer = fewer_on_wire = ""
     if len(ddp) == len(runs):
         more, spread = above(runs, ddp)
         to_ddp = f"{more:+.1f} ± {spread:.1f} %"
         if sent:
-            fewer = f"{statistics.mean(run['bytes'] for run in ddp) / sent:.0f}"
+            fewer = f"{_mean_bytes(ddp) / sent:.0f}"
             fewer_on_wire = f"{statistics.mean(run['wire'] for run in ddp) / wire:.0f}"
     cells = [
         method,
@@ -324,6 +326,10 @@ def table_row(method: str, runs: list[dict[str, Any]], ddp: list[dict[str, Any]]
         f"{sum(run['kills'] for run in runs)}, {sum(run['joins'] for run in runs)}",
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def _mean_bytes(runs: list[dict[str, Any]]) -> float:
+    return statistics.mean(run["bytes"] for run in runs)
 
 
 def hidden(runs: list[dict[str, Any]], key: str) -> str:
@@ -351,6 +357,10 @@ def goals(args: argparse.Namespace, found: dict[str, list[dict[str, Any]]], bigr
         if ddp and method != "ddp" and limit is not None:
             more, _ = above(runs, ddp)
             say(f"{method} is within {limit:g} % of ddp", more <= limit, f"{more:+.1f} %")
+        usual = args.sync_every == 50 and args.peers == 4 and not args.churn
+        if ddp and method in FEWER_GOALS and usual:
+            least, fewer = FEWER_GOALS[method], _mean_bytes(ddp) / _mean_bytes(runs)
+            say(f"{method} sends {least} times fewer bytes", fewer >= least, f"{fewer:.0f}")
         if args.wan and method == "async":
             share = statistics.mean(run["hidden"] for run in runs)
             say("95 % of async's reductions are hidden", share >= 0.95, f"{100 * share:.1f} %")

@@ -88,7 +88,7 @@ class DiLoCo(Reductions):
             from 0 to `sync_every` - 1; default a twentieth of `sync_every`, at least 1. Fewer steps
             are closer to "sync"; take enough for a reduction to be over by then (see `hidden`).
         mixing: "streaming" only: share of a member's own parameters that stays when new ones come,
-            the paper's alpha; from 0, none, to 1. Default 0.5.
+            the paper's alpha; from 0, none, to 1. Default 0.5; with `compression` always 0.
         quantize: As in `pccl.allreduce`: pseudo-gradients in fewer bits between hosts.
         compression: "sparse", or a `Sparse`: members send the largest elements of each chunk of
             their pseudo-gradients, in two bits each, and add the rest to the next ones (SparseLoCo,
@@ -250,8 +250,7 @@ class DiLoCo(Reductions):
         self._torn = ""
         self.info = None
         self._flying.clear()
-        for sparsifier in self._sparsifiers:  # the learning that it goes on from is dropped as well
-            sparsifier.forget()
+        self._forget_unsent()
         self._steps -= self._steps % self._plan.sync_every
         self._between = False
         if self._data is not None:
@@ -467,7 +466,8 @@ class DiLoCo(Reductions):
         for fragment in due:
             self._apply(fragment)
         if self._steps % self._plan.sync_every == 0 and self._admit():
-            # This member's state was not the group's, so its difference is meaningless.
+            # This member's state was not the group's, so its differences are meaningless.
+            self._forget_unsent()
             self._begin()
             given, due = {}, []
         self._go_on(leaving, given, due)

@@ -139,9 +139,13 @@ class Plan:
         fragments, mixing = [list(range(len(names)))], 0.0
         if mode == "streaming":
             fragments = _divide(options.fragments, names, sizes, every)
-            mixing = 0.5 if options.mixing is None else float(options.mixing)
+            usual_mixing = 0.5 if sparsely is None else 0.0
+            mixing = usual_mixing if options.mixing is None else float(options.mixing)
             if not 0 <= mixing <= 1:
                 raise refused(f"mixing is from 0 to 1, not {options.mixing!r}")
+            if mixing > 0 and sparsely is not None:
+                # It would be learned twice: once from the codes, once from what they leave out.
+                raise refused("mixing is 0 with compression, which keeps unsent learning by itself")
         elif options.fragments is not None or options.mixing is not None:
             raise refused('fragments and mixing belong to mode "streaming"')
         if len(fragments) > every:
@@ -167,7 +171,7 @@ class Plan:
     def __str__(self) -> str:
         """The settings that all members must have in common, compared as text."""
         how = " exactly" if self.quantize is None else quantization.words(self.quantize)
-        how = how if self.sparse is None else str(self.sparse)
+        how = how if self.sparse is None else sparse.words(self.sparse)
         return (
             f"mode={self.mode}, sync_every={self.sync_every}, fragments={self.fragments}, "
             f"overlap={self.overlap}, mixing={self.mixing}, verify_every={self.verify_every}, "

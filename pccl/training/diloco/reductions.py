@@ -97,6 +97,11 @@ class Reductions:
             comm=self._comm,
         )
 
+    def _forget_unsent(self) -> None:
+        """Drops what codes have left out: it was learned from parameters that count no more."""
+        for sparsifier in self._sparsifiers:
+            sparsifier.forget()
+
     def _look(self) -> None:
         """Notes which reductions are still under way."""
         for flight in self._flying.values():
@@ -111,7 +116,7 @@ class Reductions:
             while True:
                 assert flight.work is not None
                 try:
-                    found = flight.work.wait()
+                    flight.result = _mean(flight, flight.work.wait())
                     break
                 except PeerLost:  # another member was interrupted; all learn it in the same order
                     if not together:
@@ -124,7 +129,6 @@ class Reductions:
             self.reduction_seconds += flight.seen - flight.started
             self.info = flight.info = flight.work.info
             self.tx_bytes += self.info.tx_bytes
-            flight.result = _mean(flight, found)
             flight.work, flight.tree = None, {}
         return flight.result
 

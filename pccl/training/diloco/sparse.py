@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from numbers import Integral, Real
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,18 +48,21 @@ class Sparse:
         def refuse(sentence: str) -> InvalidArgument:
             return InvalidArgument.because("Sparse", sentence)
 
-        for name, low, value in (("density", 0.0, self.density), ("decay", -1.0, self.decay)):
-            if isinstance(value, bool) or not isinstance(value, int | float):
+        for name in ("density", "decay"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
                 raise refuse(f"{name} is a number, not {value!r}")
-            if not max(low, 0.0) <= value <= 1 or value == low:
-                raise refuse(f"{name} is {'above 0' if low == 0 else 'from 0'} to 1, not {value!r}")
-        chunk = self.chunk
-        whole = isinstance(chunk, int) and not isinstance(chunk, bool)
-        if not whole or not _LEAST_CHUNK <= chunk <= _MOST_CHUNK or chunk & (chunk - 1):
-            raise refuse(f"chunk is a power of two from 64 to 16384, not {chunk!r}")
-
-    def __str__(self) -> str:
-        return f" sparse (density={self.density}, chunk={self.chunk}, decay={self.decay})"
+            object.__setattr__(self, name, float(value))  # equal ones are the same text
+        if not 0 < self.density <= 1:
+            raise refuse(f"density is above 0 and at most 1, not {self.density!r}")
+        if not 0 <= self.decay <= 1:
+            raise refuse(f"decay is from 0 to 1, not {self.decay!r}")
+        chunk: Any = self.chunk
+        if isinstance(chunk, bool) or not isinstance(chunk, Integral):
+            chunk = 0
+        if not _LEAST_CHUNK <= chunk <= _MOST_CHUNK or chunk & (chunk - 1):
+            raise refuse(f"chunk is a power of two from 64 to 16384, not {self.chunk!r}")
+        object.__setattr__(self, "chunk", int(chunk))
 
 
 def parse(value: object, func: str) -> Sparse:
@@ -69,9 +73,14 @@ def parse(value: object, func: str) -> Sparse:
     """
     if isinstance(value, Sparse):
         return value
-    if value == "sparse":
+    if isinstance(value, str) and value == "sparse":
         return Sparse()
     raise InvalidArgument.because(func, f'compression is "sparse" or a Sparse, not {value!r}')
+
+
+def words(how: Sparse) -> str:
+    """For errors, and to compare: ` sparse (density=0.03125, chunk=4096, decay=0.95)`."""
+    return f" sparse (density={how.density}, chunk={how.chunk}, decay={how.decay})"
 
 
 class _Chunks(NamedTuple):
@@ -117,7 +126,14 @@ class Sparsifier:
         self.feedback: Array = np.zeros(first, np.result_type(np.float32, *[a.dtype for a in like]))
         self._bits = (how.chunk - 1).bit_length() + 2
         self._entries = sum(run.chunks * run.sent for run in self._runs)
-        self._chunks = sum(run.chunks for run in self._runs)
+        # For each chunk: the index of its first element, its length, and how many of it are sent.
+        rows = [
+            (run.first + run.length * number, run.length, run.sent)
+            for run in self._runs
+            for number in range(run.chunks)
+        ]
+        self._firsts, self._lengths, self._sent = np.array(rows, np.int64).reshape(-1, 3).T
+        self._chunks = len(rows)
         self._entry_bytes = -(-self._entries * self._bits // 8)
         self.size = self._entry_bytes + 4 * self._chunks
 
@@ -184,18 +200,12 @@ class Sparsifier:
         """Places among all elements, and the values there."""
         entries = _unpacked(code[: self._entry_bytes], self._bits, self._entries)
         levels = _from_bfloat16(code[self._entry_bytes :]).reshape(-1, 2)
-        firsts, lengths, sent = [], [], []
-        for run in self._runs:
-            firsts.append(run.first + run.length * np.arange(run.chunks))
-            lengths.append(np.full(run.chunks, run.length))
-            sent.append(np.full(run.chunks, run.sent))
-        each = np.concatenate(sent)
         places = (entries >> 2).astype(np.int64)
-        if (places >= np.repeat(np.concatenate(lengths), each)).any():
+        if (places >= np.repeat(self._lengths, self._sent)).any():
             sentence = f"the code of rank {rank} names a place outside its chunk"
             raise InvalidArgument.because("diloco", sentence)
-        places += np.repeat(np.concatenate(firsts), each)
-        chunks = np.repeat(np.arange(self._chunks), each)
+        places += np.repeat(self._firsts, self._sent)
+        chunks = np.repeat(np.arange(self._chunks), self._sent)
         values = levels[chunks, entries >> 1 & 1]
         return places, np.where(entries & 1, -values, values)
 
@@ -203,7 +213,7 @@ class Sparsifier:
 def _largest(block: Array, sent: int) -> tuple[Array, Array]:
     """Entries for the `sent` largest elements of each row, and the two values of each row.
 
-    What they stand for is taken out of `block`. Zeros are not sent: a row that has fewer others
+    Their meaning is taken out of `block`. Zeros are not sent: a row that has fewer others
     repeats the entry of its largest element. An element that is not finite is among the largest,
     and makes a value of its row so: nobody goes on as if nothing were wrong.
     """
@@ -213,7 +223,7 @@ def _largest(block: Array, sent: int) -> tuple[Array, Array]:
     places.sort(axis=1)
     sizes = np.take_along_axis(sizes, places, 1)
     some = sizes != 0
-    large = sizes > sizes.sum(axis=1, keepdims=True) / np.maximum(some.sum(axis=1), 1)[:, None]
+    large = sizes > _mean_of(sizes, some)[:, None]
     small = some & ~large
     small_value = _mean_of(sizes, small)
     large_value = np.where(large.any(axis=1), _mean_of(sizes, large), small_value)
@@ -231,7 +241,7 @@ def _largest(block: Array, sent: int) -> tuple[Array, Array]:
 
 
 def _mean_of(sizes: Array, which: Array) -> Array:
-    total: Array = np.where(which, sizes, 0).sum(axis=1)
+    total: Array = np.where(which, sizes, 0).sum(axis=1, dtype=np.float64)
     return np.asarray(total / np.maximum(which.sum(axis=1), 1))
 
 
