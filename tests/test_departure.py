@@ -129,6 +129,28 @@ def test_diloco_finishes_its_round_first(run: Run, mode: str) -> None:
     end(rest)
 
 
+@pytest.mark.parametrize("how", ASKED, ids=["SIGTERM", "drain"])
+def test_a_status_tells_schedulers_that_the_work_is_not_done(
+    run: Run, how: signal.Signals | None
+) -> None:
+    stays, gone = workers = run.peers(2, departure.train, PCCL_SIGTERM_STATUS="75")
+    for worker in workers:
+        worker.expect("ready")
+    step(workers, 2)
+    wait_until_asleep(gone)
+    ask(gone, how)
+    for worker in workers:
+        worker.tell("step")
+    status = 0 if how is None else 75
+    assert gone.expect("drained")["code"] == status
+    assert gone.ends() == status
+    stays.expect("step")
+    end([stays])
+    wrong = run.peer(departure.train, PCCL_SIGTERM_STATUS="-1")
+    assert wrong.ends() == 1
+    assert "PCCL_SIGTERM_STATUS must be an integer in 0..255" in wrong.stderr()
+
+
 def test_a_peer_without_an_admission_point_leaves_when_its_time_is_over(run: Run) -> None:
     others = run.peers(2, departure.reduce_without_end, PCCL_DRAIN_SECONDS="0.5")
     for worker in others:

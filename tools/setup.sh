@@ -69,13 +69,14 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 
 # In CI also what some tests use and skip without: a browser (Ubuntu's is a snap, and is not taken),
-# Prometheus and a server for ssh. On other machines they would leave a service or hundreds of MB
-# behind.
+# Prometheus, a server for ssh and SLURM. On other machines they would leave a service or hundreds
+# of MB behind.
 if [ "$kind" = dev ] && [ -n "${CI:-}" ] && [ "$(id -u)" -eq 0 ] && have apt-get; then
   extra=()
   have chromium || have google-chrome || extra+=(chromium)
   have prometheus || extra+=(prometheus)
   [ -x /usr/sbin/sshd ] || extra+=(openssh-server)
+  [ -x /usr/sbin/slurmctld ] || extra+=(slurmctld slurmd slurm-client)
   if [ ${#extra[@]} -gt 0 ]; then
     apt-get update -qq
     for package in "${extra[@]}"; do

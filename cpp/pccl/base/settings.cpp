@@ -19,9 +19,9 @@ namespace pccl {
 namespace {
 
 // Variables that the Python layer, capi/communicator.cpp or io/secret.h read.
-constexpr std::array<std::string_view, 7> kReadElsewhere = {
-    "PCCL_MASTER", "PCCL_MIN_PEERS",   "PCCL_PORT",         "PCCL_ADVERTISE",
-    "PCCL_SECRET", "PCCL_SECRET_FILE", "PCCL_DRAIN_SECONDS"};
+constexpr std::array<std::string_view, 8> kReadElsewhere = {
+    "PCCL_MASTER", "PCCL_MIN_PEERS",   "PCCL_PORT",          "PCCL_ADVERTISE",
+    "PCCL_SECRET", "PCCL_SECRET_FILE", "PCCL_DRAIN_SECONDS", "PCCL_SIGTERM_STATUS"};
 // Prefixes of variables of tests, tools and builds.
 constexpr std::array<std::string_view, 6> kForDevelopment = {
     "PCCL_SIM_", "PCCL_STRESS_", "PCCL_C_", "PCCL_SOAK", "PCCL_KILLS", "PCCL_LEAK_"};

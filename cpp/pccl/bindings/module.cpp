@@ -6,6 +6,11 @@
 #include "pccl/io/openssl.h"
 
 NB_MODULE(_core, m) {
+#ifdef NDEBUG
+  // A program that ends by an exception, as by Drained, keeps the frames that hold our objects.
+  // nanobind would tell its users of leaks.
+  nb::set_leak_warnings(false);
+#endif
   pccl::io::prepare_openssl();
   m.attr("__version__") = PCCL_VERSION;
   m.def("openssl", [] {
