@@ -34,7 +34,7 @@ class Sparse:
 
     Attributes:
         density: Share of each chunk's elements that is sent, above 0 and at most 1. At least one of
-            each chunk is. The paper has 1/128 to 1/32 in its best runs.
+            each chunk is. The paper's runs send 1 to 3 %.
         chunk: Elements among which the largest are found: a power of two from 64 to 16384. No chunk
             crosses from one parameter into the next, so the last one of a parameter may be shorter.
         decay: What stays of a value that was not sent until the next round: from 0 to 1.
