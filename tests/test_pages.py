@@ -50,11 +50,20 @@ NOT_RUN = {
     "pkill": "of the reader's processes",
     "curl": "needs the network",
     "kubectl": "needs a cluster; tests/test_kubernetes.py checks the manifests",
+    "sbatch": "needs a cluster; tests/test_slurm.py starts one, and runs the scripts",
 }
 # A shell's words around commands.
 KEYWORDS = {"while", "until", "do", "done", "if", "then", "else", "fi", "!", "exec"}
 # Variables that the pages set and pccl does not read.
-FOREIGN = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "REPLICA", "OMP_NUM_THREADS"}
+FOREIGN = {
+    "RUN_FOLDER",
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "REPLICA",
+    "OMP_NUM_THREADS",
+}
 
 
 def name(path: Path) -> str:
