@@ -38,6 +38,9 @@ __all__ = ["ElasticSampler"]
 
 
 _MAX_LENGTH = 1 << 62
+# Turns in which members' reserved examples follow each other: the fewer, the fewer gaps are left;
+# the more, the nearer to each other are the examples that are used.
+_TURNS = 16
 _ALONE = Membership(epoch=0, rank=0, world_size=1, peers=("",), peer_group=0)
 
 
@@ -50,25 +53,36 @@ class _Span(NamedTuple):
 
 
 class _Take(NamedTuple):
-    """The members of one step, in rank order, and what it took for all of them together."""
+    """The members of one step, in rank order, and what it took for all of them together.
+
+    Or what is reserved for them until the next commit: then `block` is the number of examples after
+    which it is the next member's turn. Each member uses a part of its examples.
+    """
 
     peers: tuple[str, ...]
     spans: list[_Span]
+    block: int = 0
 
-    def part(self, rank: int) -> list[_Span]:
-        """One member's share: all are equal, but the first are longer by one where needed."""
-        share, over = divmod(sum(span.stop - span.start for span in self.spans), len(self.peers))
-        skip = rank * share + min(rank, over)
-        left = share + (rank < over)
-        part = []
-        for epoch, start, stop in self.spans:
-            first = min(start + skip, stop)
-            last = min(first + left, stop)
-            skip -= first - start
-            left -= last - first
-            if last > first:
-                part.append(_Span(epoch, first, last))
-        return part
+    def size(self, rank: int) -> int:
+        """Examples of one member: all have as many, but the first one more where needed."""
+        share, over = divmod(_count(self.spans), len(self.peers))
+        return share + (rank < over)
+
+    def part(self, rank: int, first: int = 0, last: int | None = None) -> list[_Span]:
+        """One member's examples, or its examples [first, last)."""
+        stop = self.size(rank) if last is None else last
+        if not self.block:
+            share, over = divmod(_count(self.spans), len(self.peers))
+            begin = rank * share + min(rank, over)
+            return _cut(self.spans, begin + first, begin + stop)
+        part: list[_Span] = []
+        while first < stop:
+            turn, place = divmod(first, self.block)
+            length = min(self.block - place, stop - first)
+            begin = (turn * len(self.peers) + rank) * self.block + place
+            part += _cut(self.spans, begin, begin + length)
+            first += length
+        return _merged(part)
 
 
 class ElasticSampler:
@@ -141,6 +155,8 @@ class ElasticSampler:
         self._phases: list[list[_Take]] = [[]]
         # How many of them this peer sealed since it got the state: the last before the open one.
         self._sealed = 0
+        self._reserve = 0  # steps that a member may make between two commits; 0: all make as many
+        self._taken = 0  # examples that this member has used of those reserved in the open list
 
     @property
     def epoch(self) -> int:
@@ -159,6 +175,39 @@ class ElasticSampler:
         """Examples taken by all members together, and not settled yet."""
         return sum(_count(take.spans) for phase in self._phases for take in phase)
 
+    @property
+    def taken(self) -> int:
+        """With `reserve`: examples that this member has taken for the next reduction."""
+        return self._taken
+
+    def reserve(self, steps: int) -> None:
+        """Members may take different numbers of examples between two commits from now on.
+
+        The first `take` after a commit reserves `steps * batch_size` examples for each member. Its
+        takes are parts of these. `commit` then needs the number that each took, and gives back what
+        nobody used.
+        `DiLoCo(data=..., round_seconds=...)` does all this.
+
+        All members call it with the same number, before the first `take`.
+
+        Args:
+            steps: The most steps that a member makes between two commits. 0: all members make as
+                many again, and nothing is reserved.
+
+        Raises:
+            InvalidUsage: Examples are in flight; `commit` or `rollback` first.
+            InvalidArgument: The sampler has remainder="short".
+        """
+        func = "ElasticSampler.reserve"
+        if steps < 0:
+            raise InvalidArgument.because(func, f"steps must not be negative, but are {steps!r}")
+        if steps and self._remainder == "short":
+            raise InvalidArgument.because(func, 'it needs remainder="carry"')
+        if self._phases != [[]]:
+            sentence = "examples are in flight; call commit(info) or rollback() first"
+            raise InvalidUsage.because(func, sentence)
+        self._reserve = int(steps)
+
     def take(
         self, batch_size: int | None = None, *, membership: Membership | None = None
     ) -> Indices:
@@ -173,7 +222,8 @@ class ElasticSampler:
             Indices, int64[batch_size]; at an epoch's end with remainder="short" fewer, or none.
 
         Raises:
-            InvalidUsage: This peer has not been let in yet: call `pccl.sync` first.
+            InvalidUsage: This peer has not been let in yet: call `pccl.sync` first. Or, with
+                `reserve`, no examples are left for it, or none were reserved.
         """
         group = self._present() if membership is None else membership
         if group.rank < 0:
@@ -184,9 +234,13 @@ class ElasticSampler:
             raise InvalidArgument.because("ElasticSampler.take", sentence)
         self._abandon(group.peers)
         size = self.batch_size if batch_size is None else int(batch_size)
-        taken = _Take(group.peers, self._draw(size * len(group.peers)))
-        self._phases[-1].append(taken)
-        parts = [self._indices(span) for span in taken.part(group.rank)]
+        if self._reserve:
+            spans = self._use(size, group)
+        else:
+            taken = _Take(group.peers, self._draw(size * len(group.peers)))
+            self._phases[-1].append(taken)
+            spans = taken.part(group.rank)
+        parts = [self._indices(span) for span in spans]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def seal(self) -> None:
@@ -197,8 +251,12 @@ class ElasticSampler:
         """
         self._phases.append([])
         self._sealed += 1
+        self._taken = 0
 
-    def commit(self, contributors: ReduceInfo | Iterable[str] | None = None) -> None:
+    def commit(
+        self,
+        contributors: ReduceInfo | Iterable[str] | Mapping[str, int] | None = None,
+    ) -> None:
         """Settles what was taken for a reduction that has succeeded. All members call it.
 
         Examples of members that did not contribute go back, to be taken next.
@@ -207,15 +265,25 @@ class ElasticSampler:
             contributors: The reduction's `ReduceInfo`, or ids of the peers whose examples are in
                 its result. Default: the present members; good directly after the reduction. A
                 member that contributed and was lost since does not count then, and its examples are
-                seen twice.
+                seen twice. With `reserve` a mapping from their ids to the number of examples that
+                each took, as its `taken` said before the reduction; equal on all members, as by
+                `pccl.allgather`.
+
+        Raises:
+            InvalidUsage: Examples were reserved, and there are no numbers. Nothing is changed.
         """
+        taken = contributors if isinstance(contributors, Mapping) else None
+        if taken is None and any(take.block for take in self._phases[0]):
+            sentence = "examples were reserved: pass how many each contributor took, by its id"
+            raise InvalidUsage.because("ElasticSampler.commit", sentence)
         if contributors is None:
             contributors = self._present().peers
         elif isinstance(contributors, ReduceInfo):
             contributors = contributors.contributors or _ALONE.peers
-        self._settle(self._phases.pop(0), frozenset(contributors))
+        self._settle(self._phases.pop(0), frozenset(contributors), taken)
         if not self._phases:
             self._phases.append([])
+            self._taken = 0
         self._sealed = min(self._sealed, len(self._phases) - 1)
 
     def follow(self, comm: Communicator) -> None:
@@ -231,7 +299,7 @@ class ElasticSampler:
         self._pinned = None
         for phase in self._phases:
             self._settle(phase, frozenset())
-        self._phases, self._sealed = [[]], 0
+        self._phases, self._sealed, self._taken = [[]], 0, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the beginning of an epoch. Does nothing in that epoch, as in a resumed loop.
@@ -311,7 +379,10 @@ class ElasticSampler:
         try:
             returned = [_Span(*span) for span in json.loads(state["returned"])]
             phases = [
-                [_Take(tuple(peers), [_Span(*span) for span in spans]) for peers, spans in phase]
+                [
+                    _Take(tuple(peers), [_Span(*span) for span in spans], *block)
+                    for peers, spans, *block in phase
+                ]
                 for phase in json.loads(state["in_flight"])
             ]
             numbers = [int(state[key]) for key in ("seed", "epoch", "position", "committed")]
@@ -320,7 +391,7 @@ class ElasticSampler:
             raise InvalidArgument.because(func, f"this is no sampler's state: {error!r}") from error
         self._seed, self._epoch, self._position, self.committed = numbers
         self._shuffle, self._returned, self._phases = shuffle, returned, phases or [[]]
-        self._sealed = 0
+        self._sealed = self._taken = 0
         if any(take.peers == _ALONE.peers for phase in self._phases for take in phase):
             self.rollback()  # taken by a process that was alone and has ended
 
@@ -385,15 +456,45 @@ class ElasticSampler:
             count -= stop - span.start
         return _merged(drawn)
 
-    def _settle(self, phase: Sequence[_Take], contributors: frozenset[str]) -> None:
+    def _use(self, count: int, group: Membership) -> list[_Span]:
+        """This member's next examples of those reserved for it; the first take reserves them."""
+        func = "ElasticSampler.take"
+        reserved = next((take for take in self._phases[-1] if take.block), None)
+        if reserved is None:
+            block = self.batch_size * -(-self._reserve // _TURNS)
+            turns = -(-self._reserve * self.batch_size // block)
+            spans = self._draw(turns * block * len(group.peers))
+            reserved = _Take(group.peers, spans, block)
+            self._phases[-1].append(reserved)
+        own = group.peers[group.rank]
+        if own not in reserved.peers:
+            sentence = "the examples were reserved before this peer came: commit(info) comes first"
+            raise InvalidUsage.because(func, sentence)
+        rank = reserved.peers.index(own)
+        first, last = self._taken, self._taken + count
+        if last > reserved.size(rank):
+            sentence = (
+                f"{reserved.size(rank)} examples are reserved for a member between two commits, "
+                f"and {last} are taken: batch_size is the number of examples in a step"
+            )
+            raise InvalidUsage.because(func, sentence)
+        self._taken = last
+        return reserved.part(rank, first, last)
+
+    def _settle(
+        self,
+        phase: Sequence[_Take],
+        contributors: frozenset[str],
+        taken: Mapping[str, int] | None = None,
+    ) -> None:
         back = list(self._returned)
         for take in phase:
             for rank, peer in enumerate(take.peers):
-                part = take.part(rank)
-                if peer in contributors:
-                    self.committed += _count(part)
-                else:
-                    back += part
+                done = take.size(rank) if peer in contributors else 0
+                if take.block and taken is not None:
+                    done = min(done, taken.get(peer, 0))
+                self.committed += done
+                back += take.part(rank, done)
         self._returned = _merged(sorted(back))
 
     def _abandon(self, present: Sequence[str]) -> None:
@@ -434,6 +535,18 @@ class _Batches:
 
 def _count(spans: Iterable[_Span]) -> int:
     return sum(span.stop - span.start for span in spans)
+
+
+def _cut(spans: Iterable[_Span], first: int, last: int) -> list[_Span]:
+    """The places [first, last) of all these spans together."""
+    part, passed = [], 0
+    for epoch, start, stop in spans:
+        begin = start + min(max(first - passed, 0), stop - start)
+        end = start + min(max(last - passed, 0), stop - start)
+        passed += stop - start
+        if end > begin:
+            part.append(_Span(epoch, begin, end))
+    return part
 
 
 def _merged(spans: Iterable[_Span]) -> list[_Span]:

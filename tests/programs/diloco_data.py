@@ -6,6 +6,7 @@ have counted together. n shows in the places where each member adds a one of its
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -18,8 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 import pccl
-from pccl.data import ElasticSampler
+from pccl.data import ElasticSampler, permuted
 from pccl.diloco import DiLoCo
+from pccl.training.diloco import algorithm
+from programs.diloco_member import Clock
 from programs.peer import hear, peer_id, say, start
 from programs.shell import obey
 
@@ -109,6 +112,54 @@ def resume_and_count(mode: dict[str, Any], path: str) -> None:
     say(event="in")
     counter.count(is_complete=lambda: True)
     counter.end()
+
+
+def count_unevenly(own: int, mode: dict[str, Any], pace: float, dies_at: int = -1) -> None:
+    """Counts with two others in rounds of six seconds, with an inner step in `pace` seconds.
+
+    It says what it counted, and what it should have by the sampler's place. `dies_at`: killed in
+    that inner step.
+    """
+    start()
+    clock = Clock(pace)
+    algorithm._clock = clock
+    model = {"counts": np.zeros(500, np.float32), "places": np.zeros(8, np.float32)}
+    sampler = ElasticSampler(500, batch_size=5, seed=1)
+    options = {"sync_every": 6, "round_seconds": 6, "outer_optimizer": Add, **mode}
+    diloco = DiLoCo(model, data=sampler, **options)
+    say(event="in")
+    steps = begun = 0
+    met, ended = False, True
+    # Only a round's end comes at the same place for all.
+    while not (ended and met and sampler.committed >= 1500):
+        met = met or (sampler.committed > 300 and pccl.world_size() == 3)
+        if met or sampler.committed <= 300:
+            np.add.at(model["counts"], sampler.take(), 1)
+        # One in a round: all members weigh the same, and `Add` can tell how many there were.
+        model["places"][own] += steps == begun
+        clock.step()
+        steps += 1
+        if steps == dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ended = diloco.step(tokens=steps == begun + 1)
+        if ended:
+            begun = steps
+    rounds = diloco.log_dict()["diloco/round_steps"]
+    diloco.finish()
+    counts = diloco.parameters["['counts']"].astype(int).tolist()
+    say(event="done", counts=counts, due=_due(sampler), steps=rounds, committed=sampler.committed)
+
+
+def _due(sampler: ElasticSampler) -> list[int]:
+    """How often each example was seen by all members together, if nothing is in flight."""
+    state = sampler.state_dict()
+    assert sampler.in_flight == 0
+    due = np.full(sampler.length, state["epoch"])
+    due[permuted(range(state["position"]), sampler.length, 1, state["epoch"])] += 1
+    for epoch, first, last in json.loads(state["returned"]):
+        due[permuted(range(first, last), sampler.length, 1, epoch)] -= 1
+    counts: list[int] = due.tolist()
+    return counts
 
 
 def count_with_own_communicators(own: int) -> None:

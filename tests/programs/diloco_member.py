@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pccl
 from pccl.diloco import DiLoCo, Sparse
 from pccl.errors import PCCLError
+from pccl.training.diloco import algorithm
 from programs.peer import peer_id, say, start
 from programs.shell import obey
 
@@ -106,8 +107,24 @@ def rounds(
     return log
 
 
+class Clock:
+    """The time of a member whose inner steps take so many seconds each."""
+
+    def __init__(self, pace: float) -> None:
+        self._pace = pace
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def step(self) -> None:
+        """An inner step passes."""
+        self._now += self._pace
+
+
 comm: pccl.Communicator
 diloco: DiLoCo
+clock: Clock
 model: Model
 number: int
 
@@ -143,15 +160,17 @@ def make(
     rejoin: str | None = None,
     quantize: str | dict[str, Any] | None = None,
     sparse: dict[str, Any] | None = None,
+    pace: float = 0.0,
     **options: Any,
 ) -> None:
     """Makes the DiLoCo. Every member begins with other parameters, unless it is told a seed.
 
     `rejoin`: a key of REJOIN. `quantize`: may be the arguments of pccl.Quantize. `sparse`: those of
-    pccl.diloco.Sparse.
+    pccl.diloco.Sparse. `pace`: seconds of an inner step, by a clock of its own.
     """
-    global diloco, model, number
+    global diloco, model, number, clock
     number = own_number
+    algorithm._clock = clock = Clock(pace)
     begun = fresh(own_number if seed is None else seed)
     model = {name: array.astype(dtype) for name, array in begun.items()}
     if options.get("mode") == "async":
@@ -183,6 +202,7 @@ def go(
     def step() -> dict[str, Any] | None:
         nonlocal steps
         train(model, number)
+        clock.step()
         steps += 1
         if steps == die:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -200,6 +220,11 @@ def show() -> None:
 def show_own() -> None:
     """Says this member's own parameters."""
     say(event="own", **{name: array.tolist() for name, array in model.items()})
+
+
+def show_steps() -> None:
+    """Says how many inner steps this member made in its latest round."""
+    say(event="steps", steps=diloco.round_steps)
 
 
 def show_types() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ class _Seen:
     steps: int = 0
     tokens: float = 0.0
     counted: bool = False  # whether the program says how many tokens there were
+
+
+_clock = time.monotonic  # of rounds that end by their time
 
 
 def _timeout() -> float | None:
@@ -72,12 +76,15 @@ class DiLoCo(Reductions):
     Args:
         inner: The model's parameters: nested containers of writable NumPy arrays of float32 or
             float64, or an `Inner`.
-        sync_every: Inner steps in a round, the paper's H.
+        sync_every: Inner steps in a round, the paper's H. With `round_seconds` the most of them.
         outer_lr: Learning rate of the outer optimizer. Default: 0.7; with `compression` 1.0.
         outer_momentum: Its momentum. Default: 0.9; with `compression` 0.
         nesterov: Whether its momentum is Nesterov's. Default: True.
         outer_optimizer: Makes another one from a list of NumPy arrays (float32, or float64 for
             float64), once for each fragment. The three arguments before are not used then.
+        round_seconds: A round's time, for machines of different speed: each member makes as many
+            inner steps as fit, at least one, and at most `sync_every`. Members weigh by their steps
+            or tokens. Not in "streaming". Default: a round ends after `sync_every` steps only.
         mode: "sync" (the default): the reduction blocks. "async": it runs behind the next `overlap`
             inner steps, after which its result is applied. "streaming": fragments take turns, each
             behind `overlap` steps.
@@ -114,6 +121,7 @@ class DiLoCo(Reductions):
         reduction_seconds: Seconds that reductions have taken in all. While nobody waits for a
             reduction, it counts up to the last `step` that found it under way.
         waited_seconds: The part of it that this member has waited.
+        round_steps: Inner steps that this member made in its latest round; 0 before.
 
     Raises:
         InvalidArgument: An argument makes no sense, or the run has other settings than this peer,
@@ -143,6 +151,8 @@ class DiLoCo(Reductions):
         self._rejoin = options.rejoin
         if options.comm is not None and options.data is not None:
             options.data.follow(options.comm)
+        if plan.round_seconds is not None and options.data is not None:
+            options.data.reserve(plan.sync_every)
         self._settings = str(plan)
         made = outer_optimizer
         if made is None:
@@ -161,6 +171,8 @@ class DiLoCo(Reductions):
         if plan.sparse is not None:
             self._sparsifiers = [Sparsifier(plan.sparse, self._arrays(p)) for p in fragments]
         self._steps = 0
+        self.round_steps = 0
+        self._round_began = _clock()
         self._seen = [_Seen() for _ in fragments]
         # Where this member's learning is measured from; None: from the outer parameters.
         self._origin: list[Array] | None = None
@@ -170,7 +182,9 @@ class DiLoCo(Reductions):
         self._torn = ""  # this peer's id, if a step was interrupted that the others go on with
         self._pinned = False  # whether the data knows for whom its examples are
         self._replicas = False  # whether this peer is a rank of one
-        self._restored: list[str] = []  # who contributed to what a checkpoint had in flight
+        # Who contributed to what a checkpoint had in flight: with `round_seconds` and `data` the
+        # examples that each took.
+        self._restored: list[str] | dict[str, int] = []
         self.sync_info: SyncInfo | None = None
         if options.join:
             self.join()
@@ -182,7 +196,10 @@ class DiLoCo(Reductions):
 
     @property
     def inner_step(self) -> int:
-        """Inner steps of the run's longest-standing members: for learning rates and data."""
+        """Inner steps of the run's longest-standing members: for learning rates and data.
+
+        With `round_seconds` a round counts as `sync_every` of them, however many members make.
+        """
         return self._steps
 
     @property
@@ -209,6 +226,7 @@ class DiLoCo(Reductions):
             "diloco/waited_seconds": self.waited_seconds,
             "diloco/hidden": self.hidden,
             "diloco/in_flight": len(self._flying),
+            "diloco/round_steps": self.round_steps,
         }
         info = self.info
         if info is not None:
@@ -263,6 +281,7 @@ class DiLoCo(Reductions):
         self._begin()
         if self._between:  # the members begin reductions now
             self._go_on(self._plan.leaving(self._steps), {}, [])
+        self._round_began = _clock()
         self._joined = True
 
     def step(self, tokens: float | None = None) -> bool:
@@ -299,6 +318,8 @@ class DiLoCo(Reductions):
             seen.steps += 1
             seen.tokens += tokens or 0.0
             seen.counted = seen.counted or tokens is not None
+        if self._round_is_over():
+            self._steps += -self._steps % self._plan.sync_every
         self._look()
         try:
             with self._attempt():
@@ -310,7 +331,9 @@ class DiLoCo(Reductions):
                 raise
             self._come_back()
         ended = self._steps % self._plan.sync_every == 0
-        if ended:  # not in `admit`, which comes before this round's contribution
+        if ended:
+            self._round_began = _clock()
+            # Not in `admit`, which comes before this round's contribution.
             api.leave_if_asked(self._comm, FUNC)
         return ended
 
@@ -348,12 +371,15 @@ class DiLoCo(Reductions):
         for flight in self._flying.values():
             self._complete(flight, together=False)
         first = self._flying.get(0)
+        contributors: Any = first.info.contributors if first and first.info else []
+        if first and first.taken is not None:
+            contributors = first.learned()
         return {
             "parameters": {name: array.copy() for name, array in self._named_outer()},
             "optimizer": [snapshot(optimizer.state()) for optimizer in self._optimizers],
             "pending": {str(p): snapshot(flight.result) for p, flight in self._flying.items()},
             # Whose examples of `data` are learned with it. As text, since their number differs.
-            "contributors": json.dumps(first.info.contributors if first and first.info else []),
+            "contributors": json.dumps(contributors),
             "steps": self._steps - self._steps % self._plan.sync_every,
             "layout": json.dumps(self._layout()),
         }
@@ -458,9 +484,18 @@ class DiLoCo(Reductions):
 
     # A step.
 
+    def _round_is_over(self) -> bool:
+        """Whether the round's time is nearer to now than to the end of another step."""
+        seconds, steps = self._plan.round_seconds, self._seen[0].steps
+        if seconds is None:
+            return False
+        passed = _clock() - self._round_began
+        return passed + passed / steps / 2 >= seconds
+
     def _advance(self) -> None:
         leaving = self._plan.leaving(self._steps)
-        due = [p for p, flight in self._flying.items() if flight.due == self._steps]
+        # A round that is over by its time goes past steps in which reductions were due.
+        due = [p for p, flight in self._flying.items() if flight.due <= self._steps]
         # Before anything is applied: the differences to the parameters that this member began with.
         given = {p: (self._weight(p), self._difference(p)) for p in leaving}
         for fragment in due:
@@ -498,6 +533,8 @@ class DiLoCo(Reductions):
 
     def _weight(self, fragment: int) -> float:
         seen, self._seen[fragment] = self._seen[fragment], _Seen()
+        if fragment == 0:
+            self.round_steps = seen.steps
         # A fraction of a round: 1.0 for all members but those that came in the middle of one.
         return seen.tokens if seen.counted else seen.steps / self._plan.sync_every
 
@@ -530,7 +567,12 @@ class DiLoCo(Reductions):
             gradients = [np.zeros_like(array) for array in self._arrays(fragment)]
         named = dict(zip(self._names_of(fragment), gradients, strict=True))
         due = self._steps + self._plan.overlap
-        self._flying[fragment] = self._launch(fragment, due, weight, named)
+        taken = None
+        if self._data is not None and self._plan.round_seconds is not None:
+            # Before the reduction, and not beside it: a member that is lost between the two must
+            # not be in the mean with a number that the others do not know.
+            taken = self._gathered(self._data.taken, _timeout())
+        self._flying[fragment] = self._launch(fragment, due, weight, named, taken)
         if fragment == 0 and self._data is not None:
             self._data.seal()
 
@@ -540,7 +582,7 @@ class DiLoCo(Reductions):
         # Not where the result came: that may be at different steps on different members. Restored
         # flights have neither info nor examples; those given to newcomers are never fragment 0's.
         if fragment == 0 and self._data is not None and flight.info is not None:
-            self._data.commit(flight.info)
+            self._data.commit(flight.info if flight.taken is None else flight.learned())
         if flight.info is not None:
             self._pin(flight.info)
         if result["present"][0] > 0:

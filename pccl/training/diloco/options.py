@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
@@ -25,11 +26,21 @@ def refused(sentence: str) -> InvalidArgument:
 class Data(Protocol):
     """Assigns examples to members, as `pccl.data.ElasticSampler`. Its state is shared state."""
 
+    def reserve(self, steps: int) -> None:
+        """Members may take different numbers of examples for a reduction: of `steps` at most."""
+
+    @property
+    def taken(self) -> int:
+        """After `reserve`: examples that this member has taken for the next reduction."""
+
     def seal(self) -> None:
         """A reduction begins. It covers what was learned from the examples taken so far."""
 
-    def commit(self, contributors: ReduceInfo | Iterable[str]) -> None:
-        """The oldest such reduction has ended with contributions from these peers."""
+    def commit(self, contributors: ReduceInfo | Iterable[str] | Mapping[str, int]) -> None:
+        """The oldest such reduction has ended with contributions from these peers.
+
+        After `reserve` with the number of examples of each, by id.
+        """
 
     def pin(self, info: ReduceInfo | None = None) -> None:
         """Later examples are divided among the present members, or among those of a reduction.
@@ -60,6 +71,7 @@ class Keywords(_Required, total=False):
     outer_lr: float | None
     outer_momentum: float | None
     nesterov: bool
+    round_seconds: float | None
     mode: str
     fragments: int | Sequence[Sequence[str]] | None
     overlap: int | None
@@ -81,6 +93,7 @@ class Options:
     outer_lr: float | None = None
     outer_momentum: float | None = None
     nesterov: bool = True
+    round_seconds: float | None = None
     mode: str = "sync"
     fragments: int | Sequence[Sequence[str]] | None = None
     overlap: int | None = None
@@ -101,6 +114,7 @@ class Plan:
     Attributes:
         mode: "sync", "async" or "streaming".
         sync_every: Inner steps in a round.
+        round_seconds: A round's time, after which it ends before that; None: it does not.
         fragments: Indices of each fragment's parameters.
         overlap: Inner steps from a reduction's start to its application.
         mixing: Share of a member's own parameters that stays.
@@ -111,6 +125,7 @@ class Plan:
 
     mode: str
     sync_every: int
+    round_seconds: float | None
     fragments: list[list[int]]
     overlap: int
     mixing: float
@@ -155,6 +170,7 @@ class Plan:
         return cls(
             mode,
             every,
+            _round_seconds(options.round_seconds, mode),
             fragments,
             _overlap(mode, options.overlap, every),
             mixing,
@@ -175,8 +191,18 @@ class Plan:
         return (
             f"mode={self.mode}, sync_every={self.sync_every}, fragments={self.fragments}, "
             f"overlap={self.overlap}, mixing={self.mixing}, verify_every={self.verify_every}, "
-            f"reduced{how}"
+            f"round_seconds={self.round_seconds}, reduced{how}"
         )
+
+
+def _round_seconds(given: float | None, mode: str) -> float | None:
+    if given is None:
+        return None
+    if mode == "streaming":
+        raise refused('round_seconds belongs to the modes "sync" and "async": fragments take turns')
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < math.inf:
+        raise refused(f"round_seconds is a positive number of seconds, not {given!r}")
+    return float(given)
 
 
 def _overlap(mode: str, given: int | None, every: int) -> int:

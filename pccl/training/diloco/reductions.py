@@ -32,6 +32,7 @@ class Flight:
         result: {"gradients": by name, "present": whether any weight counted}; None: under way.
         tree: What this member sends, until it is over.
         names: Of the gradients that a `sparsifier` makes of the members' codes.
+        taken: How many examples each member took for it, by id; None: as many as all others.
     """
 
     due: int
@@ -40,10 +41,16 @@ class Flight:
     weight: float = 0.0
     sparsifier: Sparsifier | None = None
     names: list[str] = field(default_factory=list)
+    taken: dict[str, int] | None = None
     work: api.Work[Any] | None = None
     started: float = 0.0
     seen: float = 0.0  # when it was last found to be under way
     info: ReduceInfo | None = None
+
+    def learned(self) -> dict[str, int]:
+        """How many examples of each contributor are in the result, once it is over."""
+        assert self.info is not None and self.taken is not None
+        return {peer: self.taken[peer] for peer in self.info.contributors}
 
 
 class Reductions:
@@ -60,6 +67,17 @@ class Reductions:
         self.reduction_seconds = 0.0
         self.waited_seconds = 0.0
 
+    def _gathered(self, own: int, timeout: float | None) -> dict[str, int]:
+        """A number of each member, by its id."""
+        while True:
+            try:
+                numbers, info = collective_api.allgather(
+                    np.array([own]), tag=_TAG, timeout=timeout, return_info=True, comm=self._comm
+                )
+                return dict(zip(info.contributors, numbers[:, 0].tolist(), strict=True))
+            except PeerLost:  # another member was interrupted; all begin again
+                continue
+
     @property
     def hidden(self) -> float:
         """Share of the reductions' time spent on inner steps, not waiting; 1.0 before the first."""
@@ -68,10 +86,15 @@ class Reductions:
         return max(0.0, 1 - self.waited_seconds / self.reduction_seconds)
 
     def _launch(
-        self, fragment: int, due: int, weight: float, gradients: dict[str, Array]
+        self,
+        fragment: int,
+        due: int,
+        weight: float,
+        gradients: dict[str, Array],
+        taken: dict[str, int] | None = None,
     ) -> Flight:
         """A weight of 0 takes part without counting."""
-        flight = Flight(due, None, {}, weight or _UNCOUNTED)
+        flight = Flight(due, None, {}, weight or _UNCOUNTED, taken=taken)
         if self._sparsifiers:
             flight.sparsifier = made = self._sparsifiers[fragment]
             flight.names = list(gradients)

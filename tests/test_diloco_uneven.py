@@ -1,0 +1,167 @@
+"""Rounds that end by their time: members of different speed make different numbers of steps."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from diloco_run import (
+    Peers,
+    asked,
+    close,
+    equal,
+    go,
+    less,
+    made,
+    mean,
+    outer_step,
+    shown,
+    tell,
+    trained,
+    went,
+)
+from programs import diloco_data as data
+from programs import diloco_member as member
+from programs.diloco_member import Model, fresh
+from workers import Run
+
+import pccl
+from pccl import diloco
+
+# Seconds of an inner step, and how many of them end nearest to 12 seconds, at most 8.
+PACES, STEPS = (1.0, 2.0, 5.0), (8, 6, 2)
+TIMED: dict[str, Any] = {"sync_every": 8, "round_seconds": 12}
+
+
+def reference(rounds: int, steps: Sequence[int], *, ahead: bool = False) -> Model:
+    """The outer parameters after so many rounds in which members make these steps.
+
+    `ahead`: a mean is applied a round after it was measured, as in "async" with the longest
+    overlap.
+    """
+    theta = fresh(0)
+    velocity = {name: np.zeros_like(array) for name, array in theta.items()}
+    begun = [theta] * len(steps)
+    flying: Model | None = None
+    for _ in range(rounds):
+        ends = [trained(begun[own], own, count) for own, count in enumerate(steps)]
+        gradients = [less(*pair) for pair in zip(begun, ends, strict=True)]
+        result: Model | None = mean(gradients, [count / 8 for count in steps])
+        if ahead:
+            result, flying = flying, result
+        if result is not None:
+            outer_step(theta, velocity, result)
+        begun = ends if ahead else [theta] * len(steps)
+        if ahead and result is not None:
+            begun = [less(theta, gradient) for gradient in gradients]
+        theta = {name: array.copy() for name, array in theta.items()}
+    return theta
+
+
+def paced(peers: Peers, paces: Sequence[float] = PACES, **options: Any) -> None:
+    for number, (peer, pace) in enumerate(zip(peers, paces, strict=True)):
+        tell([peer], partial(member.make, number, seed=0, pace=pace, **TIMED, **options))
+    made(peers)
+
+
+def test_each_member_makes_the_steps_that_fit_and_weighs_by_them(run: Run) -> None:
+    peers = Peers(run.peers(3, member.serve))
+    paced(peers)
+    logs = go(peers, 4)
+    assert [one["round"] for one in logs[0]] == [1, 2, 3, 4]
+    assert [peer.expect("steps")["steps"] for peer in told_steps(peers)] == list(STEPS)
+    assert close(shown(peers), reference(4, STEPS))
+
+
+def told_steps(peers: Peers) -> Peers:
+    tell(peers, member.show_steps)
+    return peers
+
+
+def test_two_members_are_bit_for_bit_what_one_process_computes(run: Run) -> None:
+    peers = Peers(run.peers(2, member.serve))
+    paced(peers, PACES[:2])
+    go(peers, 4)
+    assert equal(shown(peers), reference(4, STEPS[:2]))
+
+
+def test_a_mean_comes_a_round_later_in_async(run: Run) -> None:
+    peers = Peers(run.peers(2, member.serve))
+    paced(peers, PACES[1:], mode="async")
+    go(peers, 5, inner=False)
+    assert close(shown(peers), reference(5, STEPS[1:], ahead=True))
+
+
+def test_a_member_too_slow_for_the_overlap_applies_the_mean_at_its_rounds_end(run: Run) -> None:
+    # Due after four steps; the slowest member makes two.
+    peers = Peers(run.peers(3, member.serve))
+    paced(peers, mode="async", overlap=4)
+    logs = go(peers, 5, inner=False)
+    assert [one["round"] for one in logs[2]] == [1, 2, 3, 4, 5]
+    tell(peers, member.finish)
+    assert all(peer.expect("same")["same"] for peer in peers)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_newcomers_and_losses_with_rounds_of_uneven_steps(run: Run, mode: str) -> None:
+    inner = mode == "sync"
+    peers = Peers(run.peers(2, member.serve))
+    paced(peers, PACES[:2], mode=mode)
+    go(peers, 2, inner=inner)
+    late = Peers([run.peer(member.serve) for _ in range(2)])
+    for number, (peer, pace) in enumerate(zip(late, PACES[1:], strict=True), 2):
+        tell([peer], partial(member.make, number, pace=pace, mode=mode, **TIMED))
+    for peer in late:
+        asked(peer)
+    # The second one is killed in the middle of the round at whose end newcomers enter.
+    tell(peers[1:], partial(member.go, 2, die=3))
+    tell([peers[0], *late], partial(member.go, 4, until=3))
+    made(late)
+    logs = went([peers[0], *late], inner=inner)
+    assert logs[0][-1]["round"] == logs[1][-1]["round"] == logs[2][-1]["round"]
+
+
+@pytest.mark.parametrize(
+    "mode", [{}, {"mode": "async"}, {"mode": "async", "overlap": 6}, {"compression": "sparse"}]
+)
+def test_each_example_is_learned_from_once(run: Run, mode: dict[str, Any]) -> None:
+    counts = partial(data.count_unevenly, mode=mode)
+    peers = [
+        run.peer(partial(counts, own, pace=pace, dies_at=dies_at), PCCL_MIN_PEERS="3")
+        for own, pace, dies_at in ((0, 1.0, -1), (1, 2.0, -1), (2, 4.0, 3))
+    ]
+    for peer in peers:
+        peer.expect("in", 60)
+    assert peers[2].ends() == -signal.SIGKILL
+    late = run.peer(partial(counts, 3, pace=4.0))
+    late.expect("in", 60)
+    ends = [peer.expect("done", 60) for peer in (*peers[:2], late)]
+    assert [end["steps"] for end in ends] == [6, 3, 1]
+    assert len({end["committed"] for end in ends}) == 1
+    assert all(end["due"] == ends[0]["due"] for end in ends)
+    if "compression" not in mode:  # what codes leave out is each member's own
+        assert all(end["counts"] == end["due"] for end in ends)
+        assert sum(ends[0]["counts"]) == ends[0]["committed"] >= 1500
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    model = {"a": np.zeros(3, np.float32)}
+    for seconds in (0, -1.0, float("inf"), float("nan"), True, "5"):
+        with pytest.raises(pccl.InvalidArgument, match="positive number of seconds"):
+            diloco.DiLoCo(model, sync_every=4, round_seconds=seconds, join=False)  # type: ignore[arg-type]
+    with pytest.raises(pccl.InvalidArgument, match='the modes "sync" and "async"'):
+        diloco.DiLoCo(model, sync_every=4, round_seconds=5, mode="streaming", join=False)
+
+
+def test_a_peer_with_another_time_is_refused(run: Run) -> None:
+    peers = Peers(run.peers(1, member.serve))
+    paced(peers, PACES[:1])
+    other = Peers([run.peer(member.serve)])
+    tell(other, partial(member.make_what_is_refused, 1, sync_every=8, round_seconds=13))
+    asked(other[0])
+    go(peers, 2)
+    assert "round_seconds=13" in other[0].expect("refused", 60)["text"]
