@@ -160,6 +160,7 @@ def train(args: argparse.Namespace) -> None:
             model,
             inner,
             sync_every=args.sync_every,
+            round_seconds=args.round_seconds,
             outer_lr=args.outer_lr,
             outer_momentum=args.outer_momentum,
             mode=args.mode,
@@ -176,9 +177,10 @@ def train(args: argparse.Namespace) -> None:
         checkpoint.resume(args.checkpoints, state)
 
     def tokens_taken() -> int:
-        """By all members together; equal on all. In flight is what no reduction has brought in
-        yet."""
-        return (sampler.committed + sampler.in_flight) * args.context
+        """By all members together; equal on all. In flight is what no reduction has brought in yet;
+        nobody knows how much that is in rounds that end by their time."""
+        in_flight = 0 if args.round_seconds else sampler.in_flight
+        return (sampler.committed + in_flight) * args.context
 
     def revision() -> int:
         """The state's revision: the highest one counts when the run is resumed."""
@@ -221,6 +223,7 @@ def train(args: argparse.Namespace) -> None:
     while tokens_taken() < args.tokens or not round_ended:
         for group in (group for optimizer in inner for group in optimizer.param_groups):
             group["lr"] = args.lr * rate_at(tokens_taken() / args.tokens)
+        step_began = time.perf_counter()
         batch = torch.from_numpy(examples[sampler.take()].astype(np.int64))
         model.zero_grad()
         loss = model(batch)
@@ -233,6 +236,8 @@ def train(args: argparse.Namespace) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in inner:
             optimizer.step()
+        if args.step_seconds:
+            time.sleep(max(0.0, step_began + args.step_seconds - time.perf_counter()))
         if diloco:
             round_ended = diloco.step()
             if diloco.info is not None and diloco.info is not info:
@@ -301,6 +306,8 @@ def main() -> None:
     parser.add_argument("--inner", choices=("adamw", "muon"), default="adamw")
     parser.add_argument("--quantize", help="int8, int4, ...: fewer bits between hosts")
     parser.add_argument("--density", type=float, help="share of elements to send: SparseLoCo")
+    parser.add_argument("--round-seconds", type=float, help="DiLoCo rounds end by time")
+    parser.add_argument("--step-seconds", type=float, help="plays a machine with such steps")
     parser.add_argument("--outer-lr", type=float, help="default: DiLoCo's")
     parser.add_argument("--outer-momentum", type=float, help="default: DiLoCo's")
     parser.add_argument("--checkpoints", help="folder to save to, and to resume from")

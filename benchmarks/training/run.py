@@ -5,6 +5,7 @@ hidden.
     python benchmarks/training/run.py --methods ddp async --wan 50 100   # links of 50 ms, 100 Mbit/s; needs root
     python benchmarks/training/run.py --methods ddp diloco --churn 60    # a kill and a join every 60 s
     python benchmarks/training/run.py --methods ddp "diloco int8" --sync-every 100 --seeds 0
+    python benchmarks/training/run.py --methods diloco uneven "uneven steps" --seeds 0
     python benchmarks/training/run.py --rejoin                           # 100 million parameters come back
 
 Every run is a master and its peers, as processes, over TCP. All start with the parameters that one
@@ -17,6 +18,9 @@ share of the reductions' time that passed behind inner steps, without the last o
 `seconds` are those of the longest run. `local` is one process without pccl that takes the batches
 of all members; `bigrams` predicts each byte from the one before, counted in all of the training
 text. At the end of every run all members must hold the same parameters, bit for bit.
+
+In "uneven" members' inner steps take 0.2 s, 0.2 s, 0.4 s and 0.8 s, and rounds end by their time;
+in "uneven steps" they end when all have made the same number of steps.
 """
 
 from __future__ import annotations
@@ -62,7 +66,12 @@ METHODS = {
     "sparse": ["--density", "0.03125", "--outer-lr", "3"],
     "ddp muon": ["--method", "ddp", "--inner", "muon"],
     "muloco": ["--inner", "muon"],
+    # Machines of different speed: rounds end by their time, and after H steps of each.
+    "uneven": [],
+    "uneven steps": [],
 }
+SPEEDS = (1.0, 1.0, 0.5, 0.25)  # of the members in "uneven"; others have SPEEDS[0]
+STEP_SECONDS = 0.2  # of a member of speed 1 there; it needs less on two cores
 QUICK = ["--width", "32", "--layers", "1", "--context", "32", "--test-examples", "16"]
 LAST_JOIN = 0.8  # of the tokens: who comes later might find that the run has ended
 GRACE = 120.0  # seconds between the first member's end and the last one's
@@ -104,6 +113,7 @@ class Run:
     churn_share: float  # of the tokens, instead of seconds; 0: none
     command: Callable[[int], list[str]]  # what starts a program on that host
     env: dict[str, str]
+    speeds: Sequence[float] = ()  # of members; none: as fast as they can
     curve: list[dict[str, Any]] = field(default_factory=list)
     kills: int = 0
     joins: int = 0
@@ -135,12 +145,15 @@ class Run:
             "kills": self.kills,
             "joins": self.joins,
             "members": len(ends),
+            "tokens_per_second": tokens_per_second(self.curve),
             "curve": self.curve,
         }
 
     def _start(self, host: int, at_least: int) -> None:
         env = {**self.env, "PCCL_MIN_PEERS": str(at_least)}
         command = [*self.command(host), sys.executable, str(EXAMPLE), *self.arguments]
+        if self.speeds:
+            command += ["--step-seconds", str(STEP_SECONDS / self.speeds[host])]
         self.processes.append(Process(self, command, env))
 
     def _watch(self) -> None:
@@ -204,6 +217,24 @@ class Run:
         raise SystemExit(f"{late} members did not end in {GRACE:.0f} s after the first")
 
 
+def tokens_per_second(curve: Sequence[dict[str, Any]]) -> float:
+    """Of all members, from the first report to the last one."""
+    first, last = curve[0], curve[-1]
+    passed = last["seconds"] - first["seconds"]
+    return float((last["tokens"] - first["tokens"]) / passed) if passed else 0.0
+
+
+def possible(args: argparse.Namespace) -> float:
+    """Tokens per second that members of `SPEEDS` could do if nobody waited for anybody."""
+    context = 32 if args.quick else 128  # as in QUICK, and the example's default
+    return float(args.batch_size * context * sum(speeds_of(args)) / STEP_SECONDS)
+
+
+def speeds_of(args: argparse.Namespace) -> list[float]:
+    """The members' speeds in "uneven"."""
+    return [SPEEDS[host % len(SPEEDS)] for host in range(args.peers)]
+
+
 def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None) -> dict[str, Any]:
     """One run of that method, with a master of its own."""
     arguments = [*METHODS[method], "--seed", str(seed), "--tokens", str(args.tokens)]
@@ -211,6 +242,9 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
     arguments += ["--lr", str(args.lr)]
     arguments += ["--report-every", str(args.tokens // 20), *(QUICK if args.quick else [])]
     arguments += ["--start", str(start)] if start else []
+    speeds = speeds_of(args) if method.startswith("uneven") else []
+    if method == "uneven":
+        arguments += ["--round-seconds", str(args.sync_every * STEP_SECONDS)]
     env = {**os.environ, "PCCL_SHM": "0", "OMP_NUM_THREADS": "1"}
     if method == "local":
         arguments += ["--batch-size", str(args.batch_size * args.peers)]
@@ -239,7 +273,7 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
         # A quick run may be over before the first seconds have passed.
         share = 0.25 if args.churn and args.quick else 0
         seconds = 0 if args.quick else args.churn
-        run = Run(arguments, args.tokens, args.peers, seconds, share, command, env)
+        run = Run(arguments, args.tokens, args.peers, seconds, share, command, env, speeds)
         before = sum(transmitted(command(host)) for host in range(hosts))
         result = run.go()
         result["wire"] = sum(transmitted(command(host)) for host in range(hosts)) - before
@@ -300,6 +334,8 @@ GOALS = {"diloco": 2.0, "diloco int8": 2.5, "async": 4.0, "sparse": 3.0}
 # How many times fewer bytes than ddp's.
 FEWER_GOALS = {"diloco int8": 200, "sparse": 1500}
 CHURN_GOAL = 3.0
+# "uneven": the loss above that of even machines, in percent; the share of what each could do alone.
+UNEVEN_GOAL, SHARE_GOAL = 3.0, 90.0
 
 
 def table_row(method: str, runs: list[dict[str, Any]], ddp: list[dict[str, Any]]) -> str:
@@ -365,6 +401,17 @@ def goals(args: argparse.Namespace, found: dict[str, list[dict[str, Any]]], bigr
         if args.wan and method == "async":
             share = statistics.mean(run["hidden"] for run in runs)
             say("95 % of async's reductions are hidden", share >= 0.95, f"{100 * share:.1f} %")
+    for method in ("uneven", "uneven steps"):
+        runs = found.get(method, [])
+        if runs:
+            mean = statistics.mean(run["tokens_per_second"] for run in runs)
+            share = 100 * mean / possible(args)
+            what = f"{method} reaches {SHARE_GOAL:g} % of what its members could do alone"
+            say(what, share >= SHARE_GOAL, f"{share:.1f} %, {mean:.0f} tokens/s")
+        if runs and found.get("diloco"):
+            more, _ = above(runs, found["diloco"])
+            what = f"{method} is within {UNEVEN_GOAL:g} % of even machines"
+            say(what, more <= UNEVEN_GOAL, f"{more:+.1f} %")
     longest = max(run["seconds"] for runs in found.values() for run in runs)
     say("no run took more than 12 minutes", longest <= 720, f"{longest:.0f} s")
 
