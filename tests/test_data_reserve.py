@@ -65,7 +65,7 @@ def test_each_example_is_seen_once_per_epoch(
             sampler.commit(learned)
             assert (sampler.taken, sampler.in_flight) == (0, 0)
             assert sampler.committed == sum(seen.values())
-    # What is left of the epochs that were begun completes them.
+    # The rest of the epochs that were begun completes them.
     last = ElasticSampler(length, batch_size=1, seed=3)
     last.load_state_dict({**samplers["a"].state_dict(), "batch_size": 1})
     end = last.state_dict()["epoch"] + 1

@@ -218,7 +218,7 @@ class Run:
 
 
 def tokens_per_second(curve: Sequence[dict[str, Any]]) -> float:
-    """Of all members, from the first report to the last one."""
+    """The rate of all members together, from the first report to the last one."""
     first, last = curve[0], curve[-1]
     passed = last["seconds"] - first["seconds"]
     return float((last["tokens"] - first["tokens"]) / passed) if passed else 0.0
