@@ -43,7 +43,7 @@ def alone(sparsifier: Sparsifier, gradients: Sequence[Array]) -> list[Array]:
     """The mean of one code of these, decoded from its bytes."""
     code = sparsifier.encode(gradients)
     assert code.dtype == np.uint8 and code.shape == (sparsifier.size,)
-    return sparsifier.mean(code[None], [1.0])
+    return sparsifier.mean(code[None], [1.0]).arrays
 
 
 def flat(parts: Sequence[Array]) -> Array:
@@ -111,15 +111,15 @@ def test_members_of_no_weight_are_not_looked_at_and_order_is_that_of_ranks() -> 
     gradients = [[random.standard_normal((7, 100)).astype(np.float32)] for _ in range(3)]
     like, how = gradients[0], Sparse(0.5, 64)
     codes = np.stack([Sparsifier(how, like).encode(one) for one in gradients])
-    each = [Sparsifier(how, like).mean(code[None], [1.0])[0] for code in codes]
-    (found,) = Sparsifier(how, like).mean(codes, [3.0, 0.0, 1.0])
+    each = [Sparsifier(how, like).mean(code[None], [1.0]).arrays[0] for code in codes]
+    (found,) = Sparsifier(how, like).mean(codes, [3.0, 0.0, 1.0]).arrays
     assert found.tobytes() == (each[0] * np.float32(0.75) + each[2] * np.float32(0.25)).tobytes()
     codes[1] = 255  # names places that do not exist
-    (again,) = Sparsifier(how, like).mean(codes, [3.0, 0.0, 1.0])
+    (again,) = Sparsifier(how, like).mean(codes, [3.0, 0.0, 1.0]).arrays
     assert again.tobytes() == found.tobytes()
     with pytest.raises(pccl.InvalidArgument, match="rank 1 names a place outside its chunk"):
         Sparsifier(how, like).mean(codes, [1.0, 1.0, 1.0])
-    assert not Sparsifier(how, like).mean(codes, [0.0, 0.0, 0.0])[0].any()
+    assert not Sparsifier(how, like).mean(codes, [0.0, 0.0, 0.0]).arrays[0].any()
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def rounds_of(members: Sequence[Sequence[int]], every: int, sparse: Sparse = HOW
             made = kept.setdefault(number, Sparsifier(sparse, list(theta.values())))
             gradients = less(theta, trained(theta, number, every))
             codes.append(made.encode(list(gradients.values())))
-        means = kept[counted[0]].mean(np.stack(codes), [1.0] * len(codes))
+        means = kept[counted[0]].mean(np.stack(codes), [1.0] * len(codes)).arrays
         for name, mean in zip(theta, means, strict=True):
             theta[name] = np.asarray(theta[name] - np.float32(1.0) * mean)
     return theta
@@ -264,7 +264,7 @@ def test_members_weigh_by_their_tokens(run: Run) -> None:
     codes = np.stack(
         [made_[n].encode(list(less(theta, trained(theta, n, 2)).values())) for n in range(2)]
     )
-    means = made_[0].mean(codes, [300.0, 100.0])
+    means = made_[0].mean(codes, [300.0, 100.0]).arrays
     want = {n: np.asarray(theta[n] - np.float32(1) * m) for n, m in zip(SHAPES, means, strict=True)}
     assert equal(shown(peers), want)
     # Nobody has seen anything: nothing moves.

@@ -161,12 +161,14 @@ def make(
     quantize: str | dict[str, Any] | None = None,
     sparse: dict[str, Any] | None = None,
     pace: float = 0.0,
+    spoil: float | None = None,
     **options: Any,
 ) -> None:
     """Makes the DiLoCo. Every member begins with other parameters, unless it is told a seed.
 
     `rejoin`: a key of REJOIN. `quantize`: may be the arguments of pccl.Quantize. `sparse`: those of
-    pccl.diloco.Sparse. `pace`: seconds of an inner step, by a clock of its own.
+    pccl.diloco.Sparse. `pace`: seconds of an inner step, by a clock of its own. `spoil`: its
+    pseudo-gradients are multiplied by that.
     """
     global diloco, model, number, clock
     number = own_number
@@ -182,7 +184,16 @@ def make(
     if sparse is not None:
         options["compression"] = Sparse(**sparse)
     diloco = DiLoCo(model, rejoin=None if rejoin is None else REJOIN[rejoin], **options)
+    if spoil is not None:
+        _spoil(np.float32(spoil))
     say(event="made", **look())
+
+
+def _spoil(factor: np.float32) -> None:
+    true = diloco._difference
+    diloco._difference = lambda fragment: [  # type: ignore[method-assign]
+        np.asarray(factor * one) for one in true(fragment)
+    ]
 
 
 def make_what_is_refused(own_number: int, **options: Any) -> None:
@@ -225,6 +236,11 @@ def show_own() -> None:
 def show_steps() -> None:
     """Says how many inner steps this member made in its latest round."""
     say(event="steps", steps=diloco.round_steps)
+
+
+def show_limited() -> None:
+    """Says whose part in the latest reduction was limited."""
+    say(event="limited", who=list(diloco.limited))
 
 
 def show_types() -> None:

@@ -101,6 +101,10 @@ class DiLoCo(Reductions):
             their pseudo-gradients, in two bits each, and add the rest to the next ones (SparseLoCo,
             arXiv 2508.15706). The rest is each member's own; newcomers begin without. Not with
             `quantize`.
+        robust: "clip" or "trimmed", or a `Robust`: members gather the pseudo-gradients of all, and
+            no member has more than a bounded influence on the mean. Each receives n - 1
+            pseudo-gradients of a group of n, and holds n. Not with `quantize`; "clip" also with
+            `compression`.
         verify_every: Rounds between comparisons of all members' states (one `pccl.sync`); the
             others only look for newcomers. 0: never. With replicas in every round. Default: 1 for
             "sync", 16 otherwise.
@@ -121,6 +125,8 @@ class DiLoCo(Reductions):
         reduction_seconds: Seconds that reductions have taken in all. While nobody waits for a
             reduction, it counts up to the last `step` that found it under way.
         waited_seconds: The part of it that this member has waited.
+        limited: Ids of peers whose part in the latest reduction `robust` has scaled down, or left
+            out because it was not finite.
         round_steps: Inner steps that this member made in its latest round; 0 before.
 
     Raises:
@@ -146,6 +152,7 @@ class DiLoCo(Reductions):
         self._outer = [np.array(self._inner.read(i)) for i in range(len(self._names))]
         self._plan = plan = Plan.of(options, self._names, [array.size for array in self._outer])
         self._quantize = plan.quantize
+        self._robust = plan.robust
         self._data = options.data
         self._comm = options.comm
         self._rejoin = options.rejoin
@@ -227,6 +234,7 @@ class DiLoCo(Reductions):
             "diloco/hidden": self.hidden,
             "diloco/in_flight": len(self._flying),
             "diloco/round_steps": self.round_steps,
+            "diloco/limited": len(self.limited),
         }
         info = self.info
         if info is not None:

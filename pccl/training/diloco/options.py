@@ -11,7 +11,8 @@ from pccl import quantize as quantization
 from pccl.communicator import Communicator
 from pccl.errors import InvalidArgument
 from pccl.quantize import Quantize
-from pccl.training.diloco import sparse
+from pccl.training.diloco import robust, sparse
+from pccl.training.diloco.robust import Robust
 from pccl.training.diloco.sparse import Sparse
 from pccl.types import ReduceInfo
 
@@ -78,6 +79,7 @@ class Keywords(_Required, total=False):
     mixing: float | None
     quantize: Quantize | str | None
     compression: Sparse | str | None
+    robust: Robust | str | None
     verify_every: int | None
     data: Data | None
     comm: Communicator | None
@@ -100,6 +102,7 @@ class Options:
     mixing: float | None = None
     quantize: Quantize | str | None = None
     compression: Sparse | str | None = None
+    robust: Robust | str | None = None
     verify_every: int | None = None
     data: Data | None = None
     comm: Communicator | None = None
@@ -121,6 +124,7 @@ class Plan:
         verify_every: Rounds between comparisons of all members' states; 0 for none.
         quantize: How their elements travel; None: exactly, or `sparse`.
         sparse: Which of their elements travel; None: all.
+        robust: How the influence of each member is bounded; None: not.
     """
 
     mode: str
@@ -132,6 +136,7 @@ class Plan:
     verify_every: int
     quantize: Quantize | None
     sparse: Sparse | None
+    robust: Robust | None
 
     @classmethod
     def of(cls, options: Options, names: Sequence[str], sizes: Sequence[int]) -> Plan:
@@ -147,6 +152,12 @@ class Plan:
         sparsely = None if compression is None else sparse.parse(compression, FUNC)
         if parsed is not None and sparsely is not None:
             raise refused("quantize and compression are two ways to send fewer bits; choose one")
+        bounded = None if options.robust is None else robust.parse(options.robust, FUNC)
+        if bounded is not None and parsed is not None:
+            raise refused("robust needs the contribution of each member, and quantize adds them up")
+        if bounded is not None and bounded.how == "trimmed" and sparsely is not None:
+            # Most values of an element are 0 then, and the others would be left out.
+            raise refused('compression goes with robust="clip" only')
         if mode not in ("sync", "async", "streaming"):
             raise refused(f'mode is "sync", "async" or "streaming", not {mode!r}')
         if mode == "sync" and options.overlap is not None:
@@ -177,6 +188,7 @@ class Plan:
             _whole(verify, "verify_every"),
             parsed,
             sparsely,
+            bounded,
         )
 
     def leaving(self, step: int) -> list[int]:
@@ -188,6 +200,7 @@ class Plan:
         """The settings that all members must have in common, compared as text."""
         how = " exactly" if self.quantize is None else quantization.words(self.quantize)
         how = how if self.sparse is None else sparse.words(self.sparse)
+        how += "" if self.robust is None else robust.words(self.robust)
         return (
             f"mode={self.mode}, sync_every={self.sync_every}, fragments={self.fragments}, "
             f"overlap={self.overlap}, mixing={self.mixing}, verify_every={self.verify_every}, "

@@ -13,6 +13,8 @@ from pccl.communicator import Communicator
 from pccl.errors import PeerLost
 from pccl.frameworks import Array
 from pccl.quantize import Quantize
+from pccl.training.diloco import robust
+from pccl.training.diloco.robust import Robust
 from pccl.training.diloco.sparse import Sparsifier
 from pccl.types import ReduceInfo
 
@@ -31,7 +33,8 @@ class Flight:
         due: The inner step at which it is applied.
         result: {"gradients": by name, "present": whether any weight counted}; None: under way.
         tree: What this member sends, until it is over.
-        names: Of the gradients that a `sparsifier` makes of the members' codes.
+        gathers: Whether members gather what all have, to compute the mean from it.
+        names: Of the gradients.
         taken: How many examples each member took for it, by id; None: as many as all others.
     """
 
@@ -40,6 +43,7 @@ class Flight:
     tree: dict[str, Any] = field(default_factory=dict)
     weight: float = 0.0
     sparsifier: Sparsifier | None = None
+    gathers: bool = False
     names: list[str] = field(default_factory=list)
     taken: dict[str, int] | None = None
     work: api.Work[Any] | None = None
@@ -58,6 +62,7 @@ class Reductions:
 
     _comm: Communicator | None
     _quantize: Quantize | None
+    _robust: Robust | None
 
     def __init__(self) -> None:
         self._sparsifiers: list[Sparsifier] = []  # by fragment; none: all elements are sent
@@ -66,6 +71,7 @@ class Reductions:
         self.tx_bytes = 0
         self.reduction_seconds = 0.0
         self.waited_seconds = 0.0
+        self.limited: tuple[str, ...] = ()
 
     def _gathered(self, own: int, timeout: float | None) -> dict[str, int]:
         """A number of each member, by its id."""
@@ -95,11 +101,14 @@ class Reductions:
     ) -> Flight:
         """A weight of 0 takes part without counting."""
         flight = Flight(due, None, {}, weight or _UNCOUNTED, taken=taken)
+        flight.names = list(gradients)
+        flight.gathers = bool(self._sparsifiers) or self._robust is not None
         if self._sparsifiers:
             flight.sparsifier = made = self._sparsifiers[fragment]
-            flight.names = list(gradients)
             code = made.encode(list(gradients.values())) if weight > 0 else made.nothing()
             flight.tree = {"code": code, "weight": np.array([weight])}
+        elif flight.gathers:
+            flight.tree = {"gradients": gradients, "weight": np.array([weight])}
         else:
             # The mean of "present" is 0 if no weight counts, as when newcomers alone are left.
             flight.tree = {"gradients": gradients, "present": np.array([float(weight > 0)])}
@@ -108,7 +117,7 @@ class Reductions:
 
     def _reduce(self, flight: Flight) -> None:
         flight.started = flight.seen = time.perf_counter()
-        if flight.sparsifier is not None:
+        if flight.gathers:
             flight.work = collective_api.allgather_async(flight.tree, tag=_TAG, comm=self._comm)
             return
         flight.work = api.allreduce_async(
@@ -139,7 +148,7 @@ class Reductions:
             while True:
                 assert flight.work is not None
                 try:
-                    flight.result = _mean(flight, flight.work.wait())
+                    flight.result = self._result(flight, flight.work.wait())
                     break
                 except PeerLost:  # another member was interrupted; all learn it in the same order
                     if not together:
@@ -155,12 +164,18 @@ class Reductions:
             flight.work, flight.tree = None, {}
         return flight.result
 
-
-def _mean(flight: Flight, found: dict[str, Any]) -> dict[str, Any]:
-    """The `Flight.result` that the operation's result stands for."""
-    if flight.sparsifier is None:
-        return found
-    weights = found["weight"][:, 0].tolist()
-    means = flight.sparsifier.mean(found["code"], weights)
-    present = np.array([float(any(weight > 0 for weight in weights))])
-    return {"gradients": dict(zip(flight.names, means, strict=True)), "present": present}
+    def _result(self, flight: Flight, found: dict[str, Any]) -> dict[str, Any]:
+        """The `Flight.result` that the operation's result stands for."""
+        if not flight.gathers:
+            return found
+        assert flight.work is not None
+        weights = found["weight"][:, 0].tolist()
+        if flight.sparsifier is not None:
+            made = flight.sparsifier.mean(found["code"], weights, self._robust)
+        else:
+            assert self._robust is not None
+            gathered = [found["gradients"][name] for name in flight.names]
+            made = robust.mean(self._robust, gathered, weights)
+        self.limited = tuple(flight.work.info.contributors[rank] for rank in made.limited)
+        gradients = dict(zip(flight.names, made.arrays, strict=True))
+        return {"gradients": gradients, "present": np.array([float(made.present)])}

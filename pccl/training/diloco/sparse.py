@@ -14,6 +14,7 @@ A code has a fixed size, so that members can gather the codes of all. It has two
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -23,6 +24,7 @@ import numpy as np
 
 from pccl.errors import InvalidArgument
 from pccl.frameworks import Array
+from pccl.training.diloco.robust import Mean, Robust, clipped, norm
 
 _LEAST_CHUNK, _MOST_CHUNK = 64, 16384  # an entry has at most 16 bits
 _AT_ONCE = 1 << 20  # elements that are searched at once: bounds the memory for their places
@@ -172,7 +174,7 @@ class Sparsifier:
         return code
 
     @np.errstate(invalid="ignore", over="ignore")
-    def mean(self, codes: Array, weights: Sequence[float]) -> list[Array]:
+    def mean(self, codes: Array, weights: Sequence[float], robust: Robust | None = None) -> Mean:
         """The weighted mean of what the members' codes stand for; zeros if no weight counts.
 
         Elements are added in the order of the members, so all get the same bytes.
@@ -180,21 +182,44 @@ class Sparsifier:
         Args:
             codes: One row for each member.
             weights: Of the members; a code of weight 0 is not looked at.
+            robust: Bounds the influence of each; a code that makes no sense does not count then.
 
         Raises:
-            InvalidArgument: A code names a place outside its chunk.
+            InvalidArgument: A code names a place outside its chunk, and `robust` is None.
         """
         total = np.zeros_like(self.feedback)
-        counted = [rank for rank, weight in enumerate(weights) if weight > 0]
-        whole = sum(weights[rank] for rank in counted)
-        for rank in counted:
-            places, values = self._decoded(codes[rank], rank)
-            total[places] += values.astype(total.dtype) * total.dtype.type(weights[rank] / whole)
+        shares, limited = self._shares(codes, weights, robust)
+        for rank, share in enumerate(shares):
+            if share > 0:
+                places, values = self._decoded(codes[rank], rank)
+                total[places] += values.astype(total.dtype) * total.dtype.type(share)
         made, first = [], 0
         for shape, dtype, size in self._like:
             made.append(total[first : first + size].astype(dtype, copy=False).reshape(shape))
             first += size
-        return made
+        return Mean(made, any(share > 0 for share in shares), limited)
+
+    def _shares(
+        self, codes: Array, weights: Sequence[float], robust: Robust | None
+    ) -> tuple[list[float], list[int]]:
+        """By how much each code counts, and the ranks of those that were limited."""
+        if robust is None:
+            whole = sum(weight for weight in weights if weight > 0)
+            return [weight / whole if weight > 0 else 0.0 for weight in weights], []
+        norms = [
+            0.0 if weight == 0 else self._norm(codes[r], r) for r, weight in enumerate(weights)
+        ]
+        return clipped(robust, norms, weights)
+
+    def _norm(self, code: Array, rank: int) -> float:
+        """Of what a code stands for; not a number if it makes no sense."""
+        try:
+            places, values = self._decoded(code, rank)
+        except InvalidArgument:
+            return math.nan
+        dense = np.zeros_like(self.feedback)
+        dense[places] = values  # entries may repeat
+        return norm([dense])
 
     def _decoded(self, code: Array, rank: int) -> tuple[Array, Array]:
         """Places among all elements, and the values there."""

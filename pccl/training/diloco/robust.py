@@ -1,0 +1,198 @@
+"""Means in which no member has more than a bounded influence.
+
+All members gather the contributions of all, and each computes the same mean from them. Sums are
+made of operations on single elements in a fixed order, so that every processor gets the same bytes.
+
+"clip" scales long contributions down to a multiple of the median length. "trimmed" is the
+coordinate-wise trimmed mean (Yin et al., arXiv 1803.01498).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import NamedTuple
+
+import numpy as np
+
+from pccl.errors import InvalidArgument
+from pccl.frameworks import Array
+
+_AT_ONCE = 1 << 18  # elements of each member that are sorted at once: bounds the memory for it
+
+
+@dataclass(frozen=True)
+class Robust:
+    """How DiLoCo bounds what one member can do to the mean: `robust=` of `DiLoCo`.
+
+    A contribution with an element that is not finite never counts.
+
+    Attributes:
+        how: "clip": a contribution that is longer than `bound` times the median length is scaled
+            down to that. "trimmed": of each element, the smallest and the largest values are left
+            out of the mean.
+        bound: "clip" only: a positive multiple of the median of the contributions' norms (their
+            Euclidean norms; of an even number of them the lower one in the middle).
+        trim: "trimmed" only: share of the members whose values are left out at each end, from 0 to
+            below 0.5. Of three members or more at least one is, if it is above 0.
+        weight: No member weighs more than this multiple of the median weight; at least 1.
+    """
+
+    how: str = "clip"
+    bound: float = 1.5
+    trim: float = 0.125
+    weight: float = 4.0
+
+    def __post_init__(self) -> None:
+        def refuse(sentence: str) -> InvalidArgument:
+            return InvalidArgument.because("Robust", sentence)
+
+        if self.how not in ("clip", "trimmed"):
+            raise refuse(f'how is "clip" or "trimmed", not {self.how!r}')
+        for name in ("bound", "trim", "weight"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise refuse(f"{name} is a number, not {value!r}")
+            object.__setattr__(self, name, float(value))  # equal ones are the same text
+        if not 0 < self.bound < math.inf:
+            raise refuse(f"bound is a positive number, not {self.bound!r}")
+        if not 0 <= self.trim < 0.5:
+            raise refuse(f"trim is from 0 to below 0.5, not {self.trim!r}")
+        if not 1 <= self.weight < math.inf:
+            raise refuse(f"weight is a number of at least 1, not {self.weight!r}")
+
+    def trimmed_of(self, members: int) -> int:
+        """How many values are left out at each end."""
+        if self.trim == 0 or members < 3:
+            return 0
+        return max(1, int(self.trim * members))
+
+
+class Mean(NamedTuple):
+    """What members' contributions make together.
+
+    Attributes:
+        arrays: The mean; zeros if nothing counted.
+        present: Whether anything counted.
+        limited: Ranks whose contribution was scaled down, or did not count.
+    """
+
+    arrays: list[Array]
+    present: bool
+    limited: list[int]
+
+
+def parse(value: object, func: str) -> Robust:
+    """The value of a user's `robust=`.
+
+    Raises:
+        InvalidArgument: It is neither a `Robust` nor the name of one.
+    """
+    if isinstance(value, Robust):
+        return value
+    if isinstance(value, str) and value in ("clip", "trimmed"):
+        return Robust(value)
+    raise InvalidArgument.because(func, f'robust is "clip", "trimmed" or a Robust, not {value!r}')
+
+
+def words(robust: Robust) -> str:
+    """For errors, and to compare: `, clip (bound=1.5, weight=4.0)`."""
+    own = f"bound={robust.bound}" if robust.how == "clip" else f"trim={robust.trim}"
+    return f", {robust.how} ({own}, weight={robust.weight})"
+
+
+def clipped(
+    robust: Robust, norms: Sequence[float], weights: Sequence[float]
+) -> tuple[list[float], list[int]]:
+    """By how much each contribution counts in the mean of "clip", and which ranks are limited.
+
+    Args:
+        robust: The bounds.
+        norms: Of the contributions. One that is not finite does not count.
+        weights: Of the members. One with weight 0 does not count, and its norm is not looked at.
+    """
+    there = [rank for rank, weight in enumerate(weights) if weight > 0]
+    counted = [rank for rank in there if math.isfinite(norms[rank])]
+    capped = _capped(robust, weights, counted)
+    limit = robust.bound * _median([norms[rank] for rank in counted]) if counted else 0.0
+    shares = [0.0] * len(norms)
+    for rank, weight in capped.items():
+        scale = limit / norms[rank] if norms[rank] > limit else 1.0
+        shares[rank] = weight / sum(capped.values()) * scale
+    return shares, [rank for rank in there if not norms[rank] <= limit]
+
+
+def mean(robust: Robust, gathered: Sequence[Array], weights: Sequence[float]) -> Mean:
+    """The mean of the members' contributions.
+
+    Args:
+        robust: The bounds.
+        gathered: Of each array of a contribution, what all members have, by rank.
+        weights: Of the members. One with weight 0 is not looked at.
+    """
+    there = [rank for rank, weight in enumerate(weights) if weight > 0]
+    norms = [0.0] * len(weights)
+    for rank in there:
+        norms[rank] = norm([one[rank] for one in gathered])
+    if robust.how == "trimmed":
+        capped = _capped(robust, weights, [rank for rank in there if math.isfinite(norms[rank])])
+        arrays = [_trimmed(one, capped, robust.trimmed_of(len(capped))) for one in gathered]
+        return Mean(arrays, bool(capped), [rank for rank in there if rank not in capped])
+    shares, limited = clipped(robust, norms, weights)
+    arrays = [np.zeros(one.shape[1:], one.dtype) for one in gathered]
+    for rank, share in enumerate(shares):
+        if share > 0:
+            for total, one in zip(arrays, gathered, strict=True):
+                total += one[rank] * one.dtype.type(share)
+    return Mean(arrays, any(share > 0 for share in shares), limited)
+
+
+@np.errstate(invalid="ignore", over="ignore")  # what is not finite is found by its norm
+def norm(arrays: Sequence[Array]) -> float:
+    """The Euclidean norm of all elements together, the same on every processor."""
+    return math.sqrt(sum(_sum(np.square(array, dtype=np.float64)) for array in arrays))
+
+
+def _sum(squares: Array) -> float:
+    """Adds one half to the other until one number is left."""
+    left = squares.reshape(-1)
+    while left.size > 1:
+        half = left.size // 2
+        rest = left[2 * half :]
+        left = left[:half] + left[half : 2 * half]
+        if rest.size:
+            left[0] += rest[0]
+    return float(left[0]) if left.size else 0.0
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def _capped(robust: Robust, weights: Sequence[float], counted: Sequence[int]) -> dict[int, float]:
+    """The weights of those that count, none of them much above the others."""
+    if not counted:
+        return {}
+    most = robust.weight * _median([weights[rank] for rank in counted])
+    return {rank: min(weights[rank], most) for rank in counted}
+
+
+def _trimmed(one: Array, weights: dict[int, float], trim: int) -> Array:
+    """Of each element, the weighted mean of the members' values without the outermost ones."""
+    ranks = list(weights)
+    flat = one.reshape(len(one), -1)
+    made = np.zeros(flat.shape[1], one.dtype)
+    scale = np.array(list(weights.values()), np.float64)
+    for first in range(0, flat.shape[1] if ranks else 0, _AT_ONCE):
+        values = flat[ranks, first : first + _AT_ONCE]
+        order = np.argsort(values, axis=0, kind="stable")
+        kept = order[trim : len(ranks) - trim]
+        total = np.zeros(values.shape[1], np.float64)
+        whole = np.zeros(values.shape[1], np.float64)
+        for places in kept:
+            total += scale[places] * np.take_along_axis(values, places[None], 0)[0]
+            whole += scale[places]
+        made[first : first + _AT_ONCE] = total / whole
+    return made.reshape(one.shape[1:])

@@ -1,0 +1,197 @@
+"""Bounded influence: what one member can do to the mean of all."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from diloco_run import Peers, asked, go, less, made, make, outer_step, shown, tell, trained
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from programs import diloco_member as member
+from programs.diloco_member import SHAPES, Model, fresh
+from workers import Run
+
+import pccl
+from pccl import diloco
+from pccl.diloco import Robust, Sparse
+from pccl.training.diloco import robust
+from pccl.training.diloco.sparse import Sparsifier
+
+# ---- the mean ------------------------------------------------------------------------------------
+
+
+@given(arrays.arrays(np.float32, st.integers(0, 300), elements=st.floats(-1e3, 1e3, width=32)))
+def test_a_length_is_the_norm(array: Any) -> None:
+    want = math.sqrt(math.fsum(float(value) ** 2 for value in array))
+    assert robust.norm([array[:7], array[7:]]) == pytest.approx(want, rel=1e-12)
+
+
+def test_a_long_contribution_is_scaled_down_to_the_median() -> None:
+    one = np.eye(4, dtype=np.float32)
+    gathered = one * np.float32([1, 2, 3, 400])[:, None]
+    found = robust.mean(Robust("clip", bound=1.0), [gathered], [1.0] * 4)
+    assert found.arrays[0].tolist() == [0.25, 0.5, 0.5, 0.5]
+    assert (found.present, found.limited) == (True, [2, 3])
+
+
+@settings(max_examples=60)
+@given(
+    values=arrays.arrays(np.float32, (7, 33), elements=st.floats(-1e6, 1e6, width=32)),
+    trim=st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.45]),
+)
+def test_the_outermost_values_of_each_element_do_not_count(values: Any, trim: float) -> None:
+    left_out = Robust("trimmed", trim=trim).trimmed_of(7)
+    found = robust.mean(Robust("trimmed", trim=trim), [values], [2.0] * 7)
+    kept = np.sort(values.astype(np.float64), axis=0)[left_out : 7 - left_out]
+    np.testing.assert_allclose(found.arrays[0], kept.mean(axis=0), rtol=1e-6, atol=1e-30)
+    assert left_out == {0.0: 0, 0.1: 1, 0.2: 1, 0.3: 2, 0.45: 3}[trim]
+
+
+def test_a_trimmed_mean_has_the_weights_of_the_values_that_are_kept() -> None:
+    values = np.float32([[1, 8], [2, 4], [3, 6], [100, -100]])
+    found = robust.mean(Robust("trimmed", trim=0.25), [values], [1.0, 2.0, 3.0, 4.0])
+    assert found.arrays[0].tolist() == pytest.approx([13 / 5, 26 / 5])
+
+
+@pytest.mark.parametrize("how", ["clip", "trimmed"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_a_contribution_that_is_not_finite_does_not_count(how: str, wrong: float) -> None:
+    gathered = np.float32([[1, 2, 3], [1, wrong, 3], [1, 2, 3]])
+    scalars = np.float32([4, 4, 4])
+    found = robust.mean(Robust(how), [gathered, scalars], [1.0] * 3)
+    assert [one.tolist() for one in found.arrays] == [[1, 2, 3], 4]
+    assert (found.present, found.limited) == (True, [1])
+    nothing = robust.mean(Robust(how), [gathered[1:2], scalars[1:2]], [1.0])
+    assert [one.tolist() for one in nothing.arrays] == [[0, 0, 0], 0]
+    assert (nothing.present, nothing.limited) == (False, [0])
+
+
+@pytest.mark.parametrize("how", ["clip", "trimmed"])
+def test_nobody_weighs_much_more_than_the_others(how: str) -> None:
+    gathered = np.float32([[1], [1], [-1]])
+    found = robust.mean(Robust(how, weight=2.0, trim=0.0), [gathered], [1.0, 1.0, 1e15])
+    assert found.arrays[0].tolist() == [0.0]  # 1 + 1 - 2
+    # Members of weight 0 are not looked at.
+    gathered = np.float32([[1], [math.nan], [1]])
+    found = robust.mean(Robust(how), [gathered], [5.0, 0.0, 5.0])
+    assert (found.arrays[0].tolist(), found.limited) == ([1.0], [])
+    assert not robust.mean(Robust(how), [gathered], [0.0] * 3).present
+
+
+def test_codes_that_are_long_or_make_no_sense_are_limited() -> None:
+    like = [np.zeros(300, np.float32), np.zeros((), np.float32)]
+    how = Sparse(density=1.0, chunk=128)
+    rising = np.arange(300, dtype=np.float32)
+    parts = [
+        Sparsifier(how, like).encode([np.float32(scale) * rising, np.float32(scale)])
+        for scale in (1, 1, -1000)
+    ]
+    senseless = np.full_like(parts[0], 0xFF)
+    codes = np.stack([*parts, senseless])
+    reader = Sparsifier(how, like)
+    found = reader.mean(codes, [1.0] * 4, Robust("clip", bound=1.0))
+    assert (found.present, found.limited) == (True, [2, 3])
+    alone = reader.mean(codes[:1], [1.0])
+    for one, honest in zip(found.arrays, alone.arrays, strict=True):
+        np.testing.assert_allclose(one, honest / 3, rtol=1e-2, atol=1e-5)
+    with pytest.raises(pccl.InvalidArgument, match="the code of rank 3 names a place outside"):
+        reader.mean(codes, [1.0] * 4)
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    wrong: list[dict[str, Any]] = [
+        {"how": "median"},
+        {"bound": 0},
+        {"bound": math.inf},
+        {"bound": True},
+        {"trim": 0.5},
+        {"trim": -0.1},
+        {"weight": 0.5},
+        {"weight": "2"},
+    ]
+    for one in wrong:
+        with pytest.raises(pccl.InvalidArgument, match=next(iter(one))):
+            Robust(**one)
+    model = {"a": np.zeros(3, np.float32)}
+    options: list[tuple[dict[str, Any], str]] = [
+        ({"robust": "krum"}, '"clip", "trimmed" or a Robust'),
+        ({"robust": "clip", "quantize": "int8"}, "quantize adds them up"),
+        ({"robust": "trimmed", "compression": "sparse"}, 'robust="clip" only'),
+    ]
+    for given_, sentence in options:
+        with pytest.raises(pccl.InvalidArgument, match=sentence):
+            diloco.DiLoCo(model, sync_every=4, join=False, **given_)
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def reference(how: Robust, rounds: int, factors: list[float]) -> Model:
+    """The outer parameters after so many rounds of four steps, with gradients times `factors`."""
+    theta = fresh(0)
+    velocity = {name: np.zeros_like(array) for name, array in theta.items()}
+    for _ in range(rounds):
+        gradients = [less(theta, trained(theta, own, 4)) for own in range(len(factors))]
+        gathered = [
+            np.stack([np.float32(f) * g[name] for f, g in zip(factors, gradients, strict=True)])
+            for name in SHAPES
+        ]
+        found = robust.mean(how, gathered, [1.0] * len(factors))
+        outer_step(theta, velocity, dict(zip(SHAPES, found.arrays, strict=True)))
+        theta = {name: array.copy() for name, array in theta.items()}
+    return theta
+
+
+@pytest.mark.parametrize("how", ["clip", "trimmed"])
+@pytest.mark.parametrize("factor", [-100.0, math.nan])
+def test_one_of_four_members_is_hostile(run: Run, how: str, factor: float) -> None:
+    peers = Peers(run.peers(4, member.serve))
+    make(peers[:3], seed=0, sync_every=4, robust=how)
+    tell(peers[3:], partial(member.make, 3, seed=0, sync_every=4, robust=how, spoil=factor))
+    made(peers)
+    # Ranks may come in any order, and the sums are in that of the ranks.
+    go(peers, 3)
+    want = reference(Robust(how), 3, [1.0, 1.0, 1.0, factor])
+    found = shown(peers)
+    assert all(np.allclose(found[name], want[name], rtol=1e-5, atol=1e-6) for name in want)
+    tell(peers, member.show_limited)
+    who = [set(peer.expect("limited")["who"]) for peer in peers]
+    assert all(one == who[0] for one in who)
+    assert (peers.ids[3] in who[0]) == (how == "clip" or math.isnan(factor))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "streaming"])
+@pytest.mark.parametrize("how", ["clip", "trimmed", "sparse"])
+def test_newcomers_and_losses_with_bounded_influence(run: Run, mode: str, how: str) -> None:
+    options: dict[str, Any] = {"sync_every": 4, "mode": mode, "robust": how}
+    if how == "sparse":
+        options |= {"robust": "clip", "sparse": {"density": 0.25, "chunk": 64}}
+    inner = mode == "sync"
+    peers = Peers(run.peers(3, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 2, inner=inner)
+    tell(peers[2:], partial(member.go, 2, die=2))
+    late = Peers([run.peer(member.serve) for _ in range(2)])
+    make(late, 3, **options)
+    tell([*peers[:2], *late], partial(member.go, 3, until=4))
+    made(late)
+    logs = [peer.expect("went", 60)["log"] for peer in (*peers[:2], *late)]
+    assert len({log[-1]["outer"] for log in logs}) == 1
+    assert logs[0][-1]["size"] == 4
+
+
+def test_a_peer_with_another_rule_is_refused(run: Run) -> None:
+    peers = Peers(run.peers(1, member.serve))
+    make(peers, seed=0, sync_every=4, robust="clip")
+    made(peers)
+    other = Peers([run.peer(member.serve)])
+    tell(other, partial(member.make_what_is_refused, 1, sync_every=4, robust="trimmed"))
+    asked(other[0])
+    go(peers, 2)
+    assert "trimmed (trim=0.125" in other[0].expect("refused", 60)["text"]
