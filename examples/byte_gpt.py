@@ -134,6 +134,14 @@ def inner_optimizers(model: ByteGPT, args: argparse.Namespace) -> list[torch.opt
 # ------------------------------------------------------------------------------
 
 
+@torch.no_grad()
+def spoil(model: nn.Module, begun: dict, factor: float) -> None:
+    """Plays a hostile member: what the model has learned since `begun`, times `factor`."""
+    for name, parameter in model.named_parameters():
+        before = torch.from_numpy(np.array(begun[name]))
+        parameter.copy_(before + factor * (parameter - before))
+
+
 def rate_at(progress: float) -> float:
     """Learning rate: a warm-up over a twentieth of the tokens, then a cosine to a tenth."""
     return min(20 * progress + 0.01, 0.55 + 0.45 * math.cos(math.pi * min(progress, 1.0)))
@@ -167,6 +175,7 @@ def train(args: argparse.Namespace) -> None:
             overlap=args.overlap,
             quantize=args.quantize,
             compression=sparse,
+            robust=args.robust,
             data=sampler,  # its place is shared, and settled by each round's reduction
             rejoin=pccl.init,
             join=False,
@@ -239,6 +248,8 @@ def train(args: argparse.Namespace) -> None:
         if args.step_seconds:
             time.sleep(max(0.0, step_began + args.step_seconds - time.perf_counter()))
         if diloco:
+            if args.spoil is not None and (diloco.inner_step + 1) % args.sync_every == 0:
+                spoil(model, diloco.parameters, args.spoil)
             round_ended = diloco.step()
             if diloco.info is not None and diloco.info is not info:
                 info, tx_bytes = diloco.info, diloco.tx_bytes
@@ -308,6 +319,8 @@ def main() -> None:
     parser.add_argument("--density", type=float, help="share of elements to send: SparseLoCo")
     parser.add_argument("--round-seconds", type=float, help="DiLoCo rounds end by time")
     parser.add_argument("--step-seconds", type=float, help="plays a machine with such steps")
+    parser.add_argument("--robust", choices=("clip", "trimmed"), help="bounds each one's influence")
+    parser.add_argument("--spoil", type=float, help="plays a hostile member: its progress, times")
     parser.add_argument("--outer-lr", type=float, help="default: DiLoCo's")
     parser.add_argument("--outer-momentum", type=float, help="default: DiLoCo's")
     parser.add_argument("--checkpoints", help="folder to save to, and to resume from")

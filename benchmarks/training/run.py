@@ -6,6 +6,7 @@ hidden.
     python benchmarks/training/run.py --methods ddp diloco --churn 60    # a kill and a join every 60 s
     python benchmarks/training/run.py --methods ddp "diloco int8" --sync-every 100 --seeds 0
     python benchmarks/training/run.py --methods diloco uneven "uneven steps" --seeds 0
+    python benchmarks/training/run.py --peers 8 --methods diloco hostile "hostile clip" --seeds 0
     python benchmarks/training/run.py --rejoin                           # 100 million parameters come back
 
 Every run is a master and its peers, as processes, over TCP. All start with the parameters that one
@@ -20,7 +21,8 @@ of all members; `bigrams` predicts each byte from the one before, counted in all
 text. At the end of every run all members must hold the same parameters, bit for bit.
 
 In "uneven" members' inner steps take 0.2 s, 0.2 s, 0.4 s and 0.8 s, and rounds end by their time;
-in "uneven steps" they end when all have made the same number of steps.
+in "uneven steps" they end when all have made the same number of steps. In "hostile" the progress
+of one member is multiplied by `--factor`.
 """
 
 from __future__ import annotations
@@ -69,6 +71,11 @@ METHODS = {
     # Machines of different speed: rounds end by their time, and after H steps of each.
     "uneven": [],
     "uneven steps": [],
+    # The last member's progress is multiplied by --factor.
+    "hostile": [],
+    "hostile clip": ["--robust", "clip"],
+    "hostile trimmed": ["--robust", "trimmed"],
+    "hostile sparse clip": ["--robust", "clip", "--density", "0.03125", "--outer-lr", "3"],
 }
 SPEEDS = (1.0, 1.0, 0.5, 0.25)  # of the members in "uneven"; others have SPEEDS[0]
 STEP_SECONDS = 0.2  # of a member of speed 1 there; it needs less on two cores
@@ -113,7 +120,7 @@ class Run:
     churn_share: float  # of the tokens, instead of seconds; 0: none
     command: Callable[[int], list[str]]  # what starts a program on that host
     env: dict[str, str]
-    speeds: Sequence[float] = ()  # of members; none: as fast as they can
+    own: Sequence[list[str]] = ()  # arguments of each host's own
     curve: list[dict[str, Any]] = field(default_factory=list)
     kills: int = 0
     joins: int = 0
@@ -152,8 +159,7 @@ class Run:
     def _start(self, host: int, at_least: int) -> None:
         env = {**self.env, "PCCL_MIN_PEERS": str(at_least)}
         command = [*self.command(host), sys.executable, str(EXAMPLE), *self.arguments]
-        if self.speeds:
-            command += ["--step-seconds", str(STEP_SECONDS / self.speeds[host])]
+        command += self.own[host] if self.own else []
         self.processes.append(Process(self, command, env))
 
     def _watch(self) -> None:
@@ -242,7 +248,11 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
     arguments += ["--lr", str(args.lr)]
     arguments += ["--report-every", str(args.tokens // 20), *(QUICK if args.quick else [])]
     arguments += ["--start", str(start)] if start else []
-    speeds = speeds_of(args) if method.startswith("uneven") else []
+    own: list[list[str]] = []
+    if method.startswith("uneven"):
+        own = [["--step-seconds", str(STEP_SECONDS / speed)] for speed in speeds_of(args)]
+    if method.startswith("hostile"):
+        own = [[]] * (args.peers - 1) + [["--spoil", str(args.factor)]]
     if method == "uneven":
         arguments += ["--round-seconds", str(args.sync_every * STEP_SECONDS)]
     env = {**os.environ, "PCCL_SHM": "0", "OMP_NUM_THREADS": "1"}
@@ -273,7 +283,7 @@ def run_of(args: argparse.Namespace, method: str, seed: int, start: Path | None)
         # A quick run may be over before the first seconds have passed.
         share = 0.25 if args.churn and args.quick else 0
         seconds = 0 if args.quick else args.churn
-        run = Run(arguments, args.tokens, args.peers, seconds, share, command, env, speeds)
+        run = Run(arguments, args.tokens, args.peers, seconds, share, command, env, own)
         before = sum(transmitted(command(host)) for host in range(hosts))
         result = run.go()
         result["wire"] = sum(transmitted(command(host)) for host in range(hosts)) - before
@@ -334,6 +344,8 @@ GOALS = {"diloco": 2.0, "diloco int8": 2.5, "async": 4.0, "sparse": 3.0}
 # How many times fewer bytes than ddp's.
 FEWER_GOALS = {"diloco int8": 200, "sparse": 1500}
 CHURN_GOAL = 3.0
+# "hostile clip" and "hostile trimmed": the loss above that of honest members, in percent.
+HOSTILE_GOAL = 2.0
 # "uneven": the loss above that of even machines, in percent; the share of what each could do alone.
 UNEVEN_GOAL, SHARE_GOAL = 3.0, 90.0
 
@@ -412,6 +424,11 @@ def goals(args: argparse.Namespace, found: dict[str, list[dict[str, Any]]], bigr
             more, _ = above(runs, found["diloco"])
             what = f"{method} is within {UNEVEN_GOAL:g} % of even machines"
             say(what, more <= UNEVEN_GOAL, f"{more:+.1f} %")
+    for method in ("hostile", "hostile clip", "hostile trimmed"):
+        if found.get(method) and found.get("diloco"):
+            more, _ = above(found[method], found["diloco"])
+            what = f"{method} is within {HOSTILE_GOAL:g} % of honest members"
+            say(what, more <= HOSTILE_GOAL, f"{more:+.1f} %")
     longest = max(run["seconds"] for runs in found.values() for run in runs)
     say("no run took more than 12 minutes", longest <= 720, f"{longest:.0f} s")
 
@@ -468,6 +485,7 @@ def main() -> int:
     parser.add_argument("--sync-every", type=int, help="H; default: 50")
     parser.add_argument("--churn", type=float, default=0, help="seconds between a kill and a join")
     parser.add_argument("--wan", nargs=2, type=float, metavar=("RTT_MS", "MBIT"), help="needs root")
+    parser.add_argument("--factor", type=float, default=-100.0, help='of "hostile" (-100)')
     parser.add_argument("--rejoin", action="store_true", help="measure only that")
     parser.add_argument("--parameters", type=int, help="of --rejoin; default: 100 million")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few tokens: a test")

@@ -36,7 +36,7 @@ class Robust:
         bound: "clip" only: a positive multiple of the median of the contributions' norms (their
             Euclidean norms; of an even number of them the lower one in the middle).
         trim: "trimmed" only: share of the members whose values are left out at each end, from 0 to
-            below 0.5. Of three members or more at least one is, if it is above 0.
+            below 0.5. Above 0, at least one of three members or more is.
         weight: No member weighs more than this multiple of the median weight; at least 1.
     """
 
@@ -71,10 +71,10 @@ class Robust:
 
 
 class Mean(NamedTuple):
-    """What members' contributions make together.
+    """The mean of members' contributions.
 
     Attributes:
-        arrays: The mean; zeros if nothing counted.
+        arrays: Its arrays; zeros if nothing counted.
         present: Whether anything counted.
         limited: Ranks whose contribution was scaled down, or did not count.
     """
@@ -180,7 +180,7 @@ def _capped(robust: Robust, weights: Sequence[float], counted: Sequence[int]) ->
 
 
 def _trimmed(one: Array, weights: dict[int, float], trim: int) -> Array:
-    """Of each element, the weighted mean of the members' values without the outermost ones."""
+    """The weighted mean of the members' values, without the outermost ones of each element."""
     ranks = list(weights)
     flat = one.reshape(len(one), -1)
     made = np.zeros(flat.shape[1], one.dtype)

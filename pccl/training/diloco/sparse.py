@@ -212,7 +212,7 @@ class Sparsifier:
         return clipped(robust, norms, weights)
 
     def _norm(self, code: Array, rank: int) -> float:
-        """Of what a code stands for; not a number if it makes no sense."""
+        """The norm of the meaning of a code; not a number if it makes no sense."""
         try:
             places, values = self._decoded(code, rank)
         except InvalidArgument:
