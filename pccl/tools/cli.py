@@ -278,7 +278,9 @@ def _add_doctor(add: Callable[..., Parser]) -> None:
                 Example("pccl doctor 192.0.2.7:48148", "ask that master"),
                 Example("PCCL_SECRET=... pccl doctor", "the master that PCCL_MASTER names"),
             ],
-            notes="PCCL_PORT, PCCL_BIND and PCCL_ADVERTISE count as they do for a peer.",
+            notes="PCCL_PORT, PCCL_BIND and PCCL_ADVERTISE count as they do for a peer. Schedulers, "
+            "containers, notebooks and clouds are recognised by files and variables, without the "
+            "network.",
             then="if it says that this machine can join, start the program here.",
         )
     )

@@ -9,12 +9,13 @@ import resource
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from pccl import __version__, _core, _settings
 from pccl.errors import PCCLError
-from pccl.tools import screen
+from pccl.tools import places, screen
 from pccl.tools.parsing import MISUSE, Misuse, advised, endpoints, whole
+from pccl.tools.screen import Check
 from pccl.tools.status import in_background, master_of
 
 __all__: list[str] = []
@@ -22,16 +23,6 @@ __all__: list[str] = []
 _MIB = 1 << 20
 _FILES = 1024  # fewer descriptors leave a link few connections
 _BUFFER = 4 * _MIB  # bytes of tcp_rmem and tcp_wmem; they bound a connection's rate at 100 ms
-
-Verdict = Literal["ok", "warn", "fail", "info"]
-
-
-class Check(NamedTuple):
-    """One line of the screen."""
-
-    name: str
-    verdict: Verdict
-    text: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +64,7 @@ def run(options: argparse.Namespace) -> int:
         if len(masters) > 1 and not asked:
             checks.append(Check("masters", "fail", "no master answers"))
         checks += _of_this_machine()
+        checks += places.findings(places.here())
     except PCCLError as error:
         raise Misuse(advised(error.reason or str(error))) from None
     failed = [check for check in checks if check.verdict == "fail"]

@@ -7,9 +7,11 @@ import re
 import sys
 import textwrap
 from collections.abc import Collection, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Any, Literal, NamedTuple
 
 __all__ = [
+    "Check",
+    "Verdict",
     "bar",
     "checks",
     "console",
@@ -24,22 +26,19 @@ __all__ = [
     "width",
 ]
 
+Verdict = Literal["ok", "warn", "fail", "info"]
+
 _MARKS = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "info": ""}
 _STYLES = {"ok": "green", "warn": "bold yellow", "fail": "bold red", "info": ""}
 _RANK_COLORS = (36, 33, 32, 35, 34, 31)  # of ANSI
 
 
-class Check(Protocol):
+class Check(NamedTuple):
     """A line of a screen of findings."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def verdict(self) -> str: ...
-
-    @property
-    def text(self) -> str: ...
+    name: str
+    verdict: Verdict
+    text: str
 
 
 def console(stream: IO[Any]) -> Any:
