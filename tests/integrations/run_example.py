@@ -10,6 +10,7 @@ import io
 import os
 import runpy
 import sys
+from pathlib import Path
 
 
 def die_in_the_middle() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
     sys.argv = sys.argv[1:]
     dies = "DIES_AT" in os.environ
-    if "ray_train" in sys.argv[0]:
+    if Path(sys.argv[0]).name.startswith("ray_"):
         import ray
 
         # Ray's workers are processes that it starts.

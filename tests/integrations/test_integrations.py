@@ -117,5 +117,5 @@ def test_a_diloco_run_goes_on_when_a_member_is_killed(name: str, tmp_path: Path)
 def test_examples_are_short() -> None:
     for path in (ROOT / "examples" / "integrations").glob("*.py"):
         assert len(path.read_text().splitlines()) <= 40, path
-    for name in ("lightning", "transformers"):
-        assert len((ROOT / "adapters" / f"{name}.py").read_text().splitlines()) < 200
+    for name in ("lightning.py", "ray/__init__.py", "ray/run.py", "transformers.py"):
+        assert len((ROOT / "adapters" / name).read_text().splitlines()) < 200

@@ -1,0 +1,243 @@
+"""Runs of ElasticTrainer in a Ray of their own: python ray_runs.py NAME FOLDER
+
+Each member leaves a file in the folder whose name has its name and process id. The run's result is
+in result.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from ray.cluster_utils import Cluster
+
+import pccl
+from pccl.adapters.ray import ElasticTrainer
+
+FOLDER = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
+AFTER = 5  # steps after what a run waits for
+SECRET = "a secret of a test, which has enough characters"
+
+
+def start(cpus: int) -> None:
+    ray.init("local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1")
+
+
+def name() -> str:
+    return os.environ["PCCL_NAME"]
+
+
+def tell(folder: Path, word: str) -> None:
+    """Writes to the pipe of that name, when somebody reads it."""
+    (folder / word).write_text(word)
+
+
+def each_step(over: Callable[[int], int], folder: Path) -> dict[str, Any]:
+    """Trains until `over`, which gets the step, was not 0 anywhere for AFTER steps.
+
+    Returns:
+        The member's name, its process id, and its parameters, which began with other values.
+    """
+    (folder / f"{name()}.{os.getpid()}").touch()
+    pccl.init()
+    random = np.random.default_rng(os.getpid())
+    state = {"step": 0, "over": 0, "w": random.standard_normal(1000).astype(np.float32)}
+    while state["over"] < AFTER:
+        if pccl.admit():
+            state = pccl.sync(state, revision=state["step"])
+        gradient = random.standard_normal(1000).astype(np.float32)
+        state["w"] -= 0.1 * pccl.allreduce(gradient, op="avg")
+        state["step"] += 1
+        state["over"] += int(pccl.allreduce(np.int64(over(state["step"])), op="max"))
+    return {"name": name(), "pid": os.getpid(), "w": state["w"].tobytes().hex()}
+
+
+def commands() -> Iterator[str]:
+    """The command lines of all processes."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            yield path.read_text(errors="replace")
+
+
+def killed(folder: Path) -> dict[str, Any]:
+    """Member 1 is killed in step 20; all go on until its replacement has joined."""
+
+    def over(step: int) -> int:
+        if step == 10:
+            assert os.environ["PCCL_SECRET"] == SECRET
+            assert not any(SECRET in command for command in commands())
+        if name() == "member-1" and step == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return name() == "member-1-1"
+
+    return each_step(over, folder)
+
+
+def run_killed() -> object:
+    start(3)
+    return ElasticTrainer(killed, FOLDER, members=3, min_members=3, secret=SECRET).fit()
+
+
+def kicked(folder: Path) -> dict[str, Any]:
+    """Member 1 is put out of the run in step 20, while its process lives."""
+
+    def over(step: int) -> int:
+        if name() == "member-0" and step == 20:
+            subprocess.run([sys.executable, "-m", "pccl", "kick", "member-1"], check=True)
+        return name() == "member-1-1"
+
+    return each_step(over, folder)
+
+
+def run_kicked() -> object:
+    start(2)
+    return ElasticTrainer(kicked, FOLDER, members=2, min_members=2).fit()
+
+
+def grows(folder: Path) -> dict[str, Any]:
+    """Two members ask for a place for the third, and for its end when it has come."""
+    seen = []
+
+    def over(step: int) -> int:
+        size = pccl.world_size()
+        if name() == "member-0" and (size == 2 and not seen or size == 3 and seen == [2]):
+            seen.append(size)
+            tell(folder, "more" if size == 2 else "fewer")
+        return size == 2 and 3 in seen
+
+    return each_step(over, folder)
+
+
+def run_grows() -> object:
+    """A third member has no place at first; a node comes with one, and is lost."""
+    for word in ("more", "fewer"):
+        os.mkfifo(FOLDER / word)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    ray.init(address=cluster.address)
+
+    found: list[object] = []
+    trainer = ElasticTrainer(grows, FOLDER, members=3, min_members=2)
+    fitting = threading.Thread(target=lambda: found.extend(trainer.fit()))
+    fitting.start()  # nodes are made in the main thread
+    (FOLDER / "more").read_text()
+    node = cluster.add_node(num_cpus=1)
+    (FOLDER / "fewer").read_text()
+    cluster.remove_node(node, allow_graceful=False)
+    fitting.join()
+    ray.shutdown()
+    cluster.shutdown()
+    return found
+
+
+def wrong(config: object) -> None:
+    pccl.init()
+    if name() == "member-1":
+        raise ValueError(f"no such {config}")
+    pccl.barrier()
+    threading.Event().wait()
+
+
+def run_wrong() -> object:
+    start(2)
+    try:
+        ElasticTrainer(wrong, "layer", members=2, min_members=2).fit()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def dies(_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_dies() -> object:
+    start(2)
+    try:
+        ElasticTrainer(dies, members=2, max_failures=2).fit()
+    except RuntimeError as error:
+        return [str(error), str(error.__cause__)]
+    return None
+
+
+def goes_on(folder: Path) -> None:
+    """Never ends by itself."""
+    pccl.init()
+    pccl.barrier()
+    (folder / f"in-{os.environ['PCCL_LOCAL_RANK']}").write_text(str(os.getpid()))
+    threading.Event().wait()
+
+
+def run_interrupted() -> object:
+    """Ctrl-C when both members are in. They end while Ray lives."""
+    start(2)
+    pipes = [FOLDER / f"in-{member}" for member in range(2)]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    members: list[int] = []
+
+    def interrupt() -> None:
+        members.extend(os.pidfd_open(int(pipe.read_text())) for pipe in pipes)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        ElasticTrainer(goes_on, FOLDER, members=2, min_members=2).fit()
+    except KeyboardInterrupt:
+        thread.join()
+        return [bool(select.select([member], [], [], 60)[0]) for member in members]
+    return None
+
+
+def loses_the_master(folder: Path) -> dict[str, Any]:
+    """The master is killed in step 20, and both go on for as long again."""
+
+    def over(step: int) -> int:
+        if name() == "member-0" and step == 20:
+            of_this_ray = ["ps", "-o", "pid=,args=", "--ppid", os.environ["RAY_RAYLET_PID"]]
+            listed = subprocess.run(of_this_ray, check=True, capture_output=True, text=True).stdout
+            (master,) = [line.split()[0] for line in listed.splitlines() if "::_Master" in line]
+            os.kill(int(master), signal.SIGKILL)
+        return step > 40
+
+    return each_step(over, folder)
+
+
+def run_master() -> object:
+    start(2)
+    return ElasticTrainer(loses_the_master, FOLDER, members=2, min_members=2).fit()
+
+
+def leaves(folder: Path) -> dict[str, Any]:
+    """Member 1 leaves on purpose in step 20."""
+
+    def over(step: int) -> int:
+        if name() == "member-1" and step == 20:
+            pccl.drain()
+        return pccl.world_size() == 1
+
+    return each_step(over, folder)
+
+
+def run_leaves() -> object:
+    start(2)
+    return ElasticTrainer(leaves, FOLDER, members=2, min_members=2).fit()
+
+
+def main() -> None:
+    (FOLDER / "result.json").write_text(json.dumps(globals()[f"run_{sys.argv[1]}"]()))
+
+
+if __name__ == "__main__":
+    main()
