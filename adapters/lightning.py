@@ -76,9 +76,12 @@ class DiLoCoCallback(Callback):  # type: ignore[misc]  # lightning is not typed
         if trainer.global_step == self._steps:  # the batch was accumulated only
             return
         self._steps = trainer.global_step
-        if self.diloco.step():
+        ended = self.diloco.step()
+        if ended:
             pl_module.log_dict(self.diloco.log_dict())
-        if 0 < trainer.max_steps <= self.diloco.inner_step:
+        # In rounds that end by their time, only the end of one is the same for all members.
+        same = ended or self._keywords.get("round_seconds") is None
+        if same and 0 < trainer.max_steps <= self.diloco.inner_step:
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

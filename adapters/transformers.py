@@ -63,8 +63,9 @@ class DiLoCoCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
 
     def on_step_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:
         assert self.diloco is not None
-        self.diloco.step()
-        if self.diloco.inner_step >= state.max_steps:
+        # In rounds that end by their time, only the end of one is the same for all members.
+        same = self.diloco.step() or self._keywords.get("round_seconds") is None
+        if same and self.diloco.inner_step >= state.max_steps:
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **of: Any) -> None:

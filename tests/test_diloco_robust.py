@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from workers import Run
 import pccl
 from pccl import diloco
 from pccl.diloco import Robust, Sparse
-from pccl.training.diloco import robust
+from pccl.training.diloco import robust, sparse
 from pccl.training.diloco.sparse import Sparsifier
 
 # ---- the mean ------------------------------------------------------------------------------------
@@ -37,6 +38,9 @@ def test_a_long_contribution_is_scaled_down_to_the_median() -> None:
     found = robust.mean(Robust("clip", bound=1.0), [gathered], [1.0] * 4)
     assert found.arrays[0].tolist() == [0.25, 0.5, 0.5, 0.5]
     assert (found.present, found.limited) == (True, [2, 3])
+    # Members that send nothing do not make the median.
+    found = robust.mean(Robust("clip"), [np.float32([[0], [0], [3], [0]])], [1.0] * 4)
+    assert (found.arrays[0].tolist(), found.limited) == ([0.75], [])
 
 
 @settings(max_examples=60)
@@ -50,6 +54,32 @@ def test_the_outermost_values_of_each_element_do_not_count(values: Any, trim: fl
     kept = np.sort(values.astype(np.float64), axis=0)[left_out : 7 - left_out]
     np.testing.assert_allclose(found.arrays[0], kept.mean(axis=0), rtol=1e-6, atol=1e-30)
     assert left_out == {0.0: 0, 0.1: 1, 0.2: 1, 0.3: 2, 0.45: 3}[trim]
+
+
+def test_the_mean_does_not_depend_on_the_sum_of_this_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Since 3.12 the sum of floats is a compensated one.
+    random = np.random.default_rng(0)
+    weights = random.random(6).tolist()
+    gathered = random.standard_normal((6, 40))
+    how = Sparse(density=1.0, chunk=64)
+    codes = np.stack([Sparsifier(how, [one]).encode([one]) for one in gathered])
+
+    def means() -> list[bytes]:
+        reader = Sparsifier(how, [gathered[0]])
+        made = [robust.mean(Robust(how), [gathered], weights) for how in ("clip", "trimmed")]
+        made += [reader.mean(codes, weights), reader.mean(codes, weights, Robust())]
+        return [one.arrays[0].tobytes() for one in made]
+
+    def compensated(values: Iterable[Any]) -> Any:
+        given = list(values)
+        return math.fsum(given) if any(isinstance(one, float) for one in given) else sum(given)
+
+    before = means()
+    for module in (robust, sparse):
+        monkeypatch.setattr(module, "sum", compensated, raising=False)
+    assert means() == before
 
 
 def test_a_trimmed_mean_has_the_weights_of_the_values_that_are_kept() -> None:
@@ -75,7 +105,9 @@ def test_a_contribution_that_is_not_finite_does_not_count(how: str, wrong: float
 def test_nobody_weighs_much_more_than_the_others(how: str) -> None:
     gathered = np.float32([[1], [1], [-1]])
     found = robust.mean(Robust(how, weight=2.0, trim=0.0), [gathered], [1.0, 1.0, 1e15])
-    assert found.arrays[0].tolist() == [0.0]  # 1 + 1 - 2
+    assert (found.arrays[0].tolist(), found.limited) == ([0.0], [2])  # 1 + 1 - 2
+    endless = robust.mean(Robust(how), [gathered], [1.0, 1.0, math.inf])
+    assert (endless.arrays[0].tolist(), endless.limited) == ([1.0], [2])
     # Members of weight 0 are not looked at.
     gathered = np.float32([[1], [math.nan], [1]])
     found = robust.mean(Robust(how), [gathered], [5.0, 0.0, 5.0])
@@ -162,7 +194,30 @@ def test_one_of_four_members_is_hostile(run: Run, how: str, factor: float) -> No
     tell(peers, member.show_limited)
     who = [set(peer.expect("limited")["who"]) for peer in peers]
     assert all(one == who[0] for one in who)
-    assert (peers.ids[3] in who[0]) == (how == "clip" or math.isnan(factor))
+    # One that finds its own part not finite takes part without counting.
+    assert (peers.ids[3] in who[0]) == (how == "clip" and not math.isnan(factor))
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "streaming"])
+@pytest.mark.parametrize("how", ["clip", "trimmed", "sparse"])
+def test_a_member_whose_training_broke_begins_again(run: Run, mode: str, how: str) -> None:
+    options: dict[str, Any] = {"sync_every": 4, "mode": mode, "robust": how}
+    if how == "sparse":
+        options |= {"robust": "clip", "sparse": {"density": 0.25, "chunk": 64}}
+    inner = mode == "sync"
+    peers = Peers(run.peers(3, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 1, inner=inner)
+    tell(peers[:1], member.break_the_model)
+    go(peers, 3, inner=inner)
+    tell(peers, member.finish)
+    assert all(peer.expect("same")["same"] for peer in peers)
+    found = shown(peers)
+    assert all(np.isfinite(one).all() for one in found.values())
+    tell(peers, member.show_limited)
+    # Its contributions of the last round are finite again.
+    assert all(peers.ids[0] not in peer.expect("limited")["who"] for peer in peers)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "streaming"])

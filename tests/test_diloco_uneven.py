@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from diloco_run import (
 from programs import diloco_data as data
 from programs import diloco_member as member
 from programs.diloco_member import Model, fresh
-from workers import Run
+from workers import Run, running
 
 import pccl
 from pccl import diloco
@@ -148,6 +149,33 @@ def test_each_example_is_learned_from_once(run: Run, mode: dict[str, Any]) -> No
         assert sum(ends[0]["counts"]) == ends[0]["committed"] >= 1500
 
 
+@pytest.mark.parametrize("then", [{"mode": "async", "overlap": 6}, {}, {"round_seconds": None}])
+def test_a_checkpoint_has_what_was_in_flight(then: dict[str, Any], tmp_path: Path) -> None:
+    counts = partial(data.count_unevenly, 0, pace=2.0, members=1, path=str(tmp_path / "checkpoint"))
+    with running() as run:
+        before = partial(counts, mode={"mode": "async", "overlap": 6}, saves_at=5)
+        assert run.peer(before).ends() == 0
+    with running() as run:
+        peer = run.peer(partial(counts, mode=then))
+        peer.expect("in", 60)
+        end = peer.expect("done", 60)
+    assert end["counts"] == end["due"]
+    assert sum(end["counts"]) == end["committed"] >= 1500
+
+
+def test_a_member_that_takes_nothing_reserves_as_the_others_do(run: Run) -> None:
+    counts = partial(data.count_unevenly, mode={}, members=2)
+    peers = [
+        run.peer(partial(counts, 0, pace=1.0), PCCL_MIN_PEERS="2"),
+        run.peer(partial(counts, 1, pace=2.0, takes_from=4), PCCL_MIN_PEERS="2"),
+    ]
+    for peer in peers:
+        peer.expect("in", 60)
+    ends = [peer.expect("done", 60) for peer in peers]
+    assert ends[0]["due"] == ends[0]["counts"] == ends[1]["counts"]
+    assert ends[0]["received"] == ends[1]["received"] == 0
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     model = {"a": np.zeros(3, np.float32)}
     wrong: list[Any] = [0, -1.0, float("inf"), float("nan"), True, "5"]
@@ -156,6 +184,21 @@ def test_what_makes_no_sense_is_refused() -> None:
             diloco.DiLoCo(model, sync_every=4, round_seconds=seconds, join=False)
     with pytest.raises(pccl.InvalidArgument, match='the modes "sync" and "async"'):
         diloco.DiLoCo(model, sync_every=4, round_seconds=5, mode="streaming", join=False)
+
+
+def test_a_rank_of_a_replica_is_refused(run: Run) -> None:
+    peers = Peers(
+        [
+            run.peer(
+                partial(member.serve, replica_id=name, ranks_per_replica=1, min_peers=2),
+            )
+            for name in "ab"
+        ]
+    )
+    for number, peer in enumerate(peers):
+        tell([peer], partial(member.make_what_is_refused, number, **TIMED))
+    for peer in peers:
+        assert "not for ranks of a replica" in peer.expect("refused", 60)["text"]
 
 
 def test_a_peer_with_another_time_is_refused(run: Run) -> None:

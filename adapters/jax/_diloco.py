@@ -47,6 +47,9 @@ class _Leaves:
             jax.device_put(made, leaf.sharding) if leaf.committed else jnp.asarray(made)
         )
 
+    def wait(self) -> None:
+        jax.block_until_ready(self.leaves)
+
     def rounded(self, index: int, value: Array) -> Array:
         dtype = self.leaves[index].dtype
         made: Array = value.astype(dtype).astype(value.dtype) if dtype != value.dtype else value

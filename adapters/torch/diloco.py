@@ -47,6 +47,11 @@ class _Parameters:
         with torch.no_grad():
             self._local(index).copy_(torch.from_numpy(value))
 
+    def wait(self) -> None:
+        last = {self._local(index).device: index for index in range(len(self.names))}
+        for index in last.values():  # a copy from a device waits for the work on its stream
+            self._local(index).reshape(-1)[:1].cpu()
+
     def rounded(self, index: int, value: Array) -> Array:
         dtype = self._local(index).dtype
         if dtype == _wide(dtype):

@@ -38,8 +38,8 @@ __all__ = ["ElasticSampler"]
 
 
 _MAX_LENGTH = 1 << 62
-# Turns in which members' reserved examples follow each other: the fewer, the fewer gaps are left;
-# the more, the nearer to each other are the examples that are used.
+# Turns in which members' reserved examples follow each other. Few turns leave few gaps. With many
+# turns the examples that are used are near to each other.
 _TURNS = 16
 _ALONE = Membership(epoch=0, rank=0, world_size=1, peers=("",), peer_group=0)
 
@@ -160,19 +160,27 @@ class ElasticSampler:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next `take` begins with. Returned examples may set it back by one."""
-        return self._returned[0].epoch if self._returned else self._epoch
+        """The epoch that the next `take` begins with. Returned examples may set it back by one.
+
+        With `reserve` it is that of the first example that is not settled, and changes at commits.
+        """
+        begun = self._returned[0].epoch if self._returned else self._epoch
+        return min([begun, *(span.epoch for span in self._reserved_spans())])
 
     @property
     def remaining(self) -> int:
-        """Examples of that epoch that no member has taken, for all members together."""
+        """Examples of that epoch that no member has taken, for all members together.
+
+        With `reserve`: those that are not settled.
+        """
         epoch = self.epoch
         fresh = self.length - self._position if epoch == self._epoch else 0
-        return fresh + sum(stop - start for e, start, stop in self._returned if e == epoch)
+        others = [*self._returned, *self._reserved_spans()]
+        return fresh + sum(stop - start for e, start, stop in others if e == epoch)
 
     @property
     def in_flight(self) -> int:
-        """Examples taken by all members together, and not settled yet."""
+        """Examples taken by all members together, and not settled yet. With `reserve`: reserved."""
         return sum(_count(take.spans) for phase in self._phases for take in phase)
 
     @property
@@ -183,16 +191,16 @@ class ElasticSampler:
     def reserve(self, steps: int) -> None:
         """Members may take different numbers of examples between two commits from now on.
 
-        The first `take` after a commit reserves `steps * batch_size` examples for each member. Its
-        takes are parts of these. `commit` then needs the number that each took, and gives back what
-        nobody used.
+        The first `take` or `hold` after a commit reserves `steps * batch_size` examples for each
+        member. Its takes are parts of these. `commit` then needs the number that each took, and
+        gives back the rest. Test `epoch` after a commit: it changes there.
         `DiLoCo(data=..., round_seconds=...)` does all this.
 
         All members call it with the same number, before the first `take`.
 
         Args:
-            steps: The most steps that a member makes between two commits. 0: all members make as
-                many again, and nothing is reserved.
+            steps: The most steps that a member makes between two commits. 0: all members make the
+                same number of steps again, and nothing is reserved.
 
         Raises:
             InvalidUsage: Examples are in flight; `commit` or `rollback` first.
@@ -203,10 +211,20 @@ class ElasticSampler:
             raise InvalidArgument.because(func, f"steps must not be negative, but are {steps!r}")
         if steps and self._remainder == "short":
             raise InvalidArgument.because(func, 'it needs remainder="carry"')
-        if self._phases != [[]]:
+        if steps != self._reserve and self._phases != [[]]:
             sentence = "examples are in flight; call commit(info) or rollback() first"
             raise InvalidUsage.because(func, sentence)
         self._reserve = int(steps)
+
+    def hold(self) -> None:
+        """With `reserve`: reserves now what the first `take` would reserve.
+
+        Members that may have taken nothing call it before `taken`, `seal` and `commit`: examples
+        are reserved on all members or on none.
+        """
+        group = self._present()
+        if self._reserve and group.rank >= 0:
+            self._reserved(group)
 
     def take(
         self, batch_size: int | None = None, *, membership: Membership | None = None
@@ -456,9 +474,8 @@ class ElasticSampler:
             count -= stop - span.start
         return _merged(drawn)
 
-    def _use(self, count: int, group: Membership) -> list[_Span]:
-        """This member's next examples of those reserved for it; the first take reserves them."""
-        func = "ElasticSampler.take"
+    def _reserved(self, group: Membership) -> _Take:
+        """What is reserved for the next reduction, from now on if not before."""
         reserved = next((take for take in self._phases[-1] if take.block), None)
         if reserved is None:
             block = self.batch_size * -(-self._reserve // _TURNS)
@@ -466,6 +483,16 @@ class ElasticSampler:
             spans = self._draw(turns * block * len(group.peers))
             reserved = _Take(group.peers, spans, block)
             self._phases[-1].append(reserved)
+        return reserved
+
+    def _reserved_spans(self) -> list[_Span]:
+        takes = [take for phase in self._phases for take in phase if take.block]
+        return [span for take in takes for span in take.spans]
+
+    def _use(self, count: int, group: Membership) -> list[_Span]:
+        """This member's next examples of those that are reserved for it."""
+        func = "ElasticSampler.take"
+        reserved = self._reserved(group)
         own = group.peers[group.rank]
         if own not in reserved.peers:
             sentence = "the examples were reserved before this peer came: commit(info) comes first"

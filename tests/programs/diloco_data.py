@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pccl
 from pccl.data import ElasticSampler, permuted
 from pccl.diloco import DiLoCo
-from pccl.training.diloco import algorithm
+from pccl.training.diloco import round_clock
 from programs.diloco_member import Clock
 from programs.peer import hear, peer_id, say, start
 from programs.shell import obey
@@ -114,26 +114,43 @@ def resume_and_count(mode: dict[str, Any], path: str) -> None:
     counter.end()
 
 
-def count_unevenly(own: int, mode: dict[str, Any], pace: float, dies_at: int = -1) -> None:
-    """Counts with two others in rounds of six seconds, with an inner step in `pace` seconds.
+def count_unevenly(
+    own: int,
+    mode: dict[str, Any],
+    pace: float,
+    *,
+    members: int = 3,
+    dies_at: int = -1,
+    takes_from: int = 0,
+    path: str = "",
+    saves_at: int = -1,
+) -> None:
+    """Counts with others in rounds of six seconds, with an inner step in `pace` seconds.
 
     It says what it counted, and what it should have by the sampler's place. `dies_at`: killed in
-    that inner step.
+    that inner step. `takes_from`: takes no examples in earlier rounds. `path`: of a checkpoint,
+    which it writes after round `saves_at`, and where it ends, or from where it goes on.
     """
     start()
     clock = Clock(pace)
-    algorithm._clock = clock
+    round_clock.now = clock
     model = {"counts": np.zeros(500, np.float32), "places": np.zeros(8, np.float32)}
     sampler = ElasticSampler(500, batch_size=5, seed=1)
     options = {"sync_every": 6, "round_seconds": 6, "outer_optimizer": Add, **mode}
-    diloco = DiLoCo(model, data=sampler, **options)
+    diloco = DiLoCo(model, data=sampler, join=not path, **options)
+    if path:
+        if saves_at < 0:
+            saved = pickle.loads(Path(path).read_bytes())
+            diloco.load_state_dict(saved["diloco"])
+            sampler.load_state_dict(saved["sampler"])
+        diloco.join()
     say(event="in")
-    steps = begun = 0
+    steps = begun = received = 0
     met, ended = False, True
     # Only a round's end comes at the same place for all.
     while not (ended and met and sampler.committed >= 1500):
-        met = met or (sampler.committed > 300 and pccl.world_size() == 3)
-        if met or sampler.committed <= 300:
+        met = met or (sampler.committed > 300 and pccl.world_size() == members)
+        if (met or sampler.committed <= 300) and diloco.outer_step >= takes_from:
             np.add.at(model["counts"], sampler.take(), 1)
         # One in a round: all members weigh the same, and `Add` can tell how many there were.
         model["places"][own] += steps == begun
@@ -144,10 +161,22 @@ def count_unevenly(own: int, mode: dict[str, Any], pace: float, dies_at: int = -
         ended = diloco.step(tokens=steps == begun + 1)
         if ended:
             begun = steps
+            received += 0 if diloco.sync_info is None else diloco.sync_info.rx_bytes
+        if ended and diloco.outer_step == saves_at:
+            kept = {"diloco": diloco.state_dict(), "sampler": sampler.state_dict()}
+            Path(path).write_bytes(pickle.dumps(kept))
+            return
     rounds = diloco.log_dict()["diloco/round_steps"]
     diloco.finish()
     counts = diloco.parameters["['counts']"].astype(int).tolist()
-    say(event="done", counts=counts, due=_due(sampler), steps=rounds, committed=sampler.committed)
+    say(
+        event="done",
+        counts=counts,
+        due=_due(sampler),
+        steps=rounds,
+        committed=sampler.committed,
+        received=received,
+    )
 
 
 def _due(sampler: ElasticSampler) -> list[int]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pccl
 from pccl.diloco import DiLoCo, Sparse
 from pccl.errors import PCCLError
-from pccl.training.diloco import algorithm
+from pccl.training.diloco import round_clock
 from programs.peer import peer_id, say, start
 from programs.shell import obey
 
@@ -172,7 +172,7 @@ def make(
     """
     global diloco, model, number, clock
     number = own_number
-    algorithm._clock = clock = Clock(pace)
+    round_clock.now = clock = Clock(pace)
     begun = fresh(own_number if seed is None else seed)
     model = {name: array.astype(dtype) for name, array in begun.items()}
     if options.get("mode") == "async":
@@ -236,6 +236,12 @@ def show_own() -> None:
 def show_steps() -> None:
     """Says how many inner steps this member made in its latest round."""
     say(event="steps", steps=diloco.round_steps)
+
+
+def break_the_model() -> None:
+    """The next inner steps learn from a NaN."""
+    for array in model.values():
+        array[...] = np.nan
 
 
 def show_limited() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from pccl.training.diloco.inner import Inner, NumPyTree
 from pccl.training.diloco.options import FUNC, Keywords, Options, Plan, refused
 from pccl.training.diloco.outer import SGD, OuterOptimizer
 from pccl.training.diloco.reductions import Flight, Reductions
+from pccl.training.diloco.round_clock import RoundClock
 from pccl.training.diloco.sparse import Sparsifier
 from pccl.types import ReduceInfo, SyncInfo
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _LEAST_TOKENS, _MOST_TOKENS = 1e-6, 1e15
+
+_log = logging.getLogger(__name__)
 
 _Made = TypeVar("_Made")
 
@@ -37,9 +40,6 @@ class _Seen:
     steps: int = 0
     tokens: float = 0.0
     counted: bool = False  # whether the program says how many tokens there were
-
-
-_clock = time.monotonic  # of rounds that end by their time
 
 
 def _timeout() -> float | None:
@@ -84,7 +84,9 @@ class DiLoCo(Reductions):
             float64), once for each fragment. The three arguments before are not used then.
         round_seconds: A round's time, for machines of different speed: each member makes as many
             inner steps as fit, at least one, and at most `sync_every`. Members weigh by their steps
-            or tokens. Not in "streaming". Default: a round ends after `sync_every` steps only.
+            or tokens. Stop training only where `step` has returned True: other places are not the
+            same on all members. Not in "streaming", and not for a rank of a replica. Default: a
+            round ends after `sync_every` steps only.
         mode: "sync" (the default): the reduction blocks. "async": it runs behind the next `overlap`
             inner steps, after which its result is applied. "streaming": fragments take turns, each
             behind `overlap` steps.
@@ -125,8 +127,8 @@ class DiLoCo(Reductions):
         reduction_seconds: Seconds that reductions have taken in all. While nobody waits for a
             reduction, it counts up to the last `step` that found it under way.
         waited_seconds: The part of it that this member has waited.
-        limited: Ids of peers whose part in the latest reduction `robust` has scaled down, or left
-            out because it was not finite.
+        limited: Ids of peers whose part or weight in the latest reduction `robust` has scaled down,
+            or which it has left out because they were not finite.
         round_steps: Inner steps that this member made in its latest round; 0 before.
 
     Raises:
@@ -158,8 +160,6 @@ class DiLoCo(Reductions):
         self._rejoin = options.rejoin
         if options.comm is not None and options.data is not None:
             options.data.follow(options.comm)
-        if plan.round_seconds is not None and options.data is not None:
-            options.data.reserve(plan.sync_every)
         self._settings = str(plan)
         made = outer_optimizer
         if made is None:
@@ -179,7 +179,7 @@ class DiLoCo(Reductions):
             self._sparsifiers = [Sparsifier(plan.sparse, self._arrays(p)) for p in fragments]
         self._steps = 0
         self.round_steps = 0
-        self._round_began = _clock()
+        self._clock = RoundClock(plan.round_seconds)
         self._seen = [_Seen() for _ in fragments]
         # Where this member's learning is measured from; None: from the outer parameters.
         self._origin: list[Array] | None = None
@@ -205,7 +205,8 @@ class DiLoCo(Reductions):
     def inner_step(self) -> int:
         """Inner steps of the run's longest-standing members: for learning rates and data.
 
-        With `round_seconds` a round counts as `sync_every` of them, however many members make.
+        With `round_seconds` a round counts as `sync_every` of them, however many members make, and
+        the number is equal on all members at the end of a round only.
         """
         return self._steps
 
@@ -283,13 +284,17 @@ class DiLoCo(Reductions):
             if self._restored:
                 self._data.commit(self._restored)
             self._data.rollback()
+            self._data.reserve(self._most_steps())
         self._restored = []
         self._share()
         self._replicas = bool(api.membership(self._comm).replicas)
+        if self._replicas and self._plan.round_seconds is not None:
+            self._leave()
+            raise refused("round_seconds is not for ranks of a replica: each has its own clock")
         self._begin()
         if self._between:  # the members begin reductions now
             self._go_on(self._plan.leaving(self._steps), {}, [])
-        self._round_began = _clock()
+        self._clock.begin()
         self._joined = True
 
     def step(self, tokens: float | None = None) -> bool:
@@ -326,8 +331,8 @@ class DiLoCo(Reductions):
             seen.steps += 1
             seen.tokens += tokens or 0.0
             seen.counted = seen.counted or tokens is not None
-        if self._round_is_over():
-            self._steps += -self._steps % self._plan.sync_every
+        if self._plan.round_seconds is not None:
+            self._count_in_time()
         self._look()
         try:
             with self._attempt():
@@ -340,7 +345,7 @@ class DiLoCo(Reductions):
             self._come_back()
         ended = self._steps % self._plan.sync_every == 0
         if ended:
-            self._round_began = _clock()
+            self._clock.begin()
             # Not in `admit`, which comes before this round's contribution.
             api.leave_if_asked(self._comm, FUNC)
         return ended
@@ -492,20 +497,26 @@ class DiLoCo(Reductions):
 
     # A step.
 
-    def _round_is_over(self) -> bool:
-        """Whether the round's time is nearer to now than to the end of another step."""
-        seconds, steps = self._plan.round_seconds, self._seen[0].steps
-        if seconds is None:
-            return False
-        passed = _clock() - self._round_began
-        return passed + passed / steps / 2 >= seconds
+    def _most_steps(self) -> int:
+        """Steps for which data is reserved in a round; 0: all members make as many."""
+        return 0 if self._plan.round_seconds is None else self._plan.sync_every
+
+    def _count_in_time(self) -> None:
+        """Goes to the round's end, if that is due."""
+        if self._data is not None:
+            self._data.hold()
+        wait = getattr(self._inner, "wait", None)
+        if wait is not None:
+            wait()
+        if self._clock.step():
+            self._steps += -self._steps % self._plan.sync_every
 
     def _advance(self) -> None:
         leaving = self._plan.leaving(self._steps)
         # A round that is over by its time goes past steps in which reductions were due.
         due = [p for p, flight in self._flying.items() if flight.due <= self._steps]
         # Before anything is applied: the differences to the parameters that this member began with.
-        given = {p: (self._weight(p), self._difference(p)) for p in leaving}
+        given = {p: self._contribution(p) for p in leaving}
         for fragment in due:
             self._apply(fragment)
         if self._steps % self._plan.sync_every == 0 and self._admit():
@@ -546,6 +557,18 @@ class DiLoCo(Reductions):
         # A fraction of a round: 1.0 for all members but those that came in the middle of one.
         return seen.tokens if seen.counted else seen.steps / self._plan.sync_every
 
+    def _contribution(self, fragment: int) -> tuple[float, list[Array]]:
+        weight, gradients = self._weight(fragment), self._difference(fragment)
+        if self._robust is not None and not all(np.isfinite(one).all() for one in gradients):
+            # The others would leave it out, in every round from now on.
+            _log.warning("what was learned is not finite: it is dropped, and does not count")
+            weight, gradients = 0.0, []
+            self._forget_unsent()
+            self._origin = None
+            for index in self._plan.fragments[fragment]:
+                self._inner.write(index, self._outer[index])
+        return weight, gradients
+
     def _difference(self, fragment: int) -> list[Array]:
         begun = self._outer if self._origin is None else self._origin
         return [
@@ -579,7 +602,7 @@ class DiLoCo(Reductions):
         if self._data is not None and self._plan.round_seconds is not None:
             # Before the reduction, and not beside it: a member that is lost between the two must
             # not be in the mean with a number that the others do not know.
-            taken = self._gathered(self._data.taken, _timeout())
+            taken = self._gathered(self._data.taken if weight > 0 else 0, _timeout())
         self._flying[fragment] = self._launch(fragment, due, weight, named, taken)
         if fragment == 0 and self._data is not None:
             self._data.seal()

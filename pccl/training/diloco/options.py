@@ -28,7 +28,13 @@ class Data(Protocol):
     """Assigns examples to members, as `pccl.data.ElasticSampler`. Its state is shared state."""
 
     def reserve(self, steps: int) -> None:
-        """Members may take different numbers of examples for a reduction: of `steps` at most."""
+        """Members may take different numbers of examples for a reduction: of `steps` at most.
+
+        0: they do not. Called when nothing is in flight.
+        """
+
+    def hold(self) -> None:
+        """Reserves what is not reserved yet. All members call it before a reduction."""
 
     @property
     def taken(self) -> int:

@@ -10,7 +10,7 @@ coordinate-wise trimmed mean (Yin et al., arXiv 1803.01498).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple
@@ -76,7 +76,7 @@ class Mean(NamedTuple):
     Attributes:
         arrays: Its arrays; zeros if nothing counted.
         present: Whether anything counted.
-        limited: Ranks whose contribution was scaled down, or did not count.
+        limited: Ranks whose contribution or weight was scaled down, or did not count.
     """
 
     arrays: list[Array]
@@ -110,18 +110,21 @@ def clipped(
 
     Args:
         robust: The bounds.
-        norms: Of the contributions. One that is not finite does not count.
-        weights: Of the members. One with weight 0 does not count, and its norm is not looked at.
+        norms: The contributions' lengths. One that is not finite does not count.
+        weights: The members' weights. A member with weight 0 does not count, and its norm is not
+            looked at.
     """
-    there = [rank for rank, weight in enumerate(weights) if weight > 0]
-    counted = [rank for rank in there if math.isfinite(norms[rank])]
-    capped = _capped(robust, weights, counted)
-    limit = robust.bound * _median([norms[rank] for rank in counted]) if counted else 0.0
+    capped, limited = _capped(robust, norms, weights)
+    lengths = [norms[rank] for rank in capped if norms[rank] > 0]
+    limit = robust.bound * _median(lengths) if lengths else 0.0
+    whole = total_of(capped.values())
     shares = [0.0] * len(norms)
     for rank, weight in capped.items():
         scale = limit / norms[rank] if norms[rank] > limit else 1.0
-        shares[rank] = weight / sum(capped.values()) * scale
-    return shares, [rank for rank in there if not norms[rank] <= limit]
+        shares[rank] = weight / whole * scale
+        if scale < 1:
+            limited.add(rank)
+    return shares, sorted(limited)
 
 
 def mean(robust: Robust, gathered: Sequence[Array], weights: Sequence[float]) -> Mean:
@@ -129,54 +132,74 @@ def mean(robust: Robust, gathered: Sequence[Array], weights: Sequence[float]) ->
 
     Args:
         robust: The bounds.
-        gathered: Of each array of a contribution, what all members have, by rank.
-        weights: Of the members. One with weight 0 is not looked at.
+        gathered: The arrays of a contribution, each with what all members have in its first axis,
+            by rank.
+        weights: The members' weights. A contribution of weight 0 is not looked at.
     """
-    there = [rank for rank, weight in enumerate(weights) if weight > 0]
-    norms = [0.0] * len(weights)
-    for rank in there:
-        norms[rank] = norm([one[rank] for one in gathered])
+    norms = [
+        norm([one[rank] for one in gathered]) if weight > 0 else 0.0
+        for rank, weight in enumerate(weights)
+    ]
     if robust.how == "trimmed":
-        capped = _capped(robust, weights, [rank for rank in there if math.isfinite(norms[rank])])
+        capped, limited = _capped(robust, norms, weights)
         arrays = [_trimmed(one, capped, robust.trimmed_of(len(capped))) for one in gathered]
-        return Mean(arrays, bool(capped), [rank for rank in there if rank not in capped])
-    shares, limited = clipped(robust, norms, weights)
+        return Mean(arrays, bool(capped), sorted(limited))
+    shares, ranks = clipped(robust, norms, weights)
     arrays = [np.zeros(one.shape[1:], one.dtype) for one in gathered]
     for rank, share in enumerate(shares):
         if share > 0:
             for total, one in zip(arrays, gathered, strict=True):
                 total += one[rank] * one.dtype.type(share)
-    return Mean(arrays, any(share > 0 for share in shares), limited)
+    return Mean(arrays, any(share > 0 for share in shares), ranks)
 
 
 @np.errstate(invalid="ignore", over="ignore")  # what is not finite is found by its norm
 def norm(arrays: Sequence[Array]) -> float:
     """The Euclidean norm of all elements together, the same on every processor."""
-    return math.sqrt(sum(_sum(np.square(array, dtype=np.float64)) for array in arrays))
+    squares = []
+    for array in arrays:
+        flat = array.reshape(-1)
+        for first in range(0, flat.size, _AT_ONCE):
+            squares.append(_sum(np.square(flat[first : first + _AT_ONCE], dtype=np.float64)))
+    return math.sqrt(total_of(squares))
 
 
 def _sum(squares: Array) -> float:
     """Adds one half to the other until one number is left."""
-    left = squares.reshape(-1)
+    left = squares
     while left.size > 1:
         half = left.size // 2
         rest = left[2 * half :]
         left = left[:half] + left[half : 2 * half]
         if rest.size:
             left[0] += rest[0]
-    return float(left[0]) if left.size else 0.0
+    return float(left[0])
+
+
+def total_of(values: Iterable[float]) -> float:
+    """Their sum. That of Python differs between its versions."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
 
 
 def _median(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
-def _capped(robust: Robust, weights: Sequence[float], counted: Sequence[int]) -> dict[int, float]:
-    """The weights of those that count, none of them much above the others."""
+def _capped(
+    robust: Robust, norms: Sequence[float], weights: Sequence[float]
+) -> tuple[dict[int, float], set[int]]:
+    """The weights of those that count, none of them much above the others; and who is limited."""
+    there = [rank for rank, weight in enumerate(weights) if weight > 0]
+    counted = [r for r in there if math.isfinite(norms[r]) and math.isfinite(weights[r])]
+    limited = set(there) - set(counted)
     if not counted:
-        return {}
+        return {}, limited
     most = robust.weight * _median([weights[rank] for rank in counted])
-    return {rank: min(weights[rank], most) for rank in counted}
+    limited.update(rank for rank in counted if weights[rank] > most)
+    return {rank: min(weights[rank], most) for rank in counted}, limited
 
 
 def _trimmed(one: Array, weights: dict[int, float], trim: int) -> Array:
@@ -184,15 +207,23 @@ def _trimmed(one: Array, weights: dict[int, float], trim: int) -> Array:
     ranks = list(weights)
     flat = one.reshape(len(one), -1)
     made = np.zeros(flat.shape[1], one.dtype)
-    scale = np.array(list(weights.values()), np.float64)
     for first in range(0, flat.shape[1] if ranks else 0, _AT_ONCE):
         values = flat[ranks, first : first + _AT_ONCE]
-        order = np.argsort(values, axis=0, kind="stable")
-        kept = order[trim : len(ranks) - trim]
-        total = np.zeros(values.shape[1], np.float64)
-        whole = np.zeros(values.shape[1], np.float64)
-        for places in kept:
-            total += scale[places] * np.take_along_axis(values, places[None], 0)[0]
-            whole += scale[places]
+        kept = _kept(values, trim)
+        total, whole = np.zeros((2, values.shape[1]), np.float64)
+        for row, here, weight in zip(values, kept, weights.values(), strict=True):
+            total += np.where(here, row, 0) * np.float64(weight)
+            whole += here * np.float64(weight)
         made[first : first + _AT_ONCE] = total / whole
     return made.reshape(one.shape[1:])
+
+
+def _kept(values: Array, trim: int) -> Array:
+    """Whether each value stays. Among equal ones the outermost members' go first."""
+    kept = np.ones(values.shape, bool)
+    columns = np.arange(values.shape[1])
+    for _ in range(trim):
+        kept[np.where(kept, values, np.inf).argmin(axis=0), columns] = False
+        last = np.where(kept, values, -np.inf)[::-1].argmax(axis=0)
+        kept[len(values) - 1 - last, columns] = False
+    return kept

@@ -24,7 +24,7 @@ import numpy as np
 
 from pccl.errors import InvalidArgument
 from pccl.frameworks import Array
-from pccl.training.diloco.robust import Mean, Robust, clipped, norm
+from pccl.training.diloco.robust import Mean, Robust, clipped, norm, total_of
 
 _LEAST_CHUNK, _MOST_CHUNK = 64, 16384  # an entry has at most 16 bits
 _AT_ONCE = 1 << 20  # elements that are searched at once: bounds the memory for their places
@@ -204,7 +204,7 @@ class Sparsifier:
     ) -> tuple[list[float], list[int]]:
         """By how much each code counts, and the ranks of those that were limited."""
         if robust is None:
-            whole = sum(weight for weight in weights if weight > 0)
+            whole = total_of(weight for weight in weights if weight > 0)
             return [weight / whole if weight > 0 else 0.0 for weight in weights], []
         norms = [
             0.0 if weight == 0 else self._norm(codes[r], r) for r, weight in enumerate(weights)
