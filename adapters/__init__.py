@@ -36,6 +36,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("generic", "jax", "lightning", "ray", "torch", "transformers"):
+    if name in ("generic", "jax", "lightning", "ray", "torch", "torchft", "transformers"):
         return importlib.import_module(f"pccl.adapters.{name}")
     raise AttributeError(f"module 'pccl.adapters' has no attribute {name!r}")

@@ -5,19 +5,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-RUNNER = Path(__file__).with_name("run_example.py")
-LIMIT = 240  # seconds
+from launches import ROOT, RUNNER, example, losses, members, run
 
 TORCHRUN = ["lightning_ddp", "fabric_ddp", "accelerate_ddp", "transformers_ddp"]
 DDP = [*TORCHRUN, "ray_train"]
@@ -34,32 +28,6 @@ MIDDLE = {
     "lightning_diloco": "55",
     "transformers_diloco": "35",
 }
-
-
-def example(name: str) -> str:
-    return str(ROOT / "examples" / "integrations" / f"{name}.py")
-
-
-def run(command: list[str], folder: Path, **env: str) -> str:
-    """Returns what the command prints, errors included. It must end well."""
-    quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PCCL_BIND": "127.0.0.1"}
-    quiet["RAY_USAGE_STATS_ENABLED"] = "0"
-    done = subprocess.run(
-        [sys.executable, *command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=LIMIT,
-        cwd=folder,  # not the source tree, which has no extension
-        env={**os.environ, **quiet, "DIES_ONCE": str(folder / "died"), **env},
-    )
-    assert done.returncode == 0, done.stdout
-    assert (folder / "died").exists() is ("DIES_AT" in env), done.stdout
-    return done.stdout
-
-
-def losses(output: str) -> list[float]:
-    return [float(loss) for loss in re.findall(r"^(?:\[\d\] )?loss (\S+)", output, re.MULTILINE)]
 
 
 def train(name: str, backend: str, folder: Path, **env: str) -> list[float]:
@@ -94,14 +62,9 @@ def test_ddp_goes_on_from_its_checkpoint_after_a_kill(
     assert found == pytest.approx(gloo(name), rel=1e-5)
 
 
-def members(name: str, folder: Path, **env: str) -> str:
-    launcher = ["-m", "pccl", "run", "-n", "2", "--elastic", "--", sys.executable]
-    return run([*launcher, str(RUNNER), example(name)], folder, **env)
-
-
 @pytest.mark.parametrize("name", DILOCO)
 def test_members_of_a_diloco_run_end_with_the_same_weights(name: str, tmp_path: Path) -> None:
-    output = members(name, tmp_path)
+    output = members(example(name), folder=tmp_path)
     weights = re.findall(r"^\[\d\] loss \S+ weights (\S+)$", output, re.MULTILINE)
     assert len(weights) == 2 and len(set(weights)) == 1, output
     assert max(losses(output)) < 1, output
@@ -109,7 +72,7 @@ def test_members_of_a_diloco_run_end_with_the_same_weights(name: str, tmp_path: 
 
 @pytest.mark.parametrize("name", DILOCO)
 def test_a_diloco_run_goes_on_when_a_member_is_killed(name: str, tmp_path: Path) -> None:
-    output = members(name, tmp_path, DIES_AT=MIDDLE[name])
+    output = members(example(name), folder=tmp_path, DIES_AT=MIDDLE[name])
     assert "rank 1 was ended by SIGKILL; 1 of 2 go on" in output
     assert len(losses(output)) == 1 and losses(output)[0] < 1, output
 
