@@ -225,7 +225,8 @@ class Manager:
             try:
                 with self._calling():
                     # A newcomer has to be let in, whatever the others do in this step.
-                    if (allow_heal and not shrink_only) or not self._standing:
+                    heal = (allow_heal and not shrink_only) or self._due or not self._standing
+                    if heal:
                         self._due = pccl.admit(timeout=limit) or self._due
                         if self._due:
                             self._share(limit)
@@ -291,16 +292,14 @@ class Manager:
         op = next((ours for theirs, ours in _OPS if reduce_op == theirs), None)
         if op is None:
             raise _refused(f"no {reduce_op}")
-        weight = None
+        raw, work, weight = tensor.detach(), None, None
         if self._spares and op == "avg":
             weight = float(self.is_participating())
         elif not self.is_participating():
-            tensor.zero_()
-        work = None
+            raw.zero_()
         how: dict[str, Any] = {"quantize": "int8" if should_quantize else None, "weight": weight}
         with self._recording(start=True):
             if not self._out:
-                raw = tensor.detach()
                 work = pccl.allreduce_async(raw, op, out=raw, tag=_TAG, **how)
         made = _Work(self, work, tensor)
         self._works.append(made)  # type: ignore[union-attr]

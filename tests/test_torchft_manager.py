@@ -46,7 +46,7 @@ def tell(peers: Sequence[Worker], program: Program) -> None:
 
 
 def went(peers: Sequence[Worker]) -> list[Log]:
-    """What the members did. Those that were in a step have the same of it."""
+    """Each member's steps. They are the same on all that were in them."""
     logs: list[Log] = [peer.expect("went", 60)["log"] for peer in peers]
     shortest = min(map(len, logs))
     for attempts in zip(*(log[-shortest:] for log in logs), strict=True):
