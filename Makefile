@@ -31,8 +31,8 @@ test: build lint types docs stress fuzz
 	@mkdir -p build
 	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
 
-# Lightning, Fabric, Accelerate, transformers, Ray and torchft over pccl, in an environment of its
-# own: build/integrations-venv. Some minutes after the installation.
+# Lightning, Fabric, Accelerate, transformers, Ray, torchft, Flax and orbax over pccl, in an
+# environment of its own: build/integrations-venv. Some minutes after the installation.
 test-integrations:
 	@$(STAGE) set-up tools/setup.sh build/integrations-venv
 	@$(STAGE) install build/integrations-venv/bin/python -m pip install -q -c requirements-dev.txt \
