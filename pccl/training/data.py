@@ -475,7 +475,7 @@ class ElasticSampler:
         return _merged(drawn)
 
     def _reserved(self, group: Membership) -> _Take:
-        """What is reserved for the next reduction, from now on if not before."""
+        """The reservation for the next reduction, made now if not before."""
         reserved = next((take for take in self._phases[-1] if take.block), None)
         if reserved is None:
             block = self.batch_size * -(-self._reserve // _TURNS)
