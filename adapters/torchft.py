@@ -38,7 +38,7 @@ _Save = Callable[[], Any]
 
 
 class WorldSizeMode(enum.Enum):
-    """Whose tensors count: those of all members, or of the `min_replica_size` oldest ones."""
+    """The members whose tensors count: all, or the `min_replica_size` oldest ones."""
 
     DYNAMIC = 0
     FIXED_WITH_SPARES = 1
@@ -74,7 +74,7 @@ class _Work(dist._Work):  # type: ignore[misc]
         work, self._work = self._work, None
         if work is not None:
             with self._manager._recording():
-                work.wait(_seconds(timeout or self._manager._timeout))
+                work.wait(_seconds(timeout, self._manager._timeout))
                 self.info = work.info
         if not self._future.done():
             self._future.work = None
@@ -147,7 +147,7 @@ class Manager:
         if unused:
             names = ", ".join(sorted(unused))
             _log.warning("without effect: %s (the run's master is PCCL_MASTER)", names)
-        if (world_size or int(os.environ.get("WORLD_SIZE", 1))) > 1:
+        if (world_size or int(os.environ.get("WORLD_SIZE") or 1)) > 1:
             raise _refused("a replica is one process here: WORLD_SIZE must be 1 or not set")
         if checkpoint_transport is not None:
             raise _refused("no checkpoint_transport: newcomers receive the state by pccl.sync")
@@ -164,7 +164,8 @@ class Manager:
         self._error: Exception | None = None
         self._reported = False  # the error is of the program
         self._misfits = 0  # steps in a row whose error says "fix"
-        self._out = self._back = False  # to come back; came back, without a state yet
+        self._out = False  # this peer has to join again
+        self._back = False  # it has joined again, and has no state yet
         self._due = self._standing = False  # a sync must come; this member took part in one
         self._own_state = False  # members' states differ between syncs
         if load_state_dict and state_dict:
@@ -215,8 +216,16 @@ class Manager:
         """
         if not self._parts:
             raise InvalidUsage.because("start_quorum", "no state: register_state_dict_fn() first")
+        with self._calling():
+            found = self._begin(
+                allow_heal and not shrink_only, _seconds(timeout, self._quorum_timeout)
+            )
+            self._rank = found.rank
+            self._active = found.peers[: self._least] if self._spares else found.peers
+
+    def _begin(self, heals: bool, limit: float | None) -> pccl.Membership:
+        """The members of the step that begins."""
         self._works, self._error, self._reported = [], None, False
-        limit = _seconds(timeout or self._quorum_timeout)
         while True:
             if self._out:
                 pccl.shutdown()
@@ -225,8 +234,7 @@ class Manager:
             try:
                 with self._calling():
                     # A newcomer has to be let in, whatever the others do in this step.
-                    heal = (allow_heal and not shrink_only) or self._due or not self._standing
-                    if heal:
+                    if heals or self._due or not self._standing:
                         self._due = pccl.admit(timeout=limit) or self._due
                         if self._due:
                             self._share(limit)
@@ -244,8 +252,7 @@ class Manager:
                     raise
         if found.replicas:
             raise _refused("this peer is a rank of a replica of several, whose ranks may disagree")
-        self._rank = found.rank
-        self._active = found.peers[: self._least] if self._spares else found.peers
+        return found
 
     def _share(self, limit: float | None) -> None:
         """One sync of the registered state. Only newcomers' states change, as a rule."""
@@ -292,6 +299,8 @@ class Manager:
         op = next((ours for theirs, ours in _OPS if reduce_op == theirs), None)
         if op is None:
             raise _refused(f"no {reduce_op}")
+        if self._spares and op not in ("avg", "sum"):
+            raise _refused(f"no {reduce_op} with spares: theirs would count")
         raw, work, weight = tensor.detach(), None, None
         if self._spares and op == "avg":
             weight = float(self.is_participating())
@@ -325,23 +334,9 @@ class Manager:
             RuntimeError: It has failed more than `max_retries` times in a row.
         """
         self.wait_quorum()
-        works, agreed, info = self._works or [], 0, None
-        for work in works:
-            work.wait()
-        with self._recording():
-            if not self._out:
-                limit, ok = _seconds(timeout or self._timeout), int(self._error is None)
-                agreed, info = pccl.allreduce(ok, "min", tag=_TAG, timeout=limit, return_info=True)
-        if self._reported and not self._out and _asks_for_a_fix(self._error):
-            # The others are in a reduction that this member has not made. They go on without it.
-            self._leave()
-        infos = [work.info for work in works] or [info]
-        members = {frozenset(each.contributors) for each in infos if each is not None}
-        count = len(frozenset().union(*members).intersection(self._active))
-        if agreed and len(members) == 1 and count >= self._least:
-            self._step += 1
-            self._batches += count
-            self._failures = self._misfits = 0
+        with self._calling():  # an interrupt anywhere in here leaves: the others have the verdict
+            committed, count = self._decide(_seconds(timeout, self._timeout))
+        if committed:
             return True
         self._failures += 1
         error = self._error or f"of {len(self._active)} members {count} took part in all of it"
@@ -353,6 +348,30 @@ class Manager:
         if self._max_retries is not None and self._failures > self._max_retries:
             raise RuntimeError(f"{self._failures} steps in a row failed: {error}")
         return False
+
+    def _decide(self, limit: float | None) -> tuple[bool, int]:
+        """Whether the step is committed, and how many members took part in all of it."""
+        works, agreed, info = self._works or [], 0, None
+        for work in works:
+            work.wait()
+        before = self._error
+        with self._recording():
+            if not self._out:
+                ok = int(self._error is None and all(work.info for work in works))
+                agreed, info = pccl.allreduce(ok, "min", tag=_TAG, timeout=limit, return_info=True)
+        if self._reported and not self._out and self._error is not before:
+            if _asks_for_a_fix(self._error):
+                # The others are in a reduction that this member has not made, and go on without it.
+                self._leave()
+        infos = [work.info for work in works] or [info]
+        members = {frozenset(each.contributors) for each in infos if each is not None}
+        count = len(frozenset().union(*members).intersection(self._active))
+        committed = bool(agreed) and len(members) == 1 and count >= self._least
+        if committed:
+            self._step += 1
+            self._batches += count
+            self._failures = self._misfits = 0
+        return committed, count
 
     def report_error(self, e: Exception) -> None:
         """Keeps a step from being committed, on all members."""
@@ -442,7 +461,8 @@ def _asks_for_a_fix(error: Exception | None) -> bool:
     return isinstance(error, PCCLError) and error.advice == "fix"
 
 
-def _seconds(limit: timedelta | None) -> float | None:
+def _seconds(limit: timedelta | None, usual: timedelta | None) -> float | None:
+    limit = usual if limit is None else limit
     return None if limit is None else limit.total_seconds()
 
 

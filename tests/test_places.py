@@ -191,8 +191,8 @@ def test_a_small_dev_shm_is_told_with_what_it_is_for(tmp_path: Path) -> None:
 def test_settings_that_are_no_numbers_and_odd_files_do_no_harm(tmp_path: Path) -> None:
     odd = {
         "proc/self/cgroup": "odd\n::\n0::/\n",
-        "proc/self/mountinfo": "\nodd\n",
-        "proc/meminfo": "MemTotal: much\n",
+        "proc/self/mountinfo": "\nodd\n1 2 0:1 / /dev/shm rw shared\n",
+        "proc/meminfo": "MemTotal: much\nMemAvailable: \u00b2 kB\n",
         "sys/fs/cgroup/cpu.max": "\n",
         "sys/fs/cgroup/memory.max": "\n",
     }

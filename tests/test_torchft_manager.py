@@ -17,7 +17,7 @@ import pccl
 
 torch = pytest.importorskip("torch")
 
-from pccl.adapters.torchft import Manager  # noqa: E402
+from pccl.adapters.torchft import Manager, WorldSizeMode  # noqa: E402
 
 Log = list[dict[str, Any]]
 
@@ -169,7 +169,7 @@ def test_spares_contribute_nothing_and_take_the_place_of_a_lost_member(run: Run)
 
 def test_a_step_that_takes_too_long_is_dropped_by_all(run: Run) -> None:
     peers = begun(run, 2)
-    late = newcomer(run, 4, partial(member.go, 1), timeout=0.5)
+    late = newcomer(run, 4, partial(member.go, 1, until=3), timeout=0.5)
     tell(peers, partial(member.go, 1, until=3))
     went([*peers, late])
     tell([peers[0], late], partial(member.go, 1))  # the newcomer gives up for all
@@ -282,6 +282,17 @@ def test_misuse_is_told(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
         manager.wrap_future(torch.futures.Future(), None, timedelta(seconds=1))
     assert manager.allreduce(tensor).wait() and manager.should_commit()
     assert manager.current_step() == 1
+
+
+def test_spares_would_count_in_other_ops_than_means_and_sums(alone: None) -> None:
+    manager = Manager(world_size_mode=WorldSizeMode.FIXED_WITH_SPARES)
+    manager.set_state_dict_fns(lambda state: None, lambda: {"x": 1})
+    manager.start_quorum()
+    for op in ("PRODUCT", "MIN", "MAX"):
+        with pytest.raises(pccl.NotSupported, match="with spares"):
+            manager.allreduce(torch.ones(2), reduce_op=getattr(torch.distributed.ReduceOp, op))
+    assert manager.allreduce(torch.ones(2), reduce_op=torch.distributed.ReduceOp.SUM).wait()
+    assert manager.should_commit()
 
 
 def test_arguments_without_effect_are_named(alone: None, caplog: pytest.LogCaptureFixture) -> None:

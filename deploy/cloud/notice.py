@@ -48,7 +48,7 @@ def gcp(base):
 
 
 def azure(base):
-    """Whether it is to be evicted: 30 s before. Events of other machines of its set count not."""
+    """Whether it is to be evicted: 30 s before. Events for other machines do not count."""
     found = ask(f"{base}/metadata/scheduledevents?api-version=2020-07-01", Metadata="true")
     ends = [
         event
@@ -77,7 +77,7 @@ def main():
         try:
             if announced(options.metadata):
                 break
-        except (OSError, ValueError) as error:
+        except Exception as error:  # whatever the service answers
             if str(error) != failure:
                 failure = str(error)
                 print(f"notice: no answer of the metadata service: {failure}", file=sys.stderr)

@@ -120,11 +120,13 @@ def _kinds(place: Place) -> Iterator[tuple[str, str]]:
         )
         yield "Kubernetes", text
     elif engine := _container(place):
-        text = (
-            f"{engine}: `stop` sends SIGTERM, and SIGKILL after 10 s unless --time says otherwise "
-            f"(PCCL_DRAIN_SECONDS is {drain}). Other machines reach a published port (-p, "
-            "PCCL_PORT, PCCL_ADVERTISE), or any port with --network host"
-        )
+        text = f"{engine}: the file system and limits of the container count, not the machine's"
+        if engine in ("Docker", "Podman"):
+            text = (
+                f"{engine}: `stop` sends SIGTERM, and SIGKILL after 10 s unless -t says otherwise "
+                f"(PCCL_DRAIN_SECONDS is {drain}). Other machines reach a published port (-p, "
+                "PCCL_PORT, PCCL_ADVERTISE), or any port with --network host"
+            )
         yield "container", text
     release = place.text("proc/sys/kernel/osrelease").lower()
     if "WSL_DISTRO_NAME" in given or "microsoft" in release:
@@ -204,7 +206,7 @@ def _memory(place: Place) -> Iterator[Check]:
     """Free memory, where a cgroup limits it or little is left."""
     names = ("MemTotal:", "MemAvailable:")
     lines = [line.split() for line in place.text("proc/meminfo").splitlines()]
-    known = {words[0]: words[1] for words in lines if len(words) > 1 and words[1].isdigit()}
+    known = {words[0]: words[1] for words in lines if len(words) > 1 and words[1].isdecimal()}
     if not known.keys() >= set(names):
         return
     total, free = (int(known[name]) * 1024 for name in names)
@@ -214,7 +216,7 @@ def _memory(place: Place) -> Iterator[Check]:
         cache = ("total_inactive_file", "inactive_file")[version]
         most = place.text(f"{folder}/{('memory.limit_in_bytes', 'memory.max')[version]}")
         used = place.text(f"{folder}/{('memory.usage_in_bytes', 'memory.current')[version]}")
-        if most.isdigit() and used.isdigit():  # else "max"
+        if most.isdecimal() and used.isdecimal():  # else "max"
             dropped = _field(place.text(f"{folder}/memory.stat"), cache)
             free = min(free, max(0, int(most) - int(used) + dropped))
             limit = min(limit, int(most))
@@ -237,7 +239,7 @@ def _processors(place: Place) -> Iterator[Check]:
         else:
             time = place.text(f"{folder}/cpu.cfs_quota_us")
             period = place.text(f"{folder}/cpu.cfs_period_us")
-        if time.isdigit() and period.isdigit() and int(period) > 0:  # else "max", or -1
+        if time.isdecimal() and period.isdecimal() and int(period) > 0:  # else "max", or -1
             quota = min(quota, int(time) / int(period))
     if quota >= place.cores:
         return
@@ -261,7 +263,7 @@ def _cgroups(place: Place, controller: str) -> Iterator[tuple[int, str]]:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
-            version, tops = 1, ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
+            version, tops = 1, ["sys/fs/cgroup"]
         elif controller in controllers.split(","):
             version, tops = 0, [f"sys/fs/cgroup/{name}" for name in (controllers, controller)]
         else:
@@ -277,7 +279,7 @@ def _cgroups(place: Place, controller: str) -> Iterator[tuple[int, str]]:
 def _field(text: str, name: str) -> int:
     """The number after the name in lines of `name number`; 0 if there is none."""
     found = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
-    return int(found[name]) if found.get(name, "").isdigit() else 0
+    return int(found[name]) if found.get(name, "").isdecimal() else 0
 
 
 def _shm_bytes(place: Place) -> int | None:
@@ -287,9 +289,9 @@ def _shm_bytes(place: Place) -> int | None:
         mount, _, system = line.partition(" - ")
         if mount.split()[4:5] != ["/dev/shm"]:
             continue
-        for option in system.split()[-1].split(","):
+        for option in (system.split() or [""])[-1].split(","):
             name, _, value = option.partition("=")
-            if name == "size" and value.rstrip("kmg").isdigit():
+            if name == "size" and value.rstrip("kmg").isdecimal():
                 unit = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(value[-1], 1)
                 size = int(value.rstrip("kmg")) * unit  # of the last one, which hides the others
     return size
