@@ -1,25 +1,19 @@
-"""The actors of one run, and the loop that replaces them."""
+"""The loop of one run, which replaces its actors."""
 
 from __future__ import annotations
 
 import logging
-import os
-import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
-from ray.util import get_node_ip_address
+from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
 
-import pccl
-from pccl.errors import Evicted, RevisionMismatch
+from pccl.adapters.ray.actors import Master, Member, any_port, is_death, is_loopback
 
 if TYPE_CHECKING:
     from pccl.adapters.ray import ElasticTrainer
@@ -29,59 +23,6 @@ __all__ = ["Run"]
 _LOOK_SECONDS = 1.0  # between two looks for newcomers, when the work has ended
 
 _log = logging.getLogger(__name__)
-
-
-class _Master:
-    """The actor of the run's master."""
-
-    def __init__(self, listen: str, secret: str) -> None:
-        self.node = pccl.MasterNode(listen or _at(get_node_ip_address()), secret=secret)
-        self.node.run()
-
-    def address(self) -> str:
-        return self.node.address
-
-    def newcomers(self) -> list[str]:
-        groups = self.node.status()["groups"]
-        return [peer["name"] for group in groups for peer in group["newcomers"]]
-
-    def live(self) -> None:
-        """Never returns: an error of this call tells the actor's end."""
-        threading.Event().wait()
-
-
-class _Member:
-    """The actor of one member."""
-
-    def __init__(self, settings: Mapping[str, str]) -> None:
-        os.environ.pop("PCCL_SECRET_FILE", None)
-        os.environ.update(settings)
-
-    def is_up(self) -> None: ...
-
-    def work(self, train: Callable[[Any], Any], config: Any) -> tuple[bool, Any]:
-        """Whether the function returned, rather than leaving on purpose; and its value."""
-        try:
-            return True, train(config)
-        except SystemExit as error:
-            if error.code and not isinstance(error, pccl.Drained):
-                raise RuntimeError(f"the function ended with status {error.code}") from error
-            return not isinstance(error, pccl.Drained), None
-        finally:
-            if pccl.is_initialized():
-                pccl.shutdown()
-
-
-def _of_the_function(error: Exception) -> bool:
-    """Whether a new actor would not help: an error of the function, or when it was loaded."""
-    if isinstance(error, Evicted):
-        return isinstance(error, RevisionMismatch)
-    return isinstance(error, RayTaskError) or getattr(error, "actor_init_failed", False)
-
-
-def _at(host: str) -> str:
-    """Any free port of that host."""
-    return f"[{host}]:0" if ":" in host else f"{host}:0"
 
 
 class Run:
@@ -95,43 +36,56 @@ class Run:
         self.starts = [0] * trainer.members
         self.calls: dict[Any, int] = {}  # under way
         self.master: Any = None
+        bind = trainer.settings.get("PCCL_BIND", "")
+        self.listen = any_port(bind) if is_loopback(bind) else ""
         bundles = [dict(trainer.resources)] * trainer.min_members
         self.group = placement_group(bundles, strategy=trainer.strategy)
+        # Members without a bundle start when the group has its resources. Ray reserves these as
+        # one unit, and would wait for ever if such members took some of them before.
+        self.later = set(range(trainer.min_members, trainer.members))
+        self.ready = self.group.ready()
 
     def results(self) -> list[Any]:
-        bind = self.trainer.settings.get("PCCL_BIND", "")
-        self.start_master(_at(bind) if bind.startswith("127.") else "")
-        for member in range(self.trainer.members):
+        self.start_master()
+        for member in range(self.trainer.min_members):
             self.start(member)
         found: list[Any] = [None] * self.trainer.members
-        while self.calls:
+        while self.calls or self.later:
             timeout = _LOOK_SECONDS if self.ended else None
-            for call in ray.wait([self.life, *self.calls], timeout=timeout)[0]:
+            refs = [self.life, *self.calls, *([self.ready] if self.later else [])]
+            for ref in ray.wait(refs, timeout=timeout)[0]:
+                if ref == self.ready:
+                    self.start_others()
+                    continue
                 try:
-                    returned, value = ray.get(call)
-                except (Evicted, RayActorError) as error:
-                    if _of_the_function(error):
+                    returned, value = ray.get(ref)
+                except RayError as error:
+                    if not is_death(error):
                         raise
-                    self.replace(self.calls.pop(call, None), error)  # None: the master
+                    self.replace(self.calls.pop(ref, None), error)  # None: the master
                 else:
-                    found[self.calls.pop(call)] = value
+                    found[self.calls.pop(ref)] = value
                     self.ended |= returned
             if self.ended:
-                self.end_newcomers()
+                self.end_the_waiting()
         return found
 
-    def start_master(self, listen: str) -> None:
+    def start_master(self) -> None:
         """On this node, so that another one may get the same address."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
-        self.master = ray.remote(_Master).options(**options).remote(listen, self.trainer.secret)
+        self.master = ray.remote(Master).options(**options).remote(self.listen, self.trainer.secret)
         self.life = self.master.live.remote()
-        self.trainer.address = ray.get(self.master.address.remote())
+        try:
+            self.listen = self.trainer.address = ray.get(self.master.address.remote())
+        except RayError as error:
+            if not is_death(error):
+                raise
+            self.replace(None, error)
 
     def start(self, member: int) -> None:
         """Makes an actor, which Ray places when there are resources."""
         trainer = self.trainer
-        at = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=member)
         own: dict[str, Any] = dict(trainer.resources)
         options: dict[str, Any] = {
             "num_cpus": own.pop("CPU", 0),
@@ -139,7 +93,7 @@ class Run:
             "resources": own,
         }
         if member < trainer.min_members:
-            options["scheduling_strategy"] = at
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self.group, member)
         again = f"-{self.starts[member]}" if self.starts[member] else ""
         self.starts[member] += 1
         self.names[member] = f"member-{member}{again}"
@@ -150,37 +104,77 @@ class Run:
             "PCCL_NAME": self.names[member],
             "PCCL_LOCAL_RANK": str(member),
         }
-        actor = self.actors[member] = ray.remote(_Member).options(**options).remote(settings)
+        actor = self.actors[member] = ray.remote(Member).options(**options).remote(settings)
         self.up[member] = actor.is_up.remote()
         self.calls[actor.work.remote(*trainer.work)] = member
+
+    def start_others(self) -> None:
+        """Starts the members without a bundle."""
+        for member in sorted(self.later):
+            self.start(member)
+        self.later.clear()
+
+    def start_again(self, member: int) -> None:
+        """Starts a member after a death; members without a bundle when the group is whole."""
+        if member < self.trainer.min_members:
+            self.start(member)
+            for call, other in list(self.calls.items()):
+                if other >= self.trainer.min_members and not self.is_placed(other):
+                    self.kill(call)  # the group comes first
+                    self.later.add(other)
+        else:
+            self.later.add(member)
+        self.ready = self.group.ready()
+
+    def is_placed(self, member: int) -> bool:
+        """Whether Ray has started the actor."""
+        return bool(ray.wait([self.up[member]], timeout=0)[0])
+
+    def kill(self, call: Any) -> None:
+        ray.kill(self.actors[self.calls.pop(call)])
 
     def replace(self, member: int | None, error: Exception) -> None:
         """Counts a death, and starts a member, or the master (None), again."""
         what = "the master" if member is None else self.names[member]
         _log.warning("pccl: lost %s (%s)", what, type(error).__name__)
-        if member is not None:
-            ray.kill(self.actors[member])  # it may be cut off, and live
-            if self.ended:
-                return
+        ray.kill(self.master if member is None else self.actors[member])  # it may be cut off
+        if member is not None and self.ended:
+            return
         self.deaths += not getattr(error, "preempted", False)
         limit = self.trainer.max_failures
         if limit is not None and self.deaths > limit:
             sentence = f"{what} died: {self.deaths} deaths in this run, max_failures is {limit}"
             raise RuntimeError(sentence) from error
         if member is None:
-            self.start_master(self.trainer.address)
+            self.start_master()
         else:
-            self.start(member)
+            self.start_again(member)
 
-    def end_newcomers(self) -> None:
+    def end_the_waiting(self) -> None:
         """Ends members that Ray has not placed, and those that wait for their admission."""
-        waiting: list[str] = []
-        with suppress(RayActorError):
-            waiting = ray.get(self.master.newcomers.remote())
+        self.later.clear()
+        members, newcomers = self.peers()
         for call, member in list(self.calls.items()):
-            if self.names[member] in waiting or not ray.wait([self.up[member]], timeout=0)[0]:
-                del self.calls[call]
-                ray.kill(self.actors[member])
+            if not self.is_placed(member):
+                self.kill(call)
+            elif self.names[member] in newcomers:
+                self.kill(call)
+        # Nobody admits newcomers to an empty group. Those with another name are members whose
+        # function chose it. A member that is none of them has left, and may still save its state.
+        unknown = [name for name in newcomers if name not in self.names.values()]
+        if not members and len(self.calls) <= len(unknown):
+            for call in list(self.calls):
+                self.kill(call)
+
+    def peers(self) -> tuple[int, list[str]]:
+        """The number of members, and the names of newcomers, as the master knows them."""
+        try:
+            members, newcomers = ray.get(self.master.peers.remote())
+            return members, newcomers
+        except RayError as error:
+            if not is_death(error):
+                raise
+            return 0, []  # `life` tells its death
 
     def end(self) -> None:
         for actor in [*self.actors.values(), self.master]:

@@ -24,14 +24,16 @@ from ray.cluster_utils import Cluster
 
 import pccl
 from pccl.adapters.ray import ElasticTrainer
+from pccl.adapters.ray.run import Run
+from pccl.errors import MasterLost, Unreachable
 
 FOLDER = Path(sys.argv[2]) if len(sys.argv) > 2 else Path()
 AFTER = 5  # steps after what a run waits for
 SECRET = "a secret of a test, which has enough characters"
 
 
-def start(cpus: int) -> None:
-    ray.init("local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1")
+def start(cpus: int, **more: Any) -> None:
+    ray.init("local", num_cpus=cpus, include_dashboard=False, _node_ip_address="127.0.0.1", **more)
 
 
 def name() -> str:
@@ -207,7 +209,7 @@ def loses_the_master(folder: Path) -> dict[str, Any]:
         if name() == "member-0" and step == 20:
             of_this_ray = ["ps", "-o", "pid=,args=", "--ppid", os.environ["RAY_RAYLET_PID"]]
             listed = subprocess.run(of_this_ray, check=True, capture_output=True, text=True).stdout
-            (master,) = [line.split()[0] for line in listed.splitlines() if "::_Master" in line]
+            (master,) = [line.split()[0] for line in listed.splitlines() if "::Master" in line]
             os.kill(int(master), signal.SIGKILL)
         return step > 40
 
@@ -217,6 +219,159 @@ def loses_the_master(folder: Path) -> dict[str, Any]:
 def run_master() -> object:
     start(2)
     return ElasticTrainer(loses_the_master, FOLDER, members=2, min_members=2).fit()
+
+
+def rejoins(folder: Path) -> dict[str, Any]:
+    """Member 1 loses the master, and its replacement cannot be reached."""
+
+    def over(step: int) -> int:
+        if name() == "member-1" and step == 20:
+            raise MasterLost.because("allreduce", "no answer")
+        if name() == "member-1-1":
+            raise Unreachable.because("allreduce", "no path")
+        return name() == "member-1-2"
+
+    return each_step(over, folder)
+
+
+def run_rejoins() -> object:
+    start(2)
+    return ElasticTrainer(rejoins, FOLDER, members=2, min_members=2).fit()
+
+
+def size(_: object) -> int:
+    pccl.init()
+    pccl.barrier()
+    return pccl.world_size()
+
+
+def nothing() -> None: ...
+
+
+def run_starved() -> object:
+    """The members that are needed have a place when a second node comes."""
+    begun = threading.Event()
+    begin = Run.start
+
+    def told(run: Run, member: int) -> None:
+        begin(run, member)
+        if member == 1:
+            begun.set()
+
+    Run.start = told  # type: ignore[method-assign]
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    ray.init(address=cluster.address)
+    found: list[object] = []
+    trainer = ElasticTrainer(size, members=3, min_members=2)
+    fitting = threading.Thread(target=lambda: found.extend(trainer.fit()), daemon=True)
+    fitting.start()
+    begun.wait()
+    ray.get(ray.remote(nothing).remote())  # the first node's processor is free
+    cluster.add_node(num_cpus=1)
+    fitting.join()
+    ray.shutdown()
+    cluster.shutdown()
+    return found
+
+
+def waits(_: object) -> None:
+    threading.Event().wait()
+
+
+def run_memory() -> object:
+    """Ray ends all actors, since the machine has less memory than it wants."""
+    limits = {"memory_usage_threshold": 0.0001, "memory_monitor_refresh_ms": 100}
+    start(2, _system_config=limits)
+    try:
+        ElasticTrainer(waits, members=2, max_failures=2).fit()
+    except RuntimeError as error:
+        return [str(error), type(error.__cause__).__name__]
+    return None
+
+
+def comes_late(folder: Path) -> str:
+    """Member 1 dies, and its replacement comes when member 0 has left."""
+    if name() == "member-1-1":
+        (folder / "left").read_text()
+    pccl.init(name=f"own-{name()}")
+    pccl.barrier()
+    if name() == "member-1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    pccl.shutdown()
+    tell(folder, "left")
+    return name()
+
+
+def run_late() -> object:
+    os.mkfifo(FOLDER / "left")
+    start(2)
+    return ElasticTrainer(comes_late, FOLDER, members=2, min_members=2).fit()
+
+
+def saves(folder: Path) -> str:
+    """Member 1 still saves its state when member 0 has returned, and the group is empty."""
+    pccl.init(name=f"own-{name()}")
+    pccl.shutdown()
+    if name() == "member-0":
+        (folder / "left").read_text()
+    else:
+        tell(folder, "left")
+        (folder / "looked").read_text()
+    return name()
+
+
+def run_saves() -> object:
+    for word in ("left", "looked"):
+        os.mkfifo(FOLDER / word)
+    look = Run.end_the_waiting
+    telling = threading.Thread(target=tell, args=(FOLDER, "looked"), daemon=True)
+
+    def told(run: Run) -> None:
+        look(run)
+        if telling.ident is None:
+            telling.start()
+
+    Run.end_the_waiting = told  # type: ignore[method-assign]
+    start(2)
+    return ElasticTrainer(saves, FOLDER, members=2, min_members=2).fit()
+
+
+class Unreadable(Exception):
+    """Cannot be loaded elsewhere, since its class wants two arguments."""
+
+    def __init__(self, left: str, right: str) -> None:
+        super().__init__(left + right)
+
+
+def raises_unreadable(_: object) -> None:
+    raise Unreadable("no such ", "layer")
+
+
+class Unloadable:
+    """A value that only its own process has."""
+
+    def __init__(self) -> None:
+        self.at = os.getpid()
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        if state["at"] != os.getpid():
+            raise ValueError("a value of another process")
+
+
+def returns_unloadable(_: object) -> Unloadable:
+    return Unloadable()
+
+
+def run_unreadable() -> object:
+    """An error or a value that this process cannot load is no death."""
+    start(1)
+    found = []
+    for train in (raises_unreadable, returns_unloadable):
+        try:
+            ElasticTrainer(train, members=1).fit()
+        except ray.exceptions.RayError as error:
+            found.append(f"{type(error).__name__} {error}")
+    return found
 
 
 def leaves(folder: Path) -> dict[str, Any]:

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import exceptions
 
+from pccl import errors
 from pccl.adapters.ray import ElasticTrainer
+from pccl.adapters.ray.actors import is_death
 from pccl.errors import InvalidArgument
 
 RUNS = Path(__file__).with_name("ray_runs.py")
@@ -79,6 +82,84 @@ def test_a_member_that_leaves_on_purpose_is_not_replaced(tmp_path: Path) -> None
     found = result("leaves", tmp_path)
     assert found[0]["name"] == "member-0" and found[1] is None
     assert set(started(tmp_path)) == {"member-0", "member-1"}
+
+
+def test_members_beyond_the_minimum_leave_the_resources_to_the_others(tmp_path: Path) -> None:
+    found = result("starved", tmp_path)
+    assert found[:2] == [2, 2]
+
+
+def test_an_actor_that_ray_ends_for_memory_is_a_death(tmp_path: Path) -> None:
+    sentence, cause = result("memory", tmp_path)
+    assert sentence.endswith(" died: 3 deaths in this run, max_failures is 2")
+    assert cause == "OutOfMemoryError"
+
+
+def test_a_member_that_may_rejoin_is_replaced(tmp_path: Path) -> None:
+    found = result("rejoins", tmp_path)
+    assert set(started(tmp_path)) == {"member-0", "member-1", "member-1-1", "member-1-2"}
+    assert [each["name"] for each in found] == ["member-0", "member-1-2"]
+    assert found[0]["w"] == found[1]["w"]
+
+
+def test_a_replacement_with_a_name_of_its_own_ends_with_the_work(tmp_path: Path) -> None:
+    assert result("late", tmp_path) == ["member-0", None]
+
+
+def test_a_member_that_has_left_may_finish(tmp_path: Path) -> None:
+    assert result("saves", tmp_path) == ["member-0", "member-1"]
+
+
+def test_what_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
+    error, value = result("unreadable", tmp_path)
+    assert error.startswith("UnserializableException") and "no such layer" in error
+    assert value.startswith("RaySystemError") and "a value of another process" in value
+
+
+LOST = ("00" * 28, None, "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        exceptions.ActorDiedError(),
+        exceptions.ActorUnavailableError("no answer", None),
+        exceptions.LocalRayletDiedError(),
+        exceptions.NodeDiedError("no answer"),
+        exceptions.ObjectLostError(*LOST),
+        exceptions.OutOfMemoryError("95 %"),
+        exceptions.OwnerDiedError(*LOST),
+        exceptions.RaySystemError("the worker did not start"),
+        exceptions.WorkerCrashedError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_lost_process_or_node_is_a_death(error: exceptions.RayError) -> None:
+    assert is_death(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        exceptions.ActorDiedError(exceptions.RayTaskError("__init__", "", ValueError())),
+        exceptions.ActorPlacementGroupRemoved(),
+        exceptions.ActorUnschedulableError("no such node"),
+        exceptions.RayTaskError("work", "", ValueError()),
+        exceptions.RayTaskError("work", "", exceptions.OutOfMemoryError("of a task")),
+        exceptions.RuntimeEnvSetupError("no such package"),
+    ],
+    ids=repr,
+)
+def test_what_the_next_actor_would_meet_too_is_an_error(error: exceptions.RayError) -> None:
+    assert not is_death(error)
+
+
+@pytest.mark.parametrize("kind", sorted(set(errors.__all__) - {"Result"}))
+def test_errors_of_pccl_after_which_a_member_may_rejoin_are_deaths(kind: str) -> None:
+    cause = getattr(errors, kind).because("allreduce", "")
+    wrapped = exceptions.RayTaskError("work", "", cause)
+    assert is_death(wrapped) == (kind in ("Evicted", "MasterLost", "Unreachable"))
+    assert is_death(wrapped.as_instanceof_cause()) == is_death(wrapped)
 
 
 def test_an_error_of_the_function_is_raised_with_its_traceback(tmp_path: Path) -> None:
