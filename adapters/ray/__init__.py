@@ -8,12 +8,16 @@ from typing import Any
 
 import ray
 
+from pccl.adapters.ray.actors import is_loopback
 from pccl.adapters.ray.run import Run
 from pccl.errors import InvalidArgument
 from pccl.master import make_secret
 from pccl.tools.run import ONE_PROCESS
 
 __all__ = ["ElasticTrainer"]
+
+_RECONNECT_SECONDS = "60"  # Ray may take longer than pccl's default to start another master
+_ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 class ElasticTrainer:
@@ -33,15 +37,16 @@ class ElasticTrainer:
     Args:
         train: The function of a member. `pccl.init()` in it finds the run.
         config: Its only argument.
-        members: Their number when Ray has the resources. Members above `min_members` start when
-            there are resources for them.
-        min_members: Their number at the start, with reserved resources (a placement group). The
-            run goes on with fewer while Ray has no place for replacements.
-        resources: Of each member, as Ray names them: `{"CPU": 4, "GPU": 1}`. Default: one CPU.
-        strategy: Of the placement group: "SPREAD", "PACK", "STRICT_SPREAD" or "STRICT_PACK".
+        members: The number of members when Ray has the resources. Members above `min_members`
+            start when the others have theirs, and there are resources for more.
+        min_members: The number of members at the start, with reserved resources (a placement
+            group). The run goes on with fewer while Ray has no place for replacements.
+        resources: What Ray reserves for each member, e.g. `{"CPU": 4, "GPU": 1}`. Default: one CPU.
+        strategy: How Ray places them: "SPREAD", "PACK", "STRICT_SPREAD" or "STRICT_PACK".
         max_failures: Deaths in the whole run that are tolerated; None: any number. Deaths by a
             preemption that Ray knows of do not count.
-        settings: `PCCL_` variables of the members, beside those of this process.
+        settings: `PCCL_` variables of the members. Those of this process hold, too, except a
+            `PCCL_BIND` that only this machine has. `PCCL_RECONNECT_TIMEOUT` is 60 by default.
         secret: The run's secret, at least 32 bytes. Default: a new one.
 
     Attributes:
@@ -75,8 +80,15 @@ class ElasticTrainer:
             strategy,
         )
         self.secret = secret or make_secret()
-        own = {name: text for name, text in os.environ.items() if name.startswith("PCCL_")}
-        self.settings = {name: text for name, text in own.items() if name not in ONE_PROCESS}
+        own = {
+            name: text
+            for name, text in os.environ.items()
+            if name.startswith("PCCL_") and name not in ONE_PROCESS
+        }
+        bind = own.get("PCCL_BIND", "")
+        if not is_loopback(bind) and bind not in _ALL_INTERFACES:
+            own.pop("PCCL_BIND", None)  # other nodes do not have that address
+        self.settings = {"PCCL_RECONNECT_TIMEOUT": _RECONNECT_SECONDS, **own}
         self.settings |= {"PCCL_MIN_PEERS": str(min_members), **(settings or {})}
 
     def fit(self) -> list[Any]:

@@ -162,6 +162,35 @@ def test_errors_of_pccl_after_which_a_member_may_rejoin_are_deaths(kind: str) ->
     assert is_death(wrapped.as_instanceof_cause()) == is_death(wrapped)
 
 
+def test_members_dial_a_lost_master_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PCCL_RECONNECT_TIMEOUT", raising=False)
+    name = "PCCL_RECONNECT_TIMEOUT"
+    assert ElasticTrainer(print, members=1).settings[name] == "60"
+    assert ElasticTrainer(print, members=1, settings={name: "5"}).settings[name] == "5"
+    monkeypatch.setenv(name, "7")
+    assert ElasticTrainer(print, members=1).settings[name] == "7"
+
+
+@pytest.mark.parametrize(
+    ("bind", "passed_on"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", True),
+        ("10.1.2.3", False),
+        ("node-7", False),
+    ],
+)
+def test_only_an_address_that_all_nodes_have_reaches_the_members(
+    bind: str, passed_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_BIND", bind)
+    assert ("PCCL_BIND" in ElasticTrainer(print, members=1).settings) == passed_on
+    chosen = ElasticTrainer(print, members=1, settings={"PCCL_BIND": bind})
+    assert chosen.settings["PCCL_BIND"] == bind
+
+
 def test_an_error_of_the_function_is_raised_with_its_traceback(tmp_path: Path) -> None:
     text = result("wrong", tmp_path)
     assert "ValueError: no such layer" in text
