@@ -40,10 +40,9 @@ class Run:
         self.listen = any_port(bind) if is_loopback(bind) else ""
         bundles = [dict(trainer.resources)] * trainer.min_members
         self.group = placement_group(bundles, strategy=trainer.strategy)
-        # Members without a bundle start when the group has its resources. Ray reserves these as
-        # one unit, and would wait for ever if such members took some of them before.
+        # Members without a bundle start when all others are up. Ray reserves the group's resources
+        # as one unit, and would wait for ever if such members took some of them before.
         self.later = set(range(trainer.min_members, trainer.members))
-        self.ready = self.group.ready()
 
     def results(self) -> list[Any]:
         self.start_master()
@@ -52,10 +51,9 @@ class Run:
         found: list[Any] = [None] * self.trainer.members
         while self.calls or self.later:
             timeout = _LOOK_SECONDS if self.ended else None
-            refs = [self.life, *self.calls, *([self.ready] if self.later else [])]
-            for ref in ray.wait(refs, timeout=timeout)[0]:
-                if ref == self.ready:
-                    self.start_others()
+            starting = self.start_others() if self.later else []
+            for ref in ray.wait([self.life, *self.calls, *starting[:1]], timeout=timeout)[0]:
+                if ref in starting:
                     continue
                 try:
                     returned, value = ray.get(ref)
@@ -108,23 +106,24 @@ class Run:
         self.up[member] = actor.is_up.remote()
         self.calls[actor.work.remote(*trainer.work)] = member
 
-    def start_others(self) -> None:
-        """Starts the members without a bundle."""
-        for member in sorted(self.later):
-            self.start(member)
-        self.later.clear()
+    def start_others(self) -> list[Any]:
+        """Starts the members without a bundle, unless others are not up, which it returns."""
+        needed = [self.up[member] for member in range(self.trainer.min_members)]
+        starting: list[Any] = ray.wait(needed, num_returns=len(needed), timeout=0)[1]
+        while self.later and not starting:
+            self.start(self.later.pop())
+        return starting
 
     def start_again(self, member: int) -> None:
-        """Starts a member after a death; members without a bundle when the group is whole."""
-        if member < self.trainer.min_members:
-            self.start(member)
-            for call, other in list(self.calls.items()):
-                if other >= self.trainer.min_members and not self.is_placed(other):
-                    self.kill(call)  # the group comes first
-                    self.later.add(other)
-        else:
+        """Starts a member after a death. Those with a bundle come first."""
+        if member >= self.trainer.min_members:
             self.later.add(member)
-        self.ready = self.group.ready()
+            return
+        self.start(member)
+        for call, other in list(self.calls.items()):
+            if other >= self.trainer.min_members and not self.is_placed(other):
+                self.kill(call)
+                self.later.add(other)
 
     def is_placed(self, member: int) -> bool:
         """Whether Ray has started the actor."""

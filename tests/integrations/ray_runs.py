@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import select
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray._common.test_utils import wait_for_condition
 from ray.cluster_utils import Cluster
 
 import pccl
@@ -248,25 +250,69 @@ def size(_: object) -> int:
 def nothing() -> None: ...
 
 
-def run_starved() -> object:
-    """The members that are needed have a place when a second node comes."""
-    begun = threading.Event()
+def starts_told() -> queue.SimpleQueue[int]:
+    """Gets the number of each member that this process starts from now on."""
+    told: queue.SimpleQueue[int] = queue.SimpleQueue()
     begin = Run.start
 
-    def told(run: Run, member: int) -> None:
+    def tells(run: Run, member: int) -> None:
         begin(run, member)
-        if member == 1:
-            begun.set()
+        told.put(member)
 
-    Run.start = told  # type: ignore[method-assign]
+    Run.start = tells  # type: ignore[method-assign]
+    return told
+
+
+def run_starved() -> object:
+    """The members that are needed have a place when a second node comes."""
+    told = starts_told()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     ray.init(address=cluster.address)
     found: list[object] = []
     trainer = ElasticTrainer(size, members=3, min_members=2)
     fitting = threading.Thread(target=lambda: found.extend(trainer.fit()), daemon=True)
     fitting.start()
-    begun.wait()
+    assert [told.get(), told.get()] == [0, 1]
     ray.get(ray.remote(nothing).remote())  # the first node's processor is free
+    cluster.add_node(num_cpus=1)
+    fitting.join()
+    ray.shutdown()
+    cluster.shutdown()
+    return found
+
+
+def starts_twice(folder: Path) -> int:
+    """The first two members stay until their node is lost."""
+    pccl.init()
+    pccl.barrier()
+    if name() in ("member-0", "member-1"):
+        tell(folder, f"in-{name()}")
+        threading.Event().wait()
+    return pccl.world_size()
+
+
+def run_again() -> object:
+    """The node of all members is lost, and others come one after the other."""
+    for member in range(2):
+        os.mkfifo(FOLDER / f"in-member-{member}")
+    told = starts_told()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    ray.init(address=cluster.address)
+    node = cluster.add_node(num_cpus=2)
+    found: list[object] = []
+    trainer = ElasticTrainer(starts_twice, FOLDER, members=3, min_members=2)
+    fitting = threading.Thread(target=lambda: found.extend(trainer.fit()), daemon=True)
+    fitting.start()
+    for member in range(2):
+        (FOLDER / f"in-member-{member}").read_text()
+    assert [told.get() for _ in range(3)] == [0, 1, 2]  # there is no place for the third
+    cluster.remove_node(node, allow_graceful=False)
+    again: set[int] = set()
+    while not again >= {0, 1}:
+        again.add(told.get())
+    wait_for_condition(lambda: sum(each["Alive"] for each in ray.nodes()) == 1, timeout=60)
+    cluster.add_node(num_cpus=1)
+    ray.get(ray.remote(nothing).remote())  # its processor is free
     cluster.add_node(num_cpus=1)
     fitting.join()
     ray.shutdown()

@@ -89,6 +89,11 @@ def test_members_beyond_the_minimum_leave_the_resources_to_the_others(tmp_path: 
     assert found[:2] == [2, 2]
 
 
+def test_members_beyond_the_minimum_wait_again_when_all_nodes_are_lost(tmp_path: Path) -> None:
+    found = result("again", tmp_path)
+    assert found[:2] == [2, 2]
+
+
 def test_an_actor_that_ray_ends_for_memory_is_a_death(tmp_path: Path) -> None:
     sentence, cause = result("memory", tmp_path)
     assert sentence.endswith(" died: 3 deaths in this run, max_failures is 2")
