@@ -198,12 +198,18 @@ def test_one_of_four_members_is_hostile(run: Run, how: str, factor: float) -> No
     assert (peers.ids[3] in who[0]) == (how == "clip" and not math.isnan(factor))
 
 
-@pytest.mark.parametrize("mode", ["sync", "async", "streaming"])
-@pytest.mark.parametrize("how", ["clip", "trimmed", "sparse"])
-def test_a_member_whose_training_broke_begins_again(run: Run, mode: str, how: str) -> None:
+def bounded(mode: str, how: str) -> dict[str, Any]:
+    """Options of a DiLoCo. In "sparse" codes are clipped."""
     options: dict[str, Any] = {"sync_every": 4, "mode": mode, "robust": how}
     if how == "sparse":
         options |= {"robust": "clip", "sparse": {"density": 0.25, "chunk": 64}}
+    return options
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "streaming"])
+@pytest.mark.parametrize("how", ["clip", "trimmed", "sparse"])
+def test_a_member_whose_training_broke_begins_again(run: Run, mode: str, how: str) -> None:
+    options = bounded(mode, how)
     inner = mode == "sync"
     peers = Peers(run.peers(3, member.serve))
     make(peers, seed=0, **options)
@@ -223,9 +229,7 @@ def test_a_member_whose_training_broke_begins_again(run: Run, mode: str, how: st
 @pytest.mark.parametrize("mode", ["sync", "async", "streaming"])
 @pytest.mark.parametrize("how", ["clip", "trimmed", "sparse"])
 def test_newcomers_and_losses_with_bounded_influence(run: Run, mode: str, how: str) -> None:
-    options: dict[str, Any] = {"sync_every": 4, "mode": mode, "robust": how}
-    if how == "sparse":
-        options |= {"robust": "clip", "sparse": {"density": 0.25, "chunk": 64}}
+    options = bounded(mode, how)
     inner = mode == "sync"
     peers = Peers(run.peers(3, member.serve))
     make(peers, seed=0, **options)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from pccl import _settings, api
+from pccl import _settings, api, collective_api
 from pccl.errors import InvalidUsage, PCCLError, PeerLost, RevisionMismatch
 from pccl.frameworks import Array
 from pccl.training.diloco.checkpoints import check, restore, snapshot
 from pccl.training.diloco.inner import Inner, NumPyTree
 from pccl.training.diloco.options import FUNC, Keywords, Options, Plan, refused
 from pccl.training.diloco.outer import SGD, OuterOptimizer
-from pccl.training.diloco.reductions import Flight, Reductions
+from pccl.training.diloco.reductions import TAG, Flight, Reductions
 from pccl.training.diloco.round_clock import RoundClock
 from pccl.training.diloco.sparse import Sparsifier
 from pccl.types import ReduceInfo, SyncInfo
@@ -189,8 +189,8 @@ class DiLoCo(Reductions):
         self._torn = ""  # this peer's id, if a step was interrupted that the others go on with
         self._pinned = False  # whether the data knows for whom its examples are
         self._replicas = False  # whether this peer is a rank of one
-        # Who contributed to what a checkpoint had in flight: with `round_seconds` and `data` the
-        # examples that each took.
+        # The contributors to the reduction that a checkpoint had in flight. With `round_seconds`
+        # and `data` also the number of examples that each took.
         self._restored: list[str] | dict[str, int] = []
         self.sync_info: SyncInfo | None = None
         if options.join:
@@ -593,6 +593,15 @@ class DiLoCo(Reductions):
             self._give(fragment, 0.0)
             self._seen[fragment] = _Seen()
 
+    def _taken_by_all(self, own: int) -> dict[str, int]:
+        """The numbers of examples that the members took, by their ids. All members call it."""
+        numbers, info = _retried(
+            lambda: collective_api.allgather(
+                np.array([own]), tag=TAG, timeout=_timeout(), return_info=True, comm=self._comm
+            )
+        )
+        return dict(zip(info.contributors, numbers[:, 0].tolist(), strict=True))
+
     def _start(self, fragment: int, weight: float, gradients: list[Array]) -> None:
         if weight == 0:
             gradients = [np.zeros_like(array) for array in self._arrays(fragment)]
@@ -602,7 +611,7 @@ class DiLoCo(Reductions):
         if self._data is not None and self._plan.round_seconds is not None:
             # Before the reduction, and not beside it: a member that is lost between the two must
             # not be in the mean with a number that the others do not know.
-            taken = self._gathered(self._data.taken if weight > 0 else 0, _timeout())
+            taken = self._taken_by_all(self._data.taken if weight > 0 else 0)
         self._flying[fragment] = self._launch(fragment, due, weight, named, taken)
         if fragment == 0 and self._data is not None:
             self._data.seal()

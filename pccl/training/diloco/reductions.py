@@ -19,7 +19,7 @@ from pccl.training.diloco.sparse import Sparsifier
 from pccl.types import ReduceInfo
 
 # One tag for all: these operations meet in the order of the calls, apart from the program's own.
-_TAG = 0xD11_0C0
+TAG = 0xD11_0C0
 # The least weight: it vanishes in a sum with any other, and keeps the total from being 0, which
 # would be an error on all members.
 _UNCOUNTED = 1e-18
@@ -73,17 +73,6 @@ class Reductions:
         self.waited_seconds = 0.0
         self.limited: tuple[str, ...] = ()
 
-    def _gathered(self, own: int, timeout: float | None) -> dict[str, int]:
-        """A number of each member, by its id."""
-        while True:
-            try:
-                numbers, info = collective_api.allgather(
-                    np.array([own]), tag=_TAG, timeout=timeout, return_info=True, comm=self._comm
-                )
-                return dict(zip(info.contributors, numbers[:, 0].tolist(), strict=True))
-            except PeerLost:  # another member was interrupted; all begin again
-                continue
-
     @property
     def hidden(self) -> float:
         """Share of the reductions' time spent on inner steps, not waiting; 1.0 before the first."""
@@ -118,14 +107,14 @@ class Reductions:
     def _reduce(self, flight: Flight) -> None:
         flight.started = flight.seen = time.perf_counter()
         if flight.gathers:
-            flight.work = collective_api.allgather_async(flight.tree, tag=_TAG, comm=self._comm)
+            flight.work = collective_api.allgather_async(flight.tree, tag=TAG, comm=self._comm)
             return
         flight.work = api.allreduce_async(
             flight.tree,
             "avg",
             weight=flight.weight,
             quantize=self._quantize,
-            tag=_TAG,
+            tag=TAG,
             comm=self._comm,
         )
 

@@ -31,12 +31,12 @@ class Robust:
 
     Attributes:
         how: "clip": a contribution that is longer than `bound` times the median length is scaled
-            down to that. "trimmed": of each element, the smallest and the largest values are left
+            down to that. "trimmed": the smallest and the largest values of each element are left
             out of the mean.
-        bound: "clip" only: a positive multiple of the median of the contributions' norms (their
-            Euclidean norms; of an even number of them the lower one in the middle).
+        bound: "clip" only: a positive multiple of the median length. Lengths are Euclidean norms.
+            Those of 0 are not looked at, and of an even number the lower one in the middle counts.
         trim: "trimmed" only: share of the members whose values are left out at each end, from 0 to
-            below 0.5. Above 0, at least one of three members or more is.
+            below 0.5. With three members or more at least one value is, unless the share is 0.
         weight: No member weighs more than this multiple of the median weight; at least 1.
     """
 

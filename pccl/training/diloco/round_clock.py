@@ -15,7 +15,7 @@ class RoundClock:
     compile, or the program has done something else between two steps.
 
     Args:
-        seconds: Of a round; None: it never ends by its time.
+        seconds: The length of a round; None: a round never ends by its time.
     """
 
     def __init__(self, seconds: float | None) -> None:
