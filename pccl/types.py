@@ -393,6 +393,7 @@ class ReduceInfo:
             large arrays.
         moving_seconds: The part until all of this peer's results were there: sending, receiving and
             reducing.
+        total_weight: Sum of the contributors' weights, equal on all of them; None without weights.
     """
 
     local_world_size: int = 0
@@ -405,6 +406,7 @@ class ReduceInfo:
     seconds: float = 0.0
     waiting_seconds: float = 0.0
     moving_seconds: float = 0.0
+    total_weight: float | None = None
 
     @property
     def world_size(self) -> int:

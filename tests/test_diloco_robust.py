@@ -35,12 +35,30 @@ def test_a_length_is_the_norm(array: Any) -> None:
 def test_a_long_contribution_is_scaled_down_to_the_median() -> None:
     one = np.eye(4, dtype=np.float32)
     gathered = one * np.float32([1, 2, 3, 400])[:, None]
-    found = robust.mean(Robust("clip", bound=1.0), [gathered], [1.0] * 4)
+    found = robust.mean(Robust("clip", bound=1.0, drop=math.inf), [gathered], [1.0] * 4)
     assert found.arrays[0].tolist() == [0.25, 0.5, 0.5, 0.5]
     assert (found.present, found.limited) == (True, [2, 3])
     # Members that send nothing do not make the median.
     found = robust.mean(Robust("clip"), [np.float32([[0], [0], [3], [0]])], [1.0] * 4)
     assert (found.arrays[0].tolist(), found.limited) == ([0.75], [])
+
+
+@pytest.mark.parametrize("how", ["clip", "trimmed"])
+def test_a_contribution_many_times_as_long_as_the_median_does_not_count(how: str) -> None:
+    bounded = Robust(how, bound=20.0, drop=10.0, trim=0.0)
+    gathered = np.float32([[1], [2], [3], [-20.5], [0]])
+    found = robust.mean(bounded, [gathered], [1.0, 1.0, 1.0, 5.0, 1.0])
+    assert (found.arrays[0].tolist(), found.limited) == ([1.5], [3])
+    # Exactly ten times as long counts. Weights are compared among those that count.
+    gathered[3] = 20
+    found = robust.mean(bounded, [gathered], [1.0, 1.0, 1.0, 1.0, 1.0])
+    assert (found.arrays[0].tolist(), found.limited) == ([pytest.approx(26 / 5)], [])
+    # Without the rule all count, also where all are 0.
+    endless = Robust(how, bound=20.0, drop=math.inf, trim=0.0)
+    found = robust.mean(endless, [np.float32([[1], [1], [19]])], [1.0] * 3)
+    assert (found.arrays[0].tolist(), found.limited) == ([7.0], [])
+    found = robust.mean(endless, [np.zeros((3, 1), np.float32)], [1.0] * 3)
+    assert (found.arrays[0].tolist(), found.present, found.limited) == ([0.0], True, [])
 
 
 @settings(max_examples=60)
@@ -50,7 +68,7 @@ def test_a_long_contribution_is_scaled_down_to_the_median() -> None:
 )
 def test_the_outermost_values_of_each_element_do_not_count(values: Any, trim: float) -> None:
     left_out = Robust("trimmed", trim=trim).trimmed_of(7)
-    found = robust.mean(Robust("trimmed", trim=trim), [values], [2.0] * 7)
+    found = robust.mean(Robust("trimmed", trim=trim, drop=math.inf), [values], [2.0] * 7)
     kept = np.sort(values.astype(np.float64), axis=0)[left_out : 7 - left_out]
     np.testing.assert_allclose(found.arrays[0], kept.mean(axis=0), rtol=1e-6, atol=1e-30)
     assert left_out == {0.0: 0, 0.1: 1, 0.2: 1, 0.3: 2, 0.45: 3}[trim]
@@ -84,7 +102,8 @@ def test_the_mean_does_not_depend_on_the_sum_of_this_python(
 
 def test_a_trimmed_mean_has_the_weights_of_the_values_that_are_kept() -> None:
     values = np.float32([[1, 8], [2, 4], [3, 6], [100, -100]])
-    found = robust.mean(Robust("trimmed", trim=0.25), [values], [1.0, 2.0, 3.0, 4.0])
+    bounded = Robust("trimmed", trim=0.25, drop=math.inf)
+    found = robust.mean(bounded, [values], [1.0, 2.0, 3.0, 4.0])
     assert found.arrays[0].tolist() == pytest.approx([13 / 5, 26 / 5])
 
 
@@ -126,11 +145,12 @@ def test_codes_that_are_long_or_make_no_sense_are_limited() -> None:
     senseless = np.full_like(parts[0], 0xFF)
     codes = np.stack([*parts, senseless])
     reader = Sparsifier(how, like)
-    found = reader.mean(codes, [1.0] * 4, Robust("clip", bound=1.0))
-    assert (found.present, found.limited) == (True, [2, 3])
     alone = reader.mean(codes[:1], [1.0])
-    for one, honest in zip(found.arrays, alone.arrays, strict=True):
-        np.testing.assert_allclose(one, honest / 3, rtol=1e-2, atol=1e-5)
+    for drop, share in ((math.inf, 1 / 3), (10.0, 1.0)):
+        found = reader.mean(codes, [1.0] * 4, Robust("clip", bound=1.0, drop=drop))
+        assert (found.present, found.limited) == (True, [2, 3])
+        for one, honest in zip(found.arrays, alone.arrays, strict=True):
+            np.testing.assert_allclose(one, honest * share, rtol=1e-2, atol=1e-5)
     with pytest.raises(pccl.InvalidArgument, match="the code of rank 3 names a place outside"):
         reader.mean(codes, [1.0] * 4)
 
@@ -145,6 +165,8 @@ def test_what_makes_no_sense_is_refused() -> None:
         {"trim": -0.1},
         {"weight": 0.5},
         {"weight": "2"},
+        {"drop": 0.9},
+        {"drop": math.nan},
     ]
     for one in wrong:
         with pytest.raises(pccl.InvalidArgument, match=next(iter(one))):
@@ -195,7 +217,7 @@ def test_one_of_four_members_is_hostile(run: Run, how: str, factor: float) -> No
     who = [set(peer.expect("limited")["who"]) for peer in peers]
     assert all(one == who[0] for one in who)
     # One that finds its own part not finite takes part without counting.
-    assert (peers.ids[3] in who[0]) == (how == "clip" and not math.isnan(factor))
+    assert (peers.ids[3] in who[0]) == (not math.isnan(factor))
 
 
 def bounded(mode: str, how: str) -> dict[str, Any]:

@@ -215,7 +215,7 @@ def test_a_tree_is_one_operation_and_comes_back_as_it_was(comms: Comms) -> None:
     )
     mean = (0 * 1 + 1 * 2 + 2 * 5) / 8
     for result, info in told:
-        assert info.attempts == 1 and info.world_size == WORLD
+        assert info.attempts == 1 and info.world_size == WORLD and info.total_weight == 8
         np.testing.assert_array_equal(result["w"], np.full((2, 3), mean, np.float32))
         assert result["n"] == [mean, mean, None, int(10 * mean)]
         assert [type(leaf) for leaf in result["n"][:2]] == [float, float]

@@ -61,7 +61,7 @@ def start(request: Request, *, wait: bool = False) -> Work[Any]:
             target.finish()
         return request.out
 
-    return Work(request.comm, operation, finish)
+    return Work(request.comm, operation, finish, mean)
 
 
 def feedback_names(

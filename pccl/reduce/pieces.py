@@ -237,7 +237,7 @@ class _Pipeline:
         info = operation.wait(None)
         if mean is not None:
             mean.finish(staging.results, [array for array, _ in elements])
-        return reduce_info(info)
+        return reduce_info(info, mean)
 
     def run(self) -> tuple[Any, ReduceInfo]:
         """Reduces all pieces over the same members: the result, and how it went."""

@@ -75,7 +75,10 @@ class WeightedMean:
 
     Attributes:
         sends: What is summed over the members: the scaled arrays, then the weight and a one.
+        total: Sum of the members' weights, once the means are computed.
     """
+
+    total: float
 
     def __init__(self, inputs: Sequence[Buffer], weight: object, func: str) -> None:
         self._func = func
@@ -99,6 +102,7 @@ class WeightedMean:
         total, members = last.tolist()
         if not total > 0:
             raise InvalidArgument.because(self._func, self._unfit(total))
+        self.total = total
         if members == 1:  # exactly the input, without the rounding of product and quotient
             means = [buffer.array.copy() for buffer in self._inputs]
         else:

@@ -15,12 +15,13 @@ from pccl.types import ReduceInfo
 if TYPE_CHECKING:
     from pccl import _core
     from pccl.peer import Peer
+    from pccl.reduce.weighted import WeightedMean
 
 _Result = TypeVar("_Result", covariant=True)
 
 
-def reduce_info(info: _core.ReduceInfo) -> ReduceInfo:
-    """The engine's account of an operation, as a plain value."""
+def reduce_info(info: _core.ReduceInfo, mean: WeightedMean | None = None) -> ReduceInfo:
+    """The engine's account of an operation, as a plain value; `mean`: what it was a part of."""
     made = object.__new__(ReduceInfo)
     # Not by the constructor: that of a frozen dataclass takes as long as a small reduction.
     made.__dict__.update(
@@ -34,6 +35,7 @@ def reduce_info(info: _core.ReduceInfo) -> ReduceInfo:
         seconds=info.seconds,
         waiting_seconds=info.waiting_seconds,
         moving_seconds=info.moving_seconds,
+        total_weight=None if mean is None else mean.total,
     )
     return made
 
@@ -51,6 +53,7 @@ def total(infos: Sequence[ReduceInfo], attempts: int) -> ReduceInfo:
         seconds=sum(info.seconds for info in infos),
         waiting_seconds=sum(info.waiting_seconds for info in infos),
         moving_seconds=sum(info.moving_seconds for info in infos),
+        total_weight=infos[-1].total_weight,
     )
 
 
@@ -63,9 +66,14 @@ class Work(Generic[_Result]):
     """
 
     def __init__(
-        self, comm: Peer, operation: _core.Operation, result: Callable[[], _Result]
+        self,
+        comm: Peer,
+        operation: _core.Operation,
+        result: Callable[[], _Result],
+        mean: WeightedMean | None = None,
     ) -> None:
         self._comm = comm
+        self._mean = mean  # what `result` computes
         # Guards what follows; held while a result is made, never while waiting.
         self._lock = threading.Lock()
         self._operation: _core.Operation | None = operation
@@ -99,8 +107,8 @@ class Work(Generic[_Result]):
             with self._lock:
                 if self._make is not None:
                     self._result = self._make()
-                    self._info = reduce_info(info)
-                    self._make = self._operation = None  # lets the inputs go
+                    self._info = reduce_info(info, self._mean)
+                    self._make = self._mean = self._operation = None  # lets the inputs go
         result: _Result = self._result
         return result
 

@@ -140,9 +140,10 @@ def serve(**options: Any) -> NoReturn:
 def look() -> dict[str, Any]:
     """Hashes of the parameters that this member holds after a round, and the members."""
     info = diloco.info
+    optimizers = [made.state() for made in diloco._optimizers]
     return {
         "round": diloco.outer_step,
-        "outer": digest([diloco.parameters, [made.state() for made in diloco._optimizers]]),
+        "outer": digest([diloco.parameters, optimizers, np.array([diloco.world_tokens])]),
         "inner": digest(model),
         "size": pccl.world_size(),
         "contributors": None if info is None else sorted(info.contributors),
@@ -236,6 +237,11 @@ def show_own() -> None:
 def show_steps() -> None:
     """Says how many inner steps this member made in its latest round."""
     say(event="steps", steps=diloco.round_steps)
+
+
+def show_world_tokens() -> None:
+    """Says the number of tokens that the run has learned from."""
+    say(event="tokens", tokens=diloco.world_tokens)
 
 
 def break_the_model() -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -40,6 +40,18 @@ class _Seen:
     steps: int = 0
     tokens: float = 0.0
     counted: bool = False  # whether the program says how many tokens there were
+
+
+class _Contribution(NamedTuple):
+    """A member's learning, and its weight. By default it takes part without counting.
+
+    Attributes:
+        tokens: Whether the weight is a number of tokens.
+    """
+
+    weight: float = 0.0
+    gradients: Sequence[Array] = ()
+    tokens: bool = False
 
 
 def _timeout() -> float | None:
@@ -128,7 +140,7 @@ class DiLoCo(Reductions):
             reduction, it counts up to the last `step` that found it under way.
         waited_seconds: The part of it that this member has waited.
         limited: Ids of peers whose part or weight in the latest reduction `robust` has scaled down,
-            or which it has left out because they were not finite.
+            or which it has left out because they were far too long or not finite.
         round_steps: Inner steps that this member made in its latest round; 0 before.
 
     Raises:
@@ -178,6 +190,7 @@ class DiLoCo(Reductions):
         if plan.sparse is not None:
             self._sparsifiers = [Sparsifier(plan.sparse, self._arrays(p)) for p in fragments]
         self._steps = 0
+        self._world_tokens = 0.0
         self.round_steps = 0
         self._clock = RoundClock(plan.round_seconds)
         self._seen = [_Seen() for _ in fragments]
@@ -211,6 +224,16 @@ class DiLoCo(Reductions):
         return self._steps
 
     @property
+    def world_tokens(self) -> float:
+        """Tokens that the outer parameters have learned from, over all members and rounds.
+
+        For learning rates that follow the data, whoever joins or leaves. Equal on all members at
+        the end of a round. It grows when a round is applied, by what its contributors have passed
+        to `step`: 0 if they pass none. With `robust` the weights that the mean has are counted.
+        """
+        return self._world_tokens
+
+    @property
     def parameters(self) -> dict[str, Array]:
         """The outer parameters by name: read-only views of what the members have in common."""
         views = {name: array.view() for name, array in self._named_outer()}
@@ -233,6 +256,7 @@ class DiLoCo(Reductions):
             "diloco/reduction_seconds": self.reduction_seconds,
             "diloco/waited_seconds": self.waited_seconds,
             "diloco/hidden": self.hidden,
+            "diloco/world_tokens": self._world_tokens,
             "diloco/in_flight": len(self._flying),
             "diloco/round_steps": self.round_steps,
             "diloco/limited": len(self.limited),
@@ -394,6 +418,7 @@ class DiLoCo(Reductions):
             # Whose examples of `data` are learned with it. As text, since their number differs.
             "contributors": json.dumps(contributors),
             "steps": self._steps - self._steps % self._plan.sync_every,
+            "world_tokens": self._world_tokens,
             "layout": json.dumps(self._layout()),
         }
 
@@ -417,9 +442,12 @@ class DiLoCo(Reductions):
         for optimizer, kept in zip(self._optimizers, state["optimizer"], strict=True):
             restore(optimizer.state(), kept)
         self._flying.clear()
+        # Checkpoints before version 0.2 have none.
+        self._world_tokens = float(state.get("world_tokens", 0.0))
         for key, result in state["pending"].items():
             arrays = {name: np.array(value) for name, value in result["gradients"].items()}
             pending = {"gradients": arrays, "present": np.array(result["present"])}
+            pending["tokens"] = np.array(result.get("tokens", [0.0]))
             self._flying[int(key)] = Flight(0, pending)
             self._apply(int(key))
         self._restored = json.loads(state["contributors"])
@@ -527,7 +555,7 @@ class DiLoCo(Reductions):
         self._go_on(leaving, given, due)
 
     def _go_on(
-        self, leaving: Sequence[int], given: Mapping[int, tuple[float, list[Array]]], due: list[int]
+        self, leaving: Sequence[int], given: Mapping[int, _Contribution], due: list[int]
     ) -> None:
         """The end of a step, from where newcomers take part.
 
@@ -535,8 +563,7 @@ class DiLoCo(Reductions):
         without these a fragment takes part without counting. `due` were applied before.
         """
         for fragment in leaving:
-            weight, gradients = given.get(fragment, (0.0, []))
-            self._start(fragment, weight, gradients)
+            self._start(fragment, given.get(fragment, _Contribution()))
         if self._plan.overlap == 0:
             for fragment in leaving:
                 self._apply(fragment)
@@ -550,15 +577,13 @@ class DiLoCo(Reductions):
                 count = range(len(self._names))
                 self._origin = [np.array(self._inner.read(index)) for index in count]
 
-    def _weight(self, fragment: int) -> float:
+    def _contribution(self, fragment: int) -> _Contribution:
         seen, self._seen[fragment] = self._seen[fragment], _Seen()
         if fragment == 0:
             self.round_steps = seen.steps
         # A fraction of a round: 1.0 for all members but those that came in the middle of one.
-        return seen.tokens if seen.counted else seen.steps / self._plan.sync_every
-
-    def _contribution(self, fragment: int) -> tuple[float, list[Array]]:
-        weight, gradients = self._weight(fragment), self._difference(fragment)
+        weight = seen.tokens if seen.counted else seen.steps / self._plan.sync_every
+        gradients = self._difference(fragment)
         if self._robust is not None and not all(np.isfinite(one).all() for one in gradients):
             # The others would leave it out, in every round from now on.
             _log.warning("what was learned is not finite: it is dropped, and does not count")
@@ -567,7 +592,7 @@ class DiLoCo(Reductions):
             self._origin = None
             for index in self._plan.fragments[fragment]:
                 self._inner.write(index, self._outer[index])
-        return weight, gradients
+        return _Contribution(weight, gradients, seen.counted)
 
     def _difference(self, fragment: int) -> list[Array]:
         begun = self._outer if self._origin is None else self._origin
@@ -602,7 +627,8 @@ class DiLoCo(Reductions):
         )
         return dict(zip(info.contributors, numbers[:, 0].tolist(), strict=True))
 
-    def _start(self, fragment: int, weight: float, gradients: list[Array]) -> None:
+    def _start(self, fragment: int, given: _Contribution) -> None:
+        weight, gradients, tokens = given
         if weight == 0:
             gradients = [np.zeros_like(array) for array in self._arrays(fragment)]
         named = dict(zip(self._names_of(fragment), gradients, strict=True))
@@ -612,7 +638,9 @@ class DiLoCo(Reductions):
             # Before the reduction, and not beside it: a member that is lost between the two must
             # not be in the mean with a number that the others do not know.
             taken = self._taken_by_all(self._data.taken if weight > 0 else 0)
-        self._flying[fragment] = self._launch(fragment, due, weight, named, taken)
+        self._flying[fragment] = self._launch(
+            fragment, due, weight, named, tokens=tokens, taken=taken
+        )
         if fragment == 0 and self._data is not None:
             self._data.seal()
 
@@ -625,6 +653,8 @@ class DiLoCo(Reductions):
             self._data.commit(flight.info if flight.taken is None else flight.learned())
         if flight.info is not None:
             self._pin(flight.info)
+        if fragment == 0:
+            self._world_tokens += float(result["tokens"][0])
         if result["present"][0] > 0:
             gradients = [result["gradients"][name] for name in self._names_of(fragment)]
             self._optimizers[fragment].step(self._arrays(fragment), gradients)
@@ -670,6 +700,7 @@ class DiLoCo(Reductions):
             "settings": self._settings,
             "steps": self._steps,
             "between": self._between,
+            "world_tokens": self._world_tokens,
             "parameters": dict(self._named_outer()),
             "optimizer": {str(p): made.state() for p, made in enumerate(self._optimizers)},
             "pending": {
@@ -688,6 +719,7 @@ class DiLoCo(Reductions):
             self._leave()  # the others would wait for it
             raise refused(f"this peer has {self._settings}; the run has {shared['settings']}")
         self._steps, self._between = shared["steps"], shared["between"]
+        self._world_tokens = shared["world_tokens"]
         if info.received:
             pending = sorted(shared["pending"].items(), key=lambda item: (item[1]["due"], item[0]))
             self._flying = {int(p): Flight(kept["due"], kept["result"]) for p, kept in pending}

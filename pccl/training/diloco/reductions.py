@@ -31,7 +31,8 @@ class Flight:
 
     Attributes:
         due: The inner step at which it is applied.
-        result: {"gradients": by name, "present": whether any weight counted}; None: under way.
+        result: {"gradients": by name, "present": whether any weight counted, "tokens": that the
+            contributors have seen}; None: under way.
         tree: What this member sends, until it is over.
         gathers: Whether members gather what all have, to compute the mean from it.
         names: Of the gradients.
@@ -86,21 +87,26 @@ class Reductions:
         due: int,
         weight: float,
         gradients: dict[str, Array],
+        *,
+        tokens: bool,
         taken: dict[str, int] | None = None,
     ) -> Flight:
-        """A weight of 0 takes part without counting."""
+        """A weight of 0 takes part without counting. `tokens`: whether it is a number of these."""
         flight = Flight(due, None, {}, weight or _UNCOUNTED, taken=taken)
         flight.names = list(gradients)
         flight.gathers = bool(self._sparsifiers) or self._robust is not None
         if self._sparsifiers:
             flight.sparsifier = made = self._sparsifiers[fragment]
             code = made.encode(list(gradients.values())) if weight > 0 else made.nothing()
-            flight.tree = {"code": code, "weight": np.array([weight])}
+            flight.tree = {"code": code, "weight": np.array([weight, tokens])}
         elif flight.gathers:
-            flight.tree = {"gradients": gradients, "weight": np.array([weight])}
+            flight.tree = {"gradients": gradients, "weight": np.array([weight, tokens])}
         else:
-            # The mean of "present" is 0 if no weight counts, as when newcomers alone are left.
-            flight.tree = {"gradients": gradients, "present": np.array([float(weight > 0)])}
+            # The mean of "present" is 0 if no weight counts, as when newcomers alone are left, and
+            # that of "counted" if the weights are no tokens.
+            counts = {"present": weight > 0, "counted": weight > 0 and tokens}
+            flight.tree = {key: np.array([float(value)]) for key, value in counts.items()}
+            flight.tree["gradients"] = gradients
         self._reduce(flight)
         return flight
 
@@ -155,10 +161,14 @@ class Reductions:
 
     def _result(self, flight: Flight, found: dict[str, Any]) -> dict[str, Any]:
         """The `Flight.result` that the operation's result stands for."""
-        if not flight.gathers:
-            return found
         assert flight.work is not None
+        if not flight.gathers:
+            counted = found.pop("counted")[0] > 0
+            total = flight.work.info.total_weight
+            assert total is not None
+            return found | {"tokens": np.array([total if counted else 0.0])}
         weights = found["weight"][:, 0].tolist()
+        counted = found["weight"][:, 1].any()
         if flight.sparsifier is not None:
             made = flight.sparsifier.mean(found["code"], weights, self._robust)
         else:
@@ -167,4 +177,8 @@ class Reductions:
             made = robust.mean(self._robust, gathered, weights)
         self.limited = tuple(flight.work.info.contributors[rank] for rank in made.limited)
         gradients = dict(zip(flight.names, made.arrays, strict=True))
-        return {"gradients": gradients, "present": np.array([float(made.present)])}
+        return {
+            "gradients": gradients,
+            "present": np.array([float(made.present)]),
+            "tokens": np.array([made.weight if counted else 0.0]),
+        }

@@ -3,8 +3,9 @@
 All members gather the contributions of all, and each computes the same mean from them. Sums are
 made of operations on single elements in a fixed order, so that every processor gets the same bytes.
 
-"clip" scales long contributions down to a multiple of the median length. "trimmed" is the
-coordinate-wise trimmed mean (Yin et al., arXiv 1803.01498).
+Contributions many times as long as the median one do not count. "clip" scales those that are still
+long down to a multiple of the median length. "trimmed" is the coordinate-wise trimmed mean (Yin et
+al., arXiv 1803.01498).
 """
 
 from __future__ import annotations
@@ -27,23 +28,27 @@ _AT_ONCE = 1 << 18  # elements of each member that are sorted at once: bounds th
 class Robust:
     """How DiLoCo bounds what one member can do to the mean: `robust=` of `DiLoCo`.
 
-    A contribution with an element that is not finite never counts.
+    A contribution with an element that is not finite never counts. Lengths are Euclidean norms. The
+    median length is that of the contributions that are not 0; of an even number the lower one in
+    the middle.
 
     Attributes:
         how: "clip": a contribution that is longer than `bound` times the median length is scaled
             down to that. "trimmed": the smallest and the largest values of each element are left
             out of the mean.
-        bound: "clip" only: a positive multiple of the median length. Lengths are Euclidean norms.
-            Those of 0 are not looked at, and of an even number the lower one in the middle counts.
+        bound: "clip" only: a positive multiple of the median length.
         trim: "trimmed" only: share of the members whose values are left out at each end, from 0 to
             below 0.5. With three members or more at least one value is, unless the share is 0.
         weight: No member weighs more than this multiple of the median weight; at least 1.
+        drop: A contribution that is longer than this multiple of the median length does not count;
+            at least 1. `math.inf`: all finite ones count.
     """
 
     how: str = "clip"
     bound: float = 1.5
     trim: float = 0.125
     weight: float = 4.0
+    drop: float = 10.0
 
     def __post_init__(self) -> None:
         def refuse(sentence: str) -> InvalidArgument:
@@ -51,7 +56,7 @@ class Robust:
 
         if self.how not in ("clip", "trimmed"):
             raise refuse(f'how is "clip" or "trimmed", not {self.how!r}')
-        for name in ("bound", "trim", "weight"):
+        for name in ("bound", "trim", "weight", "drop"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise refuse(f"{name} is a number, not {value!r}")
@@ -62,6 +67,8 @@ class Robust:
             raise refuse(f"trim is from 0 to below 0.5, not {self.trim!r}")
         if not 1 <= self.weight < math.inf:
             raise refuse(f"weight is a number of at least 1, not {self.weight!r}")
+        if not self.drop >= 1:
+            raise refuse(f"drop is a number of at least 1, not {self.drop!r}")
 
     def trimmed_of(self, members: int) -> int:
         """How many values are left out at each end."""
@@ -77,11 +84,21 @@ class Mean(NamedTuple):
         arrays: Its arrays; zeros if nothing counted.
         present: Whether anything counted.
         limited: Ranks whose contribution or weight was scaled down, or did not count.
+        weight: Of those that counted, together.
     """
 
     arrays: list[Array]
     present: bool
     limited: list[int]
+    weight: float
+
+
+class Shares(NamedTuple):
+    """By how much each contribution counts: by rank. And the last two attributes of `Mean`."""
+
+    shares: list[float]
+    limited: list[int]
+    weight: float
 
 
 def parse(value: object, func: str) -> Robust:
@@ -98,15 +115,13 @@ def parse(value: object, func: str) -> Robust:
 
 
 def words(robust: Robust) -> str:
-    """For errors, and to compare: `, clip (bound=1.5, weight=4.0)`."""
+    """For errors, and to compare: `, clip (bound=1.5, weight=4.0, drop=10.0)`."""
     own = f"bound={robust.bound}" if robust.how == "clip" else f"trim={robust.trim}"
-    return f", {robust.how} ({own}, weight={robust.weight})"
+    return f", {robust.how} ({own}, weight={robust.weight}, drop={robust.drop})"
 
 
-def clipped(
-    robust: Robust, norms: Sequence[float], weights: Sequence[float]
-) -> tuple[list[float], list[int]]:
-    """By how much each contribution counts in the mean of "clip", and which ranks are limited.
+def clipped(robust: Robust, norms: Sequence[float], weights: Sequence[float]) -> Shares:
+    """By how much each contribution counts in the mean of "clip".
 
     Args:
         robust: The bounds.
@@ -114,9 +129,8 @@ def clipped(
         weights: The members' weights. A member with weight 0 does not count, and its norm is not
             looked at.
     """
-    capped, limited = _capped(robust, norms, weights)
-    lengths = [norms[rank] for rank in capped if norms[rank] > 0]
-    limit = robust.bound * _median(lengths) if lengths else 0.0
+    capped, limited, middle = _capped(robust, norms, weights)
+    limit = robust.bound * middle
     whole = total_of(capped.values())
     shares = [0.0] * len(norms)
     for rank, weight in capped.items():
@@ -124,7 +138,7 @@ def clipped(
         shares[rank] = weight / whole * scale
         if scale < 1:
             limited.add(rank)
-    return shares, sorted(limited)
+    return Shares(shares, sorted(limited), whole)
 
 
 def mean(robust: Robust, gathered: Sequence[Array], weights: Sequence[float]) -> Mean:
@@ -141,16 +155,16 @@ def mean(robust: Robust, gathered: Sequence[Array], weights: Sequence[float]) ->
         for rank, weight in enumerate(weights)
     ]
     if robust.how == "trimmed":
-        capped, limited = _capped(robust, norms, weights)
+        capped, limited, _ = _capped(robust, norms, weights)
         arrays = [_trimmed(one, capped, robust.trimmed_of(len(capped))) for one in gathered]
-        return Mean(arrays, bool(capped), sorted(limited))
-    shares, ranks = clipped(robust, norms, weights)
+        return Mean(arrays, bool(capped), sorted(limited), total_of(capped.values()))
+    shares, ranks, whole = clipped(robust, norms, weights)
     arrays = [np.zeros(one.shape[1:], one.dtype) for one in gathered]
     for rank, share in enumerate(shares):
         if share > 0:
             for total, one in zip(arrays, gathered, strict=True):
                 total += one[rank] * one.dtype.type(share)
-    return Mean(arrays, any(share > 0 for share in shares), ranks)
+    return Mean(arrays, any(share > 0 for share in shares), ranks, whole)
 
 
 @np.errstate(invalid="ignore", over="ignore")  # what is not finite is found by its norm
@@ -190,16 +204,23 @@ def _median(values: Sequence[float]) -> float:
 
 def _capped(
     robust: Robust, norms: Sequence[float], weights: Sequence[float]
-) -> tuple[dict[int, float], set[int]]:
-    """The weights of those that count, none of them much above the others; and who is limited."""
+) -> tuple[dict[int, float], set[int], float]:
+    """The weights of those that count, none of them much above the others.
+
+    Also who is limited, and the median length of what is finite; 0 if nothing is.
+    """
     there = [rank for rank, weight in enumerate(weights) if weight > 0]
-    counted = [r for r in there if math.isfinite(norms[r]) and math.isfinite(weights[r])]
+    finite = [r for r in there if math.isfinite(norms[r]) and math.isfinite(weights[r])]
+    lengths = [norms[rank] for rank in finite if norms[rank] > 0]
+    middle = _median(lengths) if lengths else 0.0
+    most = robust.drop * middle if middle else 0.0  # not the product of infinity and 0
+    counted = [rank for rank in finite if norms[rank] <= most]
     limited = set(there) - set(counted)
     if not counted:
-        return {}, limited
+        return {}, limited, middle
     most = robust.weight * _median([weights[rank] for rank in counted])
     limited.update(rank for rank in counted if weights[rank] > most)
-    return {rank: min(weights[rank], most) for rank in counted}, limited
+    return {rank: min(weights[rank], most) for rank in counted}, limited, middle
 
 
 def _trimmed(one: Array, weights: dict[int, float], trim: int) -> Array:

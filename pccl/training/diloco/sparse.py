@@ -24,7 +24,7 @@ import numpy as np
 
 from pccl.errors import InvalidArgument
 from pccl.frameworks import Array
-from pccl.training.diloco.robust import Mean, Robust, clipped, norm, total_of
+from pccl.training.diloco.robust import Mean, Robust, Shares, clipped, norm, total_of
 
 _LEAST_CHUNK, _MOST_CHUNK = 64, 16384  # an entry has at most 16 bits
 _AT_ONCE = 1 << 20  # elements that are searched at once: bounds the memory for their places
@@ -188,7 +188,7 @@ class Sparsifier:
             InvalidArgument: A code names a place outside its chunk, and `robust` is None.
         """
         total = np.zeros_like(self.feedback)
-        shares, limited = self._shares(codes, weights, robust)
+        shares, limited, whole = self._shares(codes, weights, robust)
         for rank, share in enumerate(shares):
             if share > 0:
                 places, values = self._decoded(codes[rank], rank)
@@ -197,15 +197,12 @@ class Sparsifier:
         for shape, dtype, size in self._like:
             made.append(total[first : first + size].astype(dtype, copy=False).reshape(shape))
             first += size
-        return Mean(made, any(share > 0 for share in shares), limited)
+        return Mean(made, any(share > 0 for share in shares), limited, whole)
 
-    def _shares(
-        self, codes: Array, weights: Sequence[float], robust: Robust | None
-    ) -> tuple[list[float], list[int]]:
-        """By how much each code counts, and the ranks of those that were limited."""
+    def _shares(self, codes: Array, weights: Sequence[float], robust: Robust | None) -> Shares:
         if robust is None:
             whole = total_of(weight for weight in weights if weight > 0)
-            return [weight / whole if weight > 0 else 0.0 for weight in weights], []
+            return Shares([w / whole if w > 0 else 0.0 for w in weights], [], whole)
         norms = [
             0.0 if weight == 0 else self._norm(codes[r], r) for r, weight in enumerate(weights)
         ]
