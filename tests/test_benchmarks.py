@@ -153,7 +153,7 @@ def train(tmp_path: Path, *options: str) -> tuple[dict, str]:
 def test_methods_of_training_are_compared(tmp_path: Path) -> None:
     methods = ["local", "ddp", "diloco", "diloco int8"]
     options = ["--seeds", "3", "--tokens", "10240", "--plot", str(tmp_path / "curves.svg")]
-    options += ["--pretrain", "5120", "--methods", *methods]
+    options += ["--pretrain", "5120", "--peers", "2", "--methods", *methods]
     found, shown = train(tmp_path, *options)
     runs = {method: run for method, (run,) in found["runs"].items()}
     assert list(runs) == methods

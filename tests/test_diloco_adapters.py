@@ -21,14 +21,10 @@ from pccl import diloco
     "options",
     [
         {"mode": "sync"},
-        {"mode": "async"},
         {"mode": "async", "overlap": 2, "dtype": "bfloat16"},
-        {"mode": "streaming", "fragments": 2, "overlap": 1},
-        {"mode": "sync", "dtype": "bfloat16"},
-        {"mode": "sync", "compression": "sparse"},
-        {"mode": "sync", "outer_optimizer": "adam"},
+        {"mode": "sync", "compression": "sparse", "dtype": "bfloat16"},
         {"mode": "async", "outer_optimizer": "adam"},
-        {"mode": "streaming", "fragments": 2, "outer_optimizer": "sgd"},
+        {"mode": "streaming", "fragments": 2, "overlap": 1, "outer_optimizer": "sgd"},
     ],
 )
 def test_torch_models_are_trained_and_newcomers_get_the_outer_optimizers_state(

@@ -385,9 +385,7 @@ def test_digits_fails_when_it_has_not_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        ["--mode", "sync", "--density", "0.25"],
-        ["--mode", "async"],
-        ["--mode", "streaming"],
+        ["--mode", "async", "--density", "0.25"],
         ["--method", "ddp", "--inner", "muon"],
     ],
 )
@@ -467,7 +465,7 @@ def test_byte_gpt_trains_alone_without_pccl(tmp_path: Path) -> None:
     assert "ends with parameters" in shown
 
 
-@pytest.mark.parametrize("options", [["--method", "ddp"], [], ["--mode", "streaming"]])
+@pytest.mark.parametrize("options", [["--method", "ddp"], ["--mode", "streaming"]])
 def test_byte_gpt_starts_with_the_parameters_it_is_given(
     tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

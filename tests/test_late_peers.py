@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
+from forked import Forked
 
 import pccl
 
@@ -210,34 +212,42 @@ def test_every_loop_that_is_shown_is_run() -> None:
 class Peers:
     """Processes whose output is heard together, and that end with the test."""
 
-    def __init__(self, folder: Path, program: Path, result: str, arguments: list[str]) -> None:
+    def __init__(
+        self, folder: Path, program: Path, result: str, arguments: list[str], *, torch: bool
+    ) -> None:
         self._folder = folder
+        self._torch = torch
         self._rest = [result, str(program), *arguments]
         self._lines: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
-        self._processes: list[subprocess.Popen[str]] = []
+        self._processes: list[subprocess.Popen[bytes] | Forked] = []
         self._threads: list[threading.Thread] = []
         self.heard: list[tuple[int, str]] = []
 
     def begin(self, role: str, turn: int, **env: str) -> None:
         script = str(ROOT / "tests" / "late.py")
         usual = {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu", "STEPS": "8", "ROUNDS": "5"}
-        process = subprocess.Popen(
-            [sys.executable, script, role, str(turn), *self._rest],
-            cwd=self._folder,
-            env={**os.environ, **usual, "PCCL_LOCAL_RANK": str(len(self._processes)), **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        command = [script, role, str(turn), *self._rest]
+        given: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "cwd": self._folder,
+            "env": {**os.environ, **usual, "PCCL_LOCAL_RANK": str(len(self._processes)), **env},
+        }
+        process: subprocess.Popen[bytes] | Forked
+        if self._torch:
+            process = Forked(command, **given)
+        else:
+            process = subprocess.Popen([sys.executable, *command], **given)
         thread = threading.Thread(target=self._read, args=(len(self._processes), process))
         thread.start()
         self._processes.append(process)
         self._threads.append(thread)
 
-    def _read(self, number: int, process: subprocess.Popen[str]) -> None:
+    def _read(self, number: int, process: subprocess.Popen[bytes] | Forked) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            self._lines.put((number, line.rstrip()))
+            self._lines.put((number, line.decode().rstrip()))
         self._lines.put((number, None))
 
     def hear(self, pattern: str, deadline: float) -> None:
@@ -276,11 +286,18 @@ class Peers:
 
 
 def check(
-    folder: Path, program: Path, result: str, arguments: list[str], turn: int, early: int
+    folder: Path,
+    program: Path,
+    result: str,
+    arguments: list[str],
+    *,
+    needs: str,
+    turn: int,
+    early: int,
 ) -> None:
     """All end together and alike, though one comes at that admission point."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    peers = Peers(folder, program, result, arguments)
+    peers = Peers(folder, program, result, arguments, torch="torch" in needs.split())
     with pccl.MasterNode("127.0.0.1:0") as master:
         try:
             for _ in range(early):
@@ -316,7 +333,7 @@ def test_a_late_peer_joins_what_is_shown_and_all_end_alike(
         code = code.replace(old, new)
     program = tmp_path / "program.py"
     program.write_text(code)
-    check(tmp_path, program, shown.result, [], turn, shown.early)
+    check(tmp_path, program, shown.result, [], needs=shown.needs, turn=turn, early=shown.early)
 
 
 @pytest.mark.timeout(300)
@@ -328,4 +345,4 @@ def test_a_late_peer_joins_an_example_and_all_end_alike(name: str, tmp_path: Pat
     example = ROOT / "examples" / name
     text = example.read_text()
     result = "weights" if re.search(r"^weights = ", text, re.MULTILINE) else "None"
-    check(tmp_path, example, result, arguments.split(), 3, early)
+    check(tmp_path, example, result, arguments.split(), needs=needs, turn=3, early=early)

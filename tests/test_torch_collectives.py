@@ -40,7 +40,6 @@ class Job:
                 SIZE=str(size),
                 STORE=str(self._store),
                 GLOO_SOCKET_IFNAME="lo",
-                PYTHONWARNINGS="ignore",
             )
             for rank in range(size)
         ]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import signal
 import subprocess
 import tempfile
+import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from workers import command
+from workers import start
 
 from pccl import errors
 
@@ -28,31 +29,32 @@ def ends(
 ) -> list[tuple[int, bytes, bytes]]:
     """How every rank exits, and what it prints. The last one dies in its call of that number."""
     store = folder / f"store-{backend}"
-    ranks = [
-        subprocess.Popen(
-            command(partial(torch_alike.run, name, backend)),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "SIZE": str(size),
-                "STORE": str(store),
-                "GLOO_SOCKET_IFNAME": "lo",
-                "PCCL_BIND": "127.0.0.1",
+    deadline = time.monotonic() + LIMIT
+    with ExitStack() as stack:
+        found = []
+        for rank in range(size):
+            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(2)]
+            process = start(
+                partial(torch_alike.run, name, backend),
+                stdin=subprocess.DEVNULL,
+                stdout=files[0],
+                stderr=files[1],
+                RANK=str(rank),
+                SIZE=str(size),
+                STORE=str(store),
+                GLOO_SOCKET_IFNAME="lo",
+                PCCL_BIND="127.0.0.1",
                 **({"DIES_IN_CALL": str(dies)} if dies and rank == size - 1 else {}),
-            },
-            cwd=tempfile.gettempdir(),
-        )
-        for rank in range(size)
-    ]
-    try:
-        said = [rank.communicate(timeout=LIMIT) for rank in ranks]
-        return [(rank.returncode, *words) for rank, words in zip(ranks, said, strict=True)]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            found.append((process, files))
+        codes = [process.wait(max(deadline - time.monotonic(), 0)) for process, _ in found]
+        for _, files in found:
+            for file in files:
+                file.seek(0)
+        said = [[file.read() for file in files] for _, files in found]
+        return [(code, *words) for code, words in zip(codes, said, strict=True)]
 
 
 def run(name: str, backend: str, size: int, folder: Path) -> list[Any]:

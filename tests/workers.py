@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from forked import Forked
 from programs import master
 
 # With these a failure is detected in a second instead of six, in the ratio of the defaults.
@@ -45,19 +46,36 @@ def command(program: Program) -> list[str]:
     return [sys.executable, str(runner), name, json.dumps(arguments)]
 
 
+def start(
+    program: Program,
+    *,
+    stdin: IO[bytes] | int,
+    stdout: IO[bytes] | int,
+    stderr: IO[bytes] | int,
+    **env: str,
+) -> subprocess.Popen[bytes] | Forked:
+    """Starts a process that runs it. Where its module has FORKED, that has torch already."""
+    python, *script = command(program)
+    given: dict[str, Any] = {
+        "stdin": stdin,
+        "stdout": stdout,
+        "stderr": stderr,
+        "env": {**os.environ, **env},
+        "cwd": tempfile.gettempdir(),  # not the source tree, which has no extension
+    }
+    call = program if isinstance(program, partial) else partial(program)
+    if getattr(sys.modules[call.func.__module__], "FORKED", False):
+        return Forked(script, **given)
+    return subprocess.Popen([python, *script], **given)
+
+
 class Worker:
     """One process. `tell` writes a line to it, `next` reads the next one from it."""
 
     def __init__(self, program: Program, **env: str) -> None:
         self._stderr = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(
-            command(program),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env={**os.environ, **env},
-            cwd=tempfile.gettempdir(),  # not the source tree, which has no extension
-        )
+        pipe = subprocess.PIPE
+        self.process = start(program, stdin=pipe, stdout=pipe, stderr=self._stderr, **env)
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 

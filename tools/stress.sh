@@ -10,7 +10,7 @@ sanitizers=$1
 folder=build/stress-${sanitizers//,/-}
 
 cmake -S . -B "$folder" -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPCCL_PYTHON=OFF -DPCCL_C=OFF \
-  -DPCCL_STRESS=ON -DPCCL_WERROR=ON -DPCCL_SANITIZE="$sanitizers" \
+  -DPCCL_STRESS=ON -DPCCL_UNITY=ON -DPCCL_WERROR=ON -DPCCL_SANITIZE="$sanitizers" \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" >/dev/null # half of -O2 -g's time to compile
 cmake --build "$folder" --target pccl_stress
 

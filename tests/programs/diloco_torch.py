@@ -10,6 +10,8 @@ from programs.diloco_member import rounds
 from programs.peer import peer_id, say, start
 from programs.shell import obey
 
+FORKED = True  # workers.start: its processes have imported torch already
+
 diloco: Any
 model: Any
 inner: Any

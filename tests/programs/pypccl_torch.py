@@ -27,6 +27,8 @@ from pccl import (
 from programs.peer import engine, say
 from programs.pypccl import accuracy, batch, digest, join, vanish
 
+FORKED = True  # workers.start: its processes have imported torch already
+
 
 def ddp_with_torch() -> None:
     import torch

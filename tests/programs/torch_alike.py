@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+FORKED = True  # workers.start: its processes have imported torch already
+
 PROGRAMS: dict[str, Callable[[], Any]] = {}
 
 

@@ -15,6 +15,8 @@ from programs.torch_job import (
     failure,
 )
 
+FORKED = True  # workers.start: its processes have imported torch already
+
 
 def collectives() -> None:
     rank, size = begin()

@@ -7,6 +7,7 @@ one group, and says each answer.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,8 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
 
 from programs.peer import hear, say
+
+FORKED = True  # workers.start: its processes have imported torch already
 
 Program = Callable[[int, int], Any]
 programs: dict[str, Program] = {}
@@ -31,6 +34,7 @@ def begin(backend: str, timeout: float = 60) -> tuple[int, int]:
     """Joins the job that RANK, SIZE and STORE describe."""
     import pccl.adapters.torch  # noqa: F401  # registers the backend
 
+    warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["SIZE"])
     store = dist.FileStore(os.environ["STORE"], size)

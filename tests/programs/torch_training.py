@@ -27,6 +27,8 @@ from programs.torch_job import (
     train,
 )
 
+FORKED = True  # workers.start: its processes have imported torch already
+
 
 def ddp() -> None:
     from torch.nn.parallel import DistributedDataParallel

@@ -17,6 +17,7 @@ from pccl.errors import PCCLError
 from programs.peer import say, say_when_calling
 from programs.shell import obey
 
+FORKED = True  # workers.start: its processes have imported torch already
 SIZES = (3, 700)  # elements of the two gradients
 
 manager: Any
