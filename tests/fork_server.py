@@ -32,8 +32,7 @@ PRELOADED = (
     "torch.profiler",
     "sklearn.datasets",
 )
-# Of a request: standard input, output and error of the child, and where its end is reported.
-DESCRIPTORS = 4
+DESCRIPTORS = 4  # the child's standard input, output and error, and where its end is reported
 LARGEST = 1 << 18  # bytes of a request
 
 
