@@ -1,0 +1,39 @@
+"""DiLoCo in TensorBoard and MLflow: pccl run -n 2 --elastic -- python trackers.py FOLDER
+
+Each member writes its own curves. The step is that of the run, so a newcomer's begin where the
+others are. With W&B: wandb.log(numbers, step=step).
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import mlflow
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+import pccl
+from pccl.adapters.torch import DiLoCo
+
+pccl.init()
+folder, name = Path(sys.argv[1]).absolute(), f"member-{os.environ.get('PCCL_LOCAL_RANK', '0')}"
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+diloco = DiLoCo(model, inner, sync_every=10)
+torch.seed()  # other examples in each process
+mlflow.set_tracking_uri(f"sqlite:///{folder / name}.db")
+with SummaryWriter(folder / name) as writer, mlflow.start_run(run_name=name):
+    while diloco.outer_step < 8:
+        x = torch.randn(32, 8)
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        inner.zero_grad()
+        loss.backward()
+        inner.step()
+        if diloco.step(tokens=len(x)):
+            numbers, step = diloco.log_dict() | {"loss": loss.item()}, diloco.inner_step
+            for key, value in numbers.items():
+                writer.add_scalar(key, value, step)
+            mlflow.log_metrics(numbers, step)
+print("loss", loss.item(), "tokens", diloco.world_tokens)
+pccl.shutdown()

@@ -1,0 +1,57 @@
+"""Experiment trackers and sweeps: curves go on when a member is killed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from launches import example, losses, members, run
+
+ROUNDS, STEPS, BATCH = 8, 10, 32  # rounds, inner steps of a round, examples of a step
+
+
+def tensorboard(folder: Path, name: str) -> list[tuple[int, float]]:
+    """(step, value) of a curve."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+def mlflow_curve(file: Path, name: str) -> list[tuple[int, float]]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{file}")
+    (found,) = client.search_runs(["0"])
+    return [(one.step, one.value) for one in client.get_metric_history(found.info.run_id, name)]
+
+
+@pytest.mark.parametrize("dies", [0, 35])
+def test_trackers_have_the_numbers_of_each_round(tmp_path: Path, dies: int) -> None:
+    pytest.importorskip("mlflow")
+    pytest.importorskip("tensorboard")
+    env = {"DIES_AT": str(dies)} if dies else {}
+    shown = members(example("trackers"), str(tmp_path), folder=tmp_path, **env)
+    assert len(losses(shown)) == (1 if dies else 2)
+    # Rank 1 is killed in the fourth round, in which only the other one counts.
+    both = 3 if dies else ROUNDS
+    tokens = [(STEPS * n, float(STEPS * BATCH * (min(n, both) + n))) for n in range(1, ROUNDS + 1)]
+    for found in (
+        tensorboard(tmp_path / "member-0", "diloco/world_tokens"),
+        mlflow_curve(tmp_path / "member-0.db", "diloco/world_tokens"),
+    ):
+        assert found == tokens
+    other = tensorboard(tmp_path / "member-1", "diloco/world_tokens")
+    assert other == tokens[: len(other)] and len(other) == (3 if dies else ROUNDS)
+    last = re.findall(r" tokens (\S+)$", shown, re.MULTILINE)
+    assert set(last) == {str(tokens[-1][1])}
+
+
+def test_a_sweep_finds_the_best_of_its_trials(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    shown = run([example("optuna_sweep")], tmp_path)
+    values = [float(one) for one in re.findall(r"finished with value: (\S+) and", shown)]
+    best = re.findall(r"^best (\S+) loss (\S+)$", shown, re.MULTILINE)
+    assert len(values) == 5 and float(best[0][1]) == min(values) < 0.01
