@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -25,6 +26,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THR
 
 class _Server:
     def __init__(self) -> None:
+        self.env = os.environ | _ONE_THREAD
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -32,10 +34,13 @@ class _Server:
             self._process = subprocess.Popen(
                 [sys.executable, script, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | _ONE_THREAD,
+                env=self.env,
                 pass_fds=[theirs.fileno()],
             )
         weakref.finalize(self, _end, self._socket, self._process)
+
+    def ended(self) -> bool:
+        return self._process.poll() is not None
 
     def start(self, request: dict[str, object], fds: Sequence[int]) -> int:
         """Returns the id of the new process."""
@@ -68,11 +73,14 @@ class Forked:
         cwd: str | Path,
     ) -> None:
         """Runs `command`, a script and its arguments."""
-        changed = [name for name in env if env[name] != os.environ.get(name)]
-        late = [name for name in changed if name.startswith(_TOO_LATE)]
-        assert all(env[name] == _ONE_THREAD.get(name) for name in late), late
-        if not _servers:
+        if not _servers or _servers[-1].ended():
             _servers.append(_Server())
+        server = _servers[-1]
+        names = {name for name in env.keys() | server.env.keys() if name.startswith(_TOO_LATE)}
+        late = [
+            name for name in names - _ONE_THREAD.keys() if env.get(name) != server.env.get(name)
+        ]
+        assert not late, f"too late for a process that is forked: {late}"
         self.returncode: int | None = None
         self.stdin: IO[bytes] | None = None
         self.stdout: IO[bytes] | None = None
@@ -96,7 +104,7 @@ class Forked:
             self._report, reported = os.pipe()
             theirs.append(reported)
             request = {"command": list(command), "env": dict(env), "cwd": str(cwd)}
-            self.pid = _servers[0].start(request, theirs)
+            self.pid = server.start(request, theirs)
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -112,14 +120,16 @@ class Forked:
             if not select.select([self._report], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
             status = os.read(self._report, 4)
-            assert status, "the process that forks others has ended"
             os.close(self._report)
+            # An empty report: the process that forks others has ended.
+            status = status or int(signal.SIGKILL).to_bytes(4, "little")
             self.returncode = os.waitstatus_to_exitcode(int.from_bytes(status, "little"))
         return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        with suppress(ProcessLookupError):  # it has ended, and this is not reported yet
+            if self.poll() is None:
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -199,16 +199,16 @@ def test_a_member_that_was_put_out_comes_back_by_itself(run: Run) -> None:
     peers = Peers(run.peers(3, member.serve))
     make(peers, sync_every=3, mode="async", rejoin="init")
     made(peers)
-    go(peers, 2, inner=False)
+    go(peers, 2, inner=False, tokens=8)
     peers[2].signal(signal.SIGSTOP)
     try:
         # Without it: the others wait for it until it counts as dead.
-        logs = go(peers[:2], 2, inner=False)
+        logs = go(peers[:2], 2, inner=False, tokens=8)
         assert logs[0][-1]["size"] == 2
     finally:
         peers[2].signal(signal.SIGCONT)
     tell(peers[2:], member.forget_info)  # of a reduction of three, before it froze
-    tell(peers, partial(member.go, 2, until=3))
+    tell(peers, partial(member.go, 2, until=3, tokens=8))
     assert went(peers, inner=False)[0][-1]["size"] == 3
 
 
@@ -217,16 +217,16 @@ def test_a_member_that_is_ahead_of_a_run_that_began_again_goes_back_with_it(run:
     peers = Peers(run.peers(2, member.serve))
     make(peers, sync_every=3, rejoin="init")
     made(peers)
-    go(peers, 2)
+    go(peers, 2, tokens=8)
     peers[1].signal(signal.SIGSTOP)
     try:
-        go(peers[:1], 1)
+        go(peers[:1], 1, tokens=8)
         tell(peers[:1], member.begin_again)
         assert made(peers[:1])[0]["round"] == 0
     finally:
         peers[1].signal(signal.SIGCONT)
     tell(peers[1:], member.forget_info)
-    tell(peers, partial(member.go, 2, until=2))
+    tell(peers, partial(member.go, 2, until=2, tokens=8))
     assert went(peers)[1][-1]["size"] == 2
 
 

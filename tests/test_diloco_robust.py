@@ -48,11 +48,14 @@ def test_a_contribution_many_times_as_long_as_the_median_does_not_count(how: str
     bounded = Robust(how, bound=20.0, drop=10.0, trim=0.0)
     gathered = np.float32([[1], [2], [3], [-20.5], [0]])
     found = robust.mean(bounded, [gathered], [1.0, 1.0, 1.0, 5.0, 1.0])
-    assert (found.arrays[0].tolist(), found.limited) == ([1.5], [3])
+    assert (found.arrays[0].tolist(), found.limited, found.weight) == ([1.5], [3], 4.0)
     # Exactly ten times as long counts. Weights are compared among those that count.
     gathered[3] = 20
     found = robust.mean(bounded, [gathered], [1.0, 1.0, 1.0, 1.0, 1.0])
     assert (found.arrays[0].tolist(), found.limited) == ([pytest.approx(26 / 5)], [])
+    # Nobody knows which one of two is wrong.
+    found = robust.mean(Robust("trimmed"), [np.float32([[1], [99], [0]])], [1.0, 1.0, 0.0])
+    assert (found.arrays[0].tolist(), found.limited) == ([50.0], [])
     # Without the rule all count, also where all are 0.
     endless = Robust(how, bound=20.0, drop=math.inf, trim=0.0)
     found = robust.mean(endless, [np.float32([[1], [1], [19]])], [1.0] * 3)

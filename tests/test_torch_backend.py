@@ -57,7 +57,9 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def test_collectives_give_what_gloo_gives(job: Job) -> None:
-    assert [answer["wrong"] for answer in job.run(3, torch_backend.collectives)] == [[], [], []]
+    # In new interpreters, where sets have orders of their own.
+    answers = job.run(3, torch_backend.collectives, TEST_FORKS="0")
+    assert [answer["wrong"] for answer in answers] == [[], [], []]
 
 
 def test_functional_collectives_and_coalescing(job: Job) -> None:

@@ -54,7 +54,10 @@ def start(
     stderr: IO[bytes] | int,
     **env: str,
 ) -> subprocess.Popen[bytes] | Forked:
-    """Starts a process that runs it. Where its module has FORKED, that has torch already."""
+    """Starts a process that runs it. Where its module has FORKED, that has torch already.
+
+    With TEST_FORKS=0 it is a new interpreter nevertheless.
+    """
     python, *script = command(program)
     given: dict[str, Any] = {
         "stdin": stdin,
@@ -64,7 +67,8 @@ def start(
         "cwd": tempfile.gettempdir(),  # not the source tree, which has no extension
     }
     call = program if isinstance(program, partial) else partial(program)
-    if getattr(sys.modules[call.func.__module__], "FORKED", False):
+    forked = getattr(sys.modules[call.func.__module__], "FORKED", False)
+    if forked and given["env"].get("TEST_FORKS") != "0":
         return Forked(script, **given)
     return subprocess.Popen([python, *script], **given)
 

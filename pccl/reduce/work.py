@@ -21,7 +21,7 @@ _Result = TypeVar("_Result", covariant=True)
 
 
 def reduce_info(info: _core.ReduceInfo, mean: WeightedMean | None = None) -> ReduceInfo:
-    """The engine's account of an operation, as a plain value; `mean`: what it was a part of."""
+    """The engine's account of an operation, as a plain value. `mean`: the weighted mean it made."""
     made = object.__new__(ReduceInfo)
     # Not by the constructor: that of a frozen dataclass takes as long as a small reduction.
     made.__dict__.update(

@@ -229,7 +229,9 @@ class DiLoCo(Reductions):
 
         For learning rates that follow the data, whoever joins or leaves. Equal on all members at
         the end of a round. It grows when a round is applied, by what its contributors have passed
-        to `step`: 0 if they pass none. With `robust` the weights that the mean has are counted.
+        to `step`: 0 if they pass none. With `robust` a member counts with its bounded weight, and
+        one that is left out does not count. With replicas it is the number of the ranks that
+        reduce with this one, and may differ between the ranks of a replica.
         """
         return self._world_tokens
 
@@ -247,7 +249,8 @@ class DiLoCo(Reductions):
             wandb.log(diloco.log_dict(), step=diloco.inner_step)
 
         Times are in seconds and bytes are of this member. Keys with "round/" are of the
-        latest reduction, and missing before the first; the others are since this object was made.
+        latest reduction, and missing before the first; steps and tokens are those of the run, and
+        the others are since this object was made.
         """
         made: dict[str, float] = {
             "diloco/outer_step": self.outer_step,
@@ -442,7 +445,7 @@ class DiLoCo(Reductions):
         for optimizer, kept in zip(self._optimizers, state["optimizer"], strict=True):
             restore(optimizer.state(), kept)
         self._flying.clear()
-        # Checkpoints before version 0.2 have none.
+        # Older checkpoints have none.
         self._world_tokens = float(state.get("world_tokens", 0.0))
         for key, result in state["pending"].items():
             arrays = {name: np.array(value) for name, value in result["gradients"].items()}

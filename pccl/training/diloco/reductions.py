@@ -91,7 +91,7 @@ class Reductions:
         tokens: bool,
         taken: dict[str, int] | None = None,
     ) -> Flight:
-        """A weight of 0 takes part without counting. `tokens`: whether it is a number of these."""
+        """A weight of 0 takes part without counting. `tokens`: whether it is a number of tokens."""
         flight = Flight(due, None, {}, weight or _UNCOUNTED, taken=taken)
         flight.names = list(gradients)
         flight.gathers = bool(self._sparsifiers) or self._robust is not None
@@ -163,10 +163,13 @@ class Reductions:
         """The `Flight.result` that the operation's result stands for."""
         assert flight.work is not None
         if not flight.gathers:
-            counted = found.pop("counted")[0] > 0
             total = flight.work.info.total_weight
             assert total is not None
-            return found | {"tokens": np.array([total if counted else 0.0])}
+            return {
+                "gradients": found["gradients"],
+                "present": found["present"],
+                "tokens": np.array([total if found["counted"][0] > 0 else 0.0]),
+            }
         weights = found["weight"][:, 0].tolist()
         counted = found["weight"][:, 1].any()
         if flight.sparsifier is not None:

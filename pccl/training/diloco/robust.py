@@ -40,8 +40,8 @@ class Robust:
         trim: "trimmed" only: share of the members whose values are left out at each end, from 0 to
             below 0.5. With three members or more at least one value is, unless the share is 0.
         weight: No member weighs more than this multiple of the median weight; at least 1.
-        drop: A contribution that is longer than this multiple of the median length does not count;
-            at least 1. `math.inf`: all finite ones count.
+        drop: Where three or more contributions are not 0, one that is longer than this multiple of
+            the median length does not count; at least 1. `math.inf`: all finite ones count.
     """
 
     how: str = "clip"
@@ -84,7 +84,7 @@ class Mean(NamedTuple):
         arrays: Its arrays; zeros if nothing counted.
         present: Whether anything counted.
         limited: Ranks whose contribution or weight was scaled down, or did not count.
-        weight: Of those that counted, together.
+        weight: Sum of the weights that counted.
     """
 
     arrays: list[Array]
@@ -94,7 +94,7 @@ class Mean(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """By how much each contribution counts: by rank. And the last two attributes of `Mean`."""
+    """Each rank's share of the mean. `limited` and `weight` are as in `Mean`."""
 
     shares: list[float]
     limited: list[int]
@@ -205,16 +205,19 @@ def _median(values: Sequence[float]) -> float:
 def _capped(
     robust: Robust, norms: Sequence[float], weights: Sequence[float]
 ) -> tuple[dict[int, float], set[int], float]:
-    """The weights of those that count, none of them much above the others.
+    """Bounds the weights, and leaves out what must not count.
 
-    Also who is limited, and the median length of what is finite; 0 if nothing is.
+    Returns:
+        The weights by rank, the limited ranks, and the median of the finite lengths above 0 (0 if
+        there is none).
     """
     there = [rank for rank, weight in enumerate(weights) if weight > 0]
     finite = [r for r in there if math.isfinite(norms[r]) and math.isfinite(weights[r])]
     lengths = [norms[rank] for rank in finite if norms[rank] > 0]
     middle = _median(lengths) if lengths else 0.0
-    most = robust.drop * middle if middle else 0.0  # not the product of infinity and 0
-    counted = [rank for rank in finite if norms[rank] <= most]
+    # Nobody knows which one of two is wrong.
+    longest = robust.drop * middle if len(lengths) > 2 else math.inf
+    counted = [rank for rank in finite if norms[rank] <= longest]
     limited = set(there) - set(counted)
     if not counted:
         return {}, limited, middle
