@@ -32,12 +32,16 @@ test: build lint types docs stress fuzz
 	@bash -o pipefail -c '$(PYTHON_BIN) -m pytest -n 2 --dist worksteal $(PYTEST_ARGS) 2>&1 | tee build/pytest.txt'
 
 # Lightning, Fabric, Accelerate, transformers, Ray, torchft, Flax and orbax over pccl, in an
-# environment of its own: build/integrations-venv. Some minutes after the installation.
+# environment of its own: build/integrations-venv. Some minutes after the installation. Flower has
+# another one, since it does not go with the others' versions of rich.
 test-integrations:
 	@$(STAGE) set-up tools/setup.sh build/integrations-venv
 	@$(STAGE) install build/integrations-venv/bin/python -m pip install -q -c requirements-dev.txt \
 	  -r requirements-integrations.txt pytest pytest-timeout hypothesis '.[torch]'
 	build/integrations-venv/bin/python -m pytest $(PYTEST_ARGS) tests/integrations
+	@$(STAGE) set-up tools/setup.sh build/flower-venv
+	@$(STAGE) install build/flower-venv/bin/python -m pip install -q flwr==1.42.0 pytest pytest-timeout hypothesis .
+	build/flower-venv/bin/python -m pytest $(PYTEST_ARGS) tests/integrations/test_flower.py
 
 setup:
 	@$(STAGE) set-up tools/setup.sh $(VENV) dev
