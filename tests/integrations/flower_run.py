@@ -43,21 +43,7 @@ default = "here"
 address = "{SUPERLINK}"
 insecure = true
 """
-SERVER = """
-import numpy as np
-from flwr.app import ArrayRecord
-from flwr.serverapp import ServerApp
-from flwr.serverapp.strategy import FedAvg
-
-app = ServerApp()
-
-@app.main()
-def main(grid, context):
-    average = FedAvg(fraction_evaluate=0.0, min_train_nodes=2, min_available_nodes=2)
-    found = average.start(grid=grid, initial_arrays=ArrayRecord([np.zeros(4)]), num_rounds=4)
-    rounds = [dict(one)["members"] for one in found.train_metrics_clientapp.values()]
-    print("ends with", *found.arrays.to_numpy_ndarrays()[0], "members", *rounds, flush=True)
-"""
+SERVER = Path(__file__).with_name("flower_server.py")
 
 
 class Started:
@@ -89,7 +75,7 @@ def main() -> None:
     (app / "pyproject.toml").write_text(PROJECT)
     (home / "config.toml").write_text(CONNECTION)
     (app / "silo" / "__init__.py").touch()
-    (app / "silo" / "server.py").write_text(SERVER)
+    shutil.copy(SERVER, app / "silo" / "server.py")
     shutil.copy(example, app / "silo" / "client.py")
     env = dict(os.environ, FLWR_HOME=str(home), PCCL_BIND="127.0.0.1", OMP_NUM_THREADS="1")
     env |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
@@ -106,17 +92,19 @@ def main() -> None:
         superlink = start("superlink", "flower-superlink", *link)
         helpers = []
         for silo, machines in ((1, 3), (2, 2)):
-            master = start(f"master{silo}", sys.executable, "-m", "pccl", "master", "--insecure",
-                           "--listen", "127.0.0.1:0")  # fmt: skip
+            serve = ["-m", "pccl", "master", "--insecure", "--listen", "127.0.0.1:0"]
+            master = start(f"master{silo}", sys.executable, *serve)
             master.hear(r"listening on \S+\n")
             address = re.findall(r"listening on (\S+)", master.said())[0]
             for number in range(1, machines):
-                helpers.append(start(f"helper{silo}{number}", sys.executable, str(example),
-                                     PCCL_MASTER=address, PCCL_NAME=f"{silo}{number}"))  # fmt: skip
+                name = {"PCCL_MASTER": address, "PCCL_NAME": f"{silo}{number}"}
+                helper = start(f"helper{silo}{number}", sys.executable, str(example), **name)
+                helpers.append(helper)
             master.hear(f"{machines - 1} members" if machines > 2 else "started")
             superlink.hear("running on http")
-            start(f"supernode{silo}", "flower-supernode", "--insecure", "--superlink", SUPERLINK,
-                  "--host", "127.0.0.1", "--port", str(9100 + silo), PCCL_MASTER=address)  # fmt: skip
+            node = ["--insecure", "--superlink", SUPERLINK, "--host", "127.0.0.1"]
+            node += ["--port", str(9100 + silo)]
+            start(f"supernode{silo}", "flower-supernode", *node, PCCL_MASTER=address)
         run = start("run", "flwr", "run", str(app), "here", "--stream")
         run.hear(r"ROUND 2/4")
         helpers[0].process.kill()
