@@ -19,7 +19,7 @@ from typing import IO
 import fork_server
 
 # Read when libraries are loaded: too late for a forked process.
-_TOO_LATE = ("PYTHON", "LD_", "TORCH_", "OMP_", "MKL_", "OPENBLAS_")
+_TOO_LATE = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 # Tests have more processes than the machine has processors.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
