@@ -121,6 +121,7 @@ class Communicator:
         ranks_per_replica: int = 0,
         name: str = "",
         secret: Secret | None = None,
+        quiet: bool = False,
     ) -> None: ...
     def join(self, *, min_peers: int, attempts: int, timeout: float | None, enter: bool) -> None:
         """Reaches the master and joins. `enter=True` (explicit API) returns when admitted as a member;
@@ -174,8 +175,9 @@ class Communicator:
         progress: Callable[[int, int], None] | None,
         check: Callable[[list[tuple[str, str, tuple[int, ...], str, int]]], str | None] | None,
         timeout: float | None,
+        lets_in: bool = True,
     ) -> Synced:
-        """Makes a state equal on all members; `level=2` first lets newcomers in.
+        """Makes a state equal on all members; `level=2` first lets newcomers in if `lets_in`.
 
         `entries`: (name, kind, shape, hint, loose, bytes, writable, place) each; bytes are a flat
         C-contiguous uint8 view, which receives new ones if `writable`. `hint` travels with an entry

@@ -416,8 +416,13 @@ def sync_and_stay(
     progress: Callable[[int, int], None] | bool | None,
     timeout: float | None,
     comm: Communicator | None,
+    *,
+    lets_in: bool = True,
 ) -> tuple[Any, SyncInfo]:
-    """As `sync` with `return_info`, for a caller that leaves the run at another point."""
+    """As `sync` with `return_info`, for a caller that leaves the run at another point.
+
+    Without `lets_in`, the same on all members, it is a sync of the present members.
+    """
     func = "sync"
     engine = _engine(comm, func)
     if revision is not None:
@@ -432,6 +437,7 @@ def sync_and_stay(
             progress=report,
             check=shared.check,
             timeout=timeout,
+            lets_in=lets_in,
         )
     result = shared.finish(synced.written, synced.replaced)
     synced.finish()

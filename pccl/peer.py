@@ -61,6 +61,7 @@ class Peer(_core.Reducer):
         self._candidate: _core.Communicator | None = None  # while it joins
         self._standby: MasterNode | None = None  # a master of the run in this process
         self._closed = False
+        self._quiet = False  # whether nobody is told who comes and goes
         self._fork = process.forks
         self._residuals = Residuals()
         self._changes = Changes()
@@ -126,6 +127,7 @@ class Peer(_core.Reducer):
                 ranks_per_replica=self._ranks,
                 name=self._name,
                 secret=self._secret,
+                quiet=self._quiet,
             )
             self._candidate = engine
             try:
@@ -147,6 +149,20 @@ class Peer(_core.Reducer):
         finally:
             self._joining = False
             self._candidate = None
+
+    def _companion(self, group: int) -> Self:
+        """A peer of another group of the same run, not connected yet. Logs no loss."""
+        made = type(self)(
+            self._address,
+            group,
+            self._stripes,
+            port=0,
+            advertise=self._advertise,
+            name=self._name or None,
+        )
+        made._secret = self._secret
+        made._quiet = True
+        return made
 
     @property
     def draining(self) -> bool:

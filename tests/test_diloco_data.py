@@ -15,7 +15,15 @@ from workers import FAST, Run, running
 KEPT: list[dict[str, Any]] = [{}, {"mode": "async"}, {"mode": "async", "overlap": 3}]
 
 
-@pytest.mark.parametrize("mode", [*KEPT, {"mode": "streaming", "fragments": 1, "overlap": 1}])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *KEPT,
+        {"mode": "streaming", "fragments": 1, "overlap": 1},
+        {"background_join": True},
+        {"mode": "async", "overlap": 3, "background_join": True},
+    ],
+)
 def test_members_are_killed_and_come_and_each_example_is_learned_from_once(
     run: Run, mode: dict[str, Any]
 ) -> None:

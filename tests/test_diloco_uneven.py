@@ -127,7 +127,14 @@ def test_newcomers_and_losses_with_rounds_of_uneven_steps(run: Run, mode: str) -
 
 
 @pytest.mark.parametrize(
-    "mode", [{}, {"mode": "async"}, {"mode": "async", "overlap": 6}, {"compression": "sparse"}]
+    "mode",
+    [
+        {},
+        {"mode": "async"},
+        {"mode": "async", "overlap": 6},
+        {"compression": "sparse"},
+        {"mode": "async", "background_join": True},
+    ],
 )
 def test_each_example_is_learned_from_once(run: Run, mode: dict[str, Any]) -> None:
     counts = partial(data.count_unevenly, mode=mode)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -413,7 +413,7 @@ class ElasticSampler:
         if any(take.peers == _ALONE.peers for phase in self._phases for take in phase):
             self.rollback()  # taken by a process that was alone and has ended
 
-    def pin(self, info: ReduceInfo | None = None) -> None:
+    def pin(self, info: ReduceInfo | None = None, *, without: Collection[str] = ()) -> None:
         """Makes takes be for the present members, until the next call, `rollback` or `follow`.
 
         All members call it at the same places. It is for reductions that run while training goes
@@ -422,6 +422,7 @@ class ElasticSampler:
         Args:
             info: Of a reduction: takes are for the pinned members that it has not lost. An info of
                 an earlier membership than the pinned one changes nothing.
+            without: Ids of members that take nothing, the same on all members.
 
         Raises:
             InvalidArgument: The reduction was not one of the sampler's members.
@@ -430,23 +431,19 @@ class ElasticSampler:
         if info is None or group is None:
             self._pinned = None
             self._pinned = self._present()
+            if without:
+                present = self._pinned
+                left = tuple(peer for peer in present.peers if peer not in without)
+                self._pinned = _of(present, left)
         elif info.epoch > group.epoch:
             own = group.peers[group.rank]
-            peers = info.contributors
+            peers = tuple(peer for peer in info.contributors if peer not in without)
             if own not in peers:
                 sentence = (
                     "the reduction is of another group than the sampler's: pass it comm=, too"
                 )
                 raise InvalidArgument.because("ElasticSampler.pin", sentence)
-            replicas = dict(zip(group.peers, group.replicas, strict=False))
-            self._pinned = replace(
-                group,
-                epoch=info.epoch,
-                rank=peers.index(own),
-                world_size=len(peers),
-                peers=peers,
-                replicas=tuple(replicas[peer] for peer in peers if peer in replicas),
-            )
+            self._pinned = _of(replace(group, epoch=info.epoch), peers)
 
     def _present(self) -> Membership:
         if self._pinned is not None:
@@ -558,6 +555,18 @@ class _Batches:
         epoch = self._sampler.epoch
         while self._sampler.epoch <= epoch:
             yield self._sampler.take().tolist()
+
+
+def _of(group: Membership, peers: tuple[str, ...]) -> Membership:
+    """The part of a membership that these peers are. This one is among them."""
+    replicas = dict(zip(group.peers, group.replicas, strict=False))
+    return replace(
+        group,
+        rank=peers.index(group.peers[group.rank]),
+        world_size=len(peers),
+        peers=peers,
+        replicas=tuple(replicas[peer] for peer in peers if peer in replicas),
+    )
 
 
 def _count(spans: Iterable[_Span]) -> int:

@@ -86,7 +86,10 @@ def count(own: int, mode: dict[str, Any], dies_at: int = -1) -> None:
     start()
     counter = Counter(own, outer_optimizer=Add, **mode)
     say(event="in")
-    counter.count(dies_at=dies_at, is_complete=lambda: pccl.world_size() == 3)
+    diloco = counter.diloco
+    counter.count(
+        dies_at=dies_at, is_complete=lambda: pccl.world_size() - len(diloco.observers) == 3
+    )
     counter.end()
 
 
@@ -149,7 +152,8 @@ def count_unevenly(
     met, ended = False, True
     # Only a round's end comes at the same place for all.
     while not (ended and met and sampler.committed >= 1500):
-        met = met or (sampler.committed > 300 and pccl.world_size() == members)
+        counting = pccl.world_size() - len(diloco.observers)
+        met = met or (sampler.committed > 300 and counting == members)
         if (met or sampler.committed <= 300) and diloco.outer_step >= takes_from:
             np.add.at(model["counts"], sampler.take(), 1)
         # One in a round: all members weigh the same, and `Add` can tell how many there were.

@@ -125,7 +125,7 @@ std::shared_ptr<CommunicatorHandle> make(const std::string& master, std::uint32_
                                          const std::vector<std::string>& advertise,
                                          const std::string& replica,
                                          std::uint32_t ranks_per_replica, const std::string& name,
-                                         const io::Secret* secret) {
+                                         const io::Secret* secret, bool quiet) {
   const char* function = "Communicator";
   node::CommunicatorOptions options;
   options.settings = read_settings(function);
@@ -135,6 +135,7 @@ std::shared_ptr<CommunicatorHandle> make(const std::string& master, std::uint32_
   options.replica = replica;
   options.ranks_per_replica = ranks_per_replica;
   options.name = name;
+  options.quiet = quiet;
   if (secret != nullptr) options.secret = *secret;
   options.port = port;
   know_threads(options);
@@ -269,7 +270,7 @@ void bind_communicator(nb::module_& m) {
   communicator
       .def(nb::new_(&make), "master"_a, nb::kw_only(), "peer_group"_a, "stripes"_a, "port"_a,
            "advertise"_a, "replica"_a = "", "ranks_per_replica"_a = 0, "name"_a = "",
-           nb::arg("secret").none() = nb::none())
+           nb::arg("secret").none() = nb::none(), "quiet"_a = false)
       .def(
           "join",
           [](CommunicatorHandle& comm, std::uint32_t min_peers, unsigned attempts, Seconds seconds,

@@ -336,6 +336,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
   options.join.replica = options_.replica;
   options.join.ranks_per_replica = options_.ranks_per_replica;
   options.join.name = options_.name;
+  options.join.quiet = options_.quiet;
   options.join.software = std::string("pccl ") + PCCL_VERSION;
   std::shared_ptr<Runtime> runtime;
   {
@@ -494,12 +495,13 @@ Status Communicator::optimize(const Limit& limit) {
 
 Result<peer::CallPtr> Communicator::sync(std::vector<state::LocalEntry> entries,
                                          wire::SyncVote vote, const Progress& progress,
-                                         const StateCheck& check, const Limit& limit) {
+                                         const StateCheck& check, const Limit& limit,
+                                         bool lets_in) {
   const auto found = runtime();
   if (!found) return found.error();
   const Until until(limit);
   const auto admits = [&](peer::Engine& engine) {
-    return vote.owned && !engine.admission().owes_sync() &&
+    return vote.owned && lets_in && !engine.admission().owes_sync() &&
            (engine.admission().round_needed() || engine.session().record()->members.size() == 1);
   };
   // Before this peer votes. The others wait for it, or will.

@@ -22,7 +22,8 @@ struct CommunicatorOptions : NodeOptions {
   std::uint32_t group = 0;
   std::string replica;  // its peers, one in each group, join and leave together; empty: none
   std::uint32_t ranks_per_replica = 0;
-  std::string name;  // wire::Member::name; empty: Settings::name, or else default_name()
+  std::string name;    // wire::Member::name; empty: Settings::name, or else default_name()
+  bool quiet = false;  // JoinOptions::quiet
   // The calling thread's number in the caller's language, and whether the thread with a number has
   // ended. Called from the calling thread, without any lock. Empty: the system's threads count.
   std::function<std::uint64_t()> thread;
@@ -99,10 +100,11 @@ class Communicator {
   // Makes the state equal on all members. On success, writable entries have their new bytes, and
   // the call's update has the other changes; on failure, all entries have their old bytes. An
   // interruption that comes too late is ignored. The simple API (vote.owned) first lets newcomers
-  // in.
+  // in, unless all members say no to `lets_in`.
   [[nodiscard]] Result<peer::CallPtr> sync(std::vector<state::LocalEntry> entries,
                                            wire::SyncVote vote, const Progress& progress,
-                                           const StateCheck& check, const Limit& limit);
+                                           const StateCheck& check, const Limit& limit,
+                                           bool lets_in = true);
   // The caller has applied all changes of the latest sync. Without this, a peer that received
   // something takes part in the next sync as a newcomer.
   void took_over() { whole_ = true; }

@@ -206,7 +206,9 @@ void Engine::end_all(const Error& error, const Record& record) {
 }
 
 void Engine::tell_news() {
-  for (std::string& line : news_.take()) log(LogLevel::warn, std::move(line));
+  for (std::string& line : news_.take()) {
+    if (!options_.join.quiet) log(LogLevel::warn, std::move(line));
+  }
 }
 
 // -- epochs

@@ -34,6 +34,7 @@ struct JoinOptions {
   std::string name;                  // wire::Member::name
   std::uint32_t ranks_per_replica = 0;
   std::uint32_t masters = 1;  // addresses at which a master may serve the group
+  bool quiet = false;         // do not log who comes and goes
 };
 
 // The error of a call that the departures of this epoch ended.

@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pccl import _settings, api, collective_api
-from pccl.errors import InvalidUsage, PCCLError, PeerLost, RevisionMismatch
+from pccl import api, collective_api
+from pccl.errors import InvalidUsage, PCCLError, RevisionMismatch
 from pccl.frameworks import Array
 from pccl.training.diloco.checkpoints import check, restore, snapshot
 from pccl.training.diloco.inner import Inner, NumPyTree
+from pccl.training.diloco.joining import Joining, call_timeout, retried
 from pccl.training.diloco.options import FUNC, Keywords, Options, Plan, refused
 from pccl.training.diloco.outer import SGD, OuterOptimizer
-from pccl.training.diloco.reductions import TAG, Flight, Reductions
+from pccl.training.diloco.reductions import TAG, Flight
 from pccl.training.diloco.round_clock import RoundClock
 from pccl.training.diloco.sparse import Sparsifier
-from pccl.types import ReduceInfo, SyncInfo
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _LEAST_TOKENS, _MOST_TOKENS = 1e-6, 1e15
 
 _log = logging.getLogger(__name__)
-
-_Made = TypeVar("_Made")
 
 
 @dataclass
@@ -54,21 +52,7 @@ class _Contribution(NamedTuple):
     tokens: bool = False
 
 
-def _timeout() -> float | None:
-    """Seconds for each collective call."""
-    return _settings.seconds(None, FUNC)
-
-
-def _retried(call: Callable[[], _Made]) -> _Made:
-    """Calls again when another member was interrupted. All members do, and nothing has changed."""
-    while True:
-        try:
-            return call()
-        except PeerLost:
-            continue
-
-
-class DiLoCo(Reductions):
+class DiLoCo(Joining):
     """The algorithm around any model that `Inner` describes. Arguments are equal on all members.
 
         diloco = DiLoCo({"w": w, "b": b}, sync_every=50)
@@ -129,6 +113,12 @@ class DiLoCo(Reductions):
         rejoin: Makes a new communicator, as `pccl.init`, when this peer was put out of the run or
             cut off. It then returns as a newcomer by itself. The old communicator is closed before.
             Not for a rank of a replica. Default: `step` raises, and `join` comes back.
+        background_join: Whether members go on while a newcomer receives the state. It comes in at a
+            round's end and watches for some rounds, in which it makes no inner steps: at most 16,
+            after which the members wait for it. Making its object returns when it counts. It keeps
+            a result for each of these rounds, and holders a copy of the state. The program makes
+            no collective calls of its own then, since a newcomer that watches does not make them.
+            Not for a rank of a replica. Default: False, all wait at the round's end.
         join: False: do not join yet; load a checkpoint and call `join`. Default: True.
 
     Attributes:
@@ -141,6 +131,7 @@ class DiLoCo(Reductions):
         waited_seconds: The part of it that this member has waited.
         limited: Ids of peers whose part or weight in the latest reduction `robust` has scaled down,
             or which it has left out because they were far too long or not finite.
+        observers: Ids of newcomers that do not count yet, with `background_join`.
         round_steps: Inner steps that this member made in its latest round; 0 before.
 
     Raises:
@@ -189,30 +180,19 @@ class DiLoCo(Reductions):
         self._optimizers = [made(self._arrays(fragment)) for fragment in fragments]
         if plan.sparse is not None:
             self._sparsifiers = [Sparsifier(plan.sparse, self._arrays(p)) for p in fragments]
-        self._steps = 0
-        self._world_tokens = 0.0
         self.round_steps = 0
         self._clock = RoundClock(plan.round_seconds)
         self._seen = [_Seen() for _ in fragments]
         # Where this member's learning is measured from; None: from the outer parameters.
         self._origin: list[Array] | None = None
-        # Whether the shared state is that of a round's end, where reductions begin.
-        self._between = False
         self._joined = False
         self._torn = ""  # this peer's id, if a step was interrupted that the others go on with
-        self._pinned = False  # whether the data knows for whom its examples are
         self._replicas = False  # whether this peer is a rank of one
         # The contributors to the reduction that a checkpoint had in flight. With `round_seconds`
         # and `data` also the number of examples that each took.
         self._restored: list[str] | dict[str, int] = []
-        self.sync_info: SyncInfo | None = None
         if options.join:
             self.join()
-
-    @property
-    def outer_step(self) -> int:
-        """Rounds that the run has finished; equal on all members."""
-        return self._steps // self._plan.sync_every
 
     @property
     def inner_step(self) -> int:
@@ -263,6 +243,7 @@ class DiLoCo(Reductions):
             "diloco/in_flight": len(self._flying),
             "diloco/round_steps": self.round_steps,
             "diloco/limited": len(self.limited),
+            "diloco/observers": len(self.observers),
         }
         info = self.info
         if info is not None:
@@ -302,6 +283,8 @@ class DiLoCo(Reductions):
                 raise InvalidUsage.because(FUNC, sentence)
             return self._come_back()
         self._torn = ""
+        if self._plan.background_join and api._use(self._comm, FUNC)._replica:
+            raise refused("background_join is not for ranks of a replica, which come together")
         self.info = None
         self._flying.clear()
         self._forget_unsent()
@@ -313,14 +296,15 @@ class DiLoCo(Reductions):
             self._data.rollback()
             self._data.reserve(self._most_steps())
         self._restored = []
-        self._share()
+        begun = self._enter()
         self._replicas = bool(api.membership(self._comm).replicas)
         if self._replicas and self._plan.round_seconds is not None:
             self._leave()
             raise refused("round_seconds is not for ranks of a replica: each has its own clock")
-        self._begin()
-        if self._between:  # the members begin reductions now
-            self._go_on(self._plan.leaving(self._steps), {}, [])
+        if not begun:
+            self._begin()
+            if self._between:  # the members begin reductions now
+                self._go_on(self._plan.leaving(self._steps), {}, [])
         self._clock.begin()
         self._joined = True
 
@@ -362,7 +346,7 @@ class DiLoCo(Reductions):
             self._count_in_time()
         self._look()
         try:
-            with self._attempt():
+            with self._attempt(), self._progress.calling(self._steps):
                 self._advance()
         except PCCLError as error:
             # The other ranks of a replica are put out with this one, but may be past their calls:
@@ -374,7 +358,8 @@ class DiLoCo(Reductions):
         if ended:
             self._clock.begin()
             # Not in `admit`, which comes before this round's contribution.
-            api.leave_if_asked(self._comm, FUNC)
+            if not self.observers or self._others_stay:
+                api.leave_if_asked(self._comm, FUNC)
         return ended
 
     def finish(self) -> None:
@@ -483,13 +468,6 @@ class DiLoCo(Reductions):
         if not self._joined:
             raise InvalidUsage.because(FUNC, "not joined: call join() first")
 
-    def _own_id(self) -> str:
-        """Empty while this peer is not a member."""
-        with suppress(PCCLError):
-            group = api.membership(self._comm)
-            return group.peers[group.rank] if group.rank >= 0 else ""
-        return ""
-
     @contextmanager
     def _attempt(self) -> Iterator[None]:
         """For calls that all members make. Joined again only if it ends well."""
@@ -520,12 +498,6 @@ class DiLoCo(Reductions):
                     raise
                 self._steps = 0
 
-    def _leave(self) -> None:
-        if self._comm is None:
-            api.shutdown()
-        else:
-            self._comm.close()
-
     # A step.
 
     def _most_steps(self) -> int:
@@ -547,7 +519,7 @@ class DiLoCo(Reductions):
         # A round that is over by its time goes past steps in which reductions were due.
         due = [p for p, flight in self._flying.items() if flight.due <= self._steps]
         # Before anything is applied: the differences to the parameters that this member began with.
-        given = {p: self._contribution(p) for p in leaving}
+        given = {} if self._watching else {p: self._contribution(p) for p in leaving}
         for fragment in due:
             self._apply(fragment)
         if self._steps % self._plan.sync_every == 0 and self._admit():
@@ -573,7 +545,7 @@ class DiLoCo(Reductions):
             due = [*due, *leaving]
         for fragment in due:
             self._give(fragment, self._plan.mixing)
-        if self._plan.mode == "async":
+        if self._plan.mode == "async" and not self._watching:
             if due:
                 self._origin = None
             if leaving:  # what comes after this is of the next reduction
@@ -606,6 +578,8 @@ class DiLoCo(Reductions):
 
     def _give(self, fragment: int, mixing: float) -> None:
         """Gives the model the outer parameters, with its learning since or a share of its own."""
+        if self._watching:
+            return
         for index in self._plan.fragments[fragment]:
             value = self._outer[index]
             if self._origin is not None:
@@ -623,9 +597,9 @@ class DiLoCo(Reductions):
 
     def _taken_by_all(self, own: int) -> dict[str, int]:
         """The numbers of examples that the members took, by their ids. All members call it."""
-        numbers, info = _retried(
+        numbers, info = retried(
             lambda: collective_api.allgather(
-                np.array([own]), tag=TAG, timeout=_timeout(), return_info=True, comm=self._comm
+                np.array([own]), tag=TAG, timeout=call_timeout(), return_info=True, comm=self._comm
             )
         )
         return dict(zip(info.contributors, numbers[:, 0].tolist(), strict=True))
@@ -644,86 +618,32 @@ class DiLoCo(Reductions):
         self._flying[fragment] = self._launch(
             fragment, due, weight, named, tokens=tokens, taken=taken
         )
-        if fragment == 0 and self._data is not None:
+        if fragment == 0 and self._data is not None and not self._watching:
             self._data.seal()
 
     def _apply(self, fragment: int) -> None:
-        result = self._complete(self._flying[fragment])
+        self._complete(self._flying[fragment])
         flight = self._flying.pop(fragment)
+        if self._watching:
+            if self._holds:
+                self._settle(fragment, flight)
+            else:
+                self._kept.append((fragment, flight))
+            return
         # Not where the result came: that may be at different steps on different members. Restored
         # flights have neither info nor examples; those given to newcomers are never fragment 0's.
         if fragment == 0 and self._data is not None and flight.info is not None:
             self._data.commit(flight.info if flight.taken is None else flight.learned())
         if flight.info is not None:
             self._pin(flight.info)
+        self._settle(fragment, flight)
+
+    def _settle(self, fragment: int, flight: Flight) -> None:
+        """The outer optimizer's step with a result."""
+        result = flight.result
+        assert result is not None
         if fragment == 0:
             self._world_tokens += float(result["tokens"][0])
         if result["present"][0] > 0:
             gradients = [result["gradients"][name] for name in self._names_of(fragment)]
             self._optimizers[fragment].step(self._arrays(fragment), gradients)
-
-    def _pin(self, info: ReduceInfo | None = None) -> None:
-        """Later examples are for the present members, or those of a reduction.
-
-        Called where all members have met, or apply this reduction, and nowhere else: at other times
-        some members may know of a loss that others do not.
-        """
-        self._pinned = True
-        if self._data is not None:
-            self._data.pin(info)
-
-    # A round's end.
-
-    def _admit(self) -> bool:
-        """Lets newcomers in, and compares states when that is due.
-
-        Returns:
-            Whether this member's state was not the group's, and is now.
-        """
-        every = self._plan.verify_every
-        for flight in self._flying.values():
-            self._complete(flight)
-        # A replica may be let into some of its ranks' groups and be lost before the others let it
-        # in. All ranks must make the same calls nevertheless.
-        verify = every > 0 and self.outer_step % every == 0
-        verify = verify or bool(api.membership(self._comm).replicas)
-        if not verify and not _retried(lambda: api.admit_and_stay(self._comm, _timeout())):
-            self._pin()
-            return False
-        self._between = True
-        return self._share()
-
-    def _share(self) -> bool:
-        """One sync. Returns whether something was new here.
-
-        The revision is the number of rounds: a checkpoint's counts when the run starts again, and
-        is refused by a run that is behind it.
-        """
-        state: dict[str, Any] = {
-            "settings": self._settings,
-            "steps": self._steps,
-            "between": self._between,
-            "world_tokens": self._world_tokens,
-            "parameters": dict(self._named_outer()),
-            "optimizer": {str(p): made.state() for p, made in enumerate(self._optimizers)},
-            "pending": {
-                str(p): {"due": flight.due, "result": flight.result}
-                for p, flight in self._flying.items()
-            },
-        }
-        if self._data is not None:
-            state["data"] = self._data
-        shared, info = _retried(
-            lambda: api.sync_and_stay(state, self.outer_step, None, _timeout(), self._comm)
-        )
-        self.sync_info = info
-        self._pin()
-        if shared["settings"] != self._settings:
-            self._leave()  # the others would wait for it
-            raise refused(f"this peer has {self._settings}; the run has {shared['settings']}")
-        self._steps, self._between = shared["steps"], shared["between"]
-        self._world_tokens = shared["world_tokens"]
-        if info.received:
-            pending = sorted(shared["pending"].items(), key=lambda item: (item[1]["due"], item[0]))
-            self._flying = {int(p): Flight(kept["due"], kept["result"]) for p, kept in pending}
-        return bool(info.received)

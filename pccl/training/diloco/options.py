@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypedDict
 
@@ -49,10 +49,10 @@ class Data(Protocol):
         After `reserve` with the number of examples of each, by id.
         """
 
-    def pin(self, info: ReduceInfo | None = None) -> None:
+    def pin(self, info: ReduceInfo | None = None, *, without: Collection[str] = ()) -> None:
         """Later examples are divided among the present members, or among those of a reduction.
 
-        Called where all members have met.
+        Called where all members have met. `without`: ids of newcomers that take none yet.
         """
 
     def rollback(self) -> None:
@@ -90,6 +90,7 @@ class Keywords(_Required, total=False):
     data: Data | None
     comm: Communicator | None
     rejoin: Callable[[], Communicator] | None
+    background_join: bool
     join: bool
 
 
@@ -113,6 +114,7 @@ class Options:
     data: Data | None = None
     comm: Communicator | None = None
     rejoin: Callable[[], Communicator] | None = None
+    background_join: bool = False
     join: bool = True
 
 
@@ -131,6 +133,7 @@ class Plan:
         quantize: How their elements travel; None: exactly, or `sparse`.
         sparse: Which of their elements travel; None: all.
         robust: How the influence of each member is bounded; None: not.
+        background_join: Whether members go on while newcomers receive the state.
     """
 
     mode: str
@@ -143,6 +146,7 @@ class Plan:
     quantize: Quantize | None
     sparse: Sparse | None
     robust: Robust | None
+    background_join: bool
 
     @classmethod
     def of(cls, options: Options, names: Sequence[str], sizes: Sequence[int]) -> Plan:
@@ -195,6 +199,7 @@ class Plan:
             parsed,
             sparsely,
             bounded,
+            bool(options.background_join),
         )
 
     def leaving(self, step: int) -> list[int]:
@@ -207,6 +212,7 @@ class Plan:
         how = " exactly" if self.quantize is None else quantization.words(self.quantize)
         how = how if self.sparse is None else sparse.words(self.sparse)
         how += "" if self.robust is None else robust.words(self.robust)
+        how += ", background_join" if self.background_join else ""
         return (
             f"mode={self.mode}, sync_every={self.sync_every}, fragments={self.fragments}, "
             f"overlap={self.overlap}, mixing={self.mixing}, verify_every={self.verify_every}, "

@@ -124,6 +124,10 @@ class Reductions:
             comm=self._comm,
         )
 
+    def _reduces(self) -> bool:
+        """Whether a reduction is in flight. *any thread*"""
+        return any(flight.work is not None for flight in list(self._flying.values()))
+
     def _forget_unsent(self) -> None:
         """Drops what codes have left out: it was learned from parameters that count no more."""
         for sparsifier in self._sparsifiers:

@@ -1,0 +1,131 @@
+"""The meeting of members and newcomers where a round ends, and the conclusions from it.
+
+All that are in the meeting have the same records, so all come to the same conclusions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pccl.frameworks import Array
+
+_SETTINGS_BYTES = 512
+_MOST_HOLDERS = 4  # that send to one newcomer; each line is a group of the run
+FIRST_LINE = 1 << 31  # groups from here on are those of lines; the others are the users'
+LAST_LINE = (1 << 32) - _MOST_HOLDERS - 1
+
+
+class Record(NamedTuple):
+    """One peer's part in a meeting.
+
+    Attributes:
+        peer: Its id.
+        settings: The beginning of its settings.
+        steps: The inner step that its state is of.
+        holds: It has the run's state.
+        counts: Its learning counts. Others are newcomers that watch, or come now.
+        leaves: It was asked to leave.
+        fetches: It is receiving the state.
+        stuck: It does not get the state, or cannot wait for it any longer.
+        line: The group of the first line to it.
+    """
+
+    peer: str
+    settings: str
+    steps: int
+    holds: bool
+    counts: bool
+    leaves: bool
+    fetches: bool
+    stuck: bool
+    line: int
+
+    def tree(self) -> dict[str, Array]:
+        """For an all-gather."""
+        settings = np.zeros(_SETTINGS_BYTES, np.uint8)
+        text = np.frombuffer(self.settings.encode()[:_SETTINGS_BYTES], np.uint8)
+        settings[: text.size] = text
+        return {"settings": settings, "numbers": np.array(self[2:], np.int64)}
+
+
+class Meeting(NamedTuple):
+    """Where a round ends.
+
+    Attributes:
+        records: By rank.
+        watched: Newcomers that watched before, by id.
+    """
+
+    records: Sequence[Record]
+    watched: Collection[str]
+
+    @classmethod
+    def of(cls, peers: Sequence[str], found: Any, watched: Collection[str]) -> Meeting:
+        """From the all-gather's result."""
+        records = []
+        for peer, text, numbers in zip(peers, found["settings"], found["numbers"], strict=True):
+            steps, holds, counts, leaves, fetches, stuck, line = numbers.tolist()
+            settings = text.tobytes().rstrip(b"\0").decode(errors="replace")
+            flags = bool(holds), bool(counts), bool(leaves), bool(fetches), bool(stuck)
+            records.append(Record(peer, settings, steps, *flags, line))
+        return cls(records, watched)
+
+    @property
+    def holders(self) -> list[Record]:
+        """Those that have the state: the members that count, as long as there is one."""
+        return [record for record in self.records if record.holds and record.counts] or [
+            record for record in self.records if record.holds
+        ]
+
+    @property
+    def waits(self) -> bool:
+        """Whether nobody has the state, and somebody may still receive it."""
+        return not self.holders and any(record.fetches for record in self.records)
+
+    def misfit(self, record: Record) -> bool:
+        """Whether a peer cannot take part in this run, and leaves."""
+        first = self.holders[0]
+        return not record.holds and (
+            record.settings != first.settings or record.steps > first.steps
+        )
+
+    @property
+    def behind(self) -> list[Record]:
+        """Newcomers that have not received the state."""
+        return [one for one in self.records if not one.holds and not self.misfit(one)]
+
+    @property
+    def newcomers(self) -> list[Record]:
+        """Those that begin to watch."""
+        return [record for record in self.behind if record.peer not in self.watched]
+
+    @property
+    def graduates(self) -> list[Record]:
+        """Newcomers that have received the state, and count from here on."""
+        return [record for record in self.records if record.holds and not record.counts]
+
+    @property
+    def must_share(self) -> bool:
+        """Whether all wait until the newcomers have the state."""
+        if not self.behind:
+            return False
+        leaving = all(record.leaves for record in self.holders)
+        return leaving or any(record.stuck for record in self.behind)
+
+    def stays(self, but: str) -> bool:
+        """Whether another one than `but` has the state, and is not leaving."""
+        return any(not record.leaves and record.peer != but for record in self.holders)
+
+    def lines(self, newcomer: Record) -> list[str]:
+        """The holders that the lines of a newcomer lead to.
+
+        The first one has a line more: one tells of steps while the others send pieces.
+        """
+        holders = [record.peer for record in self.holders]
+        turn = self.newcomers.index(newcomer)
+        count = min(_MOST_HOLDERS, len(holders))
+        found = [holders[(turn + index) % len(holders)] for index in range(count)]
+        return [*found, found[0]]

@@ -1,0 +1,377 @@
+"""A copy of the shared state, and its way to a newcomer while the run goes on.
+
+A newcomer and each of its holders are a pccl group of two, a *line*. The newcomer asks, and the
+holder answers, both by broadcasts. Several holders send different pieces of the same snapshot; the
+piece of one that is lost is asked of another.
+
+| request | first | length | answer |
+|---|---|---|---|
+| STEPS | the step that the newcomer knows of | 0 | nothing, after a later step or half a second |
+| MANIFEST | 0 | 0 | what the snapshot consists of, as JSON |
+| PIECE | the piece's first byte | its bytes | the piece, or its beginning |
+| END | 0 | 0 | none: both leave |
+
+Before each answer comes a header: the holder's inner step, and the answer's length.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from pccl._state import State
+from pccl.communicator import Communicator
+from pccl.errors import PCCLError
+from pccl.frameworks import Array
+from pccl.training.diloco.options import FUNC, refused
+
+_STEPS, _MANIFEST, _PIECE, _END = range(4)
+_PIECE_BYTES = 1 << 20
+_JOIN_SECONDS = 60.0  # for both ends of a line to come
+_ASK_SECONDS = 0.5  # after which a holder answers although nothing is new
+# Shares of its time that a holder sends, while no reduction is in flight here and while one is.
+_SHARE, _SHARE_BESIDE = 0.8, 0.25
+_MOST_REST = 5.0  # seconds; the engine warns of a call that waits for longer than ten
+# What a holder sends that has waited in a step for so long.
+_LITTLE = 64 << 10
+
+_log = logging.getLogger(__name__)
+
+
+class Snapshot:
+    """A copy of a state. *any thread*"""
+
+    def __init__(self, state: Any) -> None:
+        entries = State(state, FUNC).entries
+        self._parts = [np.array(entry[5]) for entry in entries]
+        self._ends = list(itertools.accumulate(part.size for part in self._parts))
+        listed = [
+            [name, kind, list(shape), hint, part.size]
+            for (name, kind, shape, hint, *_), part in zip(entries, self._parts, strict=True)
+        ]
+        self.manifest = np.array(bytearray(json.dumps(listed).encode()))
+
+    def read(self, first: int, length: int) -> Array:
+        """Bytes of all entries, one after the other. REQUIRES: so many are there."""
+        made = np.empty(length, np.uint8)
+        done = 0
+        index = bisect.bisect_right(self._ends, first)
+        while done < length:
+            part = self._parts[index]
+            begin = first + done - (self._ends[index] - part.size)
+            count = min(length - done, part.size - begin)
+            made[done : done + count] = part[begin : begin + count]
+            done += count
+            index += 1
+        return made
+
+    def packed(self) -> Array:
+        """All of it, for `unpack`."""
+        size = np.array([self.manifest.size], np.int64).view(np.uint8)
+        return np.concatenate([size, self.manifest, *self._parts])
+
+
+def unpack(state: Any, packed: Array) -> Any:
+    """`restore` from what `Snapshot.packed` has made. Bytes after it do not count."""
+    size = int(packed[:8].view(np.int64)[0])
+    return restore(state, packed[8 : 8 + size], packed[8 + size :])
+
+
+def restore(state: Any, manifest: Array, data: Array) -> Any:
+    """`state` with what a snapshot has. Arrays are written in place, and objects load it.
+
+    Raises:
+        InvalidArgument: This state has no place for it. Nothing is changed then.
+    """
+    offered = [(n, kind, tuple(s), hint, size) for n, kind, s, hint, size in _listed(manifest)]
+    shared = State(state, FUNC)
+    reason = shared.check(offered)
+    if reason is not None:
+        raise refused(reason)
+    own = {entry[0]: entry for entry in shared.entries}
+    written, replaced = [], []
+    first = 0
+    for name, kind, shape, hint, size in offered:
+        part = data[first : first + size]
+        first += size
+        mine = own.get(name)
+        if mine is not None and mine[6] and mine[7] is None:
+            mine[5][...] = part
+            written.append(name)
+        else:
+            replaced.append((name, kind, shape, hint, np.array(part)))
+    return shared.finish(written, replaced)
+
+
+def _listed(manifest: Array) -> list[Any]:
+    return list(json.loads(manifest.tobytes()))
+
+
+class Progress:
+    """How far this member is, for those that follow it. *any thread*
+
+    While this member waits for others in a step, little is sent to newcomers: what it waits for
+    may need the same links. A reduction behind inner steps may take longer.
+
+    Args:
+        reduces: Whether a reduction of this member is in flight.
+    """
+
+    def __init__(self, reduces: Callable[[], bool]) -> None:
+        self._reduces = reduces
+        self._changed = threading.Condition()
+        self._steps = 0
+        self._waits = False
+
+    @contextmanager
+    def calling(self, steps: int) -> Iterator[None]:
+        """This member makes the calls of that step."""
+        self._tell(steps, True)
+        try:
+            yield
+        finally:
+            self._tell(steps, False)
+
+    def _tell(self, steps: int, waits: bool) -> None:
+        with self._changed:
+            self._steps, self._waits = steps, waits
+            self._changed.notify_all()
+
+    def after(self, seen: int) -> int:
+        """The present step: at once if it is another one than `seen`, else after a while."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._steps != seen, _ASK_SECONDS)
+            return self._steps
+
+    def room(self, length: int) -> int:
+        """How many bytes of so many to send now. Waits for the end of a step."""
+        with self._changed:
+            if self._changed.wait_for(lambda: not self._waits, _MOST_REST):
+                return length
+        return min(length, _LITTLE)
+
+    def rest(self, taken: float) -> float:
+        """Seconds to rest after a piece that it took so many seconds to send."""
+        share = _SHARE_BESIDE if self._reduces() else _SHARE
+        return min(_MOST_REST, taken * (1 / share - 1))
+
+
+class Line:
+    """One of the two ends of a line. *one thread* but for `close`
+
+    Args:
+        comm: This process's member of the run.
+        group: The line's group.
+    """
+
+    def __init__(self, comm: Communicator, group: int) -> None:
+        self._comm = comm._companion(group)
+        self._own = 0
+
+    def join(self) -> None:
+        """Waits for the other end."""
+        self._comm._join(FUNC, min_peers=2, attempts=5, timeout=_JOIN_SECONDS, enter=True)
+        self._own = self._comm._joined(FUNC).membership()[1]
+
+    def send(self, data: Array) -> None:
+        self._comm.broadcast(data, root=self._own)
+
+    def receive(self, data: Array) -> None:
+        self._comm.broadcast(data, root=1 - self._own)
+
+    def close(self) -> None:
+        """Ends the other thread's call, if there is one, with an error."""
+        self._comm.close()
+
+
+class Holder:
+    """Sends a snapshot to one newcomer, on a thread of its own, until that has enough."""
+
+    def __init__(self, line: Line, snapshot: Snapshot, progress: Progress) -> None:
+        self._line = line
+        self._progress = progress
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=(snapshot,), name="pccl snapshot", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """Whether the newcomer needs no more, or is gone."""
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Leaves the newcomer to the other holders."""
+        self._closed.set()
+        self._line.close()
+
+    def _run(self, snapshot: Snapshot) -> None:
+        try:
+            self._line.join()
+            while self._answer(snapshot):
+                pass
+        except PCCLError as error:
+            if not self._closed.is_set():
+                _log.debug("a newcomer takes no more of the state from here: %s", error)
+        finally:
+            self._line.close()
+
+    def _answer(self, snapshot: Snapshot) -> bool:
+        request = np.zeros(3, np.int64)
+        self._line.receive(request)
+        what, first, length = request.tolist()
+        if what == _END:
+            return False
+        steps = self._progress.after(first if what == _STEPS else -1)
+        if what == _PIECE:
+            answer = snapshot.read(first, self._progress.room(length))
+        else:
+            answer = snapshot.manifest if what == _MANIFEST else np.empty(0, np.uint8)
+        began = time.monotonic()
+        self._line.send(np.array([steps, answer.size], np.int64))
+        if answer.size:
+            self._line.send(answer)
+        if what == _PIECE:
+            self._closed.wait(self._progress.rest(time.monotonic() - began))
+        return True
+
+
+class Fetch:
+    """Receives a snapshot from several holders, on threads of their own.
+
+    One line, the guide, is for steps alone while there are others: answers with pieces may come
+    late, and the members wait for a newcomer that learns late that they reduce.
+
+    Args:
+        lines: To the holders. They are closed here.
+    """
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._changed = threading.Condition()  # guards what follows
+        self._open = len(lines)
+        self._guide: Line | None = None
+        self._closed = False
+        self._steps = 0  # the latest that a holder has told
+        self._manifest: Array | None = None
+        self._data = np.empty(0, np.uint8)
+        self._left: deque[tuple[int, int]] = deque()  # pieces that are not asked for
+        self._missing = -1  # bytes; -1: not known yet
+        for line in lines:
+            threading.Thread(target=self._run, args=(line,), name="pccl fetch", daemon=True).start()
+
+    @property
+    def complete(self) -> bool:
+        return self._missing == 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether no holder is left, and something is missing."""
+        return self._open == 0 and not self.complete
+
+    def wait(self, step: int | None = None) -> None:
+        """Returns when all of it is there or no holder is left, or a holder has made that step."""
+
+        def over() -> bool:
+            reached = step is not None and self._steps >= step
+            return reached or self._open == 0 or self.complete
+
+        with self._changed:
+            while not self._changed.wait_for(over, 0.5):  # in turns, for Ctrl-C
+                pass
+
+    def follow(self, step: int) -> None:
+        """Returns when a holder has made that step, or none is left."""
+        with self._changed:
+            while not self._changed.wait_for(lambda: self._steps >= step or self._open == 0, 0.5):
+                pass
+
+    def take(self) -> tuple[Array, Array]:
+        """The manifest and the bytes. The lines go on to tell of steps. REQUIRES: complete."""
+        assert self._manifest is not None
+        taken = self._manifest, self._data
+        self._data = np.empty(0, np.uint8)
+        return taken
+
+    def end(self) -> None:
+        """Gives up what is missing. Lines end after the answer that they wait for."""
+        with self._changed:
+            self._closed = True
+
+    def _run(self, line: Line) -> None:
+        try:
+            line.join()
+            while not self._closed:
+                self._ask(line)
+            line.send(np.array([_END, 0, 0], np.int64))
+        except PCCLError as error:
+            if not self._closed:
+                _log.debug("a holder sends no more of the state: %s", error)
+        finally:
+            line.close()
+            with self._changed:
+                self._open -= 1
+                if self._guide is line:
+                    self._guide = None
+                self._changed.notify_all()
+
+    def _ask(self, line: Line) -> None:
+        with self._changed:
+            self._guide = self._guide or line
+            guides = self._guide is line and self._open > 1
+            piece = self._left.popleft() if self._left and not guides else None
+            steps = self._steps
+        if self._manifest is None and not guides:
+            self._begin(self._call(line, _MANIFEST, 0, 0))
+        elif piece is None:
+            self._call(line, _STEPS, steps, 0)
+        else:
+            self._receive(line, *piece)
+
+    def _receive(self, line: Line, first: int, length: int) -> None:
+        received = 0
+        try:
+            received = self._call(line, _PIECE, first, length).size
+        finally:
+            with self._changed:
+                self._missing -= received
+                if received < length:
+                    self._left.append((first + received, length - received))
+                self._changed.notify_all()
+
+    def _call(self, line: Line, what: int, first: int, length: int) -> Array:
+        """Asks, and returns the answer. A piece is in its place then."""
+        line.send(np.array([what, first, length], np.int64))
+        header = np.zeros(2, np.int64)
+        line.receive(header)
+        steps, size = header.tolist()
+        piece = self._data[first : first + min(size, length)]
+        answer = piece if what == _PIECE else np.empty(size, np.uint8)
+        if answer.size:
+            line.receive(answer)
+        with self._changed:
+            self._steps = max(self._steps, steps)
+            self._changed.notify_all()
+        return answer
+
+    def _begin(self, manifest: Array) -> None:
+        with self._changed:
+            if self._manifest is not None:
+                return
+            size = sum(entry[4] for entry in _listed(manifest))
+            self._data = np.empty(size, np.uint8)
+            starts = range(0, size, _PIECE_BYTES)
+            self._left.extend((first, min(_PIECE_BYTES, size - first)) for first in starts)
+            self._missing = size
+            self._manifest = manifest
+            self._changed.notify_all()

@@ -1,0 +1,122 @@
+"""Members of a DiLoCo run with `background_join`, and newcomers that are held up as they watch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from typing import Any, NoReturn
+
+import pccl
+from pccl.errors import PCCLError, Unreachable
+from pccl.training.diloco import joining, snapshots
+from pccl.training.diloco.snapshots import Fetch, Holder, Line, Snapshot
+from programs import diloco_member as member
+from programs.peer import say
+
+
+class Late(Fetch):
+    """A snapshot that takes `rounds` of `every` inner steps longer to come than it does."""
+
+    def __init__(self, lines: list[Line], rounds: int, every: int) -> None:
+        self._begun: int | None = None
+        self._takes = rounds * every
+        super().__init__(lines)
+
+    @property
+    def complete(self) -> bool:
+        if self._begun is None and self._steps > 0:
+            self._begun = self._steps
+        late = self._begun is not None and self._steps >= self._begun + self._takes
+        return self._missing == 0 and late
+
+
+def make_late(own_number: int, rounds: int, *, most: int = 16, **options: Any) -> None:
+    """As `member.make`, for a newcomer that watches for so many rounds, if it may for `most`."""
+    vars(joining)["Fetch"] = partial(Late, rounds=rounds, every=options["sync_every"])
+    joining._MOST_WATCHED = most
+    member.make(own_number, **options)
+
+
+def make_without_lines(own_number: int, **options: Any) -> None:
+    """As `member.make`, for a newcomer that reaches no holder."""
+
+    def refuse(self: Line) -> None:
+        raise Unreachable.because("connect", "no route to host")
+
+    Line.join = refuse  # type: ignore[method-assign]
+    member.make(own_number, **options)
+
+
+def make_or_fail(own_number: int, rounds: int = 0, **options: Any) -> None:
+    """As `make_late`, and says how it failed."""
+    try:
+        make_late(own_number, rounds, **options)
+    except PCCLError as error:
+        say(event="failed", kind=type(error).__name__, text=str(error))
+
+
+def make_ahead(own_number: int, saved: str, **options: Any) -> None:
+    """Comes with a checkpoint, and says how it failed."""
+    member.make(own_number, join=False, **options)
+    member.load(saved)
+    try:
+        member.diloco.join()
+    except PCCLError as error:
+        say(event="failed", kind=type(error).__name__, text=str(error))
+
+
+def die_as_a_piece_is_asked() -> None:
+    """From now on: killed by the first newcomer that asks this holder for a piece."""
+
+    def die(snapshot: Snapshot, first: int, length: int) -> NoReturn:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    Snapshot.read = die  # type: ignore[assignment, method-assign]
+
+
+def small_pieces() -> None:
+    """From now on: snapshots travel in pieces of 64 bytes, and holders do not rest."""
+    snapshots._PIECE_BYTES = 64
+    snapshots._MOST_REST = 0.0
+
+
+def drain() -> None:
+    """Asks this peer to leave."""
+    pccl.drain()
+
+
+def go_until_newcomers_count(more: int, *, came: bool = False, tokens: int | None = None) -> None:
+    """Trains until newcomers have come and none of them watches any more, and `more` rounds.
+
+    `came`: they have come, as this one has.
+    """
+    diloco = member.diloco
+    met = came
+    log: list[dict[str, Any]] = []
+    while not met or diloco.observers:
+        member.train(member.model, member.number)
+        if diloco.step(tokens):
+            log.append(member.look())
+        met = met or bool(diloco.observers)
+    before = diloco.outer_step
+    while diloco.outer_step < before + more:
+        member.train(member.model, member.number)
+        if diloco.step(tokens):
+            log.append(member.look())
+    say(event="went", log=log)
+
+
+def show_observers() -> None:
+    """Says how many newcomers watch, and how many of this member's holders are at work."""
+    holding: list[Holder] = [one for one in member.diloco._holding if not one.over]
+    say(event="observers", watching=len(member.diloco.observers), holding=len(holding))
+
+
+def go_until_drained() -> None:
+    """Trains until this peer is let go."""
+    try:
+        member.go(1000)
+    except pccl.Drained:
+        say(event="drained", round=member.diloco.outer_step)

@@ -1,0 +1,242 @@
+"""DiLoCo with `background_join`: newcomers watch until they have the state, and nobody waits."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from diloco_run import Peers, asked, close, go, made, make, reference, shown, tell, went
+from programs import diloco_member as member
+from programs import diloco_watching as watching
+from workers import Run, Worker
+
+from pccl.errors import InvalidArgument
+from pccl.training.diloco.snapshots import Snapshot, restore, unpack
+
+BEHIND: dict[str, Any] = {"background_join": True}
+FORMS: list[dict[str, Any]] = [
+    {},
+    {"verify_every": 0, "quantize": "int8"},
+    {"mode": "async"},
+    {"mode": "async", "overlap": 2},
+    {"mode": "streaming", "fragments": 3, "overlap": 2},
+    {"mode": "streaming", "overlap": 0, "verify_every": 1},
+    {"sparse": {"density": 0.25}},
+    {"robust": "clip"},
+]
+
+
+def enter(run: Run, numbers: range, rounds: int, **options: Any) -> Peers:
+    """Newcomers that wait to be let in, and then watch for so many rounds."""
+    late = Peers([run.peer(member.serve) for _ in numbers])
+    for number, worker in zip(numbers, late, strict=True):
+        worker.call(partial(watching.make_late, number, rounds, **options))
+    for worker in late:
+        asked(worker)
+    return late
+
+
+def observers(worker: Worker) -> dict[str, Any]:
+    tell([worker], watching.show_observers)
+    return worker.expect("observers")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_newcomer_holds_what_the_members_hold_when_it_begins_to_count(
+    run: Run, form: dict[str, Any], rounds: int
+) -> None:
+    options = BEHIND | form | {"sync_every": 4}
+    peers = Peers(run.peers(2, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 2, inner=False, tokens=8)
+    late = enter(run, range(2, 3), rounds, **options)
+    tell(peers, partial(watching.go_until_newcomers_count, 3, tokens=8))
+    tell(late, partial(member.go, 3, tokens=8))
+    began = made(late)[0]["round"]
+    assert began >= 3 + max(1, rounds)
+    logs = went([*peers, *late], inner=False)
+    assert [log[-1]["round"] for log in logs] == [began + 3] * 3
+    assert logs[2][-1]["size"] == 3
+    shown([*peers, *late])
+
+
+def test_the_newcomer_counts_from_the_round_that_it_began(run: Run) -> None:
+    options = BEHIND | {"sync_every": 4}
+    peers = Peers(run.peers(2, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 2)
+    late = enter(run, range(2, 4), 2, **options)
+    tell(peers, partial(watching.go_until_newcomers_count, 3))
+    tell(late, partial(watching.go_until_newcomers_count, 3, came=True))
+    entered = {number: one["round"] for number, one in enumerate(made(late), 2)}
+    last = max(entered.values()) + 3
+    logs = went([*peers, *late])
+    assert [log[-1]["round"] for log in logs] == [last] * 4
+    everybody = [
+        [0, 1] + [number for number, at in entered.items() if at < round]
+        for round in range(1, last + 1)
+    ]
+    assert close(shown([*peers, *late]), reference("sync", 4, everybody))
+
+
+def test_a_newcomer_that_is_killed_while_it_watches_costs_nothing(run: Run) -> None:
+    options = BEHIND | {"sync_every": 4}
+    peers = Peers(run.peers(2, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 1)
+    late = enter(run, range(2, 3), 1000, **options)
+    go(peers, 3)
+    assert observers(peers[0])["watching"] == 1, late[0].stderr() + peers[0].stderr()
+    late[0].signal(signal.SIGKILL)
+    go(peers, 3)
+    found = [observers(peer) for peer in peers]
+    assert [one["watching"] for one in found] == [0, 0]
+    assert close(shown(peers), reference("sync", 4, [[0, 1]] * 7))
+
+
+def test_other_holders_send_what_one_that_is_killed_has_not_sent(run: Run) -> None:
+    options = BEHIND | {"sync_every": 4}
+    peers = Peers(run.peers(3, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 1)
+    tell(peers[2:], watching.die_as_a_piece_is_asked)
+    late = Peers([run.peer(member.serve)])
+    tell(late, watching.small_pieces)
+    make(late, 3, **options)
+    asked(late[0])
+    tell(peers, partial(watching.go_until_newcomers_count, 3))
+    tell(late, partial(member.go, 3))
+    made(late)
+    assert peers[2].ends() == -signal.SIGKILL
+    went([*peers[:2], *late])
+    shown([*peers[:2], *late])
+
+
+@pytest.mark.parametrize("stuck", ["no line", "too late"])
+def test_the_members_wait_for_a_newcomer_that_does_not_get_the_state(run: Run, stuck: str) -> None:
+    options = BEHIND | {"sync_every": 4, "mode": "async"}
+    peers = Peers(run.peers(2, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 2, inner=False)
+    late = Peers([run.peer(member.serve)])
+    if stuck == "no line":
+        tell(late, partial(watching.make_without_lines, 2, **options))
+    else:
+        tell(late, partial(watching.make_late, 2, 1000, most=2, **options))
+    asked(late[0])
+    tell(peers, partial(watching.go_until_newcomers_count, 3))
+    tell(late, partial(member.go, 3))
+    made(late)
+    went([*peers, *late], inner=False)
+    shown([*peers, *late])
+
+
+def test_a_newcomer_that_has_the_state_goes_on_when_all_others_are_killed(run: Run) -> None:
+    options = BEHIND | {"sync_every": 4}
+    peers = Peers(run.peers(2, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 2)
+    late = enter(run, range(2, 3), 0, **options)
+    tell(peers, partial(watching.go_until_newcomers_count, 1))
+    round = made(late)[0]["round"]
+    for peer in peers:
+        peer.signal(signal.SIGKILL)
+    assert go(late, 2)[0][-1]["round"] >= round + 2
+
+
+def test_a_newcomer_without_the_state_is_told_that_all_who_had_it_are_gone(run: Run) -> None:
+    options = BEHIND | {"sync_every": 4}
+    peers = Peers(run.peers(2, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 2)
+    late = Peers([run.peer(member.serve)])
+    tell(late, partial(watching.make_or_fail, 2, 1000, **options))
+    asked(late[0])
+    go(peers, 2)
+    for peer in peers:
+        peer.signal(signal.SIGKILL)
+    assert late[0].expect("failed", 60)["kind"] == "StateUnavailable"
+
+
+def test_the_last_holder_gives_the_state_away_before_it_leaves(run: Run) -> None:
+    options = BEHIND | {"sync_every": 4}
+    peers = Peers(run.peers(1, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 2)
+    late = enter(run, range(1, 2), 1000, **options)
+    go(peers, 2)
+    assert observers(peers[0]) == {"event": "observers", "watching": 1, "holding": 2}
+    tell(peers, watching.drain)
+    tell(peers, watching.go_until_drained)
+    round = made(late)[0]["round"]
+    assert round >= 5
+    assert peers[0].expect("drained", 60)["round"] >= round
+    assert go(late, 2)[0][-1]["round"] >= round + 2
+
+
+def test_a_newcomer_that_does_not_fit_is_told_and_the_members_go_on(run: Run) -> None:
+    options = BEHIND | {"sync_every": 4}
+    peers = Peers(run.peers(2, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 3)
+    tell(peers[:1], member.save)
+    saved = peers[0].expect("saved")["state"]
+    other = Peers([run.peer(member.serve)])
+    tell(other, partial(watching.make_or_fail, 2, **(BEHIND | {"sync_every": 5})))
+    asked(other[0])
+    tell(peers, partial(member.go, 3))
+    failed = other[0].expect("failed", 60)
+    assert failed["kind"] == "InvalidArgument"
+    assert "sync_every=5" in failed["text"] and "sync_every=4" in failed["text"]
+    went(peers)
+    # Another run is behind that checkpoint.
+    behind = Peers([run.peer(partial(member.serve, peer_group=1))])
+    make(behind, seed=0, **options)
+    made(behind)
+    go(behind, 1)
+    ahead = Peers([run.peer(partial(member.serve, peer_group=1))])
+    tell(ahead, partial(watching.make_ahead, 1, saved, **options))
+    ahead[0].expect("made")  # without having joined
+    asked(ahead[0])
+    go(behind, 1)
+    assert ahead[0].expect("failed", 60)["kind"] == "RevisionMismatch"
+    go(behind, 1)
+
+
+def test_a_snapshot_is_what_it_was_when_it_was_made() -> None:
+    def fresh() -> dict[str, Any]:
+        return {"a": np.arange(12, dtype=np.float32).reshape(3, 4), "n": 7, "none": {}, "s": "x"}
+
+    state = fresh() | {"more": [np.array([1, 2], np.int64)], "empty": np.empty(0)}
+    snapshot = Snapshot(state)
+    size = snapshot.packed().size - snapshot.manifest.size - 8
+    state["a"][...] = 0
+    data = snapshot.read(0, size)
+    for cut in range(size + 1):
+        parts = [snapshot.read(0, cut), snapshot.read(cut, size - cut)]
+        assert np.concatenate(parts).tobytes() == data.tobytes()
+    other = fresh()
+    own = other["a"]
+    own[...] = 1
+    other["n"] = 0
+    found = restore(other, snapshot.manifest, data)
+    assert found["a"] is own
+    assert own.tolist() == fresh()["a"].tolist()
+    assert (found["n"], found["s"], found["more"][0].tolist()) == (7, "x", [1, 2])
+    padded = np.concatenate([snapshot.packed(), np.zeros(9, np.uint8)])
+    assert unpack(fresh(), padded)["n"] == 7
+    with pytest.raises(InvalidArgument, match="here"):
+        restore({"a": np.zeros(3, np.float32)}, snapshot.manifest, data)
