@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MAX_GROUP = 2**32 - 1
+# Groups from this number on are made by pccl itself. A master's min_peers is not for them.
+OWN_GROUPS = 2**31
 _MAX_STRIPES = 255
 _MAX_REPLICA_NAME = 256
 _MAX_RANKS = 4096
@@ -62,6 +65,7 @@ class Peer(_core.Reducer):
         self._standby: MasterNode | None = None  # a master of the run in this process
         self._closed = False
         self._quiet = False  # whether nobody is told who comes and goes
+        self._companions: weakref.WeakSet[Peer] = weakref.WeakSet()
         self._fork = process.forks
         self._residuals = Residuals()
         self._changes = Changes()
@@ -151,7 +155,10 @@ class Peer(_core.Reducer):
             self._candidate = None
 
     def _companion(self, group: int) -> Self:
-        """A peer of another group of the same run, not connected yet. Logs no loss."""
+        """A peer of another group of the same run, not connected yet. Logs no loss.
+
+        It ends with this one.
+        """
         made = type(self)(
             self._address,
             group,
@@ -162,6 +169,7 @@ class Peer(_core.Reducer):
         )
         made._secret = self._secret
         made._quiet = True
+        self._companions.add(made)
         return made
 
     @property
@@ -192,6 +200,8 @@ class Peer(_core.Reducer):
         self._closed = True
         self._attach(None)
         process.peers.discard(self)
+        for companion in list(self._companions):
+            companion._close(failure)
         standby, self._standby = self._standby, None
         try:
             for engine in (self._candidate, self._engine):

@@ -44,8 +44,9 @@ def observers(worker: Worker) -> dict[str, Any]:
     return worker.expect("observers")
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rounds", [0, 2])
+@pytest.mark.parametrize(
+    ("form", "rounds"), [*((form, 2) for form in FORMS), (FORMS[0], 0), (FORMS[4], 0)]
+)
 def test_a_newcomer_holds_what_the_members_hold_when_it_begins_to_count(
     run: Run, form: dict[str, Any], rounds: int
 ) -> None:
@@ -107,7 +108,8 @@ def test_other_holders_send_what_one_that_is_killed_has_not_sent(run: Run) -> No
     make(peers, seed=0, **options)
     made(peers)
     go(peers, 1)
-    tell(peers[2:], watching.die_as_a_piece_is_asked)
+    tell(peers[2:], watching.die_as_a_newcomer_asks)
+    tell(peers[:2], watching.send_after_a_loss)
     late = Peers([run.peer(member.serve)])
     tell(late, watching.small_pieces)
     make(late, 3, **options)
@@ -167,6 +169,39 @@ def test_a_newcomer_without_the_state_is_told_that_all_who_had_it_are_gone(run: 
     for peer in peers:
         peer.signal(signal.SIGKILL)
     assert late[0].expect("failed", 60)["kind"] == "StateUnavailable"
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_newcomer_never_passes_its_own_parameters_off_as_the_runs(run: Run, members: int) -> None:
+    options = BEHIND | {"sync_every": 4, "verify_every": 0}
+    peers = Peers(run.peers(members, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 2)
+    late = Peers([run.peer(member.serve)])
+    tell(late, partial(watching.make_or_fail, 2, 1000, most=2, **options))
+    asked(late[0])
+    tell(peers, watching.die_as_all_wait_for_a_newcomer)
+    tell(peers, partial(member.go, 1000))
+    assert late[0].expect("failed", 60)["kind"] == "StateUnavailable"
+
+
+@pytest.mark.parametrize("other", ["layout", "outer_lr", "data"])
+def test_a_newcomer_with_another_model_or_late_settings_is_told(run: Run, other: str) -> None:
+    options = BEHIND | {"sync_every": 4}
+    peers = Peers(run.peers(2, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    go(peers, 1)
+    late = Peers([run.peer(member.serve)])
+    more: dict[str, Any] = {"outer_lr": {"outer_lr": 0.5}, "layout": {"dtype": "float64"}}.get(
+        other, {"sampled": True}
+    )
+    tell(late, partial(watching.make_or_fail, 2, **options, **more))
+    asked(late[0])
+    tell(peers, partial(member.go, 3))
+    assert late[0].expect("failed", 60)["kind"] == "InvalidArgument"
+    went(peers)
 
 
 def test_the_last_holder_gives_the_state_away_before_it_leaves(run: Run) -> None:

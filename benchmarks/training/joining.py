@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -43,7 +44,8 @@ WAYS = {"waiting": False, "background": True}
 def be_peer(parameters: int, seconds: float, rounds: int, background: bool) -> None:
     """Trains to that round of the run, and says how long each `step` took."""
     pccl.init()
-    model = {"w": np.zeros(parameters, np.float32)}
+    # Newcomers have nothing in common with the members, so everything has to be sent.
+    model = {"w": np.full(parameters, os.getpid(), np.float32)}
     began = time.monotonic()
     diloco = DiLoCo(
         model, sync_every=1, quantize="int8", verify_every=0, background_join=background
@@ -52,6 +54,7 @@ def be_peer(parameters: int, seconds: float, rounds: int, background: bool) -> N
     random = np.random.default_rng(pccl.rank())
     while diloco.outer_step < rounds:
         time.sleep(seconds)
+        model["w"] -= np.float32(0.01)
         model["w"][:1000] -= np.float32(0.01) * random.standard_normal(1000, np.float32)
         began = time.monotonic()
         diloco.step()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from functools import partial
 from typing import Any, NoReturn
 
 import pccl
+from pccl.data import ElasticSampler
 from pccl.errors import PCCLError, Unreachable
 from pccl.training.diloco import joining, snapshots
 from pccl.training.diloco.snapshots import Fetch, Holder, Line, Snapshot
@@ -48,8 +50,12 @@ def make_without_lines(own_number: int, **options: Any) -> None:
     member.make(own_number, **options)
 
 
-def make_or_fail(own_number: int, rounds: int = 0, **options: Any) -> None:
-    """As `make_late`, and says how it failed."""
+def make_or_fail(
+    own_number: int, rounds: int = 0, *, sampled: bool = False, **options: Any
+) -> None:
+    """As `make_late`, and says how it failed. `sampled`: with data."""
+    if sampled:
+        options["data"] = ElasticSampler(500, batch_size=5)
     try:
         make_late(own_number, rounds, **options)
     except PCCLError as error:
@@ -66,20 +72,42 @@ def make_ahead(own_number: int, saved: str, **options: Any) -> None:
         say(event="failed", kind=type(error).__name__, text=str(error))
 
 
-def die_as_a_piece_is_asked() -> None:
-    """From now on: killed by the first newcomer that asks this holder for a piece."""
+def die_as_a_newcomer_asks() -> None:
+    """From now on: killed by the first newcomer that asks this holder for something."""
 
-    def die(snapshot: Snapshot, first: int, length: int) -> NoReturn:
+    def die(self: Holder, snapshot: Snapshot) -> bool:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    Holder._answer = die  # type: ignore[method-assign]
+
+
+def send_after_a_loss() -> None:
+    """From now on: this holder sends pieces once it has seen that a member is lost."""
+    lost = threading.Event()
+    pccl.on_membership_change(lambda change: lost.set() if change.lost else None)
+    read = Snapshot.read
+
+    def wait_and_read(self: Snapshot, first: int, length: int) -> Any:
+        lost.wait()
+        return read(self, first, length)
+
+    Snapshot.read = wait_and_read  # type: ignore[method-assign]
+
+
+def die_as_all_wait_for_a_newcomer() -> None:
+    """From now on: killed where the members would give the state to a newcomer."""
+
+    def die() -> NoReturn:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    Snapshot.read = die  # type: ignore[assignment, method-assign]
+    member.diloco._share_with_all = die  # type: ignore[method-assign]
 
 
 def small_pieces() -> None:
-    """From now on: snapshots travel in pieces of 64 bytes, and holders do not rest."""
+    """From now on: snapshots travel in pieces of 64 bytes."""
     snapshots._PIECE_BYTES = 64
-    snapshots._MOST_REST = 0.0
 
 
 def drain() -> None:

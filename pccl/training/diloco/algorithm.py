@@ -104,8 +104,8 @@ class DiLoCo(Joining):
             pseudo-gradients of a group of n, and holds n. Not with `quantize`; "clip" also with
             `compression`.
         verify_every: Rounds between comparisons of all members' states (one `pccl.sync`); the
-            others only look for newcomers. 0: never. With replicas in every round. Default: 1 for
-            "sync", 16 otherwise.
+            others only look for newcomers. 0: never. With replicas in every round; not at the end
+            of rounds where newcomers watch. Default: 1 for "sync", 16 otherwise.
         data: An `ElasticSampler` (`pccl.data`) that the program takes its examples from. Newcomers
             learn its place. Each round's reduction settles what was taken for it, in mode
             "streaming" that of the first fragment. The program does not call its `commit` then.
@@ -186,7 +186,6 @@ class DiLoCo(Joining):
         # Where this member's learning is measured from; None: from the outer parameters.
         self._origin: list[Array] | None = None
         self._joined = False
-        self._torn = ""  # this peer's id, if a step was interrupted that the others go on with
         self._replicas = False  # whether this peer is a rank of one
         # The contributors to the reduction that a checkpoint had in flight. With `round_seconds`
         # and `data` also the number of examples that each took.
@@ -358,7 +357,7 @@ class DiLoCo(Joining):
         if ended:
             self._clock.begin()
             # Not in `admit`, which comes before this round's contribution.
-            if not self.observers or self._others_stay:
+            if not self.observers or self._may_leave:
                 api.leave_if_asked(self._comm, FUNC)
         return ended
 

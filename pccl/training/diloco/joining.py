@@ -8,7 +8,8 @@ the snapshot in their order it holds what the members hold, and counts from the 
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import json
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pccl import _settings, api, collective_api
-from pccl.errors import PCCLError, PeerLost, RevisionMismatch, StateUnavailable
+from pccl.errors import PCCLError, PeerLost, StateUnavailable
 from pccl.frameworks import Array
 from pccl.training.diloco.meeting import FIRST_LINE, LAST_LINE, Meeting, Record
 from pccl.training.diloco.options import FUNC, Data, Plan, refused
@@ -36,8 +37,6 @@ from pccl.types import ReduceInfo, SyncInfo
 
 # Rounds that a newcomer watches. It keeps a result of the parameters' size of each.
 _MOST_WATCHED = 16
-
-_log = logging.getLogger(__name__)
 
 _Made = TypeVar("_Made")
 
@@ -77,7 +76,10 @@ class Joining(Reductions):
         self.observers: tuple[str, ...] = ()
         self._watching = False  # this peer is a newcomer that does not count yet
         self._holds = False  # this peer has the run's state
-        self._others_stay = True  # somebody else has it, and has not been asked to leave
+        # Whether this peer may leave as it was asked to, while newcomers watch: all know that it
+        # does, and somebody else has the state and stays.
+        self._may_leave = False
+        self._torn = ""  # this peer's id, if a step was interrupted that the others go on with
         self._came = 0  # the inner step at which this newcomer came
         self._kept: list[tuple[int, Flight]] = []  # what it has to apply to the snapshot
         self._fetch: Fetch | None = None
@@ -98,6 +100,9 @@ class Joining(Reductions):
         raise NotImplementedError
 
     def _settle(self, fragment: int, flight: Flight) -> None:
+        raise NotImplementedError
+
+    def _layout(self) -> dict[str, Any]:
         raise NotImplementedError
 
     # A round's end.
@@ -125,12 +130,14 @@ class Joining(Reductions):
         self._between = True
         return self._share()
 
-    def _share(self) -> bool:
+    def _share(self, *, offers: bool = True) -> bool:
         """One sync. Returns whether something was new here.
 
         The revision is the number of rounds: a checkpoint's counts when the run starts again, and
-        is refused by a run that is behind it.
+        is refused by a run that is behind it. A newcomer that knows the run's step, and not its
+        state, offers none: it must not count as a checkpoint if all others are lost.
         """
+        revision = self.outer_step if offers else None
         pending = {
             str(p): {"due": flight.due, "result": flight.result}
             for p, flight in self._flying.items()
@@ -138,7 +145,7 @@ class Joining(Reductions):
         shared, info = retried(
             lambda: api.sync_and_stay(
                 self._shared_state(pending),
-                self.outer_step,
+                revision,
                 None,
                 call_timeout(),
                 self._comm,
@@ -212,15 +219,24 @@ class Joining(Reductions):
         self._watching = self._holds = False
         self._kept.clear()
         self._stop_holding()
+        self._forget_fetch()
         if not self._plan.background_join:
             self._share()
             return False
-        retried(lambda: api.admit_and_stay(self._comm, call_timeout()))
-        self._meet()
-        if not self._watching:
-            return False
-        self._watch()
-        return True
+        before = self._steps
+        try:
+            retried(lambda: api.admit_and_stay(self._comm, call_timeout()))
+            self._meet()
+            watches = self._watching
+            if watches:
+                self._watch()
+        except BaseException as error:
+            if not self._holds:
+                self._steps = before  # the run's step without its state would be a false revision
+            if not isinstance(error, PCCLError):
+                self._torn = self._own_id()  # the others do not learn of it
+            raise
+        return watches
 
     def _meet(self) -> bool:
         """Members and newcomers tell each other how far they are. Returns as `_admit`."""
@@ -233,17 +249,19 @@ class Joining(Reductions):
         own = next(one for one in meeting.records if one.peer == self._own_id())
         if not meeting.holders:
             if self._watching:
+                self._leave()  # newcomers may begin a run
                 raise StateUnavailable.because(FUNC, "all that had the run's state are gone")
+            shared = self._share()
             self._holds, self.observers = True, ()
-            return self._share()
+            return shared
         self._between = True
         if meeting.misfit(own):
             self._leave()  # the others would wait for it
-            raise _misfit(own, meeting.holders[0])
+            raise own.why_refused(meeting.holders[0])
         if meeting.must_share:
             return self._share_with_all()
         self.observers = tuple(record.peer for record in meeting.behind)
-        self._others_stay = meeting.stays(own.peer)
+        self._may_leave = own.leaves and meeting.stays(own.peer)
         graduates = own in meeting.graduates
         if meeting.graduates and self._data is not None:
             self._share_data(meeting)
@@ -259,10 +277,12 @@ class Joining(Reductions):
     def _say(self) -> Meeting:
         comm = api._use(self._comm, FUNC)
         fetch = self._fetch
-        watched = self._steps - self._came > _MOST_WATCHED * self._plan.sync_every
+        watched = self._steps - self._came >= _MOST_WATCHED * self._plan.sync_every
+        whole = json.dumps([self._settings, self._layout(), self._data is not None])
         record = Record(
             peer="",
             settings=self._settings,
+            digest=hashlib.sha256(whole.encode()).digest(),
             steps=self._steps,
             holds=self._holds,
             counts=self._holds and not self._watching,
@@ -281,8 +301,9 @@ class Joining(Reductions):
         watched, self._watching = self._watching, False
         self._forget_fetch()
         self._kept.clear()
-        self._holds, self.observers, self._others_stay = True, (), True
-        return self._share() or watched
+        shared = self._share(offers=self._holds)
+        self._holds, self.observers = True, ()
+        return shared or watched
 
     def _share_data(self, meeting: Meeting) -> None:
         """Gives the place in the data to newcomers that count from here on.
@@ -370,7 +391,11 @@ class Joining(Reductions):
     def _next_calls(self) -> int:
         """The next inner step after which members make collective calls."""
         every, step = self._plan.sync_every, self._steps + 1
-        while step % every and (self._plan.round_seconds or not self._plan.leaving(step)):
+        # Members wait where a reduction is due, too, and may have to begin it again there.
+        due = {flight.due for flight in self._flying.values()}
+        while step % every and step not in due:
+            if self._plan.round_seconds is None and self._plan.leaving(step):
+                break
             step += 1
         return step
 
@@ -379,7 +404,11 @@ class Joining(Reductions):
         fetch = self._fetch
         if self._holds or fetch is None or not fetch.complete:
             return
-        shared = restore(self._shared_state({}), *fetch.take())
+        try:
+            shared = restore(self._shared_state({}), *fetch.take())
+        except PCCLError:
+            self._leave()  # the others would wait for it
+            raise
         self._world_tokens = shared["world_tokens"]
         pending = sorted(shared["pending"].items(), key=lambda item: (item[1]["due"], item[0]))
         for key, kept in pending:
@@ -398,10 +427,3 @@ class Joining(Reductions):
         fetch, self._fetch = self._fetch, None
         if fetch is not None:
             fetch.end()
-
-
-def _misfit(own: Record, run: Record) -> PCCLError:
-    if own.settings != run.settings:
-        return refused(f"this peer has {own.settings}; the run has {run.settings}")
-    sentence = f"this peer's state is of inner step {own.steps}; the run is at {run.steps}"
-    return RevisionMismatch.because(FUNC, sentence)

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pccl.errors import PCCLError, RevisionMismatch
 from pccl.frameworks import Array
+from pccl.peer import OWN_GROUPS
+from pccl.training.diloco.options import FUNC, refused
 
-_SETTINGS_BYTES = 512
+_SETTINGS_BYTES = 512  # of the text, for errors
 _MOST_HOLDERS = 4  # that send to one newcomer; each line is a group of the run
-FIRST_LINE = 1 << 31  # groups from here on are those of lines; the others are the users'
-LAST_LINE = (1 << 32) - _MOST_HOLDERS - 1
+# Numbers of groups for the first line of a newcomer; those of its other lines follow.
+FIRST_LINE, LAST_LINE = OWN_GROUPS, 2 * OWN_GROUPS - _MOST_HOLDERS - 1
 
 
 class Record(NamedTuple):
@@ -23,7 +26,9 @@ class Record(NamedTuple):
 
     Attributes:
         peer: Its id.
-        settings: The beginning of its settings.
+        settings: The beginning of its settings, for errors.
+        digest: Of its settings, its parameters' layout, and whether it has data. The calls of two
+            peers with other digests do not meet.
         steps: The inner step that its state is of.
         holds: It has the run's state.
         counts: Its learning counts. Others are newcomers that watch, or come now.
@@ -35,6 +40,7 @@ class Record(NamedTuple):
 
     peer: str
     settings: str
+    digest: bytes
     steps: int
     holds: bool
     counts: bool
@@ -48,7 +54,23 @@ class Record(NamedTuple):
         settings = np.zeros(_SETTINGS_BYTES, np.uint8)
         text = np.frombuffer(self.settings.encode()[:_SETTINGS_BYTES], np.uint8)
         settings[: text.size] = text
-        return {"settings": settings, "numbers": np.array(self[2:], np.int64)}
+        return {
+            "settings": settings,
+            "digest": np.array(bytearray(self.digest)),
+            "numbers": np.array(self[3:], np.int64),
+        }
+
+    def why_refused(self, run: Record) -> PCCLError:
+        """The error of a peer that does not fit a run, of which `run` is a member."""
+        if self.settings != run.settings:
+            return refused(f"this peer has {self.settings}; the run has {run.settings}")
+        if self.digest != run.digest:
+            return refused(
+                "this peer's settings, its parameters' names, shapes and dtypes, or whether it has "
+                "data, are not those of the run"
+            )
+        sentence = f"this peer's state is of inner step {self.steps}; the run is at {run.steps}"
+        return RevisionMismatch.because(FUNC, sentence)
 
 
 class Meeting(NamedTuple):
@@ -66,11 +88,14 @@ class Meeting(NamedTuple):
     def of(cls, peers: Sequence[str], found: Any, watched: Collection[str]) -> Meeting:
         """From the all-gather's result."""
         records = []
-        for peer, text, numbers in zip(peers, found["settings"], found["numbers"], strict=True):
+        texts, digests = found["settings"], found["digest"]
+        for peer, text, digest, numbers in zip(
+            peers, texts, digests, found["numbers"], strict=True
+        ):
             steps, holds, counts, leaves, fetches, stuck, line = numbers.tolist()
             settings = text.tobytes().rstrip(b"\0").decode(errors="replace")
             flags = bool(holds), bool(counts), bool(leaves), bool(fetches), bool(stuck)
-            records.append(Record(peer, settings, steps, *flags, line))
+            records.append(Record(peer, settings, digest.tobytes(), steps, *flags, line))
         return cls(records, watched)
 
     @property
@@ -88,9 +113,7 @@ class Meeting(NamedTuple):
     def misfit(self, record: Record) -> bool:
         """Whether a peer cannot take part in this run, and leaves."""
         first = self.holders[0]
-        return not record.holds and (
-            record.settings != first.settings or record.steps > first.steps
-        )
+        return not record.holds and (record.digest != first.digest or record.steps > first.steps)
 
     @property
     def behind(self) -> list[Record]:

@@ -6,7 +6,7 @@ piece of one that is lost is asked of another.
 
 | request | first | length | answer |
 |---|---|---|---|
-| STEPS | the step that the newcomer knows of | 0 | nothing, after a later step or half a second |
+| STEPS | the step that the newcomer waits for | 0 | nothing, at that step or after half a second |
 | MANIFEST | 0 | 0 | what the snapshot consists of, as JSON |
 | PIECE | the piece's first byte | its bytes | the piece, or its beginning |
 | END | 0 | 0 | none: both leave |
@@ -147,10 +147,10 @@ class Progress:
             self._steps, self._waits = steps, waits
             self._changed.notify_all()
 
-    def after(self, seen: int) -> int:
-        """The present step: at once if it is another one than `seen`, else after a while."""
+    def at(self, step: int) -> int:
+        """The present step, at the latest after a while; at once if it is `step` or later."""
         with self._changed:
-            self._changed.wait_for(lambda: self._steps != seen, _ASK_SECONDS)
+            self._changed.wait_for(lambda: self._steps >= step, _ASK_SECONDS)
             return self._steps
 
     def room(self, length: int) -> int:
@@ -175,8 +175,15 @@ class Line:
     """
 
     def __init__(self, comm: Communicator, group: int) -> None:
+        self._run = comm
         self._comm = comm._companion(group)
         self._own = 0
+
+    @property
+    def belongs(self) -> bool:
+        """Whether this process is still a member of the run."""
+        engine = self._run._engine
+        return engine is not None and engine.is_open()
 
     def join(self) -> None:
         """Waits for the other end."""
@@ -231,9 +238,9 @@ class Holder:
         request = np.zeros(3, np.int64)
         self._line.receive(request)
         what, first, length = request.tolist()
-        if what == _END:
+        if what == _END or not self._line.belongs:
             return False
-        steps = self._progress.after(first if what == _STEPS else -1)
+        steps = self._progress.at(first if what == _STEPS else 0)
         if what == _PIECE:
             answer = snapshot.read(first, self._progress.room(length))
         else:
@@ -260,7 +267,9 @@ class Fetch:
     def __init__(self, lines: Sequence[Line]) -> None:
         self._changed = threading.Condition()  # guards what follows
         self._open = len(lines)
+        self._joined = 0  # lines whose other end has come
         self._guide: Line | None = None
+        self._awaited = 0  # the step that the newcomer waits for
         self._closed = False
         self._steps = 0  # the latest that a holder has told
         self._manifest: Array | None = None
@@ -287,12 +296,14 @@ class Fetch:
             return reached or self._open == 0 or self.complete
 
         with self._changed:
+            self._awaited = step or 0
             while not self._changed.wait_for(over, 0.5):  # in turns, for Ctrl-C
                 pass
 
     def follow(self, step: int) -> None:
         """Returns when a holder has made that step, or none is left."""
         with self._changed:
+            self._awaited = step
             while not self._changed.wait_for(lambda: self._steps >= step or self._open == 0, 0.5):
                 pass
 
@@ -309,8 +320,12 @@ class Fetch:
             self._closed = True
 
     def _run(self, line: Line) -> None:
+        joined = 0
         try:
             line.join()
+            with self._changed:
+                joined = 1
+                self._joined += 1
             while not self._closed:
                 self._ask(line)
             line.send(np.array([_END, 0, 0], np.int64))
@@ -321,6 +336,7 @@ class Fetch:
             line.close()
             with self._changed:
                 self._open -= 1
+                self._joined -= joined
                 if self._guide is line:
                     self._guide = None
                 self._changed.notify_all()
@@ -328,13 +344,13 @@ class Fetch:
     def _ask(self, line: Line) -> None:
         with self._changed:
             self._guide = self._guide or line
-            guides = self._guide is line and self._open > 1
+            guides = self._guide is line and self._joined > 1
             piece = self._left.popleft() if self._left and not guides else None
-            steps = self._steps
+            awaited = max(self._awaited, self._steps + 1)
         if self._manifest is None and not guides:
             self._begin(self._call(line, _MANIFEST, 0, 0))
         elif piece is None:
-            self._call(line, _STEPS, steps, 0)
+            self._call(line, _STEPS, awaited, 0)
         else:
             self._receive(line, *piece)
 
