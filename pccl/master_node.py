@@ -26,7 +26,8 @@ class MasterNode:
         secret: The run's secret, as of `Communicator`. Without one anybody who reaches it may join:
             there is a warning when that is more than this machine.
         min_peers: A group starts when so many peers are there, whatever they ask for themselves;
-            of replicas, so many of those.
+            of replicas, so many of those. Not for groups that pccl makes by itself, as those of
+            torch.distributed, whose numbers begin with 2^31.
         place: Of several masters: this one's index in the list of all, and how many there are. The
             list is the same for all masters and peers, the preferred one first.
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from programs import news
 from workers import Program, Run, Worker, command, complaints, wait_for_line
 
 import pccl
+from pccl.peer import OWN_GROUPS
 
 
 def step(workers: list[Worker], world: int) -> None:
@@ -176,6 +178,22 @@ def test_the_master_can_say_how_many_peers_a_group_starts_with() -> None:
                 worker.destroy()
     with pytest.raises(pccl.InvalidArgument, match="min_peers"):
         pccl.MasterNode("127.0.0.1:0", min_peers=0)
+
+
+def test_a_group_that_pccl_makes_by_itself_needs_no_more_peers_than_it_says() -> None:
+    with pccl.MasterNode("127.0.0.1:0", min_peers=3) as master:
+        peers = [pccl.Communicator(master.address, OWN_GROUPS + 1) for _ in range(2)]
+
+        def join(peer: pccl.Communicator) -> int:
+            peer._join("connect", min_peers=2, attempts=1, timeout=30, enter=True)
+            return peer._joined("connect").membership()[2]
+
+        try:
+            with ThreadPoolExecutor() as pool:
+                assert list(pool.map(join, peers)) == [2, 2]
+        finally:
+            for peer in peers:
+                peer.close()
 
 
 def test_init_says_after_a_second_what_it_waits_for(run: Run) -> None:

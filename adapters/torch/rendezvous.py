@@ -25,6 +25,7 @@ from pccl.errors import (
     TooFewPeers,
     Unreachable,
 )
+from pccl.peer import OWN_GROUPS
 
 # A member that runs the master waits this long for the others to leave.
 _FAREWELL = timedelta(seconds=10)
@@ -158,7 +159,8 @@ class Member:
             where = f"outside {address}" if address else f"inside {self._serve()}"
             # Random: one master may serve many jobs, and jobs have the same names for their groups.
             key = self._name.encode() + os.urandom(16)
-            self._number = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big")
+            digest = hashlib.blake2b(key, digest_size=4).digest()
+            self._number = int.from_bytes(digest, "big") | OWN_GROUPS
             self._store.set("group", f"{self._number} {where}")
             words = [self._read("here", other, deadline) for other in range(1, self.size)]
             self._store.set(self._key("all"), " ".join(words))

@@ -137,7 +137,7 @@ void Newcomers::admission_changed() const {
 
 std::uint32_t Newcomers::missing() const {
   if (peers_.ranks_per_replica > 0) return context_.around.replicas().missing();
-  std::uint32_t wanted = context_.options.min_peers;
+  std::uint32_t wanted = context_.min_peers();
   std::uint32_t present = 0;
   for (const Peer& candidate : peers_.candidates) {
     if (!candidate.waiting) continue;

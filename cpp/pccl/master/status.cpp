@@ -106,7 +106,7 @@ wire::GroupStatus Group::status(Instant now) const {
   status.epoch = record_.epoch;
   status.epoch_ms = record_.epoch == 0 ? 0 : ms(now - decisions_.epoch_began());
   status.cause = record_.cause;
-  status.min_peers = options_.min_peers;
+  status.min_peers = context_.min_peers();
   for (const std::vector<Peer>* list : {&peers_.members, &peers_.candidates}) {
     for (const Peer& peer : *list) status.min_peers = std::max(status.min_peers, peer.min_peers);
   }

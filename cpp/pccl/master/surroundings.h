@@ -79,12 +79,18 @@ class Surroundings {
   }
 };
 
+// Groups from this number on are made by the library itself, of as many peers as it says.
+constexpr std::uint32_t kOwnGroups = 1U << 31U;
+
 // The context of a group, which all its parts share.
 struct GroupContext {
   std::uint32_t id;  // of the group
   const Options& options;
   Surroundings& around;
   const wire::EpochRecord& record;  // of the present epoch, with the outcomes since
+
+  // The operator's min_peers, which is for the groups of users.
+  [[nodiscard]] std::uint32_t min_peers() const { return id < kOwnGroups ? options.min_peers : 1; }
 
   void note(std::string line, bool warning = false) const {
     around.log({warning, id, record.epoch, std::move(line)});
