@@ -430,6 +430,18 @@ def test_invariants_hold_for_any_mixture_of_faults(
     )
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("bug", ["forge_accept", "hide_accept"])
+def test_the_checks_notice_an_epoch_without_a_majority(bug: str) -> None:
+    options: dict[str, Any] = {"masters": 2, "splits": 1, "restarts": 3, "kills": 1, "joins": 3}
+    for seed in range(1000, 20_000):  # one of some hundred schedules needs the majority
+        report = _testing.simulate(seed, quiet=True, program="simple", peers=3, bug=bug, **options)
+        if report["violation"]:
+            assert report["violation"].startswith(("one history", "one run", "one membership"))
+            return
+    pytest.fail("no schedule shows it")
+
+
 @pytest.mark.parametrize(
     ("bug", "invariants"),
     [

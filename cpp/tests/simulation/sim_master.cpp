@@ -79,6 +79,11 @@ void MasterHost::pump(master::ConnectionId id) {
                                " from h" + std::to_string(connection->node(0)));
       }
       if (from >= 1 && from <= world_.hosts.size()) measure(*world_.hosts[from - 1], frame.message);
+      if (auto* promise = std::get_if<wire::Promise>(&frame.message);
+          promise != nullptr && world_.options.bug == Bug::hide_accept) {
+        promise->accepted.clear();
+      }
+      peer.heard = frame.envelope;
       master_->on_frame(id, frame, world_.now());
     }
   }
@@ -238,16 +243,31 @@ void MasterHost::measure(Host& by, wire::Message& message) {
   }
 }
 
-// Deliberate bug: one member receives another verdict than was decided.
-wire::Bytes MasterHost::tamper(master::ConnectionId, wire::Bytes bytes) {
-  if (world_.options.bug != Bug::other_verdict) return bytes;
+// Deliberate bug: the master hears that the member has accepted an epoch.
+void MasterHost::forge_accept(master::ConnectionId from, const wire::Propose& proposal) {
+  world_.timeline.after(Duration(1), [this, from, ordinal = proposal.entry.ordinal, life = life_] {
+    const auto it = peers_.find(from);
+    if (life != life_ || it == peers_.end()) return;
+    master_->on_frame(from, {it->second.heard, wire::Accept{ordinal}}, world_.now());
+    settle();
+  });
+}
+
+// Deliberate bugs: one member receives another verdict than was decided; see forge_accept.
+wire::Bytes MasterHost::tamper(master::ConnectionId to, wire::Bytes bytes) {
+  const Bug bug = world_.options.bug;
+  if (bug != Bug::other_verdict && bug != Bug::forge_accept) return bytes;
   wire::FrameReader reader;
   reader.feed(bytes);
   wire::Frame frame;
   const Result<bool> got = reader.next(frame);
   if (!got || !*got) return bytes;
+  if (const auto* proposal = std::get_if<wire::Propose>(&frame.message);
+      proposal != nullptr && bug == Bug::forge_accept) {
+    forge_accept(to, *proposal);
+  }
   auto* log = std::get_if<wire::Log>(&frame.message);
-  if (log == nullptr) return bytes;
+  if (log == nullptr || bug != Bug::other_verdict) return bytes;
   for (wire::LogEntry& entry : log->entries) {
     auto* verdict = std::get_if<wire::Verdict>(&entry.what);
     if (verdict == nullptr || verdict->code != Code::ok || !world_.bug_due(Bug::other_verdict)) {

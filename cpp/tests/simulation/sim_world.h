@@ -66,12 +66,14 @@ class MasterHost {
   struct Peer {
     ConnectionPtr connection;
     wire::FrameReader reader{wire::kMaxFirstPayload};
+    wire::Envelope heard;  // the latest one
   };
   void accept(const ConnectionPtr& connection);
   void pump(master::ConnectionId id);
   void settle();
   void arm();
   [[nodiscard]] wire::Bytes tamper(master::ConnectionId to, wire::Bytes bytes);
+  void forge_accept(master::ConnectionId from, const wire::Propose& proposal);
   void measure(Host& by, wire::Message& message);
 
   World& world_;

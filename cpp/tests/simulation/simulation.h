@@ -33,8 +33,10 @@ enum class Bug : std::uint8_t {
   commit_alone,   // an operation is committed although a member counts as having called differently
   lose_left_out,  // a member loses the rounding error of one element
   skip_call,      // an operation is committed although a member counts as being one call behind
+  forge_accept,   // a master takes its proposal of an epoch as accepted by whom it sends it to
+  hide_accept,    // members do not tell a new master which epoch they have accepted
 };
-inline constexpr unsigned kBugs = 10;
+inline constexpr unsigned kBugs = 12;
 
 struct Options {
   Program program = Program::simple_api;
