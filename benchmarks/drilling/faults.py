@@ -42,6 +42,7 @@ class Fault:
         errors: What members other than the victim may be told, as class names.
         victims: Members whose pauses do not count.
         seconds: Time until all must be well.
+        pause: The longest time between two steps of a member, in seconds. None: any.
     """
 
     name: str
@@ -53,6 +54,11 @@ class Fault:
     errors: tuple[str, ...] = ()
     victims: tuple[str, ...] = ("peer1",)
     seconds: float = 40.0
+    pause: float | None = None
+
+
+# The heartbeat timeout of the drill, two round trips and half a second.
+_FAILOVER_SECONDS = 2.0 + 2 * 0.002 + 0.5
 
 
 def _all(run: Run) -> int:
@@ -475,6 +481,7 @@ FAULTS = [
         in_short=True,
         masters="several",
         victims=_NOBODY,
+        pause=_FAILOVER_SECONDS,
     ),
     Fault(
         "the master that serves is frozen",
@@ -482,6 +489,7 @@ FAULTS = [
         r"taken over",
         masters="several",
         victims=_NOBODY,
+        pause=_FAILOVER_SECONDS,
     ),
     Fault(
         "the master that serves is cut off",
@@ -490,6 +498,7 @@ FAULTS = [
         needs_lab=True,
         masters="several",
         victims=_NOBODY,
+        pause=_FAILOVER_SECONDS,
     ),
     Fault("a standby is killed", a_standby_is_killed, r"", masters="several", victims=_NOBODY),
     Fault("the line of two peers is cut", a_line_is_cut, r"peer", needs_lab=True, victims=_NOBODY),

@@ -30,7 +30,6 @@ SETTINGS = {
     "PCCL_RECONNECT_TIMEOUT": "5",
     "PCCL_STRAGGLER_TIMEOUT": "5",
     "PCCL_DRAIN_SECONDS": "5",
-    "PCCL_SHM": "0",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
@@ -103,13 +102,17 @@ class Run:
         with_lab: Whether each process is on a host of its own, whose lines can be cut. Otherwise
             all are processes of this host's loopback.
         masters: How many the run has.
+        memory: Whether peers share memory. Not with the lab.
     """
 
-    def __init__(self, peers: int, folder: Path, with_lab: bool, masters: int = 1) -> None:
+    def __init__(
+        self, peers: int, folder: Path, with_lab: bool, masters: int = 3, memory: bool = False
+    ) -> None:
         self.folder = folder
         self.secret = make_secret()
         self.lab: lab.Lab | None = None
         self._with_lab = with_lab
+        self._settings = SETTINGS | {"PCCL_SHM": str(int(memory))}
         self._count = peers
         self._stack = ExitStack()
         self._processes: list[subprocess.Popen[str]] = []
@@ -177,7 +180,7 @@ class Run:
     def _popen(
         self, place: Place, command: Sequence[str], errors: Path, **env: str
     ) -> subprocess.Popen[str]:
-        full = {**os.environ, **SETTINGS, "PCCL_SECRET": self.secret, **env}
+        full = {**os.environ, **self._settings, "PCCL_SECRET": self.secret, **env}
         if self.lab:
             command = self.lab.command(place, command)
         with errors.open("ab") as log:
