@@ -9,9 +9,10 @@ from functools import partial
 
 import pytest
 from programs import launch
-from workers import command
+from workers import command, masters
 
 from pccl import _core, master
+from pccl.master import make_secret
 
 ENDLESS = {"PCCL_DRAIN_SECONDS": "100000"}
 
@@ -92,6 +93,17 @@ def test_another_process_joins_by_the_line_that_is_shown(tmp_path):
     done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=200)
     assert done.stdout == "together 2\n", done.stderr
     assert process.communicate(timeout=200)[0] == "[0] together 2\n"
+
+
+def test_ranks_join_the_run_of_several_masters(tmp_path):
+    secret = make_secret()
+    with masters(2, PCCL_SECRET=secret) as run:
+        env = os.environ | {"PCCL_SECRET": secret, "PCCL_MIN_PEERS": "2", "PCCL_BIND": "127.0.0.1"}
+        env |= {"PCCL_MASTER": "example.org:1"}  # not that one
+        process = start(launch.grow, "--join", run.address, env=env, cwd=tmp_path)
+        out, err = process.communicate(timeout=200)
+    assert sorted(out.splitlines()) == ["[0] together 2", "[1] together 2"], err
+    assert "to join" not in err
 
 
 def test_settings_that_only_one_process_can_have_are_not_passed_on(run):

@@ -100,6 +100,10 @@ def _add_run(add: Callable[..., Parser]) -> None:
             ),
             Example("pccl run -n 2 -- pccl bench", "how fast all-reduce is on this machine"),
             Example(
+                "pccl run -n 8 --join a:48148,b:48148 -- python train.py",
+                "eight more peers of the run of these masters",
+            ),
+            Example(
                 "pccl run --hosts alice:2,bob:4 -- python train.py",
                 "two ranks on alice and four on bob, by ssh",
             ),
@@ -117,6 +121,9 @@ others as a newcomer does, and begins alone if there are none.
 Ctrl-C interrupts all ranks. Those that do not end are terminated, then killed. The status is 130.
 SIGTERM asks them to leave at their next admission points, within PCCL_DRAIN_SECONDS (25). The
 status is 143.
+
+With --join ranks take part in a run that others have begun, or begin it where the masters are. The
+secret and other settings come from this process's environment. PCCL_MIN_PEERS is not set.
 
 With --hosts, ssh must reach every host without a question, and pccl of the same version must be
 installed there, in the environment of --python. Ranks start in the folder of the same name, if there
@@ -157,6 +164,8 @@ a rank that failed, with status 255.
         "(default: without it)"
     )
     run.add_argument("--show-join", action="store_true", help=words)
+    words = "join the run of the masters at these addresses (default: begin a run)"
+    run.add_argument("--join", type=endpoints, metavar="HOST:PORT[,...]", help=words)
     rest, words = argparse.REMAINDER, "the program and its arguments"
     run.add_argument("unmarked", nargs=rest, metavar="COMMAND", help=words)
 
@@ -453,6 +462,8 @@ def _run(command: Parser, options: argparse.Namespace, program: list[str] | None
         command.error("give -n for this machine or --hosts for others, not both")
     if not options.hosts and (options.address or options.env):
         command.error("--address and --env belong to --hosts, as in `--hosts alice:4,bob:4`")
+    if options.join and (options.hosts or options.show_join):
+        command.error("--join is for ranks on this machine, and prints no line to join with")
     if program is None and options.unmarked:
         right = f"pccl run -n {ranks} -- {shlex.join(options.unmarked)}"
         command.error(f"write -- before the program, as in `{right}`")
@@ -482,6 +493,7 @@ def _run(command: Parser, options: argparse.Namespace, program: list[str] | None
         elastic=options.elastic,
         restarts=options.restarts,
         show_join=options.show_join,
+        join=options.join,
     )
 
 

@@ -1,4 +1,4 @@
-"""`pccl run`: a program as several peers on this machine, with a master on loopback."""
+"""`pccl run`: a program as several peers on this machine, with a master on loopback or others'."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ __all__ = [
 ]
 
 MAX_RANKS = 4096
-# Settings that belong to one process, or that a run makes for itself.
-ONE_PROCESS = ("PCCL_PORT", "PCCL_ADVERTISE", "PCCL_SECRET_FILE", "PCCL_STANDBY")
+# Settings that belong to one process.
+_OWN_PORT = ("PCCL_PORT", "PCCL_ADVERTISE")
+# The same, and those that a run makes for itself.
+ONE_PROCESS = (*_OWN_PORT, "PCCL_SECRET_FILE", "PCCL_STANDBY")
 
 _GRACE_SECONDS = 5.0  # between SIGINT, SIGTERM and SIGKILL
 # Between two SIGTERMs: the first one asks a program of the simple API to leave, the second to end.
@@ -68,6 +70,7 @@ def launch(
     elastic: bool = False,
     restarts: int = 0,
     show_join: bool = False,
+    join: str | None = None,
     grace: float = _GRACE_SECONDS,
     environment: Mapping[str, str] | None = None,
 ) -> int:
@@ -83,6 +86,8 @@ def launch(
             once more counts as failed.
         show_join: Print the line to join with from another terminal, with the run's secret.
             Otherwise print the master's address and how to get that line.
+        join: Addresses of the masters of a run, as in PCCL_MASTER, which the processes join. The
+            secret and everything else come from `environment`. Default: begin a run.
         grace: Seconds between SIGINT, SIGTERM and SIGKILL when ranks are stopped. After a SIGTERM
             for this process ranks have PCCL_DRAIN_SECONDS more, to leave at an admission point.
         environment: Variables of the processes. Default: this process's.
@@ -94,25 +99,32 @@ def launch(
     Raises:
         PCCLError: The master could not be started.
     """
+    given = dict(os.environ if environment is None else environment)
+    plan = Plan(ranks, elastic, restarts, grace, drain_seconds("run"))
+    if join is not None:
+        base = {k: v for k, v in given.items() if k not in _OWN_PORT} | {"PCCL_MASTER": join}
+        return _launch(command, base, plan)
     secret = make_secret()  # other users of this machine reach the port, too
     with MasterNode("127.0.0.1:0", secret=secret) as master:
-        base = dict(os.environ if environment is None else environment)
-        base = {k: v for k, v in base.items() if k not in ONE_PROCESS}
+        base = {k: v for k, v in given.items() if k not in ONE_PROCESS}
         base |= {
             "PCCL_MASTER": master.address,
             "PCCL_SECRET": secret,
             "PCCL_MIN_PEERS": str(ranks),
             "PCCL_BIND": "127.0.0.1",
         }
-        base = rank_environment(base, ranks)
-        # The ranks write to a pipe, but somebody may look at what comes out of it.
-        if sys.stderr.isatty():
-            base.setdefault("PCCL_LOG_FORMAT", "short")
-        if (shown := screen.console(sys.stdout)) is not None:
-            base.setdefault("COLUMNS", str(max(20, shown.width - len(f"[{ranks - 1}] "))))
         Launch.say_how_to_join(base, command, show_join)
-        plan = Plan(ranks, elastic, restarts, grace, drain_seconds("run"))
-        return asyncio.run(Launch(resolve(command), base, plan).run())
+        return _launch(command, base, plan)
+
+
+def _launch(command: Sequence[str], environment: Mapping[str, str], plan: Plan) -> int:
+    base = rank_environment(environment, plan.ranks)
+    # The ranks write to a pipe, but somebody may look at what comes out of it.
+    if sys.stderr.isatty():
+        base.setdefault("PCCL_LOG_FORMAT", "short")
+    if (shown := screen.console(sys.stdout)) is not None:
+        base.setdefault("COLUMNS", str(max(20, shown.width - len(f"[{plan.ranks - 1}] "))))
+    return asyncio.run(Launch(resolve(command), base, plan).run())
 
 
 def check_program(command: Sequence[str]) -> None:
