@@ -112,12 +112,14 @@ def test_who_listens_where_a_member_should_is_not_taken_for_it(secret: str | Non
         pccl.MasterNode("127.0.0.1:0", secret=secret) as master,
         running(PCCL_HEARTBEAT_TIMEOUT="60", PCCL_RELAY="0", **env) as run,
     ):
-        member = run.peer(idle.wait_inside, PCCL_ADVERTISE=f"{silent}, {web}, {master.address}")
+        where = f"{silent}, {web}, {master.address}"
+        member = run.peer(idle.wait_inside, PCCL_ADVERTISE=where, PCCL_NAME="oslo-1")
         member.expect("in")
         member.signal(signal.SIGSTOP)  # so that it does not answer, but for the kernel
         _, checks = doctor(run.address, **env)
     assert checks["peers"]["verdict"] != "ok"
     assert "of 1 tried 0 are reached" in checks["peers"]["text"]
+    assert "neither end reaches the other: oslo-1 (to: " in checks["peers"]["text"]
 
 
 def test_a_port_that_is_advertised_is_tried_where_the_master_sees_this_host() -> None:

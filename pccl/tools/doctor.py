@@ -9,7 +9,7 @@ import resource
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pccl import __version__, _core, _settings
 from pccl.errors import PCCLError
@@ -45,24 +45,8 @@ def run(options: argparse.Namespace) -> int:
         Misuse: There is nothing to ask.
     """
     master = master_of(options.master)
-    asked = False
     try:
-        checks: list[Check] = []
-        masters = [part.strip() for part in master.split(",")]
-        for address in masters:
-            of_this, answered = _asked(address, options.group)
-            # One master that answers is enough.
-            if len(masters) > 1 and not answered:
-                of_this = [
-                    check._replace(verdict="warn") if check.verdict == "fail" else check
-                    for check in of_this
-                ]
-            elif asked:
-                of_this = [check for check in of_this if check.name in ("name", "master")]
-            checks += of_this
-            asked = asked or answered
-        if len(masters) > 1 and not asked:
-            checks.append(Check("masters", "fail", "no master answers"))
+        checks, asked = _of_the_masters([part.strip() for part in master.split(",")], options.group)
         checks += _of_this_machine()
         checks += places.findings(places.here())
     except PCCLError as error:
@@ -93,13 +77,60 @@ def _sentence(failed: Sequence[Check], indirect: bool) -> str:
     return f"This machine cannot join: {advised(failed[0].text)}."
 
 
-def _asked(master: str, group: int) -> tuple[list[Check], bool]:
-    """The checks of one master, and whether it answered."""
+class _Answer(NamedTuple):
+    """One master's checks, whether it answered, and whether the group has members there."""
+
+    checks: list[Check]
+    answered: bool
+    serves: bool
+
+
+def _asked(master: str, group: int) -> _Answer:
     checks = [_resolved(master)]
     if checks[0].verdict == "fail":
-        return checks, False
+        return _Answer(checks, False, False)
     found = _in_background(master, group)
-    return checks + list(_of_the_master(master, found)), not found["failure"]
+    if not all(address for _, address, _ in found["we_reached_members"]):
+        found["names"] = _names(master)
+    checks += _of_the_master(master, found)
+    return _Answer(checks, not found["failure"], found["size"] > 0)
+
+
+def _of_the_masters(addresses: Sequence[str], group: int) -> tuple[list[Check], bool]:
+    """The checks of all masters of a run, and whether one of them answered."""
+    answers = [_asked(address, group) for address in addresses]
+    if len(answers) == 1:
+        return answers[0].checks, answers[0].answered
+    # A peer joins at the master that serves the group; a group without members begins at the first.
+    serving = next((one for one in answers if one.serves), None)
+    chosen = serving or next((one for one in answers if one.answered), None)
+    checks: list[Check] = []
+    for one in answers:
+        for check in one.checks:
+            if one.answered and one is not chosen and check.name not in ("name", "master"):
+                continue
+            if not one.answered and check.verdict == "fail":
+                check = check._replace(verdict="warn")
+            if one is serving and check.name == "master":
+                check = check._replace(text=f"{check.text} and serves the group")
+            checks.append(check)
+    if chosen is None:
+        checks.append(Check("masters", "fail", "no master answers"))
+    elif serving is None and not answers[0].answered:
+        text = f"group {group} has no members, and {addresses[0]}, where it begins, does not answer"
+        checks.append(Check("masters", "fail", text))
+    return checks, chosen is not None
+
+
+def _names(master: str) -> dict[str, str]:
+    """The members' names by id, if the master says them."""
+    try:
+        status = in_background(lambda: _core.ask_status(master))
+    except PCCLError:
+        return {}
+    return {
+        member["id"]: member["name"] for group in status["groups"] for member in group["members"]
+    }
 
 
 def _in_background(master: str, group: int) -> dict[str, Any]:
@@ -168,12 +199,13 @@ def _ways(found: dict[str, Any]) -> Iterator[Check]:
     lost = []
     for peer, address, failure in found["we_reached_members"]:
         there, why = back.get(peer, ("not tried", ""))
+        who = found.get("names", {}).get(peer) or peer[:8]
         if address or there == "yes":
             good += 1
         elif there == "no":
-            lost.append(f"{peer[:8]} (to: {failure}; from: {why})")
+            lost.append(f"{who} (to: {failure}; from: {why})")
         else:
-            lost.append(f"{peer[:8]} (to: {failure})")
+            lost.append(f"{who} (to: {failure})")
     tried = [peer for peer, _, _ in found["we_reached_members"]]
     out = [peer for peer, address, _ in found["we_reached_members"] if address]
     both = sum(back.get(peer, ("",))[0] == "yes" for peer in out)
