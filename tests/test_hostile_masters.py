@@ -210,6 +210,49 @@ def test_a_term_that_no_master_can_have_is_not_followed() -> None:
         play.disconnect(3)
 
 
+@pytest.mark.parametrize("term", [TERM, NEXT], ids=["same term", "later term"])
+@pytest.mark.parametrize(
+    ("members", "epoch"),
+    [(THREE, 2), (THREE, 9), ([peer(3), peer(1)], 2), ([peer(3)], 9), ([peer(3), peer(4)], 9)],
+    ids=["next", "far", "two of three", "alone", "with a stranger"],
+)
+def test_a_false_later_epoch_of_one_member_is_not_taken_over(
+    members: Sequence[bytes], epoch: int, term: int
+) -> None:
+    play = standby()
+    for number in (1, 2):
+        comes(play, number)
+    comes(play, 3, term=term, members=members, epoch=epoch, applied=epoch)
+    promises = asked(play)
+    assert set(promises) == {1, 2, 3}
+    (new,) = set(promises.values())
+    for number in (1, 2, 3):
+        play.says(number, PROMISE, listed([]), term=new)
+    (source,) = (to for to, what, *_ in play.told() if what == "request_log")
+    assert source in (1, 2)
+    play.says(source, LOG_PART, log_part([], last=True), term=new)
+    told = play.told()
+    assert [to for to, what, *_ in told if what == "close"] == [3]
+    assert sorted(to for to, what, *_ in told if what == "propose") == [1, 2]
+    for number in (1, 2):
+        play.says(number, ACCEPT, u64(2), term=new)
+    assert sorted(to for to, what, *_ in play.told() if what == "epoch") == [1, 2]
+    assert play.members() == [1, 2, 3] and play.epoch() == 2  # the one after the true one
+    # The others go on: they evict that member once its connection is gone for long enough.
+    play.disconnect(3)
+    what: list[tuple[int, str]] = []
+    while not what:
+        play.passes(0.5)
+        what = [(to, said) for to, said, *_ in play.told() if said == "propose"]
+    assert sorted(to for to, _ in what) == [1, 2]
+    for number in (1, 2):
+        play.says(number, ACCEPT, u64(3), term=new)
+    assert play.members() == [1, 2] and play.epoch() == 3
+    comes(play, 3, term=new, members=members, epoch=epoch, applied=epoch)
+    assert gone(play) == {3: "the run went on without this peer"}
+    assert play.members() == [1, 2]
+
+
 def test_a_master_that_serves_steps_down_only_for_members() -> None:
     play = serving()
     comes(play, 9, term=NEXT + 1, members=[peer(9)])

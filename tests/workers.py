@@ -99,8 +99,9 @@ class Worker:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stderr(self) -> str:
-        self._stderr.seek(0)
-        return self._stderr.read().decode(errors="replace")
+        # Not with seek and read: the process shares the offset, and would write over its lines.
+        file = self._stderr.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
     def next(self, timeout: float = 30.0) -> dict[str, Any]:
         try:
