@@ -251,8 +251,9 @@ class Joining(Reductions):
             if self._watching:
                 self._leave()  # newcomers may begin a run
                 raise StateUnavailable.because(FUNC, "all that had the run's state are gone")
+            self.observers = ()
             shared = self._share()
-            self._holds, self.observers = True, ()
+            self._holds = True
             return shared
         self._between = True
         if meeting.misfit(own):
@@ -301,8 +302,9 @@ class Joining(Reductions):
         watched, self._watching = self._watching, False
         self._forget_fetch()
         self._kept.clear()
+        self.observers = ()
         shared = self._share(offers=self._holds)
-        self._holds, self.observers = True, ()
+        self._holds = True
         return shared or watched
 
     def _share_data(self, meeting: Meeting) -> None:
