@@ -95,7 +95,7 @@ def said(run: Run, since: float) -> list[str]:
     return [sentence for sentence in found if sentence not in known] or list(found)
 
 
-def meet(run: Run, fault: Fault) -> Result:
+def meet(run: Run, fault: Fault, slack: float) -> Result:
     """Makes a fault, and waits until all are well."""
     begun = time.monotonic()
     names = [member.name for member in run.living() if member.name not in fault.victims]
@@ -119,7 +119,7 @@ def meet(run: Run, fault: Fault) -> Result:
         result.said = said(run, begun)
         if not re.search(fault.shows, "\n".join(result.said)):
             raise Failed(f"the status did not show it: {result.said}")
-        if fault.pause is not None and result.pause > fault.pause:
+        if fault.pause is not None and result.pause > fault.pause + slack:
             raise Failed(f"members paused for longer than {fault.pause:.2f} s")
     except Failed as error:
         result.said = result.said or said(run, begun)
@@ -154,16 +154,16 @@ def report(result: Result) -> None:
 
 
 def drill(
-    faults: list[Fault], peers: int, masters: int, with_lab: bool, memory: bool, folder: Path
+    faults: list[Fault], options: argparse.Namespace, with_lab: bool, folder: Path
 ) -> list[Result]:
     """Runs the faults one after the other. A run that did not become well is begun anew."""
     results: list[Result] = []
     left = list(faults)
     while left:
-        with Run(peers, folder, with_lab, masters, memory) as run:
-            run.wait_until_well(0.0, peers, _START_SECONDS)
+        with Run(options.peers, folder, with_lab, options.masters, options.memory) as run:
+            run.wait_until_well(0.0, options.peers, _START_SECONDS)
             while left:
-                results.append(meet(run, left.pop(0)))
+                results.append(meet(run, left.pop(0), options.slack))
                 report(results[-1])
                 if results[-1].wrong:
                     break
@@ -178,6 +178,8 @@ def main() -> int:
     parser.add_argument("--masters", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--only", default="", help="faults whose names contain this text")
     parser.add_argument("--loopback", action="store_true", help="no network of its own")
+    slack = "seconds that pauses may be longer, on a busy machine (default: %(default)s)"
+    parser.add_argument("--slack", type=float, default=0.0, help=slack)
     parser.add_argument("--memory", action="store_true", help="peers share memory")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--logs", type=Path, help="keep the logs there; default: a new folder")
@@ -193,7 +195,7 @@ def main() -> int:
         faults = [fault for fault in faults if not fault.needs_lab]
     folder = options.logs or Path(tempfile.mkdtemp(prefix="pccl-drill-"))
     folder.mkdir(parents=True, exist_ok=True)
-    results = drill(faults, options.peers, options.masters, why is None, options.memory, folder)
+    results = drill(faults, options, why is None, folder)
     if options.json:
         text = json.dumps([asdict(result) for result in results], indent=1)
         options.json.write_text(text + "\n")

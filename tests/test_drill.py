@@ -22,7 +22,17 @@ def test_a_run_becomes_well_after_each_kind_of_fault(
 ) -> None:
     report = tmp_path / "drill.json"
     done = subprocess.run(
-        [sys.executable, str(DRILL), *options, "--peers", "4", "--json", str(report)],
+        [
+            sys.executable,
+            str(DRILL),
+            *options,
+            "--peers",
+            "4",
+            "--slack",
+            "5",
+            "--json",
+            str(report),
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,

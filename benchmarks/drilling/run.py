@@ -113,6 +113,8 @@ class Run:
         self.lab: lab.Lab | None = None
         self._with_lab = with_lab
         self._settings = SETTINGS | {"PCCL_SHM": str(int(memory))}
+        if with_lab:
+            self._settings["PCCL_BIND"] = ""  # whatever the tests' own processes bind to
         self._count = peers
         self._stack = ExitStack()
         self._processes: list[subprocess.Popen[str]] = []
