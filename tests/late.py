@@ -50,13 +50,13 @@ def wait_for_a_newcomer(turn: int) -> None:
         admitted = wait(admit, *how) if reached() else admit(*how)
         return admitted
 
-    def sync_with_newcomer(*how: Any) -> Any:
+    def sync_with_newcomer(*how: Any, **more: Any) -> Any:
         nonlocal admitted
         if not admitted and reached():
             _, _, _, timeout, comm = how
             wait(admit, comm, timeout)
         admitted = False
-        return sync(*how)
+        return sync(*how, **more)
 
     def pending_with_newcomer(comm: pccl.Communicator, **kwargs: Any) -> bool:
         return wait(pending, comm, **kwargs) if reached() else pending(comm, **kwargs)

@@ -214,6 +214,7 @@ def test_init_reads_the_environment_and_an_argument_wins(monkeypatch):
     assert fake.options == {
         "peer_group": 0, "stripes": 0, "port": 5000, "advertise": ["a:1", "b:2"],
         "replica": "", "ranks_per_replica": 0, "name": "", "secret": None,
+        "quiet": False,
     }  # fmt: skip
     assert fake.calls[0][1] == {"min_peers": 3, "attempts": 3, "timeout": 2.5, "enter": False}
     pccl.barrier()
