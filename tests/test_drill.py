@@ -15,7 +15,10 @@ DRILL = Path(__file__).resolve().parent.parent / "benchmarks" / "drill.py"
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("options", "least"),
-    [(["--short", "--masters", "1"], 8), (["--masters", "3", "--only", "master that serves"], 2)],
+    [
+        (["--short", "--masters", "1"], 8),
+        (["--masters", "3", "--only", "master that serves is killed"], 1),
+    ],
 )
 def test_a_run_becomes_well_after_each_kind_of_fault(
     tmp_path: Path, options: list[str], least: int
