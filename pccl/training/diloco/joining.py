@@ -138,10 +138,7 @@ class Joining(Reductions):
         state, offers none: it must not count as a checkpoint if all others are lost.
         """
         revision = self.outer_step if offers else None
-        pending = {
-            str(p): {"due": flight.due, "result": flight.result}
-            for p, flight in self._flying.items()
-        }
+        pending = self._pending()
         shared, info = retried(
             lambda: api.sync_and_stay(
                 self._shared_state(pending),
@@ -160,9 +157,15 @@ class Joining(Reductions):
         self._steps, self._between = shared["steps"], shared["between"]
         self._world_tokens = shared["world_tokens"]
         if info.received:
-            flights = sorted(shared["pending"].items(), key=lambda item: (item[1]["due"], item[0]))
-            self._flying = {int(p): Flight(kept["due"], kept["result"]) for p, kept in flights}
+            self._flying = _flights(shared["pending"])
         return bool(info.received)
+
+    def _pending(self) -> dict[str, Any]:
+        """The results that are not yet applied, as a part of the shared state."""
+        return {
+            str(p): {"due": flight.due, "result": flight.result}
+            for p, flight in self._flying.items()
+        }
 
     def _shared_state(self, pending: dict[str, Any]) -> dict[str, Any]:
         """The common state of all members, with these results that are not yet applied."""
@@ -349,11 +352,7 @@ class Joining(Reductions):
         ]
         if not lines:
             return
-        pending = {
-            str(p): {"due": flight.due, "result": flight.result}
-            for p, flight in self._flying.items()
-        }
-        snapshot = Snapshot(self._shared_state(pending))
+        snapshot = Snapshot(self._shared_state(self._pending()))
         comm = api._use(self._comm, FUNC)
         for group in lines:
             self._holding.append(Holder(Line(comm, group), snapshot, self._progress))
@@ -412,14 +411,12 @@ class Joining(Reductions):
             self._leave()  # the others would wait for it
             raise
         self._world_tokens = shared["world_tokens"]
-        pending = sorted(shared["pending"].items(), key=lambda item: (item[1]["due"], item[0]))
-        for key, kept in pending:
-            flight = Flight(kept["due"], kept["result"])
+        for fragment, flight in _flights(shared["pending"]).items():
             # Fragments are independent, and have one reduction in flight at a time.
             if flight.due <= self._steps:
-                self._settle(int(key), flight)
+                self._settle(fragment, flight)
             else:
-                self._flying[int(key)] = flight
+                self._flying[fragment] = flight
         for fragment, flight in self._kept:
             self._settle(fragment, flight)
         self._kept.clear()
@@ -429,3 +426,9 @@ class Joining(Reductions):
         fetch, self._fetch = self._fetch, None
         if fetch is not None:
             fetch.end()
+
+
+def _flights(pending: dict[str, Any]) -> dict[int, Flight]:
+    """The flights of `Joining._pending`, in the order in which they are due."""
+    found = sorted(pending.items(), key=lambda item: (item[1]["due"], item[0]))
+    return {int(p): Flight(kept["due"], kept["result"]) for p, kept in found}

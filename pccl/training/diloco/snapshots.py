@@ -42,8 +42,8 @@ _ASK_SECONDS = 0.5  # after which a holder answers although nothing is new
 # Shares of its time that a holder sends, while no reduction is in flight here and while one is.
 _SHARE, _SHARE_BESIDE = 0.8, 0.25
 _MOST_REST = 5.0  # seconds; the engine warns of a call that waits for longer than ten
-# What a holder sends that has waited in a step for so long.
-_LITTLE = 64 << 10
+_LITTLE = 64 << 10  # bytes that a holder sends after it has waited in a step for so long
+_MOST_MANIFEST = 64 << 20  # bytes
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +60,11 @@ class Snapshot:
             for (name, kind, shape, hint, *_), part in zip(entries, self._parts, strict=True)
         ]
         self.manifest = np.array(bytearray(json.dumps(listed).encode()))
+
+    @property
+    def size(self) -> int:
+        """Bytes of all entries."""
+        return self._ends[-1]
 
     def read(self, first: int, length: int) -> Array:
         """Bytes of all entries, one after the other. REQUIRES: so many are there."""
@@ -242,6 +247,9 @@ class Holder:
             return False
         steps = self._progress.at(first if what == _STEPS else 0)
         if what == _PIECE:
+            if not (0 <= first < snapshot.size and 0 < length <= _PIECE_BYTES):
+                raise refused(f"a newcomer asks for {length} bytes at {first} of {snapshot.size}")
+            length = min(length, snapshot.size - first)
             answer = snapshot.read(first, self._progress.room(length))
         else:
             answer = snapshot.manifest if what == _MANIFEST else np.empty(0, np.uint8)
@@ -371,7 +379,9 @@ class Fetch:
         header = np.zeros(2, np.int64)
         line.receive(header)
         steps, size = header.tolist()
-        piece = self._data[first : first + min(size, length)]
+        if not 0 <= size <= (length if what == _PIECE else _MOST_MANIFEST):
+            raise refused(f"a holder answers with {size} bytes")
+        piece = self._data[first : first + size]
         answer = piece if what == _PIECE else np.empty(size, np.uint8)
         if answer.size:
             line.receive(answer)
