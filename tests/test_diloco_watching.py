@@ -29,6 +29,14 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
+def begun(run: Run, count: int, **options: Any) -> Peers:
+    """The members of a run."""
+    peers = Peers(run.peers(count, member.serve))
+    make(peers, seed=0, **options)
+    made(peers)
+    return peers
+
+
 def enter(run: Run, numbers: range, rounds: int, **options: Any) -> Peers:
     """Newcomers that wait to be let in, and then watch for so many rounds."""
     late = Peers([run.peer(member.serve) for _ in numbers])
@@ -51,9 +59,7 @@ def test_a_newcomer_holds_what_the_members_hold_when_it_begins_to_count(
     run: Run, form: dict[str, Any], rounds: int
 ) -> None:
     options = BEHIND | form | {"sync_every": 4}
-    peers = Peers(run.peers(2, member.serve))
-    make(peers, seed=0, **options)
-    made(peers)
+    peers = begun(run, 2, **options)
     go(peers, 2, inner=False, tokens=8)
     late = enter(run, range(2, 3), rounds, **options)
     tell(peers, partial(watching.go_until_newcomers_count, 3, tokens=8))
@@ -68,9 +74,7 @@ def test_a_newcomer_holds_what_the_members_hold_when_it_begins_to_count(
 
 def test_the_newcomer_counts_from_the_round_that_it_began(run: Run) -> None:
     options = BEHIND | {"sync_every": 4}
-    peers = Peers(run.peers(2, member.serve))
-    make(peers, seed=0, **options)
-    made(peers)
+    peers = begun(run, 2, **options)
     go(peers, 2)
     late = enter(run, range(2, 4), 2, **options)
     tell(peers, partial(watching.go_until_newcomers_count, 3))
@@ -88,9 +92,7 @@ def test_the_newcomer_counts_from_the_round_that_it_began(run: Run) -> None:
 
 def test_a_newcomer_that_is_killed_while_it_watches_costs_nothing(run: Run) -> None:
     options = BEHIND | {"sync_every": 4}
-    peers = Peers(run.peers(2, member.serve))
-    make(peers, seed=0, **options)
-    made(peers)
+    peers = begun(run, 2, **options)
     go(peers, 1)
     late = enter(run, range(2, 3), 1000, **options)
     go(peers, 3)
@@ -104,9 +106,7 @@ def test_a_newcomer_that_is_killed_while_it_watches_costs_nothing(run: Run) -> N
 
 def test_other_holders_send_what_one_that_is_killed_has_not_sent(run: Run) -> None:
     options = BEHIND | {"sync_every": 4}
-    peers = Peers(run.peers(3, member.serve))
-    make(peers, seed=0, **options)
-    made(peers)
+    peers = begun(run, 3, **options)
     go(peers, 1)
     tell(peers[2:], watching.die_as_a_newcomer_asks)
     tell(peers[:2], watching.send_after_a_loss)
@@ -125,9 +125,7 @@ def test_other_holders_send_what_one_that_is_killed_has_not_sent(run: Run) -> No
 @pytest.mark.parametrize("stuck", ["no line", "too late"])
 def test_the_members_wait_for_a_newcomer_that_does_not_get_the_state(run: Run, stuck: str) -> None:
     options = BEHIND | {"sync_every": 4, "mode": "async"}
-    peers = Peers(run.peers(2, member.serve))
-    make(peers, seed=0, **options)
-    made(peers)
+    peers = begun(run, 2, **options)
     go(peers, 2, inner=False)
     late = Peers([run.peer(member.serve)])
     if stuck == "no line":
@@ -144,9 +142,7 @@ def test_the_members_wait_for_a_newcomer_that_does_not_get_the_state(run: Run, s
 
 def test_a_newcomer_that_has_the_state_goes_on_when_all_others_are_killed(run: Run) -> None:
     options = BEHIND | {"sync_every": 4}
-    peers = Peers(run.peers(2, member.serve))
-    make(peers, seed=0, **options)
-    made(peers)
+    peers = begun(run, 2, **options)
     go(peers, 2)
     late = enter(run, range(2, 3), 0, **options)
     tell(peers, partial(watching.go_until_newcomers_count, 1))
@@ -158,9 +154,7 @@ def test_a_newcomer_that_has_the_state_goes_on_when_all_others_are_killed(run: R
 
 def test_a_newcomer_without_the_state_is_told_that_all_who_had_it_are_gone(run: Run) -> None:
     options = BEHIND | {"sync_every": 4}
-    peers = Peers(run.peers(2, member.serve))
-    make(peers, seed=0, **options)
-    made(peers)
+    peers = begun(run, 2, **options)
     go(peers, 2)
     late = Peers([run.peer(member.serve)])
     tell(late, partial(watching.make_or_fail, 2, 1000, **options))
@@ -174,9 +168,7 @@ def test_a_newcomer_without_the_state_is_told_that_all_who_had_it_are_gone(run: 
 @pytest.mark.parametrize("members", [1, 2])
 def test_a_newcomer_never_passes_its_own_parameters_off_as_the_runs(run: Run, members: int) -> None:
     options = BEHIND | {"sync_every": 4, "verify_every": 0}
-    peers = Peers(run.peers(members, member.serve))
-    make(peers, seed=0, **options)
-    made(peers)
+    peers = begun(run, members, **options)
     go(peers, 2)
     late = Peers([run.peer(member.serve)])
     tell(late, partial(watching.make_or_fail, 2, 1000, most=2, **options))
@@ -189,9 +181,7 @@ def test_a_newcomer_never_passes_its_own_parameters_off_as_the_runs(run: Run, me
 @pytest.mark.parametrize("other", ["layout", "outer_lr", "data"])
 def test_a_newcomer_with_another_model_or_late_settings_is_told(run: Run, other: str) -> None:
     options = BEHIND | {"sync_every": 4}
-    peers = Peers(run.peers(2, member.serve))
-    make(peers, seed=0, **options)
-    made(peers)
+    peers = begun(run, 2, **options)
     go(peers, 1)
     late = Peers([run.peer(member.serve)])
     more: dict[str, Any] = {"outer_lr": {"outer_lr": 0.5}, "layout": {"dtype": "float64"}}.get(
@@ -206,9 +196,7 @@ def test_a_newcomer_with_another_model_or_late_settings_is_told(run: Run, other:
 
 def test_the_last_holder_gives_the_state_away_before_it_leaves(run: Run) -> None:
     options = BEHIND | {"sync_every": 4}
-    peers = Peers(run.peers(1, member.serve))
-    make(peers, seed=0, **options)
-    made(peers)
+    peers = begun(run, 1, **options)
     go(peers, 2)
     late = enter(run, range(1, 2), 1000, **options)
     go(peers, 2)
@@ -223,9 +211,7 @@ def test_the_last_holder_gives_the_state_away_before_it_leaves(run: Run) -> None
 
 def test_a_newcomer_that_does_not_fit_is_told_and_the_members_go_on(run: Run) -> None:
     options = BEHIND | {"sync_every": 4}
-    peers = Peers(run.peers(2, member.serve))
-    make(peers, seed=0, **options)
-    made(peers)
+    peers = begun(run, 2, **options)
     go(peers, 3)
     tell(peers[:1], member.save)
     saved = peers[0].expect("saved")["state"]

@@ -135,27 +135,22 @@ def test_the_doctor_says_which_masters_answer_and_which_one_serves() -> None:
         peers = run.peers(2, master_lists.train)
         for peer in peers:
             peer.expect("in")
+
+        def said_of_the_first(verdict: str, what: str) -> None:
+            status, checks = doctor(run.address)
+            assert status == 0
+            assert checks["master"] == [
+                (verdict, f"{first}{what}"),
+                ("ok", f"{second} answers and serves the group"),
+                ("ok", f"{third} answers"),
+            ]
+            ((verdict, text),) = checks["peers"]
+            assert verdict == "ok" and text.startswith("2 in the group; of 2 tried 2 are reached")
+
         lose_the_first(run)
-        status, checks = doctor(run.address)
-        assert status == 0
-        assert checks["master"] == [
-            ("warn", f"{first}: Connection refused"),
-            ("ok", f"{second} answers and serves the group"),
-            ("ok", f"{third} answers"),
-        ]
-        ((verdict, text),) = checks["peers"]
-        assert verdict == "ok" and text.startswith("2 in the group; of 2 tried 2 are reached")
-        # A first master that has been started again knows nobody.
-        run.restart(0)
-        status, checks = doctor(run.address)
-        assert status == 0
-        assert checks["master"] == [
-            ("ok", f"{first} answers"),
-            ("ok", f"{second} answers and serves the group"),
-            ("ok", f"{third} answers"),
-        ]
-        ((verdict, text),) = checks["peers"]
-        assert verdict == "ok" and text.startswith("2 in the group; of 2 tried 2 are reached")
+        said_of_the_first("warn", ": Connection refused")
+        run.restart(0)  # it knows nobody then
+        said_of_the_first("ok", " answers")
         assert trained(peers) == [2, 2]
 
 
