@@ -94,7 +94,7 @@ def record(
     plan += listed([u64(1 << 60) + b"\0" + listed([u32(1)] * n)]) + listed([]) * 2
     what = u64(epoch) + b"\0" + u64(1, 0) + listed(members) + plan
     what += u32(0, 0, 0) + listed([]) * 2 + bytes(2) + u64(0) + bytes(16) + listed([])
-    what += u32(0, 0) + u32(replicas) + u64(0) + b"\0"
+    what += u32(0, 0) + u32(replicas, 0) + u64(0) + b"\0"
     return what + listed([u32(*pair) for pair in relayed])
 
 

@@ -465,7 +465,7 @@ class Stress:
                 b"\x00" * rng.randrange(1, 100),
                 b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
                 b"PCCL",
-                b"PCCL\x04\x00\x00\x00\xff\xff\xff\xff" + b"\x00" * 20,
+                b"PCCL\x05\x00\x00\x00\xff\xff\xff\xff" + b"\x00" * 20,
                 b"PCCL" + rng.randbytes(rng.randrange(200)),
                 b"PCF1" + rng.randbytes(rng.randrange(200)),
                 b"PCF1" + bytes([rng.randrange(16)]) + b"\x00" * 80,

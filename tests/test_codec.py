@@ -114,7 +114,8 @@ def test_a_count_that_lies_takes_no_memory(count: int) -> None:
 def test_another_version_is_refused_with_both_numbers() -> None:
     header = bytearray(_testing.control_sample("heartbeat"))
     header[4] = 200
-    assert decode(bytes(header))[1] == "protocol version 200 does not match version 4"
+    want = f"protocol version 200 does not match version {_testing.PROTOCOL_VERSION}"
+    assert decode(bytes(header))[1] == want
 
 
 ENVELOPE = "03000000 8877665544332211 2a00000000000000"
@@ -185,7 +186,9 @@ ENVELOPE = "03000000 8877665544332211 2a00000000000000"
 )
 def test_control_frames_have_these_bytes(name: str, kind: int, payload: str) -> None:
     body = bytes.fromhex(payload)
-    header = b"PCCL" + bytes([4, kind, 0, 0]) + len(body).to_bytes(4, "little")
+    header = (
+        b"PCCL" + bytes([_testing.PROTOCOL_VERSION, kind, 0, 0]) + len(body).to_bytes(4, "little")
+    )
     assert _testing.control_sample(name) == header + bytes.fromhex(ENVELOPE) + body
 
 
@@ -194,10 +197,10 @@ def test_control_frames_have_these_bytes(name: str, kind: int, payload: str) -> 
 
 def test_link_frame_headers_have_these_bytes() -> None:
     assert _testing.link_sample() == bytes.fromhex(
-        "50434631 04 01 00 04 00100000 efbeadde"
+        "50434631 04 01 00 05 00100000 efbeadde"
         "0700000000000000 01 0500000000000000 0100000000000000"
         "0800000000000000 03000000 00000000 0807060504030201"
-        "00 0000 090e85c4"
+        "00 0000 29f00126"
     )
 
 

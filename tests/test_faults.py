@@ -136,9 +136,9 @@ def _strangers(address: tuple[str, int], rng: random.Random) -> list[socket.sock
         b"\x00" * 64,
         b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"PCCL",
-        b"PCCL\x04\x00\x00\x00\xff\xff\xff\xff" + b"\x00" * 20,
+        b"PCCL\x05\x00\x00\x00\xff\xff\xff\xff" + b"\x00" * 20,
         b"PCCL\x63" + b"\x00" * 40,
-        b"PCF1" + b"\x04" + b"\x00" * 80,
+        b"PCF1" + b"\x05" + b"\x00" * 80,
         b"PCF1" + rng.randbytes(200),
         rng.randbytes(5000),
     ]

@@ -189,6 +189,7 @@ def test_the_status_and_commands_find_the_master_that_serves(number: signal.Sign
         (group,) = json.loads(out)["groups"]
         assert (status, err) == (0, "")
         assert {member["name"] for member in group["members"]} == {"ada", "bob", "eve"}
+        assert group["min_peers"] == 3  # what they asked the first master for
         status, out, err = pccl("kick", run.address, "bob")
         assert (status, err) == (0, "") and "(bob) of group 0" in out
         ada, bob, eve = peers

@@ -41,7 +41,9 @@ _MESSAGE = ctypes.CFUNCTYPE(
 def derive(secret: str, label: bytes) -> bytes:
     """The key for `label`, as docs/internals/protocol.md says."""
     root = hmac.digest(b"pccl secret", secret.encode(), "sha256")
-    return hmac.digest(root, b"pccl 4 " + label + b"\x01", "sha256")
+    return hmac.digest(
+        root, f"pccl {_testing.PROTOCOL_VERSION} ".encode() + label + b"\x01", "sha256"
+    )
 
 
 def control_key(secret: str) -> bytes:

@@ -381,7 +381,10 @@ def join(number: int, group: int = 1000) -> bytes:
 
 def control(kind: int, payload: bytes, *, length: int | None = None, run: int = 0) -> bytes:
     size = len(payload) if length is None else length
-    return struct.pack("<4sBBHIIQQ", b"PCCL", 4, kind, 0, size, 0, run, 0) + payload
+    return (
+        struct.pack("<4sBBHIIQQ", b"PCCL", _testing.PROTOCOL_VERSION, kind, 0, size, 0, run, 0)
+        + payload
+    )
 
 
 def frame(
@@ -396,7 +399,9 @@ def frame(
     segment: int = 0,
 ) -> bytes:
     """A link frame that says `length`. `seal` fills the sum of its header."""
-    header = struct.pack("<IBBBBII", 0x31464350, kind, final, 0, 4, length, 0)
+    header = struct.pack(
+        "<IBBBBII", 0x31464350, kind, final, 0, _testing.PROTOCOL_VERSION, length, 0
+    )
     header += key + struct.pack("<QIIQ", attempt, segment, 0, 0) + bytes(3) + bytes(4)
     return seal(header) + payload
 

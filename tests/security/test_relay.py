@@ -17,7 +17,7 @@ from pccl import _testing
 A, B, C = (bytes([i]) * 16 for i in (1, 2, 3))
 ONE, OTHER = b"1" * 16, b"2" * 16
 OPEN_RELAY = 26
-PUT_THROUGH = struct.pack("<4sBBHIIQQ", b"PCCL", 4, 27, 0, 0, 0, 0, 0)
+PUT_THROUGH = struct.pack("<4sBBHIIQQ", b"PCCL", _testing.PROTOCOL_VERSION, 27, 0, 0, 0, 0, 0)
 # An upper bound on what the kernel holds for two connections on this machine.
 KERNEL_BYTES = 16 << 20
 HELD_BYTES = 128 << 10

@@ -32,8 +32,8 @@ SETTINGS = {
     "PCCL_HEARTBEAT_TIMEOUT": "60",  # nobody is put out while tokens are stolen
     "PCCL_LINK_TIMEOUT": "1.5",
 }
-OPEN_RELAY = struct.pack("<4sBB", b"PCCL", 4, 26)
-PUT_THROUGH = struct.pack("<4sBBHIIQQ", b"PCCL", 4, 27, 0, 0, 0, 0, 0)
+OPEN_RELAY = struct.pack("<4sBB", b"PCCL", _testing.PROTOCOL_VERSION, 26)
+PUT_THROUGH = struct.pack("<4sBBHIIQQ", b"PCCL", _testing.PROTOCOL_VERSION, 27, 0, 0, 0, 0, 0)
 ALERT, HANDSHAKE, APPLICATION_DATA = 21, 22, 23
 
 

@@ -574,6 +574,7 @@ void bind_codec(nb::module_& m) {
   m.attr("control_types") = kTypes;
   m.def("control_round_trip", &control_round_trip, "type"_a, "entropy"_a);
   m.def("control_decode", &control_decode, "data"_a, "pieces"_a, "max_payload"_a);
+  m.attr("PROTOCOL_VERSION") = pccl::wire::kProtocolVersion;
   m.def("control_sample", &control_sample, "name"_a);
   m.def("pipe_play", &pipe_play, "data"_a, "writes"_a, "reads"_a, "pieces"_a);
   m.def("pipe_race", &pipe_race, "bytes"_a, "largest"_a, "seed"_a);
