@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from reports import (
     ACCEPT,
+    COMMAND,
     JOIN,
     LOG_PART,
     MAY_FOUND,
@@ -18,6 +19,7 @@ from reports import (
     log_part,
     peer,
     record,
+    text,
     u32,
     u64,
     verdict,
@@ -27,6 +29,7 @@ from pccl import _testing
 
 THREE = [peer(1), peer(2), peer(3)]
 TERM = 3  # the members have followed the first of three masters in it
+PAUSE = 2  # the number of that command
 NEXT = 7  # the first term of the second master above that
 
 
@@ -262,6 +265,46 @@ def test_a_master_that_serves_steps_down_only_for_members() -> None:
     comes(play, 3, term=NEXT + 1)
     assert {to for to, what, *_ in play.told() if what == "close"} == {1, 2}
     assert not play.has_group(0) or play.members() == []
+
+
+def test_a_member_that_repeats_a_false_term_does_not_keep_the_run_busy() -> None:
+    play = serving()
+    term, epoch = NEXT, 2
+    for _ in range(4):
+        play.disconnect(3)
+        comes(play, 3, term=term + 1, applied=epoch, epoch=epoch)
+        assert {to for to, what, *_ in play.told() if what == "close"} == {1, 2}
+        # The others come back at once.
+        for number in (1, 2):
+            comes(play, number, term=term, applied=epoch, epoch=epoch)
+        term += 3
+        epoch += 1
+        assert asked(play) == dict.fromkeys((1, 2, 3), term)
+        for number in (1, 2, 3):
+            play.says(number, PROMISE, listed([]), term=term)
+        (source,) = {to for to, what, *_ in play.told() if what == "request_log"}
+        play.says(source, LOG_PART, log_part([], last=True), term=term)
+        for number in (1, 2):
+            play.says(number, ACCEPT, u64(epoch), term=term)
+        assert play.epoch() == epoch and play.members() == [1, 2, 3]
+        play.told()
+    play.disconnect(3)
+    comes(play, 3, term=term + 1, applied=epoch, epoch=epoch)
+    assert {to for to, what, *_ in play.told() if what == "close"} == {3}
+    play.passes(10, silent=[])
+    play.told()
+    comes(play, 3, term=term + 1, applied=epoch, epoch=epoch)
+    assert {1, 2} <= {to for to, what, *_ in play.told() if what == "close"}
+
+
+def test_a_pause_of_admission_ends_when_the_master_steps_down() -> None:
+    play = serving()
+    play.connect(90, "192.0.2.90")
+    play.says(90, COMMAND, bytes([PAUSE]) + text(""))
+    assert play.status()["paused"]
+    play.disconnect(3)
+    comes(play, 3, term=NEXT + 1)
+    assert not play.status()["paused"]
 
 
 def test_peers_that_wait_for_a_run_make_way_for_one_that_has_begun() -> None:

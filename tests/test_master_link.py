@@ -66,3 +66,49 @@ def test_a_newcomer_waits_longer_for_a_master_than_a_member() -> None:
             link.passes(1)
             seconds += 1
         assert seconds == limit
+
+
+def lost_at(link: _testing.LinkPlay) -> None:
+    """A member is at the first of the masters, and that one is gone."""
+    assert link.due(True) == "0"
+    link.opens()
+    link.welcome()
+    link.fails(True)
+
+
+def test_a_member_that_is_refused_asks_the_other_masters() -> None:
+    link = _testing.LinkPlay(3)
+    lost_at(link)
+    assert link.due(True) == "1"
+    link.opens()
+    link.refuses()
+    assert link.due(True) == "2" and link.refused()
+    link.opens()
+    link.welcome()
+    assert not link.refused() and link.due(True) == ""
+
+
+def test_a_member_that_all_masters_refuse_is_out() -> None:
+    link = _testing.LinkPlay(3)
+    lost_at(link)
+    for address in ("1", "2", "0"):
+        assert link.due(True) == address
+        link.opens()
+        link.refuses()
+    assert link.due(True) == "lost" and link.refused()
+
+
+def test_a_member_that_one_master_refuses_looks_for_another_one_until_the_end() -> None:
+    link = _testing.LinkPlay(3)
+    lost_at(link)
+    seconds = 0
+    while (due := link.due(True)) != "lost":
+        if due == "1":
+            link.opens()
+            link.refuses()
+        elif due:
+            link.fails(False)
+        else:
+            link.passes(1)
+            seconds += 1
+    assert seconds == 10 and link.refused()  # PCCL_RECONNECT_TIMEOUT

@@ -145,6 +145,18 @@ def test_the_end_of_a_master_costs_no_member_anything() -> None:
     assert totals["master_lost"] == 0
 
 
+def test_a_false_report_to_a_standby_costs_no_member_anything() -> None:
+    totals: Counter[str] = Counter()
+    for peers in (2, 3, 8):
+        count = max(SCHEDULES // 20, 10)
+        options: dict[str, Any] = {"masters": 3, "peers": peers, "joins": 0, "restarts": 1}
+        options |= {"lies": 1, "program": "simple", "quiet": True, "steps": 12}
+        totals += run_many(60_000 + 1_000_000 * peers, count, **options)
+    assert totals["takeovers"] > totals["faults"] / 4  # with the liars'
+    assert totals["evictions"] == 0
+    assert totals["master_lost"] == 0
+
+
 @pytest.mark.timeout(14_400)
 @pytest.mark.parametrize("faults", [False, True])
 def test_a_reduce_thread_beside_the_main_thread_is_never_taken_for_stuck(faults: bool) -> None:

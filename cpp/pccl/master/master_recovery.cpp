@@ -78,9 +78,10 @@ void Master::return_to(ConnectionId id, Connection& connection, const wire::Rejo
     case Group::Return::out:
       connection.group.reset();
       // Its eviction may not be decided yet: it asks again, here or elsewhere.
-      if (const auto it = quorums_.find(rejoin.group);
-          it != quorums_.end() && it->second.proposal() != nullptr)
-        return close_now(id);
+      if (const auto it = quorums_.find(rejoin.group); it != quorums_.end()) {
+        if (it->second.proposal() != nullptr) return close_now(id);
+        connection.term = std::max(connection.term, it->second.term());
+      }
       return refuse(id, Code::evicted, "the run went on without this peer");
   }
 }

@@ -13,6 +13,9 @@ namespace {
 
 // How long a master waits for more members, or for their promises, once a majority is there.
 constexpr Duration kTakeoverGrace = std::chrono::milliseconds(400);
+// How often a master steps down since a member has followed a higher term. Members that look for a
+// master at the same time may need a few in a row. [test_a_member_that_repeats_a_false_term...]
+constexpr Rate kStepDowns{4, 0.1};
 // How long a master begins no run after it began or had members. At least: peers that wait pause.
 constexpr Duration kLeastQuiet = std::chrono::milliseconds(500);
 
@@ -135,6 +138,7 @@ void Master::step_down(const std::string& why) {
   groups_.clear();
   undecided_.clear();
   quiet_since_ = now_;
+  admission_paused_ = false;  // the master that takes over does not know of it
   // The run may go on elsewhere: this master must not begin another one with the same id.
   if (run_ == own_run_) own_run_ = next_run(own_run_);
   forget_run();
@@ -250,6 +254,8 @@ void Master::rejoin_one(ConnectionId id, Connection& connection, const wire::Fra
     // Another master asked for its promise.
     if (!quorum.accepts(connection.seat) || frame.envelope.term > quorum.term() + ahead)
       return close_now(id);
+    // False reports of one member must not keep the run busy with takeovers.
+    if (!step_downs_.take(kStepDowns, now)) return close_now(id);
     step_down("a member has followed a master of term " + std::to_string(frame.envelope.term));
   }
   if (frame.envelope.term > kMaxTerm) return close_now(id);

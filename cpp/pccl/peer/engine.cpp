@@ -110,6 +110,12 @@ void Engine::hear(const SessionEvent& event) {
             session_.on_lost();
             actions_.close_control = true;
           },
+          [&](const LeftBehind& left) {
+            log(LogLevel::debug, "a master says \"" + left.error.reason + "\"; asking the others");
+            master_link_.on_refused(left.error, now());
+            session_.on_lost();
+            actions_.close_control = true;
+          },
           [&](const wire::Drain&) {
             if (draining_) return;
             log(LogLevel::warn, "the operator asks this peer to leave at its next admission point");
@@ -501,6 +507,10 @@ bool Engine::check_master_link() {
       return true;
     case MasterLink::Due::lost:
       break;
+  }
+  if (master_link_.refusal()) {
+    die(*master_link_.refusal());
+    return false;
   }
   die({Code::master_lost,
        "the master could not be reached again: " + master_link_.failure(),

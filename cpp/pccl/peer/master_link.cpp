@@ -28,6 +28,7 @@ bool MasterLink::may_found() const {
 // Chooses the next address. After each full turn but the first there is a pause.
 void MasterLink::go_on(Instant now, Duration pause) {
   answered_ = false;
+  refusals_ = 0;
   if (at_ == 0) turn_since_ = now;
   if (unserved_++ == 0) unserved_since_ = now;
   at_ = (at_ + 1) % masters_;
@@ -50,6 +51,16 @@ void MasterLink::on_not_serving(bool recovers, Instant now) {
   go_on(now, failed_ && !reached_ ? kFirstDial : kRedial);
   ++idle_;
   if (recovers) idle_ = unserved_ = 0;
+}
+
+void MasterLink::on_refused(const Error& error, Instant now) {
+  open_ = false;
+  refusal_ = error;
+  failed_ = true;
+  idle_ = 0;
+  const std::uint32_t refusals = refusals_ + 1;
+  go_on(now, kRedial);
+  refusals_ = refusals;
 }
 
 bool MasterLink::on_lost(const std::string& reason, bool welcomed, Instant now) {
@@ -85,6 +96,7 @@ MasterLink::Due MasterLink::on_time(Instant now, bool member) {
   const Duration limit =
       masters_ == 1 || member ? reconnect_timeout_ : reconnect_timeout_ + takeover_time();
   if (reached_ && !answered_ && masters_ > 1 && now - lost_at_ >= limit) return Due::lost;
+  if (refusals_ >= masters_) return Due::lost;
   if (open_) return Due::nothing;
   if (reached_ && now - lost_at_ >= limit) return Due::lost;
   if (dialling_ || now < next_dial_) return Due::nothing;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "pccl/base/error.h"
 #include "pccl/base/ids.h"
 #include "pccl/base/settings.h"
 
@@ -29,11 +30,15 @@ class MasterLink {
   void on_welcome() {
     reached_ = true;
     answered_ = true;
-    misses_ = unserved_ = idle_ = 0;
+    misses_ = unserved_ = idle_ = refusals_ = 0;
+    refusal_.reset();
   }
   // The master does not serve the group: the next one is dialled. Ends the connection. `recovers`:
   // it may do so soon.
   void on_not_serving(bool recovers, Instant now);
+  // A master that this member has not followed says that the run went on without it. The next one
+  // is dialled: the first one may have been told an epoch that never was. Ends the connection.
+  void on_refused(const Error& error, Instant now);
   // The connection ended, or a dial failed. `welcomed`: the master had answered on it. True: it was
   // in use.
   bool on_lost(const std::string& reason, bool welcomed, Instant now);
@@ -56,6 +61,8 @@ class MasterLink {
   // Failed attempts before the master was reached for the first time.
   [[nodiscard]] std::uint32_t failures() const { return failures_; }
   [[nodiscard]] const std::string& failure() const { return failure_; }
+  // The error of the last on_refused() since the last on_welcome().
+  [[nodiscard]] const std::optional<Error>& refusal() const { return refusal_; }
   // Several masters: none lets this newcomer in, and one of them does not answer. Which one.
   [[nodiscard]] std::optional<std::uint32_t> unanswered() const {
     if (masters_ == 1 || answered_ || unserved_ < masters_ || idle_ >= masters_) return {};
@@ -83,9 +90,11 @@ class MasterLink {
   // How many of the last addresses did not say that they will serve soon.
   std::uint32_t unserved_ = 0;
   Instant unserved_since_{};
-  std::uint32_t idle_ = 0;  // how many of the last addresses answered so
-  Instant turn_since_{};    // when the first address was left
-  bool answered_ = false;   // a Welcome, on this connection
+  std::uint32_t idle_ = 0;      // how many of the last addresses answered so
+  std::uint32_t refusals_ = 0;  // how many of the last addresses refused this member
+  std::optional<Error> refusal_;
+  Instant turn_since_{};   // when the first address was left
+  bool answered_ = false;  // a Welcome, on this connection
   bool open_ = false;
   bool dialling_ = false;
   bool reached_ = false;

@@ -125,6 +125,10 @@ Session::Next Session::on_frame(const wire::Frame& frame) {
     if (several) return broken("this master was replaced");
     return Event{};
   }
+  // A standby that takes over may have been told an epoch that never was.
+  if (const auto* refused = std::get_if<wire::Refused>(&frame.message);
+      refused != nullptr && several && member() && !welcomed_ && frame.envelope.term != served_)
+    return Event{LeftBehind{{refused->code, refused->reason, {}, {}}}};
   if (joined_ && member() && frame.envelope.run != run_ &&
       !std::holds_alternative<wire::Refused>(frame.message))
     return broken("the master speaks of another run");
@@ -138,6 +142,7 @@ Session::Next Session::on_frame(const wire::Frame& frame) {
       Overloaded{
           [&](const wire::Welcome& welcome) -> Next {
             welcomed_ = true;
+            served_ = term_;
             return Event{Welcomed{welcome, std::exchange(joined_, true)}};
           },
           [&](const wire::Refused& refused) -> Next {

@@ -51,9 +51,12 @@ struct NewEpoch {
 struct Dismissed {  // the master has refused or removed this peer
   Error error;
 };
-using SessionEvent =
-    std::variant<Welcomed, NewEpoch, wire::Verdict, wire::Outcome, wire::Prepare, wire::Expect,
-                 wire::Notice, wire::Try, wire::Relay, wire::Drain, Dismissed, wire::NotServing>;
+struct LeftBehind {  // the same, of a master that this member has not followed
+  Error error;
+};
+using SessionEvent = std::variant<Welcomed, NewEpoch, wire::Verdict, wire::Outcome, wire::Prepare,
+                                  wire::Expect, wire::Notice, wire::Try, wire::Relay, wire::Drain,
+                                  Dismissed, LeftBehind, wire::NotServing>;
 
 // *one thread: the engine's*
 class Session {
@@ -120,8 +123,9 @@ class Session {
   bool welcomed_ = false;     // on this connection
   bool joined_ = false;       // ever
   std::uint64_t run_ = 0;
-  std::uint32_t term_ = 0;  // the highest that was followed, or promised
-  bool promised_ = false;   // a master counts on it that no lower term is followed
+  std::uint32_t term_ = 0;    // the highest that was followed, or promised
+  std::uint32_t served_ = 0;  // the term of the last Welcome
+  bool promised_ = false;     // a master counts on it that no lower term is followed
   // The epoch that this member has accepted as the next one, until the log has an entry there.
   std::optional<wire::Accepted> accepted_;
   Record record_;

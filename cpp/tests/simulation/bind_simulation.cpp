@@ -38,6 +38,7 @@ void each_number(simulation::Options& options, Visit&& visit) {
   visit("master_stalls", options.master_stalls);
   visit("masters", options.masters);
   visit("splits", options.splits);
+  visit("lies", options.lies);
   visit("machines", options.machines);
   visit("ranks", options.ranks);
   visit("hidden", options.hidden);

@@ -3,6 +3,8 @@
 #include <iterator>
 #include <utility>
 
+#include "pccl/digest/ticket.h"
+#include "pccl/topology/plan.h"
 #include "tests/simulation/sim_world.h"
 
 namespace pccl::simulation {
@@ -23,6 +25,7 @@ void MasterHost::stop() {
   meetings_.clear();
   relayed_.clear();
   peers_.clear();
+  liars_.clear();
   stalled_until_ = {};
   world_.network.kill(node());
 }
@@ -101,8 +104,12 @@ void MasterHost::settle() {
       const auto it = peers_.find(send->to);
       if (it != peers_.end()) {
         it->second.connection->write(1, tamper(send->to, std::move(send->bytes)));
+      } else {
+        answer_liar(send->to, send->bytes);
       }
     } else if (const auto* close = std::get_if<master::Close>(&action)) {
+      if (liars_.erase(close->connection) > 0)
+        master_->on_disconnect(close->connection, world_.now());
       const auto it = peers_.find(close->connection);
       if (it == peers_.end()) continue;
       if (world_.tracing()) {
@@ -241,6 +248,74 @@ void MasterHost::measure(Host& by, wire::Message& message) {
   } else {
     message = wire::Measured{std::move(row)};
   }
+}
+
+// -- a peer that says what is not true
+
+void MasterHost::hear_lie(const peer::Session& of) {
+  wire::Rejoin lie = of.rejoin();
+  lie.id = lie.ticket = PeerId{};
+  lie.id.bytes.fill(0xee);
+  lie.ticket.bytes.fill(0xef);
+  wire::Member self = lie.record.members.front();
+  self.id = lie.id;
+  self.seal = digest::seal_of(lie.ticket);
+  lie.record.members = {self};
+  lie.record.plan = *topology::make_plan(1, world_.master_options.segment_bytes, {});
+  lie.record.state.holders.clear();
+  lie.record.rates = {};
+  lie.record.relayed.clear();
+  lie.record.epoch += world_.random.below(3);
+  lie.applied += world_.random.below(3);
+  const master::ConnectionId id = next_connection_++;
+  const wire::Envelope said{of.run(), of.term(), lie.applied};
+  liars_[id] = said;
+  master_->on_connect(id, "elsewhere", world_.now());
+  master_->on_frame(id, {said, lie}, world_.now());
+  settle();
+  liar_lives(id);
+}
+
+void MasterHost::answer_liar(master::ConnectionId to, const wire::Bytes& bytes) {
+  const auto it = liars_.find(to);
+  if (it == liars_.end()) return;
+  wire::FrameReader reader;
+  reader.feed(bytes);
+  wire::Frame frame;
+  while (true) {
+    const Result<bool> got = reader.next(frame);
+    if (!got || !*got) return;
+    it->second.term = std::max(it->second.term, frame.envelope.term);
+    std::optional<wire::Message> answer;
+    if (std::holds_alternative<wire::AskPromise>(frame.message)) {
+      answer = wire::Promise{};
+    } else if (std::holds_alternative<wire::RequestLog>(frame.message)) {
+      answer = wire::LogPart{{}, true};
+    } else if (const auto* propose = std::get_if<wire::Propose>(&frame.message)) {
+      answer = wire::Accept{propose->entry.ordinal};
+    } else if (const auto* log = std::get_if<wire::Log>(&frame.message)) {
+      it->second.ordinal = log->entries.back().ordinal;
+    }
+    if (!answer) continue;
+    world_.timeline.after(Duration(1), [this, to, said = *answer, life = life_] {
+      const auto liar = liars_.find(to);
+      if (life != life_ || liar == liars_.end()) return;
+      master_->on_frame(to, {liar->second, said}, world_.now());
+      settle();
+    });
+  }
+}
+
+void MasterHost::liar_lives(master::ConnectionId id) {
+  world_.timeline.after(std::chrono::seconds(1), [this, id, life = life_] {
+    const auto liar = liars_.find(id);
+    if (life != life_ || liar == liars_.end()) return;
+    const master::Group* const served = group(0);
+    if (served != nullptr && !served->record().members.empty())
+      master_->on_frame(id, {liar->second, wire::Heartbeat{}}, world_.now());
+    settle();
+    liar_lives(id);
+  });
 }
 
 // Deliberate bug: the master hears that the member has accepted an epoch.

@@ -66,8 +66,8 @@ std::string Options::describe() const {
        << freezes << " partitions " << partitions << " cuts " << cuts << " stalls " << stalls
        << " corruptions " << corruptions << " leaves " << leaves << " aborts " << aborts
        << " restarts " << restarts << " master stalls " << master_stalls << " machines " << machines
-       << " masters " << masters << " splits " << splits << " ranks " << ranks << " hidden "
-       << hidden << " relays " << relays;
+       << " masters " << masters << " splits " << splits << " lies " << lies << " ranks " << ranks
+       << " hidden " << hidden << " relays " << relays;
   return text.str();
 }
 
@@ -127,6 +127,7 @@ World::World(std::uint64_t seed, const Options& given)
   add(Fault::restart, options.restarts);
   add(Fault::master_stall, options.master_stalls);
   add(Fault::split, options.splits);
+  add(Fault::lie, options.lies);
   for (std::uint32_t index = 1; index < options.masters; ++index)
     more_masters.emplace_back(*this, index);
   block_bytes = 64U << random.below(3);
@@ -236,11 +237,23 @@ void World::judge_unreachable(const Host& host) {
                           " is put out for links that nobody needs: " + host.engine().end().reason);
 }
 
+// Whether so many of its group have finished that the others are no majority.
+bool World::left_at_the_end(const Host& host) {
+  const peer::Record& group = host.engine().session().record();
+  if (group == nullptr) return false;
+  const auto here = std::ranges::count_if(group->members, [&](const wire::Member& member) {
+    const Host* const other = host_of(member.id);
+    return other != nullptr && !other->ended_well();
+  });
+  return 2 * static_cast<std::size_t>(here) <= group->members.size();
+}
+
 void World::came_back_as_newcomer(const Host& host) {
   const bool lost = host.engine().end().code == Code::master_lost;
   const bool member = host.engine().session().member();
-  if (!lost || member) ++report.evictions;
-  if (lost && member) ++report.master_lost;
+  const bool counts = !lost || (member && !left_at_the_end(host));
+  if (counts) ++report.evictions;
+  if (counts && lost) ++report.master_lost;
   judge_unreachable(host);
   if (comebacks_ == 0) return;
   const Duration delay = random.duration(Duration(0), seconds(1));
@@ -354,6 +367,27 @@ void World::split() {
   }
 }
 
+// A peer that was never a member tells a master that serves nothing of an epoch of its own. A peer
+// that is new would believe it.
+void World::lie() {
+  const auto idle = [](const MasterHost& which) {
+    const master::Group* const group = which.group(0);
+    return which.running() && (group == nullptr || group->record().members.empty());
+  };
+  const bool complete = std::ranges::all_of(hosts, [](const auto& host) {
+    return host->program_over() || host->engine().session().member();
+  });
+  const Host* const host = pick_host();
+  if (host == nullptr || !complete) return (void)faults_.insert(faults_.begin(), Fault::lie);
+  const auto first = static_cast<std::uint32_t>(random.below(options.masters));
+  for (std::uint32_t i = 0; i < options.masters; ++i) {
+    MasterHost& which = master_at((first + i) % options.masters);
+    if (!idle(which)) continue;
+    note("lie", nullptr);
+    return which.hear_lie(host->engine().session());
+  }
+}
+
 // Kills or freezes a peer.
 void World::stop(Fault fault, Host& host) {
   if (!host.alive() || host.frozen() || host.program_over()) return;
@@ -412,6 +446,7 @@ void World::strike(Fault fault) {
     return;
   }
   if (fault == Fault::split) return split();
+  if (fault == Fault::lie) return lie();
   Host* host = pick_host();
   if (host == nullptr) return;
   switch (fault) {

@@ -53,6 +53,8 @@ class MasterHost {
   // `done` gets the connection and the node's side, or null.
   using Through = std::function<void(const ConnectionPtr&, int)>;
   void open_relay(NodeId from, const PeerId& token, Through done);
+  // A peer reports a later epoch than this member's, of that peer alone, and goes on with it.
+  void hear_lie(const peer::Session& of);
 
  private:
   struct Meeting {
@@ -73,6 +75,8 @@ class MasterHost {
   void settle();
   void arm();
   [[nodiscard]] wire::Bytes tamper(master::ConnectionId to, wire::Bytes bytes);
+  void answer_liar(master::ConnectionId to, const wire::Bytes& bytes);
+  void liar_lives(master::ConnectionId id);
   void forge_accept(master::ConnectionId from, const wire::Propose& proposal);
   void measure(Host& by, wire::Message& message);
 
@@ -80,6 +84,7 @@ class MasterHost {
   std::uint32_t index_;
   std::unique_ptr<master::Master> master_;
   std::map<master::ConnectionId, Peer> peers_;
+  std::map<master::ConnectionId, wire::Envelope> liars_;
   master::ConnectionId next_connection_ = 1;
   std::uint64_t life_ = 0;
   Instant stalled_until_{};
@@ -478,6 +483,7 @@ class World {
   [[nodiscard]] Instant calm_since() const { return calm_since_; }
   [[nodiscard]] bool bug_due(Bug bug);  // true once
   void came_back_as_newcomer(const Host& host);
+  [[nodiscard]] bool left_at_the_end(const Host& host);
   void judge_unreachable(const Host& host);
 
   const Options options;
@@ -527,7 +533,8 @@ class World {
     abort,
     restart,
     master_stall,
-    split
+    split,
+    lie
   };
   Host& add_host(const RankId& rank_id);
   void add_replica(const std::string& name);
@@ -537,6 +544,7 @@ class World {
   [[nodiscard]] MasterHost& pick_master();
   void restart_master(MasterHost& which);
   void split();
+  void lie();
   void disturb_until(Instant when) { calm_since_ = std::max(calm_since_, when); }
   [[nodiscard]] Host* pick_host();
   [[nodiscard]] ConnectionPtr pick_connection(Host& host);

@@ -57,7 +57,10 @@ struct Options {
   std::uint32_t restarts = 0;  // of the master, without memory
   std::uint32_t master_stalls = 0;
   std::uint32_t masters = 1;
-  std::uint32_t splits = 0;    // several masters: peers and masters are cut into two halves
+  std::uint32_t splits = 0;  // several masters: peers and masters are cut into two halves
+  // Several masters: one that serves nothing is told, by a peer that goes on with it, that there is
+  // an epoch of that peer alone.
+  std::uint32_t lies = 0;
   std::uint32_t machines = 0;  // on which peers share memory; 0: they share none
   // Peers of each replica, one in each group; `peers` and `joins` count replicas then. 0: none.
   std::uint32_t ranks = 0;

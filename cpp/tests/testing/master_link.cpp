@@ -40,8 +40,10 @@ class LinkPlay {
   void opens() { link_.on_open(now_); }
   void welcome() { link_.on_welcome(); }
   void not_serving(bool recovers) { link_.on_not_serving(recovers, now_); }
+  void refuses() { link_.on_refused({pccl::Code::evicted, "left behind", {}, {}}, now_); }
   void fails(bool welcomed) { (void)link_.on_lost("refused", welcomed, now_); }
   [[nodiscard]] bool may_found() const { return link_.may_found(); }
+  [[nodiscard]] bool refused() const { return link_.refusal().has_value(); }
   [[nodiscard]] std::uint32_t failures() const { return link_.failures(); }
 
  private:
@@ -59,7 +61,9 @@ void bind_master_link(nb::module_& m) {
       .def("opens", &LinkPlay::opens)
       .def("welcome", &LinkPlay::welcome)
       .def("not_serving", &LinkPlay::not_serving, "recovers"_a)
+      .def("refuses", &LinkPlay::refuses)
       .def("fails", &LinkPlay::fails, "welcomed"_a)
       .def("may_found", &LinkPlay::may_found)
+      .def("refused", &LinkPlay::refused)
       .def("failures", &LinkPlay::failures);
 }
