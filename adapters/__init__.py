@@ -1,6 +1,6 @@
 """Other frameworks' arrays.
 
-NumPy needs no adapter; torch's and JAX's are imported when the first such array arrives.
+NumPy needs no adapter; those of torch, JAX and CuPy are imported when the first such array arrives.
 """
 
 import importlib
@@ -36,6 +36,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("generic", "jax", "lightning", "ray", "torch", "torchft", "transformers"):
+    if name in ("cupy", "generic", "jax", "lightning", "ray", "torch", "torchft", "transformers"):
         return importlib.import_module(f"pccl.adapters.{name}")
     raise AttributeError(f"module 'pccl.adapters' has no attribute {name!r}")

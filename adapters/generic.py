@@ -1,7 +1,7 @@
 """Arrays of any library that shows its CPU memory, by DLPack or by Python's buffer protocol.
 
-The last resort, for types that no other adapter knows: CuPy's and MLX's arrays in CPU memory, those
-of Array-API libraries, array.array, bytearray, memoryview, ctypes. Inputs are read in place. A
+The last resort, for types that no other adapter knows: MLX's arrays, those of Array-API libraries
+in CPU memory, array.array, bytearray, memoryview, ctypes. Inputs are read in place. A
 result has the input's kind if its library takes memory over (`from_dlpack` or `asarray` of its
 `__array_namespace__`), or is array.array, bytearray or memoryview; else it is a NumPy array.
 """

@@ -32,6 +32,7 @@ from report import machine
 from together import run_ranks
 
 import pccl
+from pccl.reduce import pieces
 
 MIB = 1 << 20
 GOAL = 0.85
@@ -80,6 +81,8 @@ def entrances(count: int) -> dict[str, Callable[[], Any]]:
 def rank_main(args: argparse.Namespace) -> None:
     import torch.distributed as dist
 
+    if args.piece_mib:
+        pieces.PIECE_BYTES = int(args.piece_mib * MIB)
     comm = pccl.init(min_peers=args.world)
     store = dist.FileStore(args.store, args.world)
     dist.init_process_group("gloo", store=store, rank=pccl.rank(comm), world_size=args.world)
@@ -108,7 +111,7 @@ def run(args: argparse.Namespace, shm: str) -> dict[str, dict[str, list[float]]]
     """Milliseconds a call of each entrance, by block, for each size."""
     command = [sys.executable, __file__, "--peer", "--world", str(args.world)]
     command += ["--blocks", str(args.blocks), "--calls", str(args.calls)]
-    command += ["--mib", *map(str, args.mib)]
+    command += ["--mib", *map(str, args.mib), "--piece-mib", str(args.piece_mib)]
     with pccl.MasterNode("127.0.0.1:0") as master, tempfile.TemporaryDirectory() as folder:
         command += ["--store", f"{folder}/store"]
         env = {**os.environ, "PCCL_MASTER": master.address, "PCCL_SHM": shm}
@@ -144,6 +147,8 @@ def main() -> None:
     parser.add_argument("--mib", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--blocks", type=int, default=10)
     parser.add_argument("--calls", type=int, default=4, help="per block")
+    words = "size of the pieces that are copied, in place of pccl's own (0)"
+    parser.add_argument("--piece-mib", type=float, default=0, metavar="N", help=words)
     parser.add_argument("--quick", action="store_true", help="1 MiB, two blocks")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)

@@ -184,6 +184,7 @@ class DeviceAdapter(Adapter, Protocol):
 
 
 _KNOWN = {
+    "cupy": "pccl.adapters.cupy",
     "torch": "pccl.adapters.torch.tensors",
     "jax": "pccl.adapters.jax.arrays",
     "jaxlib": "pccl.adapters.jax.arrays",
@@ -197,7 +198,7 @@ def register(module: str, adapter: Adapter) -> None:
     """Teaches pccl another framework's arrays.
 
     Args:
-        module: First part of the name of the module that defines the array type, e.g. "cupy".
+        module: First part of the name of the module that defines the array type, e.g. "mlx".
         adapter: An object, or a module, with the functions of `Adapter`.
     """
     _registered[module] = adapter
@@ -266,7 +267,7 @@ def flatten_registered(node: object) -> Node | None:
 
 def devices_in_use() -> bool:
     """Whether there can be arrays on accelerators. Cheap; `on_device` asks for one array."""
-    for framework in ("jax", "torch"):
+    for framework in ("cupy", "jax", "torch"):
         _in_use(framework)  # its first array may be on a device
     return any(getattr(adapter, "devices_in_use", bool)() for adapter in _registered.values())
 

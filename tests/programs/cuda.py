@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import threading
@@ -275,16 +274,11 @@ def jax_arrays() -> None:
 
 
 def cupy_arrays() -> None:
-    """CuPy arrays are refused with a sentence that says what to do."""
-    cupy: Any = importlib.import_module("cupy")
+    """Every call with CuPy arrays, also while their stream is busy."""
+    from programs import cupy_arrays
 
-    with local.members(1) as comms:
-        try:
-            pccl.allreduce(cupy.ones(3), comm=comms[0])
-        except pccl.PCCLError as error:
-            assert ".get()" in str(error) or "copy" in str(error), error
-        else:
-            raise AssertionError("a CuPy array was not refused")
+    cupy_arrays.calls()
+    cupy_arrays.order()
 
 
 def train() -> None:
