@@ -251,7 +251,7 @@ bool World::left_at_the_end(const Host& host) {
 void World::came_back_as_newcomer(const Host& host) {
   const bool lost = host.engine().end().code == Code::master_lost;
   const bool member = host.engine().session().member();
-  const bool counts = !lost || (member && !left_at_the_end(host));
+  const bool counts = member ? !left_at_the_end(host) : !lost;
   if (counts) ++report.evictions;
   if (counts && lost) ++report.master_lost;
   judge_unreachable(host);
