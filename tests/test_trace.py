@@ -163,6 +163,9 @@ def test_merge_says_who_made_whom_wait(
     check(merged)
     assert min(one["ts"] for one in merged if "ts" in one) == 0
     assert any(one["name"].startswith("lost ") for one in merged)
+    lanes = {one["args"]["name"] for one in merged if one["name"] == "thread_name"}
+    ends = {f"{way} {name}" for way in ("to", "from") for name in names.values()}
+    assert ends <= lanes and not any(one[:8] in str(lanes) for one in names)
     found = trace.merge(tmp_path, tmp_path / "again.json")
     (pair,) = [pair for pair, spent in found.waits.items() if spent > 1e5]
     assert pair == (names[late], names[first])

@@ -128,7 +128,8 @@ class Run:
         self._operator: Place = masters + peers + 1
         self._watch_end = threading.Event()
         self.seen: list[tuple[float, float, Status | None]] = []  # asked, answered
-        self.serving = 0  # the master that answered last
+        self.serving = 0  # the master that answered with the highest term
+        self.term = 0
 
     def __enter__(self) -> Run:
         try:
@@ -275,7 +276,9 @@ class Run:
         answer: tuple[str, Status] | None = json.loads(self._asker.stdout.readline() or "null")
         if answer is None:
             return None
-        if any(group["members"] for group in answer[1]["groups"]):
+        # One that was frozen may answer before it finds that its members are gone.
+        if any(group["members"] for group in answer[1]["groups"]) and answer[1]["term"] >= self.term:
+            self.term = answer[1]["term"]
             self.serving = self.addresses.index(answer[0])
         return answer[1]
 
