@@ -277,7 +277,10 @@ class Run:
         if answer is None:
             return None
         # One that was frozen may answer before it finds that its members are gone.
-        if any(group["members"] for group in answer[1]["groups"]) and answer[1]["term"] >= self.term:
+        if (
+            any(group["members"] for group in answer[1]["groups"])
+            and answer[1]["term"] >= self.term
+        ):
             self.term = answer[1]["term"]
             self.serving = self.addresses.index(answer[0])
         return answer[1]
