@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pccl.adapters import Buffer, Device, Node, Place, Shared, Staged, as_array, overlaps
+from pccl.errors import InvalidArgument
 from pccl.types import DataType
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "to_buffers",
 ]
 
+# CuPy keeps pinned memory for the process, so larger arrays do without.
+_PINNED = 1 << 30
 _Bytes = npt.NDArray[np.uint8]
 
 
@@ -51,6 +54,8 @@ class _Gpu:
             self._stream = cupy.cuda.Stream(non_blocking=True)
 
     def pinned(self, size: int) -> _Bytes:
+        if size > _PINNED:
+            return np.empty(size, np.uint8)
         with self._device:
             memory = cupy.cuda.alloc_pinned_memory(max(size, 1))
         made: _Bytes = np.frombuffer(memory, np.uint8, size)
@@ -99,8 +104,18 @@ def elements_share_memory(leaf: Any) -> bool:
 
 def beside(made: Any, like: Any) -> Any:
     """`made` on the device of `like`."""
+    if not recognises(made):
+        with like.device:
+            return cupy.asarray(made)
+    if made.device == like.device:
+        return made
+    # Streams of different devices do not wait for each other, nor do the pools of their memory.
+    with made.device:
+        cupy.cuda.get_current_stream().synchronize()
     with like.device:
-        return cupy.asarray(made)
+        moved = cupy.asarray(made)
+        cupy.cuda.get_current_stream().synchronize()
+    return moved
 
 
 def stage(leaf: Any) -> Staged:
@@ -155,8 +170,10 @@ def share(leaf: Any) -> Shared:
 
     Raises:
         NotSupported: Its dtype is not there yet.
-        InvalidArgument: Its dtype cannot be reduced.
+        InvalidArgument: Its dtype cannot be reduced, or its elements share memory.
     """
+    if elements_share_memory(leaf):
+        raise InvalidArgument.because("", "its elements share memory (broadcast?); pass a copy")
     data = _to_host(leaf).reshape(-1).view(np.uint8)
     place = Place(leaf.data.ptr, leaf.itemsize, leaf.shape, leaf.strides, "", written=True)
     return Shared(leaf.dtype.name, leaf.shape, data, False, "cupy", place)

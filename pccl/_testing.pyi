@@ -24,6 +24,7 @@ class SimulationReport(TypedDict):
     evictions: int
     restarts: int
     takeovers: int
+    doubts: int
     master_lost: int
     rebuilds: int
     deadlocks: int

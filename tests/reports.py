@@ -88,13 +88,14 @@ def record(
         + text(who.hex() if replicas else "")
         + seal(known)
         + text(name)
+        + u32(1)
         for who, known in zip(ids, tickets, strict=True)
     ]
     plan = u32(65536) + listed([u32(rank) for rank in range(n)])
     plan += listed([u64(1 << 60) + b"\0" + listed([u32(1)] * n)]) + listed([]) * 2
     what = u64(epoch) + b"\0" + u64(1, 0) + listed(members) + plan
     what += u32(0, 0, 0) + listed([]) * 2 + bytes(2) + u64(0) + bytes(16) + listed([])
-    what += u32(0, 0) + u32(replicas, 0) + u64(0) + b"\0"
+    what += u32(0, 0) + u32(replicas) + u64(0) + b"\0"
     return what + listed([u32(*pair) for pair in relayed])
 
 

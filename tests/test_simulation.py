@@ -46,6 +46,7 @@ TOTALS = [
     "evictions",
     "restarts",
     "takeovers",
+    "doubts",
     "master_lost",
     "rebuilds",
     "deadlocks",
@@ -122,6 +123,7 @@ def test_several_masters_never_change_one_group_on_two_sides(splits: int) -> Non
             assert totals[name] > 0, name
 
 
+@pytest.mark.timeout(14_400)
 def test_newcomers_begin_no_second_run_beside_one_that_lives() -> None:
     totals: Counter[str] = Counter()
     for masters in (2, 3):
@@ -133,6 +135,7 @@ def test_newcomers_begin_no_second_run_beside_one_that_lives() -> None:
     assert totals["takeovers"] > totals["restarts"] / 10
 
 
+@pytest.mark.timeout(14_400)
 def test_the_end_of_a_master_costs_no_member_anything() -> None:
     totals: Counter[str] = Counter()
     for peers in (1, 2, 3, 8):
@@ -145,6 +148,7 @@ def test_the_end_of_a_master_costs_no_member_anything() -> None:
     assert totals["master_lost"] == 0
 
 
+@pytest.mark.timeout(14_400)
 def test_a_false_report_to_a_standby_costs_no_member_anything() -> None:
     totals: Counter[str] = Counter()
     for peers in (2, 3, 8):
@@ -152,7 +156,7 @@ def test_a_false_report_to_a_standby_costs_no_member_anything() -> None:
         options: dict[str, Any] = {"masters": 3, "peers": peers, "joins": 0, "restarts": 1}
         options |= {"lies": 1, "program": "simple", "quiet": True, "steps": 12}
         totals += run_many(60_000 + 1_000_000 * peers, count, **options)
-    assert totals["takeovers"] > totals["faults"] / 4  # with the liars'
+    assert totals["doubts"] > totals["restarts"] / 10  # often the members find another one first
     assert totals["evictions"] == 0
     assert totals["master_lost"] == 0
 

@@ -90,12 +90,18 @@ def reduce_into(comms: list[pccl.Communicator]) -> None:
         pccl.allreduce(x, "avg", out=strided, comm=comm)
         later = cupy.asarray(np.zeros((12, 10), np.float32))
         pccl.allreduce_async(x, out=later, comm=comm).wait()
-        try:
-            pccl.allreduce(x, out=cupy.broadcast_to(x[:1], (12, 10)), comm=comm)
-        except pccl.InvalidArgument as error:
-            assert "share memory" in str(error), error
-        else:
-            raise AssertionError("an array that was broadcast was written")
+        one = cupy.broadcast_to(x[:1], (12, 10))
+        for written in (
+            lambda: pccl.allreduce(x, out=one, comm=comm),
+            lambda: pccl.broadcast(x, root=1, out=one, comm=comm),
+            lambda: pccl.sync({"w": one}, comm=comm),
+        ):
+            try:
+                written()
+            except pccl.InvalidArgument as error:
+                assert "share memory" in str(error), error
+            else:
+                raise AssertionError("an array that was broadcast was written")
         return x, strided, later
 
     want = 2 * np.arange(120, dtype=np.float32).reshape(12, 10) + 1

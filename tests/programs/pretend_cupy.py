@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
+import operator
 import sys
 import threading
 import types
@@ -21,27 +22,51 @@ Copy = Callable[[], object]
 _BUSY = threading.RLock()
 
 
+class Once:
+    """Work on a stream. It is done at most once, whoever waits for it."""
+
+    def __init__(self, work: Copy) -> None:
+        self._work: Copy | None = work
+
+    def __call__(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work()
+
+
 class Event:
-    def __init__(self, due: list[Copy]) -> None:
+    """The work that a stream had when the event was recorded."""
+
+    def __init__(self, due: list[Once]) -> None:
         self._due = due
 
     def synchronize(self) -> None:
-        with _BUSY:  # a copy that another thread makes is over as well
-            while self._due:
-                self._due.pop(0)()
+        with _BUSY:  # what another thread does is over as well
+            for work in self._due:
+                work()
 
 
 class Stream:
     """Keeps what it was told to do until somebody waits for it."""
 
     def __init__(self, non_blocking: bool = False) -> None:
-        self.due: list[Copy] = []
+        self._due: list[Once] = []
+
+    def add(self, work: Copy) -> None:
+        with _BUSY:
+            self._due.append(Once(work))
 
     def record(self) -> Event:
-        return Event(self.due)
+        with _BUSY:
+            return Event(list(self._due))
 
     def wait_event(self, event: Event) -> None:
-        self.due.append(event.synchronize)
+        self.add(event.synchronize)
+
+    def synchronize(self) -> None:
+        self.record().synchronize()
+        with _BUSY:
+            self._due.clear()
 
 
 CURRENT = Stream()
@@ -68,12 +93,12 @@ class Pointer:
     def copy_to_host_async(self, address: int, size: int, stream: Stream) -> None:
         self._check(size)
         ctypes.memset(address, 0xFF, size)
-        stream.due.append(lambda: ctypes.memmove(address, self.ptr, size))
+        stream.add(lambda: ctypes.memmove(address, self.ptr, size))
 
     def copy_from_host_async(self, address: int, size: int, stream: Stream) -> None:
         self._check(size)
         ctypes.memset(self.ptr, 0xFF, size)
-        stream.due.append(lambda: ctypes.memmove(self.ptr, address, size))
+        stream.add(lambda: ctypes.memmove(self.ptr, address, size))
 
     def _check(self, size: int) -> None:
         assert self._bytes.flags.c_contiguous and self._bytes.nbytes == size
@@ -106,6 +131,7 @@ class ndarray:  # noqa: N801
         return ndarray(self._inside.view(dtype))
 
     def get(self) -> np.ndarray[Any, Any]:
+        CURRENT.synchronize()
         elements: np.ndarray[Any, Any] = self._inside.copy()
         return elements
 
@@ -113,7 +139,7 @@ class ndarray:  # noqa: N801
         return ndarray(self._inside[where])
 
     def __setitem__(self, where: Any, value: ndarray) -> None:
-        self._inside[where] = value._inside
+        CURRENT.add(lambda: operator.setitem(self._inside, where, value._inside))
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("no implicit conversion to a NumPy array; use .get()")
@@ -123,12 +149,21 @@ def asarray(value: Any) -> ndarray:
     return value if isinstance(value, ndarray) else ndarray(np.array(value))
 
 
+def ascontiguousarray(value: ndarray) -> ndarray:
+    """A copy whose elements are written when somebody waits for them."""
+    if value._inside.flags.c_contiguous:
+        return value
+    made = ndarray(np.full_like(value._inside, -1, order="C", subok=False))
+    made[...] = value
+    return made
+
+
 def install() -> None:
     """Makes it the module `cupy` of this process."""
     module: Any = types.ModuleType("cupy")
     module.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
     module.ndarray, module.asarray, module.uint8 = ndarray, asarray, np.uint8
-    module.ascontiguousarray = lambda value: ndarray(np.ascontiguousarray(value._inside))
+    module.ascontiguousarray = ascontiguousarray
     module.empty_like = lambda value: ndarray(np.empty_like(value._inside))
     module.broadcast_to = lambda value, shape: ndarray(np.broadcast_to(value._inside, shape))
     module.cuda = types.SimpleNamespace(

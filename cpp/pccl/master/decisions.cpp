@@ -165,11 +165,7 @@ void Decisions::begin_epoch(wire::Cause cause, std::vector<wire::Departure> depa
   }
   record_.abort_floor = record_.epoch;
   record_.members.clear();
-  if (peers_.members.empty()) record_.min_peers = 0;
-  for (const Peer& peer : peers_.members) {
-    record_.members.push_back(peer.member);
-    record_.min_peers = std::max(record_.min_peers, peer.min_peers);
-  }
+  for (const Peer& peer : peers_.members) record_.members.push_back(peer.member);
   record_.ranks_per_replica = peers_.ranks_per_replica;
   std::erase_if(record_.state.holders,
                 [&](const PeerId& id) { return peers_.member(id) == nullptr; });

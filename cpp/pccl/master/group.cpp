@@ -181,7 +181,8 @@ std::vector<RankStanding> Group::ranks() const {
   if (peers_.ranks_per_replica == 0) return ranks;
   for (const Peer& peer : peers_.members) ranks.push_back({peer.member, 1, true, false, false});
   for (const Peer& peer : peers_.candidates) {
-    ranks.push_back({peer.member, peer.min_peers, false, peer.waiting, newcomers_.ready(peer)});
+    ranks.push_back(
+        {peer.member, peer.member.min_peers, false, peer.waiting, newcomers_.ready(peer)});
   }
   return ranks;
 }

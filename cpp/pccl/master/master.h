@@ -248,7 +248,7 @@ class Master final : private Surroundings {
   Instant last_tick_{};
   // Several masters: its first event, or when it last had members that go to another one.
   std::optional<Instant> quiet_since_;
-  Allowance step_downs_;
+  std::map<Seat, Allowance> step_downs_;  // for a member that has followed a higher term
   std::map<std::uint64_t, Question> questions_;
   std::uint64_t next_question_ = 1;
   Allowance attempts_;  // to reach asking peers

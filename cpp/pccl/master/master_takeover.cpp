@@ -13,8 +13,9 @@ namespace {
 
 // How long a master waits for more members, or for their promises, once a majority is there.
 constexpr Duration kTakeoverGrace = std::chrono::milliseconds(400);
-// How often a master steps down since a member has followed a higher term. Members that look for a
-// master at the same time may need a few in a row. [test_a_member_that_repeats_a_false_term...]
+// How often a master steps down since the same member has followed a higher term. One that looks
+// for a master at the same time as others may need a few in a row.
+// [test_a_member_that_repeats_a_false_term...]
 constexpr Rate kStepDowns{4, 0.1};
 // How long a master begins no run after it began or had members. At least: peers that wait pause.
 constexpr Duration kLeastQuiet = std::chrono::milliseconds(500);
@@ -255,7 +256,8 @@ void Master::rejoin_one(ConnectionId id, Connection& connection, const wire::Fra
     if (!quorum.accepts(connection.seat) || frame.envelope.term > quorum.term() + ahead)
       return close_now(id);
     // False reports of one member must not keep the run busy with takeovers.
-    if (!step_downs_.take(kStepDowns, now)) return close_now(id);
+    if (step_downs_.size() > options_.limits.max_peers) step_downs_.clear();
+    if (!step_downs_[connection.seat].take(kStepDowns, now)) return close_now(id);
     step_down("a member has followed a master of term " + std::to_string(frame.envelope.term));
   }
   if (frame.envelope.term > kMaxTerm) return close_now(id);

@@ -69,7 +69,7 @@ bool Newcomers::add(ConnectionId connection, const wire::Join& join, const PeerI
   peer.heard = now;
   peer.since = now;
   peer.software = join.software.substr(0, kShortText);
-  peer.min_peers = std::max(1U, join.min_peers);
+  peer.member.min_peers = std::max(1U, join.min_peers);
   peer.order = join.order;
   peer.waiting = join.waiting && !(join.start_only && started);
   peer.start_only = join.start_only;
@@ -142,7 +142,7 @@ std::uint32_t Newcomers::missing() const {
   for (const Peer& candidate : peers_.candidates) {
     if (!candidate.waiting) continue;
     ++present;
-    wanted = std::max(wanted, candidate.min_peers);
+    wanted = std::max(wanted, candidate.member.min_peers);
   }
   return wanted > present ? wanted - present : 0;
 }

@@ -28,7 +28,6 @@ struct Peer {
   Budget budget;
 
   // -- newcomers
-  std::uint32_t min_peers = 1;
   std::uint32_t order = 0xffffffff;
   bool waiting = false;  // for admission
   bool start_only = false;

@@ -324,10 +324,11 @@ struct Member {
   std::string replica{};  // its peers, one in each group, enter and leave together; empty: none
   PeerId seal{};          // of the ticket that the member presents when it returns
   std::string name{};     // for users; see shown_name
+  std::uint32_t min_peers = 1;  // how many it wanted its group to start with
   bool operator==(const Member&) const = default;
   static void fields(auto& self, auto& visit) {
-    visit(self.id, self.joined, self.addresses, self.memory_key, self.replica, self.seal,
-          self.name);
+    visit(self.id, self.joined, self.addresses, self.memory_key, self.replica, self.seal, self.name,
+          self.min_peers);
   }
 };
 
@@ -399,7 +400,6 @@ struct EpochRecord {
   StateRecord state;
   RateTable rates;  // the plan was chosen from these; empty: nothing is measured
   std::uint32_t ranks_per_replica = 0;  // 0: members belong to no replicas
-  std::uint32_t min_peers = 0;          // the most that a member waited for when it joined
   std::uint64_t points = 0;             // replicas: admission points passed, equal in all groups
   // The last of these points is a sync that has not succeeded and may be repeated.
   bool point_open = false;
@@ -410,7 +410,7 @@ struct EpochRecord {
   static void fields(auto& self, auto& visit) {
     visit(self.epoch, self.cause, self.admission, self.abort_floor, self.members, self.plan,
           self.census, self.departures, self.aborted, self.syncing, self.state, self.rates,
-          self.ranks_per_replica, self.min_peers, self.points, self.point_open, self.relayed);
+          self.ranks_per_replica, self.points, self.point_open, self.relayed);
   }
 };
 

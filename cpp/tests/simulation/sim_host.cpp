@@ -422,8 +422,9 @@ bool Host::carry_out(peer::EngineActions actions) {
     if (it != stripes_.end()) write(id, it->second);
   }
   if (!actions.local.empty()) memory_.carry_out(actions.local);
-  if (world_.tracing()) {
-    for (const auto& [level, text] : actions.log) world_.log(name(), text);
+  for (const auto& [level, text] : actions.log) {
+    if (text.starts_with("a master says")) ++world_.report.doubts;
+    if (world_.tracing()) world_.log(name(), text);
   }
   return busy;
 }

@@ -331,7 +331,8 @@ MasterHost& World::pick_master() {
   if (random.chance(0.6)) {
     for (std::uint32_t i = 0; i < options.masters; ++i) {
       const master::Group* const group = master_at(i).group(0);
-      if (group != nullptr && !group->record().members.empty()) return master_at(i);
+      if (group != nullptr && !group->record().members.empty() && !master_at(i).was_told_a_lie())
+        return master_at(i);
     }
   }
   return master_at(static_cast<std::uint32_t>(random.below(options.masters)));

@@ -55,6 +55,7 @@ class MasterHost {
   void open_relay(NodeId from, const PeerId& token, Through done);
   // A peer reports a later epoch than this member's, of that peer alone, and goes on with it.
   void hear_lie(const peer::Session& of);
+  [[nodiscard]] bool was_told_a_lie() const { return !liars_.empty(); }
 
  private:
   struct Meeting {
