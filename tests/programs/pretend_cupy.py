@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
-import operator
 import sys
 import threading
 import types
@@ -139,7 +138,10 @@ class ndarray:  # noqa: N801
         return ndarray(self._inside[where])
 
     def __setitem__(self, where: Any, value: ndarray) -> None:
-        CURRENT.add(lambda: operator.setitem(self._inside, where, value._inside))
+        def write() -> None:
+            self._inside[where] = value._inside
+
+        CURRENT.add(write)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("no implicit conversion to a NumPy array; use .get()")
