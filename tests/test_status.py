@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl import _core
+from pccl.errors import Unreachable
 from pccl.tools import cli, screen, show
-from pccl.tools.status import Status, Unreadable, duration, rate, read, size, troubles
+from pccl.tools.status import Status, Unreadable, ask_any, duration, rate, read, size, troubles
 
 
 @pytest.fixture
@@ -304,3 +306,21 @@ def test_orders_reach_the_master_and_its_answer_is_printed(
     assert cli.main(arguments) == 0
     assert calls == [asked]
     assert capsys.readouterr().out == "done\n"
+
+
+def test_of_two_masters_that_serve_the_one_with_the_higher_term_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    never = threading.Event()
+
+    def ask(address: str) -> dict[str, Any]:
+        if address == "frozen":
+            never.wait()
+        if address == "down":
+            raise Unreachable.because("ask_status", "nobody is there")
+        return {"groups": [{"members": [1]}], "term": {"woken": 1, "serves": 2}[address]}
+
+    monkeypatch.setattr(_core, "ask_status", ask)
+    for masters in ("woken,serves,down", "serves,woken,frozen", "frozen,down,woken,serves"):
+        assert ask_any(masters)[0] == "serves"
+    never.set()

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import queue
 import threading
+import time
 import types
 import typing
 from collections.abc import Iterator
@@ -351,10 +352,15 @@ def master_of(given: str | None) -> str:
     return master
 
 
+# For other masters, once one has answered that it serves members.
+_OTHERS_SECONDS = 0.2
+
+
 def ask_any(masters: str) -> tuple[str, dict[str, Any]]:
     """The status of the master that serves members, and its address.
 
-    If none serves members, it is the status of the first one that answers.
+    Of two it is the one with the higher term: the other one was frozen, and has not found yet that
+    its members are gone. If none serves members, it is the status of the first one that answers.
 
     Raises:
         PCCLError: No master answers.
@@ -373,11 +379,21 @@ def ask_any(masters: str) -> tuple[str, dict[str, Any]]:
     for index in range(len(addresses)):  # at once: one that is frozen must not delay the others
         threading.Thread(target=ask_one, args=(index,), daemon=True).start()
     heard: dict[int, dict[str, Any] | PCCLError] = {}
+    serving: dict[int, dict[str, Any]] = {}
+    until = None
     while len(heard) < len(addresses):
-        index, answer = answers.get()
-        if not isinstance(answer, PCCLError) and any(g["members"] for g in answer["groups"]):
-            return addresses[index], answer
+        try:
+            left = None if until is None else max(until - time.monotonic(), 0)
+            index, answer = answers.get(timeout=left)
+        except queue.Empty:
+            break
         heard[index] = answer
+        if not isinstance(answer, PCCLError) and any(g["members"] for g in answer["groups"]):
+            serving[index] = answer
+            until = until or time.monotonic() + _OTHERS_SECONDS
+    if serving:
+        index = max(serving, key=lambda number: serving[number]["term"])
+        return addresses[index], serving[index]
     ordered = [(addresses[index], heard[index]) for index in sorted(heard)]
     for address, answer in ordered:
         if not isinstance(answer, PCCLError):
