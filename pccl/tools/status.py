@@ -359,8 +359,8 @@ _OTHERS_SECONDS = 0.2
 def ask_any(masters: str) -> tuple[str, dict[str, Any]]:
     """The status of the master that serves members, and its address.
 
-    Of two it is the one with the higher term: the other one was frozen, and has not found yet that
-    its members are gone. If none serves members, it is the status of the first one that answers.
+    The higher term wins if two do: one of them was frozen, and has not found yet that its members
+    are gone. If none serves members, it is the status of the first one that answers.
 
     Raises:
         PCCLError: No master answers.
