@@ -65,6 +65,8 @@ class _Gpu:
         with self._device:
             return cupy.empty_like(flat)
 
+    # The caller keeps `flat` and `host` until it has called what these return.
+
     def fetch(self, flat: Any, begin: int, host: _Bytes) -> Callable[[], None]:
         part = flat[begin : begin + host.size]
         return self._copy(part.data.copy_to_host_async, host)

@@ -1,8 +1,8 @@
 """Arrays of any library that shows its CPU memory, by DLPack or by Python's buffer protocol.
 
 The last resort, for types that no other adapter knows: MLX's arrays, those of Array-API libraries
-in CPU memory, array.array, bytearray, memoryview, ctypes. Inputs are read in place. A
-result has the input's kind if its library takes memory over (`from_dlpack` or `asarray` of its
+in CPU memory, array.array, bytearray, memoryview, ctypes. Inputs are read in place. A result has
+the input's kind if its library takes memory over (`from_dlpack` or `asarray` of its
 `__array_namespace__`), or is array.array, bytearray or memoryview; else it is a NumPy array.
 """
 

@@ -11,10 +11,12 @@ from reports import (
     ACCEPT,
     ASK_PROMISE,
     HEARTBEAT,
+    JOIN,
     LOG_PART,
     PROMISE,
     PROPOSE,
     REJOIN,
+    REQUEST_LOG,
     heartbeat,
     join,
     listed,
@@ -27,7 +29,6 @@ from reports import (
 
 from pccl import _testing
 
-JOIN, REQUEST_LOG = 0, 28
 HEADER = struct.Struct("<4sBBHIIQQ")
 SELF = peer(9)
 
@@ -39,7 +40,7 @@ class Liar:
         with contextlib.closing(_dial(served)) as newcomer:
             newcomer.sendall(_message(JOIN, join(8, waiting=False), 0, 0, 0))
             *_, self.term, self.run, _ = _header(newcomer)
-        self.epoch = self.ordinal = epoch
+        self.ordinal = epoch
         self.believed = threading.Event()
         self.socket = _dial(master)
         report = SELF + u32(0) + record([SELF], epoch=epoch) + u64(epoch) + SELF
