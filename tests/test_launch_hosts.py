@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import pytest
+from namespaces import Host as NetworkHost
+from namespaces import Lab
 from programs import launch
 from workers import Program, command, eventually
 
@@ -177,9 +182,8 @@ def test_nothing_starts_without_an_order() -> None:
 # ---- OpenSSH
 
 
-@pytest.fixture
-def sshd(tmp_path: Path) -> Iterator[str]:
-    """A server for this user on loopback. Returns the command that reaches it."""
+def sshd_command(folder: Path) -> str:
+    """A server for this user, with keys and settings in `folder`; skips the test without one."""
     server = shutil.which("sshd") or "/usr/sbin/sshd"
     if not os.path.exists(server) or shutil.which("ssh-keygen") is None:
         pytest.skip("needs Debian's package openssh-server")
@@ -187,30 +191,38 @@ def sshd(tmp_path: Path) -> Iterator[str]:
         os.makedirs("/run/sshd", exist_ok=True)  # it does not start without
     for name in ["host", "user"]:
         subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True
         )
-    (tmp_path / "allowed").write_bytes((tmp_path / "user.pub").read_bytes())
-    (tmp_path / "sshd.conf").write_text(f"""
-HostKey {tmp_path}/host
-AuthorizedKeysFile {tmp_path}/allowed
+    (folder / "allowed").write_bytes((folder / "user.pub").read_bytes())
+    (folder / "sshd.conf").write_text(f"""
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/allowed
 PidFile none
 StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 UsePAM no
 """)
+    return f"{server} -e -f {folder}/sshd.conf"
+
+
+def ssh_command(folder: Path, *hosts: str) -> str:
+    """The command that reaches servers of that folder. `hosts`: what to say of each."""
+    (folder / "ssh.conf").write_text(f"""
+IdentityFile {folder}/user
+IdentitiesOnly yes
+UserKnownHostsFile {folder}/known
+StrictHostKeyChecking accept-new
+{"".join(hosts)}""")
+    return f"ssh -F {folder}/ssh.conf"
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> str:
+    """A server for this user on loopback. Returns the command that reaches it."""
     # -i: one connection, on standard input. So nothing listens, and ssh starts it for each one.
-    proxy = f"{server} -i -e -f {tmp_path}/sshd.conf"
-    (tmp_path / "ssh.conf").write_text(f"""
-Host alice bob
-  HostName 127.0.0.1
-  ProxyCommand {proxy}
-  IdentityFile {tmp_path}/user
-  IdentitiesOnly yes
-  UserKnownHostsFile {tmp_path}/known
-  StrictHostKeyChecking accept-new
-""")
-    yield f"ssh -F {tmp_path}/ssh.conf"
+    proxy = f"{sshd_command(tmp_path)} -i"
+    return ssh_command(tmp_path, f"Host alice bob\n  HostName 127.0.0.1\n  ProxyCommand {proxy}\n")
 
 
 def test_openssh_carries_ranks_their_output_and_signals(sshd: str, tmp_path: Path) -> None:
@@ -235,3 +247,83 @@ def test_openssh_carries_ranks_their_output_and_signals(sshd: str, tmp_path: Pat
     out, _ = process.communicate(timeout=60)
     assert sorted(out.splitlines()) == [f"[{rank}] SIGTERM" for rank in range(3)]
     assert process.returncode == 143
+
+
+@contextmanager
+def serving(command: str, host: NetworkHost) -> Iterator[None]:
+    """A server of ssh at the address of that host, which has no other one."""
+    at_address = ["-D", "-o", f"ListenAddress={host.address}"]
+    process = subprocess.Popen(
+        ["ip", "netns", "exec", host.name, *command.split(), *at_address],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        first = process.stderr.readline()
+        assert first == f"Server listening on {host.address} port 22.\n", first
+        Thread(target=process.stderr.read, daemon=True).start()  # it must not fill
+        yield
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def arguments_of_all() -> list[bytes]:
+    """The arguments of every process of this machine."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended
+            found.append(Path("/proc", pid, "cmdline").read_bytes())
+    return found
+
+
+@pytest.mark.root
+def test_ranks_on_two_hosts_of_openssh_go_on_without_one_that_is_killed(
+    lab: Lab, tmp_path: Path
+) -> None:
+    server = sshd_command(tmp_path)
+    here, *hosts = lab(3)
+    names = ["alice", "bob"]
+    ssh = ssh_command(
+        tmp_path,
+        *(
+            f"Host {name}\n  HostName {host.address}\n"
+            for name, host in zip(names, hosts, strict=True)
+        ),
+    )
+    run = ["ip", "netns", "exec", here.name, sys.executable, "-m", "pccl", "run"]
+    run += ["--hosts", "alice:2,bob:2", "--ssh", ssh]
+    with serving(server, hosts[0]), serving(server, hosts[1]):
+        process = subprocess.Popen(
+            [*run, "--elastic", "--", *command(partial(launch.reduce_until_one_is_lost, 4))],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PCCL_BIND": ""},
+        )
+        assert process.stdout is not None
+        try:
+            said = [process.stdout.readline() for _ in range(4)]
+            lines = [re.fullmatch(r"\[(\d)\] process (\d+)\n", line) for line in said]
+            pids = {int(line[1]): int(line[2]) for line in lines if line}
+            assert pids.keys() == {0, 1, 2, 3}, said
+            # Each host has its ranks.
+            networks = [os.stat(f"/proc/{pids[rank]}/ns/net").st_ino for rank in range(4)]
+            made = [os.stat(f"/run/netns/{host.name}").st_ino for host in hosts]
+            assert networks == [made[0], made[0], made[1], made[1]]
+            variables = Path(f"/proc/{pids[0]}/environ").read_bytes()
+            secret = re.search(rb"\0PCCL_SECRET=([^\0]+)", b"\0" + variables)
+            assert secret
+            everything = arguments_of_all()
+            assert any(b"pccl.tools.there" in arguments for arguments in everything)
+            assert not any(secret[1] in arguments for arguments in everything)
+            os.kill(pids[2], signal.SIGKILL)
+            out, err = process.communicate(timeout=100)
+        finally:
+            process.kill()
+            process.wait()
+    assert process.returncode == 0, err
+    assert sorted(out.splitlines()) == [f"[{rank}] 4 and then 3" for rank in (0, 1, 3)], err
+    assert "rank 2 was ended by SIGKILL; 1 of 2 go on" in err

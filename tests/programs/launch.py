@@ -189,6 +189,22 @@ def sum_of_ones() -> None:
         print(float(pccl.allreduce(np.ones(1))[0]))
 
 
+def reduce_until_one_is_lost(ranks: int) -> None:
+    """Prints its process between two steps of all ranks. Makes some steps without the lost one."""
+    import pccl
+
+    pccl.init()
+    while (total := pccl.allreduce(1)) < ranks:
+        pccl.admit()
+    print("process", os.getpid(), flush=True)
+    while (rest := pccl.allreduce(1)) == total:
+        pass
+    for _ in range(3):
+        rest = pccl.allreduce(1)
+    print(total, "and then", rest)
+    pccl.shutdown()
+
+
 def print_variables(*names: str) -> None:
     print("|".join([os.getcwd(), *(str(os.environ.get(name)) for name in names)]))
 
