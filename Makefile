@@ -38,10 +38,10 @@ test-integrations:
 	@$(STAGE) set-up tools/setup.sh build/integrations-venv
 	@$(STAGE) install build/integrations-venv/bin/python -m pip install -q -c requirements-dev.txt \
 	  -r requirements-integrations.txt pytest pytest-timeout hypothesis '.[torch]'
-	build/integrations-venv/bin/python -m pytest $(PYTEST_ARGS) tests/integrations
+	build/integrations-venv/bin/pytest $(PYTEST_ARGS) tests/integrations
 	@$(STAGE) set-up tools/setup.sh build/flower-venv
 	@$(STAGE) install build/flower-venv/bin/python -m pip install -q flwr==1.42.0 pytest pytest-timeout hypothesis .
-	build/flower-venv/bin/python -m pytest $(PYTEST_ARGS) tests/integrations/test_flower.py
+	build/flower-venv/bin/pytest $(PYTEST_ARGS) tests/integrations/test_flower.py
 
 setup:
 	@$(STAGE) set-up tools/setup.sh $(VENV) dev
