@@ -1,7 +1,7 @@
-"""DiLoCo in TensorBoard and MLflow: pccl run -n 2 --elastic -- python trackers.py FOLDER
+"""DiLoCo in TensorBoard, MLflow, W&B: pccl run -n 2 --elastic -- python trackers.py FOLDER
 
 Each member writes its own curves. The step is that of the run, so a newcomer's begin where the
-others are. With W&B: wandb.log(numbers, step=step).
+others are. W&B writes files: with an account, leave out mode="offline".
 """
 
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import mlflow
 import torch
+import wandb
 from torch.utils.tensorboard import SummaryWriter
 
 import pccl
@@ -23,7 +24,9 @@ inner = torch.optim.AdamW(model.parameters(), lr=0.01)
 diloco = DiLoCo(model, inner, sync_every=10)
 torch.seed()  # other examples in each process
 mlflow.set_tracking_uri(f"sqlite:///{folder / name}.db")
-with SummaryWriter(folder / name) as writer, mlflow.start_run(run_name=name):
+writer = SummaryWriter(folder / name)
+run = wandb.init(mode="offline", group="run-7", name=name, dir=folder / name)
+with writer, run, mlflow.start_run(run_name=name):
     while diloco.outer_step < 8:
         x = torch.randn(32, 8)
         loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
@@ -35,5 +38,6 @@ with SummaryWriter(folder / name) as writer, mlflow.start_run(run_name=name):
             for key, value in numbers.items():
                 writer.add_scalar(key, value, step)
             mlflow.log_metrics(numbers, step)
+            run.log(numbers, step=step)
 print("loss", loss.item(), "tokens", diloco.world_tokens)
 pccl.shutdown()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,11 +30,46 @@ def mlflow_curve(file: Path, name: str) -> list[tuple[int, float]]:
     return [(one.step, one.value) for one in client.get_metric_history(found.info.run_id, name)]
 
 
+def wandb_curve(folder: Path, name: str) -> list[tuple[int, float]]:
+    """(step, value) of a curve of the only offline run in that folder."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    curve = []
+    for data in log_records(file.read_bytes()):
+        items = Record.FromString(data).history.item
+        found = {item.key or ".".join(item.nested_key): item.value_json for item in items}
+        if name in found:
+            curve.append((int(found["_step"]), float(found[name])))
+    return curve
+
+
+def log_records(log: bytes) -> Iterator[bytes]:
+    """The records of a log in LevelDB's format, which begins with a header of seven bytes."""
+    assert log.startswith(b":W&B")
+    block, header = 32768, struct.Struct("<IHB")  # checksum, length, kind
+    record, at = b"", 7
+    while at + header.size <= len(log):
+        if block - at % block < header.size:  # the rest of a block is too small for a header
+            at += block - at % block
+            continue
+        _, length, kind = header.unpack_from(log, at)
+        at += header.size
+        record += log[at : at + length]
+        at += length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield record
+            record = b""
+
+
 @pytest.mark.parametrize("dies", [0, 35])
 def test_trackers_have_the_numbers_of_each_round(tmp_path: Path, dies: int) -> None:
     pytest.importorskip("mlflow")
     pytest.importorskip("tensorboard")
-    env = {"DIES_AT": str(dies)} if dies else {}
+    pytest.importorskip("wandb")
+    env = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false"}
+    if dies:
+        env["DIES_AT"] = str(dies)
     shown = members(example("trackers"), str(tmp_path), folder=tmp_path, **env)
     assert len(losses(shown)) == (1 if dies else 2)
     # Rank 1 is killed in the fourth round, in which only the other one counts.
@@ -41,10 +78,14 @@ def test_trackers_have_the_numbers_of_each_round(tmp_path: Path, dies: int) -> N
     for found in (
         tensorboard(tmp_path / "member-0", "diloco/world_tokens"),
         mlflow_curve(tmp_path / "member-0.db", "diloco/world_tokens"),
+        wandb_curve(tmp_path / "member-0", "diloco/world_tokens"),
     ):
         assert found == tokens
     other = tensorboard(tmp_path / "member-1", "diloco/world_tokens")
     assert other == tokens[: len(other)] and len(other) == (3 if dies else ROUNDS)
+    other = wandb_curve(tmp_path / "member-1", "diloco/world_tokens")
+    assert other == tokens[: len(other)]
+    assert len(other) == ROUNDS or dies  # W&B writes every 15 s, so a killed member may have none
     last = re.findall(r" tokens (\S+)$", shown, re.MULTILINE)
     assert set(last) == {str(tokens[-1][1])}
 
