@@ -1,8 +1,4 @@
-"""A silo of Flower with several machines: python flower_silo.py on all of them but one
-
-A SuperNode on that one runs flower_silo:app. All have the PCCL_MASTER of the silo. Flower starts a
-process for each round, which joins the machines that wait, and leaves.
-"""
+"""A silo of Flower: python flower_silo.py on all machines but one, which has a SuperNode."""
 
 import time
 
@@ -12,7 +8,7 @@ from flwr.clientapp import ClientApp
 
 import pccl
 
-app = ClientApp()
+app = ClientApp()  # for the SuperNode, which has the PCCL_MASTER of all machines of the silo
 
 
 def train(weights: np.ndarray, begins: bool) -> np.ndarray:
@@ -27,13 +23,11 @@ def train(weights: np.ndarray, begins: bool) -> np.ndarray:
 
 @app.train()
 def fit(message: Message, context: Context) -> Message:
-    pccl.init()
-    pccl.admit()
-    weights = train(message.content["arrays"].to_numpy_ndarrays()[0].copy(), True)
-    metrics = {"num-examples": 20 * 64 * pccl.world_size(), "members": pccl.world_size()}
-    pccl.shutdown()
-    records = {"arrays": ArrayRecord([weights]), "metrics": MetricRecord(metrics)}
-    return Message(RecordDict(records), reply_to=message)
+    with pccl.init():
+        pccl.admit()
+        arrays = ArrayRecord([train(message.content["arrays"].to_numpy_ndarrays()[0].copy(), True)])
+        sizes = {"num-examples": 20 * 64 * pccl.world_size(), "members": pccl.world_size()}
+    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord(sizes)}), reply_to=message)
 
 
 if __name__ == "__main__":

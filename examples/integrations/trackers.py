@@ -1,8 +1,4 @@
-"""DiLoCo in TensorBoard, MLflow, W&B: pccl run -n 2 --elastic -- python trackers.py FOLDER
-
-Each member writes its own curves. The step is that of the run, so a newcomer's begin where the
-others are. W&B writes files: with an account, leave out mode="offline".
-"""
+"""DiLoCo in TensorBoard, MLflow, W&B: pccl run -n 2 --elastic -- python trackers.py FOLDER"""
 
 import os
 import sys
@@ -24,9 +20,8 @@ inner = torch.optim.AdamW(model.parameters(), lr=0.01)
 diloco = DiLoCo(model, inner, sync_every=10)
 torch.seed()  # other examples in each process
 mlflow.set_tracking_uri(f"sqlite:///{folder / name}.db")
-writer = SummaryWriter(folder / name)
-run = wandb.init(mode="offline", group="run-7", name=name, dir=folder / name)
-with writer, run, mlflow.start_run(run_name=name):
+run = wandb.init(mode="offline", group="run-7", id=name, dir=folder)  # needs no account
+with SummaryWriter(folder / name) as writer, mlflow.start_run(run_name=name), run:
     while diloco.outer_step < 8:
         x = torch.randn(32, 8)
         loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
@@ -34,6 +29,7 @@ with writer, run, mlflow.start_run(run_name=name):
         loss.backward()
         inner.step()
         if diloco.step(tokens=len(x)):
+            # The steps are the run's, so a newcomer's curves begin where the others are.
             numbers, step = diloco.log_dict() | {"loss": loss.item()}, diloco.inner_step
             for key, value in numbers.items():
                 writer.add_scalar(key, value, step)

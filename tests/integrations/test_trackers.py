@@ -30,11 +30,11 @@ def mlflow_curve(file: Path, name: str) -> list[tuple[int, float]]:
     return [(one.step, one.value) for one in client.get_metric_history(found.info.run_id, name)]
 
 
-def wandb_curve(folder: Path, name: str) -> list[tuple[int, float]]:
-    """(step, value) of a curve of the only offline run in that folder."""
+def wandb_curve(folder: Path, run: str, name: str) -> list[tuple[int, float]]:
+    """(step, value) of a curve of the offline run of that id."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    (file,) = folder.glob(f"wandb/offline-run-*/run-{run}.wandb")
     curve = []
     for data in log_records(file.read_bytes()):
         items = Record.FromString(data).history.item
@@ -78,12 +78,12 @@ def test_trackers_have_the_numbers_of_each_round(tmp_path: Path, dies: int) -> N
     for found in (
         tensorboard(tmp_path / "member-0", "diloco/world_tokens"),
         mlflow_curve(tmp_path / "member-0.db", "diloco/world_tokens"),
-        wandb_curve(tmp_path / "member-0", "diloco/world_tokens"),
+        wandb_curve(tmp_path, "member-0", "diloco/world_tokens"),
     ):
         assert found == tokens
     other = tensorboard(tmp_path / "member-1", "diloco/world_tokens")
     assert other == tokens[: len(other)] and len(other) == (3 if dies else ROUNDS)
-    other = wandb_curve(tmp_path / "member-1", "diloco/world_tokens")
+    other = wandb_curve(tmp_path, "member-1", "diloco/world_tokens")
     assert other == tokens[: len(other)]
     assert len(other) == ROUNDS or dies  # W&B writes every 15 s, so a killed member may have none
     last = re.findall(r" tokens (\S+)$", shown, re.MULTILINE)
