@@ -10,7 +10,7 @@ BUILD_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
 
-.PHONY: demo test test-integrations install setup build lint format types docs stress fuzz soak bench compare package package-test release check-macos test-posix test-aarch64 package-aarch64 clean
+.PHONY: demo test test-integrations install setup build lint format types docs stress fuzz soak bench compare package package-test release check-macos check-containers test-posix test-aarch64 package-aarch64 clean
 
 # A tree that is set up for development runs the demo from its editable build; any other from a
 # plain install.
@@ -122,6 +122,11 @@ release:
 # five minutes, so it is not a part of `make test`.
 check-macos: setup
 	@$(STAGE) "macOS, compile only" tools/check_macos.sh $(PYTHON_BIN) all
+
+# The images of deploy/Containerfile, from the wheel that `make package` leaves in dist/, and a run
+# of three containers. Needs root and podman, and says so without. Not a part of `make test`.
+check-containers:
+	@tools/check_containers.sh dist
 
 # The tests with the code that other systems than Linux use. Not a part of `make test`.
 test-posix: setup
