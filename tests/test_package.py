@@ -31,7 +31,7 @@ def run_python(code: str, folder: Path) -> str:
 
 
 def test_import_loads_neither_torch_nor_jax(tmp_path: Path) -> None:
-    names = "torch jax jaxlib ml_dtypes lightning transformers accelerate ray torchft".split()
+    names = "torch jax jaxlib ml_dtypes cupy lightning transformers accelerate ray torchft".split()
     code = f"import sys, pccl; print(sorted(set({names}) & sys.modules.keys()))"
     assert run_python(code, tmp_path) == "[]\n"
 
