@@ -1,10 +1,12 @@
 """A peer of check_containers.sh: reduces with another one, alone after its loss, and again.
 
-Prints "together", "alone" and "together again" at these points, and a digest of its state at the
-end. A newcomer receives the state, with the point at which the run is.
+Prints "together", "alone" and "together again" at these points. Prints a digest of its state at
+the end, and whether the two have exchanged their last values over the loopback interface. A
+newcomer receives the state, with the point at which the run is.
 """
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 
@@ -13,7 +15,16 @@ import pccl
 AT = [2, 1, 2]  # members at each point
 NAMES = ["together", "alone", "together again"]
 
-state = {"point": 0, "left": 3, "sum": np.zeros(100_000)}
+LAST = 50  # steps at the end
+
+
+def loopback_bytes() -> int:
+    (line,) = [each for each in Path("/proc/net/dev").read_text().splitlines() if "lo:" in each]
+    return int(line.split()[1])
+
+
+state = {"point": 0, "left": LAST, "sum": np.zeros(100_000)}
+before = 0
 pccl.init()
 while state["left"]:
     if pccl.admit():
@@ -24,9 +35,12 @@ while state["left"]:
     assert np.array_equal(sums["values"], members * np.arange(100_000.0))
     state["sum"] += sums["values"]
     if state["point"] == len(AT):
+        before = before or loopback_bytes()
         state["left"] -= 1
     elif members == AT[state["point"]]:
         print(NAMES[state["point"]], flush=True)
         state["point"] += 1
 print("digest", hashlib.sha256(state["sum"].tobytes()).hexdigest())
+exchanged = loopback_bytes() - before > LAST * state["sum"].nbytes / 2
+print("over the loopback interface" if exchanged else "not over the loopback interface")
 pccl.shutdown()

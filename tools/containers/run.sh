@@ -46,22 +46,35 @@ start master --health-interval disable pccl-master
 says master '.*listening on .*'
 "${podman[@]}" healthcheck run master || fail "the master is not healthy"
 address=$("${podman[@]}" inspect --format '{{.NetworkSettings.IPAddress}}' master)
-peer=(-e "PCCL_MASTER=$address:48148" -v "$PWD/tools/containers/peer.py:/peer.py:ro" pccl-peer)
+peer=(-v "$PWD/tools/containers/peer.py:/peer.py:ro" pccl-peer)
 
-start doctor "${peer[@]}"
+start doctor -e "PCCL_MASTER=$address:48148" "${peer[@]}"
 ends doctor
 "${podman[@]}" logs doctor 2>&1 | grep -F Podman
 
-start one "${peer[@]}" python /peer.py
-start two "${peer[@]}" python /peer.py
-says one together
-"${podman[@]}" kill --signal KILL two >/dev/null
-says one alone
-"${podman[@]}" start two >/dev/null
-says one 'together again'
-for name in one two; do ends $name; done
-digests=$(for name in one two; do "${podman[@]}" logs $name 2>/dev/null | grep '^digest'; done | uniq -c)
-[[ "$digests" = *2\ digest* ]] || fail "the states differ: $digests"
+# Two peers, of which one is killed and comes back. $1 is what both say of the loopback interface,
+# the other arguments are options of podman.
+reduce() {
+  local name digests loopback=$1
+  shift
+  start one "$@" "${peer[@]}" python /peer.py
+  start two "$@" "${peer[@]}" python /peer.py
+  says one together
+  "${podman[@]}" kill --signal KILL two >/dev/null
+  says one alone
+  "${podman[@]}" start two >/dev/null
+  says one 'together again'
+  for name in one two; do ends $name; done
+  digests=$(for name in one two; do "${podman[@]}" logs $name 2>/dev/null | grep '^digest'; done | uniq -c)
+  [[ "$digests" = *2\ digest* ]] || fail "the states differ: $digests"
+  for name in one two; do says $name "$loopback"; done
+  "${podman[@]}" rm one two >/dev/null
+}
+reduce 'not over the loopback interface' -e "PCCL_MASTER=$address:48148"
+echo "passed: a master and two peers, each in a network of its own"
+shared=(--network container:master -e PCCL_MASTER=127.0.0.1:48148)
+reduce 'over the loopback interface' "${shared[@]}" -e PCCL_SHM=0
+reduce 'not over the loopback interface' "${shared[@]}"
+echo "passed: the same in one network, through shared memory"
 "${podman[@]}" stop --time 20 master >/dev/null 2>&1
 ends master
-echo "passed: a master and two peers in three containers; one was killed and came back"
