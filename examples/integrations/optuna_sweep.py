@@ -29,8 +29,9 @@ pccl.shutdown()
 
 def objective(trial: optuna.Trial) -> float:
     rate = trial.suggest_float("rate", 1e-3, 0.4, log=True)
-    command = [sys.executable, "-m", "pccl", "run", "-n", "2", "--", sys.executable, "-c", TRAIN]
-    done = subprocess.run([*command, str(rate)], capture_output=True, text=True, check=True)
+    run = [sys.executable, "-m", "pccl", "run", "-n", "2", "--elastic", "--"]
+    command = [*run, sys.executable, "-c", TRAIN, str(rate)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 

@@ -90,9 +90,13 @@ def test_trackers_have_the_numbers_of_each_round(tmp_path: Path, dies: int) -> N
     assert set(last) == {str(tokens[-1][1])}
 
 
-def test_a_sweep_finds_the_best_of_its_trials(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dies", [0, 10])
+def test_a_sweep_finds_the_best_of_its_trials(tmp_path: Path, dies: int) -> None:
+    """Also when a member of the first trial is killed."""
     pytest.importorskip("optuna")
-    shown = run([example("optuna_sweep")], tmp_path)
+    killer = str(Path(__file__).with_name("dies"))
+    env = {"DIES_AT": str(dies), "PYTHONPATH": killer} if dies else {}
+    shown = run([example("optuna_sweep")], tmp_path, **env)
     values = [float(one) for one in re.findall(r"finished with value: (\S+) and", shown)]
     best = re.findall(r"^best (\S+) loss (\S+)$", shown, re.MULTILINE)
     assert len(values) == 5 and float(best[0][1]) == min(values) < 0.01
