@@ -16,7 +16,7 @@ from threading import Thread
 
 import pytest
 from namespaces import Host as NetworkHost
-from namespaces import Lab
+from namespaces import Lab, ip
 from programs import launch
 from workers import Program, command, eventually
 
@@ -279,8 +279,9 @@ def arguments_of_all() -> list[bytes]:
 
 
 @pytest.mark.root
-def test_ranks_on_two_hosts_of_openssh_go_on_without_one_that_is_killed(
-    lab: Lab, tmp_path: Path
+@pytest.mark.parametrize("lost", ["rank", "host"])
+def test_ranks_on_two_hosts_of_openssh_go_on_when_some_are_killed(
+    lost: str, lab: Lab, tmp_path: Path
 ) -> None:
     server = sshd_command(tmp_path)
     here, *hosts = lab(3)
@@ -292,11 +293,13 @@ def test_ranks_on_two_hosts_of_openssh_go_on_without_one_that_is_killed(
             for name, host in zip(names, hosts, strict=True)
         ),
     )
+    rest = [0, 1, 3] if lost == "rank" else [0, 1]
+    program = partial(launch.reduce_until_some_are_lost, 4, len(rest))
     run = ["ip", "netns", "exec", here.name, sys.executable, "-m", "pccl", "run"]
     run += ["--hosts", "alice:2,bob:2", "--ssh", ssh]
     with serving(server, hosts[0]), serving(server, hosts[1]):
         process = subprocess.Popen(
-            [*run, "--elastic", "--", *command(partial(launch.reduce_until_one_is_lost, 4))],
+            [*run, "--elastic", "--", *command(program)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -319,11 +322,20 @@ def test_ranks_on_two_hosts_of_openssh_go_on_without_one_that_is_killed(
             everything = arguments_of_all()
             assert any(b"pccl.tools.there" in arguments for arguments in everything)
             assert not any(secret[1] in arguments for arguments in everything)
-            os.kill(pids[2], signal.SIGKILL)
+            ended = (
+                [pids[2]]
+                if lost == "rank"
+                else map(int, ip("netns", "pids", hosts[1].name).split())
+            )
+            for pid in ended:
+                with suppress(ProcessLookupError):  # it has ended with another one
+                    os.kill(pid, signal.SIGKILL)
             out, err = process.communicate(timeout=100)
         finally:
             process.kill()
             process.wait()
     assert process.returncode == 0, err
-    assert sorted(out.splitlines()) == [f"[{rank}] 4 and then 3" for rank in (0, 1, 3)], err
-    assert "rank 2 was ended by SIGKILL; 1 of 2 go on" in err
+    words = " ".join([str(len(rest))] * 3)
+    assert sorted(out.splitlines()) == [f"[{rank}] then {words}" for rank in rest], err
+    said_of = {"rank": "rank 2 was ended by SIGKILL; 1 of 2 go on", "host": "host bob ended with"}
+    assert said_of[lost] in err

@@ -189,19 +189,17 @@ def sum_of_ones() -> None:
         print(float(pccl.allreduce(np.ones(1))[0]))
 
 
-def reduce_until_one_is_lost(ranks: int) -> None:
-    """Prints its process between two steps of all ranks. Makes some steps without the lost one."""
+def reduce_until_some_are_lost(ranks: int, left: int) -> None:
+    """Prints its process between two steps of all ranks. Makes some steps with those left."""
     import pccl
 
     pccl.init()
-    while (total := pccl.allreduce(1)) < ranks:
+    while pccl.allreduce(1) < ranks:
         pccl.admit()
     print("process", os.getpid(), flush=True)
-    while (rest := pccl.allreduce(1)) == total:
+    while pccl.allreduce(1) > left:
         pass
-    for _ in range(3):
-        rest = pccl.allreduce(1)
-    print(total, "and then", rest)
+    print("then", *(pccl.allreduce(1) for _ in range(3)))
     pccl.shutdown()
 
 
