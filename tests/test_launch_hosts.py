@@ -249,6 +249,13 @@ def test_openssh_carries_ranks_their_output_and_signals(sshd: str, tmp_path: Pat
     assert process.returncode == 143
 
 
+def kill_all_on(host: NetworkHost) -> None:
+    """Kills the processes that the test has started there."""
+    for pid in ip("netns", "pids", host.name).split():
+        with suppress(ProcessLookupError):  # it has ended with another one
+            os.kill(int(pid), signal.SIGKILL)
+
+
 @contextmanager
 def serving(command: str, host: NetworkHost) -> Iterator[None]:
     """A server of ssh at the address of that host, which has no other one."""
@@ -265,7 +272,7 @@ def serving(command: str, host: NetworkHost) -> Iterator[None]:
         Thread(target=process.stderr.read, daemon=True).start()  # it must not fill
         yield
     finally:
-        process.terminate()
+        kill_all_on(host)  # also sessions, after a test that has failed
         process.wait(60)
 
 
@@ -322,14 +329,10 @@ def test_ranks_on_two_hosts_of_openssh_go_on_when_some_are_killed(
             everything = arguments_of_all()
             assert any(b"pccl.tools.there" in arguments for arguments in everything)
             assert not any(secret[1] in arguments for arguments in everything)
-            ended = (
-                [pids[2]]
-                if lost == "rank"
-                else map(int, ip("netns", "pids", hosts[1].name).split())
-            )
-            for pid in ended:
-                with suppress(ProcessLookupError):  # it has ended with another one
-                    os.kill(pid, signal.SIGKILL)
+            if lost == "rank":
+                os.kill(pids[2], signal.SIGKILL)
+            else:
+                kill_all_on(hosts[1])
             out, err = process.communicate(timeout=100)
         finally:
             process.kill()
