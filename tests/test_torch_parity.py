@@ -19,7 +19,7 @@ from workers import start
 from pccl import errors
 
 pytest.importorskip("torch")
-from programs import torch_alike
+from programs import torch_alike, torch_calls
 
 LIMIT = 180  # seconds; a program that hangs is no program that is slow
 
@@ -83,6 +83,7 @@ PROGRAMS = [
     ("profiler", 2),
     ("compiled_ddp", 2),
     ("compiled_collectives", 3),
+    ("every_public_call", 3),
 ]
 
 
@@ -92,6 +93,12 @@ def test_a_program_gives_on_pccl_what_it_gives_on_gloo(
 ) -> None:
     gloo, ours = (run(name, backend, size, tmp_path) for backend in ("gloo", "pccl"))
     assert ours == gloo
+
+
+def test_no_public_call_is_forgotten() -> None:
+    covered = torch_calls.CALLS.keys() | torch_calls.LEFT_OUT.keys()
+    assert torch_calls.public() <= covered
+    assert not torch_calls.CALLS.keys() & torch_calls.LEFT_OUT.keys()
 
 
 # The last rank makes a second collective there.

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from programs import torch_calls
+
 FORKED = True  # workers.start: its processes have imported torch already
 
 PROGRAMS: dict[str, Callable[[], Any]] = {}
@@ -261,6 +263,11 @@ def compiled_collectives() -> Any:
         return z + size
 
     return numbers([torch.compile(body, backend="eager")(torch.full((2,), rank + 1.0))])
+
+
+@program
+def every_public_call() -> Any:
+    return torch_calls.all_of_them()
 
 
 def die_in_call(number: int) -> None:
