@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 
 import pccl
 
-app = ClientApp()  # for the SuperNode, which has the PCCL_MASTER of all machines of the silo
+app = ClientApp()  # the SuperNode runs it, with the PCCL_MASTER of its silo
 
 
 def train(weights: np.ndarray, begins: bool) -> np.ndarray:

@@ -3,6 +3,9 @@
 A process of `pccl.tools.there` on each machine starts the ranks. It hears on its standard input
 what to start, with the secret, and later the signals for the ranks. The end of that input ends
 them.
+
+Longer than 200 lines, since the checks of the arguments and the contract of `launch_on` are here,
+with the launch itself.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `pccl doctor` prints the findings. They come from the environment and from files. Nothing is asked
 over the network.
+
+Longer than 200 lines, since each place has a text of its own, and cgroups have two versions.
 """
 
 from __future__ import annotations

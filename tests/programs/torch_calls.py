@@ -55,7 +55,7 @@ def on(rank: int, value: Any) -> Any:
 
 
 def into(out: Any, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """What is in `out` after the call."""
+    """Returns `out` after the call has written to it."""
     call(*given, **named)
     return out
 
@@ -93,7 +93,7 @@ def objects() -> Any:
 
 
 def sum_in(group: Any) -> Any:
-    """Of the ranks of the group; what a rank has that is not in it."""
+    """Returns the sum over the group, and its own tensor on a rank outside."""
     out = mine()
     if group != dist.GroupMember.NON_GROUP_MEMBER:
         dist.all_reduce(out, group=group)
@@ -124,7 +124,7 @@ def mesh() -> Any:
     return [made.get_local_rank(), sum_in(made.get_group())]
 
 
-def local_rank() -> int:
+def local_rank() -> Any:
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
     return dist.get_node_local_rank()
 
