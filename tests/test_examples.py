@@ -482,3 +482,10 @@ def test_byte_gpt_starts_with_the_parameters_it_is_given(
     assert ends[0] == ends[1]
     checksums = [re.findall(r"ends with parameters (\w+)", shown) for shown in (first, second)]
     assert checksums[0] == checksums[1]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((EXAMPLES / "integrations").glob("*.py")), ids=lambda p: p.stem
+)
+def test_an_example_of_an_integration_has_at_most_40_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 40
