@@ -5,7 +5,7 @@
 #
 # Needs root and podman; without them it says so and does nothing. All containers are in a network
 # namespace made for the check, and images and mounts vanish with it. The base image is that of the
-# Containerfile, or PCCL_BASE, where podman can pull it. Otherwise it is a Debian made by
+# Containerfile, or PCCL_BASE with Python 3.13, where podman can pull it. Otherwise a Debian made by
 # debootstrap, kept in build/containers for the next time.
 set -euo pipefail
 dist=$(realpath "${1:-dist}")
@@ -18,7 +18,7 @@ done
 python=$PWD/build/release/bin/python
 wheel=$(find "$dist" -name "*_$(uname -m).whl" 2>/dev/null || true)
 if [ ! -x "$python" ] || [ ! -f "$wheel" ]; then
-  echo "check-containers: no wheel in $dist; run make package first" >&2
+  echo "check-containers: needs one wheel of this processor in $dist; run make package first" >&2
   exit 1
 fi
 kept=$PWD/build/containers
