@@ -86,6 +86,8 @@ inline constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
 // few masters that this one does not know. [test_a_term_that_no_restart_has_made_is_refused]
 inline constexpr std::uint32_t kMaxTerm = std::uint32_t{1} << 31;
 inline constexpr std::uint32_t kMaxTermsAhead = 16;
+// Terms with which a master has served, and that it does not use again. Each takes a takeover.
+inline constexpr std::size_t kMaxServedTerms = 65536;
 
 // The master's place in the list of all masters of a run. See quorum.h.
 struct MasterPlace {

@@ -13,7 +13,10 @@ Group& Master::group_for(std::uint32_t id) {
   auto& group = groups_[id];
   if (!group) {
     group.reset(new Group(id, options_, *this));
-    if (!options_.place.alone()) quorums_.try_emplace(id, Quorum(options_.place.term_after(0)));
+    if (!options_.place.alone()) {
+      quorums_.try_emplace(id, Quorum(options_.place.term_after(0)));
+      served_terms_.insert(options_.place.term_after(0));
+    }
   }
   return *group;
 }
@@ -65,7 +68,7 @@ Duration Master::tick() const {
   for (const auto& [id, group] : groups_) {
     if (group->hurried()) tick = std::min<Duration>(tick, std::chrono::milliseconds(50));
   }
-  if (!options_.place.alone() && !recoveries_.empty())
+  if (!options_.place.alone() && !(recoveries_.empty() && appeals_.empty()))
     tick = std::min<Duration>(tick, std::chrono::milliseconds(50));
   return tick;
 }
@@ -287,6 +290,9 @@ void Master::on_time(Instant now) {
   std::vector<std::uint32_t> recovering;
   for (const auto& [id, recovery] : recoveries_) recovering.push_back(id);
   for (const std::uint32_t id : recovering) recover_if_ready(id, now);
+  std::vector<std::uint32_t> appealed;
+  for (const auto& [id, appeals] : appeals_) appealed.push_back(id);
+  for (const std::uint32_t id : appealed) hear_appeals(id, now);
   for (const auto& [id, group] : groups_) group->on_time(now);
   replicas_.on_time(now);
   settle_replicas(now);

@@ -143,6 +143,12 @@ class Master final : private Surroundings {
     std::size_t supporters = 0;      // reports of it
     const AcceptedEpoch* proposed = nullptr;  // accepted only
   };
+  // Epochs that a peer knows of that has promised. A newcomer knows of none.
+  struct Known {
+    std::uint64_t applied = 0;
+    std::uint64_t newest = 0;  // the same, or the one that it has accepted
+  };
+  using Knowledge = std::map<Seat, Known>;
   // The state from which a master that takes over continues.
   struct Base {
     wire::Rejoin last;                       // the record and the ordinal of the log's end
@@ -161,9 +167,15 @@ class Master final : private Surroundings {
   void log_part(ConnectionId id, Connection& connection, const wire::LogPart& part, Instant now);
   [[nodiscard]] bool room_for(const Returned& more) const;
   [[nodiscard]] std::size_t reported_bytes(const Seat& without) const;
+  void add_report(Recovery& recovery, Returned returned);
   void forget_report(ConnectionId id);
   void recover_if_ready(std::uint32_t group, Instant now);
   void refuse(ConnectionId connection, Code code, const std::string& reason);
+
+  // -- several masters: master_appeals.cpp
+  [[nodiscard]] bool foreign(std::uint32_t group, const Seat& seat) const;
+  void appeal(ConnectionId id, Connection& connection, const wire::Rejoin& rejoin, Instant now);
+  void hear_appeals(std::uint32_t group, Instant now);
 
   // -- several masters: master_takeover.cpp
   void join_one(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
@@ -175,6 +187,11 @@ class Master final : private Surroundings {
   void ask_promises(std::uint32_t group, Recovery& recovery, Instant now);
   void ask_promise(ConnectionId id, Connection& connection, const Recovery& recovery);
   [[nodiscard]] std::vector<Claim> claims(const Recovery& recovery) const;
+  [[nodiscard]] Knowledge knowledge(const Recovery& recovery) const;
+  [[nodiscard]] static bool closed(const Claim& claim, const Knowledge& known);
+  [[nodiscard]] static const Claim* proposal_after(const Claim& claim,
+                                                   const std::vector<Claim>& all,
+                                                   const Knowledge& known);
   [[nodiscard]] std::optional<Base> choose_base(const Recovery& recovery) const;
   [[nodiscard]] std::map<Seat, ConnectionId> gathered(std::uint32_t group,
                                                       const Recovery& recovery) const;
@@ -243,8 +260,11 @@ class Master final : private Surroundings {
   Groups groups_;
   Replicas replicas_{options_, groups_};
   std::map<std::uint32_t, Recovery> recoveries_;
-  std::map<std::uint32_t, Quorum> quorums_;  // of groups that this master serves; several masters
-  std::set<std::uint32_t> undecided_;        // of these, those with a proposal
+  std::map<std::uint32_t, Quorum> quorums_;    // of groups that this master serves; several masters
+  std::set<std::uint32_t> undecided_;          // of these, those with a proposal
+  std::map<std::uint32_t, Recovery> appeals_;  // to these: members of other epochs
+  Allowance gives_way_;                        // to them
+  std::set<std::uint32_t> served_terms_;
   Instant last_tick_{};
   // Several masters: its first event, or when it last had members that go to another one.
   std::optional<Instant> quiet_since_;

@@ -195,27 +195,33 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
   const auto asked = recovery.asked.find(returned.seat());
   if (asked != recovery.asked.end() && now - asked->second >= kHandshakeTimeout)
     return refuse(id, Code::evicted, "its log did not arrive within the handshake timeout");
-  // The member returned again before the master noticed that its connection was gone. (A report of
-  // the same id with another seal is kept: only the rebuilt group can tell which one is the
-  // member.)
-  for (const Returned& before : recovery.reports)
-    if (before.seat() == returned.seat()) close(before.connection());
-  std::erase_if(recovery.reports,
-                [&](const Returned& before) { return before.seat() == returned.seat(); });
-  recovery.reports.push_back(std::move(returned));
+  add_report(recovery, std::move(returned));
   connection.recovers = true;
   for (const wire::Member& member : rejoin.record.members) joins_ = std::max(joins_, member.joined);
   recover_if_ready(rejoin.group, now);
 }
 
-// Memory of the reports for groups that are not rebuilt yet, except the report of `without`.
+// Replaces an earlier report of the member, which returned again before the master noticed that its
+// connection was gone. (A report of the same id with another seal is kept: only the rebuilt group
+// can tell which one is the member.)
+void Master::add_report(Recovery& recovery, Returned returned) {
+  for (const Returned& before : recovery.reports)
+    if (before.seat() == returned.seat()) close_now(before.connection());
+  std::erase_if(recovery.reports,
+                [&](const Returned& before) { return before.seat() == returned.seat(); });
+  recovery.reports.push_back(std::move(returned));
+}
+
+// Memory of the reports of members that wait, except the report of `without`.
 std::size_t Master::reported_bytes(const Seat& without) const {
   std::size_t bytes = 0;
   std::set<const void*> records;
-  for (const auto& [group, recovery] : recoveries_) {
-    for (const Returned& one : recovery.reports) {
-      if (one.seat() == without) continue;
-      if (records.insert(one.record()).second) bytes += one.record_bytes();
+  for (const auto* waiting : {&recoveries_, &appeals_}) {
+    for (const auto& [group, recovery] : *waiting) {
+      for (const Returned& one : recovery.reports) {
+        if (one.seat() == without) continue;
+        if (records.insert(one.record()).second) bytes += one.record_bytes();
+      }
     }
   }
   for (const auto& [id, connection] : connections_) {
@@ -231,11 +237,13 @@ std::size_t Master::reported_bytes(const Seat& without) const {
 bool Master::room_for(const Returned& more) const {
   std::size_t count = 1;
   bool shared = false;
-  for (const auto& [group, recovery] : recoveries_) {
-    for (const Returned& one : recovery.reports) {
-      if (one.seat() == more.seat()) continue;  // it will be replaced
-      ++count;
-      shared = shared || one.record() == more.record();
+  for (const auto* waiting : {&recoveries_, &appeals_}) {
+    for (const auto& [group, recovery] : *waiting) {
+      for (const Returned& one : recovery.reports) {
+        if (one.seat() == more.seat()) continue;  // it will be replaced
+        ++count;
+        shared = shared || one.record() == more.record();
+      }
     }
   }
   const std::size_t bytes = shared ? 0 : more.record_bytes();
@@ -244,6 +252,8 @@ bool Master::room_for(const Returned& more) const {
 }
 
 void Master::forget_report(ConnectionId id) {
+  for (auto& [group, appeals] : appeals_)
+    std::erase_if(appeals.reports, [&](const Returned& one) { return one.connection() == id; });
   for (auto& [group, recovery] : recoveries_) {
     std::erase_if(recovery.reports, [&](const Returned& one) { return one.connection() == id; });
     recovery.changed = true;

@@ -248,6 +248,7 @@ void Master::rejoin_one(ConnectionId id, Connection& connection, const wire::Fra
   if (it != quorums_.end() && groups_.at(rejoin.group)->record().epoch > 0) {
     const Quorum& quorum = it->second;
     if (!same_run) return close_now(id);
+    if (foreign(rejoin.group, connection.seat)) return appeal(id, connection, rejoin, now);
     if (frame.envelope.term <= quorum.term()) {
       return_to(id, connection, rejoin, nullptr, now);
       return settle_quorums(now);
@@ -279,12 +280,7 @@ void Master::rejoin_one(ConnectionId id, Connection& connection, const wire::Fra
   quorums_.erase(rejoin.group);
   Recovery& recovery = recoveries_[rejoin.group];
   if (recovery.reports.empty()) recovery.since = now;
-  // The member returned again before its connection was known to be gone.
-  for (const Returned& before : recovery.reports)
-    if (before.seat() == returned.seat()) close_now(before.connection());
-  std::erase_if(recovery.reports,
-                [&](const Returned& before) { return before.seat() == returned.seat(); });
-  recovery.reports.push_back(std::move(returned));
+  add_report(recovery, std::move(returned));
   recovery.changed = true;
   connection.recovers = true;
   for (const wire::Member& member : rejoin.record.members) joins_ = std::max(joins_, member.joined);
@@ -366,6 +362,9 @@ void Master::ask_promises(std::uint32_t group, Recovery& recovery, Instant now) 
   for (const std::uint32_t term : terms)
     if (term <= most) highest = std::max(highest, term);
   recovery.term = options_.place.term_after(highest);
+  // A false term must not make this master serve with one that members know from it.
+  while (served_terms_.contains(recovery.term))
+    recovery.term = options_.place.term_after(recovery.term);
   recovery.promises_since = now;
   recovery.changed = true;
   recovery.waited = false;
@@ -451,57 +450,79 @@ std::vector<Master::Claim> Master::claims(const Recovery& recovery) const {
   return claims;
 }
 
-// Empty: promises are missing. Among those that have promised, an epoch is *closed* if a majority
-// of its members know of no later one; then no later one is decided, nor ever will be in an earlier
-// term. If all reports are true there is exactly one closed epoch. A false one needs more
-// supporters than the true one.
-std::optional<Master::Base> Master::choose_base(const Recovery& recovery) const {
-  std::map<Seat, std::uint64_t> knows;  // of those that have promised: the newest epoch
+Master::Knowledge Master::knowledge(const Recovery& recovery) const {
+  Knowledge known;
   for (const Returned& one : recovery.reports) {
     const auto& promise = connections_.at(one.connection()).promise;
-    if (promise) knows[one.seat()] = one.at().first + (promise->accepted ? 1 : 0);
+    if (promise) known[one.seat()] = {one.at().first, one.at().first + (promise->accepted ? 1 : 0)};
   }
   for (const auto& [id, connection] : connections_) {
     if (connection.join && connection.recovers && connection.promise)
-      knows.try_emplace(connection.seat, 0);
+      known.try_emplace(connection.seat);
   }
-  const auto count = [&](const Claim& claim, std::uint64_t newest) {
-    return static_cast<std::size_t>(std::ranges::count_if(*claim.members, [&](const Seat& seat) {
-      const auto it = knows.find(seat);
-      return it != knows.end() && it->second <= newest;
-    }));
-  };
-  const auto closed = [&](const Claim& claim) {
-    return count(claim, claim.epoch) >= majority_of(claim.members->size());
-  };
+  return known;
+}
+
+// An epoch is *closed* if a majority of its members has promised and knows of no later one. Then no
+// later one is decided, nor ever will be in an earlier term.
+bool Master::closed(const Claim& claim, const Knowledge& known) {
+  const auto count = std::ranges::count_if(*claim.members, [&](const Seat& seat) {
+    const auto it = known.find(seat);
+    return it != known.end() && it->second.newest <= claim.epoch;
+  });
+  return static_cast<std::size_t>(count) >= majority_of(claim.members->size());
+}
+
+// The proposal after this epoch that may be decided. Null: there is none, or it is not closed. No
+// other one is decided if a majority of the epoch's members has promised and applied nothing later.
+const Master::Claim* Master::proposal_after(const Claim& claim, const std::vector<Claim>& all,
+                                            const Knowledge& known) {
+  const auto electors = std::ranges::count_if(*claim.members, [&](const Seat& seat) {
+    const auto it = known.find(seat);
+    return it != known.end() && it->second.applied <= claim.epoch;
+  });
+  if (static_cast<std::size_t>(electors) < majority_of(claim.members->size())) return nullptr;
+  const Claim* newest = nullptr;
+  for (const Claim& proposal : all) {
+    const bool follows = proposal.proposed != nullptr && proposal.epoch == claim.epoch + 1 &&
+                         claim.hash == proposal.best->members_hash() &&
+                         *claim.members == proposal.best->members();
+    if (follows && (newest == nullptr || proposal.proposed->term() > newest->proposed->term()))
+      newest = &proposal;
+  }
+  return newest != nullptr && closed(*newest, known) ? newest : nullptr;
+}
+
+// Empty: promises are missing. If all reports are true there is exactly one closed epoch that a
+// member has applied; or none, and one proposal that may be decided. A false epoch needs more
+// supporters than the true one.
+std::optional<Master::Base> Master::choose_base(const Recovery& recovery) const {
+  const Knowledge known = knowledge(recovery);
   const std::vector<Claim> all = claims(recovery);
-  const Claim* last = nullptr;
-  for (const Claim& claim : all) {
-    if (claim.proposed != nullptr || !closed(claim) || !knows.contains(claim.best->seat()))
-      continue;
-    if (last == nullptr ||
-        std::pair(claim.supporters, claim.epoch) > std::pair(last->supporters, last->epoch))
-      last = &claim;
-  }
-  if (last != nullptr) return Base{last->best->rejoin(), std::nullopt, last->best->connection()};
-  // A proposal that may be decided: the newest one of those for which its electors have promised.
-  // Earlier epochs than the newest of these are decided: a member has applied them.
-  const Claim* next = nullptr;
-  const auto newer = [&next](const Claim& claim) {
-    return next == nullptr || std::pair(claim.epoch, claim.proposed->term()) >
-                                  std::pair(next->epoch, next->proposed->term());
+  const auto better = [](const Claim& claim, const Claim* than) {
+    return than == nullptr ||
+           std::pair(claim.supporters, claim.epoch) > std::pair(than->supporters, than->epoch);
   };
+  const Claim* last = nullptr;    // closed
+  const Claim* before = nullptr;  // the epoch before `next`
+  const Claim* next = nullptr;
   for (const Claim& claim : all) {
-    if (claim.proposed == nullptr || !newer(claim)) continue;
-    const bool electors = std::ranges::any_of(all, [&](const Claim& before) {
-      return before.proposed == nullptr && before.epoch + 1 == claim.epoch &&
-             before.hash == claim.best->members_hash() &&
-             *before.members == claim.best->members() &&
-             count(before, ~std::uint64_t{0}) >= majority_of(before.members->size());
-    });
-    if (electors) next = &claim;
+    if (claim.proposed != nullptr) continue;
+    if (better(claim, last) && closed(claim, known) && known.contains(claim.best->seat()))
+      last = &claim;
+    if (!better(claim, before)) continue;
+    if (const Claim* const proposal = proposal_after(claim, all, known)) {
+      before = &claim;
+      next = proposal;
+    }
   }
-  if (next == nullptr || !closed(*next)) return std::nullopt;
+  // Both: `last` is one of the two epochs on the other side, or one of the sides is false.
+  const bool same = next != nullptr && last != nullptr && last->epoch == next->epoch &&
+                    last->hash == next->hash && *last->members == *next->members;
+  if (last != nullptr &&
+      (next == nullptr || same || last == before || last->supporters >= before->supporters))
+    return Base{last->best->rejoin(), std::nullopt, last->best->connection()};
+  if (next == nullptr) return std::nullopt;
   return Base{next->best->rejoin(), next->proposed->entry(), next->best->connection()};
 }
 
@@ -581,6 +602,8 @@ void Master::take_over(std::uint32_t group, const Base& base, Instant now) {
   }
   for (const wire::Member& member : last.record.members) joins_ = std::max(joins_, member.joined);
   quorums_.insert_or_assign(group, std::move(quorum));
+  served_terms_.insert(recovery.term);
+  if (served_terms_.size() > kMaxServedTerms) served_terms_.erase(served_terms_.begin());
   log("group " + std::to_string(group) + ": taken over with term " + std::to_string(recovery.term) +
       " from epoch " + std::to_string(last.record.epoch) + "; " +
       std::to_string(recovery.reports.size()) + " of " +

@@ -130,6 +130,7 @@ nb::dict simulate(std::uint64_t seed, const nb::kwargs& given) {
   result["evictions"] = report.evictions;
   result["restarts"] = report.restarts;
   result["takeovers"] = report.takeovers;
+  result["gave_way"] = report.gave_way;
   result["doubts"] = report.doubts;
   result["master_lost"] = report.master_lost;
   result["rebuilds"] = report.rebuilds;

@@ -108,8 +108,10 @@ void MasterHost::settle() {
         answer_liar(send->to, send->bytes);
       }
     } else if (const auto* close = std::get_if<master::Close>(&action)) {
-      if (liars_.erase(close->connection) > 0)
+      if (const auto liar = liars_.extract(close->connection)) {
         master_->on_disconnect(close->connection, world_.now());
+        repeat_lie(liar.mapped());
+      }
       const auto it = peers_.find(close->connection);
       if (it == peers_.end()) continue;
       if (world_.tracing()) {
@@ -125,6 +127,7 @@ void MasterHost::settle() {
       end_relay(*end);
     } else if (const auto* line = std::get_if<master::LogLine>(&action)) {
       if (line->text.find(": taken over") != std::string::npos) ++world_.report.takeovers;
+      if (line->text.find("from another epoch") != std::string::npos) ++world_.report.gave_way;
       if (world_.tracing()) world_.log(name(), line->text);
     }
   }
@@ -267,13 +270,29 @@ void MasterHost::hear_lie(const peer::Session& of) {
   lie.record.relayed.clear();
   lie.record.epoch += world_.random.below(3);
   lie.applied += world_.random.below(3);
+  hear_lie({{of.run(), of.term(), lie.applied}, std::move(lie)});
+}
+
+void MasterHost::hear_lie(const Liar& liar) {
   const master::ConnectionId id = next_connection_++;
-  const wire::Envelope said{of.run(), of.term(), lie.applied};
-  liars_[id] = said;
+  liars_[id] = liar;
   master_->on_connect(id, "elsewhere", world_.now());
-  master_->on_frame(id, {said, lie}, world_.now());
+  master_->on_frame(id, {liar.said, liar.lie}, world_.now());
   settle();
   liar_lives(id);
+}
+
+void MasterHost::repeat_lie(const Liar& liar) {
+  world_.timeline.after(std::chrono::milliseconds(100), [this, liar, life = life_] {
+    if (life == life_) hear_lie(liar);
+  });
+}
+
+bool MasterHost::believes_a_lie() const {
+  const master::Group* const served = group(0);
+  return served != nullptr && std::ranges::any_of(served->record().members, [](const auto& member) {
+           return member.id.bytes.front() == 0xee && member.id.bytes.back() == 0xee;
+         });
 }
 
 void MasterHost::answer_liar(master::ConnectionId to, const wire::Bytes& bytes) {
@@ -285,7 +304,7 @@ void MasterHost::answer_liar(master::ConnectionId to, const wire::Bytes& bytes) 
   while (true) {
     const Result<bool> got = reader.next(frame);
     if (!got || !*got) return;
-    it->second.term = std::max(it->second.term, frame.envelope.term);
+    it->second.said.term = std::max(it->second.said.term, frame.envelope.term);
     std::optional<wire::Message> answer;
     if (std::holds_alternative<wire::AskPromise>(frame.message)) {
       answer = wire::Promise{};
@@ -294,13 +313,13 @@ void MasterHost::answer_liar(master::ConnectionId to, const wire::Bytes& bytes) 
     } else if (const auto* propose = std::get_if<wire::Propose>(&frame.message)) {
       answer = wire::Accept{propose->entry.ordinal};
     } else if (const auto* log = std::get_if<wire::Log>(&frame.message)) {
-      it->second.ordinal = log->entries.back().ordinal;
+      it->second.said.ordinal = log->entries.back().ordinal;
     }
     if (!answer) continue;
     world_.timeline.after(Duration(1), [this, to, said = *answer, life = life_] {
       const auto liar = liars_.find(to);
       if (life != life_ || liar == liars_.end()) return;
-      master_->on_frame(to, {liar->second, said}, world_.now());
+      master_->on_frame(to, {liar->second.said, said}, world_.now());
       settle();
     });
   }
@@ -310,9 +329,8 @@ void MasterHost::liar_lives(master::ConnectionId id) {
   world_.timeline.after(std::chrono::seconds(1), [this, id, life = life_] {
     const auto liar = liars_.find(id);
     if (life != life_ || liar == liars_.end()) return;
-    const master::Group* const served = group(0);
-    if (served != nullptr && !served->record().members.empty())
-      master_->on_frame(id, {liar->second, wire::Heartbeat{}}, world_.now());
+    if (believes_a_lie())
+      master_->on_frame(id, {liar->second.said, wire::Heartbeat{}}, world_.now());
     settle();
     liar_lives(id);
   });

@@ -331,7 +331,7 @@ MasterHost& World::pick_master() {
   if (random.chance(0.6)) {
     for (std::uint32_t i = 0; i < options.masters; ++i) {
       const master::Group* const group = master_at(i).group(0);
-      if (group != nullptr && !group->record().members.empty() && !master_at(i).was_told_a_lie())
+      if (group != nullptr && !group->record().members.empty() && !master_at(i).believes_a_lie())
         return master_at(i);
     }
   }
@@ -379,7 +379,7 @@ void World::lie() {
     return host->program_over() || host->engine().session().member();
   });
   const Host* const host = pick_host();
-  if (host == nullptr || !complete) return (void)faults_.insert(faults_.begin(), Fault::lie);
+  if (host == nullptr || !complete) return faults_.push_back(Fault::lie);
   const auto first = static_cast<std::uint32_t>(random.below(options.masters));
   for (std::uint32_t i = 0; i < options.masters; ++i) {
     MasterHost& which = master_at((first + i) % options.masters);

@@ -55,7 +55,8 @@ class MasterHost {
   void open_relay(NodeId from, const PeerId& token, Through done);
   // A peer reports a later epoch than this member's, of that peer alone, and goes on with it.
   void hear_lie(const peer::Session& of);
-  [[nodiscard]] bool was_told_a_lie() const { return !liars_.empty(); }
+  // Whether this master serves an epoch that never was.
+  [[nodiscard]] bool believes_a_lie() const;
 
  private:
   struct Meeting {
@@ -71,11 +72,17 @@ class MasterHost {
     wire::FrameReader reader{wire::kMaxFirstPayload};
     wire::Envelope heard;  // the latest one
   };
+  struct Liar {
+    wire::Envelope said;
+    wire::Rejoin lie;
+  };
   void accept(const ConnectionPtr& connection);
   void pump(master::ConnectionId id);
   void settle();
   void arm();
   [[nodiscard]] wire::Bytes tamper(master::ConnectionId to, wire::Bytes bytes);
+  void hear_lie(const Liar& liar);
+  void repeat_lie(const Liar& liar);
   void answer_liar(master::ConnectionId to, const wire::Bytes& bytes);
   void liar_lives(master::ConnectionId id);
   void forge_accept(master::ConnectionId from, const wire::Propose& proposal);
@@ -85,7 +92,7 @@ class MasterHost {
   std::uint32_t index_;
   std::unique_ptr<master::Master> master_;
   std::map<master::ConnectionId, Peer> peers_;
-  std::map<master::ConnectionId, wire::Envelope> liars_;
+  std::map<master::ConnectionId, Liar> liars_;
   master::ConnectionId next_connection_ = 1;
   std::uint64_t life_ = 0;
   Instant stalled_until_{};

@@ -87,6 +87,7 @@ struct Report {
   std::uint64_t evictions = 0;  // peers that were removed or cut off
   std::uint64_t restarts = 0;
   std::uint64_t takeovers = 0;    // of groups, by other masters
+  std::uint64_t gave_way = 0;     // masters that stepped down for more members of another epoch
   std::uint64_t doubts = 0;       // refusals of masters that the member had not followed
   std::uint64_t master_lost = 0;  // members that were cut off from every master
   std::uint64_t rebuilds = 0;     // of a shadow master, compared with the live one
