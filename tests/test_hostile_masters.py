@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -252,6 +253,7 @@ def test_a_false_later_epoch_of_one_member_is_not_taken_over(
         play.says(number, ACCEPT, u64(3), term=new)
     assert play.members() == [1, 2] and play.epoch() == 3
     comes(play, 3, term=new, members=members, epoch=epoch, applied=epoch)
+    play.passes(1.1)  # no other members of that epoch come
     assert gone(play) == {3: "the run went on without this peer"}
     assert play.members() == [1, 2]
 
@@ -259,12 +261,140 @@ def test_a_false_later_epoch_of_one_member_is_not_taken_over(
 def test_a_master_that_serves_steps_down_only_for_members() -> None:
     play = serving()
     comes(play, 9, term=NEXT + 1, members=[peer(9)])
+    play.passes(1.1)
     assert {to for to, what, *_ in play.told() if what == "close"} == {9}
     assert play.members() == [1, 2, 3]
     play.disconnect(3)
     comes(play, 3, term=NEXT + 1)
     assert {to for to, what, *_ in play.told() if what == "close"} == {1, 2}
     assert not play.has_group(0) or play.members() == []
+
+
+def lied_to(term: int = TERM, epoch: int = 9) -> _testing.MasterPlay:
+    """A standby that serves an epoch of a single peer, number 9, which never was."""
+    play = standby()
+    comes(play, 9, term=term, members=[peer(9)], epoch=epoch, applied=epoch)
+    goes_on(play, 9, asked(play)[9], epoch + 1)
+    assert play.members() == [9]
+    return play
+
+
+def goes_on(play: _testing.MasterPlay, liar: int, term: int, epoch: int) -> None:
+    play.says(liar, PROMISE, listed([]), term=term)
+    play.says(liar, LOG_PART, log_part([], last=True), term=term)
+    play.says(liar, ACCEPT, u64(epoch), term=term)
+    play.told()
+
+
+def test_a_master_gives_way_to_more_members_of_another_epoch() -> None:
+    play = lied_to()
+    comes(play, 1)
+    assert play.told() == [] and play.members() == [9]
+    comes(play, 2)  # two of three, and more than one
+    told = play.told()
+    assert [to for to, what, *_ in told if what == "close"] == [9]
+    play.disconnect(9)
+    play.passes(0.5)  # the third one does not come
+    term = dict.fromkeys((1, 2), NEXT + 3)
+    assert asked(play) == term
+    # The liar comes again, before these two have promised.
+    comes(play, 9, term=NEXT, members=[peer(9)], epoch=10, applied=10)
+    assert asked(play) == {9: NEXT + 3}
+    for number in (9, 1, 2):
+        play.says(number, PROMISE, listed([]), term=NEXT + 3)
+    (source,) = {to for to, what, *_ in play.told() if what == "request_log"}
+    play.says(source, LOG_PART, log_part([], last=True), term=NEXT + 3)
+    for number in (1, 2):
+        play.says(number, ACCEPT, u64(2), term=NEXT + 3)
+    assert play.members() == [1, 2, 3] and play.epoch() == 2
+
+
+def test_members_of_another_epoch_wait_for_each_other_for_a_second() -> None:
+    play = lied_to()
+    for number in (1, 2):
+        comes(play, number)
+        play.passes(0.5)
+        assert gone(play) == {}
+        play.passes(0.6)
+        assert gone(play) == {number: "the run went on without this peer"}
+        play.disconnect(number)
+    assert play.members() == [9]
+
+
+def test_a_master_does_not_give_way_to_as_many_members_as_it_has() -> None:
+    play = lied_to()
+    comes(play, 8, members=[peer(8)])
+    play.passes(1.1)
+    assert gone(play) == {8: "the run went on without this peer"}
+    play = serving()
+    for number in (7, 8, 9):
+        comes(play, number, members=[peer(7), peer(8), peer(9)])
+    play.passes(1.1)
+    assert set(gone(play)) == {7, 8, 9} and play.members() == [1, 2, 3]
+    # Nor to some members of a large epoch.
+    for number in (6, 7, 8, 9):
+        comes(play, number, members=[peer(10 + other) for other in range(4)] + [peer(number)])
+    play.passes(1.1)
+    assert play.members() == [1, 2, 3]
+
+
+def test_strangers_do_not_keep_the_run_busy() -> None:
+    play = serving()
+    strangers = [6, 7, 8, 9]
+    term, epoch = NEXT, 2
+    for _ in range(4):
+        for number in strangers:
+            comes(play, number, term=term, members=[peer(other) for other in strangers])
+        assert {1, 2, 3} <= {to for to, what, *_ in play.told() if what == "close"}
+        for number in strangers:
+            play.disconnect(number)
+        for number in (1, 2, 3):
+            comes(play, number, term=term, applied=epoch, epoch=epoch)
+        ((term, _),) = Counter(asked(play).values()).items()
+        for number in (1, 2, 3):
+            play.says(number, PROMISE, listed([]), term=term)
+        (source,) = {to for to, what, *_ in play.told() if what == "request_log"}
+        play.says(source, LOG_PART, log_part([], last=True), term=term)
+        epoch += 1
+        for number in (1, 2, 3):
+            play.says(number, ACCEPT, u64(epoch), term=term)
+        assert play.members() == [1, 2, 3] and play.epoch() == epoch
+        play.told()
+    for number in strangers:
+        comes(play, number, term=term, members=[peer(other) for other in strangers])
+    play.passes(1.1)
+    assert set(gone(play)) == set(strangers) and play.members() == [1, 2, 3]
+
+
+def test_a_false_epoch_does_not_win_over_a_proposal_in_flight() -> None:
+    play = standby()
+    proposal = accepted(TERM, 2, record(THREE, epoch=2))
+    for number in (1, 2, 3):
+        comes(play, number)
+    comes(play, 9, members=[peer(9)], epoch=9, applied=9)
+    (term,) = set(asked(play).values())
+    for number in (1, 2, 3):
+        play.says(number, PROMISE, proposal, term=term)
+    play.says(9, PROMISE, listed([]), term=term)
+    (source,) = {to for to, what, *_ in play.told() if what == "request_log"}
+    assert source in (1, 2, 3)
+    play.says(source, LOG_PART, log_part([], last=True), term=term)
+    proposed = {to for to, what, *_ in play.told() if what == "propose"}
+    assert proposed == {1, 2, 3}
+    for number in (1, 2, 3):
+        play.says(number, ACCEPT, u64(2), term=term)  # the proposal
+        play.says(number, ACCEPT, u64(3), term=term)  # the first epoch of this master
+    assert play.members() == [1, 2, 3] and play.epoch() == 3
+
+
+def test_a_master_does_not_serve_twice_with_one_term() -> None:
+    play = serving()
+    for number in (1, 2, 3):
+        play.disconnect(number)
+    play.passes(20)
+    # The members followed this master with that term, and would believe its refusal.
+    comes(play, 9, term=TERM, members=[peer(9)], epoch=9, applied=9)
+    assert asked(play) == {9: NEXT + 3}
 
 
 def test_a_member_that_repeats_a_false_term_does_not_keep_the_run_busy() -> None:
