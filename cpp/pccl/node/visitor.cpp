@@ -13,7 +13,7 @@ namespace pccl::node {
 namespace {
 
 constexpr Duration kConnectTime = std::chrono::seconds(5);
-constexpr Duration kAnswerTime = std::chrono::seconds(4);
+constexpr Duration kReplyTime = std::chrono::seconds(4);
 
 }  // namespace
 
@@ -93,7 +93,7 @@ Result<wire::RunStatus> ask_status(const wire::Address& master, const Settings& 
   if (const Status said = visitor.say(wire::AskStatus{}); !said) return said.error();
   wire::Bytes bytes;
   for (bool last = false; !last;) {
-    const Result<wire::Frame> frame = visitor.hear(kAnswerTime);
+    const Result<wire::Frame> frame = visitor.hear(kReplyTime);
     if (!frame) return frame.error();
     const auto* part = std::get_if<wire::StatusPart>(&frame->message);
     if (part == nullptr || bytes.size() > wire::kMaxPayload)
@@ -113,7 +113,7 @@ Result<std::string> command(const wire::Address& master, const wire::Command& co
   Visitor visitor(master, settings, secret);
   if (const Status there = visitor.connect(); !there) return there.error();
   if (const Status said = visitor.say(command); !said) return said.error();
-  const Result<wire::Frame> frame = visitor.hear(kAnswerTime);
+  const Result<wire::Frame> frame = visitor.hear(kReplyTime);
   if (!frame) return frame.error();
   const auto* result = std::get_if<wire::CommandResult>(&frame->message);
   if (result == nullptr) return {Code::refused, "the master does not answer with a result"};
