@@ -604,9 +604,10 @@ void Master::take_over(std::uint32_t group, const Base& base, Instant now) {
   quorums_.insert_or_assign(group, std::move(quorum));
   served_terms_.insert(recovery.term);
   if (served_terms_.size() > kMaxServedTerms) served_terms_.erase(served_terms_.begin());
+  const auto here = std::ranges::count_if(seats_of(last.record),
+                                          [&](const Seat& seat) { return seats.contains(seat); });
   log("group " + std::to_string(group) + ": taken over with term " + std::to_string(recovery.term) +
-      " from epoch " + std::to_string(last.record.epoch) + "; " +
-      std::to_string(recovery.reports.size()) + " of " +
+      " from epoch " + std::to_string(last.record.epoch) + "; " + std::to_string(here) + " of " +
       std::to_string(last.record.members.size()) + " members are here");
   // Not in `groups_` during rebuild(), which asks for the census.
   auto rebuilt = Group::rebuild(group, options_, *this, last, recovery.reports, entries, now);
