@@ -136,8 +136,8 @@ def test_ctrl_c_during_the_transfer_ends_the_sync_for_all_and_nothing_is_written
     # The newcomer interrupts a member, and freezes until that has had its effect.
     strike(late, signal.SIGINT, peers[1].pid, freeze=True)
     tell(peers, sync(until=3))
-    interrupted(peers[1].next(5))
     os.waitid(os.P_PID, late[0].pid, os.WSTOPPED)
+    interrupted(peers[1].next(5))
     late[0].signal(signal.SIGCONT)
     gave_up(peers[1])
     # The next one succeeds, and reports its progress.
