@@ -181,7 +181,7 @@ def _writable(leaf: object, func: str, where: str) -> Sequence[Buffer]:
             if not array.flags.writeable:
                 raise InvalidArgument.because("", "the array is read-only")
             axes = zip(array.strides, array.shape, strict=True)
-            if any(stride == 0 and extent > 1 for stride, extent in axes):
+            if array.size and any(stride == 0 and extent > 1 for stride, extent in axes):
                 raise InvalidArgument.because("", "its elements share memory (it was broadcast)")
     return buffers
 

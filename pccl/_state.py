@@ -23,6 +23,7 @@ from pccl.frameworks import Array, Node, Place, Shared
 _MAX_HINT = 2000  # bytes; entries deeper than that cannot be built where they are missing
 PYTHON = "Python "  # begins the kinds of values
 
+_PART = ", "  # in the kinds of arrays, before which part of a spread array it is
 _KINDS = {"None", "bool", "int", "float", "str"}  # of values
 
 Entry = tuple[str, str, tuple[int, ...], str, bool, Array, bool, Place | None]
@@ -202,8 +203,9 @@ class State:
         hint = json.dumps([shared.origin, *way], separators=(",", ":"))
         if len(hint.encode()) > _MAX_HINT:
             hint = json.dumps([shared.origin])
+        kind = shared.kind + (_PART + shared.part if shared.part else "")
         memory = (shared.data, shared.writable, shared.place)
-        self.entries.append((path, shared.kind, shared.shape, hint, False, *memory))
+        self.entries.append((path, kind, shared.shape, hint, False, *memory))
         self._leaves[path] = leaf
 
     def _attach(self, way: Sequence[_Step], leaf: _Leaf) -> None:
@@ -281,6 +283,8 @@ def _check_kind(origin: str, kind: str, shape: Sequence[int], size: int) -> None
         if kind.removeprefix(PYTHON) not in _KINDS:
             raise _Misfit(f"this version knows no {kind}")
         return
+    if _PART in kind:
+        raise _Misfit(f"it is {kind} of a DTensor, which only this peer's program can make")
     try:
         made = _arrays.adopt(origin, kind, (0,), np.empty(0, np.uint8))
         found = _arrays.share(made).kind
@@ -333,7 +337,12 @@ def _adopt(origin: str, kind: str, shape: tuple[int, ...], data: Array, like: ob
     """A leaf with these bytes; `like` is the old one, None for a new one of `origin`'s arrays."""
     if kind.startswith(PYTHON):
         return decode(kind, data)
-    return _arrays.adopt(origin, kind, shape, data, like)
+    return _arrays.adopt(origin, dtype_of(kind), shape, data, like)
+
+
+def dtype_of(kind: str) -> str:
+    """The dtype's name in the kind of an array's entry."""
+    return kind.partition(_PART)[0]
 
 
 def encode(value: object) -> tuple[str, bytes] | None:

@@ -219,8 +219,17 @@ def _shared_leaves(request: Request) -> list[Shared]:
         if isinstance(leaf, bool | int | float | complex) and not isinstance(leaf, np.generic):
             leaf = np.asarray(leaf)
         with located(request.func, where):
-            found.append(_arrays.share(leaf))
+            found.append(_share(leaf))
     return found
+
+
+def _share(leaf: object) -> Shared:
+    """The bytes of an array that is whole."""
+    shared = _arrays.share(leaf)
+    if shared.part:
+        sentence = "an array that is spread over ranks goes with allreduce and sync only"
+        raise NotSupported.because("", sentence)
+    return shared
 
 
 def _entries(paths: Sequence[str], shared: Sequence[Shared]) -> list[Entry]:
@@ -249,7 +258,7 @@ def _targets(
         if not frameworks.can_be_written(leaf):
             request.refuse(f"{where} cannot be written")
         with located(request.func, where):
-            target = _arrays.share(leaf)
+            target = _share(leaf)
         shape = source.shape if parts is None else (parts, *source.shape)
         have, want = Entry("", target.kind, target.shape), Entry("", source.kind, shape)
         request.check_target(where, [have], [want])
@@ -345,7 +354,7 @@ def reduce_into(request: Request) -> ReduceInfo:
 
 def _memory_of(array: Any, func: str, where: str, *, writable: bool) -> Shared:
     with located(func, where):
-        shared = _arrays.share(array)
+        shared = _share(array)
         # The bytes of an array on a device are a copy, from which it is filled.
         here = frameworks.device_adapter(array) is None
         if writable and here and not shared.writable:

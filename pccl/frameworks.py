@@ -64,6 +64,7 @@ class Shared(NamedTuple):
         writable: Bytes written to `data` are the array's new ones.
         origin: The framework: first part of its module's name; "" for NumPy.
         place: Its elements' memory. None: that of `data` if it is writable, else nobody else's.
+        part: Which part it is of an array that is spread over ranks; "" for a whole one.
     """
 
     kind: str
@@ -72,6 +73,7 @@ class Shared(NamedTuple):
     writable: bool
     origin: str
     place: Place | None = None
+    part: str = ""
 
 
 class Node(NamedTuple):

@@ -208,16 +208,18 @@ def _as_kind_of(like: Any, made: torch.Tensor) -> torch.Tensor:
 def share(leaf: torch.Tensor) -> Shared:
     """The tensor's bytes; its own memory when it is contiguous and in CPU memory.
 
+    A DTensor's bytes are those of its local shard.
+
     Raises:
-        NotSupported: Not a plain dense tensor.
-        InvalidArgument: Its elements share memory, so that it cannot be written.
+        NotSupported: Not dense.
+        InvalidArgument: Its elements share memory, so that it cannot be written, or it is a DTensor
+            with a partial placement.
     """
-    if _is_dtensor(leaf):
-        raise NotSupported.because("", "DTensor is not supported yet; pass its local tensor")
-    _check_dense(leaf)
-    if overlaps(leaf.shape, leaf.stride(), 1):
+    local = _local(leaf)
+    _check_dense(local)
+    if overlaps(local.shape, local.stride(), 1):
         raise InvalidArgument.because("", "its elements share memory (expanded?); pass a clone")
-    plain = leaf.detach()
+    plain = local
     own = plain.device.type == "cpu" and plain.is_contiguous()
     own = own and not plain.is_neg() and not plain.is_conj()
     if not own:
@@ -226,12 +228,24 @@ def share(leaf: torch.Tensor) -> Shared:
         data = plain.reshape(-1).view(torch.uint8).numpy()
     except (RuntimeError, TypeError) as error:
         raise NotSupported.because("", f"torch gives no NumPy view: {error}") from error
-    kind = str(leaf.dtype).removeprefix("torch.")
-    size = leaf.element_size()
-    strides = tuple(size * stride for stride in leaf.stride())
-    reading = "conjugated" * leaf.is_conj() + "negated" * leaf.is_neg()
-    place = Place(leaf.data_ptr(), size, tuple(leaf.shape), strides, reading, written=True)
-    return Shared(kind, tuple(leaf.shape), data, own, "torch", place)
+    kind = str(local.dtype).removeprefix("torch.")
+    size = local.element_size()
+    strides = tuple(size * stride for stride in local.stride())
+    reading = "conjugated" * local.is_conj() + "negated" * local.is_neg()
+    place = Place(local.data_ptr(), size, tuple(local.shape), strides, reading, written=True)
+    return Shared(kind, tuple(local.shape), data, own, "torch", place, _part_of(leaf))
+
+
+def _part_of(leaf: Any) -> str:
+    """Which part a DTensor's local shard is, for each axis of its mesh: "shard 0 of 2, replica"."""
+    if not _is_dtensor(leaf):
+        return ""
+    mesh = leaf.device_mesh
+    axes = zip(leaf.placements, mesh.get_coordinate(), mesh.shape, strict=True)
+    return ", ".join(
+        "replica" if placement.is_replicate() else f"shard {place} of {size}"
+        for placement, place, size in axes
+    )
 
 
 def adopt(
@@ -247,7 +261,7 @@ def adopt(
         made = torch.from_numpy(data).view(dtype).reshape(shape)
     if like is None:
         return made
-    like.detach().copy_(made)
+    _local(like).copy_(made)
     return like
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from pccl import _core
-from pccl._state import PYTHON, State, decode, encode
+from pccl._state import PYTHON, State, decode, dtype_of, encode
 from pccl.errors import InvalidArgument, NotSupported
 from pccl.frameworks import Array
 
@@ -98,11 +98,12 @@ def save(path: _Path, state: object, *, revision: int, keep: int | None = None) 
             entries.append(_Entry(name, kind, [], hint, _to_json(decode(kind, data))))
             continue
         entries.append(_Entry(name, kind, list(shape), hint, None))
-        plain = kind if kind in _DTYPES else "uint8"
+        dtype = dtype_of(kind)
+        plain = dtype if dtype in _DTYPES else "uint8"
         memory.append(data)
         tensors[name] = safetensors.TensorSpec(
             dtype=plain,
-            shape=shape if kind in _DTYPES else [data.size],
+            shape=shape if dtype in _DTYPES else [data.size],
             data_ptr=data.ctypes.data,
             data_len=data.size,
         )
