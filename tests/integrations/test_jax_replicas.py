@@ -49,20 +49,26 @@ def free_address() -> Iterator[str]:
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-def train(folder: Path, dies: bool) -> dict[str, tuple[int, str]]:
-    """How each process ends, and what it prints. The last one of "b" may be killed."""
+def train(folder: Path, dies: bool, returns: bool = False) -> dict[str, tuple[int, str]]:
+    """How each process ends, and what it prints. The last one of "b" may be killed.
+
+    If "b" returns, "a" waits for it.
+    """
     with ExitStack() as stack:
         master = stack.enter_context(pccl.MasterNode("127.0.0.1:0", min_peers=len(REPLICAS)))
         env = {"PCCL_MASTER": master.address, "PCCL_BIND": "127.0.0.1", "JAX_PLATFORMS": "cpu"}
-        started = {}
-        for name in REPLICAS:
+        env["PYTHONPATH"] = str(Path(__file__).with_name("dies"))
+        env["DIES_ONCE"] = str(folder / "died")
+
+        def begin(name: str) -> dict[str, subprocess.Popen[bytes]]:
             address = stack.enter_context(free_address())
+            started = {}
             for rank in range(SIZE):
-                more = {}
-                if dies and (name, rank) == ("b", SIZE - 1):
-                    more = {"PCCL_LOCAL_RANK": "1", "DIES_AT": str(KILLED)}
-                    more["DIES_ONCE"] = str(folder / "died")
-                    more["PYTHONPATH"] = str(Path(__file__).with_name("dies"))
+                more = {"PCCL_LOCAL_RANK": str(rank)}
+                if dies and name == "b":
+                    more["DIES_AT"] = str(KILLED)
+                if returns and name == "a":
+                    more["WAITS_AT"] = str(KILLED + 2)  # after a step alone
                 with (folder / f"{name}{rank}").open("wb") as out:
                     process = subprocess.Popen(
                         [
@@ -80,8 +86,15 @@ def train(folder: Path, dies: bool) -> dict[str, tuple[int, str]]:
                 stack.callback(process.wait)
                 stack.callback(process.kill)
                 started[f"{name}{rank}"] = process
-        codes = {name: process.wait(LIMIT) for name, process in started.items()}
-    return {name: (code, (folder / name).read_text()) for name, code in codes.items()}
+            return started
+
+        first, second = map(begin, REPLICAS)
+        if returns:
+            codes = [process.wait(LIMIT) for process in second.values()]
+            assert codes[-1] == -signal.SIGKILL and 0 not in codes
+            second = begin("b")
+        ended = {name: process.wait(LIMIT) for name, process in (first | second).items()}
+    return {name: (code, (folder / name).read_text()) for name, code in ended.items()}
 
 
 def test_sharded_replicas_have_the_loss_of_one_process(tmp_path: Path) -> None:
@@ -99,3 +112,11 @@ def test_a_replica_goes_on_when_a_process_of_another_one_is_killed(tmp_path: Pat
     (first,), (second,) = (losses(shown) for _, shown in survivors)
     assert first == second < 1e-3, survivors
     assert all("; 1 member goes on" in shown for _, shown in survivors), survivors
+
+
+def test_a_replica_that_is_started_again_receives_its_shards(tmp_path: Path) -> None:
+    ended = train(tmp_path, dies=True, returns=True)
+    assert [status for status, _ in ended.values()] == [0] * 4, ended
+    assert "; 1 member goes on" in ended["a0"][1], ended
+    shown = [losses(text) for _, text in ended.values()]
+    assert shown == [shown[0]] * 4 and shown[0][0] < 1e-3, ended

@@ -1,7 +1,8 @@
 """Python imports this at its start, where the folder is in PYTHONPATH.
 
-The second rank of `pccl run` is killed in its reduction number DIES_AT. The file at DIES_ONCE
-remembers that it was.
+The second rank of `pccl run` or torchrun is killed in its reduction number DIES_AT. The file at
+DIES_ONCE remembers that it was. With WAITS_AT=n in the environment all ranks wait at their
+admission point number n until the lost one is back.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import os
 import signal
 from typing import Any
 
-if os.environ.get("PCCL_LOCAL_RANK") == "1" and not os.path.exists(os.environ["DIES_ONCE"]):
+rank = os.environ.get("LOCAL_RANK", os.environ.get("PCCL_LOCAL_RANK"))
+if "DIES_AT" in os.environ and rank == "1" and not os.path.exists(os.environ["DIES_ONCE"]):
     import pccl
 
     reduce, left = pccl.allreduce, int(os.environ["DIES_AT"])
@@ -24,3 +26,21 @@ if os.environ.get("PCCL_LOCAL_RANK") == "1" and not os.path.exists(os.environ["D
         return reduce(*args, **keywords)
 
     pccl.allreduce = reduce_or_die  # type: ignore[assignment]
+
+if "WAITS_AT" in os.environ and rank is not None:
+    import threading
+
+    import pccl
+
+    admit, points, pause = pccl.admit, int(os.environ["WAITS_AT"]), threading.Event()
+
+    def admit_the_lost_one() -> bool:
+        global points
+        points -= 1
+        grown = admit()
+        while points == 0 and pccl.world_size() == 1:
+            pause.wait(0.02)
+            grown = admit() or grown
+        return grown
+
+    pccl.admit = admit_the_lost_one  # type: ignore[assignment]
