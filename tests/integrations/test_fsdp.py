@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from launches import LIMIT, example, losses
+from launches import LIMIT, RUNNER, example, losses
 
 import pccl
 
@@ -44,6 +44,7 @@ def reference() -> float:
 def train(folder: Path, more: dict[str, dict[str, str]]) -> dict[str, str]:
     """What each replica prints. `more`: settings of one replica."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
+    torchrun += [f"--nproc-per-node={SIZE}", str(RUNNER)]
     with ExitStack() as stack:
         master = stack.enter_context(pccl.MasterNode("127.0.0.1:0", min_peers=len(REPLICAS)))
         env = {"PCCL_MASTER": master.address, "PCCL_BIND": "127.0.0.1", "OMP_NUM_THREADS": "1"}
@@ -53,7 +54,7 @@ def train(folder: Path, more: dict[str, dict[str, str]]) -> dict[str, str]:
         for name in REPLICAS:
             with (folder / name).open("wb") as out:
                 process = subprocess.Popen(
-                    [*torchrun, f"--nproc-per-node={SIZE}", example("fsdp_replicas"), name],
+                    [*torchrun, example("fsdp_replicas"), name],
                     stdout=out,
                     stderr=subprocess.STDOUT,
                     cwd=folder,  # not the source tree, which has no extension
@@ -75,7 +76,7 @@ def test_sharded_replicas_have_the_loss_of_one_process(tmp_path: Path) -> None:
 
 def test_a_replica_that_lost_a_process_comes_back_with_its_shards(tmp_path: Path) -> None:
     died = tmp_path / "died"
-    dies = {"PYTHONPATH": DIES, "DIES_AT": str(KILLED), "DIES_ONCE": str(died)}
+    dies = {"DIES_AT": str(KILLED), "DIES_ONCE": str(died)}
     # Both ranks of the other replica have made a step alone before they wait.
     waits = {"PYTHONPATH": DIES, "WAITS_AT": str(KILLED + 2)}
     ended = train(tmp_path, {"a": waits, "b": dies})

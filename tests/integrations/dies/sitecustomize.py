@@ -1,8 +1,8 @@
 """Python imports this at its start, where the folder is in PYTHONPATH.
 
-The second rank of `pccl run` or torchrun is killed in its reduction number DIES_AT. The file at
-DIES_ONCE remembers that it was. With WAITS_AT=n in the environment all ranks wait at their
-admission point number n until the lost one is back.
+The second rank of `pccl run` is killed in its reduction number DIES_AT. The file at DIES_ONCE
+remembers that it was. With WAITS_AT=n all ranks, also those of torchrun, wait at their admission
+point number n until the lost one is back.
 """
 
 from __future__ import annotations
