@@ -324,3 +324,30 @@ def test_of_two_masters_that_serve_the_one_with_the_higher_term_counts(
     for masters in ("woken,serves,down", "serves,woken,frozen", "frozen,down,woken,serves"):
         assert ask_any(masters)[0] == "serves"
     never.set()
+
+
+def test_the_status_says_how_each_of_several_masters_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = [{"group": 0, "members": [{"rank": 0}]}]
+
+    def ask(address: str) -> dict[str, Any]:
+        if address.startswith("192.0.2.3"):
+            raise Unreachable.because("ask_status", "nobody is there")
+        return {"groups": groups if address.startswith("192.0.2.2") else [], "term": 4}
+
+    monkeypatch.setattr(_core, "ask_status", ask)
+    masters = "192.0.2.1:1,192.0.2.2:1,192.0.2.3:1"
+    assert cli.main(["status", masters, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["masters"] == [
+        {"address": "192.0.2.1:1", "state": "stands by", "reason": ""},
+        {"address": "192.0.2.2:1", "state": "serves", "reason": ""},
+        {"address": "192.0.2.3:1", "state": "no answer", "reason": "nobody is there"},
+    ]
+    assert cli.main(["status", masters]) == 1
+    shown = capsys.readouterr().out
+    assert "192.0.2.1:1 (stands by), 192.0.2.2:1 (serves), 192.0.2.3:1 (no answer)" in shown
+    assert "master 192.0.2.3:1 does not answer: nobody is there." in shown
+    assert cli.main(["status", "192.0.2.1:1,192.0.2.2:1"]) == 0
+    assert cli.main(["status", "192.0.2.2:1", "--json"]) == 0
+    assert "masters" not in json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -265,6 +265,12 @@ def test_keys_choose_the_group_and_what_else_is_shown(view: top.View) -> None:
     assert any("next group" in line for line in drawn(view))
 
 
+def test_masters_that_do_not_answer_are_shown(view: top.View) -> None:
+    seen = [{"address": "a:1", "state": "serves"}, {"address": "b:1", "state": "no answer"}]
+    view.status = read({**statuses.healthy(), "masters": seen})
+    assert "Masters: a:1 (serves), b:1 (no answer)" in "\n".join(drawn(view))
+
+
 def test_more_members_than_lines_are_scrolled(view: top.View) -> None:
     given = statuses.healthy()
     one = given["groups"][0]["members"][0]

@@ -129,6 +129,13 @@ def run_line(status: Status) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def masters_line(status: Status) -> str:
+    """How the masters answer; "" if only one was asked."""
+    if not status.masters:
+        return ""
+    return "Masters: " + ", ".join(f"{one.address} ({one.state})" for one in status.masters)
+
+
 def group_line(group: Group) -> str:
     """A line about the whole group."""
     counts = f"{group.operations} operations, {group.aborted} aborted"
@@ -228,6 +235,8 @@ def link_line(group: Group, link: Link) -> str:
 
 def _print(status: Status, wrong: Sequence[str]) -> None:
     screen.line(run_line(status))
+    if status.masters:
+        screen.line(masters_line(status))
     for group in status.groups:
         _print_group(group)
     if status.events:

@@ -22,6 +22,7 @@ __all__ = [
     "Event",
     "Group",
     "Link",
+    "Master",
     "Member",
     "Newcomer",
     "Plan",
@@ -192,8 +193,20 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Master:
+    """One of a run's masters, as who asks sees it. `reason`: of a state that is not well."""
+
+    address: str = ""
+    state: str = ""
+    reason: str = ""
+
+
+SERVES, STANDS_BY, NO_ANSWER = "serves", "stands by", "no answer"  # states of masters
+
+
+@dataclass(frozen=True)
 class Status:
-    """A run as its master sees it."""
+    """A run as its master sees it. `masters`: empty if only one was asked."""
 
     software: str = ""
     run: str = ""
@@ -207,6 +220,7 @@ class Status:
     groups: tuple[Group, ...] = ()
     groups_left_out: int = 0
     events: tuple[Event, ...] = ()
+    masters: tuple[Master, ...] = ()
 
     def group(self, number: int) -> Group | None:
         """The group with that number; None: the master knows none."""
@@ -269,7 +283,12 @@ def _printable(text: str) -> str:
 
 def troubles(status: Status) -> list[str]:
     """Sentences about what an operator should look at; none: all is well."""
-    return [sentence for group in status.groups for sentence in _troubles_of(group)]
+    silent = [
+        f"master {one.address} does not answer" + (f": {one.reason}" if one.reason else "")
+        for one in status.masters
+        if one.state == NO_ANSWER
+    ]
+    return silent + [sentence for group in status.groups for sentence in _troubles_of(group)]
 
 
 def _troubles_of(group: Group) -> Iterator[str]:
@@ -354,13 +373,19 @@ def master_of(given: str | None) -> str:
 
 # For other masters, once one has answered that it serves members.
 _OTHERS_SECONDS = 0.2
+_PATIENCE_SECONDS = 2.0  # the same, where the answer says which masters are there
 
 
-def ask_any(masters: str) -> tuple[str, dict[str, Any]]:
+def ask_any(masters: str, *, others: float = _OTHERS_SECONDS) -> tuple[str, dict[str, Any]]:
     """The status of the master that serves members, and its address.
 
     The higher term wins if two do: one of them was frozen, and has not found yet that its members
-    are gone. If none serves members, it is the status of the first one that answers.
+    are gone. If none serves members, it is the status of the first one that answers. Of several
+    masters, the status says how each of them answers.
+
+    Args:
+        masters: Addresses, with commas between them.
+        others: Seconds in which other masters may answer when one has that serves members.
 
     Raises:
         PCCLError: No master answers.
@@ -368,6 +393,35 @@ def ask_any(masters: str) -> tuple[str, dict[str, Any]]:
     addresses = [address.strip() for address in masters.split(",")]
     if len(addresses) == 1:
         return addresses[0], _core.ask_status(addresses[0])
+    heard = _hear(addresses, others)
+    answers = {index: one for index, one in heard.items() if not isinstance(one, PCCLError)}
+    if not answers:
+        failure = heard[min(heard)]
+        assert isinstance(failure, PCCLError)
+        raise failure
+    serving = {index: one for index, one in answers.items() if _serves(one)}
+    index = max(serving, key=lambda number: serving[number]["term"]) if serving else min(answers)
+    seen = [
+        dataclasses.asdict(_seen(address, heard.get(number), number in serving))
+        for number, address in enumerate(addresses)
+    ]
+    return addresses[index], {**answers[index], "masters": seen}
+
+
+def _serves(answer: dict[str, Any]) -> bool:
+    return any(group["members"] for group in answer["groups"])
+
+
+def _seen(address: str, answer: dict[str, Any] | PCCLError | None, serves: bool) -> Master:
+    if answer is None:
+        return Master(address, NO_ANSWER)
+    if isinstance(answer, PCCLError):
+        return Master(address, NO_ANSWER, advised(answer.reason or str(answer)))
+    return Master(address, SERVES if serves else STANDS_BY)
+
+
+def _hear(addresses: list[str], others: float) -> dict[int, dict[str, Any] | PCCLError]:
+    """The answers that come in time, by the index of the address."""
     answers: queue.SimpleQueue[tuple[int, dict[str, Any] | PCCLError]] = queue.SimpleQueue()
 
     def ask_one(index: int) -> None:
@@ -379,7 +433,6 @@ def ask_any(masters: str) -> tuple[str, dict[str, Any]]:
     for index in range(len(addresses)):  # at once: one that is frozen must not delay the others
         threading.Thread(target=ask_one, args=(index,), daemon=True).start()
     heard: dict[int, dict[str, Any] | PCCLError] = {}
-    serving: dict[int, dict[str, Any]] = {}
     until = None
     while len(heard) < len(addresses):
         try:
@@ -388,19 +441,9 @@ def ask_any(masters: str) -> tuple[str, dict[str, Any]]:
         except queue.Empty:
             break
         heard[index] = answer
-        if not isinstance(answer, PCCLError) and any(g["members"] for g in answer["groups"]):
-            serving[index] = answer
-            until = until or time.monotonic() + _OTHERS_SECONDS
-    if serving:
-        index = max(serving, key=lambda number: serving[number]["term"])
-        return addresses[index], serving[index]
-    ordered = [(addresses[index], heard[index]) for index in sorted(heard)]
-    for address, answer in ordered:
-        if not isinstance(answer, PCCLError):
-            return address, answer
-    failure = ordered[0][1]
-    assert isinstance(failure, PCCLError)
-    raise failure
+        if not isinstance(answer, PCCLError) and _serves(answer):
+            until = until or time.monotonic() + others
+    return heard
 
 
 Result = typing.TypeVar("Result")
@@ -433,6 +476,6 @@ def ask(master: str) -> dict[str, Any]:
         Misuse: It did not answer.
     """
     try:
-        return in_background(lambda: ask_any(master)[1])
+        return in_background(lambda: ask_any(master, others=_PATIENCE_SECONDS)[1])
     except PCCLError as error:
         raise Misuse(advised(error.reason or str(error))) from None

@@ -20,6 +20,7 @@ from pccl.tools.parsing import Misuse, advised, endpoints, seconds
 from pccl.tools.status import (
     BROKEN,
     HELD_SECONDS,
+    NO_ANSWER,
     Group,
     Member,
     Status,
@@ -33,6 +34,7 @@ from pccl.tools.status import (
 __all__: list[str] = []
 
 _EVENTS = 5
+_OTHERS_SECONDS = 1.0  # for standbys, once the master that serves has answered
 # Key -> what it sorts by, and the value; the greatest first, where `True`.
 _ORDERS: dict[str, tuple[str, Callable[[Member], Any], bool]] = {
     "r": ("rank", lambda member: member.rank, False),
@@ -123,7 +125,7 @@ class _Watch:
         while not self._stopped.is_set():
             status, failure = None, ""
             try:
-                status = read(ask_any(self._master)[1])
+                status = read(ask_any(self._master, others=_OTHERS_SECONDS)[1])
             except PCCLError as error:
                 failure = advised(error.reason or str(error))
             except Unreadable as error:
@@ -198,6 +200,9 @@ class View:
                 top.append(Text("asking the master"))
             return Lines(*top, self._foot())
         top.append(Text(show.run_line(self.status), no_wrap=True, overflow="ellipsis"))
+        if self.status.masters:
+            silent = any(one.state == NO_ANSWER for one in self.status.masters)
+            top.append(Text(show.masters_line(self.status), style="bold red" if silent else ""))
         group = self.group()
         if group is None:
             return Lines(*top, Text("Nobody has joined yet."), self._foot())
