@@ -48,6 +48,10 @@ class Result:
     wrong: str = ""
 
 
+_SLOW_SECONDS = 0.5  # of an answer of a master
+_SILENT_SECONDS = 0.7  # without a heartbeat, which comes every 0.3 s
+
+
 def sentences(status: Status | None, age: float) -> Iterator[str]:
     """A status as sentences, with the events of the last `age` seconds."""
     if status is None:
@@ -57,6 +61,9 @@ def sentences(status: Status | None, age: float) -> Iterator[str]:
         yield "admission is paused"
     if status["restarts"]:
         yield f"restarts {status['restarts']}"
+    for master in status.get("masters", []):
+        if master["state"] == "no answer":
+            yield f"master {master['address']} does not answer"
     for group in status["groups"]:
         names = {member["rank"]: member["name"] for member in group["members"]}
         count = len(names)
@@ -68,6 +75,8 @@ def sentences(status: Status | None, age: float) -> Iterator[str]:
                 yield f"{member['name']} is draining"
             if not member["connected"]:
                 yield f"{member['name']} is not connected"
+            if member["heard_seconds"] > _SILENT_SECONDS:
+                yield f"{member['name']} is silent"
         for call in group["calls"]:
             if call["missing"] and call["seconds"] > 0.3:
                 missing = ", ".join(names.get(rank, "?") for rank in call["missing"])
@@ -80,6 +89,11 @@ def sentences(status: Status | None, age: float) -> Iterator[str]:
 def said(run: Run, since: float) -> list[str]:
     """The sentences that are new in the status since then, each once."""
     seen = list(run.seen)
+    late = [
+        f"the answer took {answered - asked:.1f} s"
+        for asked, answered, _ in seen
+        if answered >= since and answered - asked > _SLOW_SECONDS
+    ]
     found = dict.fromkeys(
         sentence
         for asked, answered, status in seen
@@ -92,7 +106,8 @@ def said(run: Run, since: float) -> list[str]:
         if asked < since
         for sentence in sentences(status, 0.0)
     }
-    return [sentence for sentence in found if sentence not in known] or list(found)
+    new = late + [sentence for sentence in found if sentence not in known]
+    return new or list(found)
 
 
 def meet(run: Run, fault: Fault, slack: float) -> Result:
@@ -117,7 +132,7 @@ def meet(run: Run, fault: Fault, slack: float) -> Result:
         if told:
             raise Failed("told of a failure: " + "; ".join(told))
         result.said = said(run, begun)
-        if not re.search(fault.shows, "\n".join(result.said)):
+        if fault.shows is not None and not re.search(fault.shows, "\n".join(result.said)):
             raise Failed(f"the status did not show it: {result.said}")
         if fault.pause is not None and result.pause > fault.pause + slack:
             raise Failed(f"members paused for longer than {fault.pause:.2f} s")

@@ -35,7 +35,8 @@ class Fault:
     Attributes:
         name: What happens, for the table.
         make: Makes it, and ends it if it is not for good. Returns how many train afterwards.
-        shows: A regular expression: what the status must say while it lasts.
+        shows: A regular expression: what the status must say while it lasts. None: it says nothing
+            of this fault, which members mend before the master hears of it, or which is slowness.
         needs_lab: It is a fault of a network.
         in_short: It is in the short form.
         masters: Whether the run has one or several. None: it does not matter.
@@ -47,7 +48,7 @@ class Fault:
 
     name: str
     make: Callable[[Run], int]
-    shows: str
+    shows: str | None
     needs_lab: bool = False
     in_short: bool = False
     masters: Literal["one", "several"] | None = None
@@ -430,7 +431,12 @@ FAULTS = [
         masters="several",
         victims=tuple(f"peer{number}" for number in range(1, 100)),
     ),
-    Fault("a peer is stopped for a second", stopped_for_a_second, r"wait.*peer1", victims=_NOBODY),
+    Fault(
+        "a peer is stopped for a second",
+        stopped_for_a_second,
+        r"wait.*peer1|peer1 is silent",
+        victims=_NOBODY,
+    ),
     Fault("a peer is frozen until it is out", frozen_until_it_is_out, r"not heard", in_short=True),
     Fault("a peer gets SIGTERM", told_to_end, r"peer1 is out: it left", in_short=True),
     Fault("a peer gets Ctrl-C", interrupted, r"peer1 is out", errors=("PeerLost",)),
@@ -473,7 +479,9 @@ FAULTS = [
         masters="one",
         victims=_NOBODY,
     ),
-    Fault("the master is stopped for a second", the_master_is_stopped, r"", victims=_NOBODY),
+    Fault(
+        "the master is stopped for a second", the_master_is_stopped, r"answer took", victims=_NOBODY
+    ),
     Fault(
         "the master that serves is killed",
         the_serving_master_is_killed,
@@ -500,13 +508,19 @@ FAULTS = [
         victims=_NOBODY,
         pause=_FAILOVER_SECONDS,
     ),
-    Fault("a standby is killed", a_standby_is_killed, r"", masters="several", victims=_NOBODY),
+    Fault(
+        "a standby is killed",
+        a_standby_is_killed,
+        r"does not answer",
+        masters="several",
+        victims=_NOBODY,
+    ),
     Fault("the line of two peers is cut", a_line_is_cut, r"peer", needs_lab=True, victims=_NOBODY),
     Fault("a peer is cut off", a_peer_is_cut_off, r"peer1 is out", needs_lab=True, in_short=True),
-    Fault("a peer's line is slow", a_line_is_slow, r"", needs_lab=True, victims=_NOBODY),
-    Fault("a peer's line loses 5 %", a_line_is_lossy, r"", needs_lab=True, victims=_NOBODY),
-    Fault("connections are reset", connections_are_reset, r"", needs_lab=True, victims=_NOBODY),
-    Fault("a peer's disk is full", the_disk_is_full, r"", victims=_NOBODY),
+    Fault("a peer's line is slow", a_line_is_slow, None, needs_lab=True, victims=_NOBODY),
+    Fault("a peer's line loses 5 %", a_line_is_lossy, None, needs_lab=True, victims=_NOBODY),
+    Fault("connections are reset", connections_are_reset, None, needs_lab=True, victims=_NOBODY),
+    Fault("a peer's disk is full", the_disk_is_full, None, victims=_NOBODY),
     Fault("a peer's clock jumps by a day", the_clock_jumps, r"late", victims=_NOBODY),
     Fault(
         "the operator kicks a peer",
@@ -516,5 +530,5 @@ FAULTS = [
     ),
     Fault("the operator drains a peer", drained_by_the_operator, r"the operator asks .*peer1"),
     Fault("the operator pauses admission", admission_is_paused, r"late", victims=_NOBODY),
-    Fault("the machine is busy", the_machine_is_busy, r"", victims=_NOBODY),
+    Fault("the machine is busy", the_machine_is_busy, None, victims=_NOBODY),
 ]
