@@ -16,6 +16,15 @@ namespace {
 // How long a restarted master waits for more members once a majority has returned.
 constexpr Duration kRecoveryGrace = std::chrono::seconds(1);
 
+// REQUIRES: its record is plausible; otherwise names may be anything.
+std::string name_of(const wire::Rejoin& rejoin) {
+  return wire::shown_name(rejoin.record.members, rejoin.id);
+}
+
+Status wrong_report(const std::string& who, const std::string& what = {}) {
+  return Status(Code::evicted, "the report of peer " + who + " is inconsistent" + what);
+}
+
 }  // namespace
 
 bool plausible(const wire::EpochRecord& record, const Options& options) {
@@ -29,10 +38,6 @@ bool plausible(const wire::EpochRecord& record, const Options& options) {
          record.points <= kMaxCount && topology::valid(record.plan, ids.size());
 }
 
-Status wrong_report(const PeerId& id, const std::string& what) {
-  return Status(Code::evicted, "the report of peer " + id.brief() + " is inconsistent" + what);
-}
-
 // Whether a member's report is consistent. A restarted master cannot check whether it is true, and
 // passes it on to the other members.
 Status check(const wire::Rejoin& rejoin, const Options& options) {
@@ -41,24 +46,24 @@ Status check(const wire::Rejoin& rejoin, const Options& options) {
   const bool member = std::ranges::any_of(
       members, [&](const auto& known) { return known.id == rejoin.id && known.seal == seal; });
   if (!member || !plausible(rejoin.record, options) || rejoin.applied > kMaxCount)
-    return wrong_report(rejoin.id);
+    return wrong_report(rejoin.id.brief());
   if (const Status relays = wire::check_relays(rejoin.record); !relays)
-    return wrong_report(rejoin.id, ": " + relays.error().reason);
+    return wrong_report(name_of(rejoin), ": " + relays.error().reason);
   return {};
 }
 
 // Whether a complete log is consistent: consecutive entries up to the last one applied.
 Status check_log(const wire::Rejoin& rejoin, const std::vector<wire::LogEntry>& log,
                  const Options& options) {
-  if (log.size() > rejoin.applied) return wrong_report(rejoin.id);
+  if (log.size() > rejoin.applied) return wrong_report(name_of(rejoin));
   std::uint64_t ordinal = rejoin.applied - log.size();
   for (const wire::LogEntry& entry : log) {
     const auto* record = std::get_if<wire::EpochRecord>(&entry.what);
     if (entry.ordinal != ++ordinal || (record != nullptr && !plausible(*record, options)))
-      return wrong_report(rejoin.id);
+      return wrong_report(name_of(rejoin));
     if (record == nullptr) continue;
     if (const Status relays = wire::check_relays(*record); !relays)
-      return wrong_report(rejoin.id, ": " + relays.error().reason);
+      return wrong_report(name_of(rejoin), ": " + relays.error().reason);
   }
   return {};
 }
@@ -112,10 +117,10 @@ void Master::log_part(ConnectionId id, Connection& connection, const wire::LogPa
     forget_report(id);
     recover_if_ready(group, now);
   };
-  const PeerId& who = asked.report.seat().first;
-  if (asked.complete || (part.entries.empty() && !part.last)) return refused(wrong_report(who));
+  if (asked.complete || (part.entries.empty() && !part.last))
+    return refused(wrong_report(name_of(asked.report.rejoin())));
   if (asked.entries + part.entries.size() > options_.limits.max_behind + 1)
-    return refused(wrong_report(who, ": its log is too long"));
+    return refused(wrong_report(name_of(asked.report.rejoin()), ": its log is too long"));
   wire::Bytes bytes;
   wire::Writer writer(bytes);
   writer(part);
@@ -167,7 +172,7 @@ void Master::rejoin(ConnectionId id, Connection& connection, const wire::Frame& 
     return refuse(id, Code::evicted, "this master serves another run");
   if (frame.envelope.term > (same_run ? term_ + kMaxTermsAhead : kMaxTerm)) {
     return refuse(id, Code::evicted,
-                  "peer " + rejoin.id.brief() + " reports a master of term " +
+                  "peer " + name_of(rejoin) + " reports a master of term " +
                       std::to_string(frame.envelope.term) + ", and this one has term " +
                       std::to_string(term_));
   }

@@ -11,7 +11,6 @@
 namespace pccl::master {
 
 [[nodiscard]] bool plausible(const wire::EpochRecord& record, const Options& options);
-[[nodiscard]] Status wrong_report(const PeerId& id, const std::string& what = {});
 [[nodiscard]] Status check(const wire::Rejoin& rejoin, const Options& options);
 // A complete log: consecutive entries up to the last one applied.
 [[nodiscard]] Status check_log(const wire::Rejoin& rejoin, const std::vector<wire::LogEntry>& log,
