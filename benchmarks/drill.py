@@ -89,11 +89,8 @@ def sentences(status: Status | None, age: float) -> Iterator[str]:
 def said(run: Run, since: float) -> list[str]:
     """The sentences that are new in the status since then, each once."""
     seen = list(run.seen)
-    late = [
-        f"the answer took {answered - asked:.1f} s"
-        for asked, answered, _ in seen
-        if answered >= since and answered - asked > _SLOW_SECONDS
-    ]
+    slowest = max((answered - asked for asked, answered, _ in seen if answered >= since), default=0)
+    late = [f"the answer took {slowest:.1f} s"] if slowest > _SLOW_SECONDS else []
     found = dict.fromkeys(
         sentence
         for asked, answered, status in seen
@@ -106,8 +103,8 @@ def said(run: Run, since: float) -> list[str]:
         if asked < since
         for sentence in sentences(status, 0.0)
     }
-    new = late + [sentence for sentence in found if sentence not in known]
-    return new or list(found)
+    new = [sentence for sentence in found if sentence not in known]
+    return (new or list(found)) + late
 
 
 def meet(run: Run, fault: Fault, slack: float) -> Result:

@@ -23,7 +23,7 @@ from pccl.frameworks import Array, Node, Place, Shared
 _MAX_HINT = 2000  # bytes; entries deeper than that cannot be built where they are missing
 PYTHON = "Python "  # begins the kinds of values
 
-_PART = ", "  # in the kinds of arrays, before which part of a spread array it is
+_PART = ", "  # in kinds: which part of a spread array it is, and its dtype
 _KINDS = {"None", "bool", "int", "float", "str"}  # of values
 
 Entry = tuple[str, str, tuple[int, ...], str, bool, Array, bool, Place | None]
@@ -108,6 +108,10 @@ class _Branch:
         return made
 
 
+def _is_value(entry: Entry) -> bool:
+    return entry[1].startswith(PYTHON)
+
+
 def _order(item: tuple[str | int, object]) -> tuple[bool, str | int]:
     return (isinstance(item[0], str), item[0])
 
@@ -145,6 +149,8 @@ class State:
                     origin, way = _read_hint(name, hint)
                     _check_kind(origin, kind, shape, size)
                     self._attach(way, _Leaf(None))
+                elif mine[1] != kind and not (kind.startswith(PYTHON) and _is_value(mine)):
+                    raise _Misfit(f"it is {kind} there, and {mine[1]} here")
                 elif not kind.startswith(PYTHON) and mine[5].size != size:
                     raise _Misfit(f"it has {size} bytes there, and {mine[5].size} here")
             for branch in self._grown:
@@ -203,7 +209,7 @@ class State:
         hint = json.dumps([shared.origin, *way], separators=(",", ":"))
         if len(hint.encode()) > _MAX_HINT:
             hint = json.dumps([shared.origin])
-        kind = shared.kind + (_PART + shared.part if shared.part else "")
+        kind = shared.part + _PART + shared.kind if shared.part else shared.kind
         memory = (shared.data, shared.writable, shared.place)
         self.entries.append((path, kind, shared.shape, hint, False, *memory))
         self._leaves[path] = leaf
@@ -284,7 +290,7 @@ def _check_kind(origin: str, kind: str, shape: Sequence[int], size: int) -> None
             raise _Misfit(f"this version knows no {kind}")
         return
     if _PART in kind:
-        raise _Misfit(f"it is {kind} of a DTensor, which only this peer's program can make")
+        raise _Misfit(f"it is a part of a DTensor ({kind}), which pccl cannot make; put one there")
     try:
         made = _arrays.adopt(origin, kind, (0,), np.empty(0, np.uint8))
         found = _arrays.share(made).kind
@@ -342,7 +348,7 @@ def _adopt(origin: str, kind: str, shape: tuple[int, ...], data: Array, like: ob
 
 def dtype_of(kind: str) -> str:
     """The dtype's name in the kind of an array's entry."""
-    return kind.partition(_PART)[0]
+    return kind.rpartition(_PART)[2]
 
 
 def encode(value: object) -> tuple[str, bytes] | None:

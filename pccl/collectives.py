@@ -151,9 +151,7 @@ def reduce_scatter(request: Request) -> Any:
     sends = []
     for read, (where, leaf) in zip(leaves, request.leaves, strict=True):
         sends.append(only_buffer(read.buffers, func, where))
-        if frameworks.is_spread(leaf):
-            sentence = f"{where} is spread over devices or ranks; only allreduce takes it"
-            raise NotSupported.because(func, sentence)
+        _check_whole(leaf, func, where)
         with located(func, where):
             check_op(sends[-1].dtype, request.op, "")
     parts = _members(request)
@@ -168,6 +166,7 @@ def reduce_scatter(request: Request) -> Any:
     else:
         recvs = []
         for (shape, send), (where, leaf) in zip(kinds, request.targets, strict=True):
+            _check_whole(leaf, func, where)
             target = _arrays.write(leaf, func, where)
             memory = only_buffer(target.buffers, func, where)
             wanted = [Entry("", send.dtype.label, shape)]
@@ -183,6 +182,13 @@ def reduce_scatter(request: Request) -> Any:
         return request.out
     made = [leaf.restore([part]) for leaf, part in zip(leaves, staging.results, strict=True)]
     return flat.unflatten(made)
+
+
+def _check_whole(leaf: object, func: str, where: str) -> None:
+    """Raises: NotSupported: The array is spread."""
+    if frameworks.is_spread(leaf):
+        sentence = f"{where} is spread over devices or ranks; only allreduce takes it"
+        raise NotSupported.because(func, sentence)
 
 
 def only_buffer(buffers: Sequence[Buffer], func: str, where: str) -> Buffer:
@@ -227,7 +233,7 @@ def _share(leaf: object) -> Shared:
     """The bytes of an array that is whole."""
     shared = _arrays.share(leaf)
     if shared.part:
-        sentence = "an array that is spread over ranks goes with allreduce and sync only"
+        sentence = "it is spread over ranks: only allreduce and sync take it; pass its local tensor"
         raise NotSupported.because("", sentence)
     return shared
 
@@ -338,6 +344,8 @@ def reduce_into(request: Request) -> ReduceInfo:
     """`Communicator.reduce_scatter`."""
     func = request.func
     parts = _members(request)
+    _check_whole(request.tree, func, "send")
+    _check_whole(request.out, func, "recv")
     source = only_buffer(_arrays.read(request.tree, func, "send").buffers, func, "send")
     written = _arrays.write(request.out, func, "recv")
     target = only_buffer(written.buffers, func, "recv")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl import _core
-from pccl.errors import Unreachable
+from pccl.errors import AuthenticationFailed, Unreachable
 from pccl.tools import cli, screen, show
 from pccl.tools.status import Status, Unreadable, ask_any, duration, rate, read, size, troubles
 
@@ -329,25 +329,42 @@ def test_of_two_masters_that_serve_the_one_with_the_higher_term_counts(
 def test_the_status_says_how_each_of_several_masters_answers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    groups = [{"group": 0, "members": [{"rank": 0}]}]
+    def group(**peers: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"groups": [{"group": 0, "members": [], "newcomers": [], **peers}], "term": 4}
+
+    answers = {
+        "192.0.2.1:1": group(),
+        "192.0.2.2:1": group(members=[{"rank": 0}]),
+        "192.0.2.3:1": Unreachable.because("ask_status", "192.0.2.3:1: Connection refused"),
+        "192.0.2.4:1": AuthenticationFailed.because("ask_status", "this run needs its secret"),
+        "192.0.2.5:1": {**group(members=[{"rank": 0}]), "term": 3},
+        "192.0.2.6:1": group(newcomers=[{"name": "a"}]),
+    }
 
     def ask(address: str) -> dict[str, Any]:
-        if address.startswith("192.0.2.3"):
-            raise Unreachable.because("ask_status", "nobody is there")
-        return {"groups": groups if address.startswith("192.0.2.2") else [], "term": 4}
+        answer = answers[address]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     monkeypatch.setattr(_core, "ask_status", ask)
-    masters = "192.0.2.1:1,192.0.2.2:1,192.0.2.3:1"
-    assert cli.main(["status", masters, "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["masters"] == [
-        {"address": "192.0.2.1:1", "state": "stands by", "reason": ""},
-        {"address": "192.0.2.2:1", "state": "serves", "reason": ""},
-        {"address": "192.0.2.3:1", "state": "no answer", "reason": "nobody is there"},
-    ]
-    assert cli.main(["status", masters]) == 1
-    shown = capsys.readouterr().out
+    assert cli.main(["status", ",".join(answers), "--json"]) == 1
+    seen = json.loads(capsys.readouterr().out)["masters"]
+    states = ["stands by", "serves", "no answer", "refuses", "serves, too", "waits to start"]
+    assert [one["state"] for one in seen] == states
+    assert [one["address"] for one in seen] == list(answers)
+    assert cli.main(["status", ",".join(answers)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
     assert "192.0.2.1:1 (stands by), 192.0.2.2:1 (serves), 192.0.2.3:1 (no answer)" in shown
-    assert "master 192.0.2.3:1 does not answer: nobody is there." in shown
+    assert "master 192.0.2.3:1 does not answer: Connection refused" in shown
+    assert "master 192.0.2.4:1 refuses to answer: this run needs its secret" in shown
+    assert "master 192.0.2.5:1 serves members, too: it was frozen, or they are" in shown
     assert cli.main(["status", "192.0.2.1:1,192.0.2.2:1"]) == 0
+    # Before the start it is the master where newcomers wait.
+    assert ask_any("192.0.2.1:1,192.0.2.6:1")[0] == "192.0.2.6:1"
+    capsys.readouterr()
     assert cli.main(["status", "192.0.2.2:1", "--json"]) == 0
-    assert "masters" not in json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "masters" not in json.loads(capsys.readouterr().out)
+    monkeypatch.setenv("PCCL_MASTER", "192.0.2.2:1,")
+    assert cli.main(["status"]) == 2
+    assert "PCCL_MASTER has an empty address" in capsys.readouterr().err

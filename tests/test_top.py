@@ -216,10 +216,10 @@ def test_the_terminal_is_as_before_however_top_ends(number: signal.Signals) -> N
 # Drawing an example, without a terminal.
 
 
-def drawn(view: top.View, height: int = HEIGHT) -> list[str]:
+def drawn(view: top.View, height: int = HEIGHT, width: int = WIDTH) -> list[str]:
     from rich.console import Console
 
-    console = Console(width=WIDTH, height=height, record=True, file=open(os.devnull, "w"))
+    console = Console(width=width, height=height, record=True, file=open(os.devnull, "w"))
     console.print(view.draw(height))
     return console.export_text().splitlines()
 
@@ -266,9 +266,14 @@ def test_keys_choose_the_group_and_what_else_is_shown(view: top.View) -> None:
 
 
 def test_masters_that_do_not_answer_are_shown(view: top.View) -> None:
-    seen = [{"address": "a:1", "state": "serves"}, {"address": "b:1", "state": "no answer"}]
-    view.status = read({**statuses.healthy(), "masters": seen})
-    assert "Masters: a:1 (serves), b:1 (no answer)" in "\n".join(drawn(view))
+    long = [f"master-{number}.region.example.org:48148" for number in range(3)]
+    states = ["serves", "stands by", "no answer"]
+    seen = [{"address": a, "state": state} for a, state in zip(long, states, strict=True)]
+    view.status = read({**statuses.example(), "masters": seen})
+    for height in (24, HEIGHT):
+        lines = drawn(view, height, width=80)
+        assert len(lines) <= height and "quit" in lines[-1]
+        assert any(f"master {long[2]} does not answer" in line for line in lines)
 
 
 def test_more_members_than_lines_are_scrolled(view: top.View) -> None:

@@ -1,4 +1,4 @@
-"""torch tensors as arrays: layouts, dtypes, autograd, DTensors and the accelerator pipeline."""
+"""torch tensors as arrays: layouts, dtypes, autograd and the accelerator pipeline."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from states import RefusedError, deliver
 
 import pccl
-from pccl import checkpoint
 from pccl.reduce import pieces as device_route
 from pccl.reduce.pieces import cut, reduce_pieces
 
@@ -209,93 +206,11 @@ def test_what_cannot_be_reduced_is_named(pair: Peers) -> None:
             pccl.allreduce({"w": tensor}, op, comm=pair[0])
 
 
-@pytest.fixture
-def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
-def test_dtensors_are_their_local_shards(pair: Peers, mesh: Any) -> None:
-    from torch.distributed.tensor import DTensor, Partial, Shard
-
-    shards = [
-        DTensor.from_local(torch.full((2, 3), float(i + 1)), mesh, [Shard(0)]).requires_grad_()
-        for i in range(2)
-    ]
-    results = together(pair, lambda i, comm: pccl.allreduce(shards[i], comm=comm))
-    for result in results:
-        assert isinstance(result, DTensor) and result.placements == (Shard(0),)
-        assert (result.shape, result.requires_grad) == ((2, 3), False)
-        assert torch.equal(result.to_local(), torch.full((2, 3), 3.0))
-    together(pair, lambda i, comm: pccl.allreduce(shards[i], out=shards[i], comm=comm))
-    assert all(torch.equal(s.to_local().detach(), torch.full((2, 3), 3.0)) for s in shards)
-    partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
-    with pytest.raises(pccl.InvalidArgument, match="partial"):
-        pccl.allreduce({"w": partial}, comm=pair[0])
-
-
 def test_an_empty_tensor_can_be_written(pair: Peers) -> None:
     # NumPy sees strides of zero, as in a broadcast array.
     empty = [torch.empty(0, 16) for _ in pair]
     results = together(pair, lambda i, comm: pccl.allreduce(empty[i], out=empty[i], comm=comm))
     assert all(result is one for result, one in zip(results, empty, strict=True))
-
-
-def test_a_sync_writes_the_local_shards_of_dtensors(pair: Peers, mesh: Any) -> None:
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-
-    def make(value: float) -> dict[str, Any]:
-        local = torch.full((2, 3), value)
-        return {
-            "w": torch.nn.Parameter(DTensor.from_local(local, mesh, [Shard(0)])),
-            "turned": DTensor.from_local(local.clone().T, mesh, [Replicate()]),
-        }
-
-    states = [make(float(i + 1)) for i in range(2)]
-    results = together(pair, lambda i, comm: pccl.sync(states[i], revision=5 - i, comm=comm))
-    for result, state in zip(results, states, strict=True):
-        assert result is state and isinstance(result["w"], DTensor)
-        assert torch.equal(result["w"].to_local(), torch.ones(2, 3))
-        assert torch.equal(result["turned"].to_local(), torch.ones(3, 2))
-    # A whole tensor and a shard are different things, even where their shapes are equal.
-    mixed = [{"w": states[0]["w"]}, {"w": torch.ones(2, 3)}]
-    for error in together(pair, lambda i, comm: pccl.sync(mixed[i], revision=9, comm=comm)):
-        assert isinstance(error, pccl.MismatchedCall), error
-        assert "float32, shard 0 of 1[2,3]" in str(error)
-    partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
-    with pytest.raises(pccl.InvalidArgument, match=r"state\['w'\]: .*partial"):
-        pccl.sync({"w": partial}, comm=pair[0])
-    with pytest.raises(pccl.NotSupported, match="spread over ranks"):
-        pccl.broadcast(states[0]["w"], comm=pair[0])
-
-
-def test_a_shard_is_not_made_where_it_is_missing(mesh: Any) -> None:
-    from torch.distributed.tensor import DTensor, Shard
-
-    shard = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
-    sentence = r"state\['w'\] .* float32, shard 0 of 1 of a DTensor, which only this peer's program"
-    with pytest.raises(RefusedError, match=sentence):
-        deliver({"w": shard}, {})
-
-
-def test_a_checkpoint_has_the_shards_of_one_rank(tmp_path: Path, mesh: Any) -> None:
-    pytest.importorskip("safetensors")
-    from torch.distributed.tensor import DTensor, Shard
-
-    def make(value: float) -> dict[str, Any]:
-        return {"w": DTensor.from_local(torch.full((2, 2), value), mesh, [Shard(0)])}
-
-    file = checkpoint.save(tmp_path / "1.safetensors", make(1.0), revision=1)
-    state, _ = checkpoint.load(file, make(2.0))
-    assert isinstance(state["w"], DTensor)
-    assert torch.equal(state["w"].to_local(), torch.ones(2, 2))
-    with pytest.raises(checkpoint.CheckpointError, match="shard 0 of 1"):
-        checkpoint.load(file, {"w": torch.zeros(2, 2)})
 
 
 # The pipeline of accelerators.

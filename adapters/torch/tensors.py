@@ -237,15 +237,29 @@ def share(leaf: torch.Tensor) -> Shared:
 
 
 def _part_of(leaf: Any) -> str:
-    """Which part a DTensor's local shard is, for each axis of its mesh: "shard 0 of 2, replica"."""
+    """Which part of a DTensor its local shard is: "shard 0 of 2 on axis 0, replica of [4,3]".
+
+    It is equal where the same elements are.
+
+    Raises:
+        InvalidArgument: This rank has no part of it.
+    """
     if not _is_dtensor(leaf):
         return ""
-    mesh = leaf.device_mesh
-    axes = zip(leaf.placements, mesh.get_coordinate(), mesh.shape, strict=True)
-    return ", ".join(
-        "replica" if placement.is_replicate() else f"shard {place} of {size}"
-        for placement, place, size in axes
-    )
+    coordinate = leaf.device_mesh.get_coordinate()
+    if coordinate is None:
+        raise InvalidArgument.because("", "this rank is not in the mesh of the DTensor")
+    axes = zip(leaf.placements, coordinate, leaf.device_mesh.shape, strict=True)
+    shape = ",".join(map(str, leaf.shape))
+    return ", ".join(_place_of(*axis) for axis in axes) + f" of [{shape}]"
+
+
+def _place_of(placement: Any, place: int, size: int) -> str:
+    if placement.is_replicate():
+        return "replica"
+    split = getattr(placement, "split_factor", 1)  # of FSDP2 over tensor parallelism
+    strided = f", strided by {split}" if split > 1 else ""
+    return f"shard {place} of {size} on axis {placement.dim}{strided}"
 
 
 def adopt(

@@ -35,8 +35,8 @@ class Fault:
     Attributes:
         name: What happens, for the table.
         make: Makes it, and ends it if it is not for good. Returns how many train afterwards.
-        shows: A regular expression: what the status must say while it lasts. None: it says nothing
-            of this fault, which members mend before the master hears of it, or which is slowness.
+        shows: A regular expression: what the status must say while it lasts. None: the master does
+            not hear of this fault.
         needs_lab: It is a fault of a network.
         in_short: It is in the short form.
         masters: Whether the run has one or several. None: it does not matter.

@@ -1,8 +1,8 @@
-"""Replicas with FSDP2 inside, pccl between them: torchrun --nproc-per-node 2 fsdp_replicas.py NAME
+"""Replicas with FSDP2 inside, pccl between them. On each of two machines, with a NAME of its own:
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nproc-per-node 2 --max-restarts 3 THIS_FILE NAME
 
-Inside a replica FSDP2 shards model and AdamW over the processes. pccl averages each shard's
-gradient with the same shard of the other replicas, so all train as one. They go on when a replica
-is lost; started again, it receives the weights, the moments and the step.
+FSDP2 shards model and AdamW inside a replica. pccl averages each shard's gradient with the other
+replica's. A replica that is lost is started again, and receives its shards and the step.
 """
 
 import sys
@@ -30,7 +30,7 @@ with pccl.init(peer_group=rank, replica_id=sys.argv[1], ranks_per_replica=size):
             step, weights, moments = pccl.sync(state, revision=step)
             set_state_dict(model, adam, model_state_dict=weights, optim_state_dict=moments)
         adam.zero_grad()
-        batch = x[32 * (((2 * step + pccl.rank()) * size + rank) % 16) :][:32]
+        batch = x[32 * (((2 * step + pccl.rank()) * size + rank) % 16) :][:32]  # 2 replicas
         torch.nn.functional.mse_loss(model(batch), batch.sum(1, keepdim=True)).backward()
         gradients = [p.grad for p in model.parameters()]
         pccl.allreduce(gradients, "avg", out=gradients)

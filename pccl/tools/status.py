@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pccl import _core, _settings
-from pccl.errors import PCCLError
+from pccl.errors import PCCLError, Refused
 from pccl.tools.parsing import Misuse, advised
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "duration",
     "in_background",
     "master_of",
+    "master_troubles",
     "rate",
     "read",
     "size",
@@ -201,7 +202,9 @@ class Master:
     reason: str = ""
 
 
-SERVES, STANDS_BY, NO_ANSWER = "serves", "stands by", "no answer"  # states of masters
+# States of masters.
+SERVES, SERVES_TOO, WAITS = "serves", "serves, too", "waits to start"
+STANDS_BY, REFUSES, NO_ANSWER = "stands by", "refuses", "no answer"
 
 
 @dataclass(frozen=True)
@@ -283,12 +286,23 @@ def _printable(text: str) -> str:
 
 def troubles(status: Status) -> list[str]:
     """Sentences about what an operator should look at; none: all is well."""
-    silent = [
-        f"master {one.address} does not answer" + (f": {one.reason}" if one.reason else "")
-        for one in status.masters
-        if one.state == NO_ANSWER
+    return master_troubles(status) + [
+        sentence for group in status.groups for sentence in _troubles_of(group)
     ]
-    return silent + [sentence for group in status.groups for sentence in _troubles_of(group)]
+
+
+def master_troubles(status: Status) -> list[str]:
+    """Sentences about those of several masters that are not as they should be."""
+    what = {
+        NO_ANSWER: "does not answer",
+        REFUSES: "refuses to answer",
+        SERVES_TOO: "serves members, too: it was frozen, or they are another run",
+    }
+    return [
+        f"master {one.address} {what[one.state]}" + (f": {one.reason}" if one.reason else "")
+        for one in status.masters
+        if one.state in what
+    ]
 
 
 def _troubles_of(group: Group) -> Iterator[str]:
@@ -368,6 +382,8 @@ def master_of(given: str | None) -> str:
         raise Misuse("give the master as HOST:PORT, or set PCCL_MASTER")
     if "://" in master:
         raise Misuse(f"write PCCL_MASTER as HOST:PORT without a protocol, not {master!r}")
+    if not all(part.strip() for part in master.split(",")):
+        raise Misuse(f"PCCL_MASTER has an empty address: {master!r}")
     return master
 
 
@@ -380,8 +396,8 @@ def ask_any(masters: str, *, others: float = _OTHERS_SECONDS) -> tuple[str, dict
     """The status of the master that serves members, and its address.
 
     The higher term wins if two do: one of them was frozen, and has not found yet that its members
-    are gone. If none serves members, it is the status of the first one that answers. Of several
-    masters, the status says how each of them answers.
+    are gone. If none serves members, it is the status of the first one where newcomers wait, or
+    else of the first one that answers. It says how each one answers, if there are several.
 
     Args:
         masters: Addresses, with commas between them.
@@ -400,24 +416,37 @@ def ask_any(masters: str, *, others: float = _OTHERS_SECONDS) -> tuple[str, dict
         assert isinstance(failure, PCCLError)
         raise failure
     serving = {index: one for index, one in answers.items() if _serves(one)}
-    index = max(serving, key=lambda number: serving[number]["term"]) if serving else min(answers)
+    if serving:
+        index = max(serving, key=lambda number: serving[number]["term"])
+    else:
+        index = min(answers, key=lambda number: (not _has_newcomers(answers[number]), number))
+    seen = [_seen(address, heard.get(number)) for number, address in enumerate(addresses)]
     seen = [
-        dataclasses.asdict(_seen(address, heard.get(number), number in serving))
-        for number, address in enumerate(addresses)
+        dataclasses.replace(one, state=SERVES_TOO)
+        if one.state == SERVES and number != index
+        else one
+        for number, one in enumerate(seen)
     ]
-    return addresses[index], {**answers[index], "masters": seen}
+    return addresses[index], {**answers[index], "masters": [*map(dataclasses.asdict, seen)]}
 
 
 def _serves(answer: dict[str, Any]) -> bool:
     return any(group["members"] for group in answer["groups"])
 
 
-def _seen(address: str, answer: dict[str, Any] | PCCLError | None, serves: bool) -> Master:
+def _has_newcomers(answer: dict[str, Any]) -> bool:
+    return any(group.get("newcomers") for group in answer["groups"])
+
+
+def _seen(address: str, answer: dict[str, Any] | PCCLError | None) -> Master:
     if answer is None:
         return Master(address, NO_ANSWER)
     if isinstance(answer, PCCLError):
-        return Master(address, NO_ANSWER, advised(answer.reason or str(answer)))
-    return Master(address, SERVES if serves else STANDS_BY)
+        reason = advised(answer.reason or str(answer)).removeprefix(f"{address}: ")
+        return Master(address, REFUSES if isinstance(answer, Refused) else NO_ANSWER, reason)
+    if _serves(answer):
+        return Master(address, SERVES)
+    return Master(address, WAITS if _has_newcomers(answer) else STANDS_BY)
 
 
 def _hear(addresses: list[str], others: float) -> dict[int, dict[str, Any] | PCCLError]:

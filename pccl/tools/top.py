@@ -20,7 +20,6 @@ from pccl.tools.parsing import Misuse, advised, endpoints, seconds
 from pccl.tools.status import (
     BROKEN,
     HELD_SECONDS,
-    NO_ANSWER,
     Group,
     Member,
     Status,
@@ -28,6 +27,7 @@ from pccl.tools.status import (
     ask_any,
     duration,
     master_of,
+    master_troubles,
     read,
 )
 
@@ -201,8 +201,10 @@ class View:
             return Lines(*top, self._foot())
         top.append(Text(show.run_line(self.status), no_wrap=True, overflow="ellipsis"))
         if self.status.masters:
-            silent = any(one.state == NO_ANSWER for one in self.status.masters)
-            top.append(Text(show.masters_line(self.status), style="bold red" if silent else ""))
+            words = show.masters_line(self.status)
+            top.append(Text(words, no_wrap=True, overflow="ellipsis"))
+        for sentence in master_troubles(self.status):
+            top.append(Text(sentence, style="bold red", no_wrap=True, overflow="ellipsis"))
         group = self.group()
         if group is None:
             return Lines(*top, Text("Nobody has joined yet."), self._foot())

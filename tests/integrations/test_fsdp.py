@@ -42,7 +42,7 @@ def reference() -> float:
 
 
 def train(folder: Path, more: dict[str, dict[str, str]]) -> dict[str, str]:
-    """What each replica prints. `more`: settings of one replica."""
+    """Returns the output of each replica. `more`: settings of one replica."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
     torchrun += [f"--nproc-per-node={SIZE}", str(RUNNER)]
     with ExitStack() as stack:
