@@ -21,8 +21,8 @@ demo: install
 endif
 	$(PYTHON_BIN) examples/digits.py
 
-# For a first look, so what takes time is left out: -O1 compiles faster than a wheel's -O3 (the loops
-# that reduce have -O3 here, too), and Python compiles what is imported, not all of SciPy.
+# For a first look, so what takes time is left out. -O1 compiles faster than a wheel's -O3; the
+# loops that reduce have -O3 here, too. Python compiles what is imported, not all of SciPy.
 install:
 	@$(STAGE) set-up tools/setup.sh $(VENV)
 	@$(STAGE) install $(PYTHON_BIN) -m pip install -q --no-compile -c requirements-dev.txt \

@@ -7,11 +7,11 @@ them gets SIGKILL; the other three finish among themselves, and check the sum. A
 place, and so on. Undisturbed all-reduces of four and of three run in between, so that all meet the
 same machine.
 
-    recovery      from before the signal was sent until the last survivor has the result detection
-    the part of it until the last survivor knew: in each survivor a second thread waits in a barrier
-    that
-                  the victim never enters, so it ends when the membership without the victim is
-                  announced. The rest is the all-reduce of the three, from its start
+    recovery      from before the signal was sent until the last survivor has the result
+    detection     the part of it until the last survivor knew: in each survivor a second thread
+                  waits in a barrier that the victim never enters, so it ends when the membership
+                  without the victim is announced. The rest is the all-reduce of the three, from
+                  its start
     goal          recovery < 2 x the median undisturbed all-reduce of four + 50 ms
 
 Kills that came too late, after the result was everybody's, do not count and are made again. The

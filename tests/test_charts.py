@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NAMES = ("one_host", "wide_area", "rejoin")
+NAMES = ("one_host", "wide_area", "killed")
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,18 @@ def test_a_chart_shows_what_its_result_file_holds(
 
 
 def test_another_result_gives_another_chart(charts: ModuleType, tmp_path: Path) -> None:
-    result = copy.deepcopy(charts.load("rejoin"))
-    result["rejoin_seconds"] = [0.5, 0.6, 0.7]
-    charts.draw("rejoin", result, tmp_path / "rejoin.svg")
-    points, texts = data(tmp_path / "rejoin.svg")
-    assert points[""]["pccl"] == [["800 MB", 0.6]]
+    result = copy.deepcopy(charts.load("killed"))
+    pccl = next(row for row in result["failures"] if row["library"] == "pccl")
+    pccl["kill"] = [{"seconds": seconds} for seconds in (0.5, 0.6, 0.7)]
+    charts.draw("killed", result, tmp_path / "killed.svg")
+    points, texts = data(tmp_path / "killed.svg")
+    assert points[""]["pccl"][0] == ["until the other three\nhave finished a step", 0.6]
     assert "pccl: 0.6 s" in texts
+
+
+def test_libraries_whose_run_ends_have_no_bar(charts: ModuleType) -> None:
+    series = charts.killed(charts.load("killed"))[""]
+    assert set(series) == {"bound", "pccl", "torchft", "hivemind"}
 
 
 def test_the_tables_in_the_documents_have_the_same_numbers(charts: ModuleType) -> None:

@@ -24,7 +24,7 @@ IMAGES = ROOT / "docs/images"
 
 GREY = "#848d97"
 COLORS = {"pccl": "#2f81f7", "MPI": "#d29922", "Gloo": "#8957e5", "Gloo, 8 groups": "#b083f0"}
-COLORS["one plain TCP connection"] = GREY
+COLORS |= {"torchft": "#db6d28", "hivemind": "#3fb950"}
 MIB = 1 << 20
 
 # Chart -> panel -> series -> points (name of the place on the axis, seconds).
@@ -64,15 +64,23 @@ def wide_area(result: dict[str, Any]) -> Points:
     return {"": series}
 
 
-def rejoin(result: dict[str, Any]) -> Points:
-    """Seconds until a new process has the state, beside those of its bytes alone."""
-    where = f"{result['bytes'] / 1e6:.0f} MB"
-    return {
-        "": {
-            "pccl": [(where, statistics.median(result["rejoin_seconds"]))],
-            "one plain TCP connection": [(where, min(result["copy_seconds"]))],
-        }
+def killed(result: dict[str, Any]) -> Points:
+    """Median seconds after a kill: of the others, and of the process that is started again.
+
+    Libraries whose run ends are left out. The bound is the program without a library.
+    """
+    places = {
+        "kill": "until the other three\nhave finished a step",
+        "rejoin": "until a new process in its\nplace has finished a step",
     }
+    series: dict[str, list[tuple[str, float]]] = {}
+    for row in result["failures"]:
+        name = "bound" if row["library"] == "(plain program)" else row["library"]
+        for what, where in places.items():
+            seconds = [one["seconds"] for one in row[what] if "seconds" in one]
+            if seconds:
+                series.setdefault(name, []).append((where, statistics.median(seconds)))
+    return {"": series}
 
 
 def shown(seconds: float) -> str:
@@ -143,12 +151,12 @@ Draw = Callable[[Any, dict[str, list[tuple[str, float]]]], None]
 CHARTS: dict[str, tuple[Callable[[dict[str, Any]], Points], Draw, tuple[float, float], str]] = {
     "one_host": (one_host, lines, (8.0, 3.1), "Four ranks on one host: time of an all-reduce"),
     "wide_area": (wide_area, bars, (8.0, 3.1), "64 MiB over a wide area: time of an all-reduce"),
-    "rejoin": (rejoin, bars, (8.0, 1.6), "A process comes back: time until it has its state again"),
+    "killed": (killed, bars, (8.0, 2.6), "One of four processes is killed, and started again"),
 }
 NOTES = {
     "one_host": "Lower is better; both scales are logarithmic. Sum of float32, two cores.",
     "wide_area": "Lower is better. Dotted: what the links allow. Emulated networks.",
-    "rejoin": "From before pccl.init until parameters and momentum are there, beside the bytes alone.",
+    "killed": "Lower is better. Dotted: the program without a library. With Gloo and MPI the run ends.",
 }
 
 
