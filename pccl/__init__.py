@@ -5,7 +5,7 @@
     pccl.init("10.0.0.1:48148")
     mean = pccl.allreduce(gradients, op="avg")
 
-`Communicator` is the explicit level below, one call per phase of a run.
+`Communicator` is the explicit API, with one call per phase of a run.
 """
 
 try:

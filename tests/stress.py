@@ -445,8 +445,8 @@ class Stress:
         return True
 
     def garbage(self) -> bool:
-        """Strangers at the master's door and at one peer's; some stay for a while."""
-        host, _, port = self.cluster.address.rpartition(":")
+        """Strangers at one master's door and at one peer's; some stay for a while."""
+        host, _, port = self.rng.choice(self.cluster.address.split(",")).rpartition(":")
         doors = [(host, int(port))]
         if self.processes:
             doors += [(host, p) for p in self.rng.choice(self.processes).listening_ports()]

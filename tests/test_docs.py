@@ -1,6 +1,7 @@
 """The pages under docs/ name everything that the code has."""
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -165,6 +166,22 @@ def test_every_header_that_a_comment_names_is_there() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     assert set(pccl.__all__) <= words_of(page("reference/overview.md"))
+
+
+def test_calls_in_the_reference_have_the_parameters_of_the_code() -> None:
+    shown = re.findall(r"^\| `(\w+)\(([^`]*)\)`", page("reference/overview.md"), re.MULTILINE)
+    found = {name: given for name, given in shown if hasattr(pccl, name)}
+    assert {"init", "allreduce", "sync", "Communicator", "MasterNode"} <= set(found)
+    for name, given in found.items():
+        listed = {part.split("=")[0].strip() for part in re.split(r",(?![^(\[]*[)\]])", given)}
+        there = inspect.signature(getattr(pccl, name)).parameters
+        if listed != {"..."}:
+            assert listed - {"*", ""} == set(there) - {"self"}, name
+
+
+def test_every_guide_page_is_on_the_start_page() -> None:
+    linked = set(re.findall(r"\((guide/[\w-]+\.md)", page("index.md")))
+    assert {f"guide/{path.name}" for path in (DOCS / "guide").glob("*.md")} <= linked
 
 
 def test_every_public_name_has_its_docstring_in_the_generated_reference() -> None:

@@ -187,7 +187,9 @@ def test_the_status_and_commands_find_the_master_that_serves(number: signal.Sign
         lose_the_first(run, number)
         status, out, err = pccl("status", run.address, "--json")
         (group,) = json.loads(out)["groups"]
-        assert (status, err) == (0, "")
+        assert (status, err) == (1, "")  # the first master does not answer
+        states = [one["state"] for one in json.loads(out)["masters"]]
+        assert states[0] == "no answer" and sorted(states[1:]) == ["serves", "stands by"]
         assert {member["name"] for member in group["members"]} == {"ada", "bob", "eve"}
         assert group["min_peers"] == 3  # what they asked the first master for
         status, out, err = pccl("kick", run.address, "bob")

@@ -18,6 +18,10 @@ RESULTS = {
 }
 
 
+def test_it_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+
+
 def test_every_program_is_run() -> None:
     assert PROGRAMS.keys() == RESULTS.keys()
 

@@ -306,6 +306,38 @@ def a_peer_is_cut_off(run: Run) -> int:
     return _all(run)
 
 
+def the_run_is_cut_in_two(run: Run) -> int:
+    """Less than half of the peers, and a standby, see nobody else until they are told so."""
+    assert run.lab is not None
+    begun = time.monotonic()
+    peers = list(run.members.values())
+    few = peers[1 : 1 + (len(peers) - 1) // 2]
+    standby = next(place for place in range(len(run.masters)) if place != run.serving)
+    there = {standby, *(peer.place for peer in few)}
+    lines = [(a, b) for a in there for b in run.places if b not in there]
+    for line in lines:
+        run.lab.cut(*line)
+    try:
+        rest = [peer for peer in peers if peer not in few]
+        run.wait(
+            "the others go on without them",
+            lambda: all(m.steps[-1].at > begun and m.steps[-1].world == len(rest) for m in rest),
+        )
+        run.wait(
+            "they are told that they have no master",
+            lambda: all(
+                any(one["kind"] == "MasterLost" for one in peer.events(begun, "error"))
+                for peer in few
+            ),
+        )
+        if any(step.at > begun and step.world <= len(few) for m in few for step in m.steps):
+            raise Failed("the smaller side made steps of its own")
+    finally:
+        for line in lines:
+            run.lab.heal(*line)
+    return _all(run)
+
+
 def a_line_is_slow(run: Run) -> int:
     assert run.lab is not None
     slow = run.members["peer1"].place
@@ -444,7 +476,7 @@ FAULTS = [
     Fault(
         "a peer calls with another shape",
         calls_with_another_shape,
-        r"members",
+        None,
         in_short=True,
         errors=("MismatchedCall",),
         victims=_NOBODY,
@@ -466,11 +498,11 @@ FAULTS = [
     Fault(
         "a newcomer has another secret",
         a_newcomer_has_another_secret,
-        r"members",
+        None,
         in_short=True,
         victims=_NOBODY,
     ),
-    Fault("noise at the master's port", garbage_arrives, r"members", victims=_NOBODY),
+    Fault("noise at the master's port", garbage_arrives, None, victims=_NOBODY),
     Fault(
         "the master is killed and restarted",
         the_master_is_killed_and_restarted,
@@ -517,6 +549,14 @@ FAULTS = [
     ),
     Fault("the line of two peers is cut", a_line_is_cut, r"peer", needs_lab=True, victims=_NOBODY),
     Fault("a peer is cut off", a_peer_is_cut_off, r"peer1 is out", needs_lab=True, in_short=True),
+    Fault(
+        "the run is cut in two",
+        the_run_is_cut_in_two,
+        r"is out",
+        needs_lab=True,
+        masters="several",
+        victims=tuple(f"peer{number}" for number in range(1, 100)),
+    ),
     Fault("a peer's line is slow", a_line_is_slow, None, needs_lab=True, victims=_NOBODY),
     Fault("a peer's line loses 5 %", a_line_is_lossy, None, needs_lab=True, victims=_NOBODY),
     Fault("connections are reset", connections_are_reset, None, needs_lab=True, victims=_NOBODY),

@@ -76,7 +76,10 @@ def parse_sizes(text: str) -> list[int]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument(
-        "--master", type=endpoints, metavar="HOST:PORT", help="the master (default: PCCL_MASTER)"
+        "--master",
+        type=endpoints,
+        metavar="HOST:PORT",
+        help="the master, or several with commas (default: PCCL_MASTER)",
     )
     words = "how many run it (default: PCCL_MIN_PEERS, else 2)"
     parser.add_argument("--peers", type=whole(2, _MAX_PEERS), metavar="N", help=words)

@@ -232,7 +232,7 @@ by `pccl secret --token`. /status.json and /metrics are views of the same status
     secret = master.add_mutually_exclusive_group()
     words = (
         "a file with the secret; if it is missing, it is made with a new one (default: "
-        "PCCL_SECRET or PCCL_SECRET_FILE, else a new secret is printed)"
+        "PCCL_SECRET or PCCL_SECRET_FILE, else a new secret is printed; with --peers: an error)"
     )
     secret.add_argument("--secret-file", metavar="PATH", help=words)
     words = (

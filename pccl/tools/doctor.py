@@ -27,7 +27,7 @@ _BUFFER = 4 * _MIB  # bytes of tcp_rmem and tcp_wmem; they bound a connection's 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pccl doctor`."""
-    words = "the master (default: PCCL_MASTER)"
+    words = "the master, or several with commas (default: PCCL_MASTER)"
     parser.add_argument("master", nargs="?", type=endpoints, metavar="HOST:PORT", help=words)
     words = "peer group to look at (default: 0)"
     group = whole(0, 2**32 - 1)

@@ -74,7 +74,7 @@ def add(add_parser: Callable[..., Parser], order: Order) -> None:
         ],
         then=order.then,
     )
-    words = "the master (default: PCCL_MASTER)"
+    words = "the master, or several with commas (default: PCCL_MASTER)"
     parser.add_argument("master", nargs="?", type=endpoints, metavar="MASTER", help=words)
     if order.names:
         words = "the peer's name or id, as `pccl status` shows it (required)"

@@ -65,7 +65,7 @@ class Table(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pccl status`."""
-    words = "the master (default: PCCL_MASTER)"
+    words = "the master, or several with commas (default: PCCL_MASTER)"
     parser.add_argument("master", nargs="?", type=endpoints, metavar="MASTER", help=words)
     words = "show this group alone (default: all)"
     parser.add_argument("--group", type=whole(0, 2**32 - 1), metavar="N", help=words)

@@ -58,7 +58,7 @@ _ARROWS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `pccl top`."""
-    words = "the master (default: PCCL_MASTER)"
+    words = "the master, or several with commas (default: PCCL_MASTER)"
     parser.add_argument("master", nargs="?", type=endpoints, metavar="MASTER", help=words)
     words = "between two looks at the run (default: %(default)s)"
     parser.add_argument(

@@ -30,7 +30,10 @@ if [ $processor = aarch64 ]; then
   export _PYTHON_HOST_PLATFORM=linux-aarch64  # Python's name for what the wheel is for
   options=(-C cmake.define.CMAKE_TOOLCHAIN_FILE="$PWD/tools/aarch64/toolchain.cmake")
 fi
-[ -z "$clean" ] || rm -rf "$build"
+if [ -n "$clean" ]; then
+  rm -rf "$build"
+  export CCACHE_DISABLE=1
+fi
 platform=manylinux_2_28_$processor
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -14,7 +14,7 @@ if [ "$(id -u)" -ne 0 ]; then
   echo "package-test: skipped, needs root (debootstrap, chroot, namespaces)"
   exit 0
 fi
-wheel=$(echo "$dist"/*.whl)
+wheel=$(find "$dist" -name "*_$(uname -m).whl" 2>/dev/null || true)
 if [ ! -f "$wheel" ]; then
   echo "package-test: no wheel in $dist; run make package first" >&2
   exit 1
