@@ -203,6 +203,7 @@ void Checks::ended(Host& host, const RoundEntry& round) {
   ending.epoch = call.record ? call.record->epoch : 0;
   std::vector<Ending>& endings = rounds_[{round.run, *key}];
   one_verdict(what, endings, ending);
+  if (commit && world_.options.masters > 1) one_membership(what, endings, ending);
   if (commit && (key->kind == wire::RoundKind::admit || key->kind == wire::RoundKind::sync_admit))
     same_replicas(call.record);
   endings.push_back(std::move(ending));
@@ -262,6 +263,7 @@ void Checks::ended(Host& host, Syncing& syncing) {
   std::vector<Ending>& endings = rounds_[{syncing.run, *key}];
   one_verdict(what, endings, ending);
   if (commit) bit_parity(what, endings, ending);
+  if (commit && world_.options.masters > 1) one_membership(what, endings, ending);
   endings.push_back(std::move(ending));
 }
 
