@@ -39,7 +39,7 @@ test: build lint types docs stress fuzz
 # another one, since it does not go with the others' versions of rich.
 test-integrations:
 	@$(STAGE) set-up tools/setup.sh build/integrations-venv
-	@$(STAGE) install build/integrations-venv/bin/python -m pip install -q --no-compile -c requirements-dev.txt \
+	@$(STAGE) install build/integrations-venv/bin/python -m pip install -q -c requirements-dev.txt \
 	  -r requirements-integrations.txt pytest pytest-timeout hypothesis '.[torch]'
 	build/integrations-venv/bin/pytest $(PYTEST_ARGS) tests/integrations
 	@$(STAGE) set-up tools/setup.sh build/flower-venv
