@@ -303,6 +303,16 @@ def write_plot(path: str | Path, curves: dict, x_name: str, y_name: str) -> None
     Path(path).write_text("\n".join([*parts, "</svg>\n"]))
 
 
+def needs_safetensors() -> None:
+    try:
+        import safetensors  # noqa: F401
+    except ModuleNotFoundError as error:
+        print(
+            f"{error.name} is missing: pip install 'pccl-collectives[checkpoint]'", file=sys.stderr
+        )
+        sys.exit(2)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     defaults: dict = {"tokens": 2_000_000, "batch-size": 4, "context": 128, "seed": 0, "threads": 1}
@@ -327,7 +337,10 @@ def main() -> None:
     parser.add_argument("--start", help="file with the parameters to start with")
     parser.add_argument("--result", help="file for the parameters at the end: a later --start")
     parser.add_argument("--plot", help="SVG file for the loss")
-    train(parser.parse_args())
+    args = parser.parse_args()
+    if args.checkpoints or args.start or args.result:
+        needs_safetensors()
+    train(args)
 
 
 if __name__ == "__main__":

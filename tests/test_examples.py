@@ -117,10 +117,11 @@ def test_an_example_begins_with_the_command_that_runs_it(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "missing", "needed"),
+    ("command", "missing", "needed"),
     [
         ("async_diloco.py", "sklearn", "torch,demo"),
         ("byte_gpt.py", "torch", "torch,checkpoint"),
+        ("byte_gpt.py --result weights.safetensors", "safetensors", "checkpoint"),
         ("digits.py", "matplotlib", "demo"),
         ("fsdp_diloco.py", "torch", "torch,demo"),
         ("jax_diloco.py", "optax", "jax"),
@@ -132,11 +133,12 @@ def test_an_example_begins_with_the_command_that_runs_it(name: str) -> None:
     ],
 )
 def test_an_example_says_what_it_needs(
-    name: str, missing: str, needed: str, tmp_path: Path
+    command: str, missing: str, needed: str, tmp_path: Path
 ) -> None:
+    name, *options = command.split()
     (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(name={missing!r})\n")
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
+        [sys.executable, str(EXAMPLES / name), *options],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -484,8 +486,51 @@ def test_byte_gpt_starts_with_the_parameters_it_is_given(
     assert checksums[0] == checksums[1]
 
 
-@pytest.mark.parametrize(
-    "path", sorted((EXAMPLES / "integrations").glob("*.py")), ids=lambda p: p.stem
-)
+PACKAGES = {"orbax": "orbax-checkpoint"}  # pip's name, where it is another than Python's
+OURS = {"numpy", "pccl", "rich"}  # pccl, and what is installed with it
+INTEGRATIONS = sorted((EXAMPLES / "integrations").glob("*.py"))
+
+
+def foreign_imports(path: Path) -> set[str]:
+    """The top-level packages that a program imports and that pccl does not bring along."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names - sys.stdlib_module_names - OURS
+
+
+@pytest.mark.parametrize("path", INTEGRATIONS, ids=lambda p: p.stem)
+def test_an_integration_says_what_it_needs(path: Path, tmp_path: Path) -> None:
+    needs = foreign_imports(path)
+    assert needs
+    for name in needs:
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError(name={name!r})\n")
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 2 and not done.stdout, done.stdout + done.stderr
+    sentence = re.fullmatch(r"(\w+) is missing: pip install (.*)\n", done.stderr)
+    assert sentence and sentence[1] in needs, done.stderr
+    named = re.split(r"[^\w-]+", sentence[2])
+    assert {PACKAGES.get(name, name) for name in needs} <= set(named), done.stderr
+
+
+@pytest.mark.parametrize("path", INTEGRATIONS, ids=lambda p: p.stem)
+def test_an_integration_looks_for_all_that_it_needs_before_it_begins(path: Path) -> None:
+    first = next(n for n in ast.parse(path.read_text()).body if isinstance(n, ast.Try))
+    guarded = ast.unparse(first)
+    for name in foreign_imports(path):
+        assert re.search(rf"(import|from) {name}\b", guarded), name
+
+
+@pytest.mark.parametrize("path", INTEGRATIONS, ids=lambda p: p.stem)
 def test_an_example_of_an_integration_has_at_most_40_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 40
+    guard = 4  # lines that name a missing package
+    assert len(path.read_text().splitlines()) <= 40 + guard

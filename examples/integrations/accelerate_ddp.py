@@ -6,11 +6,15 @@ When a rank is killed, torchrun starts all ranks again, and they load the latest
 import os
 import sys
 
-import torch
-import torch.distributed as dist
-from accelerate import Accelerator
-from accelerate.utils import set_seed
-from torch.utils.data import DataLoader, TensorDataset
+try:
+    import torch
+    import torch.distributed as dist
+    from accelerate import Accelerator
+    from accelerate.utils import set_seed
+    from torch.utils.data import DataLoader, TensorDataset
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install torch accelerate", file=sys.stderr)
+    sys.exit(2)
 
 backend, folder = [*sys.argv[1:], "pccl", "accelerate_ddp"][:2]
 

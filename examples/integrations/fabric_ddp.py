@@ -6,10 +6,14 @@ When a rank is killed, torchrun starts all ranks again, and they load the latest
 import os
 import sys
 
-import torch
-from lightning.fabric import Fabric
-from lightning.fabric.strategies import DDPStrategy
-from torch.utils.data import DataLoader, TensorDataset
+try:
+    import torch
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies import DDPStrategy
+    from torch.utils.data import DataLoader, TensorDataset
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install torch lightning", file=sys.stderr)
+    sys.exit(2)
 
 backend, folder = [*sys.argv[1:], "pccl", "fabric_ddp"][:2]
 

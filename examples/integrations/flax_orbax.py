@@ -7,10 +7,14 @@ import sys
 import zlib
 from pathlib import Path
 
-import jax
-import optax
-import orbax.checkpoint as ocp
-from flax import nnx
+try:
+    import jax
+    import optax
+    import orbax.checkpoint as ocp
+    from flax import nnx
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install jax flax optax orbax-checkpoint", file=sys.stderr)
+    sys.exit(2)
 
 import pccl
 

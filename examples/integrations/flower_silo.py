@@ -1,10 +1,16 @@
 """A silo of Flower: python flower_silo.py on all machines but one, which has a SuperNode."""
 
+import sys
 import time
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
+
+try:
+    from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install flwr", file=sys.stderr)
+    sys.exit(2)
 
 import pccl
 

@@ -7,10 +7,14 @@ replica's. A replica that is lost is started again, and receives its shards and 
 
 import sys
 
-import torch
-import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import fully_shard
+try:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install 'pccl-collectives[torch]'", file=sys.stderr)
+    sys.exit(2)
 
 import pccl
 

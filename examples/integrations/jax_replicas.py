@@ -7,9 +7,13 @@ gradient with the same shard of the other replicas. They go on when a replica is
 import sys
 import zlib
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+try:
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install 'pccl-collectives[jax]'", file=sys.stderr)
+    sys.exit(2)
 
 import pccl
 

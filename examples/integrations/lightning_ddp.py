@@ -6,11 +6,15 @@ When a rank is killed, torchrun starts all ranks again, and they load the latest
 import os
 import sys
 
-import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.strategies import DDPStrategy
-from torch.utils.data import DataLoader, TensorDataset
+try:
+    import torch
+    from lightning.pytorch import LightningModule, Trainer, seed_everything
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.strategies import DDPStrategy
+    from torch.utils.data import DataLoader, TensorDataset
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install torch lightning", file=sys.stderr)
+    sys.exit(2)
 
 backend, folder = [*sys.argv[1:], "pccl", "lightning_ddp"][:2]
 

@@ -3,9 +3,15 @@
 When a member is killed, the others go on.
 """
 
-import torch
-from lightning.pytorch import LightningModule, Trainer
-from torch.utils.data import DataLoader, TensorDataset
+import sys
+
+try:
+    import torch
+    from lightning.pytorch import LightningModule, Trainer
+    from torch.utils.data import DataLoader, TensorDataset
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install torch lightning", file=sys.stderr)
+    sys.exit(2)
 
 from pccl.adapters.lightning import DiLoCoCallback
 

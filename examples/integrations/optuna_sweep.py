@@ -6,7 +6,11 @@ A trial survives the loss of a member as any run does. pccl needs to know nothin
 import subprocess
 import sys
 
-import optuna
+try:
+    import optuna
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install optuna", file=sys.stderr)
+    sys.exit(2)
 
 TRAIN = """
 import sys, numpy as np, pccl

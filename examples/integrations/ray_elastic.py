@@ -3,7 +3,14 @@
 A member that dies is replaced, and the others go on. So do they when Ray has fewer machines.
 """
 
-import torch
+import sys
+
+try:
+    import ray  # noqa: F401, which the adapter needs
+    import torch
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install torch ray", file=sys.stderr)
+    sys.exit(2)
 
 import pccl
 from pccl.adapters.ray import ElasticTrainer

@@ -6,9 +6,13 @@ When a worker is killed, Ray starts all workers again, and they load the latest 
 import sys
 import tempfile
 
-import torch
-from ray import train
-from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
+try:
+    import torch
+    from ray import train
+    from ray.train.torch import TorchConfig, TorchTrainer, prepare_model
+except ImportError as e:  # without a name: ray is there, and its extra is not
+    print(f"{e.name or 'ray.train'} is missing: pip install torch 'ray[train]'", file=sys.stderr)
+    sys.exit(2)
 
 backend, folder = [*sys.argv[1:], "pccl", tempfile.gettempdir()][:2]
 

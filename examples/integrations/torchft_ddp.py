@@ -5,11 +5,16 @@ member is killed, the others go on. A newcomer receives the model, the optimizer
 """
 
 import os
+import sys
 from datetime import timedelta
 
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-from torchft import DistributedDataParallel, DistributedSampler, Optimizer
+try:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    from torchft import DistributedDataParallel, DistributedSampler, Optimizer
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install torch torchft", file=sys.stderr)
+    sys.exit(2)
 
 from pccl.adapters.torchft import Manager
 

@@ -4,10 +4,14 @@ import os
 import sys
 from pathlib import Path
 
-import mlflow
-import torch
-import wandb
-from torch.utils.tensorboard import SummaryWriter
+try:
+    import mlflow
+    import torch
+    import wandb
+    from torch.utils.tensorboard import SummaryWriter
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install torch mlflow tensorboard wandb", file=sys.stderr)
+    sys.exit(2)
 
 import pccl
 from pccl.adapters.torch import DiLoCo

@@ -6,10 +6,15 @@ When a rank is killed, torchrun starts all ranks again, and they load the latest
 import os
 import sys
 
-import torch
-import torch.distributed as dist
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
-from transformers.trainer_utils import get_last_checkpoint
+try:
+    import accelerate  # noqa: F401, which the Trainer needs
+    import torch
+    import torch.distributed as dist
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
+    from transformers.trainer_utils import get_last_checkpoint
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install torch transformers accelerate", file=sys.stderr)
+    sys.exit(2)
 
 backend, folder = [*sys.argv[1:], "pccl", "transformers_ddp"][:2]
 

@@ -3,10 +3,16 @@
 When a member is killed, the others go on.
 """
 
+import sys
 import tempfile
 
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+try:
+    import accelerate  # noqa: F401, which the Trainer needs
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+except ModuleNotFoundError as error:
+    print(f"{error.name} is missing: pip install torch transformers accelerate", file=sys.stderr)
+    sys.exit(2)
 
 from pccl.adapters.transformers import DiLoCoCallback
 

@@ -77,8 +77,6 @@ def test_a_diloco_run_goes_on_when_a_member_is_killed(name: str, tmp_path: Path)
     assert len(losses(output)) == 1 and losses(output)[0] < 1, output
 
 
-def test_examples_are_short() -> None:
-    for path in (ROOT / "examples" / "integrations").glob("*.py"):
-        assert len(path.read_text().splitlines()) <= 40, path
+def test_adapters_are_short() -> None:
     for name in ("lightning.py", "ray/__init__.py", "ray/run.py", "transformers.py"):
         assert len((ROOT / "adapters" / name).read_text().splitlines()) < 200
