@@ -111,10 +111,10 @@ def accuracy(weights: Weights, images: Any, labels: Any) -> float:
 # ------------------------------------------------------------------------------
 
 
-def work(number: int, steps: int, weights_file: Path) -> None:
+def work(number: int, steps: int, digits_file: Path, weights_file: Path) -> None:
     """One peer: trains, reports a JSON line per step on stdout, and writes its weights in the
     end."""
-    images, labels, test_images, test_labels = load_digits()
+    images, labels, test_images, test_labels = np.load(digits_file).values()
     print(json.dumps({"ready": number}), flush=True)
     if not sys.stdin.readline():  # the launcher says when to begin; or it is gone
         return
@@ -177,6 +177,9 @@ class Workers:
         numbers = [*range(PEERS), NEWCOMER]
         self.files = [folder / f"weights-{number}.bin" for number in numbers]
         self.errors = [folder / f"stderr-{number}.txt" for number in numbers]
+        # Each worker would take a second to import scikit-learn.
+        self.digits = folder / "digits.npz"
+        np.savez(self.digits, *load_digits())
         self.reports: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
         self.processes = []
         environment = os.environ | {
@@ -193,7 +196,7 @@ class Workers:
             }
             with self.errors[number].open("wb") as errors:
                 process = subprocess.Popen(
-                    [*command, "--weights", str(self.files[number])],
+                    [*command, "--digits", self.digits, "--weights", self.files[number]],
                     env=environment | own,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -442,12 +445,13 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400, help="batches to train on (default: 400)")
     parser.add_argument("--plot", type=Path, default=Path("digits.png"), help="where the plot goes")
     parser.add_argument("--svg", type=Path, help="also save the table as an SVG picture")
-    # Be a worker: which one, and where its weights go.
+    # Be a worker: which one, where the digits are, and where its weights go.
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--digits", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
-        work(options.worker, options.steps, options.weights)
+        work(options.worker, options.steps, options.digits, options.weights)
         return 0
     try:
         import matplotlib  # noqa: F401
