@@ -148,6 +148,8 @@ def sentence(
         ("top 127.0.0.1:9", "needs a terminal (and rich); `pccl status` prints the same once"),
         ("top --interval 0 127.0.0.1:9", "--interval must be seconds in 0.5..3600, not '0'"),
         ("kick", "the following arguments are required: NAME"),
+        ("kick 127.0.0.1:x ann", "the port must be a number"),
+        ("trace split traces", "action must be merge, not 'split'"),
         ("secret --token", "--token needs the run's secret in PCCL_SECRET or PCCL_SECRET_FILE"),
         ("master --http x", "--http must be HOST:PORT or a port, not 'x'"),
         (
@@ -283,7 +285,7 @@ def a_master() -> Iterator[str]:
         (a_master, {"PCCL_SECRET": SECRET[::-1]}, "set PCCL_SECRET to the one that `pccl master`"),
     ],
 )
-def test_where_no_master_answers_doctor_and_bench_say_what_to_do(
+def test_where_no_master_answers_commands_say_what_to_do(
     sentence: Callable[..., str],
     capfd: pytest.CaptureFixture[str],
     there: Callable[[], AbstractContextManager[str]],
@@ -293,11 +295,34 @@ def test_where_no_master_answers_doctor_and_bench_say_what_to_do(
     with there() as address:
         assert words in sentence("bench", "--master", address, **env)
     with there() as address:
+        assert words in sentence("pause-admission", address, **env)
+    with there() as address:
         assert ended(["doctor", address]) == 2
     out, err = capfd.readouterr()
     last = out.splitlines()[-1]
     assert last.startswith("This machine cannot join: ") and words in last
     assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({}, "this run needs its secret: set PCCL_SECRET or PCCL_SECRET_FILE"),
+        ({"PCCL_SECRET": SECRET[::-1]}, "set PCCL_SECRET to the one that `pccl master` uses"),
+        ({"PCCL_SECRET": ""}, "PCCL_SECRET is set, but empty"),
+    ],
+)
+def test_run_starts_no_rank_that_the_master_would_refuse(
+    sentence: Callable[..., str], env: dict[str, str], words: str
+) -> None:
+    with a_master() as address:
+        assert words in sentence("run", "-n", "2", "--join", address, "--", "true", **env)
+
+
+def test_the_master_that_refuses_a_secret_is_named(sentence: Callable[..., str]) -> None:
+    with a_master() as address:
+        said = sentence("status", address, PCCL_SECRET=SECRET[::-1])
+    assert said.startswith(f"{address}: refuses our secret")
 
 
 # Screens: one family, on terminals of any width and where the output is piped.

@@ -15,7 +15,7 @@ from typing import Any
 
 import pccl
 from pccl import __version__, _core
-from pccl.errors import InvalidArgument, InvalidUsage, PCCLError
+from pccl.errors import AuthenticationFailed, InvalidArgument, InvalidUsage, PCCLError
 from pccl.master import DEFAULT_LISTEN, make_secret, serve, serve_with_secret
 from pccl.tools import bench, doctor, orders, screen, show, trace, web
 from pccl.tools import top as top_command
@@ -32,6 +32,7 @@ from pccl.tools.parsing import (
     whole,
 )
 from pccl.tools.run import MAX_RANKS, check_program, launch
+from pccl.tools.status import ask_any, in_background
 
 __all__ = ["main", "parser", "version_lines"]
 
@@ -487,6 +488,8 @@ def _run(command: Parser, options: argparse.Namespace, program: list[str] | None
         right = f"pccl run -n 4 -- {shlex.join(program)}"
         command.error(f"give the number of ranks, as in `{right}`")
     check_program(program)
+    if options.join:
+        _check_secret(options.join)
     return launch(
         program,
         options.nproc,
@@ -495,6 +498,19 @@ def _run(command: Parser, options: argparse.Namespace, program: list[str] | None
         show_join=options.show_join,
         join=options.join,
     )
+
+
+def _check_secret(masters: str) -> None:
+    """Raises Misuse if the masters refuse the secret of this process, as they would the ranks'.
+
+    The ranks wait for masters that do not answer yet, so that is no error here.
+    """
+    try:
+        in_background(lambda: ask_any(masters))
+    except (AuthenticationFailed, InvalidArgument, InvalidUsage) as error:
+        raise Misuse(advised(error.reason or str(error))) from None
+    except PCCLError:
+        pass
 
 
 def _secret(command: Parser, options: argparse.Namespace) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from pccl import _core
-from pccl.tools.parsing import Example, Parser, endpoints
+from pccl.errors import PCCLError
+from pccl.tools.parsing import Example, Misuse, Parser, advised, endpoints
 from pccl.tools.status import ask_any, in_background, master_of
 
 __all__: list[str] = []
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     """The command. Prints what the master did.
 
     Raises:
-        PCCLError: The master did not answer, or refused.
+        Misuse: The master did not answer, or refused.
     """
     master = master_of(options.master)
     kind, name = options.command, getattr(options, "name", "")
@@ -95,5 +96,8 @@ def run(options: argparse.Namespace) -> int:
         at = ask_any(master)[0] if "," in master else master
         return call(at, kind, name)
 
-    print(in_background(order))
+    try:
+        print(in_background(order))
+    except PCCLError as error:
+        raise Misuse(advised(error.reason or str(error))) from None
     return 0

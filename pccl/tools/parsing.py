@@ -205,6 +205,8 @@ class Parser(argparse.ArgumentParser):
         if found is None:
             return message
         name, rest = found[1], found[2]
+        if choice := re.match(r"invalid choice: (.*) \(choose from (.*)\)", rest):
+            return f"{name} must be {choice[2].replace(chr(39), '')}, not {choice[1]}"
         if other := re.match(r"not allowed with argument (\S+)", rest):
             return f"{name} and {other[1]} exclude each other; give one of them"
         if rest.startswith("expected one argument"):

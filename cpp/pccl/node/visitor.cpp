@@ -52,8 +52,9 @@ Status Visitor::connect() {
   attempt->cancel();
   if (socket_ != nullptr) return {};
   if (!failure) return Status(Code::unreachable, "no answer");
-  const bool stranger = failure->code == Code::authentication_failed;
-  return Status(stranger ? failure->code : Code::unreachable, failure->reason);
+  if (failure->code != Code::authentication_failed)
+    return Status(Code::unreachable, failure->reason);
+  return Status(failure->code, wire::to_string(master_) + ": " + failure->reason);
 }
 
 std::string Visitor::address() const { return io::to_string(socket_->remote()); }
