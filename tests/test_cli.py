@@ -142,6 +142,8 @@ def sentence(
         ("run -n 2 -- ./gone", "no program ./gone; correct its name"),
         ("run -n 2 -- no-such-program", "no program no-such-program; correct its name"),
         ("run -n 2 -- /", "/ is a folder; give a program"),
+        ("run --hosts a --ssh no-ssh -- true", "no program 'no-ssh'; install OpenSSH's client, or"),
+        ('run --hosts a --ssh ssh" -- true', "--ssh is not a command: No closing quotation"),
         ("status x:1 y:1", "'y:1' is one argument too many; leave it out"),
         ("status --group x", "--group must be a whole number in 0.."),
         ("status", "give the master as HOST:PORT, or set PCCL_MASTER"),

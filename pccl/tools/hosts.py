@@ -14,6 +14,7 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -104,10 +105,11 @@ def launch_on(
         The exit status, as `pccl.tools.run.launch` has it. A host that ssh cannot reach has 255.
 
     Raises:
-        Misuse: No address is known, or one of the variables is not set.
+        Misuse: There is no such command for `ssh`, no address is known, or one of the variables is
+            not set.
         PCCLError: The master could not be started.
     """
-    reach = shlex.split(ssh)
+    reach = _reach(ssh)
     host, port = split_address(address) if address else (_own_address(reach, hosts[0].name), 0)
     secret = make_secret()
     listen = "[::]" if host.startswith("[") else "0.0.0.0"
@@ -133,6 +135,17 @@ def launch_on(
         return asyncio.run(
             _Hosts(hosts, [*reach, *_SSH_OPTIONS], there, order, environment, restarts, plan).run()
         )
+
+
+def _reach(ssh: str) -> list[str]:
+    try:
+        words = shlex.split(ssh)
+    except ValueError as error:
+        raise Misuse(f"--ssh is not a command: {error}; correct its quotes") from None
+    if not words or shutil.which(words[0]) is None:
+        program = words[0] if words else ""
+        raise Misuse(f"there is no program {program!r}; install OpenSSH's client, or correct --ssh")
+    return words
 
 
 def _own_address(reach: Sequence[str], name: str) -> str:
