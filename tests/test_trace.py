@@ -153,7 +153,10 @@ def test_merge_says_who_made_whom_wait(
     unfinished = (tmp_path / f"{late}.json").read_text()
     with pytest.raises(ValueError):
         json.loads(unfinished)
-    check(json.loads(unfinished + "]"))  # as viewers do
+    alone = json.loads(unfinished + "]")  # as viewers do
+    check(alone)
+    lanes = {one["args"]["name"] for one in alone if one["name"] == "thread_name"}
+    assert {f"to {names[first]}", f"from {names[first]}"} <= lanes
     # A peer that is killed while it writes.
     (tmp_path / f"{late}.json").write_text(unfinished + ',\n{"name":"colle')
     assert cli.main(["trace", "merge", str(tmp_path)]) == 0

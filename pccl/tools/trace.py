@@ -214,7 +214,6 @@ def _write(merged: Merged, clocks: _Clocks, output: Path) -> None:
         default=0.0,
     )
     end = begin
-    names = {trace.peer[:8]: trace.name for trace in merged.traces}
     with output.open("w", encoding="utf-8") as file:
         separator = "[\n"
         for trace in merged.traces:
@@ -222,18 +221,10 @@ def _write(merged: Merged, clocks: _Clocks, output: Path) -> None:
                 if "ts" in event:
                     event["ts"] = round(clocks.shared(trace.boot, event["ts"]) - begin, 3)
                     end = max(end, begin + event["ts"] + event.get("dur", 0.0))
-                elif event.get("name") == "thread_name":
-                    event["args"]["name"] = _lane(event["args"]["name"], names)
                 file.write(separator + json.dumps(event, separators=(",", ":")))
                 separator = ",\n"
         file.write("\n]\n")
     merged.seconds = (end - begin) / 1e6
-
-
-def _lane(name: str, names: Mapping[str, str]) -> str:
-    """ "to 0a1b2c3d" with the peer's name, as far as it has a trace."""
-    way, _, peer = name.partition(" ")
-    return f"{way} {names.get(peer, peer)}"
 
 
 def _called(key: str) -> str:

@@ -98,11 +98,12 @@ void LinkTable::on_stripe_failed(std::uint64_t id, const Error& error, const Lin
   if (found == facts_.links.end()) return facts_.close(id);
   Link& link = found->second;
   if (!established) return handshakes_.fail_handshake(entry, link, error.reason);
+  const std::string name = wire::shown_name(link.peer.name, link.peer.id, true);
   if (error.code == Code::refused) {
-    facts_.log(LogLevel::debug, "link to " + entry.peer.brief() + " broke: " + error.reason);
+    facts_.log(LogLevel::debug, "link to " + name + " broke: " + error.reason);
     return facts_.take_down(link, error.reason, link.planned);
   }
-  facts_.log(LogLevel::debug, "a connection to " + entry.peer.brief() + " broke: " + error.reason);
+  facts_.log(LogLevel::debug, "a connection to " + name + " broke: " + error.reason);
   stand_ins_.lose(id, error.reason);
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "pccl/base/clock.h"
+#include "pccl/base/text.h"
 #include "pccl/io/thread.h"
 #include "pccl/os/process.h"
 
@@ -141,19 +142,16 @@ void TraceWriter::run() {
 }
 
 void TraceWriter::write(const std::vector<peer::TraceEvent>& events, std::uint64_t dropped) {
-  const auto moment = [&](const std::string& name, const std::string& text) {
-    put(peer::TracedMoment{clock_now(), name, text});
-  };
   for (const peer::TraceEvent& event : events) {
     if (full_) return;
     std::visit([&](const auto& one) { put(one); }, event);
     if (text_.size() >= kFlushBytes) flush();
     if (written_ + text_.size() < max_bytes_) continue;
     full_ = true;
-    moment("the trace ends here", "it has its full size (PCCL_TRACE_MB)");
+    moment(clock_now(), "the trace ends here", "it has its full size (PCCL_TRACE_MB)");
   }
   if (dropped > 0 && !full_)
-    moment("left out", std::to_string(dropped) + " events: the disk is too slow");
+    moment(clock_now(), "left out", std::to_string(dropped) + " events: the disk is too slow");
   flush();
 }
 
@@ -185,7 +183,7 @@ void TraceWriter::span(std::string_view name, int lane, Instant begin, Instant e
 
 void TraceWriter::name_lane(int lane, const std::string& name) {
   text_ += ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":\"" + peer_.brief() +
-           "\",\"tid\":" + std::to_string(lane) + ",\"args\":{\"name\":\"" + name + "\"}}";
+           "\",\"tid\":" + std::to_string(lane) + ",\"args\":{\"name\":\"" + escaped(name) + "\"}}";
 }
 
 // Calls that run at once have lanes of their own: spans of one lane must nest.
@@ -207,7 +205,11 @@ int TraceWriter::lane_of(Instant begin, Instant end) {
 int TraceWriter::lane_of(const PeerId& peer, bool sent) {
   const auto [it, made] =
       link_lanes_.try_emplace({peer, sent}, kFirstLinkLane + static_cast<int>(link_lanes_.size()));
-  if (made) name_lane(it->second, (sent ? "to " : "from ") + peer.brief());
+  if (made) {
+    const auto named = names_.find(peer);
+    const std::string name = named == names_.end() ? peer.brief() : named->second;
+    name_lane(it->second, (sent ? "to " : "from ") + name);
+  }
   return it->second;
 }
 
@@ -244,11 +246,21 @@ void TraceWriter::put(const peer::TracedFlow& flow) {
            "\",\"bytes\":" + std::to_string(flow.bytes));
 }
 
-void TraceWriter::put(const peer::TracedMoment& moment) {
-  text_.append(",\n{\"name\":\"").append(escaped(moment.name));
+void TraceWriter::put(const peer::TracedEpoch& epoch) {
+  const wire::EpochRecord& record = *epoch.record;
+  for (const wire::Member& member : record.members)
+    names_[member.id] = wire::shown_name(record.members, member.id);
+  moment(epoch.at, "epoch " + std::to_string(record.epoch),
+         plural(record.members.size(), "member"));
+  for (const wire::Departure& gone : record.departures)
+    moment(epoch.at, "lost " + gone.name, gone.reason);
+}
+
+void TraceWriter::moment(Instant at, std::string_view name, std::string_view text) {
+  text_.append(",\n{\"name\":\"").append(escaped(name));
   text_.append("\",\"ph\":\"i\",\"s\":\"p\",\"pid\":\"").append(peer_.brief());
-  text_.append("\",\"tid\":0,\"ts\":").append(microseconds(nanoseconds(moment.at)));
-  text_.append(",\"args\":{\"text\":\"").append(escaped(moment.text)).append("\"}}");
+  text_.append("\",\"tid\":0,\"ts\":").append(microseconds(nanoseconds(at)));
+  text_.append(",\"args\":{\"text\":\"").append(escaped(text)).append("\"}}");
 }
 
 }  // namespace pccl::node

@@ -43,7 +43,8 @@ class TraceWriter {
   // -- of the thread
   void put(const peer::TracedCall& call);
   void put(const peer::TracedFlow& flow);
-  void put(const peer::TracedMoment& moment);
+  void put(const peer::TracedEpoch& epoch);
+  void moment(Instant at, std::string_view name, std::string_view text);
   void span(std::string_view name, int lane, Instant begin, Instant end,
             const std::string& arguments);
   [[nodiscard]] int lane_of(Instant begin, Instant end);
@@ -59,6 +60,7 @@ class TraceWriter {
   bool full_ = false;
   std::vector<Instant> call_lanes_;  // when the last call of each ended
   std::map<std::pair<PeerId, bool>, int> link_lanes_;
+  std::map<PeerId, std::string> names_;  // of all members so far
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;

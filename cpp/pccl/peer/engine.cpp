@@ -231,7 +231,7 @@ void Engine::on_epoch(const Record& record) {
   }
   census_ = record->census;
   news_.note(*record);
-  if (tracer_.on()) tracer_.epoch(*record, now());
+  if (tracer_.on()) tracer_.epoch(record, now());
   if (!calls().calls().empty()) tell_news();
   if (record->cause == wire::Cause::admission) {
     begin_admission(record);

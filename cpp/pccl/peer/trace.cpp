@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "pccl/base/text.h"
 #include "pccl/peer/calls.h"
 
 namespace pccl::peer {
@@ -33,13 +32,10 @@ void Tracer::ended(const Call& call, Code code) {
       TracedCall{*key, call.timing.marks(), code, call.bytes, call.attempts, in_memory});
 }
 
-void Tracer::epoch(const wire::EpochRecord& record, Instant now) {
-  events_.emplace_back(TracedMoment{now, "epoch " + std::to_string(record.epoch),
-                                    plural(record.members.size(), "member")});
-  for (const wire::Departure& gone : record.departures)
-    events_.emplace_back(TracedMoment{now, "lost " + gone.name, gone.reason});
+void Tracer::epoch(const std::shared_ptr<const wire::EpochRecord>& record, Instant now) {
+  events_.emplace_back(TracedEpoch{now, record});
   // A number restarts at 0, and calls that were not made have ended.
-  if (record.cause == wire::Cause::admission) flows_.clear();
+  if (record->cause == wire::Cause::admission) flows_.clear();
 }
 
 }  // namespace pccl::peer

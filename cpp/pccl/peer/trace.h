@@ -5,7 +5,7 @@
 
 #include <cstdint>
 #include <map>
-#include <string>
+#include <memory>
 #include <tuple>
 #include <utility>
 #include <variant>
@@ -38,13 +38,12 @@ struct TracedFlow {
   Instant last{};
   std::uint64_t bytes = 0;
 };
-// An epoch, or a loss.
-struct TracedMoment {
+// An epoch begins. It names the peers of the flows that follow.
+struct TracedEpoch {
   Instant at{};
-  std::string name;
-  std::string text;
+  std::shared_ptr<const wire::EpochRecord> record;
 };
-using TraceEvent = std::variant<TracedCall, TracedFlow, TracedMoment>;
+using TraceEvent = std::variant<TracedCall, TracedFlow, TracedEpoch>;
 
 // *one thread: the engine's*
 class Tracer {
@@ -56,7 +55,7 @@ class Tracer {
   void moved(const wire::OpKey& key, const PeerId& peer, bool sent, std::uint64_t bytes,
              Instant now);
   void ended(const Call& call, Code code);
-  void epoch(const wire::EpochRecord& record, Instant now);
+  void epoch(const std::shared_ptr<const wire::EpochRecord>& record, Instant now);
   [[nodiscard]] std::vector<TraceEvent> take() { return std::exchange(events_, {}); }
 
  private:
