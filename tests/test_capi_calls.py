@@ -10,7 +10,7 @@ from pathlib import Path
 import clibrary
 import pytest
 from programs import capi_calls as calls
-from workers import Run, Worker, running
+from workers import Run, Worker, masters, running
 
 pytestmark = clibrary.MARKS
 
@@ -200,6 +200,25 @@ def test_pccl_timeout_bounds_a_call(run: Run) -> None:
     second.tell("go")
     second.expect("timed out")
     ok(first, second)
+
+
+def test_a_list_of_masters_may_have_names(library: Path) -> None:
+    with masters(PCCL_C_LIBRARY=str(library), PCCL_SHM="0") as run:
+        names = run.address.replace("127.0.0.1", "localhost")
+        program = partial(calls.reduce_with_named_masters, run.addresses[0])
+        peers = run.peers(2, program, PCCL_MASTER=names)
+        for peer in peers:
+            peer.expect("connected")
+        for index in (None, 0):
+            if index is not None:
+                run.kill(index)
+            for peer in peers:
+                peer.tell(True)
+            for peer in peers:
+                peer.expect("reduced")
+        for peer in peers:
+            peer.tell(False)
+        ok(*peers)
 
 
 def test_masters_are_made_run_stopped_and_their_port_is_free_again(run: Run) -> None:

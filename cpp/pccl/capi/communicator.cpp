@@ -87,8 +87,8 @@ Result<node::CommunicatorOptions> options_from(const pcclCommCreateParams_t& par
   if (listed != nullptr && std::strchr(listed, ',') != nullptr) {
     const auto masters = wire::parse_masters(listed, wire::kDefaultPort);
     if (!masters) return masters.error();
-    if (std::find(masters->begin(), masters->end(), *master) != masters->end())
-      options.masters = *masters;
+    const auto same = [&](const wire::Address& one) { return io::stands_for(one, *master); };
+    if (std::any_of(masters->begin(), masters->end(), same)) options.masters = *masters;
   }
   options.group = params.peer_group;
   if (params.p2p_connection_pool_size > 255)

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 
 #include <algorithm>
+#include <asio/io_context.hpp>
 #include <cstring>
 #include <memory>
 
@@ -19,6 +20,19 @@ std::optional<asio::ip::tcp::endpoint> numeric_endpoint(const wire::Address& add
   const asio::ip::address host = asio::ip::make_address(address.host, error);
   if (error) return std::nullopt;
   return asio::ip::tcp::endpoint(host, address.port);
+}
+
+bool stands_for(const wire::Address& listed, const wire::Address& address) {
+  if (listed == address) return true;
+  const std::optional<asio::ip::tcp::endpoint> wanted = numeric_endpoint(address);
+  if (!wanted || listed.port != address.port) return false;
+  asio::io_context context;
+  asio::ip::tcp::resolver resolver(context);
+  asio::error_code error;
+  const auto found = resolver.resolve(listed.host, std::to_string(listed.port), error);
+  return std::any_of(found.begin(), found.end(), [&](const auto& entry) {
+    return plain(entry.endpoint().address()) == plain(wanted->address());
+  });
 }
 
 asio::ip::address plain(const asio::ip::address& address) {

@@ -15,6 +15,10 @@ namespace pccl::io {
 // Nothing if the host is a name, which must be resolved.
 [[nodiscard]] std::optional<asio::ip::tcp::endpoint> numeric_endpoint(const wire::Address& address);
 
+// Whether `listed` stands for the numeric address `address`. A name is resolved, which may take
+// seconds; one that cannot be resolved stands for nothing.
+[[nodiscard]] bool stands_for(const wire::Address& listed, const wire::Address& address);
+
 // Turns an IPv4 address that a dual-stack socket reports as IPv6 back into IPv4.
 [[nodiscard]] asio::ip::address plain(const asio::ip::address& address);
 
