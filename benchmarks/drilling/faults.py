@@ -43,7 +43,7 @@ class Fault:
         errors: What members other than the victim may be told, as class names.
         victims: Members whose pauses do not count.
         seconds: Time until all must be well.
-        pause: The longest time between two steps of a member, in seconds. None: any.
+        pause: The longest time between two steps of a member over TCP, in seconds. None: any.
     """
 
     name: str
@@ -512,7 +512,11 @@ FAULTS = [
         victims=_NOBODY,
     ),
     Fault(
-        "the master is stopped for a second", the_master_is_stopped, r"answer took", victims=_NOBODY
+        "the master is stopped for a second",
+        the_master_is_stopped,
+        r"answer took",
+        victims=_NOBODY,
+        pause=_FREEZE_SECONDS + 0.5,
     ),
     Fault(
         "the master that serves is killed",

@@ -111,6 +111,7 @@ class Run:
         self.folder = folder
         self.secret = make_secret()
         self.lab: lab.Lab | None = None
+        self.memory = memory
         self._with_lab = with_lab
         self._settings = SETTINGS | {"PCCL_SHM": str(int(memory))}
         if with_lab:
