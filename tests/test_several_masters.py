@@ -82,6 +82,31 @@ def test_a_master_that_wakes_finds_that_another_one_serves() -> None:
         finish(peers, 3)
 
 
+def test_calls_in_memory_need_no_master() -> None:
+    with masters(PCCL_SHM="1") as run:
+        peers = run.peers(3, partial(several_masters.reduce_in_steps, COUNT))
+        for peer in peers:
+            peer.expect("in")
+            peer.tell(1)
+        finish(peers, 3)
+        for one in run.masters:
+            one.signal(signal.SIGSTOP)
+        for peer in peers:
+            peer.tell(300)
+        finish(peers, 3)  # while no master can answer
+        for one in run.masters[1:]:
+            one.signal(signal.SIGCONT)
+        for peer in peers:
+            peer.tell(1500)
+        wait_for_line(run.masters[1], "taken over")
+        assert finish(peers, 3) < SLACK
+        run.masters[0].signal(signal.SIGCONT)
+        wait_for_line(run.masters[0], "steps down")
+        for peer in peers:
+            peer.tell(0)
+        assert [peer.ends() for peer in peers] == [0] * 3
+
+
 def test_masters_are_killed_and_started_one_after_the_other() -> None:
     with masters(PCCL_SHM="0") as run:
         peers = run.peers(3, partial(several_masters.reduce_in_steps, COUNT))

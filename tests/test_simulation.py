@@ -122,6 +122,7 @@ def test_several_masters_never_change_one_group_on_two_sides(splits: int) -> Non
         assert totals["commits"] > 5 * count
         for name in ("takeovers", "restarts", "kills", "joins", "evictions", "syncs"):
             assert totals[name] > 0, name
+        assert totals["master_lost"] > 0 or splits == 0  # of a minority
 
 
 @pytest.mark.timeout(14_400)
@@ -461,6 +462,17 @@ def test_the_checks_notice_an_epoch_without_a_majority(bug: str) -> None:
             assert report["violation"].startswith(("one history", "one run", "one membership"))
             return
     pytest.fail("no schedule shows it")
+
+
+def test_the_checks_notice_a_commit_for_different_members() -> None:
+    options: dict[str, Any] = {"masters": 2, "quiet": True, "program": "simple", "peers": 3}
+    found = [
+        report["violation"]
+        for seed in range(30)
+        if (report := _testing.simulate(seed, bug="split_commit", **options))["violation"]
+    ]
+    assert found
+    assert all(one.startswith("one membership") for one in found), found
 
 
 @pytest.mark.parametrize(

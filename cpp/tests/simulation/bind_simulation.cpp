@@ -48,8 +48,9 @@ void each_number(simulation::Options& options, Visit&& visit) {
 constexpr const char* kProgramNames[simulation::kPrograms] = {"explicit", "simple", "threads",
                                                               "mismatch", "stuck",  "sync"};
 constexpr const char* kBugNames[simulation::kBugs] = {
-    "none",        "flip_result",  "other_verdict", "touch_input", "lose_report",  "forget_entry",
-    "stale_state", "commit_alone", "lose_left_out", "skip_call",   "forge_accept", "hide_accept"};
+    "none",         "flip_result", "other_verdict", "touch_input",   "lose_report",
+    "forget_entry", "stale_state", "commit_alone",  "lose_left_out", "skip_call",
+    "forge_accept", "hide_accept", "split_commit"};
 
 template <class Enum, std::size_t N>
 Enum by_name(const char* const (&names)[N], const std::string& name) {

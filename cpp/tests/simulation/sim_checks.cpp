@@ -160,6 +160,8 @@ void Checks::ended(Host& host, Reduction& reduction) {
         }
       }
       std::vector<Ending>& endings = operations_[id];
+      if (commit && !endings.empty() && world_.bug_due(Bug::split_commit))
+        ending.members = {ending.peer};
       one_verdict(what, endings, ending);
       if (commit) bit_parity(what, endings, ending);
       if (commit && world_.options.masters > 1) one_membership(what, endings, ending);

@@ -35,8 +35,9 @@ enum class Bug : std::uint8_t {
   skip_call,      // an operation is committed although a member counts as being one call behind
   forge_accept,   // a master takes its proposal of an epoch as accepted by whom it sends it to
   hide_accept,    // members do not tell a new master which epoch they have accepted
+  split_commit,   // an operation counts as committed for one member alone
 };
-inline constexpr unsigned kBugs = 12;
+inline constexpr unsigned kBugs = 13;
 
 struct Options {
   Program program = Program::simple_api;
