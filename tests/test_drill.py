@@ -17,7 +17,7 @@ DRILL = Path(__file__).resolve().parent.parent / "benchmarks" / "drill.py"
     ("options", "least"),
     [
         (["--short", "--masters", "1"], 8),
-        (["--masters", "3", "--only", "master that serves is killed"], 1),
+        (["--masters", "3", "--loopback", "--only", "master that serves is"], 2),
     ],
 )
 def test_a_run_becomes_well_after_each_kind_of_fault(
