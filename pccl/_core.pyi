@@ -260,6 +260,10 @@ class Communicator:
     def drain(self) -> None:
         """Asks this peer to leave at its next admission point."""
 
+    def wait_no_longer_than(self, quorum: int, grace_ms: int) -> None:
+        """Lets the master put out who is late in a call once that many thousandths of the members
+        have entered it, and the grace is over. 0: waits for all."""
+
     def end_process(self, failure: str, signal: int) -> None:
         """Leaves the run and ends this process by that signal, whatever handles it."""
 

@@ -219,6 +219,16 @@ class Peer(_core.Reducer):
         if engine is not None:
             engine.drain()
 
+    def _wait_no_longer_than(self, quorum: float, grace_seconds: float) -> None:
+        """In all calls from now on: lets the master put out who is late.
+
+        Once this share of the members has entered a call, the others have so many seconds to come,
+        if all that wait in it are ready for that. 0: waits for all.
+        """
+        engine = self._engine
+        if engine is not None:
+            engine.wait_no_longer_than(round(1000 * quorum), round(1000 * grace_seconds))
+
     def _leave_at_exit(self) -> None:
         # Other ranks of the replica need not wait for a program that an exception has ended.
         error = getattr(sys, "last_type", None)

@@ -206,6 +206,17 @@ def test_the_state_survives_whatever_breaks() -> None:
 
 
 @pytest.mark.parametrize("program", ["explicit", "simple", "sync"])
+def test_members_that_are_late_are_put_out_and_harm_nobody(program: str) -> None:
+    count = max(SCHEDULES // 20, 20)
+    options: dict[str, Any] = {"program": program, "peers": 4, "patience": 200}
+    waits = run_many(250_000, count, quiet=True, **options)
+    assert waits["commits"] > count
+    assert waits["evictions"] > 0  # who begins late, or computes longer
+    run_many(260_000, count, **options)
+    run_many(270_000, count, masters=3, restarts=1, **options)
+
+
+@pytest.mark.parametrize("program", ["explicit", "simple", "sync"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_replicas_come_and_go_as_a_whole(program: str, ranks: int) -> None:
     # Whose members differ between groups after the same admission point is a violation, as is a

@@ -150,7 +150,18 @@ def look() -> dict[str, Any]:
     }
 
 
-REJOIN: dict[str, Callable[[], pccl.Communicator]] = {"init": pccl.init, "start": start}
+def come_back() -> pccl.Communicator:
+    """As pccl.init, and says so."""
+    made = pccl.init()
+    say(event="back")
+    return made
+
+
+REJOIN: dict[str, Callable[[], pccl.Communicator]] = {
+    "init": pccl.init,
+    "start": start,
+    "told": come_back,
+}
 
 
 def make(

@@ -313,6 +313,14 @@ void bind_communicator(nb::module_& m) {
              const GilRelease release;
              engine->drain();
            })
+      .def(
+          "wait_no_longer_than",
+          [](const CommunicatorHandle& comm, std::uint16_t quorum, std::uint32_t grace_ms) {
+            const std::shared_ptr<node::Communicator> engine = comm.engine;
+            const GilRelease release;
+            engine->wait_no_longer_than({quorum, grace_ms});
+          },
+          "quorum"_a, "grace_ms"_a)
       // With the GIL: no thread may meanwhile see that its call has ended.
       .def(
           "end_process",

@@ -10,6 +10,15 @@
 #include "pccl/state/election.h"
 
 namespace pccl::master {
+namespace {
+
+// Members that have not entered the other rounds are receiving state or measuring; a failure shows
+// on their links.
+bool may_be_overdue(const wire::RoundKey& key) {
+  return key.kind != wire::RoundKind::sync_end && key.kind != wire::RoundKind::optimize;
+}
+
+}  // namespace
 
 std::vector<Departed> CallRules::check(const wire::CallKey& key, Instant now) {
   if (const auto* round = std::get_if<wire::RoundKey>(&key)) return check_round(*round);
@@ -241,6 +250,43 @@ void CallRules::notice_stragglers(Instant now) {
   }
 }
 
+template <class Entered>
+CallRules::Patience CallRules::patience_of(const Entered& entered) const {
+  Patience wait;
+  for (const Peer& peer : peers_.members) {
+    if (!entered.contains(peer.member.id)) continue;
+    if (peer.patience.quorum == 0) return {};
+    const std::size_t count = peers_.members.size();
+    // A minority puts nobody out, whatever it says.
+    const std::size_t needed =
+        std::max<std::size_t>((count * peer.patience.quorum + 999) / 1000, count / 2 + 1);
+    wait.needed = std::max(wait.needed, needed);
+    wait.grace = std::max<Duration>(wait.grace, std::chrono::milliseconds(peer.patience.grace_ms));
+  }
+  return wait;
+}
+
+std::vector<Departed> CallRules::find_late(Instant now) {
+  std::vector<Departed> late;
+  const auto judge = [&](const wire::CallKey& key, auto& call, const auto& entered) {
+    const Patience wait = patience_of(entered);
+    if (wait.needed == 0 || entered.size() < wait.needed) return call.quorum_since.reset();
+    if (!call.quorum_since) call.quorum_since = now;
+    if (now - *call.quorum_since < wait.grace || !late.empty()) return;
+    for (const Peer& peer : peers_.members) {
+      if (entered.contains(peer.member.id)) continue;
+      late.push_back({peer.member.id, Code::evicted,
+                      "it is late: " + std::to_string(entered.size()) + " of " +
+                          plural(peers_.members.size(), "member") + " have waited for it in " +
+                          calls_.described(key)});
+    }
+  };
+  for (auto& [key, operation] : calls_.operations()) judge(key, operation, operation.entries);
+  for (auto& [key, round] : calls_.rounds())
+    if (may_be_overdue(key)) judge(key, round, round.entered);
+  return late;
+}
+
 std::vector<Departed> CallRules::end_overdue(Instant now) {
   if (!context_.options.straggler_timeout) return {};
   std::vector<Departed> gone;
@@ -263,9 +309,7 @@ std::vector<Departed> CallRules::end_overdue(Instant now) {
     judge(key, operation.opened, [&](const PeerId& id) { return operation.entries.contains(id); });
   }
   for (const auto& [key, round] : calls_.rounds()) {
-    // Members that have not entered these rounds are receiving state or measuring; a failure shows
-    // on their links.
-    if (key.kind == wire::RoundKind::sync_end || key.kind == wire::RoundKind::optimize) continue;
+    if (!may_be_overdue(key)) continue;
     judge(key, round.opened, [&](const PeerId& id) { return round.entered.contains(id); });
   }
   for (const auto& [key, reason] : over) decisions_.decide(key, Code::timeout, {}, reason, {});

@@ -31,12 +31,22 @@ class CallRules {
   void check_stuck(Instant now);
   // Tells members which peers they wait for, with one line for all calls that lack the same peers.
   void notice_stragglers(Instant now);
+  // Returns the members that a quorum has waited for as long as it was ready to.
+  [[nodiscard]] std::vector<Departed> find_late(Instant now);
   // Returns the members for which at least half of the group has waited too long. If more than half
   // are missing, ends the call instead.
   [[nodiscard]] std::vector<Departed> end_overdue(Instant now);
 
  private:
   void check_operation(const wire::OpKey& key, Instant now);
+  // How long those that have entered a call are ready to wait, all of them. `needed`: how many must
+  // have entered it; 0: all.
+  struct Patience {
+    std::size_t needed = 0;
+    Duration grace{};
+  };
+  template <class Entered>
+  [[nodiscard]] Patience patience_of(const Entered& entered) const;
   [[nodiscard]] std::vector<Departed> check_round(const wire::RoundKey& key);
   [[nodiscard]] std::vector<Departed> check_sync(const wire::RoundKey& key);
   void optimize(const wire::RoundKey& key);

@@ -392,6 +392,7 @@ void Group::on_time(Instant now) {
   check_calls(now);
   call_rules_.check_stuck(now);
   call_rules_.notice_stragglers(now);
+  remove(call_rules_.find_late(now), now);
   remove(call_rules_.end_overdue(now), now);
 }
 

@@ -25,6 +25,7 @@ struct OpenOperation {
   std::optional<Instant> met;  // when all members had entered
   std::optional<Instant> mismatch_since;
   std::optional<Instant> noticed;  // when its members were last told which peers are missing
+  std::optional<Instant> quorum_since;  // see wire::Patience
 
   // Starts over in a new epoch.
   void restart() {
@@ -39,6 +40,7 @@ struct OpenRound {
   std::uint64_t bytes = 0;  // of the lists in all payloads
   Instant opened{};
   std::optional<Instant> noticed;  // when its members were last told which peers are missing
+  std::optional<Instant> quorum_since;  // see wire::Patience
 };
 
 // Whether the payload has the type that this kind of round requires.

@@ -22,6 +22,7 @@ wire::WorkDone added(const wire::WorkDone& before, const wire::WorkDone& after) 
 void Peer::on_heartbeat(const wire::Heartbeat& heartbeat, Instant now) {
   totals = heartbeat.totals;
   draining = heartbeat.draining;
+  patience = heartbeat.patience;
   if (base_at_ && now - *base_at_ < kRateWindow) return;
   if (base_at_) {
     recent = added(base_, totals);

@@ -51,6 +51,7 @@ struct Peer {
   wire::WorkDone recent;   // added within `recent_time`, which ended with a heartbeat
   Duration recent_time{};  // 0: not known yet; else at least kRateWindow
   bool draining = false;   // it will leave at its next admission point
+  wire::Patience patience;
 
   void on_heartbeat(const wire::Heartbeat& heartbeat, Instant now);
   void on_blocked(const wire::Blocked& report, std::uint64_t ordinal, Instant now);

@@ -691,6 +691,16 @@ void Communicator::drain() {
   visit.runtime().act();
 }
 
+void Communicator::wait_no_longer_than(const wire::Patience& patience) {
+  const auto found = runtime();
+  if (!found) return;
+  const Limit limit;
+  const Until until(limit);
+  Visit visit(*found, until);
+  visit.engine().wait_no_longer_than(patience, clock_now());
+  visit.runtime().act();
+}
+
 bool Communicator::draining() {
   if (inert() || !joined_) return false;
   const std::lock_guard lock(mutex_);

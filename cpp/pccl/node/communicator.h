@@ -138,6 +138,8 @@ class Communicator {
   // Asks this peer to leave at its next admission point.
   void drain();
   [[nodiscard]] bool draining();
+  // For all calls from now on.
+  void wait_no_longer_than(const wire::Patience& patience);
   [[nodiscard]] const std::string& name() const { return options_.name; }
   [[nodiscard]] const PeerId& id() const { return id_; }
   [[nodiscard]] std::uint32_t group() const { return options_.group; }

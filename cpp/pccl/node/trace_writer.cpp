@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -30,13 +32,43 @@ constexpr std::size_t kMaxCallLanes = 64;
 
 std::int64_t nanoseconds(Instant at) { return at.time_since_epoch().count(); }
 
-// Microseconds with three decimals.
-std::string microseconds(std::int64_t nanoseconds) {
-  std::string text = std::to_string(nanoseconds / 1000) + ".";
-  const auto rest = static_cast<unsigned>(nanoseconds % 1000);
+// Written as microseconds with three decimals.
+struct Microseconds {
+  std::int64_t nanoseconds;
+};
+Microseconds between(Instant begin, Instant end) {
+  return {std::max<std::int64_t>(nanoseconds(end) - nanoseconds(begin), 0)};
+}
+
+void add(std::string& text, std::string_view part) { text.append(part); }
+void add(std::string& text, std::uint64_t number) {
+  std::array<char, 20> digits;
+  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr;
+  text.append(digits.data(), end);
+}
+void add(std::string& text, Microseconds time) {
+  add(text, static_cast<std::uint64_t>(time.nanoseconds / 1000));
+  const auto rest = static_cast<unsigned>(time.nanoseconds % 1000);
+  text.push_back('.');
   for (const unsigned digit : {rest / 100, rest / 10 % 10, rest % 10})
     text.push_back(static_cast<char>('0' + digit));
-  return text;
+}
+// Names a call, the same on all members.
+void add(std::string& text, const wire::OpKey& key) {
+  add(text, key.admission);
+  add(text, ".");
+  if (key.tagged) {
+    add(text, key.tag);
+  } else {
+    add(text, "-");
+  }
+  add(text, ".");
+  add(text, key.sequence);
+}
+// Appends all parts, without a string for each.
+template <class... Parts>
+void put_on(std::string& text, const Parts&... parts) {
+  (add(text, parts), ...);
 }
 
 // The inside of a JSON string. Reasons come from other peers and may have any bytes.
@@ -62,13 +94,6 @@ std::string name_of(const wire::OpKey& key) {
   return key.tagged ? text + " of tag " + std::to_string(key.tag) : text;
 }
 
-// Names a call, the same on all members.
-std::string key_of(const wire::OpKey& key) {
-  return "\"key\":\"" + std::to_string(key.admission) + "." +
-         (key.tagged ? std::to_string(key.tag) : std::string("-")) + "." +
-         std::to_string(key.sequence) + "\"";
-}
-
 }  // namespace
 
 Result<std::unique_ptr<TraceWriter>> TraceWriter::open(const std::string& folder,
@@ -91,16 +116,15 @@ Result<std::unique_ptr<TraceWriter>> TraceWriter::open(const std::string& folder
 
 TraceWriter::TraceWriter(int file, std::uint64_t max_bytes, const PeerId& peer,
                          const std::string& name)
-    : file_(file), max_bytes_(max_bytes), peer_(peer) {
+    : file_(file), max_bytes_(max_bytes), pid_(peer.brief()) {
   const auto wall = std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::chrono::system_clock::now().time_since_epoch());
-  const std::string id = peer_.hex();
-  text_ = "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":\"" + peer_.brief() +
-          "\",\"args\":{\"name\":\"" + escaped(name) + "\"}},\n" +
-          "{\"name\":\"pccl\",\"ph\":\"M\",\"pid\":\"" + peer_.brief() +
-          "\",\"args\":{\"peer\":\"" + id + "\",\"who\":\"" + escaped(name) + "\",\"boot\":\"" +
-          clock_of(peer) + "\",\"wall_us\":" + microseconds(wall.count()) +
-          ",\"clock_us\":" + microseconds(nanoseconds(clock_now())) + "}}";
+  put_on(text_, "[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":\"", pid_,
+         "\",\"args\":{\"name\":\"", escaped(name),
+         "\"}},\n{\"name\":\"pccl\",\"ph\":\"M\",\"pid\":\"", pid_, "\",\"args\":{\"peer\":\"",
+         peer.hex(), "\",\"who\":\"", escaped(name), "\",\"boot\":\"", clock_of(peer),
+         "\",\"wall_us\":", Microseconds{wall.count()},
+         ",\"clock_us\":", Microseconds{nanoseconds(clock_now())}, "}}");
   flush();
 }
 
@@ -172,18 +196,17 @@ void TraceWriter::flush() {
 
 // -- events
 
-void TraceWriter::span(std::string_view name, int lane, Instant begin, Instant end,
-                       const std::string& arguments) {
-  text_.append(",\n{\"name\":\"").append(name).append("\",\"ph\":\"X\",\"pid\":\"");
-  text_.append(peer_.brief()).append("\",\"tid\":").append(std::to_string(lane));
-  text_.append(",\"ts\":").append(microseconds(nanoseconds(begin)));
-  text_.append(",\"dur\":").append(microseconds(nanoseconds(end) - nanoseconds(begin)));
-  text_.append(",\"args\":{").append(arguments).append("}}");
+void TraceWriter::begin_span(std::string_view name, int lane, Instant begin, Instant end) {
+  put_on(text_, ",\n{\"name\":\"", name, "\",\"ph\":\"X\",\"pid\":\"", pid_,
+         "\",\"tid\":", static_cast<std::uint64_t>(lane),
+         ",\"ts\":", Microseconds{nanoseconds(begin)}, ",\"dur\":", between(begin, end),
+         ",\"args\":{");
 }
 
 void TraceWriter::name_lane(int lane, const std::string& name) {
-  text_ += ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":\"" + peer_.brief() +
-           "\",\"tid\":" + std::to_string(lane) + ",\"args\":{\"name\":\"" + escaped(name) + "\"}}";
+  put_on(text_, ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":\"", pid_,
+         "\",\"tid\":", static_cast<std::uint64_t>(lane), ",\"args\":{\"name\":\"", escaped(name),
+         "\"}}");
 }
 
 // Calls that run at once have lanes of their own: spans of one lane must nest.
@@ -219,20 +242,17 @@ void TraceWriter::put(const peer::TracedCall& call) {
   // Times that did not come are those of what came after them.
   const Instant finished = marks.finished == Instant{} ? marks.ended : marks.finished;
   const Instant met = marks.met == Instant{} ? finished : marks.met;
-  const auto part = [](Instant begin, Instant end) {
-    return microseconds(std::max<std::int64_t>(nanoseconds(end) - nanoseconds(begin), 0));
-  };
-  std::string arguments = key_of(call.key);
-  arguments += ",\"bytes\":" + std::to_string(call.bytes);
-  arguments += ",\"waiting_us\":" + part(marks.attempt, met);
-  arguments += ",\"moving_us\":" + part(met, finished);
-  arguments += ",\"commit_us\":" + part(finished, marks.ended);
-  if (call.attempts > 1) arguments += ",\"attempts\":" + std::to_string(call.attempts);
-  if (call.code != Code::ok)
-    arguments += ",\"failed\":" + std::to_string(static_cast<int>(call.code));
-  span(name_of(call.key), lane, marks.begun, marks.ended, arguments);
+  begin_span(name_of(call.key), lane, marks.begun, marks.ended);
+  put_on(text_, "\"key\":\"", call.key, "\",\"bytes\":", call.bytes,
+         ",\"waiting_us\":", between(marks.attempt, met), ",\"moving_us\":", between(met, finished),
+         ",\"commit_us\":", between(finished, marks.ended));
+  if (call.attempts > 1) put_on(text_, ",\"attempts\":", std::uint64_t{call.attempts});
+  if (call.code != Code::ok) put_on(text_, ",\"failed\":", static_cast<std::uint64_t>(call.code));
+  put_on(text_, "}}");
   const auto inner = [&](const char* name, Instant begin, Instant end) {
-    if (end - begin >= kShortest) span(name, lane, begin, end, "");
+    if (end - begin < kShortest) return;
+    begin_span(name, lane, begin, end);
+    put_on(text_, "}}");
   };
   inner("lost attempts", marks.begun, marks.attempt);
   inner("waiting", marks.attempt, met);
@@ -241,9 +261,10 @@ void TraceWriter::put(const peer::TracedCall& call) {
 }
 
 void TraceWriter::put(const peer::TracedFlow& flow) {
-  span(flow.sent ? "sending" : "receiving", lane_of(flow.peer, flow.sent), flow.first, flow.last,
-       key_of(flow.key) + ",\"peer\":\"" + flow.peer.hex() +
-           "\",\"bytes\":" + std::to_string(flow.bytes));
+  begin_span(flow.sent ? "sending" : "receiving", lane_of(flow.peer, flow.sent), flow.first,
+             flow.last);
+  put_on(text_, "\"key\":\"", flow.key, "\",\"peer\":\"", flow.peer.hex(),
+         "\",\"bytes\":", flow.bytes, "}}");
 }
 
 void TraceWriter::put(const peer::TracedEpoch& epoch) {
@@ -257,10 +278,9 @@ void TraceWriter::put(const peer::TracedEpoch& epoch) {
 }
 
 void TraceWriter::moment(Instant at, std::string_view name, std::string_view text) {
-  text_.append(",\n{\"name\":\"").append(escaped(name));
-  text_.append("\",\"ph\":\"i\",\"s\":\"p\",\"pid\":\"").append(peer_.brief());
-  text_.append("\",\"tid\":0,\"ts\":").append(microseconds(nanoseconds(at)));
-  text_.append(",\"args\":{\"text\":\"").append(escaped(text)).append("\"}}");
+  put_on(text_, ",\n{\"name\":\"", escaped(name), "\",\"ph\":\"i\",\"s\":\"p\",\"pid\":\"", pid_,
+         "\",\"tid\":0,\"ts\":", Microseconds{nanoseconds(at)}, ",\"args\":{\"text\":\"",
+         escaped(text), "\"}}");
 }
 
 }  // namespace pccl::node

@@ -45,8 +45,8 @@ class TraceWriter {
   void put(const peer::TracedFlow& flow);
   void put(const peer::TracedEpoch& epoch);
   void moment(Instant at, std::string_view name, std::string_view text);
-  void span(std::string_view name, int lane, Instant begin, Instant end,
-            const std::string& arguments);
+  // The arguments and two braces follow.
+  void begin_span(std::string_view name, int lane, Instant begin, Instant end);
   [[nodiscard]] int lane_of(Instant begin, Instant end);
   [[nodiscard]] int lane_of(const PeerId& peer, bool sent);
   void name_lane(int lane, const std::string& name);
@@ -54,7 +54,7 @@ class TraceWriter {
 
   const int file_;
   const std::uint64_t max_bytes_;
-  const PeerId peer_;
+  const std::string pid_;      // of this peer's events
   std::string text_;           // to be written
   std::uint64_t written_ = 0;  // bytes
   bool full_ = false;

@@ -525,11 +525,17 @@ void Engine::drain(Instant now) {
   if (session_.welcomed()) say_heartbeat();  // otherwise a later one says it
 }
 
+void Engine::wait_no_longer_than(const wire::Patience& patience, Instant now) {
+  at(now);
+  if (out() || std::exchange(patience_, patience) == patience) return;
+  if (session_.welcomed()) say_heartbeat();
+}
+
 void Engine::say_heartbeat() {
   const Totals& totals = calls_.totals();
   session_.heartbeat(
       {totals.operations, totals.reduced_bytes, totals.sent_bytes, totals.received_bytes},
-      draining_);
+      draining_, patience_);
 }
 
 // A few times in each heartbeat interval.

@@ -121,6 +121,8 @@ class Engine {
   void abort(const CallPtr& call, Code code, Instant now);
   // This peer will leave at its next admission point. The master is told.
   void drain(Instant now);
+  // For all calls from now on.
+  void wait_no_longer_than(const wire::Patience& patience, Instant now);
   void leave(const std::string& reason, Instant now);
   // An unhandled failure, such as no memory: this peer leaves the run.
   void fail(const std::string& what);
@@ -188,6 +190,7 @@ class Engine {
   std::optional<Error> end_;  // set: this peer is out of the run
   wire::Census census_;
   bool draining_ = false;
+  wire::Patience patience_;
   Instant last_time_{};
   Instant next_tick_{};
   Instant next_heartbeat_{};

@@ -303,8 +303,9 @@ void Session::neighbourhood(wire::Neighbourhood neighbours) {
   say(*neighbourhood_);
 }
 
-void Session::heartbeat(const wire::WorkDone& totals, bool draining) {
-  say(wire::Heartbeat{totals, draining});
+void Session::heartbeat(const wire::WorkDone& totals, bool draining,
+                        const wire::Patience& patience) {
+  say(wire::Heartbeat{totals, draining, patience});
 }
 
 }  // namespace pccl::peer

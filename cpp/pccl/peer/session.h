@@ -95,7 +95,7 @@ class Session {
   void neighbourhood(wire::Neighbourhood neighbours);
   // Nothing is read or sent any more. Queued output is still to be written.
   void stop() { open_ = false; }
-  void heartbeat(const wire::WorkDone& totals, bool draining);
+  void heartbeat(const wire::WorkDone& totals, bool draining, const wire::Patience& patience);
 
   // -- state
   [[nodiscard]] const PeerId& id() const { return options_.id; }

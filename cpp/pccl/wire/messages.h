@@ -165,8 +165,9 @@ struct Leave {
 struct Heartbeat {
   WorkDone totals;
   bool draining = false;  // the peer was asked to leave, and will at its next admission point
+  Patience patience;
   bool operator==(const Heartbeat&) const = default;
-  static void fields(auto& self, auto& visit) { visit(self.totals, self.draining); }
+  static void fields(auto& self, auto& visit) { visit(self.totals, self.draining, self.patience); }
 };
 
 // -- master -> peer

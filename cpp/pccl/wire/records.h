@@ -346,6 +346,16 @@ struct Departure {
   static void fields(auto& self, auto& visit) { visit(self.id, self.reason, self.name); }
 };
 
+// How long a member that waits in a call is ready to wait for the last ones. Those that have not
+// entered a call once a quorum is in and the grace is over are evicted, if all that wait in it are
+// ready for that.
+struct Patience {
+  std::uint16_t quorum = 0;  // of the members, in thousandths; 0: it waits for all
+  std::uint32_t grace_ms = 0;
+  bool operator==(const Patience&) const = default;
+  static void fields(auto& self, auto& visit) { visit(self.quorum, self.grace_ms); }
+};
+
 // The work of one peer since it joined.
 struct WorkDone {
   std::uint64_t operations = 0;      // that were committed

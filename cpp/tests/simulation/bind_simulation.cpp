@@ -43,6 +43,7 @@ void each_number(simulation::Options& options, Visit&& visit) {
   visit("ranks", options.ranks);
   visit("hidden", options.hidden);
   visit("relays", options.relays);
+  visit("patience", options.patience);
 }
 
 constexpr const char* kProgramNames[simulation::kPrograms] = {"explicit", "simple", "threads",
@@ -66,7 +67,7 @@ simulation::Options options_from(std::uint64_t seed, const nb::kwargs& given) {
   if (given.contains("quiet") && nb::cast<bool>(given["quiet"])) {
     options.kills = options.freezes = options.partitions = options.cuts = options.stalls = 0;
     options.corruptions = options.leaves = options.aborts = options.restarts = 0;
-    options.master_stalls = options.hidden = options.relays = 0;
+    options.master_stalls = options.hidden = options.relays = options.patience = 0;
   }
   // The relay of a master that is gone is not simulated.
   if (given.contains("masters")) options.hidden = options.relays = 0;

@@ -58,6 +58,8 @@ Host::Host(World& world, NodeId node, const RankId& rank_id)
   options.stripes = world.stripes;
   options.probe_bytes = 1000;
   engine_ = std::make_unique<peer::Engine>(options, world.pool);
+  if (world.options.patience > 0)
+    engine_->wait_no_longer_than({600, world.options.patience}, world.now());
   program_ = std::make_unique<UserProgram>(*this);
 }
 

@@ -56,6 +56,7 @@ Options Options::draw(std::uint64_t seed) {
   }
   if (random.chance(0.15)) options.hidden = 25 * static_cast<std::uint32_t>(random.between(1, 4));
   if (options.hidden > 0 && random.chance(0.5)) options.relays = 1;
+  if (random.chance(0.1)) options.patience = static_cast<std::uint32_t>(random.between(1, 3000));
   return options;
 }
 
@@ -67,7 +68,7 @@ std::string Options::describe() const {
        << " corruptions " << corruptions << " leaves " << leaves << " aborts " << aborts
        << " restarts " << restarts << " master stalls " << master_stalls << " machines " << machines
        << " masters " << masters << " splits " << splits << " lies " << lies << " ranks " << ranks
-       << " hidden " << hidden << " relays " << relays;
+       << " hidden " << hidden << " relays " << relays << " patience " << patience;
   return text.str();
 }
 

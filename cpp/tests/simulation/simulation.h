@@ -68,6 +68,8 @@ struct Options {
   std::uint32_t hidden =
       0;  // percent of peers (or machines) that accept no connection from outside
   std::uint32_t relays = 0;  // 1: the master relays
+  // Milliseconds that members wait for those that are late, once 60 % are in a call; 0: for ever.
+  std::uint32_t patience = 0;
   Bug bug = Bug::none;
   bool trace = false;  // keep a line per event
 

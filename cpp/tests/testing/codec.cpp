@@ -204,7 +204,7 @@ nb::bytes control_sample(const std::string& name) {
     join.waiting = true;
     message = join;
   } else if (name == "heartbeat") {
-    message = wire::Heartbeat{{5, 6, 7, 8}, true};
+    message = wire::Heartbeat{{5, 6, 7, 8}, true, {750, 9}};
   } else if (name == "ask_status") {
     message = wire::AskStatus{};
   } else if (name == "status_part") {

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from pccl.frameworks import Array
 from pccl.training.diloco.checkpoints import check, restore, snapshot
 from pccl.training.diloco.inner import Inner, NumPyTree
 from pccl.training.diloco.joining import Joining, call_timeout, retried
+from pccl.training.diloco.late import Late, combined
 from pccl.training.diloco.options import FUNC, Keywords, Options, Plan, refused
 from pccl.training.diloco.outer import SGD, OuterOptimizer
-from pccl.training.diloco.reductions import TAG, Flight
+from pccl.training.diloco.reductions import TAG, Contribution, Flight
 from pccl.training.diloco.round_clock import RoundClock
 from pccl.training.diloco.sparse import Sparsifier
 
@@ -38,18 +39,6 @@ class _Seen:
     steps: int = 0
     tokens: float = 0.0
     counted: bool = False  # whether the program says how many tokens there were
-
-
-class _Contribution(NamedTuple):
-    """A member's learning, and its weight. By default it takes part without counting.
-
-    Attributes:
-        tokens: Whether the weight is a number of tokens.
-    """
-
-    weight: float = 0.0
-    gradients: Sequence[Array] = ()
-    tokens: bool = False
 
 
 class DiLoCo(Joining):
@@ -83,6 +72,14 @@ class DiLoCo(Joining):
             or tokens. Stop training only where `step` has returned True: other places are not the
             same on all members. Not in "streaming", and not for a rank of a replica. Default: a
             round ends after `sync_every` steps only.
+        quorum: Share of the members, above 0.5, that does not wait for ever. Once it has come to
+            the end of a round, the others have `grace_seconds`. Then the round ends without them:
+            they are put out, and come back by `rejoin`, which this needs; take `background_join`,
+            too. What they have learned counts in the next round that they take part in, if that is
+            at most four rounds later; not in "streaming", nor with `compression`, nor with `data`,
+            where others learn from their examples. Best above the share of the members that is
+            ever in time. Not for a rank of a replica. Default: all wait for all.
+        grace_seconds: See `quorum`. Default: 10.
         mode: "sync" (the default): the reduction blocks. "async": it runs behind the next `overlap`
             inner steps, after which its result is applied. "streaming": fragments take turns, each
             behind `overlap` steps.
@@ -182,6 +179,8 @@ class DiLoCo(Joining):
             self._sparsifiers = [Sparsifier(plan.sparse, self._arrays(p)) for p in fragments]
         self.round_steps = 0
         self._clock = RoundClock(plan.round_seconds)
+        self._given: Mapping[int, Contribution] = {}  # in the present call of `_advance`
+        self._late: Late | None = None
         self._seen = [_Seen() for _ in fragments]
         # Where this member's learning is measured from; None: from the outer parameters.
         self._origin: list[Array] | None = None
@@ -295,15 +294,22 @@ class DiLoCo(Joining):
             self._data.rollback()
             self._data.reserve(self._most_steps())
         self._restored = []
+        if self._plan.quorum is not None:
+            comm = api._use(self._comm, FUNC)
+            comm._wait_no_longer_than(self._plan.quorum, self._plan.grace_seconds)
         begun = self._enter()
         self._replicas = bool(api.membership(self._comm).replicas)
         if self._replicas and self._plan.round_seconds is not None:
             self._leave()
             raise refused("round_seconds is not for ranks of a replica: each has its own clock")
+        if self._replicas and self._plan.quorum is not None:
+            self._leave()
+            raise refused("quorum is not for ranks of a replica, which cannot come back alone")
         if not begun:
             self._begin()
             if self._between:  # the members begin reductions now
-                self._go_on(self._plan.leaving(self._steps), {}, [])
+                late = self._with_late(Contribution())
+                self._go_on(self._plan.leaving(self._steps), {0: late}, [])
         self._clock.begin()
         self._joined = True
 
@@ -352,6 +358,7 @@ class DiLoCo(Joining):
             # they would wait for this rank in the replica, and this one for them at the master.
             if error.advice != "rejoin" or self._rejoin is None or self._replicas:
                 raise
+            self._late = self._kept_for_later()
             self._come_back()
         ended = self._steps % self._plan.sync_every == 0
         if ended:
@@ -519,6 +526,7 @@ class DiLoCo(Joining):
         due = [p for p, flight in self._flying.items() if flight.due <= self._steps]
         # Before anything is applied: the differences to the parameters that this member began with.
         given = {} if self._watching else {p: self._contribution(p) for p in leaving}
+        self._given = given
         for fragment in due:
             self._apply(fragment)
         if self._steps % self._plan.sync_every == 0 and self._admit():
@@ -527,9 +535,10 @@ class DiLoCo(Joining):
             self._begin()
             given, due = {}, []
         self._go_on(leaving, given, due)
+        self._given = {}
 
     def _go_on(
-        self, leaving: Sequence[int], given: Mapping[int, _Contribution], due: list[int]
+        self, leaving: Sequence[int], given: Mapping[int, Contribution], due: list[int]
     ) -> None:
         """The end of a step, from where newcomers take part.
 
@@ -537,7 +546,7 @@ class DiLoCo(Joining):
         without these a fragment takes part without counting. `due` were applied before.
         """
         for fragment in leaving:
-            self._start(fragment, given.get(fragment, _Contribution()))
+            self._start(fragment, given.get(fragment, Contribution()))
         if self._plan.overlap == 0:
             for fragment in leaving:
                 self._apply(fragment)
@@ -551,7 +560,7 @@ class DiLoCo(Joining):
                 count = range(len(self._names))
                 self._origin = [np.array(self._inner.read(index)) for index in count]
 
-    def _contribution(self, fragment: int) -> _Contribution:
+    def _contribution(self, fragment: int) -> Contribution:
         seen, self._seen[fragment] = self._seen[fragment], _Seen()
         if fragment == 0:
             self.round_steps = seen.steps
@@ -566,7 +575,34 @@ class DiLoCo(Joining):
             self._origin = None
             for index in self._plan.fragments[fragment]:
                 self._inner.write(index, self._outer[index])
-        return _Contribution(weight, gradients, seen.counted)
+        made = Contribution(weight, gradients, seen.counted)
+        return self._with_late(made) if fragment == 0 else made
+
+    # Being late: see `quorum`.
+
+    def _kept_for_later(self) -> Late | None:
+        """What this member has learned and sent into no result, since the others went on."""
+        plan, given = self._plan, self._given.get(0)
+        self._given = {}
+        if plan.quorum is None or plan.mode == "streaming" or plan.sparse is not None:
+            return None
+        if self._data is not None or self._watching:
+            return None
+        parts = [flight.given for flight in self._flying.values() if flight.given is not None]
+        if given is not None and not any(part is given for part in parts):
+            parts.append(given)
+        steps = self._steps
+        if self._late is not None:  # it came back, and was late again before it sent anything
+            parts.append(self._late.contribution)
+            steps = self._late.steps
+        kept = combined(parts)
+        return None if kept is None else Late(steps, kept)
+
+    def _with_late(self, own: Contribution) -> Contribution:
+        late, self._late = self._late, None
+        if late is None or not late.counts(self._steps, self._plan.sync_every):
+            return own
+        return combined([late.contribution, own]) or own
 
     def _difference(self, fragment: int) -> list[Array]:
         begun = self._outer if self._origin is None else self._origin
@@ -603,7 +639,7 @@ class DiLoCo(Joining):
         )
         return dict(zip(info.contributors, numbers[:, 0].tolist(), strict=True))
 
-    def _start(self, fragment: int, given: _Contribution) -> None:
+    def _start(self, fragment: int, given: Contribution) -> None:
         weight, gradients, tokens = given
         if weight == 0:
             gradients = [np.zeros_like(array) for array in self._arrays(fragment)]
@@ -617,6 +653,7 @@ class DiLoCo(Joining):
         self._flying[fragment] = self._launch(
             fragment, due, weight, named, tokens=tokens, taken=taken
         )
+        self._flying[fragment].given = given
         if fragment == 0 and self._data is not None and not self._watching:
             self._data.seal()
 

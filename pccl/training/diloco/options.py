@@ -79,6 +79,8 @@ class Keywords(_Required, total=False):
     outer_momentum: float | None
     nesterov: bool
     round_seconds: float | None
+    quorum: float | None
+    grace_seconds: float | None
     mode: str
     fragments: int | Sequence[Sequence[str]] | None
     overlap: int | None
@@ -94,6 +96,9 @@ class Keywords(_Required, total=False):
     join: bool
 
 
+_USUAL_GRACE_SECONDS, _MOST_GRACE_SECONDS = 10.0, 86400.0
+
+
 @dataclass(frozen=True)
 class Options:
     """`Keywords` with their defaults. `DiLoCo` documents them."""
@@ -103,6 +108,8 @@ class Options:
     outer_momentum: float | None = None
     nesterov: bool = True
     round_seconds: float | None = None
+    quorum: float | None = None
+    grace_seconds: float | None = None
     mode: str = "sync"
     fragments: int | Sequence[Sequence[str]] | None = None
     overlap: int | None = None
@@ -126,6 +133,8 @@ class Plan:
         mode: "sync", "async" or "streaming".
         sync_every: Inner steps in a round.
         round_seconds: A round's time, after which it ends before that; None: it does not.
+        quorum: Share of the members that need not wait longer than `grace_seconds` for the others;
+            None: they wait.
         fragments: Indices of each fragment's parameters.
         overlap: Inner steps from a reduction's start to its application.
         mixing: Share of a member's own parameters that stays.
@@ -139,6 +148,8 @@ class Plan:
     mode: str
     sync_every: int
     round_seconds: float | None
+    quorum: float | None
+    grace_seconds: float
     fragments: list[list[int]]
     overlap: int
     mixing: float
@@ -192,6 +203,7 @@ class Plan:
             mode,
             every,
             _round_seconds(options.round_seconds, mode),
+            *_quorum(options),
             fragments,
             _overlap(mode, options.overlap, every),
             mixing,
@@ -213,6 +225,8 @@ class Plan:
         how = how if self.sparse is None else sparse.words(self.sparse)
         how += "" if self.robust is None else robust.words(self.robust)
         how += ", background_join" if self.background_join else ""
+        if self.quorum is not None:
+            how += f", quorum={self.quorum}, grace_seconds={self.grace_seconds}"
         return (
             f"mode={self.mode}, sync_every={self.sync_every}, fragments={self.fragments}, "
             f"overlap={self.overlap}, mixing={self.mixing}, verify_every={self.verify_every}, "
@@ -228,6 +242,25 @@ def _round_seconds(given: float | None, mode: str) -> float | None:
     if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 < given < math.inf:
         raise refused(f"round_seconds is a positive number of seconds, not {given!r}")
     return float(given)
+
+
+def _quorum(options: Options) -> tuple[float | None, float]:
+    quorum, grace = options.quorum, options.grace_seconds
+    for name, given in (("quorum", quorum), ("grace_seconds", grace)):
+        if isinstance(given, bool) or not isinstance(given, (int, float, type(None))):
+            raise refused(f"{name} is a number, not {given!r}")
+    if quorum is None:
+        if grace is not None:
+            raise refused("grace_seconds needs a quorum")
+        return None, 0.0
+    if not 0.5 < quorum <= 1:
+        raise refused(f"quorum is above 0.5 and at most 1, not {quorum!r}")
+    grace = _USUAL_GRACE_SECONDS if grace is None else float(grace)
+    if not 0 <= grace <= _MOST_GRACE_SECONDS:
+        raise refused(f"grace_seconds is from 0 to {_MOST_GRACE_SECONDS:.0f}, not {grace!r}")
+    if options.rejoin is None:
+        raise refused("quorum needs rejoin: members that are late are put out, and come back")
+    return float(quorum), grace
 
 
 def _overlap(mode: str, given: int | None, every: int) -> int:

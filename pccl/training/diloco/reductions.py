@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,18 @@ TAG = 0xD11_0C0
 _UNCOUNTED = 1e-18
 
 
+class Contribution(NamedTuple):
+    """A member's learning, and its weight. By default it takes part without counting.
+
+    Attributes:
+        tokens: Whether the weight is a number of tokens.
+    """
+
+    weight: float = 0.0
+    gradients: Sequence[Array] = ()
+    tokens: bool = False
+
+
 @dataclass
 class Flight:
     """A fragment's reduction that is under way, or over and not yet applied.
@@ -34,6 +47,7 @@ class Flight:
         result: {"gradients": by name, "present": whether any weight counted, "tokens": that the
             contributors have seen}; None: under way.
         tree: What this member sends, until it is over.
+        given: What it sends as its own learning, until it is over.
         gathers: Whether members gather what all have, to compute the mean from it.
         names: Of the gradients.
         taken: How many examples each member took for it, by id; None: as many as all others.
@@ -42,6 +56,7 @@ class Flight:
     due: int
     result: dict[str, Any] | None = None
     tree: dict[str, Any] = field(default_factory=dict)
+    given: Contribution | None = None
     weight: float = 0.0
     sparsifier: Sparsifier | None = None
     gathers: bool = False
@@ -92,7 +107,7 @@ class Reductions:
         taken: dict[str, int] | None = None,
     ) -> Flight:
         """A weight of 0 takes part without counting. `tokens`: whether it is a number of tokens."""
-        flight = Flight(due, None, {}, weight or _UNCOUNTED, taken=taken)
+        flight = Flight(due, weight=weight or _UNCOUNTED, taken=taken)
         flight.names = list(gradients)
         flight.gathers = bool(self._sparsifiers) or self._robust is not None
         if self._sparsifiers:
@@ -160,7 +175,7 @@ class Reductions:
             self.reduction_seconds += flight.seen - flight.started
             self.info = flight.info = flight.work.info
             self.tx_bytes += self.info.tx_bytes
-            flight.work, flight.tree = None, {}
+            flight.work, flight.tree, flight.given = None, {}, None
         return flight.result
 
     def _result(self, flight: Flight, found: dict[str, Any]) -> dict[str, Any]:
