@@ -85,7 +85,7 @@ def test_members_agree_in_every_mode(run: Run, mode: str) -> None:
     make(peers, mode=mode, **QUORUM)
     made(peers)
     go(peers, 1, inner=False)
-    # Of a round that others do not wait for, the end of the next one tells.
+    # The end of the next round tells who was in one that nobody waits for.
     assert comes_back_late(peers, missed=2)[-1] == 4
     shown(peers)
 

@@ -24,7 +24,7 @@ struct OpenOperation {
   Instant opened{};
   std::optional<Instant> met;  // when all members had entered
   std::optional<Instant> mismatch_since;
-  std::optional<Instant> noticed;  // when its members were last told which peers are missing
+  std::optional<Instant> noticed;       // when its members were last told which peers are missing
   std::optional<Instant> quorum_since;  // see wire::Patience
 
   // Starts over in a new epoch.
@@ -39,7 +39,7 @@ struct OpenRound {
   std::map<PeerId, wire::RoundPayload> entered;
   std::uint64_t bytes = 0;  // of the lists in all payloads
   Instant opened{};
-  std::optional<Instant> noticed;  // when its members were last told which peers are missing
+  std::optional<Instant> noticed;       // when its members were last told which peers are missing
   std::optional<Instant> quorum_since;  // see wire::Patience
 };
 

@@ -75,8 +75,8 @@ class DiLoCo(Joining):
         quorum: Share of the members, above 0.5, that does not wait for ever. Once it has come to
             the end of a round, the others have `grace_seconds`. Then the round ends without them:
             they are put out, and come back by `rejoin`, which this needs; take `background_join`,
-            too. What they have learned counts in the next round that they take part in, if that is
-            at most four rounds later; not in "streaming", nor with `compression`, nor with `data`,
+            too. Their learning counts in the next round that they take part in, if that is at most
+            four rounds later; not in "streaming", nor with `compression`, nor with `data`,
             where others learn from their examples. Best above the share of the members that is
             ever in time. Not for a rank of a replica. Default: all wait for all.
         grace_seconds: See `quorum`. Default: 10.
@@ -581,7 +581,7 @@ class DiLoCo(Joining):
     # Being late: see `quorum`.
 
     def _kept_for_later(self) -> Late | None:
-        """What this member has learned and sent into no result, since the others went on."""
+        """This member's learning that is in no result, since the others went on without it."""
         plan, given = self._plan, self._given.get(0)
         self._given = {}
         if plan.quorum is None or plan.mode == "streaming" or plan.sparse is not None:

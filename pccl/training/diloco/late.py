@@ -1,4 +1,4 @@
-"""What a member learned in a round that ended without it: see `quorum` of `DiLoCo`."""
+"""The learning of a member from a round that ended without it: see `quorum` of `DiLoCo`."""
 
 from __future__ import annotations
 
