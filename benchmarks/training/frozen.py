@@ -6,12 +6,12 @@
 Members are processes of this host, over TCP. An inner step sleeps for `--step-seconds`, so they
 take no processor time from each other. The last member is stopped (SIGSTOP) for `--frozen` seconds
 of each minute. In the way "well" it is not; in "waits" the others wait for it until the heartbeat
-timeout puts it out; in "quorum" they have `--grace` seconds for it. It comes back as a newcomer that
-watches (`background_join`). Members must hold the same bytes after the same round.
+timeout puts it out; in "quorum" they have `--grace` seconds for it. It comes back as a newcomer
+that watches (`background_join`). Members must hold the same bytes after the same round.
 
-`others`: inner steps a second of the other members, as a share of those in "well". `learned`: tokens
-that the run has learned from, likewise; a token is an inner step. `longest`: the longest time
-between two rounds' ends of a member that was not stopped.
+`others`: inner steps a second of the other members, as a share of those in "well". `learned`:
+tokens that the run has learned from, likewise; a token is an inner step. `longest`: the longest
+time between two rounds' ends of a member that was not stopped.
 """
 
 from __future__ import annotations
