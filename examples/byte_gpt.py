@@ -39,7 +39,7 @@ import pccl
 from pccl import checkpoint
 from pccl.adapters.torch import DiLoCo
 from pccl.data import ElasticSampler
-from pccl.diloco import Sparse
+from pccl.diloco import Robust, Sparse
 
 
 def load_text() -> tuple[np.ndarray, np.ndarray]:
@@ -175,7 +175,7 @@ def train(args: argparse.Namespace) -> None:
             overlap=args.overlap,
             quantize=args.quantize,
             compression=sparse,
-            robust=args.robust,
+            robust=args.robust and Robust(args.robust, against=args.against),
             data=sampler,  # its place is shared, and settled by each round's reduction
             rejoin=pccl.init,
             join=False,
@@ -330,6 +330,7 @@ def main() -> None:
     parser.add_argument("--round-seconds", type=float, help="DiLoCo rounds end by time")
     parser.add_argument("--step-seconds", type=float, help="plays a machine with such steps")
     parser.add_argument("--robust", choices=("clip", "trimmed"), help="bounds each one's influence")
+    parser.add_argument("--against", type=float, default=1.0, help="see pccl.diloco.Robust")
     parser.add_argument("--spoil", type=float, help="plays a hostile member: its progress, times")
     parser.add_argument("--outer-lr", type=float, help="default: DiLoCo's")
     parser.add_argument("--outer-momentum", type=float, help="default: DiLoCo's")

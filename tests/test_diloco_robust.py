@@ -64,6 +64,43 @@ def test_a_contribution_many_times_as_long_as_the_median_does_not_count(how: str
     assert (found.arrays[0].tolist(), found.present, found.limited) == ([0.0], True, [])
 
 
+def alike(count: int, *, wrong: float = 1.0) -> Any:
+    """So many contributions with a common part, the last one times `wrong`."""
+    random = np.random.default_rng(7)
+    made = random.standard_normal(500) + 2 * random.standard_normal((count, 500))
+    made[-1] *= wrong
+    return made.astype(np.float32)
+
+
+@pytest.mark.parametrize("how", ["clip", "trimmed"])
+@pytest.mark.parametrize("wrong", [-1.0, -0.01, -9.0])
+def test_a_contribution_against_the_others_does_not_count(how: str, wrong: float) -> None:
+    careful = Robust(how, bound=100.0, trim=0.0, against=0.1)
+    gathered = alike(8, wrong=wrong)
+    found = robust.mean(careful, [gathered[:, :300], gathered[:, 300:]], [1.0] * 8)
+    assert (found.limited, found.weight) == ([7], 7.0)
+    mean = np.concatenate(found.arrays)
+    np.testing.assert_allclose(mean, gathered[:7].mean(0), rtol=1e-4, atol=1e-5)
+    # It counts by default, as it does where there are two, or where its direction is that of all.
+    found = robust.mean(Robust(how), [gathered], [1.0] * 8)
+    assert 7 not in found.limited or wrong == -9.0
+    assert robust.mean(careful, [gathered[6:]], [1.0] * 2).limited == []
+    assert robust.mean(careful, [alike(8)], [1.0] * 8).limited == []
+
+
+def test_the_length_and_the_weight_of_one_do_not_turn_the_others() -> None:
+    careful = Robust("clip", drop=math.inf, against=0.1)
+    found = robust.mean(careful, [alike(8, wrong=-1e6)], [1.0] * 7 + [1e9])
+    assert found.limited == [7]
+    # Three of eight are a minority.
+    gathered = alike(8)
+    gathered[5:] *= -1
+    assert robust.mean(careful, [gathered], [1.0] * 8).limited == [5, 6, 7]
+    # Contributions that cancel out have no direction that the others' sum could be against.
+    found = robust.mean(careful, [np.float32([[0, 0], [0, 0], [0, 0]])], [1.0] * 3)
+    assert found.limited == []
+
+
 @settings(max_examples=60)
 @given(
     values=arrays.arrays(np.float32, (7, 33), elements=st.floats(-1e6, 1e6, width=32)),
@@ -158,6 +195,17 @@ def test_codes_that_are_long_or_make_no_sense_are_limited() -> None:
         reader.mean(codes, [1.0] * 4)
 
 
+def test_a_code_against_the_others_does_not_count() -> None:
+    how = Sparse(density=0.25, chunk=64)
+    gathered = alike(5, wrong=-1.0)
+    codes = np.stack([Sparsifier(how, [one]).encode([one]) for one in gathered])
+    reader = Sparsifier(how, [gathered[0]])
+    found = reader.mean(codes, [1.0] * 5, Robust("clip", bound=100.0, against=0.1))
+    assert (found.limited, found.weight) == ([4], 4.0)
+    (honest,) = reader.mean(codes[:4], [1.0] * 4).arrays
+    np.testing.assert_allclose(found.arrays[0], honest, rtol=1e-5, atol=1e-6)
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     wrong: list[dict[str, Any]] = [
         {"how": "median"},
@@ -170,6 +218,9 @@ def test_what_makes_no_sense_is_refused() -> None:
         {"weight": "2"},
         {"drop": 0.9},
         {"drop": math.nan},
+        {"against": -0.1},
+        {"against": 1.5},
+        {"against": None},
     ]
     for one in wrong:
         with pytest.raises(pccl.InvalidArgument, match=next(iter(one))):

@@ -75,6 +75,8 @@ METHODS = {
     "hostile": [],
     "hostile clip": ["--robust", "clip"],
     "hostile trimmed": ["--robust", "trimmed"],
+    "hostile clip against": ["--robust", "clip", "--against", "0.1"],
+    "hostile trimmed against": ["--robust", "trimmed", "--against", "0.1"],
     "hostile sparse clip": ["--robust", "clip", "--density", "0.03125", "--outer-lr", "3"],
 }
 SPEEDS = (1.0, 1.0, 0.5, 0.25)  # of the members in "uneven"; others have SPEEDS[0]
@@ -344,7 +346,7 @@ GOALS = {"diloco": 2.0, "diloco int8": 2.5, "async": 4.0, "sparse": 3.0}
 # How many times fewer bytes than ddp's.
 FEWER_GOALS = {"diloco int8": 200, "sparse": 1500}
 CHURN_GOAL = 3.0
-# "hostile clip" and "hostile trimmed": the loss above that of honest members, in percent.
+# "hostile": the loss above that of honest members, in percent.
 HOSTILE_GOAL = 2.0
 # "uneven": the loss above that of even machines, in percent; the share of what each could do alone.
 UNEVEN_GOAL, SHARE_GOAL = 3.0, 90.0
@@ -424,7 +426,7 @@ def goals(args: argparse.Namespace, found: dict[str, list[dict[str, Any]]], bigr
             more, _ = above(runs, found["diloco"])
             what = f"{method} is within {UNEVEN_GOAL:g} % of even machines"
             say(what, more <= UNEVEN_GOAL, f"{more:+.1f} %")
-    for method in ("hostile", "hostile clip", "hostile trimmed"):
+    for method in (name for name in found if name.startswith("hostile")):
         if found.get(method) and found.get("diloco"):
             more, _ = above(found[method], found["diloco"])
             what = f"{method} is within {HOSTILE_GOAL:g} % of honest members"

@@ -3,15 +3,15 @@
 All members gather the contributions of all, and each computes the same mean from them. Sums are
 made of operations on single elements in a fixed order, so that every processor gets the same bytes.
 
-Contributions many times as long as the median one do not count. "clip" scales those that are still
-long down to a multiple of the median length. "trimmed" is the coordinate-wise trimmed mean (Yin et
+Contributions many times as long as the median one, or that point away from the others, do not
+count. "clip" scales those that are still long down to a multiple of the median length. "trimmed" is the coordinate-wise trimmed mean (Yin et
 al., arXiv 1803.01498).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple
@@ -21,6 +21,7 @@ import numpy as np
 from pccl.errors import InvalidArgument
 from pccl.frameworks import Array
 
+_ROUNDING = 1e-6  # of a cosine: contributions that cancel out have any direction
 _AT_ONCE = 1 << 18  # elements of each member that are sorted at once: bounds the memory for it
 
 
@@ -42,6 +43,10 @@ class Robust:
         weight: No member weighs more than this multiple of the median weight; at least 1.
         drop: Where three or more contributions are not 0, one that is longer than this multiple of
             the median length does not count; at least 1. `math.inf`: all finite ones count.
+        against: Where three or more contributions are not 0, one that points away from the others
+            does not count: its cosine with their sum, each of them at length 1, is below minus
+            this. From 0 to 1; 1: every direction counts. For members whose data are alike: others
+            pull in different directions where the model is nearly done, and all would be left out.
     """
 
     how: str = "clip"
@@ -49,6 +54,7 @@ class Robust:
     trim: float = 0.125
     weight: float = 4.0
     drop: float = 10.0
+    against: float = 1.0
 
     def __post_init__(self) -> None:
         def refuse(sentence: str) -> InvalidArgument:
@@ -56,7 +62,7 @@ class Robust:
 
         if self.how not in ("clip", "trimmed"):
             raise refuse(f'how is "clip" or "trimmed", not {self.how!r}')
-        for name in ("bound", "trim", "weight", "drop"):
+        for name in ("bound", "trim", "weight", "drop", "against"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise refuse(f"{name} is a number, not {value!r}")
@@ -69,6 +75,8 @@ class Robust:
             raise refuse(f"weight is a number of at least 1, not {self.weight!r}")
         if not self.drop >= 1:
             raise refuse(f"drop is a number of at least 1, not {self.drop!r}")
+        if not 0 <= self.against <= 1:
+            raise refuse(f"against is from 0 to 1, not {self.against!r}")
 
     def trimmed_of(self, members: int) -> int:
         """How many values are left out at each end."""
@@ -115,21 +123,28 @@ def parse(value: object, func: str) -> Robust:
 
 
 def words(robust: Robust) -> str:
-    """For errors, and to compare: `, clip (bound=1.5, weight=4.0, drop=10.0)`."""
+    """For errors, and to compare: `, clip (bound=1.5, weight=4.0, drop=10.0, against=1.0)`."""
     own = f"bound={robust.bound}" if robust.how == "clip" else f"trim={robust.trim}"
-    return f", {robust.how} ({own}, weight={robust.weight}, drop={robust.drop})"
+    common = f"weight={robust.weight}, drop={robust.drop}, against={robust.against}"
+    return f", {robust.how} ({own}, {common})"
 
 
-def clipped(robust: Robust, norms: Sequence[float], weights: Sequence[float]) -> Shares:
+def clipped(
+    robust: Robust,
+    contribution: Callable[[int], Sequence[Array]],
+    norms: Sequence[float],
+    weights: Sequence[float],
+) -> Shares:
     """By how much each contribution counts in the mean of "clip".
 
     Args:
         robust: The bounds.
+        contribution: The arrays of a rank's contribution. Not asked for one that does not count.
         norms: The contributions' lengths. One that is not finite does not count.
         weights: The members' weights. A member with weight 0 does not count, and its norm is not
             looked at.
     """
-    capped, limited, middle = _capped(robust, norms, weights)
+    capped, limited, middle = _capped(robust, contribution, norms, weights)
     limit = robust.bound * middle
     whole = total_of(capped.values())
     shares = [0.0] * len(norms)
@@ -150,15 +165,16 @@ def mean(robust: Robust, gathered: Sequence[Array], weights: Sequence[float]) ->
             by rank.
         weights: The members' weights. A contribution of weight 0 is not looked at.
     """
-    norms = [
-        norm([one[rank] for one in gathered]) if weight > 0 else 0.0
-        for rank, weight in enumerate(weights)
-    ]
+
+    def contribution(rank: int) -> list[Array]:
+        return [one[rank] for one in gathered]
+
+    norms = [norm(contribution(rank)) if weight > 0 else 0.0 for rank, weight in enumerate(weights)]
     if robust.how == "trimmed":
-        capped, limited, _ = _capped(robust, norms, weights)
+        capped, limited, _ = _capped(robust, contribution, norms, weights)
         arrays = [_trimmed(one, capped, robust.trimmed_of(len(capped))) for one in gathered]
         return Mean(arrays, bool(capped), sorted(limited), total_of(capped.values()))
-    shares, ranks, whole = clipped(robust, norms, weights)
+    shares, ranks, whole = clipped(robust, contribution, norms, weights)
     arrays = [np.zeros(one.shape[1:], one.dtype) for one in gathered]
     for rank, share in enumerate(shares):
         if share > 0:
@@ -167,20 +183,26 @@ def mean(robust: Robust, gathered: Sequence[Array], weights: Sequence[float]) ->
     return Mean(arrays, any(share > 0 for share in shares), ranks, whole)
 
 
-@np.errstate(invalid="ignore", over="ignore")  # what is not finite is found by its norm
 def norm(arrays: Sequence[Array]) -> float:
     """The Euclidean norm of all elements together, the same on every processor."""
-    squares = []
-    for array in arrays:
-        flat = array.reshape(-1)
-        for first in range(0, flat.size, _AT_ONCE):
-            squares.append(_sum(np.square(flat[first : first + _AT_ONCE], dtype=np.float64)))
-    return math.sqrt(total_of(squares))
+    return math.sqrt(_dot(arrays, arrays))
 
 
-def _sum(squares: Array) -> float:
+@np.errstate(invalid="ignore", over="ignore")  # what is not finite is found by its norm
+def _dot(ones: Sequence[Array], others: Sequence[Array]) -> float:
+    """The sum of the products of all elements, the same on every processor."""
+    sums = []
+    for one, other in zip(ones, others, strict=True):
+        a, b = one.reshape(-1), other.reshape(-1)
+        for first in range(0, a.size, _AT_ONCE):
+            last = first + _AT_ONCE
+            sums.append(_sum(np.multiply(a[first:last], b[first:last], dtype=np.float64)))
+    return total_of(sums)
+
+
+def _sum(products: Array) -> float:
     """Adds one half to the other until one number is left."""
-    left = squares
+    left = products
     while left.size > 1:
         half = left.size // 2
         rest = left[2 * half :]
@@ -202,8 +224,36 @@ def _median(values: Sequence[float]) -> float:
     return sorted(values)[(len(values) - 1) // 2]
 
 
+def _opposed(
+    against: float,
+    contribution: Callable[[int], Sequence[Array]],
+    norms: Sequence[float],
+    ranks: Sequence[int],
+) -> set[int]:
+    """Which of these point away from the others: see `Robust.against`."""
+    ranks = [rank for rank in ranks if norms[rank] > 0]
+    # Nobody knows which one of two is wrong.
+    if against == 1 or len(ranks) < 3:
+        return set()
+    whole = [np.zeros(array.shape, np.float64) for array in contribution(ranks[0])]
+    for rank in ranks:
+        for total, array in zip(whole, contribution(rank), strict=True):
+            total += array / np.float64(norms[rank])
+    square = _dot(whole, whole)
+    found = set()
+    for rank in ranks:
+        along = _dot(contribution(rank), whole) / norms[rank]
+        others = math.sqrt(max(square - 2 * along + 1, 0.0))  # the length of their sum
+        if along - 1 < -against * others - _ROUNDING:
+            found.add(rank)
+    return found
+
+
 def _capped(
-    robust: Robust, norms: Sequence[float], weights: Sequence[float]
+    robust: Robust,
+    contribution: Callable[[int], Sequence[Array]],
+    norms: Sequence[float],
+    weights: Sequence[float],
 ) -> tuple[dict[int, float], set[int], float]:
     """Bounds the weights, and leaves out what must not count.
 
@@ -218,6 +268,8 @@ def _capped(
     # Nobody knows which one of two is wrong.
     longest = robust.drop * middle if len(lengths) > 2 else math.inf
     counted = [rank for rank in finite if norms[rank] <= longest]
+    opposed = _opposed(robust.against, contribution, norms, counted)
+    counted = [rank for rank in counted if rank not in opposed]
     limited = set(there) - set(counted)
     if not counted:
         return {}, limited, middle

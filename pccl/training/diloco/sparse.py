@@ -206,17 +206,20 @@ class Sparsifier:
         norms = [
             0.0 if weight == 0 else self._norm(codes[r], r) for r, weight in enumerate(weights)
         ]
-        return clipped(robust, norms, weights)
+        return clipped(robust, lambda rank: [self._dense(codes[rank], rank)], norms, weights)
 
     def _norm(self, code: Array, rank: int) -> float:
         """The norm of the meaning of a code; not a number if it makes no sense."""
         try:
-            places, values = self._decoded(code, rank)
+            return norm([self._dense(code, rank)])
         except InvalidArgument:
             return math.nan
+
+    def _dense(self, code: Array, rank: int) -> Array:
+        places, values = self._decoded(code, rank)
         dense = np.zeros_like(self.feedback)
         dense[places] = values  # entries may repeat
-        return norm([dense])
+        return dense
 
     def _decoded(self, code: Array, rank: int) -> tuple[Array, Array]:
         """Places among all elements, and the values there."""
