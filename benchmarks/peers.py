@@ -68,6 +68,14 @@ class Peer:
             raise SystemExit(f"a peer said {answer} instead of {event!r}")
         return answer
 
+    def heard(self) -> list[dict[str, Any]]:
+        """All that it has said, and nobody has heard yet."""
+        said = []
+        while not self._lines.empty():
+            if line := self._lines.get():
+                said.append(json.loads(line))
+        return said
+
     def signal(self, number: signal.Signals) -> float:
         """Sends a signal; returns when, by the clock of `time.monotonic`, which all processes
         share."""

@@ -223,11 +223,12 @@ class Peer(_core.Reducer):
         """In all calls from now on: lets the master put out who is late.
 
         Once this share of the members has entered a call, the others have so many seconds to come,
-        if all that wait in it are ready for that. 0: waits for all.
+        if all that have entered it are ready for that. 0: waits for all.
         """
         engine = self._engine
         if engine is not None:
-            engine.wait_no_longer_than(round(1000 * quorum), round(1000 * grace_seconds))
+            # Two of three members are a quorum of 2/3.
+            engine.wait_no_longer_than(int(1000 * quorum + 1e-9), round(1000 * grace_seconds))
 
     def _leave_at_exit(self) -> None:
         # Other ranks of the replica need not wait for a program that an exception has ended.

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from diloco_run import (
+    Answer,
     Peers,
     asked,
     close,
@@ -20,21 +24,43 @@ from diloco_run import (
     shown,
     tell,
     trained,
-    went,
 )
 from programs import diloco_member as member
-from programs.diloco_member import fresh
-from workers import Run
+from programs import diloco_watching as watching
+from programs.diloco_member import Model, fresh
+from workers import Run, Worker, eventually
 
 import pccl
 from pccl import diloco
+from pccl.tools import status
+from pccl.training.diloco.late import Late, combined
+from pccl.training.diloco.reductions import Contribution
 
+GRACE = 2.0
+LAST_ROUND = 2 - 1 + 4  # after which the learning of the second round counts
 QUORUM: dict[str, Any] = {
     "sync_every": 3,
     "quorum": 0.75,
-    "grace_seconds": 0.3,
+    "grace_seconds": GRACE,
     "rejoin": "told",
 }
+
+
+def went(peers: Sequence[Worker]) -> list[Answer]:
+    """The rounds of the first one; members hold the same after the same round.
+
+    One that was put out, and has come back, begins its log anew.
+    """
+    logs = []
+    for peer in peers:
+        while (answer := peer.next(90))["event"] == "back":
+            pass
+        assert answer["event"] == "went", peer.stderr()
+        logs.append(answer["log"])
+    held: dict[int, str] = {}
+    for one in (one for log in logs for one in log):
+        assert held.setdefault(one["round"], one["outer"]) == one["outer"], logs
+    return logs[0]
 
 
 def comes_back_late(peers: Peers, missed: int = 1, **options: Any) -> list[int]:
@@ -46,15 +72,29 @@ def comes_back_late(peers: Peers, missed: int = 1, **options: Any) -> list[int]:
     log = go(others, missed, inner=False, **options)[0]
     assert log[-1]["size"] == len(others)
     tell(late, partial(member.go, 1, until=len(peers), **options))
-    late[0].expect("back")
+    late[0].expect("back", 90)
     asked(late[0])
     tell(others, partial(member.go, 1, until=len(peers), **options))
-    log += went(peers, inner=False)[0]
+    log += went(peers)
     return [len(one["contributors"]) for one in log]
 
 
+class Reference:
+    """The run in one process."""
+
+    def __init__(self) -> None:
+        self.theta = fresh(0)
+        self._velocity = {name: np.zeros_like(array) for name, array in self.theta.items()}
+
+    def learned(self, number: int) -> Model:
+        return less(self.theta, trained(self.theta, number, 3))
+
+    def round(self, parts: list[Model]) -> None:
+        outer_step(self.theta, self._velocity, mean(parts))
+
+
 @pytest.mark.parametrize("tokens", [None, 8])
-def test_what_a_late_member_has_learned_counts_in_the_next_round(
+def test_what_a_late_member_has_learned_counts_where_it_is_let_in(
     run: Run, tokens: int | None
 ) -> None:
     peers = Peers(run.peers(4, member.serve))
@@ -62,21 +102,41 @@ def test_what_a_late_member_has_learned_counts_in_the_next_round(
     made(peers)
     go(peers, 1, tokens=tokens)
     counts = comes_back_late(peers, tokens=tokens)
-
-    theta = fresh(0)
-    velocity = {name: np.zeros_like(array) for name, array in theta.items()}
-
-    def learned(number: int) -> member.Model:
-        return less(theta, trained(theta, number, 3))
-
-    outer_step(theta, velocity, mean([learned(number) for number in range(4)]))
-    late = learned(3)
     assert counts == [*[3] * (len(counts) - 2), 4, 4]
+    want = Reference()
+    want.round([want.learned(number) for number in range(4)])
+    late = want.learned(3)
     for count in counts[:-1]:
-        parts = [learned(number) for number in range(3)]
-        outer_step(theta, velocity, mean(parts if count == 3 else [*parts, late]))
-    outer_step(theta, velocity, mean([learned(number) for number in range(4)]))
-    assert close(shown(peers), theta)
+        parts = [want.learned(number) for number in range(3)]
+        want.round(parts if count == 3 else [*parts, late])
+    want.round([want.learned(number) for number in range(4)])
+    assert close(shown(peers), want.theta)
+
+
+def test_what_a_late_member_has_learned_counts_once_it_has_watched(run: Run) -> None:
+    peers = Peers(run.peers(4, member.serve))
+    make(peers, seed=0, verify_every=0, background_join=True, **QUORUM)
+    made(peers)
+    go(peers, 1)
+    late, others = peers[-1:], peers[:-1]
+    go(others, 1)
+    tell(late, partial(watching.come_back_and_go, 3))
+    late[0].expect("back", 90)
+    asked(late[0])
+    tell(others, partial(watching.go_until_newcomers_count, 3, pace=0.1))
+    counts = late[0].expect("counts", 90)["round"]
+    assert went(peers)[-1]["round"] == counts + 3
+    want = Reference()
+    want.round([want.learned(number) for number in range(4)])
+    kept = want.learned(3)
+    for done in range(1, counts + 3):
+        parts = [want.learned(number) for number in range(3)]
+        if done >= counts:
+            parts.append(want.learned(3))
+        if done == counts <= LAST_ROUND:
+            parts.append(kept)
+        want.round(parts)
+    assert close(shown(peers), want.theta)
 
 
 @pytest.mark.parametrize("mode", ["async", "streaming"])
@@ -88,6 +148,40 @@ def test_members_agree_in_every_mode(run: Run, mode: str) -> None:
     # The end of the next round tells who was in one that nobody waits for.
     assert comes_back_late(peers, missed=2)[-1] == 4
     shown(peers)
+
+
+def test_a_member_that_is_late_again_while_it_comes_back_goes_on_trying(run: Run) -> None:
+    peers = Peers(run.peers(4, member.serve))
+    make(peers, **QUORUM)
+    made(peers)
+    go(peers, 1)
+    late, others = peers[-1:], peers[:-1]
+    go(others, 1)
+    tell(late, partial(member.go, 1, until=4))
+    late[0].expect("back", 90)
+    asked(late[0])
+    late[0].signal(signal.SIGSTOP)
+    try:
+        go(others, 3)  # they let it in, or it is not ready; then they go on without it
+    finally:
+        late[0].signal(signal.SIGCONT)
+    tell(others, partial(member.go, 1, until=4))
+    assert len(went(peers)[-1]["contributors"]) == 4
+
+
+def test_members_that_begin_wait_for_one_that_begins_late(run: Run) -> None:
+    peers = Peers(run.peers(4, member.serve))
+    make(peers[:3], seed=0, **QUORUM)
+
+    def waited() -> float:
+        time.sleep(0.2)  # the master answers some questions a second
+        (group,) = status.ask_any(run.address)[1]["groups"]
+        return max((call["seconds"] for call in group["calls"]), default=0.0)
+
+    eventually(lambda: waited() > GRACE + 1)
+    make(peers[3:], 3, seed=0, **QUORUM)
+    made(peers)
+    assert go(peers, 1)[0][0]["size"] == 4
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -106,3 +200,21 @@ def test_what_makes_no_sense_is_refused(words: str) -> None:
     options = {"sync_every": 3, "quorum": 0.75, "grace_seconds": 1, "rejoin": pccl.init}
     with pytest.raises(pccl.InvalidArgument, match=words):
         diloco.DiLoCo({"w": np.zeros(3, np.float32)}, join=False, **{**options, **REFUSED[words]})
+
+
+def part(weight: float, *values: float, tokens: bool = False) -> Contribution:
+    return Contribution(weight, [np.float32([value]) for value in values], tokens)
+
+
+def test_parts_are_combined_by_their_weights() -> None:
+    found = combined([part(1, 8, 2), part(3, 4, 6, tokens=True), part(0)])
+    assert found is not None
+    assert (found.weight, found.tokens) == (4, True)
+    assert [array.tolist() for array in found.gradients] == [[5.0], [5.0]]
+    assert combined([part(0), Contribution()]) is None
+    assert combined([]) is None
+
+
+@pytest.mark.parametrize(("steps", "counts"), [(29, False), (30, True), (42, True), (43, False)])
+def test_what_was_learned_long_ago_does_not_count(steps: int, counts: bool) -> None:
+    assert Late(30, part(1, 1)).counts(steps, sync_every=3) == counts

@@ -1,7 +1,7 @@
 """The cost of a member that is frozen for a part of each minute: what the others and the run reach.
 
-    python benchmarks/training/frozen.py                        # three ways, two minutes each
-    python benchmarks/training/frozen.py --minutes 5 --mode sync --grace 2
+    python benchmarks/training/frozen.py                        # three ways, three minutes each
+    python benchmarks/training/frozen.py --minutes 5 --mode sync --grace 1
 
 Members are processes of this host, over TCP. An inner step sleeps for `--step-seconds`, so they
 take no processor time from each other. The last member is stopped (SIGSTOP) for `--frozen` seconds
@@ -9,7 +9,7 @@ of each minute. In the way "well" it is not; in "waits" the others wait for it u
 timeout puts it out; in "quorum" they have `--grace` seconds for it. It comes back as a newcomer
 that watches (`background_join`). Members must hold the same bytes after the same round.
 
-`others`: inner steps a second of the other members, as a share of those in "well". `learned`:
+`others`: inner steps a second of the other members, as a share of the first way's. `learned`:
 tokens that the run has learned from, likewise; a token is an inner step. `longest`: the longest
 time between two rounds' ends of a member that was not stopped.
 """
@@ -104,8 +104,9 @@ def measure(args: argparse.Namespace, way: str) -> dict[str, Any]:
             end.set()
             if way != "well":
                 frost.join()
-            while not peers[-1]._lines.empty():
-                told[-1].append(peers[-1].hear("round"))
+            told[-1] = peers[-1].heard()
+            if peers[-1].process.poll() is not None:
+                raise SystemExit("the member that was frozen has ended, see above")
         finally:
             end.set()
             for peer in peers:
@@ -132,9 +133,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--members", type=int, default=4)
-    parser.add_argument("--minutes", type=float, default=2.0, help="for each way")
+    parser.add_argument("--minutes", type=float, default=3.0, help="for each way")
     parser.add_argument("--frozen", type=float, default=20.0, help="seconds of each minute")
-    parser.add_argument("--grace", type=float, default=1.0, help="seconds")
+    parser.add_argument("--grace", type=float, default=2.0, help="seconds")
     parser.add_argument("--mode", choices=["sync", "async"], default="async")
     parser.add_argument("--every", type=int, default=100, help="inner steps of a round")
     parser.add_argument("--step-seconds", type=float, default=0.05)

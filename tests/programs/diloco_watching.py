@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from functools import partial
 from typing import Any, NoReturn
 
@@ -115,15 +116,18 @@ def drain() -> None:
     pccl.drain()
 
 
-def go_until_newcomers_count(more: int, *, came: bool = False, tokens: int | None = None) -> None:
+def go_until_newcomers_count(
+    more: int, *, came: bool = False, tokens: int | None = None, pace: float = 0.0
+) -> None:
     """Trains until newcomers have come and none of them watches any more, and `more` rounds.
 
-    `came`: they have come, as this one has.
+    `came`: they have come, as this one has. `pace`: seconds of an inner step until then.
     """
     diloco = member.diloco
     met = came
     log: list[dict[str, Any]] = []
     while not met or diloco.observers:
+        time.sleep(pace)
         member.train(member.model, member.number)
         if diloco.step(tokens):
             log.append(member.look())
@@ -134,6 +138,16 @@ def go_until_newcomers_count(more: int, *, came: bool = False, tokens: int | Non
         if diloco.step(tokens):
             log.append(member.look())
     say(event="went", log=log)
+
+
+def come_back_and_go(more: int) -> None:
+    """Trains until this peer finds that it was put out, and has come back; and `more` rounds."""
+    while True:
+        member.train(member.model, member.number)
+        if member.diloco.step():
+            break
+    say(event="counts", round=member.diloco.outer_step)
+    member.go(more)
 
 
 def show_observers() -> None:

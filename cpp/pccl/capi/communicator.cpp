@@ -87,8 +87,12 @@ Result<node::CommunicatorOptions> options_from(const pcclCommCreateParams_t& par
   if (listed != nullptr && std::strchr(listed, ',') != nullptr) {
     const auto masters = wire::parse_masters(listed, wire::kDefaultPort);
     if (!masters) return masters.error();
+    // Names are resolved only if no number is the same.
     const auto same = [&](const wire::Address& one) { return io::stands_for(one, *master); };
-    if (std::any_of(masters->begin(), masters->end(), same)) options.masters = *masters;
+    if (std::ranges::find(*masters, *master) != masters->end() ||
+        std::ranges::any_of(*masters, same)) {
+      options.masters = *masters;
+    }
   }
   options.group = params.peer_group;
   if (params.p2p_connection_pool_size > 255)

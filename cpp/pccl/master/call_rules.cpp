@@ -266,12 +266,23 @@ CallRules::Patience CallRules::patience_of(const Entered& entered) const {
   return wait;
 }
 
-std::vector<Departed> CallRules::find_late(Instant now) {
+std::vector<Departed> CallRules::find_late(Instant now, bool frozen) {
   std::vector<Departed> late;
+  // Calls that cannot meet, or do not match, end for all.
+  const bool may_judge = !frozen && !calls_.doubtful();
   const auto judge = [&](const wire::CallKey& key, auto& call, const auto& entered) {
     const Patience wait = patience_of(entered);
-    if (wait.needed == 0 || entered.size() < wait.needed) return call.quorum_since.reset();
-    if (!call.quorum_since) call.quorum_since = now;
+    const bool quorum = wait.needed > 0 && entered.size() >= wait.needed;
+    // Members return to another master one after the other.
+    const auto may_be_late = [&](const Peer& peer) {
+      return entered.contains(peer.member.id) || peer.returned;
+    };
+    if (!quorum || !may_judge || !std::ranges::all_of(peers_.members, may_be_late))
+      return call.quorum_since.reset();
+    if (!call.quorum_since) {  // the others have one tick at least
+      call.quorum_since = now;
+      return;
+    }
     if (now - *call.quorum_since < wait.grace || !late.empty()) return;
     for (const Peer& peer : peers_.members) {
       if (entered.contains(peer.member.id)) continue;

@@ -31,16 +31,17 @@ class CallRules {
   void check_stuck(Instant now);
   // Tells members which peers they wait for, with one line for all calls that lack the same peers.
   void notice_stragglers(Instant now);
-  // Returns the members that a quorum has waited for as long as it was ready to.
-  [[nodiscard]] std::vector<Departed> find_late(Instant now);
+  // Returns the members that are late in a call: see wire::Patience. `frozen`: the master was, so
+  // all waits begin anew.
+  [[nodiscard]] std::vector<Departed> find_late(Instant now, bool frozen);
   // Returns the members for which at least half of the group has waited too long. If more than half
   // are missing, ends the call instead.
   [[nodiscard]] std::vector<Departed> end_overdue(Instant now);
 
  private:
   void check_operation(const wire::OpKey& key, Instant now);
-  // How long those that have entered a call are ready to wait, all of them. `needed`: how many must
-  // have entered it; 0: all.
+  // The patience of all that have entered a call together: the longest. `needed`: how many must
+  // have entered it before the grace begins; 0: nobody is ever late.
   struct Patience {
     std::size_t needed = 0;
     Duration grace{};

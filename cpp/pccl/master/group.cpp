@@ -383,6 +383,8 @@ void Group::on_time(Instant now) {
     for (Peer& peer : peers_.members) peer.heard = peer.disconnected_at = now;
     for (Peer& candidate : peers_.candidates) candidate.heard = now;
   }
+  // So long a gap is no wait of the members.
+  const bool gap = last_tick_ != Instant{} && now - last_tick_ > 2 * options_.heartbeat_interval;
   last_tick_ = now;
   evict_silent(now);
   decisions_.check_plan(now);
@@ -392,7 +394,7 @@ void Group::on_time(Instant now) {
   check_calls(now);
   call_rules_.check_stuck(now);
   call_rules_.notice_stragglers(now);
-  remove(call_rules_.find_late(now), now);
+  remove(call_rules_.find_late(now, gap), now);
   remove(call_rules_.end_overdue(now), now);
 }
 

@@ -138,7 +138,7 @@ class Communicator {
   // Asks this peer to leave at its next admission point.
   void drain();
   [[nodiscard]] bool draining();
-  // For all calls from now on.
+  // For all calls from now on. Waits for the turn, as calls do.
   void wait_no_longer_than(const wire::Patience& patience);
   [[nodiscard]] const std::string& name() const { return options_.name; }
   [[nodiscard]] const PeerId& id() const { return id_; }

@@ -346,9 +346,8 @@ struct Departure {
   static void fields(auto& self, auto& visit) { visit(self.id, self.reason, self.name); }
 };
 
-// How long a member that waits in a call is ready to wait for the last ones. Those that have not
-// entered a call once a quorum is in and the grace is over are evicted, if all that wait in it are
-// ready for that.
+// How long a member that has entered a call gives the others. Once a quorum has entered it, and the
+// grace is over, the master evicts those that have not, if all that have are ready for that.
 struct Patience {
   std::uint16_t quorum = 0;  // of the members, in thousandths; 0: it waits for all
   std::uint32_t grace_ms = 0;

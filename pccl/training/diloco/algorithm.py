@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pccl import api, collective_api
-from pccl.errors import InvalidUsage, PCCLError, RevisionMismatch
+from pccl.errors import Evicted, InvalidUsage, PCCLError, RevisionMismatch
 from pccl.frameworks import Array
 from pccl.training.diloco.checkpoints import check, restore, snapshot
 from pccl.training.diloco.inner import Inner, NumPyTree
@@ -72,14 +72,14 @@ class DiLoCo(Joining):
             or tokens. Stop training only where `step` has returned True: other places are not the
             same on all members. Not in "streaming", and not for a rank of a replica. Default: a
             round ends after `sync_every` steps only.
-        quorum: Share of the members, above 0.5, that does not wait for ever. Once it has come to
-            the end of a round, the others have `grace_seconds`. Then the round ends without them:
-            they are put out, and come back by `rejoin`, which this needs; take `background_join`,
-            too. Their learning counts in the next round that they take part in, if that is at most
-            four rounds later; not in "streaming", nor with `compression`, nor with `data`,
-            where others learn from their examples. Best above the share of the members that is
-            ever in time. Not for a rank of a replica. Default: all wait for all.
-        grace_seconds: See `quorum`. Default: 10.
+        quorum: Share of the members, above 0.5, that does not wait long for the others. Once so
+            many have entered a call, at the end of a round say, the others have `grace_seconds`.
+            Then the master puts them out, and they come back by `rejoin`, which this needs; take
+            `background_join`, too. Their learning counts in the next round that they take part in,
+            if that is at most four rounds later; not in "streaming", nor with `compression`, nor
+            with `data`, where others learn from their examples. Not for a rank of a replica.
+            Default: all wait for all.
+        grace_seconds: See `quorum`; more than members differ in normal times. Default: 2.
         mode: "sync" (the default): the reduction blocks. "async": it runs behind the next `overlap`
             inner steps, after which its result is applied. "streaming": fragments take turns, each
             behind `overlap` steps.
@@ -181,6 +181,12 @@ class DiLoCo(Joining):
         self._clock = RoundClock(plan.round_seconds)
         self._given: Mapping[int, Contribution] = {}  # in the present call of `_advance`
         self._late: Late | None = None
+        self._keeps_learning = (
+            plan.quorum is not None
+            and plan.mode != "streaming"
+            and plan.sparse is None
+            and self._data is None
+        )
         self._seen = [_Seen() for _ in fragments]
         # Where this member's learning is measured from; None: from the outer parameters.
         self._origin: list[Array] | None = None
@@ -272,6 +278,7 @@ class DiLoCo(Joining):
             PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
         """
         self._joined = False
+        self._given, self._late = {}, None
         if self._torn and self._torn == self._own_id():
             if self._rejoin is None or self._replicas:
                 sentence = (
@@ -279,10 +286,25 @@ class DiLoCo(Joining):
                     "come back, as by pccl.shutdown() and pccl.init(), then join()"
                 )
                 raise InvalidUsage.because(FUNC, sentence)
+            # The others may have gone on with what it has sent.
+            self._seen[0] = _Seen()
+            self._flying.clear()
             return self._come_back()
+        try:
+            self._join_once()
+        except PCCLError as error:
+            if not self._was_late(error):
+                raise
+            self._come_back()
+
+    def _join_once(self) -> None:
         self._torn = ""
-        if self._plan.background_join and api._use(self._comm, FUNC)._replica:
+        comm = api._use(self._comm, FUNC)
+        if self._plan.background_join and comm._replica:
             raise refused("background_join is not for ranks of a replica, which come together")
+        if self._plan.quorum is not None and comm._replica:
+            raise refused("quorum is not for ranks of a replica, which cannot come back alone")
+        comm._wait_no_longer_than(0, 0)  # until this peer counts: see _be_ready_to_go_on
         self.info = None
         self._flying.clear()
         self._forget_unsent()
@@ -294,22 +316,18 @@ class DiLoCo(Joining):
             self._data.rollback()
             self._data.reserve(self._most_steps())
         self._restored = []
-        if self._plan.quorum is not None:
-            comm = api._use(self._comm, FUNC)
-            comm._wait_no_longer_than(self._plan.quorum, self._plan.grace_seconds)
         begun = self._enter()
         self._replicas = bool(api.membership(self._comm).replicas)
         if self._replicas and self._plan.round_seconds is not None:
             self._leave()
             raise refused("round_seconds is not for ranks of a replica: each has its own clock")
-        if self._replicas and self._plan.quorum is not None:
-            self._leave()
-            raise refused("quorum is not for ranks of a replica, which cannot come back alone")
+        self._be_ready_to_go_on()
         if not begun:
             self._begin()
             if self._between:  # the members begin reductions now
-                late = self._with_late(Contribution())
-                self._go_on(self._plan.leaving(self._steps), {0: late}, [])
+                self._given = {0: self._with_late(Contribution())}
+                self._go_on(self._plan.leaving(self._steps), self._given, [])
+                self._given = {}
         self._clock.begin()
         self._joined = True
 
@@ -358,7 +376,6 @@ class DiLoCo(Joining):
             # they would wait for this rank in the replica, and this one for them at the master.
             if error.advice != "rejoin" or self._rejoin is None or self._replicas:
                 raise
-            self._late = self._kept_for_later()
             self._come_back()
         ended = self._steps % self._plan.sync_every == 0
         if ended:
@@ -490,6 +507,7 @@ class DiLoCo(Joining):
     def _come_back(self) -> None:
         assert self._rejoin is not None
         while True:
+            self._late = self._kept_for_later()
             self._leave()
             comm = self._rejoin()
             if self._comm is not None:
@@ -497,12 +515,15 @@ class DiLoCo(Joining):
                 if self._data is not None:
                     self._data.follow(comm)
             try:
-                return self.join()
+                return self._join_once()
             except RevisionMismatch:
                 # The run was founded again from an older state: a member's or a checkpoint's.
                 if self._steps == 0:
                     raise
                 self._steps = 0
+            except PCCLError as error:
+                if not self._was_late(error):
+                    raise
 
     # A step.
 
@@ -533,7 +554,8 @@ class DiLoCo(Joining):
             # This member's state was not the group's, so its differences are meaningless.
             self._forget_unsent()
             self._begin()
-            given, due = {}, []
+            self._given = given = {}
+            due = []
         self._go_on(leaving, given, due)
         self._given = {}
 
@@ -582,13 +604,12 @@ class DiLoCo(Joining):
 
     def _kept_for_later(self) -> Late | None:
         """This member's learning that is in no result, since the others went on without it."""
-        plan, given = self._plan, self._given.get(0)
-        self._given = {}
-        if plan.quorum is None or plan.mode == "streaming" or plan.sparse is not None:
-            return None
-        if self._data is not None or self._watching:
+        given, self._given = self._given.get(0), {}
+        if not self._keeps_learning:
             return None
         parts = [flight.given for flight in self._flying.values() if flight.given is not None]
+        if given is None and self._seen[0].steps > 0:  # since the reduction in flight began
+            given = self._contribution(0)
         if given is not None and not any(part is given for part in parts):
             parts.append(given)
         steps = self._steps
@@ -597,6 +618,20 @@ class DiLoCo(Joining):
             steps = self._late.steps
         kept = combined(parts)
         return None if kept is None else Late(steps, kept)
+
+    def _was_late(self, error: PCCLError) -> bool:
+        """Whether this peer was put out before it counted, most likely for being late again."""
+        late = self._plan.quorum is not None and isinstance(error, Evicted)
+        return late and error.advice == "rejoin" and not self._replicas
+
+    def _be_ready_to_go_on(self) -> None:
+        """From now on this member does not wait long for others.
+
+        Not before it has the state: newcomers must not put out the only member that has it.
+        """
+        if self._plan.quorum is not None:
+            comm = api._use(self._comm, FUNC)
+            comm._wait_no_longer_than(self._plan.quorum, self._plan.grace_seconds)
 
     def _with_late(self, own: Contribution) -> Contribution:
         late, self._late = self._late, None
@@ -653,7 +688,8 @@ class DiLoCo(Joining):
         self._flying[fragment] = self._launch(
             fragment, due, weight, named, tokens=tokens, taken=taken
         )
-        self._flying[fragment].given = given
+        if self._keeps_learning:
+            self._flying[fragment].given = given
         if fragment == 0 and self._data is not None and not self._watching:
             self._data.seal()
 

@@ -102,6 +102,9 @@ class Joining(Reductions):
     def _settle(self, fragment: int, flight: Flight) -> None:
         raise NotImplementedError
 
+    def _be_ready_to_go_on(self) -> None:
+        raise NotImplementedError
+
     def _layout(self) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -421,6 +424,7 @@ class Joining(Reductions):
             self._settle(fragment, flight)
         self._kept.clear()
         self._holds = True
+        self._be_ready_to_go_on()
 
     def _forget_fetch(self) -> None:
         fetch, self._fetch = self._fetch, None

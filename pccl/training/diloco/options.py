@@ -96,7 +96,7 @@ class Keywords(_Required, total=False):
     join: bool
 
 
-_USUAL_GRACE_SECONDS, _MOST_GRACE_SECONDS = 10.0, 86400.0
+_USUAL_GRACE_SECONDS, _MOST_GRACE_SECONDS = 2.0, 86400.0
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 All members gather the contributions of all, and each computes the same mean from them. Sums are
 made of operations on single elements in a fixed order, so that every processor gets the same bytes.
 
-Contributions many times as long as the median one, or that point away from the others, do not
-count. "clip" scales those that are still long down to a multiple of the median length. "trimmed" is the coordinate-wise trimmed mean (Yin et
-al., arXiv 1803.01498).
+Contributions many times as long as the median one do not count, nor, on request, those that point
+away from the others. "clip" scales those that are still long down to a multiple of the median
+length. "trimmed" is the coordinate-wise trimmed mean (Yin et al., arXiv 1803.01498).
 """
 
 from __future__ import annotations
