@@ -154,7 +154,8 @@ def test_the_end_of_a_master_costs_no_member_anything() -> None:
 @pytest.mark.parametrize(("masters", "lies"), [(3, 1), (3, 2), (2, 1)])
 def test_false_reports_to_standbys_cost_no_member_anything(masters: int, lies: int) -> None:
     totals: Counter[str] = Counter()
-    # A single member is not more than the liar. It needs a master that was told nothing.
+    # A single member is not more than the liar. It needs a master that was told nothing. (That the
+    # others have left, and one is alone, is not counted.)
     alone = masters > lies + 1
     for peers in (1, 2, 3, 8) if alone else (2, 3, 8):
         count = max(SCHEDULES // 20, 10)

@@ -249,10 +249,18 @@ bool World::left_at_the_end(const Host& host) {
   return 2 * static_cast<std::size_t>(here) <= group->members.size();
 }
 
+// Whether all masters but the one that is gone were told of an epoch, and the member is alone: it
+// is not more than the liar of each.
+bool World::is_outnumbered(const Host& host) {
+  const peer::Record& group = host.engine().session().record();
+  const bool all = options.lies > 0 && options.lies + 1 >= options.masters;
+  return all && group != nullptr && group->members.size() == 1;
+}
+
 void World::came_back_as_newcomer(const Host& host) {
   const bool lost = host.engine().end().code == Code::master_lost;
   const bool member = host.engine().session().member();
-  const bool counts = member ? !left_at_the_end(host) : !lost;
+  const bool counts = member ? !left_at_the_end(host) && !is_outnumbered(host) : !lost;
   if (counts) ++report.evictions;
   if (counts && lost) ++report.master_lost;
   judge_unreachable(host);

@@ -492,6 +492,7 @@ class World {
   [[nodiscard]] bool bug_due(Bug bug);  // true once
   void came_back_as_newcomer(const Host& host);
   [[nodiscard]] bool left_at_the_end(const Host& host);
+  [[nodiscard]] bool is_outnumbered(const Host& host);
   void judge_unreachable(const Host& host);
 
   const Options options;

@@ -278,7 +278,9 @@ class DiLoCo(Joining):
             PCCLError: What `pccl.sync` and `pccl.allreduce` raise.
         """
         self._joined = False
-        self._given, self._late = {}, None
+        # The others may have gone on with what it has sent, or without.
+        self._given, self._late, self._seen[0] = {}, None, _Seen()
+        self._flying.clear()
         if self._torn and self._torn == self._own_id():
             if self._rejoin is None or self._replicas:
                 sentence = (
@@ -286,9 +288,6 @@ class DiLoCo(Joining):
                     "come back, as by pccl.shutdown() and pccl.init(), then join()"
                 )
                 raise InvalidUsage.because(FUNC, sentence)
-            # The others may have gone on with what it has sent.
-            self._seen[0] = _Seen()
-            self._flying.clear()
             return self._come_back()
         try:
             self._join_once()
