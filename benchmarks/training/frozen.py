@@ -2,12 +2,15 @@
 
     python benchmarks/training/frozen.py                        # three ways, three minutes each
     python benchmarks/training/frozen.py --minutes 5 --mode sync --grace 1
+    python benchmarks/training/frozen.py --asleep               # it goes on to send heartbeats
 
 Members are processes of this host, over TCP. An inner step sleeps for `--step-seconds`, so they
 take no processor time from each other. The last member is stopped (SIGSTOP) for `--frozen` seconds
 of each minute. In the way "well" it is not; in "waits" the others wait for it until the heartbeat
-timeout puts it out; in "quorum" they have `--grace` seconds for it. It comes back as a newcomer
-that watches (`background_join`). Members must hold the same bytes after the same round.
+timeout puts it out; in "quorum" they have `--grace` seconds for it. With `--asleep` it is not
+stopped, but sleeps for so long in an inner step, and so no heartbeat timeout puts it out. It comes
+back as a newcomer that watches (`background_join`). Members must hold the same bytes after the same
+round.
 
 `others`: inner steps a second of the other members, as a share of the first way's. `learned`:
 tokens that the run has learned from, likewise; a token is an inner step. `longest`: the longest
@@ -73,19 +76,23 @@ def be_peer(parameters: int, step_seconds: float, every: int, mode: str, grace: 
             )
 
 
-def freeze(peer: Peer, seconds: float, end: threading.Event) -> None:
+def freeze(peer: Peer, seconds: float, asleep: bool, end: threading.Event) -> None:
     """Stops it for so long in each minute, until the end."""
     while not end.wait((_PERIOD - seconds) / 2):
-        peer.signal(signal.SIGSTOP)
-        end.wait(seconds)
-        peer.signal(signal.SIGCONT)
+        if asleep:
+            peer.signal(signal.SIGUSR1)
+            end.wait(seconds)
+        else:
+            peer.signal(signal.SIGSTOP)
+            end.wait(seconds)
+            peer.signal(signal.SIGCONT)
         if end.wait((_PERIOD - seconds) / 2):
             return
 
 
 def measure(args: argparse.Namespace, way: str) -> dict[str, Any]:
     grace = args.grace if way == "quorum" else -1.0
-    numbers = (args.parameters, args.step_seconds, args.every, args.mode, grace)
+    numbers = (args.parameters, args.step_seconds, args.every, args.mode, grace, args.frozen)
     end = threading.Event()
     with pccl.MasterNode("127.0.0.1:0") as master:
         env = {"PCCL_MASTER": master.address, "PCCL_SHM": "0", "PCCL_MIN_PEERS": str(args.members)}
@@ -96,7 +103,9 @@ def measure(args: argparse.Namespace, way: str) -> dict[str, Any]:
             begun = time.monotonic()
             told: list[list[dict[str, Any]]] = [[] for _ in peers]
             if way != "well":
-                frost = threading.Thread(target=freeze, args=(peers[-1], args.frozen, end))
+                frost = threading.Thread(
+                    target=freeze, args=(peers[-1], args.frozen, args.asleep, end)
+                )
                 frost.start()
             while time.monotonic() < begun + 60 * args.minutes:
                 for one, peer in zip(told[:-1], peers[:-1], strict=True):
@@ -135,6 +144,7 @@ def main() -> int:
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--minutes", type=float, default=3.0, help="for each way")
     parser.add_argument("--frozen", type=float, default=20.0, help="seconds of each minute")
+    parser.add_argument("--asleep", action="store_true", help="it sleeps, and is not stopped")
     parser.add_argument("--grace", type=float, default=2.0, help="seconds")
     parser.add_argument("--mode", choices=["sync", "async"], default="async")
     parser.add_argument("--every", type=int, default=100, help="inner steps of a round")
@@ -162,7 +172,8 @@ def main() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--peer"]:
-        size, seconds, inner, kind, patience = sys.argv[2:]
+        size, seconds, inner, kind, patience, nap = sys.argv[2:]
+        signal.signal(signal.SIGUSR1, lambda *_: time.sleep(float(nap)))
         be_peer(int(size), float(seconds), int(inner), kind, float(patience))
     else:
         sys.exit(main())
