@@ -12,7 +12,7 @@ from liars import Liar
 from namespaces import Host, Lab, at, ip
 from namespaces import worker as worker_on
 from programs import master, several_masters
-from workers import FAST, Program, Worker, masters, wait_for_line
+from workers import FAST, Program, Worker, eventually, masters, wait_for_line
 
 from pccl.master import make_secret
 
@@ -98,7 +98,8 @@ def test_calls_in_memory_need_no_master() -> None:
             one.signal(signal.SIGCONT)
         for peer in peers:
             peer.tell(1500)
-        wait_for_line(run.masters[1], "taken over")
+        # The first to answer; one that was frozen for long may have been passed over.
+        eventually(lambda: any("taken over" in one.stderr() for one in run.masters[1:]))
         assert finish(peers, 3) < SLACK
         run.masters[0].signal(signal.SIGCONT)
         wait_for_line(run.masters[0], "steps down")
