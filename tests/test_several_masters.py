@@ -14,6 +14,7 @@ from namespaces import worker as worker_on
 from programs import master, several_masters
 from workers import FAST, Program, Worker, eventually, masters, wait_for_line
 
+from pccl import _core
 from pccl.master import make_secret
 
 COUNT = 1000
@@ -175,6 +176,22 @@ def test_another_group_begins_at_the_first_master_though_another_one_serves_the_
             while (answer := peer.next(90))["event"] == "at":
                 pass
             assert answer["sizes"] in ([2], [2, 3], [2, 4], [2, 3, 4]), answer
+
+
+def test_a_group_of_the_library_begins_at_the_master_that_serves_the_run() -> None:
+    with masters() as run:
+        change = partial(several_masters.change_to_another_group, _core.OWN_GROUPS + 5)
+        peers = [
+            *run.peers(2, change, PCCL_MIN_PEERS="4"),
+            *run.peers(2, partial(several_masters.reduce_in_steps, COUNT), PCCL_MIN_PEERS="4"),
+        ]
+        for peer in peers:
+            peer.expect("in")
+        run.kill(0)
+        wait_for_line(run.masters[1], "taken over")
+        for peer in peers[:2]:
+            peer.tell("go")
+        assert [peer.expect("done", 60)["size"] for peer in peers[:2]] == [2, 2]
 
 
 def test_members_without_a_majority_are_told_that_the_master_is_lost() -> None:

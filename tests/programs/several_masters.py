@@ -39,13 +39,13 @@ def reduce_in_steps(count: int, **options: Any) -> None:
         say(event="done", step=step, digest=digest.hexdigest(), sizes=sorted(sizes), gap=longest)
 
 
-def change_to_another_group() -> None:
+def change_to_another_group(peer_group: int = 1) -> None:
     """Leaves the group, and begins another one with another peer that does so."""
     start()
     say(event="in")
     hear()
     pccl.shutdown()
-    start(peer_group=1, min_peers=2)
+    start(peer_group=peer_group, min_peers=2)
     out, info = pccl.allreduce(x(10), return_info=True)
     say(event="done", ok=bool(np.all(out == expected(info))), size=len(info.contributors))
 

@@ -180,6 +180,7 @@ class Master final : private Surroundings {
   // -- several masters: master_takeover.cpp
   void join_one(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
   bool let_vote(ConnectionId id, Connection& connection, const wire::Join& first);
+  [[nodiscard]] bool serves_a_run() const;
   void rejoin_one(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
   void hear_vote(const Connection& connection, const wire::Frame& frame);
   void promised(ConnectionId id, Connection& connection, const wire::Frame& frame, Instant now);
@@ -266,7 +267,7 @@ class Master final : private Surroundings {
   Allowance gives_way_;                        // to them
   std::set<std::uint32_t> served_terms_;
   Instant last_tick_{};
-  // Several masters: its first event, or when it last had members that go to another one.
+  // Several masters: its first event, or when members last came from another one or went there.
   std::optional<Instant> quiet_since_;
   std::map<Seat, Allowance> step_downs_;  // for a member that has followed a higher term
   std::map<std::uint64_t, Question> questions_;

@@ -187,13 +187,22 @@ void Master::join_one(ConnectionId id, Connection& connection, const wire::Frame
   const bool quiet = quiet_since_ && now - *quiet_since_ >= long_enough;
   const bool founds =
       options_.place.index == 0 && connection.may_found && run_ == own_run_ && quiet;
-  if (!same_run || !(serves || founds)) {
+  // Own groups begin where the run is. Their numbers are random, and those that enter one have
+  // told each other the number, so nobody waits for a group of that number at another master.
+  const bool own = first.group >= kOwnGroups && serves_a_run() && quiet;
+  if (!same_run || !(serves || founds || own)) {
     send_now(id, term_, 0, wire::NotServing{serves || !quiet});
     return close_now(id);
   }
   if (!let_vote(id, connection, first)) join(id, connection, first, now);
   if (const auto it = quorums_.find(first.group); it != quorums_.end()) propose_to(id, it->second);
   settle_quorums(now);
+}
+
+// Whether a group has begun here, or was taken over.
+bool Master::serves_a_run() const {
+  return std::ranges::any_of(groups_,
+                             [](const auto& item) { return item.second->record().epoch > 0; });
 }
 
 // A peer that was admitted and does not know it has a vote on the epoch that removes it again. It
@@ -578,6 +587,7 @@ void Master::take_over(std::uint32_t group, const Base& base, Instant now) {
   const std::map<Seat, ConnectionId> seats = gathered(group, recovery);
   std::vector<wire::LogEntry> entries = connections_.at(base.source).asked->log();
   recoveries_.erase(group);
+  quiet_since_ = now;  // members of other groups may be on their way
   std::vector<std::pair<ConnectionId, wire::Join>> newcomers;
   for (const auto& [seat, id] : seats) {
     Connection& connection = connections_.at(id);
