@@ -66,6 +66,7 @@ from pccl.errors import (
     TooFewPeers,
     Unreachable,
 )
+from pccl.following import Follower, Revision, follow, publish
 from pccl.quantize import Quantize
 from pccl.shared_arrays import empty, from_array, full, zeros
 from pccl.types import (
@@ -104,6 +105,7 @@ __all__ = [
     "DistributionHint",
     "Drained",
     "Evicted",
+    "Follower",
     "InternalError",
     "InvalidArgument",
     "InvalidUsage",
@@ -127,6 +129,7 @@ __all__ = [
     "ReduceOperandDescriptor",
     "Refused",
     "Result",
+    "Revision",
     "RevisionMismatch",
     "RunStats",
     "Schedule",
@@ -153,12 +156,14 @@ __all__ = [
     "cuda",
     "drain",
     "empty",
+    "follow",
     "from_array",
     "full",
     "init",
     "is_initialized",
     "membership",
     "on_membership_change",
+    "publish",
     "rank",
     "reduce_scatter",
     "shutdown",

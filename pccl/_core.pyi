@@ -70,8 +70,17 @@ NAMES: str
 """What a peer's name may be, for errors."""
 
 def is_name(text: str) -> bool: ...
-def ask_status(address: str) -> dict[str, Any]:
-    """The status of the run whose master is there, without joining; the secret is the environment's.
+
+OWN_GROUPS: int
+"""Groups from this number on are made by pccl itself. A master's min_peers is not for them."""
+
+FIRST_DOOR: int
+"""The last of them, from this number on, are doors, where followers of a run come and go."""
+
+def ask_status(address: str, secret: Secret | None = None) -> dict[str, Any]:
+    """The status of the run whose master is there, without joining.
+
+    `secret`: None: the environment's.
 
     `bindings/status.cpp` has the shape, docs/reference/status.md what each field means. Takes some 10 s at most.
     """

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pccl import _core, _masters, _settings, process
 from pccl._changes import Changes
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MAX_GROUP = 2**32 - 1
-# Groups from this number on are made by pccl itself. A master's min_peers is not for them.
-OWN_GROUPS = 2**31
 _MAX_STRIPES = 255
 _MAX_REPLICA_NAME = 256
 _MAX_RANKS = 4096
 _MAX_ATTEMPTS = 2**31 - 1
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
 
 
 class Peer(_core.Reducer):
@@ -66,6 +68,7 @@ class Peer(_core.Reducer):
         self._closed = False
         self._quiet = False  # whether nobody is told who comes and goes
         self._companions: weakref.WeakSet[Peer] = weakref.WeakSet()
+        self._publisher: _Closes | None = None  # what it offers to followers
         self._fork = process.forks
         self._residuals = Residuals()
         self._changes = Changes()
@@ -202,6 +205,8 @@ class Peer(_core.Reducer):
         process.peers.discard(self)
         for companion in list(self._companions):
             companion._close(failure)
+        if self._publisher is not None:
+            self._publisher.close()
         standby, self._standby = self._standby, None
         try:
             for engine in (self._candidate, self._engine):

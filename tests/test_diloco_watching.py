@@ -14,7 +14,7 @@ from programs import diloco_watching as watching
 from workers import Run, Worker
 
 from pccl.errors import InvalidArgument
-from pccl.training.diloco.snapshots import Snapshot, restore, unpack
+from pccl.following.snapshot import Snapshot, listed, restore, unpack
 
 BEHIND: dict[str, Any] = {"background_join": True}
 FORMS: list[dict[str, Any]] = [
@@ -242,7 +242,7 @@ def test_a_snapshot_is_what_it_was_when_it_was_made() -> None:
         return {"a": np.arange(12, dtype=np.float32).reshape(3, 4), "n": 7, "none": {}, "s": "x"}
 
     state = fresh() | {"more": [np.array([1, 2], np.int64)], "empty": np.empty(0)}
-    snapshot = Snapshot(state)
+    snapshot = Snapshot(state, "diloco")
     size = snapshot.packed().size - snapshot.manifest.size - 8
     state["a"][...] = 0
     data = snapshot.read(0, size)
@@ -253,11 +253,11 @@ def test_a_snapshot_is_what_it_was_when_it_was_made() -> None:
     own = other["a"]
     own[...] = 1
     other["n"] = 0
-    found = restore(other, snapshot.manifest, data)
+    found = restore(other, listed(snapshot.manifest), data, "diloco")
     assert found["a"] is own
     assert own.tolist() == fresh()["a"].tolist()
     assert (found["n"], found["s"], found["more"][0].tolist()) == (7, "x", [1, 2])
     padded = np.concatenate([snapshot.packed(), np.zeros(9, np.uint8)])
-    assert unpack(fresh(), padded)["n"] == 7
+    assert unpack(fresh(), padded, "diloco")["n"] == 7
     with pytest.raises(InvalidArgument, match="here"):
-        restore({"a": np.zeros(3, np.float32)}, snapshot.manifest, data)
+        restore({"a": np.zeros(3, np.float32)}, snapshot.listed, data, "diloco")

@@ -17,7 +17,7 @@ from programs import news
 from workers import Program, Run, Worker, command, complaints, wait_for_line
 
 import pccl
-from pccl.peer import OWN_GROUPS
+from pccl._core import OWN_GROUPS
 
 
 def step(workers: list[Worker], world: int) -> None:

@@ -313,7 +313,7 @@ def test_of_two_masters_that_serve_the_one_with_the_higher_term_counts(
 ) -> None:
     never = threading.Event()
 
-    def ask(address: str) -> dict[str, Any]:
+    def ask(address: str, secret: object = None) -> dict[str, Any]:
         if address == "frozen":
             never.wait()
         if address in ("frozen", "down"):
@@ -341,7 +341,7 @@ def test_the_status_says_how_each_of_several_masters_answers(
         "192.0.2.6:1": group(newcomers=[{"name": "a"}]),
     }
 
-    def ask(address: str) -> dict[str, Any]:
+    def ask(address: str, secret: object = None) -> dict[str, Any]:
         answer = answers[address]
         if isinstance(answer, Exception):
             raise answer

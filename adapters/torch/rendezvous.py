@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from pccl import _settings
+from pccl._core import FIRST_DOOR, OWN_GROUPS
 from pccl.adapters.torch.work import DESTROYED, JOINING
 from pccl.communicator import Communicator, MasterNode
 from pccl.errors import (
@@ -25,7 +26,6 @@ from pccl.errors import (
     TooFewPeers,
     Unreachable,
 )
-from pccl.peer import OWN_GROUPS
 
 # A member that runs the master waits this long for the others to leave.
 _FAREWELL = timedelta(seconds=10)
@@ -159,8 +159,8 @@ class Member:
             where = f"outside {address}" if address else f"inside {self._serve()}"
             # Random: one master may serve many jobs, and jobs have the same names for their groups.
             key = self._name.encode() + os.urandom(16)
-            digest = hashlib.blake2b(key, digest_size=4).digest()
-            self._number = int.from_bytes(digest, "big") | OWN_GROUPS
+            digest = int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "big")
+            self._number = OWN_GROUPS + digest % (FIRST_DOOR - OWN_GROUPS)
             self._store.set("group", f"{self._number} {where}")
             words = [self._read("here", other, deadline) for other in range(1, self.size)]
             self._store.set(self._key("all"), " ".join(words))

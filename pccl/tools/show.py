@@ -139,11 +139,12 @@ def masters_line(status: Status) -> str:
 def group_line(group: Group) -> str:
     """A line about the whole group."""
     counts = f"{group.operations} operations, {group.aborted} aborted"
+    followers = f", followed by {', '.join(group.followers)}" if group.followers else ""
     if not group.epoch:
         return f"Group {group.group}: not started, {group.missing} of {group.min_peers} missing"
     return (
         f"Group {group.group}: {len(group.members)} members (at least {group.min_peers}), epoch "
-        f"{group.epoch} since {duration(group.epoch_seconds)} ({group.cause}), {counts}"
+        f"{group.epoch} since {duration(group.epoch_seconds)} ({group.cause}), {counts}{followers}"
     )
 
 

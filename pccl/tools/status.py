@@ -15,6 +15,7 @@ from typing import Any
 
 from pccl import _core, _settings
 from pccl.errors import PCCLError, Refused
+from pccl.following.doors import group_behind
 from pccl.tools.parsing import Misuse, advised
 
 __all__ = [
@@ -149,7 +150,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """A group. `missing`: so many peers have to come until it starts."""
+    """A group. `missing`: so many peers have to come until it starts.
+
+    `followers`: names of those that receive what its members publish.
+    """
 
     group: int = 0
     epoch: int = 0
@@ -164,6 +168,7 @@ class Group:
     plan: Plan = Plan()
     operations: int = 0
     aborted: int = 0
+    followers: tuple[str, ...] = ()
 
     def name(self, rank: int) -> str:
         """The member's name, with its rank."""
@@ -244,7 +249,24 @@ def read(given: object) -> Status:
     """
     status = _read(Status, given, "status")
     assert isinstance(status, Status)
-    return status
+    return _without_doors(status)
+
+
+def _without_doors(status: Status) -> Status:
+    """Doors are groups of the run, too. They only tell who its followers are."""
+    followers: dict[int, dict[str, None]] = {}
+    for one in status.groups:
+        if (behind := group_behind(one.group)) is not None:
+            # The member came first, to wait for a follower.
+            followers.setdefault(behind, {}).update(
+                {member.name: None for member in one.members[1:]}
+            )
+    groups = tuple(
+        dataclasses.replace(one, followers=tuple(followers.get(one.group, ())))
+        for one in status.groups
+        if group_behind(one.group) is None
+    )
+    return dataclasses.replace(status, groups=groups)
 
 
 _HINTS: dict[type, dict[str, Any]] = {}
@@ -392,7 +414,9 @@ _OTHERS_SECONDS = 0.2
 _PATIENCE_SECONDS = 2.0  # the same, where the answer says which masters are there
 
 
-def ask_any(masters: str, *, others: float = _OTHERS_SECONDS) -> tuple[str, dict[str, Any]]:
+def ask_any(
+    masters: str, *, others: float = _OTHERS_SECONDS, secret: _core.Secret | None = None
+) -> tuple[str, dict[str, Any]]:
     """The status of the master that serves members, and its address.
 
     The higher term wins if two do: one of them was frozen, and has not found yet that its members
@@ -402,14 +426,15 @@ def ask_any(masters: str, *, others: float = _OTHERS_SECONDS) -> tuple[str, dict
     Args:
         masters: Addresses, with commas between them.
         others: Seconds in which other masters may answer when one has that serves members.
+        secret: The run's; None: the environment's.
 
     Raises:
         PCCLError: No master answers.
     """
     addresses = [address.strip() for address in masters.split(",")]
     if len(addresses) == 1:
-        return addresses[0], _core.ask_status(addresses[0])
-    heard = _hear(addresses, others)
+        return addresses[0], _core.ask_status(addresses[0], secret)
+    heard = _hear(addresses, others, secret)
     answers = {index: one for index, one in heard.items() if not isinstance(one, PCCLError)}
     if not answers:
         failure = heard[min(heard)]
@@ -449,13 +474,15 @@ def _seen(address: str, answer: dict[str, Any] | PCCLError | None) -> Master:
     return Master(address, WAITS if _has_newcomers(answer) else STANDS_BY)
 
 
-def _hear(addresses: list[str], others: float) -> dict[int, dict[str, Any] | PCCLError]:
+def _hear(
+    addresses: list[str], others: float, secret: _core.Secret | None
+) -> dict[int, dict[str, Any] | PCCLError]:
     """The answers that come in time, by the index of the address."""
     answers: queue.SimpleQueue[tuple[int, dict[str, Any] | PCCLError]] = queue.SimpleQueue()
 
     def ask_one(index: int) -> None:
         try:
-            answers.put((index, _core.ask_status(addresses[index])))
+            answers.put((index, _core.ask_status(addresses[index], secret)))
         except PCCLError as error:
             answers.put((index, error))
 

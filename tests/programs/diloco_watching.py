@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 import pccl
 from pccl.data import ElasticSampler
 from pccl.errors import PCCLError, Unreachable
+from pccl.following.pair import Pair
+from pccl.following.snapshot import Snapshot
 from pccl.training.diloco import joining, snapshots
-from pccl.training.diloco.snapshots import Fetch, Holder, Line, Snapshot
+from pccl.training.diloco.snapshots import Fetch, Holder, Line
 from programs import diloco_member as member
 from programs.peer import say
 
@@ -44,10 +46,10 @@ def make_late(own_number: int, rounds: int, *, most: int = 16, **options: Any) -
 def make_without_lines(own_number: int, **options: Any) -> None:
     """As `member.make`, for a newcomer that reaches no holder."""
 
-    def refuse(self: Line) -> None:
+    def refuse(self: Pair, timeout: float | None = None) -> None:
         raise Unreachable.because("connect", "no route to host")
 
-    Line.join = refuse  # type: ignore[method-assign]
+    Pair.join = refuse  # type: ignore[method-assign]
     member.make(own_number, **options)
 
 

@@ -11,6 +11,7 @@
 #include "pccl/bindings/common.h"
 #include "pccl/bindings/status.h"
 #include "pccl/io/address.h"
+#include "pccl/master/surroundings.h"
 #include "pccl/server/server.h"
 
 namespace pccl::bindings {
@@ -106,6 +107,8 @@ int run_master(const std::string& listen) {
 }  // namespace
 
 void bind_master(nb::module_& m) {
+  m.attr("OWN_GROUPS") = master::kOwnGroups;
+  m.attr("FIRST_DOOR") = master::kFirstDoor;
   m.def(
       "parse_masters",
       [](const std::string& text, const std::string& function) {

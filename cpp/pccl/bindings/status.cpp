@@ -160,11 +160,13 @@ nb::dict dict_of(const wire::EventStatus& event) {
   return dict;
 }
 
-nb::dict ask_status(const std::string& address) {
+nb::dict ask_status(const std::string& address, const io::Secret* given) {
   const char* function = "ask_status";
   const wire::Address master = parse_address(address, wire::kDefaultPort, function);
   const Settings settings = read_settings(function);
-  const io::Secret secret = value_of(io::Secret::from_environment(), CallKind::connect, function);
+  const io::Secret secret =
+      given != nullptr ? *given
+                       : value_of(io::Secret::from_environment(), CallKind::connect, function);
   Result<wire::RunStatus> status = [&] {
     const GilRelease release;
     return node::ask_status(master, settings, secret);
@@ -214,7 +216,7 @@ nb::dict to_dict(const wire::RunStatus& status) {
 }
 
 void bind_status(nb::module_& m) {
-  m.def("ask_status", &ask_status, "address"_a);
+  m.def("ask_status", &ask_status, "address"_a, "secret"_a.none() = nb::none());
   m.def("command", &command, "address"_a, "kind"_a, "name"_a = "");
 }
 

@@ -81,6 +81,8 @@ class Surroundings {
 
 // Groups from this number on are made by the library itself, of as many peers as it says.
 constexpr std::uint32_t kOwnGroups = 1U << 31U;
+// The last of them, from this number on, are doors, where followers of a run come and go.
+constexpr std::uint32_t kFirstDoor = 3U << 30U;
 
 // The context of a group, which all its parts share.
 struct GroupContext {
@@ -93,7 +95,7 @@ struct GroupContext {
   [[nodiscard]] std::uint32_t min_peers() const { return id < kOwnGroups ? options.min_peers : 1; }
 
   void note(std::string line, bool warning = false) const {
-    around.log({warning, id, record.epoch, std::move(line)});
+    if (id < kFirstDoor) around.log({warning, id, record.epoch, std::move(line)});
   }
 };
 

@@ -372,7 +372,7 @@ Status Communicator::join(const JoinRequest& request, const Limit& limit) {
     }
     if (line == logged) return;
     logged = line;
-    log(LogLevel::warn, options_.name, line);
+    if (!options_.quiet) log(LogLevel::warn, options_.name, line);
   });
   if (!status && status.error().code == Code::interrupted) return status;
   if (engine.standing() == peer::Standing::out) return engine.end();

@@ -23,7 +23,7 @@ struct CommunicatorOptions : NodeOptions {
   std::string replica;  // its peers, one in each group, join and leave together; empty: none
   std::uint32_t ranks_per_replica = 0;
   std::string name;    // wire::Member::name; empty: Settings::name, or else default_name()
-  bool quiet = false;  // JoinOptions::quiet
+  bool quiet = false;  // JoinOptions::quiet; nor whom it waits for
   // The calling thread's number in the caller's language, and whether the thread with a number has
   // ended. Called from the calling thread, without any lock. Empty: the system's threads count.
   std::function<std::uint64_t()> thread;

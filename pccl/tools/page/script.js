@@ -297,7 +297,8 @@
     const started = group.epoch > 0;
     put(section.querySelector(".head"), started
       ? `${count(group.members.length, "member")}, at least ${group.min_peers}. Epoch ${group.epoch} began ` +
-        `${duration(group.epoch_seconds)} ago (${group.cause}). ${group.operations} operations, ${group.aborted} aborted.`
+        `${duration(group.epoch_seconds)} ago (${group.cause}). ${group.operations} operations, ${group.aborted} aborted.` +
+        (group.followers.length ? ` Followed by ${group.followers.join(", ")}.` : "")
       : `Not started: ${count(group.missing, "peer")} missing, at least ${group.min_peers} needed.`);
     slot("members", "Members", group.members.length ? [members(group)] : []);
     slot("newcomers", "Newcomers", group.newcomers.length ? [newcomers(group)] : []);

@@ -19,20 +19,13 @@ import numpy as np
 
 from pccl import _settings, api, collective_api
 from pccl.errors import PCCLError, PeerLost, StateUnavailable
+from pccl.following.snapshot import Snapshot, listed, restore, unpack
 from pccl.frameworks import Array
 from pccl.training.diloco.meeting import FIRST_LINE, LAST_LINE, Meeting, Record
 from pccl.training.diloco.options import FUNC, Data, Plan, refused
 from pccl.training.diloco.outer import OuterOptimizer
 from pccl.training.diloco.reductions import TAG, Flight, Reductions
-from pccl.training.diloco.snapshots import (
-    Fetch,
-    Holder,
-    Line,
-    Progress,
-    Snapshot,
-    restore,
-    unpack,
-)
+from pccl.training.diloco.snapshots import Fetch, Holder, Line, Progress
 from pccl.types import ReduceInfo, SyncInfo
 
 # Rounds that a newcomer watches. It keeps a result of the parameters' size of each.
@@ -321,7 +314,7 @@ class Joining(Reductions):
         state = {"data": self._data}
         given = np.empty(0, np.uint8)
         if self._holds and not self._watching:
-            given = Snapshot(state).packed()
+            given = Snapshot(state, FUNC).packed()
 
         def gather(tree: Array) -> tuple[Any, ReduceInfo]:
             return retried(
@@ -339,7 +332,7 @@ class Joining(Reductions):
         senders = {record.peer for record in meeting.holders if record.counts}
         for peer, packed in zip(info.contributors, found, strict=True):
             if peer in senders:
-                unpack(state, packed)
+                unpack(state, packed, FUNC)
                 return
 
     # Newcomers of others.
@@ -355,7 +348,7 @@ class Joining(Reductions):
         ]
         if not lines:
             return
-        snapshot = Snapshot(self._shared_state(self._pending()))
+        snapshot = Snapshot(self._shared_state(self._pending()), FUNC)
         comm = api._use(self._comm, FUNC)
         for group in lines:
             self._holding.append(Holder(Line(comm, group), snapshot, self._progress))
@@ -409,7 +402,8 @@ class Joining(Reductions):
         if self._holds or fetch is None or not fetch.complete:
             return
         try:
-            shared = restore(self._shared_state({}), *fetch.take())
+            manifest, data = fetch.take()
+            shared = restore(self._shared_state({}), listed(manifest), data, FUNC)
         except PCCLError:
             self._leave()  # the others would wait for it
             raise

@@ -16,28 +16,24 @@ Before each answer comes a header: the holder's inner step, and the answer's len
 
 from __future__ import annotations
 
-import bisect
-import itertools
-import json
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
-from pccl._state import State
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
+from pccl.following.pair import Pair
+from pccl.following.snapshot import Snapshot, listed
 from pccl.frameworks import Array
 from pccl.training.diloco.options import FUNC, refused
 
 _STEPS, _MANIFEST, _PIECE, _END = range(4)
 _PIECE_BYTES = 1 << 20
-_JOIN_SECONDS = 60.0  # for both ends of a line to come
 _ASK_SECONDS = 0.5  # after which a holder answers although nothing is new
 # Shares of its time that a holder sends, while no reduction is in flight here and while one is.
 _SHARE, _SHARE_BESIDE = 0.8, 0.25
@@ -46,80 +42,6 @@ _LITTLE = 64 << 10  # bytes that a holder sends after it has waited in a step fo
 _MOST_MANIFEST = 64 << 20  # bytes
 
 _log = logging.getLogger(__name__)
-
-
-class Snapshot:
-    """A copy of a state. *any thread*"""
-
-    def __init__(self, state: Any) -> None:
-        entries = State(state, FUNC).entries
-        self._parts = [np.array(entry[5]) for entry in entries]
-        self._ends = list(itertools.accumulate(part.size for part in self._parts))
-        listed = [
-            [name, kind, list(shape), hint, part.size]
-            for (name, kind, shape, hint, *_), part in zip(entries, self._parts, strict=True)
-        ]
-        self.manifest = np.array(bytearray(json.dumps(listed).encode()))
-
-    @property
-    def size(self) -> int:
-        """Bytes of all entries."""
-        return self._ends[-1]
-
-    def read(self, first: int, length: int) -> Array:
-        """Bytes of all entries, one after the other. REQUIRES: so many are there."""
-        made = np.empty(length, np.uint8)
-        done = 0
-        index = bisect.bisect_right(self._ends, first)
-        while done < length:
-            part = self._parts[index]
-            begin = first + done - (self._ends[index] - part.size)
-            count = min(length - done, part.size - begin)
-            made[done : done + count] = part[begin : begin + count]
-            done += count
-            index += 1
-        return made
-
-    def packed(self) -> Array:
-        """All of it, for `unpack`."""
-        size = np.array([self.manifest.size], np.int64).view(np.uint8)
-        return np.concatenate([size, self.manifest, *self._parts])
-
-
-def unpack(state: Any, packed: Array) -> Any:
-    """`restore` from what `Snapshot.packed` has made. Bytes after it do not count."""
-    size = int(packed[:8].view(np.int64)[0])
-    return restore(state, packed[8 : 8 + size], packed[8 + size :])
-
-
-def restore(state: Any, manifest: Array, data: Array) -> Any:
-    """`state` with what a snapshot has. Arrays are written in place, and objects load it.
-
-    Raises:
-        InvalidArgument: This state has no place for it. Nothing is changed then.
-    """
-    offered = [(n, kind, tuple(s), hint, size) for n, kind, s, hint, size in _listed(manifest)]
-    shared = State(state, FUNC)
-    reason = shared.check(offered)
-    if reason is not None:
-        raise refused(reason)
-    own = {entry[0]: entry for entry in shared.entries}
-    written, replaced = [], []
-    first = 0
-    for name, kind, shape, hint, size in offered:
-        part = data[first : first + size]
-        first += size
-        mine = own.get(name)
-        if mine is not None and mine[6] and mine[7] is None:
-            mine[5][...] = part
-            written.append(name)
-        else:
-            replaced.append((name, kind, shape, hint, np.array(part)))
-    return shared.finish(written, replaced)
-
-
-def _listed(manifest: Array) -> list[Any]:
-    return list(json.loads(manifest.tobytes()))
 
 
 class Progress:
@@ -171,8 +93,8 @@ class Progress:
         return min(_MOST_REST, taken * (1 / share - 1))
 
 
-class Line:
-    """One of the two ends of a line. *one thread* but for `close`
+class Line(Pair):
+    """One of the two ends of a line.
 
     Args:
         comm: This process's member of the run.
@@ -181,29 +103,13 @@ class Line:
 
     def __init__(self, comm: Communicator, group: int) -> None:
         self._run = comm
-        self._comm = comm._companion(group)
-        self._own = 0
+        super().__init__(comm._companion(group), FUNC)
 
     @property
     def belongs(self) -> bool:
         """Whether this process is still a member of the run."""
         engine = self._run._engine
         return engine is not None and engine.is_open()
-
-    def join(self) -> None:
-        """Waits for the other end."""
-        self._comm._join(FUNC, min_peers=2, attempts=5, timeout=_JOIN_SECONDS, enter=True)
-        self._own = self._comm._joined(FUNC).membership()[1]
-
-    def send(self, data: Array) -> None:
-        self._comm.broadcast(data, root=self._own)
-
-    def receive(self, data: Array) -> None:
-        self._comm.broadcast(data, root=1 - self._own)
-
-    def close(self) -> None:
-        """Ends the other thread's call, if there is one, with an error."""
-        self._comm.close()
 
 
 class Holder:
@@ -394,7 +300,7 @@ class Fetch:
         with self._changed:
             if self._manifest is not None:
                 return
-            size = sum(entry[4] for entry in _listed(manifest))
+            size = sum(entry[4] for entry in listed(manifest))
             self._data = np.empty(size, np.uint8)
             starts = range(0, size, _PIECE_BYTES)
             self._left.extend((first, min(_PIECE_BYTES, size - first)) for first in starts)

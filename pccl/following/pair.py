@@ -1,0 +1,37 @@
+"""A connection between two processes of one run: a group of two."""
+
+from __future__ import annotations
+
+from pccl.communicator import Communicator
+from pccl.frameworks import Array
+
+_JOIN_SECONDS = 60.0  # for both ends to come
+
+
+class Pair:
+    """One of its two ends. *one thread* but for `close`
+
+    Args:
+        comm: This end, not connected yet.
+        func: Names errors.
+    """
+
+    def __init__(self, comm: Communicator, func: str) -> None:
+        self._comm = comm
+        self._func = func
+        self._own = 0
+
+    def join(self, timeout: float | None = _JOIN_SECONDS) -> None:
+        """Waits for the other end."""
+        self._comm._join(self._func, min_peers=2, attempts=5, timeout=timeout, enter=True)
+        self._own = self._comm._joined(self._func).membership()[1]
+
+    def send(self, data: Array) -> None:
+        self._comm.broadcast(data, root=self._own)
+
+    def receive(self, data: Array) -> None:
+        self._comm.broadcast(data, root=1 - self._own)
+
+    def close(self) -> None:
+        """Ends the other thread's call, if there is one, with an error."""
+        self._comm.close()

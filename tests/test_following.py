@@ -1,0 +1,402 @@
+"""Followers receive what members publish, and are no members."""
+
+from __future__ import annotations
+
+import random
+import signal
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from members import Members
+from programs import publishers
+from workers import Run, eventually, masters
+
+import pccl
+from pccl import _core
+from pccl.errors import (
+    AuthenticationFailed,
+    InvalidArgument,
+    InvalidUsage,
+    NotInitialized,
+    Refused,
+    StateUnavailable,
+    Timeout,
+    Unreachable,
+)
+from pccl.following import follower as following
+from pccl.following import offer as offers
+from pccl.following.doors import door_of, group_behind
+from pccl.following.offer import Assembly, Offer, Published
+from pccl.following.snapshot import Snapshot
+from pccl.frameworks import Array
+
+SECRET = "6b1f0c7de8a94f35b2c1907a5e4d3f28"
+SECONDS = 60.0
+
+
+def state_of(revision: int, count: int = 1000) -> dict[str, Any]:
+    return {"w": np.full(count, revision, np.float32), "at": revision}
+
+
+def is_whole(found: pccl.Revision) -> bool:
+    state = found.state()
+    return bool((state["w"] == found.revision).all()) and state["at"] == found.revision
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offers, "PIECE_BYTES", 64)
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followers give up after a moment."""
+    monkeypatch.setattr(following, "_PATIENCE_SECONDS", 1.0)
+
+
+def publish_all(comms: list[pccl.Communicator], revision: int, **options: Any) -> None:
+    for comm in comms:
+        pccl.publish(state_of(revision, **options), revision, comm=comm)
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_a_follower_receives_each_revision(members: Members, secret: str | None) -> None:
+    comms = members(2, secret=secret)
+    with pccl.follow(comms[0]._address, secret=secret) as follower:
+        assert follower.latest is None
+        for revision in (0, 1, 5):
+            publish_all(comms, revision)
+            found = follower.next(SECONDS)
+            assert (found.revision, is_whole(found)) == (revision, True)
+            assert follower.latest is found
+        with pytest.raises(Timeout, match="no new revision within 0.1 s"):
+            follower.next(0.1)
+    with pytest.raises(InvalidUsage, match="closed"):
+        follower.next()
+
+
+def test_it_may_come_later_and_is_no_member(members: Members) -> None:
+    comms = members(2)
+    publish_all(comms, 3)
+    with pccl.follow(comms[0]._address) as follower:
+        assert is_whole(follower.next(SECONDS))
+        for comm in comms:
+            assert comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) == 2
+        epoch = comms[0].stats().epoch
+    assert comms[0].stats().epoch == epoch
+
+
+def test_only_what_has_changed_is_received(members: Members, small_pieces: None) -> None:
+    comms = members(1)
+    first = {"a": np.arange(640, dtype=np.uint8), "b": np.zeros(640, np.uint8)}
+    with pccl.follow(comms[0]._address) as follower:
+        pccl.publish(first, 1, comm=comms[0])
+        found = follower.next(SECONDS)
+        assert (found.size, found.received_bytes) == (1280, 1280)
+        first["b"][70] = 1
+        pccl.publish(first, 2, comm=comms[0])
+        found = follower.next(SECONDS)
+        assert (found.size, found.received_bytes) == (1280, 64)
+        assert all((found.state()[name] == first[name]).all() for name in first)
+        pccl.publish(first, 3, comm=comms[0])
+        found = follower.next(SECONDS)
+        assert (found.revision, found.received_bytes) == (3, 0)
+
+
+def test_what_is_published_is_a_copy(members: Members) -> None:
+    (comm,) = members(1)
+    state = state_of(4)
+    pccl.publish(state, 4, comm=comm)
+    state["w"][:] = 0
+    with pccl.follow(comm._address) as follower:
+        assert is_whole(follower.next(SECONDS))
+
+
+def test_it_is_loaded_into_a_state_of_ones_own(members: Members) -> None:
+    (comm,) = members(1)
+    pccl.publish({"w": np.arange(3.0), "list": [1, 2.5, "x", None]}, 0, comm=comm)
+    with pccl.follow(comm._address) as follower:
+        found = follower.next(SECONDS)
+    own = {"w": np.zeros(3), "list": [0, 0.0, "", None], "more": 1}
+    w = own["w"]
+    loaded = found.load(own)
+    assert loaded["w"] is w
+    assert w.tolist() == [0.0, 1.0, 2.0]  # type: ignore[attr-defined]
+    assert (loaded["list"], loaded["more"]) == ([1, 2.5, "x", None], 1)
+    with pytest.raises(InvalidArgument, match=r"'w'.*float64 there, and float32 here"):
+        found.load({"w": np.zeros(3, np.float32)})
+
+
+def test_a_slow_follower_gets_the_latest(members: Members) -> None:
+    (comm,) = members(1)
+    with pccl.follow(comm._address) as follower:
+        for revision in range(20):
+            pccl.publish(state_of(revision), revision, comm=comm)
+        eventually(lambda: follower.latest is not None and follower.latest.revision == 19)
+        assert follower.next(0).revision == 19
+
+
+def test_a_run_that_goes_back_is_followed(
+    members: Members, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(following, "_BACK_SECONDS", 0.5)
+    (comm,) = members(1)
+    with pccl.follow(comm._address) as follower:
+        for revision in (7, 2):
+            publish_all([comm], revision)
+            assert follower.next(SECONDS).revision == revision
+    assert "gone back from revision 7 to 2" in caplog.text
+
+
+def test_two_members_at_one_door_take_others(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = iter([7, 7, *range(100, 200)])
+    monkeypatch.setattr(random.SystemRandom, "randrange", lambda *_: next(numbers))
+    comms = members(2)
+    publish_all(comms, 1)  # their threads meet at door 7
+
+    def doors() -> set[int]:
+        return {group["group"] % 1000 for group in _core.ask_status(comms[0]._address)["groups"]}
+
+    first = _core.FIRST_DOOR % 1000
+    eventually(lambda: {first + 100, first + 101} <= doors() and first + 7 not in doors())
+    with pccl.follow(comms[0]._address) as follower:
+        assert is_whole(follower.next(SECONDS))
+
+
+def test_several_followers_are_served(members: Members) -> None:
+    (comm,) = members(1)
+    publish_all([comm], 1)
+    with ExitStack() as stack:
+        names = [f"reader-{number}" for number in range(5)]
+        all_of_them = [stack.enter_context(pccl.follow(comm._address, name=name)) for name in names]
+        assert all(is_whole(follower.next(SECONDS)) for follower in all_of_them)
+        publish_all([comm], 2)
+        assert all(follower.next(SECONDS).revision == 2 for follower in all_of_them)
+
+
+def test_groups_are_apart(members: Members, patience: None) -> None:
+    (comm,) = members(1)
+    other = pccl.Communicator(comm._address, 3)
+    with other:
+        publish_all([comm], 1)
+        pccl.publish(state_of(2), 2, comm=other)
+        with pccl.follow(comm._address, group=3) as follower:
+            assert follower.next(SECONDS).revision == 2
+        with pccl.follow(comm._address, group=1) as follower:
+            with pytest.raises(StateUnavailable, match="no member of group 1 has published for"):
+                follower.next(SECONDS)
+
+
+def test_wrong_calls_are_refused(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    (comm,) = members(1)
+    for revision in (-1, 2**63, 1.5, None):
+        with pytest.raises(InvalidArgument, match="revision must be an integer"):
+            pccl.publish({}, revision, comm=comm)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="object"):
+        pccl.publish({"x": object()}, 1, comm=comm)
+    with pytest.raises(NotInitialized):
+        pccl.publish({}, 1)
+    high = pccl.Communicator(comm._address, 4096)
+    with high, pytest.raises(InvalidArgument, match="only groups 0 to 4095 have followers"):
+        pccl.publish({}, 1, comm=high)
+    monkeypatch.delenv("PCCL_MASTER", raising=False)
+    with pytest.raises(InvalidArgument, match="give the master as"):
+        pccl.follow()
+    with pytest.raises(InvalidArgument, match="group must be an integer in 0..4095"):
+        pccl.follow("127.0.0.1:1", group=4096)
+    with pytest.raises(InvalidArgument, match="port"):
+        pccl.follow("127.0.0.1:x")
+
+
+def test_a_wrong_secret_is_told_at_once(members: Members) -> None:
+    (comm,) = members(1, secret=SECRET)
+    with pccl.follow(comm._address, secret=SECRET[::-1]) as follower:
+        with pytest.raises(AuthenticationFailed):
+            follower.next(SECONDS)
+
+
+def test_a_master_that_does_not_answer_is_told(patience: None) -> None:
+    with pccl.MasterNode("127.0.0.1:0") as master:
+        address = master.address
+    with pccl.follow(address) as follower:
+        with pytest.raises(Unreachable):
+            follower.next(SECONDS)
+
+
+def test_the_end_of_a_run_ends_the_loop(members: Members, patience: None) -> None:
+    comms = members(2)
+    publish_all(comms, 1)
+    seen = []
+    with pccl.follow(comms[0]._address) as follower:
+        for found in follower:
+            seen.append(found.revision)
+            for comm in comms:
+                comm.close()
+    assert seen == [1]
+
+
+def test_the_status_shows_followers_and_no_doors(members: Members) -> None:
+    from pccl.tools import show, status
+
+    (comm,) = members(1)
+    publish_all([comm], 1)
+    with pccl.follow(comm._address, name="reader") as follower:
+        follower.next(SECONDS)
+
+        def read() -> status.Status:
+            return status.read(_core.ask_status(comm._address))
+
+        eventually(lambda: len(_core.ask_status(comm._address)["groups"]) == 3)
+        found = read()
+        (group,) = found.groups
+        assert group.followers == ("reader",)
+        assert "followed by reader" in show.group_line(group)
+        assert status.troubles(found) == []
+        assert all(event.group in (0, None) for event in found.events)
+
+
+# Several processes.
+
+
+def test_several_members_send_and_a_killed_one_is_replaced(run: Run) -> None:
+    peers = run.peers(3, publishers.serve)
+    for peer in peers:
+        peer.expect("ready")
+    with pccl.follow(run.address) as follower:
+        for peer in peers:
+            peer.tell([1, 50_000])
+        assert is_whole(follower.next(SECONDS))
+        eventually(lambda: len([one for one in follower._lines.values() if one.offer]) == 3)
+        for peer in peers:
+            peer.tell([2, 10_000_000])
+        peers[1].signal(signal.SIGKILL)
+        found = follower.next(SECONDS)
+        assert (found.revision, is_whole(found)) == (2, True)
+    for peer in (peers[0], peers[2]):
+        peer.tell([])
+        assert peer.ends() == 0
+        assert "leaked" not in peer.stderr()
+
+
+def test_it_goes_on_when_another_master_takes_over() -> None:
+    with masters(3) as run:
+        peers = run.peers(2, publishers.serve)
+        for peer in peers:
+            peer.expect("ready")
+        with pccl.follow(run.address) as follower:
+            for revision in (1, 2):
+                for peer in peers:
+                    peer.tell([revision, 1000])
+                assert is_whole(follower.next(SECONDS))
+                run.kill(0)
+        with pccl.follow(run.address) as follower:
+            assert follower.next(SECONDS).revision == 2
+
+
+def test_members_do_not_notice_that_a_follower_is_killed(run: Run) -> None:
+    peers = run.peers(2, publishers.train)
+    for peer in peers:
+        peer.expect("step")
+    reader = run.peer(publishers.follow)
+    assert reader.expect("revision", SECONDS)["whole"]
+    reader.signal(signal.SIGKILL)
+    again = run.peer(publishers.follow)
+    assert again.expect("revision", SECONDS)["revision"] >= 100
+    for peer in peers:
+        peer.tell("end")
+    for peer in peers:
+        assert peer.ends() == 0
+        assert peer.expect("done")["again"] == 0
+
+
+# Offers.
+
+
+def offered(state: Any, revision: int = 1) -> Offer:
+    return Offer.read(Published(revision, Snapshot(state, "publish")).offer(), "follow")
+
+
+def test_an_assembly_asks_for_each_piece_once(small_pieces: None) -> None:
+    made = Assembly(offered({"a": np.arange(150, dtype=np.uint8)}), None)
+    assert [made.take() for _ in range(4)] == [0, 1, 2, None]
+    assert (made.complete, made.busy) == (False, True)
+    made.put_back(1)
+    assert made.take() == 1
+    for index in range(3):
+        made.put(index)
+    assert (made.complete, made.busy, made.received) == (True, False, 150)
+
+
+def test_pieces_are_known_again_by_their_bytes(small_pieces: None) -> None:
+    def assembled(state: Any, known: Assembly | None) -> tuple[Assembly, list[int]]:
+        published = Published(1, Snapshot(state, "publish"))
+        made = Assembly(Offer.read(published.offer(), "follow"), known)
+        asked = []
+        while (index := made.take()) is not None:
+            asked.append(index)
+            made.place(index)[...] = published.piece(index)
+            made.put(index)
+        assert made.data.tobytes() == Snapshot(state, "publish").read(0, made.data.size).tobytes()
+        return made, asked
+
+    first, asked = assembled({"a": np.arange(200, dtype=np.uint8)}, None)
+    assert asked == [0, 1, 2, 3]
+    longer, asked = assembled({"a": np.arange(250, dtype=np.uint8)}, first)
+    assert asked == [3]
+    _, asked = assembled({"a": np.arange(100, dtype=np.uint8)}, longer)
+    assert asked == [1]
+    _, asked = assembled({"a": np.empty(0)}, longer)
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"revision":1,"entries":[],"pieces":["00"]}',
+        b'{"revision":-1,"entries":[],"pieces":[]}',
+        b'{"revision":1.5,"entries":[],"pieces":[]}',
+        b'{"revision":1,"entries":[["a","uint8",[1],"",-1]],"pieces":[]}',
+        b'{"revision":1,"entries":[["a","uint8",[1],"",1]],"pieces":[7]}',
+        b'{"revision":1,"entries":[["a"]],"pieces":[]}',
+        b"\xff",
+        b"[" * 100_000,
+    ],
+)
+def test_offers_that_make_no_sense_are_refused(told: bytes) -> None:
+    with pytest.raises(Refused, match="an offer"):
+        Offer.read(np.frombuffer(told, np.uint8), "follow")
+
+
+def test_doors_tell_whose_they_are() -> None:
+    for group in (0, 1, 4095):
+        door = door_of(group, "publish")
+        assert _core.FIRST_DOOR <= door < 2**32
+        assert group_behind(door) == group
+    assert group_behind(_core.FIRST_DOOR - 1) is None
+
+
+def test_lies_of_a_publisher_are_refused(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other bytes than offered are never given to the program."""
+    (comm,) = members(1)
+    lies = 0
+
+    def lie(self: Published, index: int, real: Any = Published.piece) -> Array:
+        nonlocal lies
+        made: Array = real(self, index)
+        if self._offer is not None and lies < 2:
+            lies += 1
+            made[0] ^= 1
+        return made
+
+    monkeypatch.setattr(Published, "piece", lie)
+    publish_all([comm], 6)
+    with pccl.follow(comm._address) as follower:
+        assert is_whole(follower.next(SECONDS))
+    assert lies == 2
