@@ -102,9 +102,12 @@ class ByteGPT(nn.Module):
                 last = name.endswith(("out.weight", "mlp.2.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if last else 0.02)
 
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns those of the byte after each one."""
+        return self.norm(self.blocks(self.bytes(rows))) @ self.bytes.weight.T
+
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        x = self.norm(self.blocks(self.bytes(rows[:, :-1])))
-        logits = x @ self.bytes.weight.T
+        logits = self.logits(rows[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
@@ -262,6 +265,8 @@ def train(args: argparse.Namespace) -> None:
             reported = now
             if leads():
                 report()
+        if round_ended and args.publish:  # for examples/serve_text.py
+            pccl.publish(shared_parameters(), revision())
         if round_ended and args.checkpoints:  # a newcomer counts as the others do
             due, saved = now // args.save_every > saved // args.save_every, now
             if due:
@@ -334,6 +339,7 @@ def main() -> None:
     parser.add_argument("--spoil", type=float, help="plays a hostile member: its progress, times")
     parser.add_argument("--outer-lr", type=float, help="default: DiLoCo's")
     parser.add_argument("--outer-momentum", type=float, help="default: DiLoCo's")
+    parser.add_argument("--publish", action="store_true", help="for followers: serve_text.py")
     parser.add_argument("--checkpoints", help="folder to save to, and to resume from")
     parser.add_argument("--start", help="file with the parameters to start with")
     parser.add_argument("--result", help="file for the parameters at the end: a later --start")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -128,6 +129,7 @@ def test_an_example_begins_with_the_command_that_runs_it(name: str) -> None:
         ("jax_pmap.py", "jax", "jax"),
         ("jax_shard_map.py", "jax", "jax"),
         ("kill_and_join.py", "sklearn", "demo"),
+        ("serve_text.py", "torch", "torch"),
         ("torch_ddp.py", "torch", "torch,demo"),
         ("torch_diloco.py", "torch", "torch,demo"),
     ],
@@ -451,6 +453,31 @@ def test_byte_gpt_saves_at_the_step_that_lets_a_newcomer_in(tmp_path: Path) -> N
         begin(1)
         crowd.hear("begins at [1-9]")
         crowd.hear('"members": 3')
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("printed", [True, False])
+def test_a_byte_gpt_that_trains_writes_text_elsewhere(tmp_path: Path, printed: bool) -> None:
+    pytest.importorskip("torch")
+    sizes = ["--width", "32", "--context", "32"]
+    small = [*sizes, "--layers", "1", "--test-examples", "16", "--sync-every", "8"]
+    train = [sys.executable, str(EXAMPLES / "byte_gpt.py"), *small, "--tokens", str(10**9)]
+    serve = [sys.executable, str(EXAMPLES / "serve_text.py"), *sizes, "--layers", "1"]
+    serve += ["--length", "5", *(["--print", "2"] if printed else ["--port", "0"])]
+    with Crowd(tmp_path) as crowd:
+        crowd.fine = (0,)
+        pccl_run = [sys.executable, "-m", "pccl", "run", "-n", "2", "--show-join", "--"]
+        crowd.begin([*pccl_run, *train, "--publish"])
+        join = dict(re.findall(r"(\w+)=(\S+)", crowd.hear("to join: .*")))
+        crowd.begin(serve, **{name: join[name] for name in ("PCCL_MASTER", "PCCL_SECRET")})
+        if printed:
+            first, second = (crowd.hear(r"revision \d+: 'def main\(.*'") for _ in range(2))
+            assert first.split(":")[0] != second.split(":")[0]
+            return
+        address = crowd.hear(r"http://127.0.0.1:\d+")
+        with urllib.request.urlopen(f"{address}/?prompt=import%20os", timeout=60) as answer:
+            assert answer.read().decode().startswith("import os")
+            assert int(answer.headers["X-Revision"]) > 0
 
 
 def test_byte_gpt_trains_alone_without_pccl(tmp_path: Path) -> None:
