@@ -10,7 +10,7 @@ BUILD_ARGS ?=
 BENCH_ARGS ?=
 COMPARE_ARGS ?=
 
-.PHONY: demo test test-integrations install setup build lint format types docs stress fuzz soak bench compare package package-test release check-macos check-containers test-posix test-aarch64 package-aarch64 clean
+.PHONY: demo test test-integrations install setup build lint format types docs stress fuzz soak bench bench-check compare package package-test release check-macos check-containers test-posix test-aarch64 package-aarch64 clean
 
 # A tree that is set up for development runs the demo from its editable build; any other from a
 # plain install.
@@ -99,6 +99,14 @@ bench:
 	@$(STAGE) install build/bench/bin/python -m pip install -q -c requirements-dev.txt '.[bench]' mpi4py==4.1.2
 	build/bench/bin/python benchmarks/allreduce.py --transport all --extras all --json build/allreduce.json \
 	  --markdown build/allreduce.md --plot build/allreduce.svg $(BENCH_ARGS)
+
+# Whether this tree is slower than the commit BASE: both are measured in turns, 10 minutes after the
+# builds. Exit status 1: a row is slower by more than its spread.
+bench-check:
+	@test -n "$(BASE)" || { echo "usage: make bench-check BASE=COMMIT" >&2; exit 2; }
+	@$(STAGE) set-up tools/setup.sh build/bench-check/venv
+	@$(STAGE) install build/bench-check/venv/bin/python -m pip install -q -c requirements-dev.txt . ml_dtypes
+	build/bench-check/venv/bin/python benchmarks/check.py $(BASE) $(BENCH_ARGS)
 
 # pccl beside Gloo, MPI, torchft, hivemind and mpi4jax, in an environment of its own: build/compare.
 # Each is optional. 12 minutes after the installation. COMPARE_ARGS=--quick shows that it runs.

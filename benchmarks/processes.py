@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,19 +77,85 @@ def end(process: subprocess.Popen[Any]) -> None:
                 stream.close()
 
 
-class Ranks:
-    """The ranks of one world, on one transport, with a master in this process.
+class Master:
+    """A master in this process."""
 
-    With MPI mpirun starts them; without, this process does. All systems run in the same ranks.
+    def __init__(self) -> None:
+        self.node = pccl.MasterNode("127.0.0.1:0")
+        self.node.run()
+        self.address = self.node.address
+
+    def cpu(self) -> float:
+        """CPU seconds so far: its threads are all that is busy here, but for this one."""
+        return time.process_time() - time.thread_time()
+
+    def end(self) -> None:
+        self.node.interrupt()
+
+
+class OtherMaster:
+    """A master in a process of its own, of another pccl.
+
+    Args:
+        environment: Where `import pccl` finds that one.
     """
 
-    def __init__(self, world: int, tcp: bool, mpi: bool, gloo: bool, deadline: Deadline) -> None:
+    SCRIPT = """import pccl, sys
+with pccl.MasterNode("127.0.0.1:0") as master:
+    print(master.address, flush=True)
+    sys.stdin.read()"""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", self.SCRIPT],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+        if not self.address:
+            raise SystemExit("the master did not start, see above")
+
+    def cpu(self) -> float:
+        """CPU seconds so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(") ")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def end(self) -> None:
+        end(self.process)
+
+
+class Ranks:
+    """The ranks of one world, on one transport, and their master.
+
+    With MPI mpirun starts them; without, this process does. All systems run in the same ranks.
+
+    Args:
+        settings: More variables for their environment. With PYTHONPATH the master has a process
+            of its own: it is of the pccl that is there.
+    """
+
+    def __init__(
+        self,
+        world: int,
+        tcp: bool,
+        mpi: bool,
+        gloo: bool,
+        deadline: Deadline,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.world = world
         self.deadline = deadline
         self.processes: list[subprocess.Popen[bytes]] = []
         self.streams: list[socket.socket] = []
-        self.master = pccl.MasterNode("127.0.0.1:0")
-        self.master.run()
+        self.settings = dict(settings or {})
+        self.master: Master | OtherMaster
+        if "PYTHONPATH" in self.settings:
+            self.master = OtherMaster(os.environ | self.settings)
+        else:
+            self.master = Master()
         try:
             self.start(tcp, mpi, gloo)
         except BaseException:
@@ -103,6 +170,7 @@ class Ranks:
             "PCCL_SHM": "0" if tcp else "1",
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
+            **self.settings,
         }
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         with (
@@ -158,11 +226,10 @@ class Ranks:
         self.hear()
 
     def block(self, case: str, calls: int, paced: bool = True) -> Block:
-        # The master's threads are all of this process that is busy meanwhile, but for this thread.
-        master = time.process_time() - time.thread_time()
+        master = self.master.cpu()
         self.order("block", case=case, calls=calls, paced=paced)
         answers = self.hear()
-        master = time.process_time() - time.thread_time() - master
+        master = self.master.cpu() - master
         if case in ("mpi", "gloo"):
             master = 0.0
         cpu = sum(answer["cpu"] for answer in answers) + master
@@ -187,7 +254,7 @@ class Ranks:
             end(process)
         for stream in self.streams:
             stream.close()
-        self.master.interrupt()
+        self.master.end()
 
 
 def mpirun(world: int, tcp: bool) -> list[str]:

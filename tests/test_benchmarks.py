@@ -1,5 +1,6 @@
 """The benchmark program runs, and its own checks of results pass. Figures are not checked here."""
 
+import importlib
 import importlib.util
 import json
 import re
@@ -9,10 +10,17 @@ import sys
 from itertools import combinations
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+import pccl
+from pccl import _core
+
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+check = importlib.import_module("check")
+processes = importlib.import_module("processes")
 
 
 def run(tmp_path: Path, *options: str) -> dict:
@@ -265,3 +273,50 @@ def test_more_threads_have_rows_beside_one(tmp_path: Path) -> None:
     kinds = [(row["kind"], row["threads"]) for row in rows if row["kind"] != "gloo"]
     assert kinds == [(kind, n) for kind in ("plain", "far", "encrypted") for n in (1, 2)]
     assert all(len(row["rounds"]) == 1 and row["rounds"][0] > 0 for row in rows)
+
+
+def blocks(seconds: list[float], cpu: float = 1.0) -> list[Any]:
+    return [processes.Block([[one], [one / 2]], cpu) for one in seconds]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "slower"),
+    [
+        ([1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], False),
+        ([1.1, 1.1, 1.1, 1.1], [1.0, 1.0, 1.0, 1.0], True),
+        ([1.0, 1.0, 1.0, 1.0], [1.1, 1.1, 1.1, 1.1], False),
+        ([1.5, 0.9, 1.6, 0.8], [1.0, 1.0, 1.0, 1.0], False),  # noise
+        ([1.1, 2.2, 1.1, 4.4], [1.0, 2.0, 1.0, 4.0], True),  # the machine changes for both
+        ([1.01, 1.01, 1.01, 1.01], [1.0, 1.0, 1.0, 1.0], False),
+    ],
+)
+def test_a_row_is_slower_if_most_pairs_say_so(
+    own: list[float], other: list[float], slower: bool
+) -> None:
+    verdict = check.Verdict.of(list(zip(blocks(own, 2.0), blocks(other), strict=True)))
+    assert verdict.slower is slower
+    assert (verdict.cpu, verdict.pairs) == (2.0, 4)
+
+
+@pytest.mark.parametrize("transport", ["memory", "tcp", "tls"])
+def test_two_trees_are_measured_in_turns(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if transport == "memory" and not _core.shares_memory():
+        pytest.skip("this build shares no memory between processes")
+    monkeypatch.setattr(check, "BLOCK_SECONDS", 0.01)
+    rows = [check.Row(transport, 2, "pccl", 4), check.Row(transport, 2, "tree", 1 << 16)]
+    own = Path(pccl.__file__).resolve().parent.parent
+    found = list(check.check(rows, (own, own), 2, print))
+    assert [row for row, _ in found] == rows
+    assert all(verdict.seconds > 0 and verdict.pairs >= 2 for _, verdict in found)
+    assert "ranks, tree, 64 KiB" in check.line_of(*found[1])
+
+
+def test_what_cannot_be_checked_is_named() -> None:
+    command = [sys.executable, str(BENCHMARKS / "check.py")]
+    for options, words in (
+        (["no-such-commit"], "'no-such-commit' is no commit of this repository"),
+        (["HEAD", "--rows", "warp"], "no row has all of ['warp']"),
+        (["HEAD", "--pairs", "1"], "--pairs is at least 2"),
+    ):
+        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0 and words in done.stderr, done.stderr
