@@ -137,7 +137,7 @@ def slowest(block: Block) -> float:
 
 
 class Verdict(NamedTuple):
-    """What the pairs of a row say. Ratios: this tree over the other."""
+    """The medians of the pairs of a row. Ratios: this tree over the other."""
 
     seconds: float
     ratio: float
