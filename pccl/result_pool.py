@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-_POOLED = 256 << 10  # bytes from which on a result's memory is kept
+POOLED = 256 << 10  # bytes from which on a result's memory is kept
 _KEPT = 256 << 20  # bytes of memory that is kept and in nobody's use, in all
 _ALIGNMENT = 64
 
@@ -83,6 +83,6 @@ class _Lease:
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """A new array, C-contiguous, its elements not set. A large one is aligned to 64 bytes."""
     size = math.prod(shape) * dtype.itemsize
-    if size < _POOLED or dtype.hasobject or dtype.kind not in "iufV":
+    if size < POOLED or dtype.hasobject or dtype.kind not in "iufV":
         return np.empty(shape, dtype)
     return np.asarray(_Lease(_pool, _pool.take(size))).view(dtype).reshape(shape)

@@ -10,7 +10,7 @@ import pytest
 
 from pccl import result_pool
 
-LARGE = result_pool._POOLED
+LARGE = result_pool.POOLED
 F4 = np.dtype(np.float32)
 
 

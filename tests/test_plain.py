@@ -136,6 +136,10 @@ def test_members_that_go_different_ways_meet(
 
 TREES: dict[str, Callable[[], Any]] = {
     "dict": lambda: {"w": np.ones((2, 3)), "b": np.ones(4, np.float32), "a'\n": np.ones(1, "u1")},
+    "keys": lambda: {
+        key: np.ones(2)
+        for key in ("", '"', "'\"", "a\\b", "\u00e9", "\x7f", "\x1f", "\ud800", "~ ")
+    },
     "ints": lambda: {10: np.ones(2), 9: np.ones(3), -1: np.ones(())},
     "nested": lambda: [{"x": (np.ones(2), [np.ones(3), np.ones((1, 2), "i2")])}, np.ones(5)],
     "none": lambda: {"a": None, "b": [np.ones(2), None]},

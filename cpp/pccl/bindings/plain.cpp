@@ -5,6 +5,8 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -24,7 +26,10 @@ constexpr std::size_t kDescribed = 3;  // as pccl.tree
 // Looked up once.
 struct Python {
   nb::object ndarray = nb::module_::import_("numpy").attr("ndarray");
-  nb::object empty = nb::module_::import_("pccl.result_pool").attr("empty");
+  nb::object new_array = nb::module_::import_("numpy").attr("empty");
+  nb::object pooled_array = nb::module_::import_("pccl.result_pool").attr("empty");
+  std::size_t pooled = nb::cast<std::size_t>(  // bytes
+      nb::module_::import_("pccl.result_pool").attr("POOLED"));
   // Types of other packages: their names, and types of the same size.
   struct Foreign {
     nb::object name;
@@ -83,13 +88,37 @@ std::span<const std::int64_t> shape_of(const Array& array) {
   return {array.shape_ptr(), array.ndim()};
 }
 
-std::string joined(std::span<const std::int64_t> shape, std::string_view between) {
-  std::string text;
-  for (const std::int64_t extent : shape) {
-    if (!text.empty()) text += between;
-    text += std::to_string(extent);
+void append(std::string& text, std::span<const std::int64_t> shape, std::string_view between) {
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    if (i > 0) text += between;
+    std::array<char, 20> digits{};
+    text.append(digits.data(),
+                std::to_chars(digits.data(), digits.data() + digits.size(), shape[i]).ptr);
   }
-  return text;
+}
+
+void append_described(std::string& text, DataType type, std::span<const std::int64_t> shape) {
+  text += name(type);
+  text += '[';
+  append(text, shape, ",");
+  text += ']';
+}
+
+// As Python's repr, which a key of plain characters does not need.
+void append_repr(std::string& text, nb::handle key) {
+  if (PyUnicode_CheckExact(key.ptr()) != 0) {
+    Py_ssize_t size = 0;
+    const char* const chars = PyUnicode_AsUTF8AndSize(key.ptr(), &size);
+    if (chars == nullptr) PyErr_Clear();  // a lone surrogate
+    const auto plain = [](char c) { return c >= ' ' && c <= '~' && c != '\'' && c != '\\'; };
+    if (chars != nullptr && std::all_of(chars, chars + size, plain)) {
+      text += '\'';
+      text.append(chars, static_cast<std::size_t>(size));
+      text += '\'';
+      return;
+    }
+  }
+  text += nb::repr(key).c_str();
 }
 
 bool add(Plain& plain, nb::handle send, nb::handle recv, const Input& from, const Output& to,
@@ -179,8 +208,10 @@ class Walk {
     Output to;
     const std::optional<DataType> type = see(node, from);
     if (!type) return {};
+    const nb::object& make =
+        from.nbytes() < python().pooled ? python().new_array : python().pooled_array;
     const nb::object target =
-        out.is_valid() ? nb::borrow(out) : python().empty(node.attr("shape"), node.attr("dtype"));
+        out.is_valid() ? nb::borrow(out) : make(node.attr("shape"), node.attr("dtype"));
     const auto shape = shape_of(from);
     if (see(target, to) != type || !std::ranges::equal(shape, shape_of(to)) ||
         !add(plain_, node, target, from, to, *type)) {
@@ -188,14 +219,17 @@ class Walk {
     }
     if (plain_.request.arrays.size() > 1) structure_ += '\n';
     structure_ += path_;
-    structure_ += std::string(":") + name(*type) + ":(" + joined(shape, ", ");
+    structure_ += ':';
+    structure_ += name(*type);
+    structure_ += ":(";
+    append(structure_, shape, ", ");
     structure_ += shape.size() == 1 ? ",)" : ")";
     elements_ += from.size();
     if (plain_.request.arrays.size() <= kDescribed) {
       std::string& text = plain_.request.description;
       if (!text.empty()) text += ", ";
       if (!path_.empty()) text += path_ + ' ';
-      text += name(*type) + ('[' + joined(shape, ",") + ']');
+      append_described(text, *type, shape);
     }
     return target;
   }
@@ -218,7 +252,9 @@ class Walk {
       const nb::object child = item(node, key);
       const nb::object target = out.is_valid() ? item(out, key) : nb::object();
       if (!child.is_valid() || (out.is_valid() && !target.is_valid())) return {};
-      ((path_ += '[') += nb::repr(key).c_str()) += ']';
+      path_ += '[';
+      append_repr(path_, key);
+      path_ += ']';
       const nb::object result = visit(child, target, depth + 1);
       path_.resize(stem);
       if (!result.is_valid()) return {};
@@ -276,7 +312,7 @@ std::optional<Plain> plain_pair(nb::handle send, nb::handle recv) {
     return std::nullopt;
   }
   plain.request.structure = XXH3_64bits("", 0);
-  plain.request.description = name(*type) + ('[' + joined(shape_of(from), ",") + ']');
+  append_described(plain.request.description, *type, shape_of(from));
   plain.result = nb::borrow(recv);
   return plain;
 }
