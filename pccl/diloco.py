@@ -1,5 +1,5 @@
 """DiLoCo; see `pccl.training.diloco`."""
 
-from pccl.training.diloco import SGD, DiLoCo, Inner, OuterOptimizer, Robust, Sparse
+from pccl.training.diloco import SGD, DiLoCo, Inner, OuterOptimizer, Robust, Sparse, preset
 
-__all__ = ["SGD", "DiLoCo", "Inner", "OuterOptimizer", "Robust", "Sparse"]
+__all__ = ["SGD", "DiLoCo", "Inner", "OuterOptimizer", "Robust", "Sparse", "preset"]

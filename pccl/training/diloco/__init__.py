@@ -25,7 +25,18 @@ from pccl.training.diloco.algorithm import DiLoCo
 from pccl.training.diloco.inner import Inner
 from pccl.training.diloco.options import Data, Keywords
 from pccl.training.diloco.outer import SGD, OuterOptimizer
+from pccl.training.diloco.presets import preset
 from pccl.training.diloco.robust import Robust
 from pccl.training.diloco.sparse import Sparse
 
-__all__ = ["SGD", "Data", "DiLoCo", "Inner", "Keywords", "OuterOptimizer", "Robust", "Sparse"]
+__all__ = [
+    "SGD",
+    "Data",
+    "DiLoCo",
+    "Inner",
+    "Keywords",
+    "OuterOptimizer",
+    "Robust",
+    "Sparse",
+    "preset",
+]

@@ -1,0 +1,86 @@
+"""Options to begin with, for a number of members, a model and a network."""
+
+from __future__ import annotations
+
+import math
+
+from pccl.training.diloco.options import Keywords, refused
+from pccl.training.diloco.sparse import Sparse
+
+# The best outer learning rate for 1, 2, 4 and 8 members: Charles et al., arXiv 2503.09799.
+_OUTER_LR = ((1, 0.4), (5, 0.6), (math.inf, 0.8))
+_LEAST_STEPS, _MOST_STEPS = 50, 500  # in a round; the DiLoCo paper (arXiv 2311.08105) uses 500
+_WAITED = 0.1  # share of a round that members may wait
+_MARGIN = 1.25  # steps of overlap over those that the reduction takes, since both vary
+_INTERNET = 1000.0  # Mbit/s below which whole elements are not sent
+# Bytes that a member sends for each parameter and, for sparse codes, each other member.
+_EXACT, _INT8, _SPARSE = 8.0, 2.03, 0.056
+
+
+def preset(*, members: int, parameters: float, megabits: float, step_seconds: float) -> Keywords:
+    """Options for `DiLoCo` to begin with, computed from what is usual in a run.
+
+        options = pccl.diloco.preset(members=8, parameters=1e8, megabits=100, step_seconds=1)
+        diloco = DiLoCo(model, inner, **options)
+
+    The outer learning rate is the best one of the scaling-law paper (arXiv 2503.09799) for so many
+    members. Rounds are the shortest, from 50 to 500 steps, in which members wait for a tenth of the
+    time at most: with whole elements from 1000 Mbit/s on if that fits, else with int8. If 500 steps
+    are too few for that, the reduction runs behind the next steps ("async"). If it takes longer
+    than half a round, sparse codes are taken, unless so many members send fewer bytes as int8.
+
+    Args:
+        members: The usual number.
+        parameters: Of the model.
+        megabits: Up-link of a usual member, in Mbit/s; a down-link is often faster.
+        step_seconds: Of an inner step on a usual member.
+
+    All members must pass the same numbers: others make other options, which the run refuses.
+
+    Raises:
+        InvalidArgument: A number makes no sense, or a round of 500 steps ends before any of these
+            reductions would.
+    """
+    if isinstance(members, bool) or not isinstance(members, int) or members < 1:
+        raise refused(f"members is a whole number of at least 1, not {members!r}")
+    for name, given in (
+        ("parameters", parameters),
+        ("megabits", megabits),
+        ("step_seconds", step_seconds),
+    ):
+        fits = isinstance(given, int | float) and not isinstance(given, bool)
+        if not fits or not 0 < given < math.inf:
+            raise refused(f"{name} is a positive number, not {given!r}")
+    outer_lr = next(rate for most, rate in _OUTER_LR if members <= most)
+    usual = Keywords(sync_every=_LEAST_STEPS, outer_lr=outer_lr, outer_momentum=0.9)
+
+    def steps(bytes_each: float) -> float:
+        """Inner steps that a reduction takes."""
+        return bytes_each * parameters * 8 / (megabits * 1e6) / step_seconds
+
+    share = (members - 1) / members
+    exact, int8, sparse = (
+        steps(_EXACT * share),
+        steps(_INT8 * share),
+        steps(_SPARSE * (members - 1)),
+    )
+    if megabits >= _INTERNET and exact <= _WAITED * _LEAST_STEPS:
+        return usual
+    usual["quantize"] = "int8"
+    if int8 <= _WAITED * _MOST_STEPS:
+        usual["sync_every"] = max(_LEAST_STEPS, 10 * math.ceil(int8 / _WAITED / 10))
+        return usual
+    usual["sync_every"], usual["mode"] = _MOST_STEPS, "async"
+    overlap = math.ceil(_MARGIN * int8)
+    if overlap > _MOST_STEPS // 2 and sparse < int8:
+        overlap = max(1, math.ceil(_MARGIN * sparse))
+        usual = Keywords(sync_every=_MOST_STEPS, mode="async", compression=Sparse())
+    elif overlap > _MOST_STEPS // 2:
+        usual["outer_momentum"] = 0.5  # the mean is so old that more overshoots
+    if overlap > _MOST_STEPS:
+        raise refused(
+            f"a reduction takes at least {min(int8, sparse):.0f} steps at {megabits:g} Mbit/s, and "
+            f"a round has {_MOST_STEPS}: train fewer parameters, such as adapters of a frozen model"
+        )
+    usual["overlap"] = overlap
+    return usual
