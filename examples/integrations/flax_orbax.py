@@ -7,6 +7,9 @@ import sys
 import zlib
 from pathlib import Path
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
+
 try:
     import jax
     import optax

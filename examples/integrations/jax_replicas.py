@@ -7,6 +7,9 @@ gradient with the same shard of the other replicas. They go on when a replica is
 import sys
 import zlib
 
+if len(sys.argv) != 5:
+    sys.exit(__doc__)
+
 try:
     import jax
     import jax.numpy as jnp
