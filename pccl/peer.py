@@ -25,8 +25,14 @@ _MAX_RANKS = 4096
 _MAX_ATTEMPTS = 2**31 - 1
 
 
-class _Closes(Protocol):
-    def close(self) -> None: ...
+class _Publisher(Protocol):
+    """What offers this peer's state to followers, in `pccl.following`."""
+
+    def stop(self) -> None:
+        """Opens no door any more."""
+
+    def wait(self) -> None:
+        """Waits for its threads, when their companions are closed."""
 
 
 class Peer(_core.Reducer):
@@ -40,7 +46,7 @@ class Peer(_core.Reducer):
         *,
         port: int | None = None,
         advertise: str | Sequence[str] | None = None,
-        secret: str | bytes | None = None,
+        secret: str | bytes | _core.Secret | None = None,
         replica_id: str | None = None,
         ranks_per_replica: int | None = None,
         name: str | None = None,
@@ -68,7 +74,7 @@ class Peer(_core.Reducer):
         self._closed = False
         self._quiet = False  # whether nobody is told who comes and goes
         self._companions: weakref.WeakSet[Peer] = weakref.WeakSet()
-        self._publisher: _Closes | None = None  # what it offers to followers
+        self._publisher: _Publisher | None = None
         self._fork = process.forks
         self._residuals = Residuals()
         self._changes = Changes()
@@ -168,9 +174,9 @@ class Peer(_core.Reducer):
             self._stripes,
             port=0,
             advertise=self._advertise,
+            secret=self._secret,
             name=self._name or None,
         )
-        made._secret = self._secret
         made._quiet = True
         self._companions.add(made)
         return made
@@ -203,16 +209,19 @@ class Peer(_core.Reducer):
         self._closed = True
         self._attach(None)
         process.peers.discard(self)
-        for companion in list(self._companions):
-            companion._close(failure)
-        if self._publisher is not None:
-            self._publisher.close()
         standby, self._standby = self._standby, None
+        publisher, self._publisher = self._publisher, None
         try:
+            if publisher is not None:
+                publisher.stop()
+            for companion in list(self._companions):
+                companion._close(failure)
             for engine in (self._candidate, self._engine):
                 if engine is not None:
                     engine.on_change(None)
                     engine.close(failure)
+            if publisher is not None:
+                publisher.wait()
         finally:
             if standby is not None:
                 standby.interrupt()

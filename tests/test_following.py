@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
+import threading
+import time
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
-from members import Members
+from members import Members, each
 from programs import publishers
 from workers import Run, eventually, masters
 
@@ -27,8 +30,10 @@ from pccl.errors import (
 )
 from pccl.following import follower as following
 from pccl.following import offer as offers
+from pccl.following import publisher as publishing
 from pccl.following.doors import door_of, group_behind
 from pccl.following.offer import Assembly, Offer, Published
+from pccl.following.publisher import Publisher, _Follower
 from pccl.following.snapshot import Snapshot
 from pccl.frameworks import Array
 
@@ -54,6 +59,26 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Followers give up after a moment."""
     monkeypatch.setattr(following, "_PATIENCE_SECONDS", 1.0)
+
+
+def named_members(members: Members, count: int) -> list[pccl.Communicator]:
+    """Members of which each has a name of its own at its doors, as processes have."""
+    comms = members(count)
+    for number, comm in enumerate(comms):
+        comm._name = f"publisher-{number}"  # of its doors
+    return comms
+
+
+def groups_of(comm: pccl.Communicator) -> list[int]:
+    """The numbers of the run's groups, doors included. Not more often than the master answers."""
+    threading.Event().wait(0.2)
+    return [group["group"] for group in _core.ask_status(comm._address)["groups"]]
+
+
+def meet(comms: list[pccl.Communicator]) -> None:
+    """A round of all: members learn how large the run is."""
+    found = each(comms, lambda rank, comm: comm.are_peers_pending())
+    assert found == [False] * len(comms)
 
 
 def publish_all(comms: list[pccl.Communicator], revision: int, **options: Any) -> None:
@@ -82,10 +107,11 @@ def test_it_may_come_later_and_is_no_member(members: Members) -> None:
     publish_all(comms, 3)
     with pccl.follow(comms[0]._address) as follower:
         assert is_whole(follower.next(SECONDS))
+        meet(comms)
         for comm in comms:
             assert comm.get_attribute(pccl.Attribute.GLOBAL_WORLD_SIZE) == 2
-        epoch = comms[0].stats().epoch
-    assert comms[0].stats().epoch == epoch
+            assert comm.get_attribute(pccl.Attribute.NUM_DISTINCT_PEER_GROUPS) == 1
+            assert comm.stats().epoch == comms[0].stats().epoch
 
 
 def test_only_what_has_changed_is_received(members: Members, small_pieces: None) -> None:
@@ -158,11 +184,11 @@ def test_two_members_at_one_door_take_others(
     comms = members(2)
     publish_all(comms, 1)  # their threads meet at door 7
 
-    def doors() -> set[int]:
-        return {group["group"] % 1000 for group in _core.ask_status(comms[0]._address)["groups"]}
+    def others() -> bool:
+        doors = groups_of(comms[0])[1:]
+        return [door - _core.FIRST_DOOR for door in doors] == [100, 101]
 
-    first = _core.FIRST_DOOR % 1000
-    eventually(lambda: {first + 100, first + 101} <= doors() and first + 7 not in doors())
+    eventually(others)
     with pccl.follow(comms[0]._address) as follower:
         assert is_whole(follower.next(SECONDS))
 
@@ -176,6 +202,139 @@ def test_several_followers_are_served(members: Members) -> None:
         assert all(is_whole(follower.next(SECONDS)) for follower in all_of_them)
         publish_all([comm], 2)
         assert all(follower.next(SECONDS).revision == 2 for follower in all_of_them)
+
+
+def test_ended_followers_leave_nothing_at_the_master(members: Members) -> None:
+    comms = members(2)
+    publish_all(comms, 1)
+
+    for _ in range(3):
+        with pccl.follow(comms[0]._address) as follower:
+            follower.next(SECONDS)
+    eventually(lambda: len(groups_of(comms[0])) == 3)  # the members', and their doors
+
+
+def test_members_are_found_by_their_names_though_doors_have_them(members: Members) -> None:
+    (comm,) = members(1)
+    other = pccl.Communicator(comm._address, 1, name="lonely")
+    with other:
+        pccl.publish({"x": 1}, 1, comm=other)
+        eventually(lambda: len(groups_of(comm)) == 3)
+        assert "asked rank 0 (lonely) of group 1 to" in _core.command(
+            comm._address, "drain", "lonely"
+        )
+        with pccl.follow(comm._address, group=1, name="reader") as follower:
+            follower.next(SECONDS)
+            assert "(reader) of group" in _core.command(comm._address, "kick", "reader")
+
+
+def test_settings_of_members_do_not_hurt_a_follower(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comms = members(2, secret=SECRET)
+    publish_all(comms, 1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("PCCL_PORT", str(taken.getsockname()[1]))
+        monkeypatch.setenv("PCCL_SECRET", "short")
+        monkeypatch.setenv("PCCL_TIMEOUT", "0.01")
+        with pccl.follow(comms[0]._address, secret=SECRET) as follower:
+            assert is_whole(follower.next(SECONDS))
+            publish_all(comms, 2)
+            assert next(iter(follower)).revision == 2
+    monkeypatch.setenv("PCCL_ADVERTISE", "no:such:address:")
+    with pytest.raises(InvalidArgument):
+        pccl.follow(comms[0]._address, secret=SECRET, group=-1)
+
+
+def test_a_publisher_that_hangs_holds_up_nobody(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offers, "_SLOW_SECONDS", 0.1)
+    monkeypatch.setattr(following, "_ANSWER_SECONDS", 2.0)
+    free = threading.Event()
+    hung: list[Published] = []
+    piece = Published.piece
+
+    def hang(self: Published, index: int) -> Array:
+        if self._offer is not None and (not hung or hung[0] is self):
+            hung.append(self)
+            free.wait()
+        return piece(self, index)
+
+    master, *_ = comms = named_members(members, 2)
+    monkeypatch.setattr(Published, "piece", hang)
+    try:
+        publish_all(comms, 1)
+        with pccl.follow(master._address) as follower:
+            assert is_whole(follower.next(SECONDS))
+            publish_all(comms, 2)
+            assert is_whole(follower.next(SECONDS))
+    finally:
+        free.set()
+    assert hung
+
+
+def test_a_full_publisher_says_so(
+    members: Members, monkeypatch: pytest.MonkeyPatch, patience: None
+) -> None:
+    monkeypatch.setattr(publishing, "_MOST_FOLLOWERS", 1)
+    (comm,) = members(1)
+    publish_all([comm], 1)
+    with pccl.follow(comm._address) as first:
+        first.next(SECONDS)
+        with pccl.follow(comm._address, name="late") as late:
+            with pytest.raises(StateUnavailable, match="all places .* are taken"):
+                late.next(SECONDS)
+            first.close()
+            monkeypatch.setattr(following, "_PATIENCE_SECONDS", SECONDS)
+            assert is_whole(late.next(SECONDS))
+
+
+@pytest.mark.parametrize("state", [[1, np.ones(3)], (np.ones(2), "x"), {}, {"a": {}}, {3: 4}])
+def test_a_state_is_made_anew_as_it_was(members: Members, state: Any) -> None:
+    (comm,) = members(1)
+    pccl.publish(state, 1, comm=comm)
+    with pccl.follow(comm._address) as follower:
+        found = follower.next(SECONDS).state()
+    assert type(found) is type(state)
+    assert len(found) == (0 if state == {"a": {}} else len(state))
+    if type(state) is not dict:
+        assert all(np.array_equal(a, b) for a, b in zip(found, state, strict=True))
+
+
+def test_a_model_loads_it(members: Members) -> None:
+    torch = pytest.importorskip("torch")
+    (comm,) = members(1)
+    model, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    pccl.publish({name: p.detach().numpy() for name, p in model.named_parameters()}, 1, comm=comm)
+    with pccl.follow(comm._address) as follower:
+        assert follower.next(SECONDS).load(other) is other
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
+    )
+
+
+def test_a_publisher_comes_back(members: Members) -> None:
+    (comm,) = members(1)
+    again = pccl.Communicator(comm._address, 7, name="again")
+    with pccl.follow(comm._address, group=7) as follower:
+        with again:
+            publish_all([again], 1)
+            assert follower.next(SECONDS).revision == 1
+        with pccl.Communicator(comm._address, 7, name="again") as one:
+            publish_all([one], 2)
+            assert follower.next(SECONDS).revision == 2
+
+
+def test_a_forked_copy_is_refused(members: Members) -> None:
+    (comm,) = members(1)
+    publish_all([comm], 1)
+    with pccl.follow(comm._address) as follower:
+        follower.next(SECONDS)
+        follower._fork -= 1
+        with pytest.raises(InvalidUsage, match="forked"):
+            follower.next()
+        follower._fork += 1
 
 
 def test_groups_are_apart(members: Members, patience: None) -> None:
@@ -250,13 +409,44 @@ def test_the_status_shows_followers_and_no_doors(members: Members) -> None:
         def read() -> status.Status:
             return status.read(_core.ask_status(comm._address))
 
-        eventually(lambda: len(_core.ask_status(comm._address)["groups"]) == 3)
+        eventually(lambda: len(groups_of(comm)) == 3)
         found = read()
         (group,) = found.groups
         assert group.followers == ("reader",)
         assert "followed by reader" in show.group_line(group)
         assert status.troubles(found) == []
         assert all(event.group in (0, None) for event in found.events)
+
+
+def test_a_member_that_rests_is_asked_again(
+    members: Members, monkeypatch: pytest.MonkeyPatch, small_pieces: None
+) -> None:
+    (comm,) = members(1)
+    answers = iter([False, False, True, False])
+    monkeypatch.setattr(Publisher, "may_send", lambda self: next(answers, True))
+    publish_all([comm], 1)
+    with pccl.follow(comm._address) as follower:
+        assert is_whole(follower.next(SECONDS))
+    assert next(answers, None) is None
+
+
+def test_a_busy_member_sends_for_a_tenth_of_the_time(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = True
+    monkeypatch.setattr(publishing, "_MOST_REST", 0.05)
+    monkeypatch.setattr(publishing.Publisher, "_is_busy", lambda self: busy)
+    assert publisher.may_send()  # the first piece
+    began = time.monotonic()
+    publisher.sent(1.0)
+    publisher.sent(1.0)  # to another follower at the same time
+    assert publisher._rests_until >= began + 18
+    assert not publisher.may_send()
+    busy = False
+    assert publisher.may_send()
+    busy = True
+    publisher.stop()
+    assert publisher.may_send()  # to end at once
 
 
 # Several processes.
@@ -270,7 +460,7 @@ def test_several_members_send_and_a_killed_one_is_replaced(run: Run) -> None:
         for peer in peers:
             peer.tell([1, 50_000])
         assert is_whole(follower.next(SECONDS))
-        eventually(lambda: len([one for one in follower._lines.values() if one.offer]) == 3)
+        eventually(lambda: len([one for one in follower._lines if one.offer]) == 3)
         for peer in peers:
             peer.tell([2, 10_000_000])
         peers[1].signal(signal.SIGKILL)
@@ -320,30 +510,55 @@ def offered(state: Any, revision: int = 1) -> Offer:
     return Offer.read(Published(revision, Snapshot(state, "publish")).offer(), "follow")
 
 
+def put(made: Assembly, published: Published, index: int) -> None:
+    made.put(index, published.piece(index))
+
+
 def test_an_assembly_asks_for_each_piece_once(small_pieces: None) -> None:
-    made = Assembly(offered({"a": np.arange(150, dtype=np.uint8)}), None)
-    assert [made.take() for _ in range(4)] == [0, 1, 2, None]
-    assert (made.complete, made.busy) == (False, True)
+    published = Published(1, Snapshot({"a": np.arange(150, dtype=np.uint8)}, "publish"))
+    made = Assembly(Offer.read(published.offer(), "follow"), [])
+    assert [made.take(()) for _ in range(4)] == [0, 1, 2, None]
     made.put_back(1)
-    assert made.take() == 1
+    assert made.take(()) == 1
     for index in range(3):
-        made.put(index)
-    assert (made.complete, made.busy, made.received) == (True, False, 150)
+        assert not made.complete
+        put(made, published, index)
+    assert (made.complete, made.received) == (True, 150)
+    assert made.data[:150].tolist() == list(range(150))
+
+
+def test_a_piece_that_does_not_come_is_asked_of_another(
+    small_pieces: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offers, "_SLOW_SECONDS", 0.0)
+    published = Published(1, Snapshot({"a": np.arange(100, dtype=np.uint8)}, "publish"))
+    made = Assembly(Offer.read(published.offer(), "follow"), [])
+    assert [made.take(()), made.take(())] == [0, 1]
+    assert made.take({0, 1}) is None  # by the one that was asked for both
+    assert made.take({1}) == 0
+    assert made.take(()) == 1
+    assert made.take(()) is None  # two are asked for each
+    put(made, published, 0)
+    made.put_back(0)  # the other one fails
+    assert made.take(()) is None
+    put(made, published, 1)
+    assert (made.complete, made.received) == (True, 100)
+    put(made, published, 1)
+    assert made.received == 100
 
 
 def test_pieces_are_known_again_by_their_bytes(small_pieces: None) -> None:
-    def assembled(state: Any, known: Assembly | None) -> tuple[Assembly, list[int]]:
+    def assembled(state: Any, *known: Assembly) -> tuple[Assembly, list[int]]:
         published = Published(1, Snapshot(state, "publish"))
         made = Assembly(Offer.read(published.offer(), "follow"), known)
         asked = []
-        while (index := made.take()) is not None:
+        while (index := made.take(())) is not None:
             asked.append(index)
-            made.place(index)[...] = published.piece(index)
-            made.put(index)
+            put(made, published, index)
         assert made.data.tobytes() == Snapshot(state, "publish").read(0, made.data.size).tobytes()
         return made, asked
 
-    first, asked = assembled({"a": np.arange(200, dtype=np.uint8)}, None)
+    first, asked = assembled({"a": np.arange(200, dtype=np.uint8)})
     assert asked == [0, 1, 2, 3]
     longer, asked = assembled({"a": np.arange(250, dtype=np.uint8)}, first)
     assert asked == [3]
@@ -351,6 +566,72 @@ def test_pieces_are_known_again_by_their_bytes(small_pieces: None) -> None:
     assert asked == [1]
     _, asked = assembled({"a": np.empty(0)}, longer)
     assert asked == []
+    other = np.arange(250, dtype=np.uint8)[::-1].copy()
+    begun = Assembly(offered({"a": other}), [])  # only a part of it has come
+    index = begun.take(())
+    assert index == 0
+    put(begun, Published(1, Snapshot({"a": other}, "publish")), index)
+    _, asked = assembled({"a": other}, begun, longer)
+    assert asked == [1, 2, 3]
+
+
+# Revisions that a member keeps.
+
+
+class Reader:
+    """A follower of a publisher, without a connection."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self.publisher = publisher
+        self.one = _Follower(pair=None)  # type: ignore[arg-type]
+        publisher._followers.add(self.one)
+
+    def news(self) -> int | None:
+        found = self.publisher.news(self.one)
+        return None if found is None else found.revision
+
+    def holds(self) -> int | None:
+        found = self.publisher.held(self.one)
+        return None if found is None else found.revision
+
+
+@pytest.fixture
+def publisher(monkeypatch: pytest.MonkeyPatch) -> Publisher:
+    monkeypatch.setattr(publishing, "NEWS_SECONDS", 0.0)
+    monkeypatch.setattr(Publisher, "_open", lambda self: None)
+    return Publisher(pccl.Communicator("127.0.0.1:1"))
+
+
+def test_slow_followers_end_what_they_have_begun(publisher: Publisher) -> None:
+    snapshot = Snapshot({}, "publish")
+    readers = [Reader(publisher) for _ in range(5)]
+    for revision in range(1, 5):
+        publisher.publish(revision, snapshot)
+        if revision <= 3:
+            assert readers[revision].news() == revision
+    assert readers[0].news() == 3  # as many are kept as may be
+    assert readers[4].news() == 3
+    publisher.publish(5, snapshot)
+    assert [reader.holds() for reader in readers] == [3, 1, 2, 3, 3]
+    assert readers[0].news() is None  # it has that one
+    assert readers[1].news() == 5  # there is room again
+    assert readers[0].news() == 5
+    assert [reader.holds() for reader in readers] == [5, 5, 2, 3, 3]
+
+
+def test_a_follower_that_waits_keeps_nothing_from_others(publisher: Publisher) -> None:
+    snapshot = Snapshot({}, "publish")
+    reader, waiting = Reader(publisher), [Reader(publisher) for _ in range(5)]
+    for revision in range(1, 6):
+        publisher.publish(revision, snapshot)
+        assert waiting[revision - 1].news() == revision
+        publisher.publish(10 + revision, snapshot)
+        assert reader.news() == 10 + revision
+        assert waiting[revision - 1].news() == 10 + revision
+        assert waiting[revision - 1].news() is None
+        waiting[revision - 1].one.waits = True
+    kept = {one.holds for one in publisher._followers} - {None}
+    assert len(kept) <= 4
 
 
 @pytest.mark.parametrize(

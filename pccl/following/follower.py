@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import json
 import logging
+import math
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pccl import _core, _settings
+from pccl import _core, _settings, process
 from pccl.communicator import Communicator
 from pccl.errors import (
     AuthenticationFailed,
@@ -26,22 +30,26 @@ from pccl.errors import (
     Unreachable,
 )
 from pccl.following.doors import GROUPS, group_behind
-from pccl.following.offer import END, MOST_OFFER, NEWS, PIECE, Assembly, Offer, digest_of
+from pccl.following.offer import END, LATER, MOST_OFFER, NEWS, PIECE, Assembly, Offer, digest_of
 from pccl.following.pair import Pair
 from pccl.following.snapshot import restore
 from pccl.following.threads import Threads
+from pccl.frameworks import Array
 from pccl.tools.status import ask_any
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 FUNC = "follow"
-_MOST_PAIRS = 4
-_DOOR_SECONDS = 5.0  # for a publisher to answer at its door: somebody else may have taken it
+_MOST_LINES = 4
+_DOOR_SECONDS = 3.0  # for a publisher to answer at its door: somebody else may have taken it
 _PATIENCE_SECONDS = 30.0
 # Seconds between looks at the master's status: the first, the longest while nobody sends, and the
 # longest while somebody does.
-_FIRST_PAUSE, _SHORT_PAUSE, _LONG_PAUSE = 0.2, 2.0, 10.0
+_FIRST_PAUSE, _SHORT_PAUSE, _LONG_PAUSE = 0.25, 5.0, 30.0
+_MOST_PAUSE = 30.0  # seconds until a publisher that fails is tried again
+_ANSWER_SECONDS = 60.0  # for each message of a publisher
+_STALLED_SECONDS = 15.0  # without a piece, after which a later revision is received instead
 # A revision that is not higher than the last one counts when nothing else is on offer for so long.
 _BACK_SECONDS = 10.0
 
@@ -52,7 +60,7 @@ _log = logging.getLogger(__name__)
 @atexit.register
 def _at_exit() -> None:
     for follower in list(_open):
-        follower.close()
+        follower.close()  # nothing in a forked child
 
 
 class Revision:
@@ -79,7 +87,7 @@ class Revision:
         Raises:
             InvalidArgument: It has what only the run's program can make: load it into your own.
         """
-        return self.load({})
+        return self.load(_container_of(self._entries))
 
     def load(self, state: Any) -> Any:
         """Writes it into a state of your own, and returns that: see `pccl.sync`.
@@ -98,6 +106,13 @@ class Revision:
             f"<pccl Revision {self.revision}, {self.size} bytes of which {self.received_bytes} "
             f"were received in {self.seconds:.3g} s>"
         )
+
+
+def _container_of(entries: Sequence[Any]) -> Any:
+    """An empty container of the kind that these entries are in."""
+    way = json.loads(entries[0][3])[1:] if entries else []
+    kinds: dict[str, Any] = {"l": [], "t": ()}
+    return kinds.get(way[0][0], {}) if way else {}
 
 
 def follow(
@@ -137,12 +152,27 @@ def follow(
     _core.parse_masters(address, FUNC)
     number = _settings.integer(group, "group", FUNC, 0, GROUPS - 1)
     known = _settings.secret(secret, FUNC)
-    return Follower(address, number, known, _settings.name(name, FUNC) or None)
+    own = _settings.name(name, FUNC) or None
+    Communicator(address, number, port=0, secret=known, name=own)  # checks the other settings
+    return Follower(address, number, known, own)
 
 
 class _Door(NamedTuple):
     number: int
     publisher: str  # its name
+
+
+@dataclass
+class _Failure:
+    """A publisher that could not be received from.
+
+    Attributes:
+        pause: Seconds until it is tried again.
+        until: The time of that.
+    """
+
+    pause: float
+    until: float
 
 
 class Follower:
@@ -152,17 +182,21 @@ class Follower:
         self, master: str, group: int, secret: _core.Secret | None, name: str | None
     ) -> None:
         self._master, self._group, self._secret, self._name = master, group, secret, name
+        self._fork = process.forks
         self._changed = threading.Condition()  # guards what follows
         self._closed = False
-        self._lines: dict[str, _Line] = {}  # by the publisher's name
+        self._lines: list[_Line] = []
+        self._failures: dict[str, _Failure] = {}  # by the publisher's name
         self._target: Assembly | None = None  # what is being received
-        self._began = 0.0  # when that was first offered
+        self._prepares = False  # whether a line makes the next one
+        self._began = 0.0  # when the target was first offered
         self._known: Assembly | None = None  # the latest that is complete
         self._latest: Revision | None = None
         self._given: Revision | None = None  # by `next`
-        self._seen = time.monotonic()  # when a publisher was last connected
+        self._seen = time.monotonic()  # when a publisher has answered last
         self._behind_since: float | None = None  # all offers are not higher than what is known
-        self._trouble: PCCLError | None = None
+        self._trouble: PCCLError | None = None  # with the master, or the last publisher
+        self._places_taken = False  # by others, at all publishers
         self._threads = Threads("pccl follower")
         self._threads.start(self._look)
         _open.add(self)
@@ -170,8 +204,7 @@ class Follower:
     @property
     def latest(self) -> Revision | None:
         """The latest revision that has been received; None before the first."""
-        with self._changed:
-            return self._latest
+        return self._latest
 
     def next(self, timeout: float | None = None) -> Revision:
         """Waits for a revision that it has not returned, and returns the latest one.
@@ -180,13 +213,16 @@ class Follower:
             timeout: Seconds for the whole call. Default: PCCL_TIMEOUT, else no limit.
 
         Raises:
-            StateUnavailable: For half a minute, nobody has published in this group.
+            StateUnavailable: For half a minute, there was nobody that publishes in this group and
+                has a place for this follower.
             AuthenticationFailed: The run has another secret.
-            Unreachable: For half a minute, no master answers and no member sends.
-            InvalidUsage: Closed.
+            Unreachable: For half a minute, no master and no member answered.
+            InvalidUsage: Closed; or this process was forked from the one that follows.
             Timeout: The deadline has passed.
         """
         deadline = _settings.Deadline(_settings.seconds(timeout, FUNC))
+        if self._fork != process.forks:
+            raise InvalidUsage.because(FUNC, "this process was forked; follow again here")
         with self._changed:
             while self._latest is None or self._latest is self._given:
                 if self._closed:
@@ -201,10 +237,14 @@ class Follower:
             return self._latest
 
     def __iter__(self) -> Iterator[Revision]:
-        """Revisions as they come. Ends when nobody has sent one for half a minute: see `next`."""
+        """Revisions as they come; without a deadline, whatever PCCL_TIMEOUT is.
+
+        Ends when there was nobody that publishes for half a minute, unless that is so from the
+        beginning: see `next`.
+        """
         while True:
             try:
-                yield self.next()
+                yield self.next(math.inf)
             except (StateUnavailable, Unreachable) as error:
                 if self._given is None:
                     raise
@@ -213,14 +253,18 @@ class Follower:
 
     def close(self) -> None:
         """Leaves. May be called again."""
+        if self._fork != process.forks:
+            return
         with self._changed:
             self._closed = True
-            lines = list(self._lines.values())
+            lines = list(self._lines)
             self._changed.notify_all()
         _open.discard(self)
         for line in lines:
             line.close()
         self._threads.wait()
+        with self._changed:
+            self._target = self._known = None  # their memory
 
     def __enter__(self) -> Self:
         return self
@@ -238,13 +282,15 @@ class Follower:
 
     def _check_for_publishers(self) -> None:
         trouble = self._trouble
-        if isinstance(trouble, AuthenticationFailed):
-            raise trouble
-        if time.monotonic() - self._seen < _PATIENCE_SECONDS:
-            return
-        self._seen = time.monotonic()  # the next call waits again
+        if not isinstance(trouble, AuthenticationFailed):
+            if time.monotonic() - self._seen < _PATIENCE_SECONDS:
+                return
+            self._seen = time.monotonic()  # the next call waits again
+        if self._places_taken:
+            sentence = f"all places at the members of group {self._group} that publish are taken"
+            raise StateUnavailable.because(FUNC, sentence)
         if trouble is not None:
-            raise trouble
+            raise type(trouble).because(FUNC, trouble.reason or str(trouble))
         sentence = f"no member of group {self._group} has published for {_PATIENCE_SECONDS:.0f} s"
         raise StateUnavailable.because(FUNC, sentence)
 
@@ -253,85 +299,142 @@ class Follower:
     def _look(self) -> None:
         """Finds publishers while there are fewer than wanted."""
         pause = _FIRST_PAUSE
-        while True:
-            with self._changed:
-                if self._closed:
-                    return
-                missing = len(self._lines) < _MOST_PAIRS
-            if missing:
-                self._enter_doors()
+        while not self._closed:
+            if len(self._lines) < _MOST_LINES:
+                try:
+                    self._enter_doors()
+                except Exception as error:  # this thread's end would end all following
+                    self._tell(error)
             with self._changed:
                 count = len(self._lines)
-                if any(line.offer is not None for line in self._lines.values()):
-                    self._seen, most = time.monotonic(), _LONG_PAUSE
+                now = time.monotonic()
+                heard = [line.heard for line in self._lines if line.offer is not None]
+                self._seen = max([self._seen, *heard])
+                if not heard:
+                    self._behind_since = None
+                most = _LONG_PAUSE if heard else _SHORT_PAUSE
+                pause = min(pause, most)
+
+                def wakes(count: int = count, first: float = now + _FIRST_PAUSE) -> bool:
+                    lost = len(self._lines) < count and time.monotonic() >= first
+                    return self._closed or lost
+
+                if self._changed.wait_for(wakes, _FIRST_PAUSE) or self._changed.wait_for(
+                    wakes, max(0.0, pause - _FIRST_PAUSE)
+                ):
+                    pause = _FIRST_PAUSE
                 else:
-                    most = _SHORT_PAUSE
+                    pause *= 2
 
-                def lost(count: int = count) -> bool:
-                    return self._closed or len(self._lines) < count
-
-                lines_end = self._changed.wait_for(lost, min(pause, most))
-                pause = _FIRST_PAUSE if lines_end else min(2 * pause, most)
+    def _tell(self, error: Exception) -> None:
+        """Keeps an error for those that wait in vain."""
+        told = error
+        if not isinstance(told, PCCLError):
+            told = StateUnavailable.because(FUNC, f"{type(error).__name__}: {error}")
+        with self._changed:
+            self._trouble = told
+            self._changed.notify_all()
 
     def _enter_doors(self) -> None:
-        try:
-            doors = self._doors()
-        except PCCLError as error:
-            with self._changed:
-                self._trouble = error
-                self._changed.notify_all()
-            return
-        with self._changed:
-            self._trouble = None
-            for door in doors:
-                if len(self._lines) == _MOST_PAIRS or self._closed:
-                    return
-                if door.publisher not in self._lines:
-                    self._lines[door.publisher] = _Line(self, door)
-
-    def _doors(self) -> list[_Door]:
-        """All doors of the group's members, in a random order."""
-        status = ask_any(self._master, secret=self._secret)[1]
-        found = [
+        groups = ask_any(self._master, secret=self._secret)[1]["groups"]
+        ours = [group for group in groups if group_behind(group["group"]) == self._group]
+        doors = [
             _Door(group["group"], group["newcomers"][0]["name"])
-            for group in status["groups"]
-            if group_behind(group["group"]) == self._group
-            and not group["members"]
-            and len(group["newcomers"]) == 1
+            for group in ours
+            if not group["members"] and len(group["newcomers"]) == 1
         ]
-        random.shuffle(found)
-        return found
+        random.shuffle(doors)
+        # Each publisher has one door: two of one name are of two publishers.
+        count = Counter(door.publisher for door in doors)
+        now = time.monotonic()
+        with self._changed:
+            self._places_taken = bool(ours) and not doors and not self._lines
+            if not self._places_taken and isinstance(self._trouble, Unreachable):
+                self._trouble = None
+            for door in doors:
+                name = door.publisher
+                failure = self._failures.get(name)
+                if failure is not None and now < failure.until:
+                    continue
+                if len(self._lines) == _MOST_LINES or self._closed:
+                    return
+                if sum(line.publisher == name for line in self._lines) < count[name]:
+                    line = _Line(self, door)
+                    self._threads.start(line.run)
+                    self._lines.append(line)
 
     # For lines.
 
-    def _end(self, line: _Line) -> None:
+    def _end(self, line: _Line, error: Exception | None) -> None:
         with self._changed:
+            self._lines.remove(line)
             if line.offer is not None:
-                self._seen = time.monotonic()
-            del self._lines[line.publisher]
+                self._failures.pop(line.publisher, None)
+            failure = self._failures.get(line.publisher) or _Failure(_FIRST_PAUSE, 0.0)
+            pause = min(2 * failure.pause, _MOST_PAUSE)
+            self._failures[line.publisher] = _Failure(pause, time.monotonic() + pause)
             self._changed.notify_all()
+        if error is not None and not self._closed:
+            reason = getattr(error, "reason", "") or f"{type(error).__name__}: {error}"
+            sentence = f"{line.publisher} sends nothing: {reason}"
+            _log.debug("%s", sentence)
+            self._tell(StateUnavailable.because(FUNC, sentence))
 
-    def _piece_of(self, offer: Offer) -> tuple[Assembly, int] | None:
+    def _offered(self, line: _Line, offer: Offer | None) -> None:
+        """A publisher has answered, with an offer or without."""
+        with self._changed:
+            line.heard = self._seen = time.monotonic()
+            if offer is not None:
+                line.offer = offer
+                self._trouble = None
+
+    def _piece_for(self, line: _Line) -> tuple[Assembly, int] | None:
         """A piece of what the line's publisher offers, that is to be asked for now."""
+        offer = line.offer
+        assert offer is not None
         with self._changed:
             target = self._target
-            if target is None or (target.offer.digest != offer.digest and not target.busy):
+            if target is None or target.offer.digest != offer.digest:
+                # Others have the target, and receive it first.
+                if self._prepares or (target is not None and not self._is_given_up(target)):
+                    return None
                 if not self._is_new(offer):
                     return None
-                target = self._target = Assembly(offer, self._known)
-                self._began = time.monotonic()
-                self._finish()  # nothing may be missing
-            if target.offer.digest != offer.digest:
-                return None  # others have it, and receive it first
-            index = target.take()
+                self._prepares = True
+        if target is None or target.offer.digest != offer.digest:
+            target = self._prepare(offer, target)
+        with self._changed:
+            index = target.take(line.asked) if target is self._target else None
             return None if index is None else (target, index)
+
+    def _prepare(self, offer: Offer, partial: Assembly | None) -> Assembly:
+        """Begins to receive what is offered. Without the lock: it may copy the whole state."""
+        began = time.monotonic()
+        known = [one for one in (partial, self._known) if one is not None]
+        try:
+            target = Assembly(offer, known)
+        finally:
+            with self._changed:
+                self._prepares = False
+        with self._changed:
+            self._target, self._began = target, began
+            self._finish()  # nothing may be missing
+        return target
+
+    def _is_given_up(self, target: Assembly) -> bool:
+        """Whether nobody offers the rest of it any more, or nobody has sent any of it for long."""
+        offered = any(
+            line.offer is not None and line.offer.digest == target.offer.digest
+            for line in self._lines
+        )
+        return not offered or time.monotonic() - target.changed > _STALLED_SECONDS
 
     def _is_new(self, offer: Offer) -> bool:
         known = self._known
         if known is None or offer.revision > known.offer.revision:
             self._behind_since = None
             return True
-        offers = [line.offer for line in self._lines.values() if line.offer is not None]
+        offers = [line.offer for line in self._lines if line.offer is not None]
         if any(
             one.digest == known.offer.digest or one.revision > known.offer.revision
             for one in offers
@@ -348,15 +451,15 @@ class Follower:
         self._behind_since = None
         return True
 
-    def _came(self, target: Assembly, index: int, whole: bool) -> None:
-        """A piece has come, or has not."""
+    def _came(self, target: Assembly, index: int, piece: Array | None) -> None:
+        """A piece has come, and is right; None: it has not come."""
         with self._changed:
-            if whole:
-                target.put(index)
-            else:
+            if piece is None:
                 target.put_back(index)
-            if target is self._target:
-                self._finish()
+            elif not target.complete:
+                target.put(index, piece)
+                if target is self._target:
+                    self._finish()
 
     def _finish(self) -> None:
         target = self._target
@@ -374,76 +477,91 @@ class _Line:
     Attributes:
         publisher: Its name.
         offer: What it has offered last.
+        heard: When it has answered last.
+        asked: Pieces of that offer which it has been asked for.
     """
 
     def __init__(self, follower: Follower, door: _Door) -> None:
         self.publisher = door.publisher
         self.offer: Offer | None = None
+        self.heard = 0.0
+        self.asked: set[int] = set()
         self._follower = follower
-        comm = Communicator(follower._master, door.number, name=follower._name)
-        comm._secret = follower._secret
+        self._buffer = np.empty(0, np.uint8)
+        comm = Communicator(
+            follower._master, door.number, port=0, secret=follower._secret, name=follower._name
+        )
         comm._quiet = True
-        self._pair = Pair(comm, FUNC)
-        follower._threads.start(self._run)
+        self._pair = Pair(comm, FUNC, timeout=_ANSWER_SECONDS)
 
     def close(self) -> None:
         self._pair.close()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         follower = self._follower
+        failure: Exception | None = None
         try:
             self._pair.join(_DOOR_SECONDS)
             while not follower._closed:
                 self._hear()
                 while self.offer is not None and not follower._closed:
-                    found = follower._piece_of(self.offer)
+                    found = follower._piece_for(self)
                     if found is None or not self._receive(*found):
                         break
             self._pair.send(np.array([END, 0], np.int64))
-        except PCCLError as error:
-            if not follower._closed:
-                _log.debug("%s sends no more: %s", self.publisher, error)
+        except Exception as error:  # memory, say
+            failure = error
         finally:
             self._pair.close()
-            follower._end(self)
+            follower._end(self, failure)
 
     def _hear(self) -> None:
         """Asks for a new offer, and waits for a while."""
         size = self._ask(NEWS, 0)
-        if size == 0:
-            return
         if size > MOST_OFFER:
             raise Refused.because(FUNC, f"{self.publisher} offers in {size} bytes")
-        told = np.empty(size, np.uint8)
-        self._pair.receive(told)
-        offer = Offer.read(told, FUNC)
-        with self._follower._changed:
-            self.offer = offer
+        offer = None
+        if size > 0:
+            told = np.empty(size, np.uint8)
+            self._pair.receive(told)
+            offer = Offer.read(told, FUNC)
+            self.asked.clear()
+        self._follower._offered(self, offer)
 
     def _receive(self, target: Assembly, index: int) -> bool:
-        """Asks for a piece. Returns whether it has come."""
-        whole = False
+        """Asks for a piece. Returns whether to ask this publisher for more."""
+        piece = None
+        self.asked.add(index)
         try:
-            place = target.place(index)
+            wanted = target.size_of(index)
             size = self._ask(PIECE, index)
+            if size == LATER:
+                self.asked.discard(index)
+                return True
             if size == 0:
                 return False  # this publisher has dropped it for later ones
-            if size != place.size:
-                raise Refused.because(FUNC, f"{self.publisher} sends {size} of {place.size} bytes")
-            self._pair.receive(place)
-            if digest_of(place) != target.offer.pieces[index]:
+            if size != wanted:
+                raise Refused.because(FUNC, f"{self.publisher} sends {size} of {wanted} bytes")
+            if self._buffer.size != size:
+                self._buffer = np.empty(size, np.uint8)
+            # Not into its place: another publisher's may come there first, and be returned.
+            self._pair.receive(self._buffer)
+            if digest_of(self._buffer) != target.offer.pieces[index]:
                 sentence = f"{self.publisher} sends other bytes than it has offered"
                 raise Refused.because(FUNC, sentence)
-            whole = True
+            piece = self._buffer
             return True
         finally:
-            self._follower._came(target, index, whole)
+            self._follower._came(target, index, piece)
 
     def _ask(self, what: int, index: int) -> int:
-        """Asks, and returns the answer's length."""
+        """Asks, and returns the answer's length, or LATER."""
         self._pair.send(np.array([what, index], np.int64))
         size = np.zeros(1, np.int64)
         self._pair.receive(size)
-        if size[0] < 0:
-            raise Refused.because(FUNC, f"{self.publisher} answers with {size[0]} bytes")
-        return int(size[0])
+        found = int(size[0])
+        if found < 0 and (found != LATER or what != PIECE):
+            raise Refused.because(FUNC, f"{self.publisher} answers with {found} bytes")
+        with self._follower._changed:
+            self.heard = time.monotonic()
+        return found

@@ -5,10 +5,10 @@ A request is two integers: what is asked for, and an index.
 | request | first | answer |
 |---|---|---|
 | NEWS | - | the offer of a revision that this pair has not had, as JSON; nothing after a second |
-| PIECE | its index in the latest offer | the piece; nothing if it is no longer kept |
+| PIECE | its index in the latest offer | the piece; nothing if it is no longer kept; LATER |
 | END | - | none: both leave |
 
-Before each answer comes its length.
+Before each answer comes its length, or LATER: the member rests from sending. Ask again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +28,12 @@ from pccl.following.snapshot import Snapshot
 from pccl.frameworks import Array
 
 NEWS, PIECE, END = range(3)
+LATER = -1
 NEWS_SECONDS = 1.0  # after which a publisher answers although nothing is new
 PIECE_BYTES = 1 << 20
 MOST_OFFER = 64 << 20  # bytes of its JSON
+_MOST_ASKED = 2  # publishers, for one piece
+_SLOW_SECONDS = 2.0  # without a piece, after which a second one is asked
 
 
 def digest_of(piece: Array) -> bytes:
@@ -37,10 +42,15 @@ def digest_of(piece: Array) -> bytes:
 
 
 class Published:
-    """A revision of a state. *any thread*"""
+    """A revision of a state. *any thread*
 
-    def __init__(self, revision: int, snapshot: Snapshot) -> None:
+    Attributes:
+        number: How many were published up to it.
+    """
+
+    def __init__(self, revision: int, snapshot: Snapshot, number: int = 1) -> None:
         self.revision = revision
+        self.number = number
         self._snapshot = snapshot
         self._offer: Array | None = None
         self._lock = threading.Lock()  # while it is made: it costs the digests of all pieces
@@ -109,55 +119,83 @@ class Assembly:
 
     Args:
         offer: Whose pieces these are.
-        known: An earlier one that is complete, to take from it what is the same.
+        known: Earlier ones, to take from them what is the same.
     """
 
-    def __init__(self, offer: Offer, known: Assembly | None) -> None:
+    def __init__(self, offer: Offer, known: Sequence[Assembly]) -> None:
         self.offer = offer
         self.data = np.empty(offer.size, np.uint8)
         self.received = 0  # bytes
-        self._left: list[int] = []  # pieces that nobody is asked for, the last first
-        self._asked: set[int] = set()
-        for index, digest in enumerate(offer.pieces):
-            same = known is not None and known.has(index, digest, self.place(index).size)
-            if known is not None and same:
-                self.place(index)[...] = known.place(index)
-            else:
-                self._left.append(index)
-        self._left.reverse()
+        self.changed = time.monotonic()  # when the last piece came
+        self._here = [False] * len(offer.pieces)
+        self._missing = len(offer.pieces)
+        self._asked: Counter[int] = Counter()  # how many are asked for a piece
+        for index in range(len(offer.pieces)):
+            place = self._place(index)
+            source = next((one for one in known if one.has(index, offer, place.size)), None)
+            if source is not None:
+                place[...] = source._place(index)
+                self._here[index] = True
+                self._missing -= 1
+        # Those that nobody is asked for, the last first.
+        self._left = [at for at in reversed(range(len(self._here))) if not self._here[at]]
 
-    def place(self, index: int) -> Array:
-        """Where a piece belongs."""
+    def _place(self, index: int) -> Array:
         return self.data[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]
 
-    def has(self, index: int, digest: bytes, size: int) -> bool:
-        """Whether that piece is here. REQUIRES: complete."""
+    def size_of(self, index: int) -> int:
+        """Bytes of a piece."""
+        return self._place(index).size
+
+    def has(self, index: int, offer: Offer, size: int) -> bool:
+        """Whether that piece of another offer is here."""
         known = self.offer.pieces
-        return index < len(known) and known[index] == digest and self.place(index).size == size
+        same = index < len(known) and known[index] == offer.pieces[index]
+        return same and self._here[index] and self._place(index).size == size
 
     @property
     def complete(self) -> bool:
-        return not self._left and not self._asked
+        return self._missing == 0
 
-    @property
-    def busy(self) -> bool:
-        """Whether somebody is asked for a piece."""
-        return bool(self._asked)
+    def take(self, asked: Container[int]) -> int | None:
+        """A piece to ask for; None: there is none to ask this publisher for.
 
-    def take(self) -> int | None:
-        """A piece to ask for; None: all are here or asked for."""
-        if not self._left:
+        When somebody is asked for each, and none has come for a while, those that are missing are
+        asked for a second time: one publisher may be slow, or hang.
+
+        Args:
+            asked: Pieces that this publisher is not to be asked for.
+        """
+        if self._left:
+            index = self._left.pop()
+        elif time.monotonic() - self.changed < _SLOW_SECONDS:
             return None
-        index = self._left.pop()
-        self._asked.add(index)
+        else:
+            waiting = (at for at in self._asked if not self._here[at] and at not in asked)
+            found = next((at for at in waiting if self._asked[at] < _MOST_ASKED), None)
+            if found is None:
+                return None
+            index = found
+        self._asked[index] += 1
         return index
 
     def put_back(self, index: int) -> None:
-        """That piece has not come, and somebody else is asked for it."""
-        self._asked.discard(index)
-        self._left.append(index)
+        """That piece has not come from one that was asked."""
+        self._asked[index] -= 1
+        if self._asked[index] <= 0:
+            del self._asked[index]
+            if not self._here[index]:
+                self._left.append(index)
 
-    def put(self, index: int) -> None:
-        """That piece is in its place, and checked."""
-        self._asked.discard(index)
-        self.received += self.place(index).size
+    def put(self, index: int, piece: Array) -> None:
+        """That piece has come, and is right."""
+        self._asked[index] -= 1
+        if self._asked[index] <= 0:
+            del self._asked[index]
+        if self._here[index]:
+            return
+        self._place(index)[...] = piece
+        self._here[index] = True
+        self._missing -= 1
+        self.received += piece.size
+        self.changed = time.monotonic()

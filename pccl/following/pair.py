@@ -14,11 +14,13 @@ class Pair:
     Args:
         comm: This end, not connected yet.
         func: Names errors.
+        timeout: Seconds for each message. Default: PCCL_TIMEOUT, else no limit.
     """
 
-    def __init__(self, comm: Communicator, func: str) -> None:
+    def __init__(self, comm: Communicator, func: str, *, timeout: float | None = None) -> None:
         self._comm = comm
         self._func = func
+        self._timeout = timeout
         self._own = 0
 
     def join(self, timeout: float | None = _JOIN_SECONDS) -> None:
@@ -27,10 +29,10 @@ class Pair:
         self._own = self._comm._joined(self._func).membership()[1]
 
     def send(self, data: Array) -> None:
-        self._comm.broadcast(data, root=self._own)
+        self._comm.broadcast(data, root=self._own, timeout=self._timeout)
 
     def receive(self, data: Array) -> None:
-        self._comm.broadcast(data, root=1 - self._own)
+        self._comm.broadcast(data, root=1 - self._own, timeout=self._timeout)
 
     def close(self) -> None:
         """Ends the other thread's call, if there is one, with an error."""

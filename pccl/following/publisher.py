@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from typing import Any
@@ -11,9 +12,9 @@ import numpy as np
 
 from pccl import _settings, api
 from pccl.communicator import Communicator
-from pccl.errors import PCCLError, Refused
+from pccl.errors import Refused
 from pccl.following.doors import door_of
-from pccl.following.offer import END, NEWS, NEWS_SECONDS, PIECE, Published
+from pccl.following.offer import END, LATER, NEWS, NEWS_SECONDS, PIECE, Published
 from pccl.following.pair import Pair
 from pccl.following.snapshot import Snapshot
 from pccl.following.threads import Threads
@@ -21,14 +22,14 @@ from pccl.frameworks import Array
 
 FUNC = "publish"
 _MOST_REVISION = 2**63 - 1
-_MOST_PAIRS = 8  # at a time
-# Revisions that are kept for followers that are slow, beside the latest.
-_MOST_KEPT = 2
-# Shares of its time that a member sends to one follower: while it has no operation in flight, and
-# while it has one, which may need the same links.
+_MOST_FOLLOWERS = 8  # at a time
+_MOST_KEPT = 3  # older revisions that followers still receive, beside the latest
+# Shares of their time that a member's threads send: of each one while the member has no operation
+# in flight, and of all together while it has one, which may need the same links.
 _SHARE, _SHARE_BESIDE = 0.8, 0.1
+_LOOK_SECONDS = 0.25  # between looks whether an operation is in flight
 _MOST_REST = 5.0  # seconds; the engine warns of a call that waits for longer than ten
-_DOOR_SECONDS = 300.0  # then a new one: the first may be at a master that nobody asks any more
+_DOOR_SECONDS = 60.0  # then a new one: the first may be at a master that nobody asks any more
 _FIRST_PAUSE, _LAST_PAUSE = 0.25, 5.0  # seconds between attempts to open a door
 
 _log = logging.getLogger(__name__)
@@ -42,28 +43,33 @@ def publish(state: Any, revision: int, *, comm: Communicator | None = None) -> N
 
     Some members or all of them call it whenever there is something new; what they publish with one
     number is the same, byte for byte. Followers receive different pieces from several of them. It
-    copies the state and returns; a thread sends it. While the member has no operation in flight, a
-    follower takes up to 80 % of the thread's time, and 10 % otherwise. The member keeps the latest
-    revision, and up to two older ones while followers receive them.
+    copies the state and returns; threads send it. While the member has no operation in flight, each
+    follower takes up to 80 % of a thread's time, and all of them together 10 % otherwise. The
+    member keeps a copy of the latest revision, and of up to three older ones while followers
+    receive them.
 
     Args:
-        state: What `pccl.sync` takes; for followers that have no such state themselves, dicts,
-            lists and tuples of arrays, numbers and strings.
+        state: As in `pccl.sync`. A dict, list or tuple, for followers that have no such state
+            themselves.
         revision: Its number, at least 0. Followers take the latest.
-        comm: Default: the process's communicator. Followers leave when it is closed.
+        comm: Default: the process's communicator. Followers leave when it is closed; a member that
+            was put out publishes to nobody.
 
     Raises:
         InvalidArgument: The revision is no such number, something in the state cannot be sent, or
             the communicator's group is 4096 or higher.
-        NotInitialized: Not joined.
+        NotInitialized: `pccl.init` was not called.
+        InvalidUsage: `comm` is not connected, or closed.
     """
     found = api._use(comm, FUNC)
     found._joined(FUNC)
     number = _settings.integer(revision, "revision", FUNC, 0, _MOST_REVISION)
-    publisher = found._publisher
-    if not isinstance(publisher, Publisher):
-        publisher = found._publisher = Publisher(found)
-    publisher.publish(Published(number, Snapshot(state, FUNC)))
+    snapshot = Snapshot(state, FUNC)
+    with found._lock:
+        publisher = found._publisher
+        if not isinstance(publisher, Publisher):
+            publisher = found._publisher = Publisher(found)
+    publisher.publish(number, snapshot)
 
 
 class Publisher:
@@ -74,141 +80,221 @@ class Publisher:
         self._comm = comm
         self._changed = threading.Condition()  # guards what follows
         self._latest: Published | None = None
-        self._kept: list[Published] = []  # that pairs have, in order, and the latest
-        self._held: dict[Pair, Published] = {}  # what each pair has had the offer of
-        self._pairs = 0
+        self._count = 0  # of revisions published
+        self._followers: set[_Follower] = set()
         self._opens = False  # whether a thread waits for followers
-        self._closed = False
+        self._stopped = False
+        self._rests_until = 0.0  # while an operation is in flight
         self._threads = Threads("pccl publisher")
 
-    def publish(self, made: Published) -> None:
+    def publish(self, revision: int, snapshot: Snapshot) -> None:
         with self._changed:
-            self._latest = made
-            older = self._in_use()
-            self._kept = [*older[-_MOST_KEPT:], made]
-            for pair in [pair for pair, one in self._held.items() if one not in self._kept]:
-                del self._held[pair]
-            if not self._opens:
-                self._opens = True
+            self._count += 1
+            self._latest = Published(revision, snapshot, self._count)
+            if not self._opens and not self._stopped:
                 self._threads.start(self._open)
+                self._opens = True
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Leaves the followers. The communicator has closed the pairs, as its companions."""
+    def stop(self) -> None:
+        """Opens no door any more."""
         with self._changed:
-            self._closed = True
+            self._stopped = True
+            self._latest = None
             self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Waits for its threads, when their companions are closed."""
         self._threads.wait()
-
-    def _in_use(self) -> list[Published]:
-        held = list(self._held.values())
-        return [one for one in self._kept if one in held]
-
-    def next(self, pair: Pair) -> Published | None:
-        """The latest, once it is one that the pair has not had; None: not within a second."""
-        with self._changed:
-
-            def news() -> bool:
-                return self._closed or self._held.get(pair) is not self._latest
-
-            if not self._changed.wait_for(news, NEWS_SECONDS) or self._closed:
-                return None
-            assert self._latest is not None
-            self._held[pair] = self._latest
-            self._kept = self._in_use()
-            return self._latest
-
-    def held(self, pair: Pair) -> Published | None:
-        """Returns the latest that the pair has had, if it is still kept."""
-        with self._changed:
-            return self._held.get(pair)
-
-    def left(self, pair: Pair) -> None:
-        """A follower is gone."""
-        pair.close()
-        with self._changed:
-            self._pairs -= 1
-            self._held.pop(pair, None)
-            self._changed.notify_all()
 
     @property
     def belongs(self) -> bool:
         """Whether this process is still a member of the run."""
         engine = self._comm._engine
-        return engine is not None and engine.is_open() and not self._closed
+        return engine is not None and engine.is_open() and not self._stopped
 
-    def rest(self, taken: float) -> None:
-        """Rests after a piece that it took so many seconds to send."""
-        engine = self._comm._engine
-        share = _SHARE_BESIDE if engine is not None and engine.unfinished() else _SHARE
+    # Revisions. Each follower holds the one that it receives.
+
+    def news(self, follower: _Follower) -> Published | None:
+        """A revision that the follower has not had; None: there is none within a second."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed, min(_MOST_REST, taken * (1 / share - 1)))
+            follower.waits = True
+            self._changed.notify_all()
+            found = self._changed.wait_for(
+                lambda: self._stopped or self._next_for(follower), NEWS_SECONDS
+            )
+            if not isinstance(found, Published):
+                return None
+            follower.waits, follower.holds, follower.had = False, found, found.number
+            self._drop()
+            self._changed.notify_all()
+            return found
+
+    def _next_for(self, follower: _Follower) -> Published | None:
+        """The latest; while others still receive as many older ones as are kept, one of those.
+
+        So none is dropped that somebody has begun to receive: a follower that takes longer than
+        the run for a revision would never have a whole one.
+        """
+        kept = {one.holds for one in self._followers - {follower} if one.holds and not one.waits}
+        found = self._latest
+        if found not in kept and len(kept) >= _MOST_KEPT:
+            found = max(kept, key=lambda one: one.number)
+        return found if found is not None and found.number > follower.had else None
+
+    def _drop(self) -> None:
+        """Keeps no more revisions than it may, beside the latest.
+
+        Followers that wait need theirs only if another publisher fails to send a piece of it.
+        """
+        older = {one.holds for one in self._followers if one.holds} - {self._latest}
+        for least in sorted(older, key=lambda one: one.number)[:-_MOST_KEPT]:
+            for one in self._followers:
+                if one.holds is least and one.waits:
+                    one.holds = None
+
+    def held(self, follower: _Follower) -> Published | None:
+        """The revision that the follower has had last, if it is still kept."""
+        with self._changed:
+            follower.waits = False
+            return follower.holds
+
+    # Sending.
+
+    def may_send(self) -> bool:
+        """Whether to send a piece now. Waits for a while first."""
+        until = time.monotonic() + _MOST_REST
+        while not self._stopped and self._is_busy():
+            now = time.monotonic()
+            with self._changed:
+                if now >= self._rests_until:
+                    return True
+                if now >= until:
+                    return False
+                self._changed.wait(min(self._rests_until, until, now + _LOOK_SECONDS) - now)
+        return True
+
+    def sent(self, seconds: float) -> None:
+        """A piece was sent in that time. The followers of a busy member share what it sends."""
+        busy = self._is_busy()
+        with self._changed:
+            if busy:
+                begins = max(time.monotonic(), self._rests_until)
+                self._rests_until = begins + seconds * (1 / _SHARE_BESIDE - 1)
+            else:
+                rest = min(_MOST_REST, seconds * (1 / _SHARE - 1))
+                self._changed.wait_for(lambda: self._stopped, rest)
+
+    def _is_busy(self) -> bool:
+        engine = self._comm._engine
+        return engine is not None and engine.unfinished() > 0
 
     # The door.
 
     def _open(self) -> None:
         pause = _FIRST_PAUSE
-        while self._has_room():
-            pair = Pair(self._comm._companion(door_of(self._comm._group, FUNC)), FUNC)
-            try:
-                if not self.belongs:  # nobody would end the wait
+        try:
+            while self._has_room():
+                follower = self._meet()
+                if follower is not None:
+                    pause = _FIRST_PAUSE
+                    self._begin(follower)
                     continue
-                pair.join(_DOOR_SECONDS)
-            except PCCLError as error:
-                _log.debug("no follower can come for now: %s", error)
-                pair.close()
                 with self._changed:
-                    self._changed.wait_for(lambda: self._closed, pause)
+                    self._changed.wait_for(lambda: self._stopped, pause)
                 pause = min(2 * pause, _LAST_PAUSE)
-                continue
-            pause = _FIRST_PAUSE
+        finally:
             with self._changed:
-                self._pairs += 1
-                self._threads.start(_serve, self, pair)
+                self._opens = False
 
     def _has_room(self) -> bool:
         """Waits until one more follower may come; False: this process is no member any more."""
         with self._changed:
             while self.belongs:
-                if self._changed.wait_for(lambda: self._pairs < _MOST_PAIRS, 1.0):
-                    return True
-            self._opens = False
+                if self._changed.wait_for(lambda: len(self._followers) < _MOST_FOLLOWERS, 1.0):
+                    return self.belongs
             return False
 
+    def _meet(self) -> _Follower | None:
+        """Waits at a new door."""
+        pair = None
+        try:
+            comm = self._comm._companion(door_of(self._comm._group, FUNC))
+            pair = Pair(comm, FUNC, timeout=math.inf)
+            if self.belongs:  # else nobody would end the wait
+                pair.join(_DOOR_SECONDS)
+                return _Follower(pair)
+        except Exception as error:  # a thread's end would end all following
+            _log.debug("no follower can come for now: %s", error)
+        if pair is not None:
+            pair.close()
+        return None
 
-def _serve(publisher: Publisher, pair: Pair) -> None:
-    try:
-        while _answer(publisher, pair):
-            pass
-    except PCCLError as error:
-        if publisher.belongs:
-            _log.debug("a follower receives no more from here: %s", error)
-    finally:
-        publisher.left(pair)
+    def _begin(self, follower: _Follower) -> None:
+        with self._changed:
+            self._followers.add(follower)
+        try:
+            self._threads.start(self._serve, follower)
+        except RuntimeError as error:  # the system has no more threads
+            _log.debug("a follower is sent away: %s", error)
+            self._end(follower)
 
+    def _end(self, follower: _Follower) -> None:
+        follower.pair.close()
+        with self._changed:
+            self._followers.discard(follower)
+            self._changed.notify_all()
 
-def _answer(publisher: Publisher, pair: Pair) -> bool:
-    request = np.zeros(2, np.int64)
-    pair.receive(request)
-    what, index = request.tolist()
-    if what == END or not publisher.belongs:
-        return False
-    answer: Array = np.empty(0, np.uint8)
-    if what == NEWS:
-        found = publisher.next(pair)
-        answer = answer if found is None else found.offer()
-    elif what == PIECE:
-        found = publisher.held(pair)
-        if found is not None:
+    def _serve(self, follower: _Follower) -> None:
+        try:
+            while self._answer(follower):
+                pass
+        except Exception as error:  # memory, say
+            if self.belongs:
+                _log.debug("a follower receives no more from here: %s", error)
+        finally:
+            self._end(follower)
+
+    def _answer(self, follower: _Follower) -> bool:
+        pair = follower.pair
+        request = np.zeros(2, np.int64)
+        pair.receive(request)
+        what, index = request.tolist()
+        if what == END or not self.belongs:
+            return False
+        if what not in (NEWS, PIECE):
+            raise Refused.because(FUNC, f"a follower sends a request of unknown kind {what}")
+        answer: Array = np.empty(0, np.uint8)
+        if what == NEWS:
+            found = self.news(follower)
+            answer = answer if found is None else found.offer()
+        elif (found := self.held(follower)) is not None:
             if not 0 <= index < found.pieces:
                 raise Refused.because(FUNC, f"a follower asks for piece {index} of {found.pieces}")
+            if not self.may_send():
+                pair.send(np.array([LATER], np.int64))
+                return True
             answer = found.piece(index)
-    else:
-        raise Refused.because(FUNC, f"a follower sends a request of unknown kind {what}")
-    began = time.monotonic()
-    pair.send(np.array([answer.size], np.int64))
-    if answer.size:
-        pair.send(answer)
-    if what == PIECE:
-        publisher.rest(time.monotonic() - began)
-    return True
+        began = time.monotonic()
+        pair.send(np.array([answer.size], np.int64))
+        if answer.size:
+            pair.send(answer)
+        if what == PIECE:
+            self.sent(time.monotonic() - began)
+        return True
+
+
+class _Follower:
+    """One that a thread of the publisher serves. The publisher's lock guards all but `pair`.
+
+    Attributes:
+        holds: What it receives, or has had last.
+        had: The count of that revision.
+        waits: It has all that it wants, and waits for news.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.holds: Published | None = None
+        self.had = 0
+        self.waits = False

@@ -28,8 +28,8 @@ class Threads:
 
         thread = threading.Thread(target=run, name=self._name, daemon=True)
         with self._lock:
+            thread.start()
             self._running.add(thread)
-        thread.start()
 
     def wait(self) -> None:
         """Waits for their ends, but not for long."""

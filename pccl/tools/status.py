@@ -254,15 +254,19 @@ def read(given: object) -> Status:
 
 def _without_doors(status: Status) -> Status:
     """Doors are groups of the run, too. They only tell who its followers are."""
-    followers: dict[int, dict[str, None]] = {}
+    met: dict[int, dict[str, None]] = {}
     for one in status.groups:
         if (behind := group_behind(one.group)) is not None:
-            # The member came first, to wait for a follower.
-            followers.setdefault(behind, {}).update(
-                {member.name: None for member in one.members[1:]}
-            )
+            met.setdefault(behind, {}).update({member.name: None for member in one.members})
     groups = tuple(
-        dataclasses.replace(one, followers=tuple(followers.get(one.group, ())))
+        dataclasses.replace(
+            one,
+            followers=tuple(
+                name
+                for name in met.get(one.group, ())
+                if name not in {member.name for member in one.members}
+            ),
+        )
         for one in status.groups
         if group_behind(one.group) is None
     )

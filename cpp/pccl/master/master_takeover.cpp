@@ -199,10 +199,11 @@ void Master::join_one(ConnectionId id, Connection& connection, const wire::Frame
   settle_quorums(now);
 }
 
-// Whether a group has begun here, or was taken over.
+// Whether members of a group have begun here, or were taken over.
 bool Master::serves_a_run() const {
-  return std::ranges::any_of(groups_,
-                             [](const auto& item) { return item.second->record().epoch > 0; });
+  return std::ranges::any_of(groups_, [](const auto& item) {
+    return !item.second->empty() && item.second->record().epoch > 0;
+  });
 }
 
 // A peer that was admitted and does not know it has a vote on the epoch that removes it again. It
