@@ -113,6 +113,22 @@ def test_what_a_late_member_has_learned_counts_where_it_is_let_in(
     assert close(shown(peers), want.theta)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"robust": "clip"}, {"robust": "trimmed"}, {"sparse": {"density": 0.25}}, {"quantize": "int8"}],
+)
+def test_members_agree_after_one_was_late_whatever_they_send(
+    run: Run, options: dict[str, Any]
+) -> None:
+    peers = Peers(run.peers(4, member.serve))
+    make(peers, seed=0, **QUORUM, **options)
+    made(peers)
+    go(peers, 1)
+    counts = comes_back_late(peers)
+    assert counts[0] == 3 and counts[-1] == 4
+    shown(peers)  # which compares what they hold
+
+
 def test_what_a_late_member_has_learned_counts_once_it_has_watched(run: Run) -> None:
     peers = Peers(run.peers(4, member.serve))
     make(peers, seed=0, verify_every=0, background_join=True, **QUORUM)
