@@ -99,6 +99,18 @@ def test_data_follows_a_member_that_comes_back_with_another_communicator(run: Ru
     assert peers[2].expect("came back")["times"] == 2
 
 
+def test_the_others_learn_from_the_examples_of_a_member_that_is_late(run: Run) -> None:
+    peers = [
+        run.peer(partial(data.count_or_be_late, own, 7 if own == 2 else -1), PCCL_MIN_PEERS="3")
+        for own in range(3)
+    ]
+    for peer in peers:
+        peer.expect("in", 60)
+    times = [peer.expect("came back", 60)["times"] for peer in peers]
+    assert times[2] >= 1  # others may be late, too, on a busy machine
+    assert all(peer.expect("done", 60)["counts"] == [3] * 500 for peer in peers)
+
+
 def test_after_the_end_data_is_for_whoever_is_there(run: Run) -> None:
     peers = [
         run.peer(partial(data.go_on_alone_after_the_end, own), PCCL_MIN_PEERS="2")

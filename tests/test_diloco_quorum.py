@@ -115,7 +115,12 @@ def test_what_a_late_member_has_learned_counts_where_it_is_let_in(
 
 @pytest.mark.parametrize(
     "options",
-    [{"robust": "clip"}, {"robust": "trimmed"}, {"sparse": {"density": 0.25}}, {"quantize": "int8"}],
+    [
+        {"robust": "clip"},
+        {"robust": "trimmed"},
+        {"sparse": {"density": 0.25}},
+        {"quantize": "int8"},
+    ],
 )
 def test_members_agree_after_one_was_late_whatever_they_send(
     run: Run, options: dict[str, Any]

@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,12 +56,18 @@ class Counter:
         self.diloco = DiLoCo(self.model, sync_every=3, data=self.sampler, **options)
 
     def count(
-        self, *, dies_at: int = -1, is_complete: Callable[[], bool], stop_at: int | None = None
+        self,
+        *,
+        dies_at: int = -1,
+        stalls_at: int = -1,
+        is_complete: Callable[[], bool],
+        stop_at: int | None = None,
     ) -> None:
         """Goes through three epochs.
 
         It does not go far until all members are there (`is_complete`). `dies_at`: killed in that
-        inner step. `stop_at`: stops after that outer step.
+        inner step. `stalls_at`: takes four seconds for that one. `stop_at`: stops after that outer
+        step.
         """
         met = False
         while self.sampler.epoch < 3 or self.sampler.in_flight:
@@ -71,6 +78,8 @@ class Counter:
             self.steps += 1
             if self.steps == dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.steps == stalls_at:
+                time.sleep(4)
             if self.diloco.step() and self.diloco.outer_step == stop_at:
                 break
 
@@ -90,6 +99,24 @@ def count(own: int, mode: dict[str, Any], dies_at: int = -1) -> None:
     counter.count(
         dies_at=dies_at, is_complete=lambda: pccl.world_size() - len(diloco.observers) == 3
     )
+    counter.end()
+
+
+def count_or_be_late(own: int, stalls_at: int = -1) -> None:
+    """Counts with two others, which do not wait for long."""
+    start()
+    came = 0
+
+    def come_back() -> pccl.Communicator:
+        nonlocal came
+        came += 1
+        return pccl.init()
+
+    options: dict[str, Any] = {"quorum": 0.6, "grace_seconds": 1.0, "rejoin": come_back}
+    counter = Counter(own, outer_optimizer=Add, **options)
+    say(event="in")
+    counter.count(stalls_at=stalls_at, is_complete=lambda: pccl.world_size() == 3)
+    say(event="came back", times=came)
     counter.end()
 
 
